@@ -1,0 +1,127 @@
+// The job, as plain values: one struct per TOML section. Every field is declared to users exactly once, in options.cpp
+// (name, type, default, range, meaning); defaults live there and here only as the value a field starts with.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace pptrain::config {
+
+struct RunSection {
+  std::string dir = "runs/default";  // metrics.jsonl, job.toml and checkpoints/ go here
+  int64_t seed = 0;
+  std::string device = "cpu";  // cpu | cuda
+  int64_t threads = 1;         // CPU threads of each rank; part of what makes results equal to the bit
+};
+
+// Hugging Face's config.json names. Unset sizes (0) must come from hf_dir.
+struct RopeScaling {
+  std::string rope_type = "default";  // default | linear | llama3
+  double factor = 1;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_position_embeddings = 8192;
+};
+
+struct ModelSection {
+  std::string arch = "llama";  // llama | qwen3
+  std::string hf_dir;          // Hugging Face directory: config.json, model*.safetensors
+  std::string init = "random";  // random | hf
+  double initializer_range = 0.02;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;  // 0: num_attention_heads
+  int64_t head_dim = 0;             // 0: hidden_size / num_attention_heads
+  int64_t vocab_size = 0;
+  double rope_theta = 10000;
+  RopeScaling rope_scaling;  // [model.rope_scaling]
+  double rms_norm_eps = 1e-6;
+  bool tie_word_embeddings = false;
+  int64_t max_position_embeddings = 0;  // 0: train.seq_len
+  bool attention_bias = false;
+  bool mlp_bias = false;
+};
+
+struct DistributedSection {
+  int64_t pp = 1;
+  std::optional<int64_t> dp;  // short for dp_shard; both is an error
+  int64_t dp_replicate = 1;
+  int64_t dp_shard = 1;
+  int64_t cp = 1;
+  int64_t tp = 1;
+  int64_t ep = 1;
+  std::string pp_schedule = "1f1b";
+  // "even" (empty list), or layers per stage, first to last.
+  std::vector<int64_t> pp_split;
+  double pp_embedding_weight = 0;  // the embedding and the head count as this many layers in an even split
+  double pp_head_weight = 0;
+  double timeout_s = 600;  // a wait for another rank that lasts longer fails the run
+};
+
+struct TrainSection {
+  int64_t steps = 1000;
+  int64_t seq_len = 0;
+  int64_t micro_batch_size = 1;
+  int64_t grad_accum_steps = 1;  // microbatches per step
+  std::string dtype = "bf16";    // bf16 | fp32
+  double grad_clip = 1.0;        // 0: off
+  int64_t max_skipped_steps = 10;
+};
+
+struct DataSection {
+  std::string path;
+  std::string format = "text";  // text | bin | llmc
+  std::string dtype = "uint16";  // of a headerless .bin: uint16 | uint32
+  bool shuffle = true;
+  double val_fraction = 0;
+  std::string val_path;
+};
+
+struct OptimizerSection {
+  std::string name = "adamw";
+  double lr = 3e-4;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+};
+
+struct LrScheduleSection {
+  std::string name = "cosine";  // cosine | linear | wsd | constant
+  int64_t warmup_steps = 2000;
+  double min_lr_ratio = 0.1;
+  double decay_fraction = 0.1;  // wsd: the last part of the run over which the rate falls
+};
+
+struct CheckpointSection {
+  int64_t interval = 1000;  // steps; 0: only at the end and when stopped by a signal
+  int64_t keep_last_n = 3;  // 0: all
+  std::string resume = "auto";  // auto | none | PATH
+};
+
+struct EvalSection {
+  int64_t interval = 0;  // steps; 0: off
+  int64_t batches = 10;  // steps' worth of validation microbatches; 0: all
+};
+
+struct MetricsSection {
+  int64_t log_interval = 10;
+};
+
+struct JobConfig {
+  RunSection run;
+  ModelSection model;
+  DistributedSection distributed;
+  TrainSection train;
+  DataSection data;
+  OptimizerSection optimizer;
+  LrScheduleSection lr_schedule;
+  CheckpointSection checkpoint;
+  EvalSection eval;
+  MetricsSection metrics;
+};
+
+}  // namespace pptrain::config

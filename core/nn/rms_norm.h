@@ -1,0 +1,36 @@
+// RMSNorm with explicit passes, alone or fused with the residual addition before it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "core/nn/parameter.h"
+
+namespace pptrain::nn {
+
+class RmsNorm {
+ public:
+  struct Saved {
+    at::Tensor x;     // T [rows, dim]: the (summed) input
+    at::Tensor rstd;  // float32 [rows]
+  };
+  struct Output {
+    at::Tensor sum;  // T [rows, dim]: x + delta (x itself without delta), the residual stream
+    at::Tensor y;    // T [rows, dim]
+  };
+
+  RmsNorm(ParameterStore& store, const std::string& name, int64_t dim, double eps);  // declares `<name>.weight`
+
+  // delta may be undefined. Its memory is reused for the sum: the caller gives it up.
+  Output forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const;
+
+  // Gradient of the residual stream: residual_grad (may be undefined) + d norm. Adds the weight's gradient.
+  at::Tensor backward(const Saved& saved, const at::Tensor& dy, const at::Tensor& residual_grad);
+
+ private:
+  double eps_;
+  Weight* weight_;
+};
+
+}  // namespace pptrain::nn

@@ -1,0 +1,57 @@
+// What the executor needs of a piece of a model. The stage keeps its own records of saved tensors, by microbatch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "core/data/microbatch.h"
+#include "core/nn/parameter.h"
+
+namespace pptrain::pipeline {
+
+// Sums over the microbatches seen since the last take_loss().
+struct LossSum {
+  double loss = 0;     // nats, summed over valid tokens
+  int64_t tokens = 0;  // valid tokens
+};
+
+class Stage {
+ public:
+  virtual ~Stage() = default;
+
+  virtual int index() const = 0;
+  virtual bool is_first() const = 0;
+  virtual bool is_last() const = 0;
+  virtual int64_t hidden() const = 0;                // boundary tensors are T [batch * seq, hidden]
+  virtual at::ScalarType boundary_dtype() const = 0;
+
+  // F. `input` is undefined on the first stage; the result is undefined on the last, which keeps the loss.
+  virtual at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) = 0;
+
+  // Forward without records, for evaluation. The last stage keeps the loss.
+  virtual at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) = 0;
+
+  // B: input and weight gradients at once. `dy` is undefined on the last stage, the result on the first.
+  virtual at::Tensor backward(int microbatch, at::Tensor dy) = 0;
+
+  // I: the input gradient alone; what W needs (its two operands per weight) stays.
+  virtual at::Tensor backward_input(int microbatch, at::Tensor dy) = 0;
+
+  // W: the weight gradients that backward_input of this microbatch left.
+  virtual void backward_weight(int microbatch) = 0;
+
+  // Last stage: sums since the last call. Waits for the device.
+  virtual LossSum take_loss() = 0;
+
+  // Records held: microbatches between F and I/B, and between I and W. Both 0 after a step.
+  virtual size_t saved_microbatches() const = 0;
+  virtual size_t pending_weight_gradients() const = 0;
+
+  // Drops every record, after a failed step.
+  virtual void discard() = 0;
+
+  virtual nn::ParameterStore& parameters() = 0;
+};
+
+}  // namespace pptrain::pipeline

@@ -1,0 +1,63 @@
+# Third-party libraries as imported targets: torch::cpu, torch::cuda (with CUDA), MPI::MPI_CXX, toml++, CLI11, spdlog, ...
+#
+# LibTorch is the one inside the Python package `torch` of the project's virtual environment, or any folder given as
+# PPTRAIN_TORCH_DIR. It is imported by hand rather than with find_package(Torch): the package file of a CUDA wheel
+# refuses to configure on a machine without the CUDA toolkit, where a CPU build needs only libtorch_cpu and libc10.
+if(NOT PPTRAIN_TORCH_DIR)
+  file(GLOB torch_candidates ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+  list(GET torch_candidates 0 torch_first)
+  set(PPTRAIN_TORCH_DIR "${torch_first}" CACHE PATH "Folder of LibTorch (with include/ and lib/)" FORCE)
+endif()
+if(NOT EXISTS ${PPTRAIN_TORCH_DIR}/lib/libtorch_cpu.so)
+  message(FATAL_ERROR "LibTorch not found in '${PPTRAIN_TORCH_DIR}': run scripts/build.sh, which installs it, "
+                      "or set PPTRAIN_TORCH_DIR to a folder with include/ and lib/.")
+endif()
+
+add_library(torch::cpu INTERFACE IMPORTED)
+target_include_directories(torch::cpu SYSTEM INTERFACE
+  ${PPTRAIN_TORCH_DIR}/include ${PPTRAIN_TORCH_DIR}/include/torch/csrc/api/include)
+target_compile_definitions(torch::cpu INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
+target_link_libraries(torch::cpu INTERFACE ${PPTRAIN_TORCH_DIR}/lib/libtorch_cpu.so ${PPTRAIN_TORCH_DIR}/lib/libc10.so)
+
+# The wheel's CUDA libraries lie in sibling packages; ld must find them when it follows libtorch_cpu's needs.
+file(GLOB nvidia_lib_dirs ${PPTRAIN_TORCH_DIR}/../nvidia/*/lib ${PPTRAIN_TORCH_DIR}/../cusparselt/lib
+     ${PPTRAIN_TORCH_DIR}/../nvshmem/lib)
+set(CMAKE_BUILD_RPATH ${PPTRAIN_TORCH_DIR}/lib ${nvidia_lib_dirs})
+foreach(dir ${nvidia_lib_dirs})
+  target_link_options(torch::cpu INTERFACE -Wl,-rpath-link,${dir})
+endforeach()
+
+set(PPTRAIN_HAS_CUDA OFF)
+if(NOT PPTRAIN_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures to compile for")
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(PPTRAIN_HAS_CUDA ON)
+    set(CMAKE_CUDA_STANDARD 20)
+  elseif(PPTRAIN_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "PPTRAIN_CUDA=ON, but no CUDA compiler (nvcc) was found. Put it on PATH or use PPTRAIN_CUDA=OFF.")
+  endif()
+endif()
+if(PPTRAIN_HAS_CUDA)
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${PPTRAIN_TORCH_DIR}/../nvidia/nccl/include)
+  find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${PPTRAIN_TORCH_DIR}/../nvidia/nccl/lib)
+  add_library(torch::cuda INTERFACE IMPORTED)
+  target_include_directories(torch::cuda SYSTEM INTERFACE ${NCCL_INCLUDE_DIR})
+  target_link_libraries(torch::cuda INTERFACE torch::cpu
+    -Wl,--no-as-needed ${PPTRAIN_TORCH_DIR}/lib/libtorch_cuda.so ${PPTRAIN_TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed
+    CUDA::cudart CUDA::cublas ${NCCL_LIBRARY})
+endif()
+message(STATUS "pptrain: CUDA back end ${PPTRAIN_HAS_CUDA}; LibTorch in ${PPTRAIN_TORCH_DIR}")
+
+find_package(MPI COMPONENTS CXX)
+find_package(Threads REQUIRED)
+find_package(tomlplusplus REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(Catch2 QUIET)
