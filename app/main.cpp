@@ -1,1 +1,87 @@
-int main() { return 0; }
+// pptrain: the command line, and the one place that catches.
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+
+#include "app/commands.h"
+#include "core/base/error.h"
+#include "parallel/comm/bootstrap.h"
+
+namespace {
+
+using pptrain::app::JobArguments;
+using pptrain::app::PlanArguments;
+
+void add_job_options(CLI::App& command, JobArguments& arguments) {
+  command.add_option("--config", arguments.config, "The job, a TOML file")->required()->option_text("JOB.toml");
+  command.add_option("--set", arguments.set, "Overrides a key of the job: section.key=value (repeatable)")
+      ->option_text("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
+int run(int argc, char** argv) {
+  CLI::App cli{
+      "pptrain trains large language models with pipeline parallelism.\n\n"
+      "  pptrain --config job.toml                 train, or resume, in one process\n"
+      "  mpirun -np 8 pptrain --config job.toml    the same on 8 processes\n"};
+  cli.set_version_flag("--version", std::string("pptrain ") + PPTRAIN_VERSION);
+  cli.require_subcommand(0, 1);
+
+  JobArguments train_arguments;
+  cli.add_option("--config", train_arguments.config, "The job, a TOML file")->option_text("JOB.toml");
+  cli.add_option("--set", train_arguments.set, "Overrides a key of the job: section.key=value (repeatable)")
+      ->option_text("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+
+  JobArguments check_arguments;
+  CLI::App* check = cli.add_subcommand("check", "Validate a job and print it resolved, with parameters and bytes per stage");
+  add_job_options(*check, check_arguments);
+
+  PlanArguments plan_arguments;
+  CLI::App* plan = cli.add_subcommand("plan", "Show a job's pipeline schedule: grid, bubble, activations in flight");
+  add_job_options(*plan, plan_arguments);
+  plan->add_option("--format", plan_arguments.format, "text, csv or json")
+      ->check(CLI::IsMember({"text", "csv", "json"}))
+      ->capture_default_str();
+  plan->add_option("-o,--output", plan_arguments.output, "Write to FILE instead of standard output")->option_text("FILE");
+
+  std::string checkpoint_dir;
+  CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
+  verify->add_option("DIR", checkpoint_dir, "A step folder, or a folder of them")->required();
+
+  bool reference = false, schema = false;
+  CLI::App* config = cli.add_subcommand("config", "Describe every key of a job file");
+  CLI::Option* as_toml = config->add_flag("--reference", reference, "As commented TOML (the default)");
+  config->add_flag("--schema", schema, "As JSON schema")->excludes(as_toml);
+
+  try {
+    cli.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return cli.exit(error) == 0 ? 0 : 2;
+  }
+  if (*check) return pptrain::app::check(check_arguments);
+  if (*plan) return pptrain::app::plan(plan_arguments);
+  if (*verify) return pptrain::app::verify(checkpoint_dir);
+  if (*config) return schema ? pptrain::app::print_schema() : pptrain::app::print_reference();
+  if (train_arguments.config.empty()) throw pptrain::UsageError("--config is required: pptrain --config job.toml (see --help)");
+  return pptrain::app::train(train_arguments);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  spdlog::set_pattern("%v");
+  try {
+    return run(argc, argv);
+  } catch (const pptrain::UsageError& error) {
+    // Every process of a launched job finds the same fault: one says it.
+    if (pptrain::comm::detect_launch().rank == 0) fmt::print(stderr, "{}\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "pptrain: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,5 +1,5 @@
-// The job, as plain values: one struct per TOML section. Every field is declared to users exactly once, in options.cpp
-// (name, type, default, range, meaning); defaults live there and here only as the value a field starts with.
+// The job, as plain values: one struct per TOML section. Every field is declared to users exactly once, in
+// options.cpp (name, range, meaning); its default is the value that it starts with here.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,8 @@ struct RunSection {
   int64_t seed = 0;
   std::string device = "cpu";  // cpu | cuda
   int64_t threads = 1;         // CPU threads of each rank; part of what makes results equal to the bit
+
+  bool operator==(const RunSection&) const = default;
 };
 
 // Hugging Face's config.json names. Unset sizes (0) must come from hf_dir.
@@ -23,11 +25,13 @@ struct RopeScaling {
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_max_position_embeddings = 8192;
+
+  bool operator==(const RopeScaling&) const = default;
 };
 
 struct ModelSection {
-  std::string arch = "llama";  // llama | qwen3
-  std::string hf_dir;          // Hugging Face directory: config.json, model*.safetensors
+  std::string arch = "llama";   // llama | qwen3
+  std::string hf_dir;           // Hugging Face directory: config.json, model*.safetensors
   std::string init = "random";  // random | hf
   double initializer_range = 0.02;
   int64_t hidden_size = 0;
@@ -44,6 +48,8 @@ struct ModelSection {
   int64_t max_position_embeddings = 0;  // 0: train.seq_len
   bool attention_bias = false;
   bool mlp_bias = false;
+
+  bool operator==(const ModelSection&) const = default;
 };
 
 struct DistributedSection {
@@ -60,6 +66,8 @@ struct DistributedSection {
   double pp_embedding_weight = 0;  // the embedding and the head count as this many layers in an even split
   double pp_head_weight = 0;
   double timeout_s = 600;  // a wait for another rank that lasts longer fails the run
+
+  bool operator==(const DistributedSection&) const = default;
 };
 
 struct TrainSection {
@@ -70,15 +78,19 @@ struct TrainSection {
   std::string dtype = "bf16";    // bf16 | fp32
   double grad_clip = 1.0;        // 0: off
   int64_t max_skipped_steps = 10;
+
+  bool operator==(const TrainSection&) const = default;
 };
 
 struct DataSection {
   std::string path;
-  std::string format = "text";  // text | bin | llmc
+  std::string format = "text";   // text | bin | llmc
   std::string dtype = "uint16";  // of a headerless .bin: uint16 | uint32
   bool shuffle = true;
   double val_fraction = 0;
   std::string val_path;
+
+  bool operator==(const DataSection&) const = default;
 };
 
 struct OptimizerSection {
@@ -87,6 +99,8 @@ struct OptimizerSection {
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
   double weight_decay = 0.1;
+
+  bool operator==(const OptimizerSection&) const = default;
 };
 
 struct LrScheduleSection {
@@ -94,21 +108,30 @@ struct LrScheduleSection {
   int64_t warmup_steps = 2000;
   double min_lr_ratio = 0.1;
   double decay_fraction = 0.1;  // wsd: the last part of the run over which the rate falls
+
+  bool operator==(const LrScheduleSection&) const = default;
 };
 
 struct CheckpointSection {
-  int64_t interval = 1000;  // steps; 0: only at the end and when stopped by a signal
-  int64_t keep_last_n = 3;  // 0: all
+  int64_t interval = 1000;      // steps; 0: only at the end and when stopped by a signal
+  int64_t keep_last_n = 3;      // 0: all
   std::string resume = "auto";  // auto | none | PATH
+
+  bool operator==(const CheckpointSection&) const = default;
 };
 
 struct EvalSection {
   int64_t interval = 0;  // steps; 0: off
   int64_t batches = 10;  // steps' worth of validation microbatches; 0: all
+
+  bool operator==(const EvalSection&) const = default;
 };
 
 struct MetricsSection {
   int64_t log_interval = 10;
+  double peak_tflops = 0;  // of one rank's device, for mfu; 0: known or measured
+
+  bool operator==(const MetricsSection&) const = default;
 };
 
 struct JobConfig {
@@ -122,6 +145,8 @@ struct JobConfig {
   CheckpointSection checkpoint;
   EvalSection eval;
   MetricsSection metrics;
+
+  bool operator==(const JobConfig&) const = default;
 };
 
 }  // namespace pptrain::config

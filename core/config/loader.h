@@ -8,10 +8,11 @@
 
 namespace pptrain::config {
 
-// Reads, applies `overrides` ("section.key=value", the value in TOML or a bare word) and validates. Throws UsageError
-// whose message holds every problem found, one a line: "job.toml:LINE:COL: section.key: what is wrong ...", with the
-// nearest valid name and the allowed values. Paths in the job are relative to the current directory. distributed.dp is
-// folded into dp_shard, unset model sizes come from model.hf_dir/config.json.
+// Reads, applies `overrides` ("section.key=value", the value in TOML or a bare word) and validates. Throws
+// UsageError whose message holds every problem found, one a line: "job.toml:LINE:COL: section.key: what is
+// wrong ...", with the nearest valid name and the allowed values. Paths in the job are relative to the
+// current directory. distributed.dp is folded into dp_shard, unset model sizes come from
+// model.hf_dir/config.json.
 JobConfig load_job(const std::string& path, std::span<const std::string> overrides);
 
 // The same from text; `name` stands for the file in messages.

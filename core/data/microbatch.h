@@ -10,8 +10,9 @@ namespace pptrain::data {
 // Labels with this value do not count.
 inline constexpr int64_t ignore_label = -100;
 
-// Every rank derives its microbatches from the same sampler, so shapes are known everywhere without a handshake.
-// tokens are defined on ranks that hold the first stage, labels where the last stage is; positions everywhere.
+// Every rank derives its microbatches from the same sampler, so shapes are known everywhere without a
+// handshake. tokens are defined on ranks that hold the first stage, labels where the last stage is; positions
+// everywhere.
 struct Microbatch {
   at::Tensor tokens;     // int64 [batch, seq]
   at::Tensor labels;     // int64 [batch, seq]

@@ -1,5 +1,5 @@
 // Causal grouped-query self-attention block: qkv projection, optional QK-norm, RoPE, scaled dot product, output
-// projection. The product comes from ATen: Flash on CPU and CUDA, memory-efficient for float32 on CUDA.
+// projection. See causal_attention.h for the product.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/kernels/kernels.h"
+#include "core/nn/causal_attention.h"
 #include "core/nn/linear.h"
 #include "core/nn/parameter.h"
 #include "core/nn/weight_grad_queue.h"
@@ -51,6 +52,9 @@ class Attention {
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope, WeightGradQueue& queue);
 
  private:
+  // Gradient of the fused qkv output, in a buffer of its own or in the place of saved.qkv.
+  at::Tensor qkv_gradient(Saved& saved, AttentionGradients grads, const kernels::RopeTable& rope);
+
   AttentionConfig config_;
   Linear qkv_;
   Linear o_;

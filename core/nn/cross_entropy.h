@@ -18,7 +18,7 @@ class LinearCrossEntropy {
   // h: T [rows, hidden]; labels: int64 [rows].
   at::Tensor forward(const at::Tensor& h, const at::Tensor& labels) const;
 
-  // The same, and: dh (T [rows, hidden]) becomes the gradient of the sum with respect to h; the weight's main gradient
+  // The same, and: dh (T [rows, hidden], allocated by the caller) becomes the gradient of the sum with respect to h; the weight's main gradient
   // accumulates. Both weight and input gradient are taken here, while a chunk's logits exist.
   at::Tensor forward_backward(const at::Tensor& h, const at::Tensor& labels, at::Tensor& dh);
 
@@ -26,6 +26,8 @@ class LinearCrossEntropy {
 
  private:
   int64_t rows_per_chunk() const;
+  at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
+
   Weight* weight_;
   int64_t chunk_bytes_;
 };

@@ -21,6 +21,8 @@ struct ParameterSpec {
   Init init = Init::normal;
   double init_std = 0.02;
   bool weight_decay = true;
+  // Initial values are those of this name instead, so that a copy (a tied head) starts equal. Empty: `name`.
+  std::string init_name = {};
 };
 
 // One named parameter: views into its store's flat buffers.

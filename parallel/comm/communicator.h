@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace pptrain::comm {
@@ -40,6 +41,16 @@ class Communicator {
   virtual std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) = 0;
   virtual std::unique_ptr<Work> irecv(at::Tensor tensor, int source) = 0;
 
+  // The communicator of the same ranks that carries CPU tensors and host values: this one, except on NCCL.
+  virtual Communicator& host() { return *this; }
+
+  // Sets up the links sender -> receiver of `pairs` now, so that no lazy connection can hang later. Collective, with
+  // the same pairs in the same order on all ranks. Needed before isend/irecv of CUDA tensors on NCCL, nothing elsewhere.
+  virtual void connect(std::span<const std::pair<int, int>> pairs) { (void)pairs; }
+
+  // Gives transfers under way a chance to move on while the caller computes. Cheap; never waits.
+  virtual void progress() {}
+
   // Splits into groups of equal color, ordered by key then rank. Collective over this communicator.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
@@ -55,7 +66,7 @@ class Communicator {
   // processes end (MPI, after `message` is on standard error).
   virtual void abort(const std::string& message) = 0;
 
-  // Waits that last longer end with Error.
+  // Waits that last longer end with Error. Communicators split off later inherit the value.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "parallel/schedule/action.h"
@@ -13,16 +14,23 @@ enum class Placement {
   v,     // down the ranks and back up: p = 2, v = 2 is [0,3] [1,2]
 };
 
+std::string to_string(Placement placement);  // "loop", "v"
+
 struct Schedule {
+  std::string name;  // of the generator or the file; for messages alone
   int ranks = 1;
   int stages_per_rank = 1;
   int microbatches = 1;
   Placement placement = Placement::loop;
-  std::vector<std::vector<Action>> actions;  // [rank] in execution order
+  bool forward_only = false;                 // F alone: evaluation and inference
+  std::vector<std::vector<Action>> actions;  // [rank] in execution order; idle time is not listed
 
   int stages() const { return ranks * stages_per_rank; }
   int rank_of(int stage) const;
   std::vector<int> stages_of(int rank) const;  // ascending
+  // Does what stage s and stage s + 1 exchange go from one rank to another?
+  bool crosses_ranks(int boundary) const { return rank_of(boundary) != rank_of(boundary + 1); }
+  bool has_communication() const;  // any send or receive among the actions
 };
 
 }  // namespace pptrain::schedule

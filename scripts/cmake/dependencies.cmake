@@ -1,4 +1,4 @@
-# Third-party libraries as imported targets: torch::cpu, torch::cuda (with CUDA), MPI::MPI_CXX, toml++, CLI11, spdlog, ...
+# Third-party libraries as imported targets: torch::cpu, torch::cuda (with CUDA), MPI::MPI_C, toml++, CLI11, spdlog, ...
 #
 # LibTorch is the one inside the Python package `torch` of the project's virtual environment, or any folder given as
 # PPTRAIN_TORCH_DIR. It is imported by hand rather than with find_package(Torch): the package file of a CUDA wheel
@@ -14,6 +14,13 @@ if(NOT EXISTS ${PPTRAIN_TORCH_DIR}/lib/libtorch_cpu.so)
 endif()
 
 add_library(torch::cpu INTERFACE IMPORTED)
+# LibTorch's include folder carries a newer fmt than the one that spdlog is built with; spdlog's must be found first.
+find_path(fmt_include_dir fmt/format.h PATHS /usr/include /usr/local/include NO_DEFAULT_PATH)
+if(fmt_include_dir)
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include-first)
+  file(CREATE_LINK ${fmt_include_dir}/fmt ${PROJECT_BINARY_DIR}/include-first/fmt SYMBOLIC)
+  target_include_directories(torch::cpu SYSTEM INTERFACE ${PROJECT_BINARY_DIR}/include-first)
+endif()
 target_include_directories(torch::cpu SYSTEM INTERFACE
   ${PPTRAIN_TORCH_DIR}/include ${PPTRAIN_TORCH_DIR}/include/torch/csrc/api/include)
 target_compile_definitions(torch::cpu INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
@@ -54,7 +61,9 @@ if(PPTRAIN_HAS_CUDA)
 endif()
 message(STATUS "pptrain: CUDA back end ${PPTRAIN_HAS_CUDA}; LibTorch in ${PPTRAIN_TORCH_DIR}")
 
-find_package(MPI COMPONENTS CXX)
+# MPI is optional, and used through its C interface; CMake finds that with a C compiler.
+enable_language(C)
+find_package(MPI COMPONENTS C)
 find_package(Threads REQUIRED)
 find_package(tomlplusplus REQUIRED)
 find_package(CLI11 REQUIRED)

@@ -1,9 +1,17 @@
 // Catch2, version 3 or 2, whichever the system has.
 #pragma once
 
+#include <string>
+
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
 using Catch::Approx;
+namespace pptrain::test {
+inline auto contains_text(const std::string& text) { return Catch::Matchers::ContainsSubstring(text); }
+}  // namespace pptrain::test
 #else
 #include <catch2/catch.hpp>
+namespace pptrain::test {
+inline auto contains_text(const std::string& text) { return Catch::Matchers::Contains(text); }
+}  // namespace pptrain::test
 #endif

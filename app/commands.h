@@ -1,0 +1,26 @@
+// The subcommands. Each returns the exit code: 0 done, 1 run failed, 2 bad job or arguments, 3 stopped after saving.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace pptrain::app {
+
+struct JobArguments {
+  std::string config;               // TOML file
+  std::vector<std::string> set;     // "section.key=value"
+};
+
+struct PlanArguments : JobArguments {
+  std::string format = "text";  // text | csv | json
+  std::string output;           // file; empty: standard output
+};
+
+int train(const JobArguments& arguments);
+int check(const JobArguments& arguments);
+int plan(const PlanArguments& arguments);
+int verify(const std::string& checkpoint_dir);
+int print_reference();
+int print_schema();
+
+}  // namespace pptrain::app

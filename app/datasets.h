@@ -1,0 +1,13 @@
+// The job's token streams, and how one rank reads them.
+#pragma once
+
+#include "app/run_context.h"
+#include "core/data/data_loader.h"
+#include "core/data/token_dataset.h"
+
+namespace pptrain::app {
+
+data::Split open_data(const config::JobConfig& job, int64_t vocab_size);
+data::LoaderOptions loader_options(const RunContext& context);
+
+}  // namespace pptrain::app

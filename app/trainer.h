@@ -1,0 +1,66 @@
+// Assembles a run and steps it.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "app/evaluator.h"
+#include "app/rank_model.h"
+#include "app/run_context.h"
+#include "core/data/data_loader.h"
+#include "core/fault/anomaly.h"
+#include "core/fault/shutdown.h"
+#include "core/metrics/sinks.h"
+#include "core/optim/lr_schedule.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/pipeline/executor.h"
+
+namespace pptrain::app {
+
+class Trainer {
+ public:
+  // `shutdown` is asked between steps; it may be shared by all ranks of a process. Collective, as everything here.
+  Trainer(RunContext& context, const fault::Shutdown& shutdown);
+  ~Trainer();
+
+  // Trains to train.steps, or until a signal. Returns the exit code: 0 done, 3 stopped after saving.
+  int run();
+
+ private:
+  struct Step {
+    pipeline::LossSum loss;
+    double norm = 0;  // of the gradient of the mean loss
+    bool applied = false;
+  };
+
+  void start();  // resumes, or initialises a new run; moves away what an earlier run left behind
+  void open_sinks();
+  void announce() const;
+  Step train_step();
+  void record(const Step& step, double seconds);
+  std::optional<double> evaluate();
+  std::filesystem::path save();
+  bool stop_requested();
+  int finish(bool stopped, const std::optional<double>& eval_loss);
+
+  RunContext& context_;
+  const fault::Shutdown& shutdown_;
+  std::filesystem::path checkpoint_root_;
+  std::vector<std::pair<int, int>> layers_;
+  schedule::Schedule schedule_;
+  RankModel model_;
+  data::DataLoader loader_;
+  pipeline::Executor executor_;
+  std::optional<Evaluator> evaluator_;
+  optim::LrSchedule lr_;
+  fault::AnomalyGuard anomaly_;
+  checkpoint::RunState state_;
+  int64_t saved_step_ = -1;
+  std::vector<std::unique_ptr<metrics::Sink>> sinks_;
+  double flops_per_token_ = 0;
+  double peak_flops_ = 0;  // of all ranks
+};
+
+}  // namespace pptrain::app

@@ -1,0 +1,58 @@
+// A job file as read: the values, where each was given, and what is wrong with them so far.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/config/job_config.h"
+
+namespace pptrain::config {
+
+// Where a key was given: "job.toml:12:3", or "--set train.steps=5", which comes after every line of the file.
+struct Origin {
+  std::string where;
+  bool from_override = false;
+  uint32_t line = 0;  // from 1; 0: the file as a whole
+  uint32_t column = 0;
+};
+
+struct Problem {
+  Origin origin;
+  std::string name;  // what it is about: "train.steps"; may be empty
+  std::string text;  // what is wrong
+};
+
+struct Document {
+  std::string file;  // stands for the file in messages
+  JobConfig job;
+  std::map<std::string, Origin, std::less<>> options;   // the ones given, by full name
+  std::map<std::string, Origin, std::less<>> sections;  // the headers in the file
+  std::set<std::string, std::less<>> broken;            // options whose value could not be taken
+  std::vector<Problem> problems;
+
+  bool given(std::string_view option) const { return options.contains(option); }
+
+  // A problem with `option` itself, or with its section when the option is absent.
+  void report(std::string_view option, const std::string& text);
+
+  // A contradiction: it is laid at the first of these options that the user gave, else at the section of the
+  // first. Nothing is said when one of them is broken, since what it holds is not what the user meant.
+  void report_conflict(std::initializer_list<std::string_view> involved, const std::string& text);
+
+  // Throws UsageError with every problem, in the order of the file, if there is one.
+  void throw_if_bad() const;
+};
+
+// Reads `text` as TOML and applies `overrides`, each option on its own: names, types, literals, ranges,
+// required keys. Throws UsageError only where the text is not TOML; all else goes to `problems`.
+Document read_document(const std::string& text, const std::string& file,
+                       std::span<const std::string> overrides);
+
+}  // namespace pptrain::config

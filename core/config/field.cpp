@@ -1,0 +1,188 @@
+#include "core/config/field.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace pptrain::config {
+namespace {
+
+std::string format_value(bool value) {
+  return value ? "true" : "false";
+}
+std::string format_value(int64_t value) {
+  return fmt::format("{}", value);
+}
+std::string format_value(const std::string& value) {
+  return toml_string(value);
+}
+
+// The shortest digits that read back to the same double, told apart from an integer.
+std::string format_value(double value) {
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_not_of("-0123456789") == std::string::npos) {
+    text += ".0";
+  }
+  return text;
+}
+
+template <class T>
+std::string format_value(const std::vector<T>& values) {
+  std::string text = "[";
+  for (const T& value : values) {
+    text += (text.size() > 1 ? ", " : "") + format_value(value);
+  }
+  return text + "]";
+}
+
+std::string list_name(const Option& option, std::string_view elements) {
+  const std::string list = option.length ? fmt::format("list of {} {}", *option.length, elements)
+                                         : fmt::format("list of {}", elements);
+  return option.empty_word.empty() ? list : fmt::format("\"{}\" or {}", option.empty_word, list);
+}
+
+}  // namespace
+
+bool Range::contains(double value) const {
+  return std::isfinite(value) && !(min && (value < *min || (min_open && value == *min))) &&
+         !(max && (value > *max || (max_open && value == *max)));
+}
+
+std::string Range::describe() const {
+  if (min && max) {
+    return fmt::format("{} {} x {} {}", *min, min_open ? "<" : "<=", max_open ? "<" : "<=", *max);
+  }
+  if (min) {
+    return fmt::format("{} {}", min_open ? ">" : ">=", *min);
+  }
+  return max ? fmt::format("{} {}", max_open ? "<" : "<=", *max) : "";
+}
+
+std::string Condition::describe() const {
+  return fmt::format("{} = {}", key, fmt::join(values, " or "));
+}
+
+Option& Option::at_least(double value) {
+  range = {.min = value, .max = {}};
+  return *this;
+}
+
+Option& Option::above(double value) {
+  range = {.min = value, .max = {}, .min_open = true};
+  return *this;
+}
+
+Option& Option::between(double low, double high) {
+  range = {.min = low, .max = high};
+  return *this;
+}
+
+Option& Option::from_up_to(double low, double high) {
+  range = {.min = low, .max = high, .max_open = true};
+  return *this;
+}
+
+Option& Option::above_up_to(double low, double high) {
+  range = {.min = low, .max = high, .min_open = true};
+  return *this;
+}
+
+Option& Option::one_of(std::vector<std::string> values) {
+  literals = std::move(values);
+  return *this;
+}
+
+Option& Option::refuse(std::string literal, std::string reason) {
+  refusals.emplace_back(std::move(literal), std::move(reason));
+  return *this;
+}
+
+Option& Option::any_case() {
+  ignores_case = true;
+  return *this;
+}
+
+Option& Option::or_word(std::string word) {
+  empty_word = std::move(word);
+  return *this;
+}
+
+Option& Option::of_length(size_t count) {
+  length = count;
+  return *this;
+}
+
+Option& Option::required() {
+  is_required = true;
+  return *this;
+}
+
+Option& Option::only_with(std::string other_name, std::vector<std::string> values) {
+  acts_when = Condition{.key = std::move(other_name), .values = std::move(values)};
+  return *this;
+}
+
+std::string type_name(const Option& option) {
+  struct Name {
+    const Option& option;
+    std::string operator()(const Access<bool>&) const { return "true or false"; }
+    std::string operator()(const Access<int64_t>&) const { return "integer"; }
+    std::string operator()(const Access<double>&) const { return "float"; }
+    std::string operator()(const Access<std::optional<int64_t>>&) const { return "integer"; }
+    std::string operator()(const Access<std::vector<int64_t>>&) const {
+      return list_name(option, "integers");
+    }
+    std::string operator()(const Access<std::vector<double>>&) const { return list_name(option, "floats"); }
+    std::string operator()(const Access<std::string>&) const {
+      return option.literals.empty() ? "string" : fmt::format("one of: {}", fmt::join(option.literals, ", "));
+    }
+  };
+  return std::visit(Name{option}, option.target);
+}
+
+std::optional<std::string> toml_value(const Option& option, const JobConfig& job) {
+  JobConfig copy = job;  // an Access gives a mutable reference
+  return std::visit(
+      [&]<class T>(const Access<T>& access) -> std::optional<std::string> {
+        const T& value = access(copy);
+        if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
+          return value ? std::optional(format_value(*value)) : std::nullopt;
+        } else if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
+          return value.empty() && !option.empty_word.empty() ? toml_string(option.empty_word)
+                                                             : format_value(value);
+        } else {
+          return format_value(value);
+        }
+      },
+      option.target);
+}
+
+std::string toml_string(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+void copy_value(const Option& option, const JobConfig& from, JobConfig& to) {
+  JobConfig copy = from;
+  std::visit([&](const auto& access) { access(to) = access(copy); }, option.target);
+}
+
+}  // namespace pptrain::config

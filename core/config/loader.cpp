@@ -1,0 +1,46 @@
+#include "core/config/loader.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <string>
+#include <system_error>
+
+#include "core/base/error.h"
+#include "core/config/document.h"
+#include "core/config/validate.h"
+
+namespace pptrain::config {
+
+JobConfig load_job(const std::string& path, std::span<const std::string> overrides) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    throw UsageError(fmt::format("{}: is a directory; expected a job file (TOML)", path));
+  }
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file) {
+    throw UsageError(
+        fmt::format("{}: cannot be read: {}. Expected a job file (TOML); `pptrain config --reference` "
+                    "prints one with every key",
+                    path, std::generic_category().message(errno)));
+  }
+  return parse_job(text, path, overrides);
+}
+
+JobConfig parse_job(const std::string& text, const std::string& name,
+                    std::span<const std::string> overrides) {
+  Document document = read_document(text, name, overrides);
+  apply_hf_dir(document);
+  validate(document);
+  document.throw_if_bad();
+  resolve(document.job);
+  return document.job;
+}
+
+}  // namespace pptrain::config

@@ -1,0 +1,336 @@
+#include "core/config/options.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/config/field.h"
+#include "core/config/job_config.h"
+
+namespace pptrain::config {
+namespace {
+
+// Upper limits exist so that no product of sizes overflows 64 bits; they are far above any real run.
+constexpr double max_size = 1 << 24;
+constexpr double max_ranks = 1 << 20;
+constexpr double max_steps = 1e12;
+
+void add_run(std::vector<Option>& options) {
+  SectionFields<RunSection> run(options, "run", [](JobConfig& j) -> RunSection& { return j.run; });
+  run.add("dir", &RunSection::dir, "Folder of the run's output: metrics.jsonl, job.toml and checkpoints/.");
+  run.add("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.").at_least(0);
+  run.add("device", &RunSection::device, "Where the ranks compute.").one_of({"cpu", "cuda"});
+  run.add("threads", &RunSection::threads,
+          "CPU threads of each rank. Results are equal to the bit only between runs with the same number.")
+      .between(1, 4096);
+}
+
+void add_model_sizes(SectionFields<ModelSection>& model) {
+  model.add("hidden_size", &ModelSection::hidden_size, "Width of the residual stream. 0: from hf_dir.")
+      .between(0, max_size);
+  model.add("intermediate_size", &ModelSection::intermediate_size, "Inner width of the MLP. 0: from hf_dir.")
+      .between(0, max_size);
+  model.add("num_hidden_layers", &ModelSection::num_hidden_layers, "Transformer blocks. 0: from hf_dir.")
+      .between(0, 1 << 16);
+  model.add("num_attention_heads", &ModelSection::num_attention_heads, "Query heads. 0: from hf_dir.")
+      .between(0, 1 << 16);
+  model
+      .add("num_key_value_heads", &ModelSection::num_key_value_heads,
+           "Key and value heads; divides num_attention_heads. 0: from hf_dir, else num_attention_heads.")
+      .between(0, 1 << 16);
+  model
+      .add("head_dim", &ModelSection::head_dim,
+           "Width of one head; even. 0: from hf_dir, else hidden_size / num_attention_heads.")
+      .between(0, 1 << 16);
+  model
+      .add("vocab_size", &ModelSection::vocab_size,
+           "Rows of the embedding and of the head. Text files are bytes: 256. 0: from hf_dir.")
+      .between(0, 1 << 28);
+}
+
+void add_model(std::vector<Option>& options) {
+  SectionFields<ModelSection> model(options, "model", [](JobConfig& j) -> ModelSection& { return j.model; });
+  model
+      .add("arch", &ModelSection::arch,
+           "Architecture; qwen3 has RMSNorm on queries and keys. With hf_dir it is taken from there.")
+      .one_of({"llama", "qwen3"});
+  model.add("hf_dir", &ModelSection::hf_dir,
+            "Hugging Face directory whose config.json gives the model: keys of this section that fix the "
+            "shape of the "
+            "weights may then be left out, or must agree; the others, where given, win over config.json.");
+  model
+      .add("init", &ModelSection::init,
+           "Initial weights: random, from run.seed, or hf, from hf_dir's model*.safetensors.")
+      .one_of({"random", "hf"});
+  model
+      .add("initializer_range", &ModelSection::initializer_range,
+           "Standard deviation of the random initial weights.")
+      .between(0, 10);
+  add_model_sizes(model);
+  model.add("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.").above(0);
+  model.add("rms_norm_eps", &ModelSection::rms_norm_eps, "Added to the mean square in every RMSNorm.")
+      .between(0, 1);
+  model.add("tie_word_embeddings", &ModelSection::tie_word_embeddings,
+            "The head uses the embedding's weight, wherever the two stages lie.");
+  model
+      .add("max_position_embeddings", &ModelSection::max_position_embeddings,
+           "Longest sequence that the model is meant for. 0: from hf_dir, else train.seq_len.")
+      .between(0, max_size);
+  model.add("attention_bias", &ModelSection::attention_bias, "Biases in the q, k, v and o projections.");
+  model.add("mlp_bias", &ModelSection::mlp_bias, "Biases in the MLP's projections (llama).");
+}
+
+void add_rope_scaling(std::vector<Option>& options) {
+  SectionFields<RopeScaling> rope(options, "model.rope_scaling",
+                                  [](JobConfig& j) -> RopeScaling& { return j.model.rope_scaling; });
+  const std::string type = "model.rope_scaling.rope_type";
+  rope.add("rope_type", &RopeScaling::rope_type,
+           "Change of the rotary frequencies: none, all divided by factor, or Llama 3.1's, which divides the "
+           "low ones.")
+      .one_of({"default", "linear", "llama3"});
+  rope.add("factor", &RopeScaling::factor, "How much longer the context is than the original one.")
+      .at_least(1)
+      .only_with(type, {"linear", "llama3"});
+  rope.add("low_freq_factor", &RopeScaling::low_freq_factor,
+           "Wavelengths above original_max_position_embeddings / low_freq_factor are scaled in full.")
+      .above(0)
+      .only_with(type, {"llama3"});
+  rope.add("high_freq_factor", &RopeScaling::high_freq_factor,
+           "Wavelengths below original_max_position_embeddings / high_freq_factor are not scaled.")
+      .above(0)
+      .only_with(type, {"llama3"});
+  rope.add("original_max_position_embeddings", &RopeScaling::original_max_position_embeddings,
+           "Context, in tokens, that the model was first trained with.")
+      .between(1, max_size)
+      .only_with(type, {"llama3"});
+}
+
+void add_axes(SectionFields<DistributedSection>& distributed) {
+  distributed
+      .add("pp", &DistributedSection::pp,
+           "Pipeline ranks. The world size is pp * dp_replicate * dp_shard * cp * tp, tp innermost.")
+      .between(1, max_ranks);
+  distributed.add("dp", &DistributedSection::dp, "Short for dp_shard; give one of the two.")
+      .between(1, max_ranks);
+  distributed
+      .add("dp_replicate", &DistributedSection::dp_replicate,
+           "Data-parallel copies of the model. Each takes its own grad_accum_steps microbatches.")
+      .between(1, max_ranks);
+  distributed
+      .add("dp_shard", &DistributedSection::dp_shard,
+           "Data-parallel ranks that share one copy of the weights.")
+      .between(1, max_ranks);
+  distributed.add("cp", &DistributedSection::cp, "Context-parallel ranks, which share each sequence.")
+      .between(1, max_ranks);
+  distributed.add("tp", &DistributedSection::tp, "Tensor-parallel ranks, which share each layer.")
+      .between(1, max_ranks);
+  distributed.add("ep", &DistributedSection::ep, "Expert-parallel ranks; divides dp_shard * cp * tp.")
+      .between(1, max_ranks);
+}
+
+void add_distributed(std::vector<Option>& options) {
+  SectionFields<DistributedSection> distributed(
+      options, "distributed", [](JobConfig& j) -> DistributedSection& { return j.distributed; });
+  add_axes(distributed);
+  distributed
+      .add("pp_schedule", &DistributedSection::pp_schedule,
+           "Order of the forward and backward passes on each rank. In any case of letters. 1f1b needs "
+           "train.grad_accum_steps >= pp, and holds at most pp microbatches' activations; gpipe takes any "
+           "number, and "
+           "holds all.")
+      .one_of(pipeline_schedules())
+      .any_case();
+  distributed
+      .add("pp_split", &DistributedSection::pp_split,
+           "Transformer blocks of each stage, first to last. \"even\": as equal as can be, more on the "
+           "earlier stages.")
+      .between(1, 1 << 16)
+      .or_word("even");
+  distributed
+      .add("pp_embedding_weight", &DistributedSection::pp_embedding_weight,
+           "The embedding counts as this many blocks in an even split.")
+      .between(0, 1 << 16);
+  distributed
+      .add("pp_head_weight", &DistributedSection::pp_head_weight,
+           "The final norm and head count as this many blocks in an even split.")
+      .between(0, 1 << 16);
+  distributed
+      .add("timeout_s", &DistributedSection::timeout_s,
+           "Seconds. A wait for another rank that lasts longer ends the run with a report.")
+      .above_up_to(0, 1e9);
+}
+
+void add_train(std::vector<Option>& options) {
+  SectionFields<TrainSection> train(options, "train", [](JobConfig& j) -> TrainSection& { return j.train; });
+  train
+      .add("steps", &TrainSection::steps, "Optimizer steps of the whole run, those before a resume included.")
+      .between(1, max_steps);
+  train.add("seq_len", &TrainSection::seq_len, "Tokens of a sample.").between(1, max_size).required();
+  train.add("micro_batch_size", &TrainSection::micro_batch_size, "Samples of a microbatch.")
+      .between(1, max_size);
+  train
+      .add("grad_accum_steps", &TrainSection::grad_accum_steps,
+           "Microbatches of a step, taken by each dp_replicate rank: a step sees dp_replicate * "
+           "grad_accum_steps * "
+           "micro_batch_size samples.")
+      .between(1, max_size);
+  train
+      .add("dtype", &TrainSection::dtype,
+           "Type of weights and activations in the passes; master weights, gradients and optimizer state are "
+           "fp32.")
+      .one_of({"bf16", "fp32"})
+      .refuse("fp16", "fp16 is refused: use bf16")
+      .refuse("float16", "fp16 is refused: use bf16")
+      .refuse("half", "fp16 is refused: use bf16");
+  train
+      .add("grad_clip", &TrainSection::grad_clip,
+           "Gradients are scaled down to this global norm, taken over all stages and ranks. 0: off.")
+      .at_least(0);
+  train
+      .add("max_skipped_steps", &TrainSection::max_skipped_steps,
+           "A step with a non-finite loss or norm is skipped; so many in a row end the run.")
+      .between(1, max_steps);
+}
+
+void add_data(std::vector<Option>& options) {
+  SectionFields<DataSection> data(options, "data", [](JobConfig& j) -> DataSection& { return j.data; });
+  data.add("path", &DataSection::path, "File to train on, relative to the current directory.").required();
+  data.add("format", &DataSection::format,
+           "text: a token is a byte. bin: tokens of data.dtype without a header. llmc: llm.c's format with a "
+           "header.")
+      .one_of({"text", "bin", "llmc"});
+  data.add("dtype", &DataSection::dtype, "Type of a token in a headerless file.")
+      .one_of({"uint16", "uint32"})
+      .only_with("data.format", {"bin"});
+  data.add("shuffle", &DataSection::shuffle,
+           "Samples in an order drawn from run.seed, anew each epoch; else in the order of the file.");
+  data.add("val_fraction", &DataSection::val_fraction,
+           "The last part of data.path that is kept for validation.")
+      .from_up_to(0, 1);
+  data.add("val_path", &DataSection::val_path,
+           "File to validate on, in the same format; then val_fraction is 0.");
+}
+
+void add_optimizer(std::vector<Option>& options) {
+  SectionFields<OptimizerSection> optimizer(options, "optimizer",
+                                            [](JobConfig& j) -> OptimizerSection& { return j.optimizer; });
+  optimizer.add("name", &OptimizerSection::name, "Optimizer.").one_of({"adamw"});
+  optimizer.add("lr", &OptimizerSection::lr, "Highest learning rate.").at_least(0);
+  optimizer.add("betas", &OptimizerSection::betas, "Decay of the first and second moments.")
+      .of_length(2)
+      .from_up_to(0, 1);
+  optimizer.add("eps", &OptimizerSection::eps, "Added to the root of the second moment.").above(0);
+  optimizer
+      .add("weight_decay", &OptimizerSection::weight_decay,
+           "Decoupled decay, times the learning rate; none on norms and biases.")
+      .at_least(0);
+}
+
+void add_lr_schedule(std::vector<Option>& options) {
+  SectionFields<LrScheduleSection> schedule(options, "lr_schedule",
+                                            [](JobConfig& j) -> LrScheduleSection& { return j.lr_schedule; });
+  const std::string name = "lr_schedule.name";
+  schedule
+      .add("name", &LrScheduleSection::name,
+           "Course of the learning rate after the warm-up. wsd: constant, then a fall over the last part of "
+           "the run. In "
+           "any case of letters.")
+      .one_of({"cosine", "linear", "wsd", "constant"})
+      .any_case();
+  schedule
+      .add("warmup_steps", &LrScheduleSection::warmup_steps,
+           "Steps of the linear rise to optimizer.lr, which a run of fewer steps does not reach.")
+      .between(0, max_steps);
+  schedule
+      .add("min_lr_ratio", &LrScheduleSection::min_lr_ratio,
+           "The last learning rate, as a part of optimizer.lr.")
+      .between(0, 1)
+      .only_with(name, {"cosine", "linear", "wsd"});
+  schedule
+      .add("decay_fraction", &LrScheduleSection::decay_fraction,
+           "The last part of the run over which the learning rate falls.")
+      .above_up_to(0, 1)
+      .only_with(name, {"wsd"});
+}
+
+void add_checkpoint(std::vector<Option>& options) {
+  SectionFields<CheckpointSection> checkpoint(
+      options, "checkpoint", [](JobConfig& j) -> CheckpointSection& { return j.checkpoint; });
+  checkpoint
+      .add("interval", &CheckpointSection::interval,
+           "Steps between checkpoints. 0: only at the end and when stopped by a signal.")
+      .between(0, max_steps);
+  checkpoint
+      .add("keep_last_n", &CheckpointSection::keep_last_n,
+           "Newest checkpoints kept; older ones are deleted. 0: all.")
+      .between(0, max_steps);
+  checkpoint.add(
+      "resume", &CheckpointSection::resume,
+      "auto: go on from the newest complete checkpoint in run.dir, if there is one. none: start anew. Else "
+      "the path of a checkpoint.");
+}
+
+void add_eval_and_metrics(std::vector<Option>& options) {
+  SectionFields<EvalSection> eval(options, "eval", [](JobConfig& j) -> EvalSection& { return j.eval; });
+  eval.add("interval", &EvalSection::interval, "Steps between validations. 0: none.").between(0, max_steps);
+  eval.add("batches", &EvalSection::batches,
+           "Validation batches, each of as many samples as a training step. 0: all of the validation data.")
+      .between(0, max_steps);
+  SectionFields<MetricsSection> metrics(options, "metrics",
+                                        [](JobConfig& j) -> MetricsSection& { return j.metrics; });
+  metrics.add("log_interval", &MetricsSection::log_interval, "Steps between two lines of the log.")
+      .between(1, max_steps);
+  metrics
+      .add("peak_tflops", &MetricsSection::peak_tflops,
+           "TFLOP/s of one rank's device, what mfu is a fraction of. 0: the data sheet's dense bf16 rate of a known GPU; on a "
+           "CPU, a matrix product timed at the start.")
+      .between(0.0, 1e6);
+}
+
+std::vector<Option> declare_options() {
+  std::vector<Option> options;
+  add_run(options);
+  add_model(options);
+  add_rope_scaling(options);
+  add_distributed(options);
+  add_train(options);
+  add_data(options);
+  add_optimizer(options);
+  add_lr_schedule(options);
+  add_checkpoint(options);
+  add_eval_and_metrics(options);
+  return options;
+}
+
+}  // namespace
+
+const std::vector<std::string>& pipeline_schedules() {
+  static const std::vector<std::string> names = {"1f1b", "gpipe"};
+  return names;
+}
+
+const std::vector<Option>& options() {
+  static const std::vector<Option> table = declare_options();
+  return table;
+}
+
+const std::vector<std::string>& sections() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> result;
+    for (const Option& option : options()) {
+      if (result.empty() || result.back() != option.section) {
+        result.push_back(option.section);
+      }
+    }
+    return result;
+  }();
+  return names;
+}
+
+const Option* find_option(std::string_view name) {
+  const auto found = std::ranges::find(options(), name, &Option::name);
+  return found == options().end() ? nullptr : &*found;
+}
+
+}  // namespace pptrain::config

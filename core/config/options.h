@@ -1,0 +1,25 @@
+// The table of every option of the job file.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/config/field.h"
+
+namespace pptrain::config {
+
+// The pipeline schedules that distributed.pp_schedule accepts. A new generator adds its name here.
+const std::vector<std::string>& pipeline_schedules();
+
+// In the order in which users read them; options of one section lie together, a section before its
+// subsections.
+const std::vector<Option>& options();
+
+// Section names in that order: "run", "model", "model.rope_scaling", ...
+const std::vector<std::string>& sections();
+
+// By full name ("train.steps"); null if there is none.
+const Option* find_option(std::string_view name);
+
+}  // namespace pptrain::config

@@ -1,0 +1,328 @@
+#include "core/config/validate.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/config/field.h"
+#include "core/config/hf_config.h"
+#include "core/config/options.h"
+
+namespace pptrain::config {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array size_options = {"model.hidden_size", "model.intermediate_size",
+                                     "model.num_hidden_layers", "model.num_attention_heads",
+                                     "model.vocab_size"};
+
+std::string value_of(std::string_view option, const JobConfig& job) {
+  return toml_value(*find_option(option), job).value_or("unset");
+}
+
+bool is_fixed_by_hf(const std::string& option) {
+  return std::ranges::find(hf_fixed_options(), option) != hf_fixed_options().end();
+}
+
+bool holds(const Condition& condition, const JobConfig& job) {
+  const std::string value = value_of(condition.key, job);
+  return std::ranges::any_of(condition.values, [&](const std::string& v) { return value == toml_string(v); });
+}
+
+bool file_exists(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error) && !fs::is_directory(path, error);
+}
+
+bool has_weights(const std::string& dir) {
+  std::error_code error;
+  for (fs::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with("model") && name.ends_with(".safetensors")) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void require_file(Document& document, std::string_view option, const std::string& path) {
+  if (document.broken.contains(option) || file_exists(path)) {
+    return;
+  }
+  std::error_code error;
+  const bool directory = fs::is_directory(path, error);
+  document.report(option, fmt::format("\"{}\" {} (a path is relative to the current directory, {})", path,
+                                      directory ? "is a directory; expected a file" : "does not exist",
+                                      fs::current_path(error).string()));
+}
+
+void check_sizes(Document& document) {
+  if (!document.job.model.hf_dir.empty()) {
+    return;  // apply_hf_dir has set them or said why not
+  }
+  for (const std::string_view option : size_options) {
+    if (value_of(option, document.job) == "0") {
+      document.report_conflict({option},
+                               "is required where there is no model.hf_dir: give an integer above 0");
+    }
+  }
+}
+
+void check_heads(Document& document) {
+  const ModelSection& m = document.job.model;
+  if (m.num_attention_heads == 0) {
+    return;
+  }
+  if (m.num_key_value_heads != 0 && m.num_attention_heads % m.num_key_value_heads != 0) {
+    document.report_conflict(
+        {"model.num_key_value_heads", "model.num_attention_heads", "model.hf_dir"},
+        fmt::format("num_attention_heads = {} is not divisible by num_key_value_heads = {}",
+                    m.num_attention_heads, m.num_key_value_heads));
+  }
+  if (m.head_dim == 0 && m.hidden_size % m.num_attention_heads != 0) {
+    document.report_conflict(
+        {"model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
+        fmt::format("hidden_size = {} is not divisible by num_attention_heads = {}: change one "
+                    "of them, or give model.head_dim",
+                    m.hidden_size, m.num_attention_heads));
+    return;
+  }
+  const int64_t head_dim = m.head_dim != 0 ? m.head_dim : m.hidden_size / m.num_attention_heads;
+  if (head_dim % 2 != 0) {
+    const std::string how = m.head_dim != 0 ? "head_dim" : "head_dim (hidden_size / num_attention_heads)";
+    document.report_conflict(
+        {"model.head_dim", "model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
+        fmt::format("{} = {} is odd: rotary embeddings need an even one", how, head_dim));
+  }
+}
+
+void check_model(Document& document) {
+  const ModelSection& m = document.job.model;
+  const RopeScaling& rope = m.rope_scaling;
+  check_sizes(document);
+  check_heads(document);
+  if (m.arch == "qwen3" && m.mlp_bias) {
+    document.report_conflict({"model.mlp_bias", "model.arch", "model.hf_dir"},
+                             "qwen3 has no biases in its MLP");
+  }
+  if (rope.rope_type == "llama3" && rope.high_freq_factor <= rope.low_freq_factor) {
+    document.report_conflict({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"},
+                             fmt::format("high_freq_factor = {} is not above low_freq_factor = {}",
+                                         rope.high_freq_factor, rope.low_freq_factor));
+  }
+  if (m.max_position_embeddings != 0 && document.job.train.seq_len > m.max_position_embeddings) {
+    document.report_conflict({"train.seq_len", "model.max_position_embeddings"},
+                             fmt::format("seq_len = {} is longer than model.max_position_embeddings = {}",
+                                         document.job.train.seq_len, m.max_position_embeddings));
+  }
+  if (m.init != "hf") {
+    return;
+  }
+  if (m.hf_dir.empty()) {
+    document.report_conflict({"model.init", "model.hf_dir"},
+                             "init = \"hf\" needs model.hf_dir, the directory of the weights");
+  } else if (!document.broken.contains("model.hf_dir") && !has_weights(m.hf_dir)) {
+    document.report_conflict({"model.init", "model.hf_dir"},
+                             fmt::format("init = \"hf\", but \"{}\" has no model*.safetensors", m.hf_dir));
+  }
+}
+
+void check_axes(Document& document) {
+  const DistributedSection& d = document.job.distributed;
+  if (document.given("distributed.dp") && document.given("distributed.dp_shard")) {
+    document.report("distributed.dp", "dp is short for dp_shard: give one of the two");
+  }
+  const std::array<std::pair<std::string_view, int64_t>, 5> axes = {{{"distributed.dp", d.dp.value_or(1)},
+                                                                     {"distributed.dp_shard", d.dp_shard},
+                                                                     {"distributed.cp", d.cp},
+                                                                     {"distributed.tp", d.tp},
+                                                                     {"distributed.ep", d.ep}}};
+  for (const auto& [option, size] : axes) {
+    if (size > 1) {
+      const std::string_view note = option == "distributed.dp" ? " (short for dp_shard)" : "";
+      document.report(option,
+                      fmt::format("not implemented yet: {} = {}{}; only pp and dp_replicate may be above 1",
+                                  find_option(option)->key, size, note));
+    }
+  }
+}
+
+void check_split(Document& document) {
+  const DistributedSection& d = document.job.distributed;
+  const int64_t layers = document.job.model.num_hidden_layers;
+  if (d.pp_split.empty()) {
+    if (layers != 0 && d.pp > layers) {
+      document.report_conflict(
+          {"distributed.pp", "model.num_hidden_layers", "model.hf_dir"},
+          fmt::format("more stages than layers: pp = {}, num_hidden_layers = {}", d.pp, layers));
+    }
+    return;
+  }
+  const auto stages = static_cast<int64_t>(d.pp_split.size());
+  if (stages != d.pp) {
+    document.report_conflict(
+        {"distributed.pp_split", "distributed.pp"},
+        fmt::format("pp_split has {} stages, but pp = {}: expected {} numbers", stages, d.pp, d.pp));
+  }
+  const int64_t sum = std::accumulate(d.pp_split.begin(), d.pp_split.end(), int64_t{0});
+  if (layers != 0 && sum != layers) {
+    document.report_conflict(
+        {"distributed.pp_split", "model.num_hidden_layers", "model.hf_dir"},
+        fmt::format("pp_split places {} layers, but model.num_hidden_layers = {}", sum, layers));
+  }
+  for (const std::string_view option : {"distributed.pp_embedding_weight", "distributed.pp_head_weight"}) {
+    if (document.given(option) && value_of(option, document.job) != "0.0") {
+      document.report_conflict({option, "distributed.pp_split"},
+                               "acts on an even split alone, but pp_split is a list: remove one of the two");
+    }
+  }
+}
+
+void check_schedule(Document& document) {
+  const JobConfig& job = document.job;
+  if (job.distributed.pp_schedule == "1f1b" && job.train.grad_accum_steps < job.distributed.pp) {
+    document.report_conflict(
+        {"train.grad_accum_steps", "distributed.pp", "distributed.pp_schedule"},
+        fmt::format("grad_accum_steps = {} microbatches are fewer than distributed.pp_schedule = "
+                    "\"1f1b\" needs with pp = {}: at least {}",
+                    job.train.grad_accum_steps, job.distributed.pp, job.distributed.pp));
+  }
+}
+
+void check_data(Document& document) {
+  const DataSection& data = document.job.data;
+  const ModelSection& model = document.job.model;
+  require_file(document, "data.path", data.path);
+  if (!data.val_path.empty()) {
+    require_file(document, "data.val_path", data.val_path);
+  }
+  if (data.format == "text" && model.vocab_size != 0 && model.vocab_size < 256) {
+    document.report_conflict(
+        {"model.vocab_size", "data.format", "model.hf_dir"},
+        fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to 255: give "
+                    "at least 256",
+                    model.vocab_size));
+  }
+  if (data.val_fraction > 0 && !data.val_path.empty()) {
+    document.report_conflict({"data.val_fraction", "data.val_path"},
+                             "val_fraction and val_path both name the validation data: give one of the two");
+  }
+  if (document.job.eval.interval > 0 && data.val_fraction == 0 && data.val_path.empty()) {
+    document.report_conflict({"eval.interval", "data.val_fraction", "data.val_path"},
+                             fmt::format("interval = {} validates, but there is no validation data: give "
+                                         "data.val_fraction or data.val_path",
+                                         document.job.eval.interval));
+  }
+}
+
+void check_paths(Document& document) {
+  const std::string& resume = document.job.checkpoint.resume;
+  std::error_code error;
+  if (resume != "auto" && resume != "none" && !fs::exists(resume, error)) {
+    document.report("checkpoint.resume",
+                    fmt::format("{} does not exist; expected auto, none, or the path of a checkpoint",
+                                toml_string(resume)));
+  }
+  if (document.job.run.dir.empty()) {
+    document.report("run.dir", "is empty: give the folder of the run's output");
+  }
+}
+
+// An option that the job sets but whose condition does not hold. A file's options are forgiven where an
+// override changed what they depend on, so that lr_schedule.name=cosine can be tried on a job written for
+// wsd.
+void check_conditions(Document& document) {
+  const JobConfig defaults;
+  for (const Option& option : options()) {
+    const auto given = document.options.find(option.name());
+    if (!option.acts_when || given == document.options.end() || holds(*option.acts_when, document.job) ||
+        toml_value(option, document.job) == toml_value(option, defaults)) {
+      continue;
+    }
+    const auto chosen = document.options.find(option.acts_when->key);
+    if (chosen != document.options.end() && chosen->second.from_override && !given->second.from_override) {
+      continue;
+    }
+    document.report_conflict(
+        {option.name(), option.acts_when->key},
+        fmt::format("acts only with {}, which is {} here: remove it, or change that",
+                    option.acts_when->describe(), value_of(option.acts_when->key, document.job)));
+  }
+}
+
+}  // namespace
+
+void apply_hf_dir(Document& document) {
+  JobConfig hf;
+  const std::string dir = document.job.model.hf_dir;
+  if (dir.empty()) {
+    return;
+  }
+  try {
+    hf.model = read_hf_config(dir);
+  } catch (const UsageError& error) {
+    document.report("model.hf_dir", error.what());
+    document.broken.insert("model.hf_dir");
+    return;
+  }
+  for (const Option& option : options()) {
+    const std::string name = option.name();
+    if (!name.starts_with("model.") || name == "model.hf_dir" || name == "model.init") {
+      continue;
+    }
+    const std::string theirs = toml_value(option, hf).value();
+    const std::string ours = toml_value(option, document.job).value();
+    if (!document.given(name) || ours == "0") {
+      copy_value(option, hf, document.job);
+    } else if (is_fixed_by_hf(name) && ours != theirs) {
+      document.report_conflict(
+          {name}, fmt::format("{} contradicts {} in {}: remove this key, or take another hf_dir", ours,
+                              theirs, (fs::path(dir) / "config.json").string()));
+    }
+  }
+}
+
+void validate(Document& document) {
+  check_model(document);
+  check_axes(document);
+  check_split(document);
+  check_schedule(document);
+  check_data(document);
+  check_paths(document);
+  check_conditions(document);
+}
+
+void resolve(JobConfig& job) {
+  ModelSection& model = job.model;
+  if (job.distributed.dp) {
+    job.distributed.dp_shard = *job.distributed.dp;
+    job.distributed.dp.reset();
+  }
+  if (model.num_key_value_heads == 0) {
+    model.num_key_value_heads = model.num_attention_heads;
+  }
+  if (model.head_dim == 0) {
+    model.head_dim = model.hidden_size / model.num_attention_heads;
+  }
+  if (model.max_position_embeddings == 0) {
+    model.max_position_embeddings = job.train.seq_len;
+  }
+  const JobConfig defaults;
+  for (const Option& option : options()) {
+    if (option.acts_when && !holds(*option.acts_when, job)) {
+      copy_value(option, defaults, job);
+    }
+  }
+}
+
+}  // namespace pptrain::config

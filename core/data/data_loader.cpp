@@ -1,0 +1,134 @@
+#include "core/data/data_loader.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <functional>
+#include <span>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace pptrain::data {
+namespace {
+
+// Where a row comes from: its first token and how many targets it has (0: filling).
+struct Row {
+  int64_t first = 0;
+  int64_t targets = 0;
+};
+
+at::Tensor host_tensor(const LoaderOptions& options) {
+  const auto kind = at::TensorOptions().dtype(at::kLong).pinned_memory(options.device.is_cuda());
+  return at::empty({options.micro_batch_size, options.seq_len}, kind);
+}
+
+std::span<int64_t> row_of(const at::Tensor& tensor, int64_t row, int64_t seq_len) {
+  return {tensor.data_ptr<int64_t>() + row * seq_len, static_cast<size_t>(seq_len)};
+}
+
+void fill_row(const TokenDataset& dataset, Row row, std::span<int64_t> buffer, std::span<int64_t> tokens,
+              std::span<int64_t> labels) {
+  const auto targets = static_cast<size_t>(row.targets);
+  if (targets > 0) dataset.read(row.first, buffer.first(targets + 1));
+  const auto inputs = buffer.first(targets);
+  if (!tokens.empty()) std::fill(std::ranges::copy(inputs, tokens.begin()).out, tokens.end(), 0);
+  if (!labels.empty()) {
+    std::fill(std::ranges::copy(buffer.subspan(1, targets), labels.begin()).out, labels.end(), ignore_label);
+  }
+}
+
+// row(i): the i-th row of the step over all data ranks.
+std::vector<Microbatch> load_step(const TokenDataset& dataset, const LoaderOptions& options,
+                                  const std::function<Row(int64_t)>& row) {
+  const int64_t b = options.micro_batch_size;
+  const int64_t seq = options.seq_len;
+  const at::Tensor positions =
+      at::arange(seq, at::TensorOptions().dtype(at::kInt)).expand({b, seq}).contiguous().to(options.device);
+  std::vector<int64_t> buffer(static_cast<size_t>(seq) + 1);
+  std::vector<Microbatch> step;
+  for (int64_t j = 0; j < options.microbatches; ++j) {
+    Microbatch microbatch{.tokens = {}, .labels = {}, .positions = positions, .batch = b, .seq = seq};
+    if (options.need_tokens) microbatch.tokens = host_tensor(options);
+    if (options.need_labels) microbatch.labels = host_tensor(options);
+    const int64_t first = (j * options.dp_size + options.dp_rank) * b;
+    for (int64_t i = 0; i < b && (options.need_tokens || options.need_labels); ++i) {
+      fill_row(dataset, row(first + i), buffer,
+               options.need_tokens ? row_of(microbatch.tokens, i, seq) : std::span<int64_t>{},
+               options.need_labels ? row_of(microbatch.labels, i, seq) : std::span<int64_t>{});
+    }
+    // Pinned memory that a copy still reads is not handed out again before the copy is done.
+    if (options.need_tokens) microbatch.tokens = microbatch.tokens.to(options.device, /*non_blocking=*/true);
+    if (options.need_labels) microbatch.labels = microbatch.labels.to(options.device, /*non_blocking=*/true);
+    step.push_back(std::move(microbatch));
+  }
+  return step;
+}
+
+const LoaderOptions& checked(const LoaderOptions& o) {
+  if (o.seq_len < 1 || o.micro_batch_size < 1 || o.microbatches < 1 || o.dp_size < 1 || o.dp_rank < 0 ||
+      o.dp_rank >= o.dp_size) {
+    throw Error(fmt::format(
+        "data loader: seq_len {}, micro_batch_size {}, microbatches {}, data rank {} of {} must be "
+        "positive, and the rank below their number",
+        o.seq_len, o.micro_batch_size, o.microbatches, o.dp_rank, o.dp_size));
+  }
+  return o;
+}
+
+int64_t checked_samples(const TokenDataset& dataset, int64_t seq_len) {
+  const int64_t samples = dataset.samples(seq_len);
+  if (samples < 1) {
+    throw Error(
+        fmt::format("data: '{}' has {} tokens for training, but one sample of train.seq_len = {} needs {}",
+                    dataset.path().string(), dataset.size(), seq_len, seq_len + 1));
+  }
+  return samples;
+}
+
+}  // namespace
+
+DataLoader::DataLoader(TokenDataset dataset, const LoaderOptions& options, bool shuffle, uint64_t seed)
+    : dataset_(std::move(dataset)),
+      options_(checked(options)),
+      sampler_(checked_samples(dataset_, options_.seq_len), shuffle, seed) {}
+
+std::vector<Microbatch> DataLoader::step(int64_t next_sample) const {
+  const int64_t seq = options_.seq_len;
+  return load_step(dataset_, options_,
+                   [&](int64_t i) { return Row{.first = sampler_(next_sample + i) * seq, .targets = seq}; });
+}
+
+ValidationLoader::ValidationLoader(TokenDataset dataset, const LoaderOptions& options, int64_t batches)
+    : dataset_(std::move(dataset)), options_(checked(options)) {
+  if (batches < 0) throw Error(fmt::format("data: {} validation batches; 0 means all", batches));
+  if (dataset_.size() < 2) {
+    throw Error(
+        fmt::format("data: '{}' has {} tokens for validation, but at least 2 are needed; raise "
+                    "data.val_fraction or set eval.interval = 0",
+                    dataset_.path().string(), dataset_.size()));
+  }
+  const int64_t tokens_per_batch = options_.samples_per_step() * options_.seq_len;
+  const int64_t all = (dataset_.size() - 1 + tokens_per_batch - 1) / tokens_per_batch;
+  batches_ = batches == 0 ? all : std::min(batches, all);
+}
+
+std::vector<Microbatch> ValidationLoader::batch(int64_t index) const {
+  if (index < 0 || index >= batches_) {
+    throw Error(fmt::format("data: validation batch {} of {}", index, batches_));
+  }
+  const int64_t seq = options_.seq_len;
+  const int64_t first_row = index * options_.samples_per_step();
+  return load_step(dataset_, options_, [&](int64_t i) {
+    const int64_t first = (first_row + i) * seq;
+    return Row{.first = first, .targets = std::clamp<int64_t>(dataset_.size() - 1 - first, 0, seq)};
+  });
+}
+
+int64_t ValidationLoader::valid_tokens() const {
+  return std::min(dataset_.size() - 1, batches_ * options_.samples_per_step() * options_.seq_len);
+}
+
+}  // namespace pptrain::data

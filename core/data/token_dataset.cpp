@@ -1,0 +1,208 @@
+#include "core/data/token_dataset.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/base/error.h"
+
+namespace pptrain::data {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+constexpr size_t llmc_header_ints = 256;
+struct LlmcVariant {
+  int32_t magic;
+  int32_t version;
+  int token_bytes;
+};
+constexpr std::array llmc_variants{LlmcVariant{20240520, 1, 2}, LlmcVariant{20240801, 7, 4}};
+
+struct LlmcHeader {
+  int token_bytes;
+  int64_t count;
+};
+
+LlmcHeader read_llmc_header(const io::MappedFile& file) {
+  std::array<int32_t, llmc_header_ints> header{};
+  const auto bytes = file.bytes();
+  const std::string path = file.path().string();
+  if (bytes.size() < sizeof(header)) {
+    throw Error(
+        fmt::format("'{}': {} bytes are too few for llm.c's header of {}; is it a headerless file "
+                    "(data.format = \"bin\")?",
+                    path, bytes.size(), sizeof(header)));
+  }
+  std::memcpy(header.data(), bytes.data(), sizeof(header));
+  const auto variant = std::ranges::find_if(
+      llmc_variants, [&](const LlmcVariant& v) { return v.magic == header[0] && v.version == header[1]; });
+  if (variant == llmc_variants.end()) {
+    throw Error(fmt::format(
+        "'{}': not an llm.c token file: magic {} version {} instead of {} version {} (uint16) or {} "
+        "version {} (uint32); is it a headerless file (data.format = \"bin\")?",
+        path, header[0], header[1], llmc_variants[0].magic, llmc_variants[0].version, llmc_variants[1].magic,
+        llmc_variants[1].version));
+  }
+  const int64_t count = header[2];
+  const int64_t expected = static_cast<int64_t>(sizeof(header)) + count * variant->token_bytes;
+  if (count < 0 || expected != static_cast<int64_t>(bytes.size())) {
+    throw Error(
+        fmt::format("'{}': the header promises {} tokens ({} bytes), the file has {} bytes; it is damaged or "
+                    "incomplete",
+                    path, count, expected, bytes.size()));
+  }
+  return {variant->token_bytes, count};
+}
+
+std::vector<std::filesystem::path> list_files(const Source& source) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::status(source.path, error);
+  if (!fs::exists(status)) throw Error(fmt::format("data: '{}' does not exist", source.path.string()));
+  if (!fs::is_directory(status)) return {source.path};
+  const std::string extension = source.format == Format::text ? ".txt" : ".bin";
+  std::vector<fs::path> files;
+  fs::directory_iterator entries(source.path, error);
+  if (error) throw Error(fmt::format("data: cannot list '{}': {}", source.path.string(), error.message()));
+  for (const fs::directory_entry& entry : entries) {
+    if (entry.is_regular_file() && entry.path().extension() == extension) files.push_back(entry.path());
+  }
+  if (files.empty()) {
+    throw Error(fmt::format("data: the folder '{}' has no *{} files", source.path.string(), extension));
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
+}  // namespace
+
+Format parse_format(const std::string& name) {
+  if (name == "text") return Format::text;
+  if (name == "bin") return Format::bin;
+  if (name == "llmc") return Format::llmc;
+  throw UsageError(fmt::format("data.format: '{}' is not one of text, bin, llmc", name));
+}
+
+int parse_token_bytes(const std::string& dtype) {
+  if (dtype == "uint16") return 2;
+  if (dtype == "uint32") return 4;
+  throw UsageError(fmt::format("data.dtype: '{}' is not one of uint16, uint32", dtype));
+}
+
+TokenDataset::TokenDataset(const Source& source, int64_t vocab_size)
+    : path_(source.path), vocab_size_(vocab_size) {
+  for (const auto& path : list_files(source)) {
+    Segment segment = open_segment(path, source);
+    if (segment.count == 0) continue;
+    segment.begin = end_;
+    end_ += segment.count;
+    segments_.push_back(std::move(segment));
+  }
+  if (end_ == 0) throw Error(fmt::format("data: '{}' has no tokens", path_.string()));
+}
+
+TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& path, const Source& source) {
+  Segment segment;
+  segment.file = std::make_shared<const io::MappedFile>(path);
+  segment.ids = segment.file->bytes();
+  switch (source.format) {
+    case Format::text:
+      segment.token_bytes = 1;
+      break;
+    case Format::bin:
+      segment.token_bytes = source.token_bytes;
+      if (segment.ids.size() % static_cast<size_t>(source.token_bytes) != 0) {
+        throw Error(fmt::format(
+            "'{}': {} bytes are not a whole number of {}-byte ids; it is damaged, or data.dtype is "
+            "wrong",
+            path.string(), segment.ids.size(), source.token_bytes));
+      }
+      break;
+    case Format::llmc:
+      segment.token_bytes = read_llmc_header(*segment.file).token_bytes;
+      segment.ids = segment.ids.subspan(llmc_header_ints * sizeof(int32_t));
+      break;
+  }
+  segment.count = static_cast<int64_t>(segment.ids.size()) / segment.token_bytes;
+  return segment;
+}
+
+void TokenDataset::read_segment(const Segment& segment, int64_t first, std::span<int64_t> out) const {
+  const auto widen = [&]<typename Id>(Id) {
+    const std::byte* from = segment.ids.data() + first * static_cast<int64_t>(sizeof(Id));
+    for (size_t i = 0; i < out.size(); ++i, from += sizeof(Id)) {
+      Id id;
+      std::memcpy(&id, from, sizeof(Id));
+      out[i] = static_cast<int64_t>(id);
+    }
+  };
+  if (segment.token_bytes == 1) {
+    widen(uint8_t{});
+  } else if (segment.token_bytes == 2) {
+    widen(uint16_t{});
+  } else {
+    widen(uint32_t{});
+  }
+  const auto bad = std::ranges::find_if(out, [&](int64_t id) { return id >= vocab_size_; });
+  if (bad != out.end()) {
+    throw Error(
+        fmt::format("'{}': token {} has id {}, but model.vocab_size is {}; is the file made by this model's "
+                    "tokenizer, and is data.dtype right?",
+                    segment.file->path().string(), first + (bad - out.begin()), *bad, vocab_size_));
+  }
+}
+
+void TokenDataset::read(int64_t first, std::span<int64_t> out) const {
+  if (first < 0 || first > size() || static_cast<int64_t>(out.size()) > size() - first) {
+    throw Error(fmt::format("data: tokens [{}, {}) are outside the {} tokens of '{}'", first,
+                            first + static_cast<int64_t>(out.size()), size(), path_.string()));
+  }
+  int64_t position = begin_ + first;
+  auto segment = std::ranges::upper_bound(segments_, position, {}, &Segment::begin);
+  for (--segment; !out.empty(); ++segment) {
+    const int64_t in_segment = position - segment->begin;
+    const size_t count = std::min(out.size(), static_cast<size_t>(segment->count - in_segment));
+    read_segment(*segment, in_segment, out.first(count));
+    out = out.subspan(count);
+    position += static_cast<int64_t>(count);
+  }
+}
+
+TokenDataset TokenDataset::slice(int64_t first, int64_t last) const {
+  if (first < 0 || last < first || last > size()) {
+    throw Error(fmt::format("data: [{}, {}) is not a part of the {} tokens of '{}'", first, last, size(),
+                            path_.string()));
+  }
+  TokenDataset part = *this;
+  part.begin_ = begin_ + first;
+  part.end_ = begin_ + last;
+  return part;
+}
+
+Split open_split(const Source& source, int64_t vocab_size, double val_fraction,
+                 const std::filesystem::path& val_path) {
+  if (val_fraction != 0 && !val_path.empty()) {
+    throw UsageError("data.val_fraction and data.val_path exclude each other: set one of them");
+  }
+  if (!(val_fraction >= 0 && val_fraction < 1)) {
+    throw UsageError(fmt::format("data.val_fraction: {} is not in [0, 1)", val_fraction));
+  }
+  TokenDataset all(source, vocab_size);
+  if (!val_path.empty()) {
+    Source other = source;
+    other.path = val_path;
+    return {.train = std::move(all), .validation = TokenDataset(other, vocab_size)};
+  }
+  if (val_fraction == 0) return {.train = std::move(all), .validation = std::nullopt};
+  const int64_t tokens = all.size();
+  const auto held_out = static_cast<int64_t>(std::floor(val_fraction * static_cast<double>(tokens)));
+  return {.train = all.slice(0, tokens - held_out), .validation = all.slice(tokens - held_out, tokens)};
+}
+
+}  // namespace pptrain::data

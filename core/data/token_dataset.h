@@ -1,0 +1,82 @@
+// Token files as one stream of ids, memory-mapped and never copied whole.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/io/mapped_file.h"
+
+namespace pptrain::data {
+
+// text: every byte is a token (vocabulary 256).
+// bin:  headerless little-endian ids of the type declared in the job.
+// llmc: llm.c's files: a header of 256 int32 (magic, version, token count), then ids: magic 20240520 version
+// 1 has
+//       uint16 ids (GPT-2), magic 20240801 version 7 has uint32 ids (Llama 3).
+enum class Format { text, bin, llmc };
+// Throws UsageError that lists the valid names.
+Format parse_format(const std::string& name);
+
+struct Source {
+  std::filesystem::path
+      path;  // a file, or a folder: its *.txt (text) or *.bin files, in the order of their names
+  Format format = Format::text;
+  int token_bytes = 2;  // bin: 2 (uint16) or 4 (uint32)
+};
+// "uint16" or "uint32" as bytes; throws UsageError.
+int parse_token_bytes(const std::string& dtype);
+
+// A stream of tokens, or a part of one. Copies share the mapped files.
+class TokenDataset {
+ public:
+  // Ids of at least `vocab_size` are an error when they are read. Throws Error: nothing there, a size that
+  // does not fit the format, a wrong header.
+  TokenDataset(const Source& source, int64_t vocab_size);
+
+  int64_t size() const { return end_ - begin_; }
+  // Sample i is tokens [i*seq_len, i*seq_len + seq_len] inclusive: seq_len inputs and, one further on, their
+  // targets.
+  int64_t samples(int64_t seq_len) const { return size() > seq_len ? (size() - 1) / seq_len : 0; }
+  // Reads out.size() tokens from `first` on. Throws Error that names the file, the position in it, the id and
+  // vocab_size when an id is out of range.
+  void read(int64_t first, std::span<int64_t> out) const;
+  // The tokens [first, last) as a stream of their own.
+  TokenDataset slice(int64_t first, int64_t last) const;
+  // The files' common path, for messages.
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  struct Segment {
+    std::shared_ptr<const io::MappedFile> file;
+    std::span<const std::byte> ids;
+    int token_bytes = 1;
+    int64_t begin = 0;  // position of the first token in the stream
+    int64_t count = 0;
+  };
+  static Segment open_segment(const std::filesystem::path& path, const Source& source);
+  void read_segment(const Segment& segment, int64_t first, std::span<int64_t> out) const;
+
+  std::filesystem::path path_;
+  int64_t vocab_size_ = 0;
+  std::vector<Segment> segments_;
+  int64_t begin_ = 0;
+  int64_t end_ = 0;
+};
+
+struct Split {
+  TokenDataset train;
+  std::optional<TokenDataset> validation;
+};
+
+// val_path: the validation stream is another file or folder of the same format (empty: none).
+// val_fraction in [0, 1): validation is the last floor(fraction * tokens) tokens of the stream; training
+// never sees them. Both is a UsageError.
+Split open_split(const Source& source, int64_t vocab_size, double val_fraction,
+                 const std::filesystem::path& val_path);
+
+}  // namespace pptrain::data

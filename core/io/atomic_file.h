@@ -1,0 +1,21 @@
+// Files and folders that appear whole or not at all, and stay after a power failure.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+namespace pptrain::io {
+
+// Replaces `path` by a file with this content: written to a temporary name beside it, synced, renamed, folder
+// synced. On failure throws Error with the path and the system's reason; the old file is then untouched.
+void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+
+// Forces a folder's entries (creations, renames) to the device.
+void sync_folder(const std::filesystem::path& folder);
+
+// Renames within one file system and syncs the target's folder. An existing folder `to` changes places with
+// `from` in one step where the file system can, so that `to` is there at every instant. Returns true if
+// `from` now holds what was at `to` (the caller removes it).
+bool rename_folder_synced(const std::filesystem::path& from, const std::filesystem::path& to);
+
+}  // namespace pptrain::io

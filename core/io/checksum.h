@@ -1,0 +1,27 @@
+// XXH3, 128 bits (Yann Collet's xxHash): tells damage, not malice; as fast as memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace pptrain::io {
+
+// Of bytes that come in pieces.
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  void add(std::span<const std::byte> bytes);
+  // 32 hexadecimal digits, as `xxh128sum` prints them.
+  std::string hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+std::string checksum_hex(std::span<const std::byte> bytes);
+
+}  // namespace pptrain::io

@@ -1,0 +1,92 @@
+#include "core/io/hf_checkpoint.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "core/base/error.h"
+#include "core/io/mapped_file.h"
+#include "core/io/strict_json.h"
+
+namespace pptrain::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A shard lies in the index's folder or below it.
+bool stays_inside(const fs::path& file) {
+  return !file.empty() && file.is_relative() && std::ranges::find(file, fs::path("..")) == file.end();
+}
+
+}  // namespace
+
+HfCheckpoint::HfCheckpoint(const fs::path& folder) : folder_(folder) {
+  const fs::path single = folder / "model.safetensors";
+  const fs::path index = folder / "model.safetensors.index.json";
+  if (fs::exists(single)) {
+    const auto& reader = shards_.emplace(single.filename(), SafetensorsReader(single)).first->second;
+    for (const TensorSpec& spec : reader.tensors()) shard_of_.emplace(spec.name, &reader);
+  } else if (fs::exists(index)) {
+    open_index(index);
+  } else {
+    throw Error(
+        fmt::format("'{}' has neither model.safetensors nor model.safetensors.index.json", folder.string()));
+  }
+}
+
+void HfCheckpoint::open_index(const fs::path& index) {
+  const std::string what = fmt::format("'{}'", index.string());
+  const MappedFile file(index);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  const nlohmann::json document = parse_strict_json(text, what);
+  if (!document.is_object() || !document.contains("weight_map") || !document["weight_map"].is_object()) {
+    throw Error(what + ": no object 'weight_map' of tensor names and files");
+  }
+  for (const auto& [name, value] : document["weight_map"].items()) {
+    if (!value.is_string())
+      throw Error(fmt::format("{}: the file of tensor '{}' is not a string", what, name));
+    const auto& shard_name = value.get_ref<const std::string&>();
+    auto found = shards_.find(shard_name);
+    if (found == shards_.end()) {
+      if (!stays_inside(shard_name)) {
+        throw Error(
+            fmt::format("{}: the file '{}' of tensor '{}' leads out of the folder", what, shard_name, name));
+      }
+      if (!fs::exists(folder_ / shard_name)) {
+        throw Error(fmt::format("{}: the shard '{}' (of tensor '{}') is missing", what, shard_name, name));
+      }
+      found = shards_.emplace(shard_name, SafetensorsReader(folder_ / shard_name)).first;
+    }
+    if (!found->second.contains(name)) {
+      throw Error(fmt::format("{}: the tensor '{}' is not in its shard '{}'", what, name, shard_name));
+    }
+    shard_of_.emplace(name, &found->second);
+  }
+}
+
+const SafetensorsReader& HfCheckpoint::shard(const std::string& name) const {
+  const auto found = shard_of_.find(name);
+  if (found == shard_of_.end()) {
+    throw Error(fmt::format("the Hugging Face directory '{}' has no tensor '{}'", folder_.string(), name));
+  }
+  return *found->second;
+}
+
+at::Tensor HfCheckpoint::tensor(const std::string& name) const {
+  return shard(name).view(name);
+}
+
+const TensorSpec& HfCheckpoint::spec(const std::string& name) const {
+  return shard(name).spec(name);
+}
+
+std::vector<std::string> HfCheckpoint::names() const {
+  std::vector<std::string> result;
+  for (const auto& [name, reader] : shard_of_) result.push_back(name);
+  std::ranges::sort(result);
+  return result;
+}
+
+}  // namespace pptrain::io

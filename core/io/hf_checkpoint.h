@@ -1,0 +1,46 @@
+// The weights of a Hugging Face directory: `model.safetensors`, or `model.safetensors.index.json` and its
+// shards.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/io/safetensors.h"
+
+namespace pptrain::io {
+
+class HfCheckpoint {
+ public:
+  // Maps every file and checks the headers; reads no tensor. Throws Error: no weights in the folder, a
+  // damaged index, an index that leads out of the folder, a missing or damaged shard, a tensor that its shard
+  // lacks.
+  explicit HfCheckpoint(const std::filesystem::path& folder);
+  HfCheckpoint(HfCheckpoint&&) noexcept = default;
+  HfCheckpoint& operator=(HfCheckpoint&&) noexcept = default;
+
+  bool contains(const std::string& name) const { return shard_of_.contains(name); }
+  // The tensor on the mapped file, read-only (SafetensorsReader::view). Throws Error that names tensor and
+  // folder.
+  at::Tensor tensor(const std::string& name) const;
+  // Without reading the tensor.
+  const TensorSpec& spec(const std::string& name) const;
+  // Sorted.
+  std::vector<std::string> names() const;
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  void open_index(const std::filesystem::path& index);
+  const SafetensorsReader& shard(const std::string& name) const;
+
+  std::filesystem::path folder_;
+  std::map<std::string, SafetensorsReader> shards_;  // by file name
+  std::unordered_map<std::string, const SafetensorsReader*> shard_of_;
+};
+
+}  // namespace pptrain::io

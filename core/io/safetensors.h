@@ -1,0 +1,100 @@
+// The safetensors format (huggingface/safetensors): 8 bytes of header length (little-endian), a JSON header
+// {name: {dtype, shape, data_offsets}, "__metadata__": {string: string}}, then the tensors' bytes without
+// gaps.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/io/mapped_file.h"
+#include "core/io/output_file.h"
+
+namespace pptrain::io {
+
+struct TensorSpec {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape;
+};
+
+using Metadata = std::map<std::string, std::string>;
+
+// The format's name of a type ("F32", "BF16", ...) and back. Throw Error on a type that the other side lacks.
+std::string dtype_name(at::ScalarType dtype);
+at::ScalarType parse_dtype(const std::string& name);
+
+// Writes a new file tensor by tensor; nothing is held in memory but a piece of one. The file is not complete
+// before finish(). Tensors lie in the order of falling element size, then as declared, so that each is
+// aligned.
+class SafetensorsWriter {
+ public:
+  // Creates the file (one that is there is an error) and writes the header. Throws Error on a repeated, empty
+  // or reserved name, an unsupported type, a header that is too long.
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
+                    const Metadata& metadata = {});
+
+  // Writes one declared tensor, in any order, from any device. Throws Error if it was not declared so, or
+  // twice. Returns the checksum (checksum.h) of its bytes.
+  std::string write(const std::string& name, const at::Tensor& tensor);
+  // Throws Error if a tensor is missing; syncs and closes. Returns the size of the file in bytes.
+  uint64_t finish();
+
+ private:
+  struct Entry {
+    TensorSpec spec;
+    uint64_t begin = 0;  // byte in the file
+    bool written = false;
+  };
+  OutputFile file_;
+  std::unordered_map<std::string, Entry> entries_;
+  uint64_t size_ = 0;
+};
+
+// All at once.
+void write_safetensors(const std::filesystem::path& path,
+                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                       const Metadata& metadata = {});
+
+// A memory-mapped file whose header was checked: at most 100,000,000 bytes of JSON, known types, shapes
+// without overflow that fit their offsets, offsets without gap or overlap from 0 to the end of the file, no
+// repeated key, metadata of strings. Every Error names the file, and the tensor where it is about one.
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(const std::filesystem::path& path);
+
+  bool contains(const std::string& name) const { return entries_.contains(name); }
+  // In the order of the bytes.
+  const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  const TensorSpec& spec(const std::string& name) const { return tensors_[entry(name).index]; }
+  const Metadata& metadata() const { return metadata_; }
+  const std::filesystem::path& path() const { return file_->path(); }
+  uint64_t file_size() const { return file_->bytes().size(); }
+
+  // The tensor's bytes in the mapping.
+  std::span<const std::byte> bytes(const std::string& name) const { return entry(name).bytes; }
+  // The tensor on the mapping itself, which lives as long as the tensor does. Read-only: writing to it is a
+  // fault. (A file of other makers may hold a tensor at an odd address; that one is a copy.)
+  at::Tensor view(const std::string& name) const;
+
+ private:
+  struct Entry {
+    size_t index = 0;  // in tensors_
+    std::span<const std::byte> bytes;
+  };
+  const Entry& entry(const std::string& name) const;
+
+  std::shared_ptr<const MappedFile> file_;
+  std::vector<TensorSpec> tensors_;
+  std::unordered_map<std::string, Entry> entries_;
+  Metadata metadata_;
+};
+
+}  // namespace pptrain::io

@@ -1,0 +1,168 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/io/safetensors.h"
+#include "core/io/safetensors_format.h"
+#include "core/io/strict_json.h"
+
+namespace pptrain::io {
+namespace {
+
+using nlohmann::json;
+
+// A tensor as the header describes it; offsets count from the end of the header.
+struct Described {
+  TensorSpec spec;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// An integer of a header, as the field it is for; throws with `what` in front.
+uint64_t header_integer(const json& value, uint64_t max, const std::string& what) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > max) {
+    throw Error(fmt::format("{}: {} is not an integer from 0 to {}", what, value.dump(), max));
+  }
+  return value.get<uint64_t>();
+}
+
+const json& field(const json& object, const char* name, bool (json::*is_type)() const noexcept,
+                  const std::string& what) {
+  const auto found = object.find(name);
+  if (found == object.end() || !((*found).*is_type)()) {
+    throw Error(fmt::format("{}: '{}' is missing or of the wrong kind", what, name));
+  }
+  return *found;
+}
+
+Described describe(const std::string& name, const json& value, const std::string& file) {
+  const std::string what = fmt::format("{}: tensor '{}'", file, name);
+  if (!value.is_object()) throw Error(what + ": not an object with dtype, shape and data_offsets");
+  Described result;
+  result.spec.name = name;
+  const auto& dtype = field(value, "dtype", &json::is_string, what).get_ref<const std::string&>();
+  try {
+    result.spec.dtype = parse_dtype(dtype);
+  } catch (const Error& error) {
+    throw Error(what + ": " + error.what());
+  }
+  constexpr auto max_bytes = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  uint64_t bytes = c10::elementSize(result.spec.dtype);
+  for (const json& dim : field(value, "shape", &json::is_array, what)) {
+    const uint64_t size = header_integer(dim, max_bytes, what + ": shape");
+    // The format's reader multiplies in order, so [huge, huge, 0] is refused too.
+    if (size != 0 && bytes > max_bytes / size) throw Error(what + ": the shape overflows");
+    bytes *= size;
+    result.spec.shape.push_back(static_cast<int64_t>(size));
+  }
+  const json& offsets = field(value, "data_offsets", &json::is_array, what);
+  if (offsets.size() != 2) throw Error(what + ": data_offsets is not a pair");
+  result.begin = header_integer(offsets[0], max_bytes, what + ": data_offsets");
+  result.end = header_integer(offsets[1], max_bytes, what + ": data_offsets");
+  if (result.end < result.begin || result.end - result.begin != bytes) {
+    throw Error(fmt::format("{}: data_offsets [{}, {}] do not fit {} bytes of {} [{}]", what, result.begin,
+                            result.end, bytes, dtype, fmt::join(result.spec.shape, ", ")));
+  }
+  return result;
+}
+
+Metadata read_metadata(const json& value, const std::string& file) {
+  if (!value.is_object()) throw Error(file + ": __metadata__ is not an object of strings");
+  Metadata metadata;
+  for (const auto& [key, text] : value.items()) {
+    if (!text.is_string()) throw Error(fmt::format("{}: __metadata__ '{}' is not a string", file, key));
+    metadata.emplace(key, text.get<std::string>());
+  }
+  return metadata;
+}
+
+json read_header(std::span<const std::byte> bytes, const std::string& file) {
+  uint64_t length = 0;
+  if (bytes.size() < sizeof(length)) throw Error(fmt::format("{}: too short for a safetensors file", file));
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  if (length > max_header_bytes) {
+    throw Error(fmt::format("{}: a header of {} bytes is longer than the format's {}", file, length,
+                            max_header_bytes));
+  }
+  if (length > bytes.size() - sizeof(length)) {
+    throw Error(fmt::format("{}: the header has {} bytes, the file only {}; it is cut off", file, length,
+                            bytes.size()));
+  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof(length), length);
+  if (!text.starts_with('{')) throw Error(file + ": the header does not start with '{'");
+  return parse_strict_json(text, file + ": header", 4);
+}
+
+}  // namespace
+
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
+    : file_(std::make_shared<const MappedFile>(path)) {
+  const std::string file = fmt::format("'{}'", path.string());
+  const std::span<const std::byte> bytes = file_->bytes();
+  const json header = read_header(bytes, file);
+  uint64_t header_length = 0;
+  std::memcpy(&header_length, bytes.data(), sizeof(header_length));
+  const std::span<const std::byte> data = bytes.subspan(sizeof(header_length) + header_length);
+
+  std::vector<Described> described;
+  for (const auto& [name, value] : header.items()) {
+    if (name == metadata_key) {
+      metadata_ = read_metadata(value, file);
+    } else {
+      described.push_back(describe(name, value, file));
+    }
+  }
+  std::ranges::sort(described, {}, [](const Described& d) { return std::pair(d.begin, d.end); });
+  uint64_t position = 0;
+  for (const Described& d : described) {
+    if (d.begin != position) {
+      throw Error(
+          fmt::format("{}: tensor '{}' begins at byte {} of the data instead of {}: a gap or an overlap",
+                      file, d.spec.name, d.begin, position));
+    }
+    position = d.end;
+    if (d.end > data.size()) {
+      throw Error(fmt::format("{}: tensor '{}' ends at byte {} of the data, the file has {}; it is cut off",
+                              file, d.spec.name, d.end, data.size()));
+    }
+  }
+  if (position != data.size()) {
+    throw Error(fmt::format("{}: {} bytes of data, but the tensors take {}", file, data.size(), position));
+  }
+  for (Described& d : described) {
+    entries_[d.spec.name] = {.index = tensors_.size(), .bytes = data.subspan(d.begin, d.end - d.begin)};
+    tensors_.push_back(std::move(d.spec));
+  }
+}
+
+const SafetensorsReader::Entry& SafetensorsReader::entry(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) {
+    throw Error(fmt::format("'{}' has no tensor '{}'", path().string(), name));
+  }
+  return found->second;
+}
+
+at::Tensor SafetensorsReader::view(const std::string& name) const {
+  const Entry& from = entry(name);
+  const TensorSpec& spec = tensors_[from.index];
+  const auto options = at::TensorOptions().dtype(spec.dtype);
+  const auto address = reinterpret_cast<uintptr_t>(from.bytes.data());
+  if (from.bytes.empty() || address % c10::elementSize(spec.dtype) != 0) {
+    const at::Tensor copy = at::empty(spec.shape, options);
+    if (!from.bytes.empty()) std::memcpy(copy.data_ptr(), from.bytes.data(), from.bytes.size());
+    return copy;
+  }
+  return at::from_blob(
+      const_cast<std::byte*>(from.bytes.data()), spec.shape, [file = file_](void*) {}, options);
+}
+
+}  // namespace pptrain::io

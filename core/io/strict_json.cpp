@@ -1,0 +1,54 @@
+#include "core/io/strict_json.h"
+
+#include <unordered_set>
+#include <vector>
+
+#include "core/base/error.h"
+
+namespace pptrain::io {
+namespace {
+
+// The keys of the objects that are open at a moment of parsing.
+class KeyCheck {
+ public:
+  KeyCheck(const std::string& what, int max_depth) : what_(what), max_depth_(max_depth) {}
+
+  void see(int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
+    using Event = nlohmann::json::parse_event_t;
+    if (event == Event::object_start || event == Event::array_start) {
+      if (depth >= max_depth_) {
+        throw Error(what_ + ": nested deeper than " + std::to_string(max_depth_) + " levels");
+      }
+      keys_.resize(static_cast<size_t>(depth) + 1);
+      keys_.back().clear();
+    } else if (event == Event::key) {
+      // A key is one level below its object's start.
+      const auto& key = value.get_ref<const std::string&>();
+      if (!keys_.at(static_cast<size_t>(depth) - 1).insert(key).second) {
+        throw Error(what_ + ": the key '" + key + "' is there twice");
+      }
+    }
+  }
+
+ private:
+  const std::string& what_;
+  int max_depth_;
+  std::vector<std::unordered_set<std::string>> keys_;
+};
+
+}  // namespace
+
+nlohmann::json parse_strict_json(std::string_view text, const std::string& what, int max_depth) {
+  KeyCheck keys(what, max_depth);
+  const auto callback = [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
+    keys.see(depth, event, value);
+    return true;
+  };
+  try {
+    return nlohmann::json::parse(text.begin(), text.end(), callback);
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(what + ": not valid JSON: " + error.what());
+  }
+}
+
+}  // namespace pptrain::io

@@ -1,0 +1,162 @@
+// The inner loops of the CPU kernels: plain functions over raw pointers and a range of rows, without threads, tensors or
+// argument checks. loops.inc is their one source; it is compiled once per instruction set (loops_*.cpp), and the best
+// table that this processor can run is chosen when the program starts. T is float, or uint16_t holding bfloat16 bits.
+//
+// What a function computes for a row (or a column) does not depend on the range it was called with, so that a caller may
+// divide rows or columns among threads as it likes. Only `weight_sum` adds up over the range: its ranges must be fixed.
+#pragma once
+
+#include <cstdint>
+
+namespace pptrain::kernels::cpu {
+
+template <class T>
+struct RmsNormArgs {
+  const T* x;
+  const T* delta;  // may be null; otherwise sum = x + delta is normalised and stored
+  const float* weight;
+  float eps;
+  T* sum;
+  T* y;
+  float* rstd;
+  int64_t dim;
+};
+
+template <class T>
+struct RmsNormBackwardArgs {
+  const T* dy;
+  const T* x;
+  const float* weight;
+  const float* rstd;
+  const T* residual_grad;  // may be null
+  T* dx;
+  int64_t dim;
+};
+
+// [batch, seq, heads, head_dim] with strides in elements; the last stride is 1.
+template <class T>
+struct HeadsView {
+  T* data;
+  int64_t stride_batch, stride_seq, stride_head;
+};
+
+template <class T>
+struct NormRopeArgs {
+  HeadsView<const T> x;
+  HeadsView<const T> dy;  // backward only
+  HeadsView<T> out;       // y, or dx
+  const float* weight;    // may be null: no norm
+  float eps;
+  float* rstd;
+  const float* cos;
+  const float* sin;
+  const int32_t* positions;
+  int64_t tokens, seq, heads, head_dim;
+};
+
+template <class T>
+struct SwigluArgs {
+  const T* dy;  // backward only
+  const T* gate_up;
+  T* out;  // y, or dgate_up
+  int64_t dim;
+};
+
+template <class T>
+struct CrossEntropyArgs {
+  T* logits;
+  const int64_t* labels;
+  float* loss;
+  int64_t vocab;
+  bool want_gradient;
+};
+
+// A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own position.
+template <class T>
+struct AttentionSoftmaxArgs {
+  const float* scores;  // [rows, keys], unscaled
+  T* weights;           // [rows, keys]: exp(scale (score - row maximum)); 0 where masked
+  float* sums;          // [rows], of the weights
+  float* logsumexp;     // [rows], of the scaled scores
+  int64_t first, rows, keys;
+  float scale;
+};
+
+template <class T>
+struct AttentionGradientArgs {
+  const float* scores;    // [rows, keys], unscaled
+  const float* dweights;  // [rows, keys]: dout v^T
+  const float* logsumexp;
+  const T* dout;  // [rows, head_dim], rows dout_stride apart; out likewise
+  int64_t dout_stride;
+  const T* out;
+  int64_t out_stride;
+  T* weights;  // [rows, keys]: softmax
+  T* dscores;  // [rows, keys]: gradient of the unscaled scores
+  int64_t first, rows, keys, head_dim;
+  float scale;
+};
+
+// Loops whose tensors have the compute type T. begin and end count rows (tokens for norm_rope) or columns, as said.
+template <class T>
+struct TypedLoops {
+  void (*rms_norm)(const RmsNormArgs<T>&, int64_t begin, int64_t end);
+  // weight_sum (float [dim]) += the weight's gradient over these rows, in row order.
+  void (*rms_norm_backward)(const RmsNormBackwardArgs<T>&, float* weight_sum, int64_t begin, int64_t end);
+  void (*norm_rope)(const NormRopeArgs<T>&, int64_t begin, int64_t end);
+  // scratch: float [head_dim]. weight_sum (float [head_dim]) += the weight's gradient over these tokens, in token order.
+  // Both are used only with weight.
+  void (*norm_rope_backward)(const NormRopeArgs<T>&, float* scratch, float* weight_sum, int64_t begin, int64_t end);
+  void (*swiglu)(const SwigluArgs<T>&, int64_t begin, int64_t end);
+  void (*swiglu_backward)(const SwigluArgs<T>&, int64_t begin, int64_t end);
+  // scratch: float [vocab], read and written only with want_gradient.
+  void (*cross_entropy)(const CrossEntropyArgs<T>&, float* scratch, int64_t begin, int64_t end);
+  void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
+  void (*attention_gradient)(const AttentionGradientArgs<T>&);
+  // out (rows out_stride apart) = x [rows, dim] rounded, each row divided by its divisor where these are given.
+  void (*divide_rows)(const float* x, const float* divisors, T* out, int64_t out_stride, int64_t rows, int64_t dim);
+  // weight_grad[tokens[r]] += dy[r] for columns [begin, end), in row order.
+  void (*embedding_backward)(const int64_t* tokens, const T* dy, float* weight_grad, int64_t rows, int64_t dim,
+                             int64_t begin, int64_t end);
+  // sums (float [cols]) += column sums over all rows, columns [begin, end) only, in row order.
+  void (*column_sums)(const T* x, float* sums, int64_t rows, int64_t cols, int64_t begin, int64_t end);
+};
+
+struct AdamWLoopArgs {
+  float* weight;
+  const float* grad;
+  float* exp_avg;
+  float* exp_avg_sq;
+  uint16_t* compute;  // bfloat16; may be null
+  float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, negative_step;
+};
+
+struct Loops {
+  const char* isa;
+  TypedLoops<float> f32;
+  TypedLoops<uint16_t> bf16;
+  void (*adamw)(const AdamWLoopArgs&, int64_t begin, int64_t end);
+  double (*sum_of_squares)(const float* x, int64_t size);
+};
+
+template <class T>
+const TypedLoops<T>& typed(const Loops& loops);
+template <>
+inline const TypedLoops<float>& typed(const Loops& loops) {
+  return loops.f32;
+}
+template <>
+inline const TypedLoops<uint16_t>& typed(const Loops& loops) {
+  return loops.bf16;
+}
+
+// The tables of each instruction set; null where the build or the processor lacks it.
+const Loops* baseline_loops();
+const Loops* avx2_loops();
+const Loops* avx512_loops();
+const Loops* avx512bf16_loops();
+
+// The best of them.
+const Loops& loops();
+
+}  // namespace pptrain::kernels::cpu

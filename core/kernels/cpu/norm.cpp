@@ -1,0 +1,106 @@
+#include <vector>
+
+#include "core/kernels/backend.h"
+#include "core/kernels/cpu/loops.h"
+#include "core/kernels/cpu/parallel.h"
+#include "core/kernels/cpu/typed.h"
+
+namespace pptrain::kernels::cpu {
+namespace {
+
+void run_rms_norm(const Tensor& x, const Tensor* delta, const Tensor& weight, double eps, Tensor* sum, Tensor& y,
+                  Tensor& rstd) {
+  by_type(x, [&]<class T>(T) {
+    const RmsNormArgs<T> args{.x = in<T>(x),
+                              .delta = delta == nullptr ? nullptr : in<T>(*delta),
+                              .weight = in<float>(weight),
+                              .eps = static_cast<float>(eps),
+                              .sum = sum == nullptr ? nullptr : out<T>(*sum),
+                              .y = out<T>(y),
+                              .rstd = out<float>(rstd),
+                              .dim = x.size(1)};
+    parallel_for(x.size(0), row_grain(x.size(1)),
+                 [&](int64_t first, int64_t last) { typed<T>(loops()).rms_norm(args, first, last); });
+  });
+}
+
+template <class T>
+HeadsView<T> heads_view(const Tensor& x, T* data) {
+  return {.data = data, .stride_batch = x.stride(0), .stride_seq = x.stride(1), .stride_head = x.stride(2)};
+}
+
+template <class T>
+NormRopeArgs<T> norm_rope_args(const Tensor& x, const std::optional<Tensor>& weight, const RopeTable& rope,
+                               const Tensor& positions, Tensor& result, const Tensor& rstd) {
+  return {.x = heads_view(x, in<T>(x)),
+          .dy = {},
+          .out = heads_view(result, out<T>(result)),
+          .weight = in<float>(weight),
+          .eps = 0,
+          .rstd = weight ? out<float>(rstd) : nullptr,
+          .cos = in<float>(rope.cos),
+          .sin = in<float>(rope.sin),
+          .positions = in<int32_t>(positions),
+          .tokens = x.size(0) * x.size(1),
+          .seq = x.size(1),
+          .heads = x.size(2),
+          .head_dim = x.size(3)};
+}
+
+}  // namespace
+
+void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd) {
+  run_rms_norm(x, nullptr, weight, eps, nullptr, y, rstd);
+}
+
+void add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
+                  Tensor& rstd) {
+  run_rms_norm(x, &delta, weight, eps, &sum, y, rstd);
+}
+
+void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
+                       const std::optional<Tensor>& residual_grad, Tensor& dx, Tensor& weight_grad) {
+  by_type(x, [&]<class T>(T) {
+    const RmsNormBackwardArgs<T> args{.dy = in<T>(dy),
+                                      .x = in<T>(x),
+                                      .weight = in<float>(weight),
+                                      .rstd = in<float>(rstd),
+                                      .residual_grad = in<T>(residual_grad),
+                                      .dx = out<T>(dx),
+                                      .dim = x.size(1)};
+    blocked_sum(x.size(0), x.size(1), out<float>(weight_grad), [&](float* sum, int64_t first, int64_t last) {
+      typed<T>(loops()).rms_norm_backward(args, sum, first, last);
+    });
+  });
+}
+
+void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps, const RopeTable& rope,
+               const Tensor& positions, Tensor& y, Tensor& rstd) {
+  by_type(x, [&]<class T>(T) {
+    NormRopeArgs<T> args = norm_rope_args<T>(x, weight, rope, positions, y, rstd);
+    args.eps = static_cast<float>(eps);
+    parallel_for(args.tokens, row_grain(args.heads * args.head_dim),
+                 [&](int64_t first, int64_t last) { typed<T>(loops()).norm_rope(args, first, last); });
+  });
+}
+
+void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
+                        const RopeTable& rope, const Tensor& positions, Tensor& dx,
+                        const std::optional<Tensor>& weight_grad) {
+  by_type(dy, [&]<class T>(T) {
+    NormRopeArgs<T> args = norm_rope_args<T>(weight ? x : dy, weight, rope, positions, dx, rstd);
+    args.dy = heads_view(dy, in<T>(dy));
+    const auto backward = typed<T>(loops()).norm_rope_backward;
+    if (!weight) {
+      parallel_for(args.tokens, row_grain(args.heads * args.head_dim),
+                   [&](int64_t first, int64_t last) { backward(args, nullptr, nullptr, first, last); });
+      return;
+    }
+    blocked_sum(args.tokens, args.head_dim, out<float>(*weight_grad), [&](float* sum, int64_t first, int64_t last) {
+      std::vector<float> scratch(static_cast<size_t>(args.head_dim));
+      backward(args, scratch.data(), sum, first, last);
+    });
+  });
+}
+
+}  // namespace pptrain::kernels::cpu

@@ -1,0 +1,42 @@
+#include "core/kernels/cpu/parallel.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace pptrain::kernels::cpu {
+
+void parallel_for(int64_t size, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body) {
+  if (size <= grain || at::get_num_threads() == 1) {
+    if (size > 0) {
+      body(0, size);
+    }
+    return;
+  }
+  at::parallel_for(0, size, grain, [&](int64_t first, int64_t last) { body(first, last); });
+}
+
+int64_t row_grain(int64_t width) {
+  constexpr int64_t kElements = int64_t{1} << 15;
+  return std::max<int64_t>(1, kElements / std::max<int64_t>(width, 1));
+}
+
+void blocked_sum(int64_t size, int64_t width, float* out, c10::function_ref<void(float*, int64_t, int64_t)> body) {
+  constexpr int64_t kBlock = 64;
+  const int64_t blocks = (size + kBlock - 1) / kBlock;
+  std::vector<float> sums(static_cast<size_t>(blocks * width));
+  parallel_for(blocks, std::max<int64_t>(1, row_grain(width) / kBlock), [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      body(sums.data() + block * width, block * kBlock, std::min(size, (block + 1) * kBlock));
+    }
+  });
+  for (int64_t block = 0; block < blocks; ++block) {
+    const float* sum = sums.data() + block * width;
+    for (int64_t i = 0; i < width; ++i) {
+      out[i] += sum[i];
+    }
+  }
+}
+
+}  // namespace pptrain::kernels::cpu

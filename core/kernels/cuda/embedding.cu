@@ -1,0 +1,129 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/sort.h>
+
+#include <cmath>
+
+#include "core/kernels/backend.h"
+#include "core/kernels/cuda/device.cuh"
+#include "core/kernels/cuda/host.h"
+
+namespace pptrain::kernels::cuda {
+namespace {
+
+constexpr int64_t most_threads = 256;
+constexpr int64_t backward_threads = 128;
+
+// One block a row. A token outside the vocabulary gives NaN, never a read outside the table.
+template <typename T, bool kVector>
+__global__ void embedding_kernel(const int64_t* tokens, const T* weight, int64_t vocab, int64_t dim, T* out) {
+  constexpr int N = pack_width<T>;
+  const int64_t row = blockIdx.x;
+  const int64_t token = tokens[row];
+  const bool known = token >= 0 && token < vocab;
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < dim; i += stride) {
+    float w[N];
+    if (known) {
+      load<kVector>(weight + token * dim + i, dim - i, w);
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        w[j] = NAN;
+      }
+    }
+    store<kVector>(out + row * dim + i, dim - i, w);
+  }
+}
+
+// The first index after `first` whose token is another; sorted: [rows], ascending.
+__device__ inline int64_t end_of_run(const int64_t* sorted, int64_t first, int64_t rows) {
+  const int64_t token = sorted[first];
+  int64_t low = first + 1;
+  int64_t high = rows;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (sorted[middle] == token) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Tokens come sorted, with the rows they came from; the sort is stable, so equal tokens are in row order. The
+// block at the start of a run (x) adds all of the run's rows for its columns (y), one after another; the
+// others leave.
+template <typename T, bool kVector>
+__global__ void embedding_backward_kernel(const int64_t* sorted, const int64_t* row_of, const T* dy,
+                                          int64_t rows, int64_t vocab, int64_t dim, float* weight_grad) {
+  constexpr int N = pack_width<T>;
+  const int64_t first = blockIdx.x;
+  const int64_t token = sorted[first];
+  const int64_t i = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
+  if ((first > 0 && sorted[first - 1] == token) || token < 0 || token >= vocab || i >= dim) {
+    return;
+  }
+  const int64_t end = end_of_run(sorted, first, rows);
+  float* const target = weight_grad + token * dim + i;
+  float sum[N];
+  load<kVector>(target, dim - i, sum);
+#pragma unroll 4
+  for (int64_t at = first; at < end; ++at) {
+    float g[N];
+    load<kVector>(dy + row_of[at] * dim + i, dim - i, g);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      sum[j] += g[j];
+    }
+  }
+  store<kVector>(target, dim - i, sum);
+}
+
+}  // namespace
+
+void embedding(const Tensor& tokens, const Tensor& weight, Tensor& out) {
+  const char* const name = "embedding";
+  const int64_t rows = out.size(0);
+  const int64_t dim = out.size(1);
+  if (out.numel() == 0) {
+    return;
+  }
+  const DeviceGuard guard(out.device());
+  with_type(out.scalar_type(), name, [&](auto tag) {
+    using T = decltype(tag);
+    constexpr int N = pack_width<T>;
+    with_bool(dim % N == 0 && are_aligned(input<T>(weight), input<T>(out)), [&](auto is_vector) {
+      launch(name, embedding_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
+             threads_for(ceil_div(dim, N), most_threads), 0, input<int64_t>(tokens), input<T>(weight),
+             weight.size(0), dim, output<T>(out));
+    });
+  });
+}
+
+void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_grad) {
+  const char* const name = "embedding_backward";
+  const int64_t rows = dy.size(0);
+  const int64_t dim = dy.size(1);
+  if (dy.numel() == 0) {
+    return;
+  }
+  const DeviceGuard guard(dy.device());
+  const auto [sorted, row_of] = at::sort(tokens, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const int64_t* const sorted_tokens = input<int64_t>(sorted);
+  const int64_t* const rows_of_sorted = input<int64_t>(row_of);
+  with_type(dy.scalar_type(), name, [&](auto tag) {
+    using T = decltype(tag);
+    constexpr int N = pack_width<T>;
+    const int64_t packs = ceil_div(dim, N);
+    const unsigned threads = threads_for(packs, backward_threads);
+    require(ceil_div(packs, threads) <= 65535, name, "at most 65535 * 128 packs of 16 bytes in a row");
+    const dim3 grid(grid_size(rows, name), static_cast<unsigned>(ceil_div(packs, threads)));
+    with_bool(dim % N == 0 && are_aligned(input<T>(dy), input<float>(weight_grad)), [&](auto is_vector) {
+      launch(name, embedding_backward_kernel<T, decltype(is_vector)::value>, grid, threads, 0, sorted_tokens,
+             rows_of_sorted, input<T>(dy), rows, weight_grad.size(0), dim, output<float>(weight_grad));
+    });
+  });
+}
+
+}  // namespace pptrain::kernels::cuda

@@ -1,0 +1,89 @@
+#include <ATen/core/Tensor.h>
+
+#include "core/kernels/backend.h"
+#include "core/kernels/cuda/blas.h"
+#include "core/kernels/cuda/device.cuh"
+#include "core/kernels/cuda/host.h"
+#include "core/kernels/cuda/partial_sums.h"
+
+namespace pptrain::kernels::cuda {
+namespace {
+
+constexpr int64_t bias_threads = 128;
+
+// First stage: block (x, y) sums the columns of its packs over strip x of the rows, in row order.
+template <typename T, bool kVector>
+__global__ void column_sums_kernel(const T* dy, int64_t rows, int64_t rows_per_block, int64_t dim,
+                                   float* partials) {
+  constexpr int N = pack_width<T>;
+  const int64_t i = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
+  if (i >= dim) {
+    return;
+  }
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * rows_per_block;
+  const int64_t end = begin + rows_per_block < rows ? begin + rows_per_block : rows;
+  float sum[N] = {};
+#pragma unroll 4
+  for (int64_t row = begin; row < end; ++row) {
+    float g[N];
+    load<kVector>(dy + row * dim + i, dim - i, g);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      sum[j] += g[j];
+    }
+  }
+  store<kVector>(partials + static_cast<int64_t>(blockIdx.x) * dim + i, dim - i, sum);
+}
+
+}  // namespace
+
+// cuBLAS is column-major. A contiguous row-major [r, c] is a column-major [c, r] with leading dimension c. So
+//   weight_grad [out, in] += dy^T x   reads, transposed,   weight_grad' [in, out] += x' dy'^T
+// with x' = x as stored ([in, rows], leading dimension in) and dy' = dy as stored ([out, rows], leading
+// dimension out).
+void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
+  if (dy.numel() == 0 || x.numel() == 0) {
+    return;
+  }
+  const DeviceGuard guard(dy.device());
+  const int64_t rows = dy.size(0);
+  const int64_t out = dy.size(1);
+  const int64_t in = x.size(1);
+  const GemmShape shape{.transpose_a = false,
+                        .transpose_b = true,
+                        .m = in,
+                        .n = out,
+                        .k = rows,
+                        .lda = in,
+                        .ldb = out,
+                        .ldc = in};
+  accumulate_gemm(shape, dy.scalar_type(), x.const_data_ptr(), dy.const_data_ptr(),
+                  output<float>(weight_grad));
+}
+
+void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
+  const char* const name = "accumulate_bias_gradient";
+  const int64_t rows = dy.size(0);
+  const int64_t dim = dy.size(1);
+  if (dy.numel() == 0) {
+    return;
+  }
+  const DeviceGuard guard(dy.device());
+  const Strips strips = split_rows(rows, 16);
+  const Tensor partials = empty_partial_sums(dy, strips.count, dim);
+  with_type(dy.scalar_type(), name, [&](auto tag) {
+    using T = decltype(tag);
+    constexpr int N = pack_width<T>;
+    const int64_t packs = ceil_div(dim, N);
+    const unsigned threads = threads_for(packs, bias_threads);
+    require(ceil_div(packs, threads) <= 65535, name, "at most 65535 * 128 packs of 16 bytes in a row");
+    const dim3 grid(grid_size(strips.count, name), static_cast<unsigned>(ceil_div(packs, threads)));
+    with_bool(dim % N == 0 && are_aligned(input<T>(dy), input<float>(partials)), [&](auto is_vector) {
+      launch(name, column_sums_kernel<T, decltype(is_vector)::value>, grid, threads, 0, input<T>(dy), rows,
+             strips.rows, dim, output<float>(partials));
+    });
+  });
+  add_partial_sums(partials, bias_grad);
+}
+
+}  // namespace pptrain::kernels::cuda

@@ -1,0 +1,148 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cmath>
+
+#include "core/kernels/backend.h"
+#include "core/kernels/cuda/device.cuh"
+#include "core/kernels/cuda/host.h"
+#include "core/kernels/cuda/math.h"
+
+namespace pptrain::kernels::cuda {
+namespace {
+
+constexpr unsigned threads_per_block = 256;
+constexpr int64_t most_partial_blocks = 1024;
+constexpr int N = pack_width<float>;
+
+struct AdamWTensors {
+  float* weight;
+  const float* grad;
+  float* exp_avg;
+  float* exp_avg_sq;
+  at::BFloat16* compute;  // may be null
+};
+
+// Updates elements [i, i + min(N, valid)).
+template <bool kVector>
+__device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t valid,
+                                  const AdamWScalars& scalars) {
+  float w[N];
+  float g[N];
+  float m[N];
+  float v[N];
+  load<kVector>(t.weight + i, valid, w);
+  load<kVector>(t.grad + i, valid, g);
+  load<kVector>(t.exp_avg + i, valid, m);
+  load<kVector>(t.exp_avg_sq + i, valid, v);
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const AdamWState next = adamw_update({w[j], m[j], v[j]}, g[j], scalars);
+    w[j] = next.weight;
+    m[j] = next.exp_avg;
+    v[j] = next.exp_avg_sq;
+  }
+  store<kVector>(t.weight + i, valid, w);
+  store<kVector>(t.exp_avg + i, valid, m);
+  store<kVector>(t.exp_avg_sq + i, valid, v);
+  if (t.compute != nullptr) {
+    store<kVector>(t.compute + i, valid, w);
+  }
+}
+
+// One pack a thread; only the last may be incomplete.
+template <bool kVector>
+__global__ void adamw_kernel(AdamWTensors tensors, int64_t size, AdamWScalars scalars) {
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (size - i >= N) {
+    adamw_pack<kVector>(tensors, i, N, scalars);
+  } else if (i < size) {
+    adamw_pack<false>(tensors, i, size - i, scalars);
+  }
+}
+
+// First stage of the sum of squares: block b takes packs b * 256 + t, and every (gridDim * 256)th after.
+template <bool kVector>
+__global__ void sum_of_squares_kernel(const float* x, int64_t size, double* partials) {
+  __shared__ double scratch[warp_size];
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
+  double sum = 0.0;
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N; i < size; i += stride) {
+    float a[N];
+    if (size - i >= N) {
+      load<kVector>(x + i, N, a);
+    } else {
+      load<false>(x + i, size - i, a);
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      sum = fma(static_cast<double>(a[j]), static_cast<double>(a[j]), sum);
+    }
+  }
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0) {
+    partials[blockIdx.x] = sum;
+  }
+}
+
+// Second stage, one block.
+__global__ void sum_kernel(const double* partials, int64_t count, double* out) {
+  __shared__ double scratch[warp_size];
+  double sum = 0.0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    sum += partials[i];
+  }
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0) {
+    *out = sum;
+  }
+}
+
+AdamWScalars scalars_of(const AdamWArgs& args) {
+  const auto step = static_cast<double>(args.step);
+  return {.grad_scale = static_cast<float>(args.grad_scale),
+          .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
+          .beta2 = static_cast<float>(args.beta2),
+          .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
+          .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
+          .step_size = static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, step))),
+          .correction2 = static_cast<float>(std::sqrt(1.0 - std::pow(args.beta2, step))),
+          .eps = static_cast<float>(args.eps)};
+}
+
+}  // namespace
+
+void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
+           const std::optional<Tensor>& compute, const AdamWArgs& args) {
+  const int64_t size = weight.numel();
+  if (size == 0) {
+    return;
+  }
+  const DeviceGuard guard(weight.device());
+  const AdamWTensors tensors{output<float>(weight), input<float>(grad), output<float>(exp_avg),
+                             output<float>(exp_avg_sq), output<at::BFloat16>(compute)};
+  const bool vector =
+      are_aligned(tensors.weight, tensors.grad, tensors.exp_avg, tensors.exp_avg_sq, tensors.compute);
+  with_bool(vector, [&](auto is_vector) {
+    launch("adamw", adamw_kernel<decltype(is_vector)::value>,
+           grid_size(ceil_div(ceil_div(size, N), threads_per_block), "adamw"), threads_per_block, 0, tensors,
+           size, scalars_of(args));
+  });
+}
+
+void sum_of_squares(const Tensor& x, Tensor out) {
+  const DeviceGuard guard(x.device());
+  const int64_t size = x.numel();
+  const int64_t packs_per_block = static_cast<int64_t>(threads_per_block) * 4;
+  const int64_t blocks =
+      std::clamp<int64_t>(ceil_div(ceil_div(size, N), packs_per_block), 1, most_partial_blocks);
+  const Tensor partials = at::empty({blocks}, x.options().dtype(at::kDouble));
+  with_bool(are_aligned(input<float>(x)), [&](auto is_vector) {
+    launch("sum_of_squares", sum_of_squares_kernel<decltype(is_vector)::value>, static_cast<unsigned>(blocks),
+           threads_per_block, 0, input<float>(x), size, output<double>(partials));
+  });
+  launch("sum_of_squares", sum_kernel, 1, threads_per_block, 0, input<double>(partials), blocks,
+         output<double>(out));
+}
+
+}  // namespace pptrain::kernels::cuda

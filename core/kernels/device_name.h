@@ -1,0 +1,15 @@
+// What the driver calls a GPU.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <string>
+
+namespace pptrain::kernels {
+
+// Number of GPUs that CUDA sees; 0 without a driver, a GPU, or a build with CUDA.
+int gpu_count();
+// "NVIDIA H200". device: a CUDA device. Throws Error in a build without CUDA.
+std::string device_name(c10::Device device);
+
+}  // namespace pptrain::kernels

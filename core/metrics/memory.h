@@ -1,0 +1,14 @@
+// How much memory the run has taken.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace pptrain::metrics {
+
+// Peak so far, in bytes: resident memory of this process (all its ranks) for the CPU, else what the device's allocator
+// handed out.
+int64_t peak_memory_bytes(c10::Device device);
+
+}  // namespace pptrain::metrics

@@ -1,0 +1,56 @@
+#include "core/nn/cross_entropy.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+
+#include "core/kernels/kernels.h"
+
+namespace pptrain::nn {
+
+LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes)
+    : weight_(&weight), chunk_bytes_(chunk_bytes) {}
+
+int64_t LinearCrossEntropy::rows_per_chunk() const {
+  constexpr int64_t kTile = 32;  // rows; matrix products prefer whole tiles
+  const int64_t fit = chunk_bytes_ / (weight_->compute.size(0) * weight_->compute.element_size());
+  return fit >= kTile ? fit / kTile * kTile : std::max<int64_t>(fit, 1);
+}
+
+// The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so that the
+// order of the sum does not depend on the size of a chunk.
+at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const {
+  const at::Tensor& weight = weight_->compute;
+  const at::Tensor flat_labels = labels.reshape({-1});
+  const int64_t rows = h.size(0);
+  const int64_t step = std::min(rows, rows_per_chunk());
+  at::Tensor buffer = at::empty({step, weight.size(0)}, h.options());
+  at::Tensor loss = at::empty({rows}, h.options().dtype(at::kFloat));
+  for (int64_t start = 0; start < rows; start += step) {
+    const int64_t n = std::min(step, rows - start);
+    at::Tensor logits = buffer.narrow(0, 0, n);
+    at::Tensor chunk_loss = loss.narrow(0, start, n);
+    const at::Tensor chunk_h = h.narrow(0, start, n);
+    at::mm_out(logits, chunk_h, weight.t());
+    kernels::cross_entropy(logits, flat_labels.narrow(0, start, n), chunk_loss, dh != nullptr);
+    if (dh != nullptr) {
+      at::Tensor chunk_dh = dh->narrow(0, start, n);
+      at::mm_out(chunk_dh, logits, weight);
+      kernels::accumulate_weight_gradient(logits, chunk_h, weight_->grad);
+    }
+  }
+  return loss.sum(at::kDouble);
+}
+
+at::Tensor LinearCrossEntropy::forward(const at::Tensor& h, const at::Tensor& labels) const {
+  return run(h, labels, nullptr);
+}
+
+at::Tensor LinearCrossEntropy::forward_backward(const at::Tensor& h, const at::Tensor& labels, at::Tensor& dh) {
+  return run(h, labels, &dh);
+}
+
+at::Tensor LinearCrossEntropy::logits(const at::Tensor& h) const { return at::mm(h, weight_->compute.t()); }
+
+}  // namespace pptrain::nn

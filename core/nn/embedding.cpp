@@ -1,0 +1,22 @@
+#include "core/nn/embedding.h"
+
+#include <ATen/ops/empty.h>
+
+#include "core/kernels/kernels.h"
+
+namespace pptrain::nn {
+
+Embedding::Embedding(ParameterStore& store, const std::string& name, int64_t vocab, int64_t dim, double init_std)
+    : dim_(dim), weight_(&store.add({{.name = name + ".weight", .shape = {vocab, dim}, .init_std = init_std}})) {}
+
+at::Tensor Embedding::forward(const at::Tensor& tokens) const {
+  at::Tensor out = at::empty({tokens.numel(), dim_}, weight_->compute.options());
+  kernels::embedding(tokens.reshape({-1}), weight_->compute, out);
+  return out;
+}
+
+void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& dy) {
+  kernels::embedding_backward(tokens.reshape({-1}), dy, weight_->grad);
+}
+
+}  // namespace pptrain::nn

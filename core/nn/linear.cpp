@@ -1,0 +1,40 @@
+#include "core/nn/linear.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+
+#include "core/kernels/kernels.h"
+
+namespace pptrain::nn {
+
+Linear::Linear(ParameterStore& store, int64_t in_features, std::vector<LinearPart> parts, bool bias, double init_std)
+    : in_(in_features), out_(0) {
+  std::vector<ParameterSpec> weights;
+  std::vector<ParameterSpec> biases;
+  for (const LinearPart& part : parts) {
+    out_ += part.out_features;
+    weights.push_back({.name = part.name + ".weight", .shape = {part.out_features, in_}, .init_std = init_std});
+    biases.push_back(
+        {.name = part.name + ".bias", .shape = {part.out_features}, .init = Init::zeros, .weight_decay = false});
+  }
+  weight_ = &store.add(std::move(weights));
+  if (bias) {
+    bias_ = &store.add(std::move(biases));
+  }
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  const at::Tensor weight_t = weight_->compute.t();
+  return bias_ == nullptr ? at::mm(x, weight_t) : at::addmm(bias_->compute, x, weight_t);
+}
+
+at::Tensor Linear::backward_input(const at::Tensor& dy) const { return at::mm(dy, weight_->compute); }
+
+void Linear::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
+  kernels::accumulate_weight_gradient(dy, x, weight_->grad);
+  if (bias_ != nullptr) {
+    kernels::accumulate_bias_gradient(dy, bias_->grad);
+  }
+}
+
+}  // namespace pptrain::nn

@@ -1,0 +1,64 @@
+// Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)), with explicit passes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "core/kernels/kernels.h"
+#include "core/nn/attention.h"
+#include "core/nn/parameter.h"
+#include "core/nn/rms_norm.h"
+#include "core/nn/swiglu.h"
+#include "core/nn/weight_grad_queue.h"
+
+namespace pptrain::models {
+
+struct BlockConfig {
+  nn::AttentionConfig attention;
+  int64_t intermediate = 0;
+  bool mlp_bias = false;
+  double norm_eps = 1e-6;
+  double init_std = 0.02;
+};
+
+// What goes from one block to the next: the residual stream and the output that has not been added to it yet,
+// so that every addition is fused into the norm that follows. Both T [rows, hidden]; delta may be undefined.
+struct Residual {
+  at::Tensor stream;
+  at::Tensor delta;
+};
+
+class Block {
+ public:
+  struct Saved {
+    nn::RmsNorm::Saved attention_norm;
+    nn::Attention::Saved attention;
+    nn::RmsNorm::Saved mlp_norm;
+    nn::SwiGlu::Saved mlp;
+  };
+
+  // Declares `<name>.attn_norm.weight`, `<name>.attn.*`, `<name>.mlp_norm.weight` and `<name>.mlp.*`.
+  Block(nn::ParameterStore& store, const std::string& name, const BlockConfig& config);
+
+  // positions: int32 [batch, seq]. Reuses the memory of in.delta; keeps in.stream where there is no delta.
+  Residual forward(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
+                   Saved& saved) const;
+
+  // dy: T [rows, hidden], the gradient of stream + delta of the output -> the same of the input. Frees
+  // `saved` as it goes. With a deferred queue dy stays in use until the queue has run.
+  at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
+                            nn::WeightGradQueue& queue);
+
+ private:
+  nn::RmsNorm attention_norm_;
+  nn::Attention attention_;
+  nn::RmsNorm mlp_norm_;
+  nn::SwiGlu mlp_;
+};
+
+// Every tensor that `saved` holds, positions excepted; some share memory, some are undefined.
+std::vector<at::Tensor> saved_tensors(const Block::Saved& saved);
+
+}  // namespace pptrain::models

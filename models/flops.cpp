@@ -1,0 +1,73 @@
+#include "models/flops.h"
+
+#include "models/registry.h"
+
+namespace pptrain::models {
+namespace {
+
+// FLOPs of one layer's two attention products in the forward pass of one token; a causal row sees seq / 2
+// keys.
+double attention_flops(const ModelConfig& model, int64_t seq) {
+  return 2.0 * static_cast<double>(seq * model.heads * model.head_dim);
+}
+
+int64_t layer_count(const StageSlice& slice) {
+  return slice.end_layer - slice.first_layer;
+}
+
+}  // namespace
+
+int64_t layer_matmul_parameters(const ModelConfig& model) {
+  const int64_t q = model.heads * model.head_dim;
+  const int64_t kv = model.kv_heads * model.head_dim;
+  return model.hidden * (2 * q + 2 * kv) + 3 * model.hidden * model.intermediate;
+}
+
+int64_t head_matmul_parameters(const ModelConfig& model) {
+  return model.vocab * model.hidden;
+}
+
+double flops_per_token(const ModelConfig& model, int64_t seq) {
+  const auto matmul =
+      static_cast<double>(model.layers * layer_matmul_parameters(model) + head_matmul_parameters(model));
+  return 6 * matmul + 3 * static_cast<double>(model.layers) * attention_flops(model, seq);
+}
+
+StageSize stage_size(const ModelConfig& model, const StageSlice& slice, bool bfloat16) {
+  TransformerStage stage(model, slice);  // declares only: no memory
+  StageSize size{.layers = layer_count(slice), .parameters = stage.parameters().parameter_count()};
+  size.weight_bytes = size.parameters * (bfloat16 ? 6 : 4);
+  size.gradient_bytes = size.parameters * 4;
+  size.optimizer_bytes = size.parameters * 8;
+  return size;
+}
+
+int64_t activation_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens, bool bfloat16) {
+  const bool qk_norm = find_architecture(model.arch).block(model).attention.qk_norm;
+  const int64_t q = model.heads * model.head_dim;
+  const int64_t kv = model.kv_heads * model.head_dim;
+  // In the compute type: both norms' inputs and outputs, qkv, the attention's output, gate, up and their
+  // product; with QK-norm also q and k after it, which otherwise lie in qkv.
+  int64_t elements = 4 * model.hidden + (q + 2 * kv) + q + 3 * model.intermediate;
+  int64_t floats = 2 + model.heads;  // the norms' rstd; logsumexp
+  if (qk_norm) {
+    elements += q + kv;
+    floats += model.heads + model.kv_heads;
+  }
+  const int64_t width = bfloat16 ? 2 : 4;
+  int64_t bytes = layer_count(slice) * (elements * width + floats * 4);
+  if (slice.head) bytes += model.hidden * width;  // the gradient at the last block's output
+  return bytes * tokens;
+}
+
+StageCost stage_cost(const ModelConfig& model, const StageSlice& slice, int64_t batch, int64_t seq) {
+  const auto tokens = static_cast<double>(batch * seq);
+  const auto layers = static_cast<double>(layer_count(slice));
+  const double matmul = 2 * layers * static_cast<double>(layer_matmul_parameters(model));
+  const double attention = layers * attention_flops(model, seq);
+  StageCost cost{.forward = matmul + attention, .input = matmul + 2 * attention, .weight = matmul};
+  if (slice.head) cost.forward += 6 * static_cast<double>(head_matmul_parameters(model));
+  return {.forward = cost.forward * tokens, .input = cost.input * tokens, .weight = cost.weight * tokens};
+}
+
+}  // namespace pptrain::models

@@ -1,0 +1,14 @@
+// Weights of a stage from a Hugging Face directory.
+#pragma once
+
+#include <filesystem>
+
+#include "models/transformer_stage.h"
+
+namespace pptrain::models {
+
+// Fills the masters of a materialised stage (float16, bfloat16 or float32 -> float32) and its compute weights. Reads only
+// the tensors that the stage needs. Throws Error that names a missing tensor, or one of another shape or type.
+void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir);
+
+}  // namespace pptrain::models

@@ -1,0 +1,39 @@
+// A model's sizes as plain values, checked once; what layers, counts and loaders take.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/config/job_config.h"
+#include "core/nn/rope.h"
+
+namespace pptrain::models {
+
+struct ModelConfig {
+  std::string arch;  // a name in the registry
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;  // divides heads
+  int64_t head_dim = 0;  // even; heads * head_dim may differ from hidden
+  int64_t vocab = 0;
+  int64_t max_seq = 0;  // positions that the rotary tables cover
+  double rope_theta = 10000;
+  std::optional<nn::Llama3RopeScaling> rope_llama3;
+  std::optional<nn::LinearRopeScaling> rope_linear;
+  double norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  bool tied = false;
+  bool attention_bias = false;
+  bool mlp_bias = false;
+};
+
+// From a resolved [model] section; 0 stands for the default where job_config.h says so. `seq_len`: the
+// longest sequence of the run. Throws UsageError that names the key: an unknown arch or rope_type, a size
+// below 1, sizes that do not fit each other, a key that the arch does not have, seq_len over
+// max_position_embeddings.
+ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_len);
+
+}  // namespace pptrain::models

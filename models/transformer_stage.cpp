@@ -1,0 +1,208 @@
+#include "models/transformer_stage.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <set>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/nn/rope.h"
+#include "models/registry.h"
+
+namespace pptrain::models {
+
+StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
+  const auto& [start, end] = assignment.at(static_cast<size_t>(index));
+  return {.index = index,
+          .first_layer = start,
+          .end_layer = end,
+          .embedding = index == 0,
+          .head = static_cast<size_t>(index) + 1 == assignment.size()};
+}
+
+TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice)
+    : model_(model), slice_(slice) {
+  if (slice.first_layer < 0 || slice.first_layer >= slice.end_layer || slice.end_layer > model.layers) {
+    throw Error(fmt::format("stage {}: layers [{}, {}) of a model of {} layers", slice.index,
+                            slice.first_layer, slice.end_layer, model.layers));
+  }
+  const BlockConfig block = find_architecture(model.arch).block(model);
+  if (slice.embedding)
+    embedding_.emplace(store_, "embed", model.vocab, model.hidden, model.initializer_range);
+  blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
+  for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
+    blocks_.emplace_back(store_, fmt::format("layers.{}", layer), block);
+  }
+  if (slice.head) {
+    norm_.emplace(store_, "norm", model.hidden, model.norm_eps);
+    head_weight_ = &store_.add({{.name = "head.weight",
+                                 .shape = {model.vocab, model.hidden},
+                                 .init_std = model.initializer_range,
+                                 .init_name = model.tied ? "embed.weight" : ""}});
+    head_.emplace(*head_weight_);
+  }
+}
+
+void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients) {
+  store_.materialise(device, compute_dtype, with_gradients);
+  rope_ = nn::make_rope_table(model_.head_dim, model_.max_seq, model_.rope_theta, model_.rope_llama3,
+                              model_.rope_linear, device);
+}
+
+Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input) const {
+  if (data.seq > model_.max_seq) {
+    throw Error(fmt::format("stage {}: a sequence of {} tokens, but the rotary tables end at {}",
+                            slice_.index, data.seq, model_.max_seq));
+  }
+  if (embedding_) return {.stream = embedding_->forward(data.tokens), .delta = {}};
+  const int64_t rows = data.batch * data.seq;
+  if (!input.defined() || input.dim() != 2 || input.size(0) != rows || input.size(1) != model_.hidden) {
+    throw Error(
+        fmt::format("stage {}: its input must be [{}, {}], not {}", slice_.index, rows, model_.hidden,
+                    input.defined() ? fmt::format("[{}]", fmt::join(input.sizes(), ", ")) : "undefined"));
+  }
+  return {.stream = std::move(input), .delta = {}};
+}
+
+Residual TransformerStage::run_blocks(const data::Microbatch& data, at::Tensor input) const {
+  Residual residual = enter(data, std::move(input));
+  for (const auto& block : blocks_) {
+    Block::Saved dropped;
+    residual = block.forward(std::move(residual), data.positions, rope_, dropped);
+  }
+  return residual;
+}
+
+void TransformerStage::add_loss(const at::Tensor& loss, const at::Tensor& labels) {
+  const at::Tensor valid = labels.ne(data::ignore_label).sum();
+  loss_ = loss_.defined() ? loss_.add(loss) : loss;
+  valid_ = valid_.defined() ? valid_.add(valid) : valid;
+}
+
+at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& data, at::Tensor input) {
+  const auto [position, inserted] = records_.try_emplace(microbatch);
+  if (!inserted) {
+    throw Error(fmt::format("stage {}: microbatch {} ran forward twice without a backward", slice_.index,
+                            microbatch));
+  }
+  Record& record = position->second;
+  Residual residual = enter(data, std::move(input));
+  if (embedding_) record.tokens = data.tokens;
+  record.blocks.resize(blocks_.size());
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    residual = blocks_[i].forward(std::move(residual), data.positions, rope_, record.blocks[i]);
+  }
+  // The sum rounds as the fused one in the next stage's norm would.
+  if (!head_) return residual.delta.add_(residual.stream);
+
+  nn::RmsNorm::Saved saved;
+  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
+  at::Tensor dh;
+  add_loss(head_->forward_backward(normed.y, data.labels.reshape({-1}), dh), data.labels);
+  record.dy = norm_->backward(saved, dh, {});
+  return {};
+}
+
+at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tensor input) {
+  Residual residual = run_blocks(data, std::move(input));
+  if (!head_) return residual.delta.add_(residual.stream);
+  nn::RmsNorm::Saved dropped;
+  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
+  add_loss(head_->forward(normed.y, data.labels.reshape({-1})), data.labels);
+  return {};
+}
+
+at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) {
+  if (!head_)
+    throw Error(fmt::format("stage {} has no head: only the last stage gives logits", slice_.index));
+  Residual residual = run_blocks(data, std::move(input));
+  nn::RmsNorm::Saved dropped;
+  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
+  return head_->logits(rows.defined() ? normed.y.index_select(0, rows) : normed.y);
+}
+
+TransformerStage::Record TransformerStage::take_record(int microbatch) {
+  auto node = records_.extract(microbatch);
+  if (node.empty()) {
+    throw Error(fmt::format("stage {}: backward of microbatch {}, which did not run forward", slice_.index,
+                            microbatch));
+  }
+  return std::move(node.mapped());
+}
+
+at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::WeightGradQueue& queue) {
+  at::Tensor grad = head_ ? std::move(record.dy) : std::move(dy);
+  for (size_t i = blocks_.size(); i-- > 0;) {
+    grad = blocks_[i].backward_input(record.blocks[i], grad, rope_, queue);
+  }
+  return grad;
+}
+
+at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
+  Record record = take_record(microbatch);
+  nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::immediate);
+  at::Tensor grad = backward_blocks(record, std::move(dy), queue);
+  if (!embedding_) return grad;
+  embedding_->backward_weight(record.tokens, grad);
+  return {};
+}
+
+at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
+  const auto [position, inserted] = pending_.try_emplace(microbatch);
+  if (!inserted) {
+    throw Error(fmt::format("stage {}: the weight gradients of microbatch {} are still pending", slice_.index,
+                            microbatch));
+  }
+  Record record = take_record(microbatch);
+  PendingWeights& pending = position->second;
+  at::Tensor grad = backward_blocks(record, std::move(dy), pending.queue);
+  if (!embedding_) return grad;
+  pending.tokens = std::move(record.tokens);
+  pending.embedding_dy = std::move(grad);
+  return {};
+}
+
+void TransformerStage::backward_weight(int microbatch) {
+  auto node = pending_.extract(microbatch);
+  if (node.empty()) {
+    throw Error(
+        fmt::format("stage {}: no weight gradients of microbatch {} are pending", slice_.index, microbatch));
+  }
+  PendingWeights& pending = node.mapped();
+  pending.queue.run();
+  if (embedding_) embedding_->backward_weight(pending.tokens, pending.embedding_dy);
+}
+
+pipeline::LossSum TransformerStage::take_loss() {
+  pipeline::LossSum sum;
+  if (loss_.defined()) sum = {.loss = loss_.item<double>(), .tokens = valid_.item<int64_t>()};
+  loss_.reset();
+  valid_.reset();
+  return sum;
+}
+
+void TransformerStage::discard() {
+  records_.clear();
+  pending_.clear();
+  loss_.reset();
+  valid_.reset();
+}
+
+int64_t TransformerStage::saved_bytes() const {
+  std::set<const void*> seen;
+  int64_t bytes = 0;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+      bytes += static_cast<int64_t>(tensor.storage().nbytes());
+    }
+  };
+  for (const auto& [microbatch, record] : records_) {
+    for (const auto& block : record.blocks) {
+      for (const auto& tensor : saved_tensors(block)) add(tensor);
+    }
+    add(record.dy);
+  }
+  return bytes;
+}
+
+}  // namespace pptrain::models

@@ -1,0 +1,125 @@
+// A contiguous piece of a decoder-only transformer: embedding (first stage), blocks, final norm and head
+// (last stage).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "core/kernels/kernels.h"
+#include "core/nn/cross_entropy.h"
+#include "core/nn/embedding.h"
+#include "core/nn/parameter.h"
+#include "core/nn/rms_norm.h"
+#include "core/nn/weight_grad_queue.h"
+#include "models/block.h"
+#include "models/model_config.h"
+#include "parallel/pipeline/split_layers.h"
+#include "parallel/pipeline/stage.h"
+
+namespace pptrain::models {
+
+// Which piece of the model a stage holds.
+struct StageSlice {
+  int index = 0;
+  int first_layer = 0;
+  int end_layer = 0;  // one past the last
+  bool embedding = false;
+  bool head = false;
+};
+
+// Stage `index` of the assignment; the embedding is on stage 0, the head on the last one.
+StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index);
+
+// Parameters, by global name: `embed.weight`; `layers.N.{attn_norm,mlp_norm}.weight`,
+// `layers.N.attn.{q,k,v,o}.{weight,bias}`, `layers.N.attn.{q_norm,k_norm}.weight`,
+// `layers.N.mlp.{gate,up,down}.{weight,bias}`; `norm.weight`, `head.weight`.
+//
+// With tied embeddings the stage with the head holds its own copy, `head.weight`, also where it holds the
+// embedding: the two uses have a gradient accumulator each on every layout, so that their sum has the same
+// bits on all. Both copies start equal (their initial values are those of `embed.weight`); who steps the
+// optimizer adds the two gradients (embedding's + head's, float32), counts the sum once in the gradient norm,
+// and updates both copies with it.
+class TransformerStage final : public pipeline::Stage {
+ public:
+  // Declares the parameters; nothing has memory before materialise(). Throws Error for an empty or impossible
+  // slice.
+  TransformerStage(const ModelConfig& model, const StageSlice& slice);
+
+  // Allocates parameters and rotary tables. compute_dtype: float32 or bfloat16. Then fill the masters:
+  // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
+  void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true);
+
+  int index() const override { return slice_.index; }
+  bool is_first() const override { return slice_.embedding; }
+  bool is_last() const override { return slice_.head; }
+  int64_t hidden() const override { return model_.hidden; }
+  at::ScalarType boundary_dtype() const override { return store_.compute_dtype(); }
+
+  // The record keeps `input` (read only) until the microbatch's backward.
+  at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) override;
+  at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) override;
+  at::Tensor backward(int microbatch, at::Tensor dy) override;
+  // dy is an operand of W: it stays in use, read only, until backward_weight.
+  at::Tensor backward_input(int microbatch, at::Tensor dy) override;
+  void backward_weight(int microbatch) override;
+
+  pipeline::LossSum take_loss() override;
+  size_t saved_microbatches() const override { return records_.size(); }
+  size_t pending_weight_gradients() const override { return pending_.size(); }
+  void discard() override;
+  nn::ParameterStore& parameters() override { return store_; }
+
+  // Last stage: T [rows, vocab] of every row of the microbatch, or of `rows` (int64, indices into batch *
+  // seq) alone.
+  at::Tensor logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows = {});
+
+  // Null where this stage does not hold it.
+  nn::Weight* embedding_weight() { return embedding_ ? &embedding_->weight() : nullptr; }
+  nn::Weight* head_weight() { return head_weight_; }
+  bool tied() const { return model_.tied; }
+
+  const ModelConfig& model() const { return model_; }
+  const StageSlice& slice() const { return slice_; }
+
+  // Bytes that the records of microbatches between F and I/B hold, each piece of memory counted once. Tensors
+  // of the microbatch itself (tokens, labels, positions) are not counted.
+  int64_t saved_bytes() const;
+
+ private:
+  struct Record {
+    at::Tensor tokens;  // first stage
+    std::vector<Block::Saved> blocks;
+    at::Tensor dy;  // last stage: gradient at the last block's output, taken in F
+  };
+  struct PendingWeights {
+    nn::WeightGradQueue queue{nn::WeightGradQueue::Mode::deferred};
+    at::Tensor tokens, embedding_dy;  // first stage
+  };
+
+  Residual enter(const data::Microbatch& data, at::Tensor input) const;
+  Residual run_blocks(const data::Microbatch& data, at::Tensor input) const;
+  void add_loss(const at::Tensor& loss, const at::Tensor& labels);
+  Record take_record(int microbatch);
+  at::Tensor backward_blocks(Record& record, at::Tensor dy, nn::WeightGradQueue& queue);
+
+  ModelConfig model_;
+  StageSlice slice_;
+  nn::ParameterStore store_;
+  std::optional<nn::Embedding> embedding_;
+  std::vector<Block> blocks_;  // never changes size after construction: queues point at their layers
+  std::optional<nn::RmsNorm> norm_;
+  nn::Weight* head_weight_ = nullptr;
+  std::optional<nn::LinearCrossEntropy> head_;
+  kernels::RopeTable rope_;
+
+  std::map<int, Record> records_;
+  std::map<int, PendingWeights> pending_;
+  at::Tensor loss_;   // float64 scalar on the device, undefined when nothing was added
+  at::Tensor valid_;  // int64 scalar on the device
+};
+
+}  // namespace pptrain::models

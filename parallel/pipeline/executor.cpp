@@ -1,0 +1,199 @@
+#include "parallel/pipeline/executor.h"
+
+#include <ATen/ops/empty.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace pptrain::pipeline {
+
+using schedule::Action;
+using schedule::ActionKind;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// "RECV_F stage 5 microbatch 7"
+std::string describe(const Action& action) {
+  if (action.kind == ActionKind::overlapped_pair) return schedule::to_string(action);
+  const std::string text = schedule::to_string(action);
+  std::string word(text);
+  std::erase_if(word, [](char c) { return c >= '0' && c <= '9'; });
+  return action.microbatch < 0 ? fmt::format("{} stage {}", word, action.stage)
+                               : fmt::format("{} stage {} microbatch {}", word, action.stage, action.microbatch);
+}
+
+template <typename Map>
+auto take(Map& map, const typename Map::key_type& key, const char* what) {
+  auto node = map.extract(key);
+  if (node.empty()) {
+    throw Error(fmt::format("no {} for stage {} microbatch {}: the schedule's order is wrong", what, key.first, key.second));
+  }
+  return std::move(node.mapped());
+}
+
+}  // namespace
+
+Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule, Mode mode)
+    : stages_(std::move(stages)), pipeline_(pipeline), schedule_(std::move(schedule)), mode_(mode) {
+  if (schedule_.ranks != pipeline_.size()) {
+    throw Error(fmt::format("the schedule is for {} pipeline ranks, the mesh has {}", schedule_.ranks, pipeline_.size()));
+  }
+  const std::vector<int> expected = schedule_.stages_of(pipeline_.rank());
+  const bool same = std::ranges::equal(stages_, expected, {}, [](const Stage* s) { return s->index(); });
+  if (!same) throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
+}
+
+ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
+  if (static_cast<int>(microbatches.size()) != schedule_.microbatches) {
+    throw Error(fmt::format("the schedule runs {} microbatches, {} were given", schedule_.microbatches, microbatches.size()));
+  }
+  microbatches_ = microbatches;
+  stats_ = {};
+  in_flight_ = 0;
+  for (const Action& action : schedule_.actions[pipeline_.rank()]) {
+    try {
+      execute(action);
+    } catch (const PeerFailure&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw Error(fmt::format("in {}: {}", describe(action), error.what()));
+    }
+    reap_sends(/*wait=*/false);
+  }
+  finish();
+  return stats_;
+}
+
+void Executor::execute(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::recv_f:
+    case ActionKind::recv_b:
+      return post_receive(action);
+    case ActionKind::send_f:
+    case ActionKind::send_b:
+      return post_send(action);
+    case ActionKind::reduce_grad:
+      if (reduce_grad_) reduce_grad_(stage(action.stage));
+      return;
+    case ActionKind::unshard:
+    case ActionKind::reshard:
+      throw Error("UNSHARD and RESHARD need sharded parameters, which this build does not have");
+    case ActionKind::overlapped_pair:
+      for (const Action& half : action.pair) compute(half);
+      return;
+    default:
+      return compute(action);
+  }
+}
+
+void Executor::compute(const Action& action) {
+  const double waited = stats_.wait_s;
+  const auto start = Clock::now();
+  if (action.kind == ActionKind::forward) {
+    run_forward(action);
+  } else if (action.kind == ActionKind::backward_weight) {
+    stage(action.stage).backward_weight(action.microbatch);
+  } else {
+    run_backward(action);
+  }
+  stats_.compute_s += seconds_since(start) - (stats_.wait_s - waited);
+}
+
+void Executor::run_forward(const Action& action) {
+  Stage& s = stage(action.stage);
+  at::Tensor input = take_input(local_inputs_, received_inputs_, action, !s.is_first());
+  const data::Microbatch& data = microbatches_[action.microbatch];
+  at::Tensor output = mode_ == Mode::train ? s.forward(action.microbatch, data, std::move(input))
+                                           : s.forward_only(data, std::move(input));
+  if (mode_ == Mode::train) stats_.max_in_flight = std::max(stats_.max_in_flight, ++in_flight_);
+  if (s.is_last()) return;
+  auto& destination = is_local(action.stage + 1) ? local_inputs_[{action.stage + 1, action.microbatch}]
+                                                 : outputs_[{action.stage, action.microbatch}];
+  destination = std::move(output);
+}
+
+void Executor::run_backward(const Action& action) {
+  Stage& s = stage(action.stage);
+  at::Tensor dy = take_input(local_gradients_, received_gradients_, action, !s.is_last());
+  at::Tensor dx = action.kind == ActionKind::backward ? s.backward(action.microbatch, std::move(dy))
+                                                      : s.backward_input(action.microbatch, std::move(dy));
+  --in_flight_;
+  if (s.is_first()) return;
+  auto& destination = is_local(action.stage - 1) ? local_gradients_[{action.stage - 1, action.microbatch}]
+                                                 : input_gradients_[{action.stage, action.microbatch}];
+  destination = std::move(dx);
+}
+
+at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received, const Action& action,
+                                bool expected) {
+  if (!expected) return {};
+  const Key key{action.stage, action.microbatch};
+  if (auto node = local.extract(key)) return std::move(node.mapped());
+  Receive receive = take(received, key, "received tensor");
+  const auto start = Clock::now();
+  receive.work->wait([&] {
+    const bool forward = action.kind == ActionKind::forward;
+    return fmt::format("rank {} waits for RECV_{} stage {} microbatch {}", pipeline_.rank(), forward ? 'F' : 'B',
+                       action.stage, action.microbatch);
+  });
+  stats_.wait_s += seconds_since(start);
+  return std::move(receive.tensor);
+}
+
+void Executor::post_receive(const Action& action) {
+  const bool forward = action.kind == ActionKind::recv_f;
+  Stage& s = stage(action.stage);
+  const data::Microbatch& data = microbatches_[action.microbatch];
+  at::Tensor tensor = at::empty({data.batch * data.seq, s.hidden()},
+                                at::TensorOptions(s.boundary_dtype()).device(data.positions.device()));
+  const int source = schedule_.rank_of(forward ? action.stage - 1 : action.stage + 1);
+  auto work = pipeline_.irecv(tensor, source);
+  auto& received = forward ? received_inputs_ : received_gradients_;
+  received[{action.stage, action.microbatch}] = {std::move(tensor), std::move(work)};
+  const int posted = static_cast<int>(received_inputs_.size() + received_gradients_.size());
+  stats_.max_receive_buffers = std::max(stats_.max_receive_buffers, posted);
+}
+
+void Executor::post_send(const Action& action) {
+  const bool forward = action.kind == ActionKind::send_f;
+  auto& values = forward ? outputs_ : input_gradients_;
+  at::Tensor tensor = take(values, {action.stage, action.microbatch}, "computed tensor");
+  const int destination = schedule_.rank_of(forward ? action.stage + 1 : action.stage - 1);
+  auto work = pipeline_.isend(tensor, destination);
+  sends_.push_back({std::move(tensor), std::move(work), action});
+}
+
+void Executor::reap_sends(bool wait) {
+  if (wait) {
+    for (Send& send : sends_) {
+      send.work->wait([&] { return fmt::format("rank {} waits to finish {}", pipeline_.rank(), describe(send.action)); });
+    }
+    sends_.clear();
+    return;
+  }
+  std::erase_if(sends_, [](Send& send) { return send.work->done(); });
+}
+
+void Executor::finish() {
+  reap_sends(/*wait=*/true);
+  const bool clean = local_inputs_.empty() && local_gradients_.empty() && received_inputs_.empty() &&
+                     received_gradients_.empty() && outputs_.empty() && input_gradients_.empty();
+  if (!clean || in_flight_ != 0) throw Error("the schedule left values behind: it is not complete");
+}
+
+Stage& Executor::stage(int index) {
+  for (Stage* s : stages_) {
+    if (s->index() == index) return *s;
+  }
+  throw Error(fmt::format("stage {} is not on pipeline rank {}", index, pipeline_.rank()));
+}
+
+bool Executor::is_local(int stage) const { return schedule_.rank_of(stage) == pipeline_.rank(); }
+
+}  // namespace pptrain::pipeline

@@ -1,0 +1,30 @@
+// Which layers each pipeline stage holds. Standard library alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace pptrain::pipeline {
+
+// [start, end) of each stage, in stage order; together they cover [0, layers).
+using LayerAssignment = std::vector<std::pair<int, int>>;
+
+// An even split; what remains goes to earlier stages: (32, 3) -> 11/11/10. The embedding counts as
+// `embedding_weight` layers on the first stage, final norm and head as `head_weight` layers on the last: each
+// layer goes to the stage with the least load so far, earlier stages first, which is the smallest largest
+// load. (The weights are those of xorl's and d9d's virtual layers, fractions allowed.) Throws UsageError if a
+// stage would hold no layer.
+LayerAssignment compute_layer_assignment(int layers, int stages, double embedding_weight = 0,
+                                         double head_weight = 0);
+
+// The first stage holds exactly `first` layers, the last `last`; the stages between share the rest evenly:
+// (8, 4, 1, 1) -> 1/3/3/1. Throws UsageError if that does not work out.
+LayerAssignment compute_pinned_layer_assignment(int layers, int stages, int first, int last);
+
+// An explicit list of layers per stage, first to last. Throws UsageError if it does not have `stages`
+// entries, one of them is below 1, or they do not sum to `layers`.
+LayerAssignment explicit_layer_assignment(int layers, int stages, std::span<const int64_t> layers_per_stage);
+
+}  // namespace pptrain::pipeline

@@ -1,0 +1,164 @@
+#include "parallel/schedule/action.h"
+
+#include <array>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace pptrain::schedule {
+namespace {
+
+struct Word {
+  ActionKind kind;
+  std::string_view text;
+  bool has_microbatch;
+};
+
+constexpr std::array<Word, 11> words = {{
+    {ActionKind::forward, "F", true},
+    {ActionKind::backward, "B", true},
+    {ActionKind::backward_input, "I", true},
+    {ActionKind::backward_weight, "W", true},
+    {ActionKind::send_f, "SEND_F", true},
+    {ActionKind::recv_f, "RECV_F", true},
+    {ActionKind::send_b, "SEND_B", true},
+    {ActionKind::recv_b, "RECV_B", true},
+    {ActionKind::unshard, "UNSHARD", false},
+    {ActionKind::reshard, "RESHARD", false},
+    {ActionKind::reduce_grad, "REDUCE_GRAD", false},
+}};
+constexpr std::string_view overlap_word = "OVERLAP_F_B";
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view blank = " \t\r\n";
+  const size_t first = text.find_first_not_of(blank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(blank) - first + 1);
+}
+
+[[noreturn]] void refuse(std::string_view text, const std::string& why) {
+  throw UsageError(
+      "'" + std::string(text) + "' is not a schedule action: " + why +
+      ". An action reads <stage><F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B><microbatch>, "
+      "<stage><UNSHARD|RESHARD|REDUCE_GRAD> or (<F action>;<B action>)OVERLAP_F_B, for example 2F0");
+}
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+int to_int(std::string_view digits, std::string_view whole) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end != digits.data() + digits.size()) {
+    refuse(whole, std::string(digits) + " is not a number in range");
+  }
+  return value;
+}
+
+Action parse_single(std::string_view text, std::string_view whole) {
+  size_t digits = 0;
+  while (digits < text.size() && is_digit(text[digits])) ++digits;
+  if (digits == 0) refuse(whole, "it does not begin with a stage number");
+  size_t word_end = text.size();
+  while (word_end > digits && is_digit(text[word_end - 1])) --word_end;
+
+  std::string_view name = text.substr(digits, word_end - digits);
+  if (name == "FULL_BACKWARD") name = "B";
+  for (const Word& word : words) {
+    if (word.text != name) continue;
+    const std::string_view microbatch = text.substr(word_end);
+    if (word.has_microbatch && microbatch.empty()) refuse(whole, "the microbatch number is missing");
+    if (!word.has_microbatch && !microbatch.empty()) {
+      refuse(whole, std::string(word.text) + " is of a whole stage and has no microbatch number");
+    }
+    return {word.kind,
+            to_int(text.substr(0, digits), whole),
+            word.has_microbatch ? to_int(microbatch, whole) : -1,
+            {}};
+  }
+  refuse(whole, std::string(name) + " is unknown");
+}
+
+Action parse_pair(std::string_view text) {
+  const size_t close = text.find(')');
+  if (close == std::string_view::npos) refuse(text, "the closing bracket is missing");
+  if (trim(text.substr(close + 1)) != overlap_word) refuse(text, "a pair ends in OVERLAP_F_B");
+  const std::string_view inside = text.substr(1, close - 1);
+  const size_t semicolon = inside.find(';');
+  if (semicolon == std::string_view::npos || inside.find(';', semicolon + 1) != std::string_view::npos) {
+    refuse(text, "a pair has exactly two actions with ';' between them");
+  }
+  Action first = parse_single(trim(inside.substr(0, semicolon)), text);
+  Action second = parse_single(trim(inside.substr(semicolon + 1)), text);
+  if (first.kind != ActionKind::forward || !is_gradient(second.kind)) {
+    refuse(text, "a pair is an F, then a B or I");
+  }
+  return overlapped(std::move(first), std::move(second));
+}
+
+}  // namespace
+
+Action forward(int stage, int microbatch) {
+  return {ActionKind::forward, stage, microbatch, {}};
+}
+Action backward(int stage, int microbatch) {
+  return {ActionKind::backward, stage, microbatch, {}};
+}
+Action backward_input(int stage, int microbatch) {
+  return {ActionKind::backward_input, stage, microbatch, {}};
+}
+Action backward_weight(int stage, int microbatch) {
+  return {ActionKind::backward_weight, stage, microbatch, {}};
+}
+
+Action overlapped(Action forward, Action backward) {
+  Action action{ActionKind::overlapped_pair, -1, -1, {}};
+  action.pair.reserve(2);
+  action.pair.push_back(std::move(forward));
+  action.pair.push_back(std::move(backward));
+  return action;
+}
+
+bool is_compute(ActionKind kind) {
+  return kind <= ActionKind::backward_weight || kind == ActionKind::overlapped_pair;
+}
+
+bool is_communication(ActionKind kind) {
+  return is_send(kind) || is_receive(kind);
+}
+bool is_send(ActionKind kind) {
+  return kind == ActionKind::send_f || kind == ActionKind::send_b;
+}
+bool is_receive(ActionKind kind) {
+  return kind == ActionKind::recv_f || kind == ActionKind::recv_b;
+}
+bool is_gradient(ActionKind kind) {
+  return kind == ActionKind::backward || kind == ActionKind::backward_input;
+}
+
+std::string to_string(const Action& action) {
+  if (action.kind == ActionKind::overlapped_pair) {
+    std::string text = "(";
+    for (size_t i = 0; i < action.pair.size(); ++i) {
+      if (i > 0) text += ';';
+      text += to_string(action.pair[i]);
+    }
+    return text + ")" + std::string(overlap_word);
+  }
+  std::string text = std::to_string(action.stage);
+  for (const Word& word : words) {
+    if (word.kind == action.kind) text += word.text;
+  }
+  return action.microbatch < 0 ? text : text + std::to_string(action.microbatch);
+}
+
+Action parse_action(const std::string& text) {
+  const std::string_view trimmed = trim(text);
+  if (trimmed.empty()) refuse(text, "it is empty");
+  return trimmed.front() == '(' ? parse_pair(trimmed) : parse_single(trimmed, trimmed);
+}
+
+}  // namespace pptrain::schedule

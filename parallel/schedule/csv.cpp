@@ -1,0 +1,170 @@
+#include "parallel/schedule/csv.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "core/base/error.h"
+#include "parallel/schedule/simulate.h"
+#include "parallel/schedule/validate.h"
+
+namespace pptrain::schedule {
+namespace {
+
+// An action and the cell it was read from.
+struct Cell {
+  int row = 0;
+  int column = 0;
+};
+
+constexpr int max_number = 1 << 20;  // of stages and of microbatches: beyond it a digit too many is likelier
+
+class Parser {
+ public:
+  Parser(const std::string& text, const std::string& name) : text_(text), name_(name) {
+    schedule_.name = name;
+  }
+
+  Schedule run() {
+    read_rows();
+    if (owner_.empty()) throw UsageError(name_ + ": the file holds no action");
+    infer_sizes();
+    infer_placement();
+    return std::move(schedule_);
+  }
+
+ private:
+  [[noreturn]] void fail(Cell cell, const std::string& why) const {
+    throw UsageError(name_ + ":" + std::to_string(cell.row) + ":" + std::to_string(cell.column) + ": " + why);
+  }
+
+  void read_rows() {
+    std::istringstream stream(text_);
+    std::string line;
+    int row = 0;
+    while (std::getline(stream, line)) {
+      ++row;
+      if (line.find_first_not_of(" \t\r,") == std::string::npos) {
+        blank_row_ = blank_row_ == 0 ? row : blank_row_;
+        continue;
+      }
+      if (blank_row_ != 0)
+        fail({blank_row_, 1}, "an empty row between the rows of two ranks: every rank has actions");
+      schedule_.actions.emplace_back();
+      read_row(line, row);
+    }
+  }
+
+  void read_row(const std::string& line, int row) {
+    std::istringstream cells(line);
+    std::string text;
+    for (int column = 1; std::getline(cells, text, ','); ++column) {
+      std::erase(text, '"');
+      if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
+      const Cell cell{row, column};
+      try {
+        schedule_.actions.back().push_back(parse_action(text));
+      } catch (const UsageError& error) {
+        fail(cell, error.what());
+      }
+      for_each_part(schedule_.actions.back().back(), [&](const Action& action) { note(action, cell); });
+    }
+  }
+
+  // Who owns the stage, and how many microbatches there are.
+  void note(const Action& action, Cell cell) {
+    if (action.stage >= max_number || action.microbatch >= max_number) {
+      fail(cell, to_string(action) + ": numbers end at " + std::to_string(max_number - 1));
+    }
+    backward_ |= action.kind != ActionKind::forward && is_compute(action.kind);
+    schedule_.microbatches = std::max(schedule_.microbatches, action.microbatch + 1);
+    if (static_cast<size_t>(action.stage) >= owner_.size()) owner_.resize(action.stage + 1);
+    Cell& owner = owner_[action.stage];
+    if (owner.row == 0) owner = cell;
+    if (owner.row != cell.row) {
+      fail(cell, "stage " + std::to_string(action.stage) + " is in row " + std::to_string(owner.row) +
+                     " already; a stage lives on one rank");
+    }
+  }
+
+  void infer_sizes() {
+    schedule_.ranks = static_cast<int>(schedule_.actions.size());
+    schedule_.forward_only = !backward_;
+    const int stages = static_cast<int>(owner_.size());
+    for (int stage = 0; stage < stages; ++stage) {
+      if (owner_[stage].row == 0)
+        throw UsageError(name_ + ": stage " + std::to_string(stage) + " has no action");
+    }
+    if (stages % schedule_.ranks != 0) {
+      throw UsageError(name_ + ": " + std::to_string(stages) + " stages do not divide over " +
+                       std::to_string(schedule_.ranks) + " ranks (rows)");
+    }
+    schedule_.stages_per_rank = stages / schedule_.ranks;
+  }
+
+  void infer_placement() {
+    Cell misplaced;
+    for (const Placement placement : {Placement::loop, Placement::v}) {
+      schedule_.placement = placement;
+      misplaced = {};
+      for (size_t stage = 0; stage < owner_.size() && misplaced.row == 0; ++stage) {
+        if (schedule_.rank_of(static_cast<int>(stage)) + 1 != owner_[stage].row) misplaced = owner_[stage];
+      }
+      if (misplaced.row == 0) return;
+    }
+    fail(misplaced,
+         "the stages lie neither in a loop (stage s on row s mod p) nor on a V (down the rows and back up)");
+  }
+
+  const std::string& text_;
+  const std::string& name_;
+  Schedule schedule_;
+  std::vector<Cell> owner_;  // [stage] the first cell that names it
+  bool backward_ = false;
+  int blank_row_ = 0;
+};
+
+}  // namespace
+
+Schedule parse_csv(const std::string& text, const std::string& name) {
+  return Parser(text, name).run();
+}
+
+Schedule load_schedule(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw UsageError("cannot read the schedule file " + path.string());
+  std::ostringstream text;
+  text << file.rdbuf();
+  Schedule schedule = parse_csv(text.str(), path.string());
+  try {
+    validate(schedule);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  return schedule;
+}
+
+std::string write_csv(const Schedule& schedule, CsvCells cells) {
+  std::vector<std::vector<Span>> spans;
+  if (cells == CsvCells::stepped) {
+    if (schedule.has_communication()) throw Error("write_csv: only compute actions can be written in steps");
+    spans = simulate(schedule, {.stages = {{1, 1, 1, 1}}, .latency = {}, .overlap = 0.5}).spans;
+  }
+  std::string text;
+  for (int rank = 0; rank < schedule.ranks; ++rank) {
+    const auto& list = schedule.actions[rank];
+    size_t column = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const size_t wanted = spans.empty() ? i : static_cast<size_t>(std::lround(spans[rank][i].start));
+      if (i > 0) text += ",", ++column;
+      for (; column < wanted; ++column) text += ",";
+      text += to_string(list[i]);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace pptrain::schedule

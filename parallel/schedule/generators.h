@@ -1,0 +1,29 @@
+// Every pipeline schedule by name. A generator lists the compute actions alone; passes.h turns the list into
+// one that can be executed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::schedule {
+
+struct ScheduleSpec {
+  std::string name;  // any case; PyTorch's class names serve too ("ScheduleInterleaved1F1B", "ZBVZeroBubble")
+  int ranks = 1;
+  int microbatches = 1;
+  int stages_per_rank = 0;  // 0: what the schedule is made for (1; interleaved and looped 2; V schedules 2)
+};
+
+// The compute actions of the schedule. Throws UsageError, saying what to change, if the name is unknown or
+// the schedule does not exist for these numbers.
+Schedule make_schedule(const ScheduleSpec& spec);
+
+// The names make_schedule knows, as users write them.
+std::vector<std::string> schedule_names();
+
+// The name that schedule_names() lists for any spelling of it; throws UsageError if there is none.
+std::string canonical_schedule_name(const std::string& name);
+
+}  // namespace pptrain::schedule

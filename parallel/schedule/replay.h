@@ -1,0 +1,72 @@
+// Walks all ranks' lists in an order in which they can run: each rank in its own order, each action once what
+// it waits for has happened on the rank that makes it. Validation asks whether the walk reaches the end,
+// simulation adds the times. Linear in the number of actions.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::schedule {
+
+// Where a rank waits for a message. Sends never wait.
+enum class ReceiveModel {
+  at_consumer,  // a receive only names its buffer; the F, B or I that uses it waits
+  in_place,     // the receive itself waits: stricter, true of any transport
+};
+
+class Replay {
+ public:
+  // The schedule must outlive the replay and be well-formed (each stage on its rank, sizes within bounds).
+  Replay(const Schedule& schedule, ReceiveModel model);
+
+  // Calls visit(rank, index, action) in a possible order of execution. True if every action was visited.
+  template <typename Visit>
+  bool run(Visit&& visit);
+
+  // After run: where each rank stands; its list's size if it is done.
+  const std::vector<size_t>& positions() const { return next_; }
+
+ private:
+  size_t at(int stage, int microbatch) const {
+    return static_cast<size_t>(stage) * static_cast<size_t>(microbatches_) + static_cast<size_t>(microbatch);
+  }
+  bool ready(const Action& action) const;
+  void done(const Action& action);
+  void wake(int rank);
+
+  const Schedule& schedule_;
+  ReceiveModel model_;
+  int microbatches_;
+  std::vector<int> rank_of_;         // [stage]
+  std::vector<uint8_t> by_message_;  // [boundary] what crosses it travels in a message
+  std::vector<uint8_t> forward_;     // [stage x microbatch] the output can be used by the next stage's rank
+  std::vector<uint8_t> backward_;    // the same of the input gradient and the previous stage's rank
+  std::vector<uint8_t> computed_f_;  // computed on its own rank
+  std::vector<uint8_t> computed_b_;
+  std::vector<size_t> next_;     // [rank]
+  std::vector<int> queue_;       // ranks that may be able to go on
+  std::vector<uint8_t> queued_;  // [rank]
+};
+
+template <typename Visit>
+bool Replay::run(Visit&& visit) {
+  for (int rank = schedule_.ranks - 1; rank >= 0; --rank) wake(rank);
+  while (!queue_.empty()) {
+    const int rank = queue_.back();
+    queue_.pop_back();
+    queued_[rank] = 0;
+    const auto& list = schedule_.actions[rank];
+    for (size_t& i = next_[rank]; i < list.size() && ready(list[i]); ++i) {
+      visit(rank, i, list[i]);
+      done(list[i]);
+    }
+  }
+  for (int rank = 0; rank < schedule_.ranks; ++rank) {
+    if (next_[rank] < schedule_.actions[rank].size()) return false;
+  }
+  return true;
+}
+
+}  // namespace pptrain::schedule

@@ -1,0 +1,33 @@
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::schedule {
+
+std::string to_string(Placement placement) {
+  return placement == Placement::loop ? "loop" : "v";
+}
+
+int Schedule::rank_of(int stage) const {
+  const int position = stage % ranks;
+  const bool upwards = placement == Placement::v && (stage / ranks) % 2 == 1;
+  return upwards ? ranks - 1 - position : position;
+}
+
+std::vector<int> Schedule::stages_of(int rank) const {
+  std::vector<int> stages;
+  for (int chunk = 0; chunk < stages_per_rank; ++chunk) {
+    const bool upwards = placement == Placement::v && chunk % 2 == 1;
+    stages.push_back(chunk * ranks + (upwards ? ranks - 1 - rank : rank));
+  }
+  return stages;
+}
+
+bool Schedule::has_communication() const {
+  for (const auto& list : actions) {
+    for (const Action& action : list) {
+      if (is_communication(action.kind)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace pptrain::schedule

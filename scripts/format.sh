@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Formats every C++ and CUDA file of the project in place; with --check only names those that would change, and fails.
+#   scripts/format.sh [--check]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+check=false
+case ${1:-} in
+  "") ;;
+  --check) check=true ;;
+  -h | --help) sed -n '2,3s/^# *//p' "$0" && exit ;;
+  *) exit_code=2 die "unknown option $1; see scripts/format.sh --help" ;;
+esac
+
+format=clang-format
+if [[ $(clang-format --version 2>/dev/null) != *"version 14."* ]]; then
+  lock_checkout
+  [[ -n $(find_python) ]] || ensure_packages
+  ensure_requirements requirements-format
+  unlock_checkout
+  format=$venv/bin/clang-format
+fi
+
+cd "$root"
+mapfile -d '' files < <(find app core parallel models test \
+  \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print0)
+((${#files[@]})) || die "no source files found in $root"
+if ! $check; then
+  "$format" -i "${files[@]}"
+  exit
+fi
+unformatted=0
+for file in "${files[@]}"; do
+  if ! "$format" "$file" | cmp -s - "$file"; then
+    echo "not formatted: $file"
+    unformatted=$((unformatted + 1))
+  fi
+done
+((unformatted == 0)) || die "$unformatted of ${#files[@]} files are not formatted; scripts/format.sh formats them"
+say "all ${#files[@]} files are formatted"

@@ -1,0 +1,212 @@
+# Set-up shared by the scripts of this folder; sourced, never run. Each function first looks whether its work is done,
+# by probes that cost milliseconds, and says what it installs.
+# shellcheck shell=bash
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+scripts=$root/scripts
+readonly root venv scripts
+
+say() { printf 'pptrain: %s\n' "$*" >&2; }
+die() {
+  say "error: $*"
+  exit "${exit_code:-1}"
+}
+
+# One set-up at a time in a checkout: a second script waits for the first. The lock goes with descriptor 9, so callers
+# close it (unlock_checkout) before they start something long.
+lock_checkout() {
+  exec 9<"$root"
+  command -v flock >/dev/null || return 0
+  flock -n 9 || { say "waiting for another script in this checkout to finish its set-up" && flock 9; }
+}
+unlock_checkout() { exec 9<&-; }
+
+# Open MPI refuses root by default; in a container there is often nobody else.
+allow_mpirun_as_root() {
+  [[ $EUID -ne 0 ]] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+}
+
+# --- Debian and Ubuntu packages -----------------------------------------------------------------------------------
+
+has_header() {  # has_header NAME...: is one of these found where the compiler looks?
+  local name dir
+  local -a dirs=(/usr/include /usr/local/include)
+  IFS=: read -ra extra <<<"${CPATH:-}:${CPLUS_INCLUDE_PATH:-}"
+  IFS=';:' read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+  dirs+=("${extra[@]}" "${prefixes[@]/%//include}")
+  for name; do
+    for dir in "${dirs[@]}"; do
+      [[ -n $dir && -e $dir/$name ]] && return 0
+    done
+  done
+  return 1
+}
+has_command() { command -v "$1" >/dev/null 2>&1; }
+
+# Prints the packages that the build still needs, by what they provide and not by their names in a package database, so
+# that another MPI, compiler or hand-installed header counts too.
+missing_packages() {
+  has_command "${CXX:-g++}" || echo g++
+  has_command ccache || echo ccache
+  has_header toml++/toml.h toml++/toml.hpp || echo libtomlplusplus-dev
+  has_header CLI/CLI.hpp || echo libcli11-dev
+  has_header spdlog/spdlog.h || echo libspdlog-dev
+  has_header catch2/catch.hpp catch2/catch_all.hpp || echo catch2
+  has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  has_header xxhash.h || echo libxxhash-dev
+  has_command mpicc || echo libopenmpi-dev
+  has_command mpirun || has_command srun || echo openmpi-bin
+  if [[ -z ${PPTRAIN_TORCH_DIR:-} ]] && ! venv_is_whole; then
+    [[ -n $(find_python) ]] || echo python3-venv
+    [[ -e /etc/ssl/certs/ca-certificates.crt || -e /etc/pki/tls/certs/ca-bundle.crt ]] || echo ca-certificates
+  fi
+}
+
+ensure_packages() {
+  local -a missing
+  mapfile -t missing < <(missing_packages)
+  ((${#missing[@]})) || return 0
+  local -a as_root=()
+  if [[ $EUID -ne 0 ]]; then
+    if has_command sudo && sudo -n true 2>/dev/null; then
+      as_root=(sudo -n)
+    elif [[ ${missing[*]} == ccache ]]; then
+      return 0  # only makes rebuilding faster
+    else
+      die "these packages are missing: ${missing[*]}
+  Installing them needs root, once. Ask an administrator for (Debian, Ubuntu):
+    apt-get install ${missing[*]}
+  or make what they provide reachable (PATH, CPATH, CMAKE_PREFIX_PATH). Then run this again; it needs no root."
+    fi
+  fi
+  has_command apt-get || die "not a Debian or Ubuntu system: install the equivalents of these packages, then run this again: ${missing[*]}"
+  say "installing packages with apt-get: ${missing[*]}"
+  local log
+  log=$(mktemp)
+  if ! { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "${missing[@]}"; } \
+    >"$log" 2>&1; then
+    tail -n 30 "$log" >&2
+    die "apt-get could not install these packages; the whole output is in $log"
+  fi
+  rm -f "$log"
+  hash -r
+}
+
+# --- The virtual environment --------------------------------------------------------------------------------------
+
+find_python() {  # prints the first Python >= 3.10 that can make a virtual environment with pip
+  local python
+  local -a candidates=(python3 /usr/bin/python3 python3.{14,13,12,11,10})
+  [[ -z ${PPTRAIN_PYTHON:-} ]] || candidates=("$PPTRAIN_PYTHON")
+  for python in "${candidates[@]}"; do
+    if "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; then
+      echo "$python"
+      return
+    fi
+  done
+}
+
+# While something is being installed .venv holds the file `installing`; what an interruption leaves is built anew, and
+# so is an environment that was moved (its programs name their place) or whose Python is gone.
+venv_is_whole() {
+  [[ -x $venv/bin/python && -e $venv/pyvenv.cfg && ! -e $venv/installing ]] || return 1
+  [[ ! -e $venv/installed/place || $(<"$venv/installed/place") == "$venv" ]]
+}
+
+# ensure_requirements SET [pip option]...: installs scripts/SET.txt into .venv unless exactly that is there already (the
+# copy kept in .venv/installed is the stamp).
+ensure_requirements() {
+  local set=$1 && shift
+  local stamp=$venv/installed/$set.txt
+  venv_is_whole && cmp -s "$scripts/$set.txt" "$stamp" && return 0
+  if ! venv_is_whole; then
+    [[ ! -d $venv ]] || say ".venv is incomplete, was moved, or has lost its Python: building it anew"
+    rm -f "$venv/pyvenv.cfg" && rm -rf "$venv"  # in this order, so that a half-removed one is never taken for whole
+    local python
+    python=$(find_python)
+    [[ -n $python ]] || die "no Python >= 3.10 with venv and pip was found; on Debian and Ubuntu install python3-venv, or set PPTRAIN_PYTHON"
+    say "making a virtual environment in .venv with $("$python" --version)"
+    mkdir -p "$venv" && touch "$venv/installing"
+    "$python" -m venv "$venv"
+  fi
+  say "installing into .venv with pip: $(grep -v '^#' "$scripts/$set.txt" | sed 's/;.*//' | xargs)"
+  touch "$venv/installing"
+  local -a quiet=(-q)
+  [[ ! -t 2 ]] || quiet=()
+  "$venv/bin/python" -m pip --disable-pip-version-check install "${quiet[@]}" "$@" -r "$scripts/$set.txt" >&2 ||
+    die "pip could not install scripts/$set.txt into .venv; run this again once the reason above is gone"
+  mkdir -p "$venv/installed"
+  cp "$scripts/$set.txt" "$stamp"
+  echo "$venv" >"$venv/installed/place"
+  rm "$venv/installing"
+}
+
+# A LibTorch, CMake and Ninja from elsewhere can be used instead: set PPTRAIN_TORCH_DIR (a folder with include/ and
+# lib/) and have the tools on PATH.
+ensure_toolchain() {
+  [[ -n ${PPTRAIN_TORCH_DIR:-} ]] && return 0
+  if has_command nvcc; then
+    ensure_requirements requirements --no-deps
+    ensure_requirements requirements-cuda
+  else
+    ensure_requirements requirements --no-deps
+  fi
+  export PATH=$venv/bin:$PATH
+}
+
+torch_dir() {
+  if [[ -n ${PPTRAIN_TORCH_DIR:-} ]]; then
+    echo "$PPTRAIN_TORCH_DIR"
+  else
+    printf '%s\n' "$venv"/lib/python3*/site-packages/torch
+  fi
+}
+
+# --- The build ----------------------------------------------------------------------------------------------------
+
+check_preset() {  # check_preset NAME: ends the script if there is no such preset
+  case $1 in
+    release | debug | asan | tsan) ;;
+    *) exit_code=2 die "--preset ${1:-(nothing)}: the presets are release, debug, asan and tsan" ;;
+  esac
+}
+
+build_dir() {  # build_dir PRESET
+  [[ $1 == release ]] && echo "$root/build" || echo "$root/build-$1"
+}
+
+jobs() {  # as many as there are cores, with 2 GiB of memory for each compiler
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/^MemAvailable/ { print int($2 / 2097152) }' /proc/meminfo)
+  ((memory > 0)) || memory=1
+  echo $((cores < memory ? cores : memory))
+}
+
+# build PRESET TARGET... : configures where something that CMake cannot notice by itself has changed, and builds.
+build() {
+  local preset=$1 && shift
+  local dir options stamp
+  dir=$(build_dir "$preset")
+  stamp=$dir/configured
+  local -a arguments=("-DPPTRAIN_TORCH_DIR=$(torch_dir)" "-DPPTRAIN_WERROR=${PPTRAIN_WERROR:-OFF}")
+  if has_command ccache; then
+    arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+  fi
+  options="source=$root ${arguments[*]} CXX=${CXX:-} nvcc=$(command -v nvcc || true)"
+  if [[ ! -e $dir/build.ninja || ! -e $stamp || $(<"$stamp") != "$options" ]]; then
+    say "configuring ${dir#"$root"/} (preset $preset)"
+    if [[ -e $dir/CMakeCache.txt ]] && ! grep -qx "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$dir/CMakeCache.txt"; then
+      rm -rf "$dir"  # the checkout was moved or copied: Ninja's records name the old place
+    fi
+    mkdir -p "$dir"
+    if ! (cd "$root" && cmake --fresh --preset "$preset" "${arguments[@]}") >"$dir/configure.log" 2>&1; then
+      cat "$dir/configure.log" >&2
+      die "CMake could not configure the build, see above"
+    fi
+    printf '%s\n' "$options" >"$stamp"
+  fi
+  ninja -C "$dir" -j "$(jobs)" "$@" >&2 || die "the build failed, see above"
+}

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Builds and runs the tests, after all the set-up that is missing. The last line is "N passed, N failed".
+#   scripts/test.sh [--gpu] [--preset release|debug|asan|tsan] [ctest option]...
+# --gpu runs the tests that need a GPU, and only those; without it they are left out. Further arguments go to ctest, for
+# example -R schedule (names that match) or -V (all output).
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+preset=release
+labels=(-LE gpu)
+options=()
+while (($#)); do
+  case $1 in
+    --gpu) labels=(-L gpu) && shift ;;
+    --preset) preset=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
+    --preset=*) preset=${1#*=} && shift ;;
+    -h | --help) sed -n '2,5s/^# *//p' "$0" && exit ;;
+    *) options+=("$1") && shift ;;
+  esac
+done
+check_preset "$preset"
+
+lock_checkout
+ensure_packages
+ensure_toolchain
+[[ -n ${PPTRAIN_TORCH_DIR:-} ]] || ensure_requirements requirements-test
+build "$preset" all
+unlock_checkout
+allow_mpirun_as_root
+# More ranks than cores are what a test wants, and no rank is tied to a core that another one uses.
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none
+
+dir=$(build_dir "$preset")
+runner=()
+if [[ $preset == tsan ]] && setarch "$(uname -m)" -R true 2>/dev/null; then
+  runner=(setarch "$(uname -m)" -R)  # GCC 12's ThreadSanitizer can't place its shadow under a highly randomised layout
+fi
+report=$dir/test-report.xml
+rm -f "$report"
+status=0
+cd "$root"
+"${runner[@]}" ctest --preset "$preset" "${labels[@]}" -j 2 --timeout 900 --output-on-failure --no-tests=error \
+  --output-junit "$report" --test-output-size-passed 1000000 "${options[@]}" || status=$?
+python3 "$scripts/test_summary.py" "$report" || ((status)) || status=1
+exit "$status"

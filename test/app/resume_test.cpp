@@ -1,0 +1,88 @@
+// A resumed run equals the uninterrupted one bit for bit, also on another layout.
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using pptrain::test::JobResult;
+using pptrain::test::run_small_job;
+using pptrain::test::small_job_text;
+using pptrain::test::TemporaryFolder;
+
+namespace {
+
+const std::filesystem::path data = std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
+const std::vector<std::string> base = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint.interval=2", "train.dtype=bf16",
+                                       "checkpoint.keep_last_n=0"};
+
+std::vector<std::string> with(std::vector<std::string> list, const std::vector<std::string>& more) {
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
+// Leaves a run as it was when killed after step 4: its later checkpoints do not exist.
+void forget_after_step_4(const std::filesystem::path& run_dir) {
+  std::filesystem::remove_all(run_dir / "checkpoints/step_6");
+  std::ofstream(run_dir / "checkpoints/latest") << "step_4\n";
+}
+
+}  // namespace
+
+TEST_CASE("resuming equals not stopping, on any pp and schedule") {
+  for (const std::string tied : {"false", "true"}) {
+    const std::string text = small_job_text(data);
+    const TemporaryFolder folder;
+    const auto common = with(base, {"model.tie_word_embeddings=" + tied});
+    const JobResult whole = run_small_job(text, folder.path() / "whole", with(common, {"distributed.pp=2"}));
+    REQUIRE(whole.checksums.size() > 30);
+    for (const std::vector<std::string>& layout :
+         std::vector<std::vector<std::string>>{{"distributed.pp=1"},
+                                               {"distributed.pp=2"},
+                                               {"distributed.pp=3", "distributed.pp_schedule=gpipe"},
+                                               {"distributed.pp=4"}}) {
+      CAPTURE(tied, layout);
+      const auto run_dir = folder.path() / "resumed";
+      std::filesystem::remove_all(run_dir);
+      std::filesystem::copy(folder.path() / "whole", run_dir, std::filesystem::copy_options::recursive);
+      forget_after_step_4(run_dir);
+      const JobResult resumed = run_small_job(text, run_dir, with(with(common, layout), {"checkpoint.resume=auto"}));
+      CHECK(resumed.exit_code == 0);
+      CHECK(resumed.metrics == whole.metrics);
+      CHECK(resumed.checksums == whole.checksums);
+    }
+  }
+}
+
+TEST_CASE("a damaged checkpoint is passed over for the newest sound one") {
+  const std::string text = small_job_text(data);
+  const TemporaryFolder folder;
+  const auto run_dir = folder.path() / "run";
+  const JobResult whole = run_small_job(text, run_dir, base);
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(run_dir / "checkpoints/step_6")) {
+    if (entry.path().filename() != "model.safetensors") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-5, std::ios::end);
+    file.put('\x5a');
+  }
+  const JobResult resumed = run_small_job(text, run_dir, with(base, {"checkpoint.resume=auto"}));
+  CHECK(resumed.metrics == whole.metrics);
+  CHECK(resumed.checksums == whole.checksums);
+  CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_6"));  // set aside, not deleted
+}
+
+TEST_CASE("another seed cannot continue a run") {
+  const std::string text = small_job_text(data);
+  const TemporaryFolder folder;
+  run_small_job(text, folder.path() / "run", base);
+  CHECK_THROWS_WITH(run_small_job(text, folder.path() / "run", with(base, {"checkpoint.resume=auto", "run.seed=7", "train.steps=8"})),
+                    pptrain::test::contains_text("run.seed is 7"));
+}
+
+TEST_CASE("a new run sets earlier checkpoints aside") {
+  const std::string text = small_job_text(data);
+  const TemporaryFolder folder;
+  const auto run_dir = folder.path() / "run";
+  run_small_job(text, run_dir, base);
+  run_small_job(text, run_dir, with(base, {"train.steps=2"}));
+  CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_6"));
+  CHECK(std::filesystem::exists(run_dir / "checkpoints/step_2"));
+  CHECK_FALSE(std::filesystem::exists(run_dir / "checkpoints/step_4"));
+}

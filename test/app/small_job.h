@@ -1,0 +1,113 @@
+// Small jobs run in this process, with what they leave behind read back.
+#pragma once
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "app/run_context.h"
+#include "app/trainer.h"
+#include "core/config/loader.h"
+#include "core/fault/shutdown.h"
+
+namespace pptrain::test {
+
+namespace fs = std::filesystem;
+
+// A folder that goes with the test.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "pptrain_test_XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { fs::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+inline std::string small_job_text(const fs::path& data) {
+  return fmt::format(R"([model]
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 2
+head_dim = 8
+vocab_size = 256
+[train]
+steps = 3
+seq_len = 16
+micro_batch_size = 2
+grad_clip = 0.5
+dtype = "fp32"
+[data]
+path = "{}"
+val_fraction = 0.2
+[optimizer]
+lr = 1e-2
+[lr_schedule]
+warmup_steps = 2
+[eval]
+interval = 2
+batches = 2
+[checkpoint]
+interval = 0
+resume = "none"
+)",
+                     data.string());
+}
+
+struct JobResult {
+  int exit_code = 0;
+  std::vector<std::string> metrics;             // per line: what must not depend on the layout, floats with all digits
+  std::map<std::string, std::string> checksums;  // "file/tensor" -> checksum, of the newest checkpoint
+};
+
+inline JobResult read_result(const fs::path& run_dir, int exit_code) {
+  JobResult result{.exit_code = exit_code, .metrics = {}, .checksums = {}};
+  std::ifstream lines(run_dir / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line);
+    nlohmann::ordered_json kept;
+    for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "skipped", "eval_loss"}) {
+      if (record.contains(key)) kept[key] = record[key];
+    }
+    result.metrics.push_back(kept.dump());
+  }
+  std::string latest;
+  std::getline(std::ifstream(run_dir / "checkpoints" / "latest"), latest);
+  std::ifstream file(run_dir / "checkpoints" / latest / "manifest.json");
+  if (!file) return result;
+  const auto manifest = nlohmann::json::parse(file);
+  for (const auto& tensor : manifest.at("tensors")) {
+    // Where a tensor lies depends on the layout; what it is called and holds must not.
+    const std::string stored = tensor.at("file");
+    const std::string key = fs::path(stored).filename().string() + "/" + tensor.at("name").get<std::string>();
+    result.checksums[key] = tensor.at("checksum");
+  }
+  return result;
+}
+
+// Runs the job on thread ranks. `overrides`: "section.key=value".
+inline JobResult run_small_job(const std::string& text, const fs::path& run_dir, std::vector<std::string> overrides) {
+  overrides.push_back(fmt::format("run.dir=\"{}\"", run_dir.string()));
+  spdlog::set_level(spdlog::level::warn);
+  const config::JobConfig job = config::parse_job(text, "small.toml", overrides);
+  const fault::Shutdown shutdown;
+  const int code = app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+  return read_result(run_dir, code);
+}
+
+}  // namespace pptrain::test

@@ -1,0 +1,200 @@
+// The model of a Hugging Face directory. The files are as transformers writes them.
+#include "core/config/hf_config.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "test/core/config/config_test_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::config;
+using namespace pptrain::config::test;
+using Catch::Matchers::StartsWith;
+using Json = nlohmann::json;
+
+namespace {
+
+// Llama-3.2-1B's, smaller.
+Json llama() {
+  return Json::parse(R"({
+    "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "head_dim": 24, "hidden_act": "silu", "hidden_size": 80, "initializer_range": 0.03, "intermediate_size": 160,
+    "max_position_embeddings": 131072, "mlp_bias": true, "model_type": "llama", "num_attention_heads": 4,
+    "num_hidden_layers": 6, "num_key_value_heads": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.5, "low_freq_factor": 1.5,
+                     "original_max_position_embeddings": 4096, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "vocab_size": 300})");
+}
+
+Json qwen3() {
+  return Json::parse(R"({
+    "attention_bias": true, "attention_dropout": 0.0, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64,
+    "intermediate_size": 96, "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+    "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": false,
+    "use_cache": true, "use_sliding_window": false, "vocab_size": 320})");
+}
+
+std::string job_text(const Folder& folder, const std::string& model) {
+  return "[data]\npath = '" + folder.data() + "'\n[train]\nseq_len = 16\n[model]\nhf_dir = '" +
+         folder.path("hf") + "'\n" + model;
+}
+
+std::string refused(const Folder& folder, const Json& config) {
+  folder.write("hf/config.json", config.dump());
+  try {
+    read_hf_config(folder.path("hf"));
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a llama directory gives every key of the model") {
+  const Folder folder;
+  folder.write("hf/config.json", llama().dump());
+  const ModelSection m = parse(job_text(folder, "")).model;
+  CHECK(m.arch == "llama");
+  CHECK(m.hidden_size == 80);
+  CHECK(m.intermediate_size == 160);
+  CHECK(m.num_hidden_layers == 6);
+  CHECK(m.num_attention_heads == 4);
+  CHECK(m.num_key_value_heads == 2);
+  CHECK(m.head_dim == 24);
+  CHECK(m.vocab_size == 300);
+  CHECK(m.max_position_embeddings == 131072);
+  CHECK(m.rope_theta == 500000);
+  CHECK(m.rope_scaling == RopeScaling{"llama3", 32, 1.5, 4.5, 4096});
+  CHECK(m.rms_norm_eps == 1e-5);
+  CHECK(m.initializer_range == 0.03);
+  CHECK(m.tie_word_embeddings);
+  CHECK(!m.attention_bias);
+  CHECK(m.mlp_bias);
+}
+
+TEST_CASE("a qwen3 directory, and the newer rope_parameters") {
+  const Folder folder;
+  Json config = qwen3();
+  folder.write("hf/config.json", config.dump());
+  const ModelSection older = parse(job_text(folder, "")).model;
+  CHECK(older.arch == "qwen3");
+  CHECK(older.head_dim == 32);
+  CHECK(older.rope_theta == 1e6);
+  CHECK(older.attention_bias);
+  CHECK(older.rope_scaling == RopeScaling());
+  config.erase("rope_theta");
+  config.erase("rope_scaling");
+  config["rope_parameters"] = {{"rope_theta", 250000.0}, {"rope_type", "linear"}, {"factor", 2.0}};
+  folder.write("hf/config.json", config.dump());
+  const ModelSection newer = parse(job_text(folder, "")).model;
+  CHECK(newer.rope_theta == 250000);
+  CHECK(newer.rope_scaling.rope_type == "linear");
+  CHECK(newer.rope_scaling.factor == 2);
+}
+
+TEST_CASE("what config.json leaves out is as in transformers") {
+  const Folder folder;
+  const Json small = {{"model_type", "llama"},   {"hidden_size", 64},
+                      {"intermediate_size", 96}, {"num_attention_heads", 4},
+                      {"num_hidden_layers", 2},  {"vocab_size", 256},
+                      {"head_dim", nullptr},     {"num_key_value_heads", nullptr}};
+  folder.write("hf/config.json", small.dump());
+  const ModelSection m = read_hf_config(folder.path("hf"));
+  CHECK(m.num_key_value_heads == 4);
+  CHECK(m.head_dim == 16);
+  CHECK(m.max_position_embeddings == 2048);
+  CHECK(m.rope_theta == 10000);
+  CHECK(m.rms_norm_eps == 1e-6);
+  CHECK(!m.tie_word_embeddings);
+}
+
+TEST_CASE("keys that fix the weights must agree with hf_dir; others win over it") {
+  const Folder folder;
+  folder.write("hf/config.json", llama().dump());
+  const std::string agree =
+      "hidden_size = 80\nvocab_size = 300\nhead_dim = 24\narch = 'llama'\ntie_word_embeddings = "
+      "true\nmlp_bias = true\n"
+      "num_key_value_heads = 0\n";
+  CHECK(parse(job_text(folder, agree)).model == parse(job_text(folder, "")).model);
+  CHECK_THAT(
+      refusal(job_text(folder, "hidden_size = 96\n")),
+      StartsWith("job.toml:7:15: model.hidden_size: 96 contradicts 80 in " + folder.path("hf/config.json")));
+  CHECK_THAT(refusal(job_text(folder, "arch = 'qwen3'\n")), contains_text("\"qwen3\" contradicts \"llama\""));
+  CHECK_THAT(refusal(job_text(folder, "tie_word_embeddings = false\n")),
+             contains_text("false contradicts true"));
+  const ModelSection longer = parse(job_text(folder,
+                                             "rope_theta = 1e6\nmax_position_embeddings = 200000\n"
+                                             "rope_scaling = {rope_type = 'linear', factor = 2}\n"))
+                                  .model;
+  CHECK(longer.rope_theta == 1e6);
+  CHECK(longer.max_position_embeddings == 200000);
+  CHECK(longer.rope_scaling == RopeScaling{"linear", 2, 1, 4, 8192});
+}
+
+TEST_CASE("a resolved job with hf_dir reads back as the same job") {
+  const Folder folder;
+  for (const Json& config : {llama(), qwen3()}) {
+    folder.write("hf/config.json", config.dump());
+    const JobConfig job = parse(job_text(folder, ""));
+    CHECK(parse(to_toml(job)) == job);
+  }
+}
+
+TEST_CASE("hf weights must be there when they are asked for") {
+  const Folder folder;
+  folder.write("hf/config.json", qwen3().dump());
+  CHECK_THAT(refusal(job_text(folder, "init = 'hf'\n")),
+             StartsWith("job.toml:7:8: model.init: init = \"hf\", but \""));
+  folder.write("hf/model-00001-of-00002.safetensors", "");
+  CHECK(refusal(job_text(folder, "init = 'hf'\n")) == "");
+}
+
+TEST_CASE("models that pptrain would compute otherwise than transformers are refused by key") {
+  const Folder folder;
+  const auto changed = [&](Json config, const char* key, const Json& value) {
+    config[key] = value;
+    return refused(folder, config);
+  };
+  REQUIRE(refused(folder, llama()) == "");
+  CHECK_THAT(changed(llama(), "model_type", "mistral"),
+             contains_text("model_type: \"mistral\" is not supported; supported: llama, qwen3"));
+  CHECK_THAT(changed(llama(), "hidden_act", "gelu"),
+             contains_text("hidden_act: \"gelu\" is not supported; supported: silu"));
+  CHECK_THAT(changed(llama(), "attention_dropout", 0.1),
+             contains_text("attention_dropout: dropout is not supported"));
+  CHECK_THAT(changed(qwen3(), "use_sliding_window", true), contains_text("use_sliding_window"));
+  CHECK_THAT(changed(llama(), "quantization_config", {{"bits", 4}}), contains_text("quantization_config"));
+  CHECK_THAT(changed(llama(), "rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}),
+             contains_text("\"yarn\" is not supported"));
+  CHECK_THAT(changed(llama(), "rope_scaling", {{"type", "linear"}}),
+             contains_text("rope_scaling: factor: is missing"));
+  CHECK_THAT(changed(llama(), "rope_scaling", 3), contains_text("rope_scaling: 3 is not an object"));
+  CHECK_THAT(changed(llama(), "hidden_size", "80"), contains_text("hidden_size: \"80\" is not a size"));
+  CHECK_THAT(changed(llama(), "hidden_size", -80), contains_text("hidden_size: -80 is not a size"));
+  CHECK_THAT(changed(llama(), "hidden_size", 1e30), contains_text("is not a size"));
+  CHECK_THAT(changed(llama(), "vocab_size", nullptr), contains_text("vocab_size: is missing"));
+  CHECK_THAT(changed(llama(), "rms_norm_eps", "x"), contains_text("rms_norm_eps: \"x\" is not a number"));
+  CHECK_THAT(changed(llama(), "tie_word_embeddings", 1),
+             contains_text("tie_word_embeddings: 1 is not true or false"));
+  CHECK_THAT(changed(llama(), "rope_theta", 0), contains_text("rope_theta: 0 is not above 0"));
+}
+
+TEST_CASE("a directory without a sound config.json is laid at hf_dir, and nothing else is said") {
+  const Folder folder;
+  CHECK_THAT(refusal(job_text(folder, "")),
+             StartsWith("job.toml:6:10: model.hf_dir: " + folder.path("hf/config.json") + " cannot be read"));
+  for (const char* text : {"", "{", "[]", "{\"model_type\": \"llama\"", "\xff\xfe"}) {
+    folder.write("hf/config.json", text);
+    const std::string message = refusal(job_text(folder, "init = 'hf'\n"));
+    CHECK_THAT(message, StartsWith("job.toml:6:10: model.hf_dir: "));
+    CHECK(message.find('\n') == std::string::npos);
+  }
+  const std::string whole = llama().dump();
+  for (size_t length = 0; length < whole.size(); length += 7) {
+    folder.write("hf/config.json", whole.substr(0, length));
+    CHECK_THAT(refusal(job_text(folder, "")), StartsWith("job.toml:6:10: model.hf_dir: "));
+  }
+}

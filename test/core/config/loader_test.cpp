@@ -1,0 +1,196 @@
+// Reading a job: syntax, defaults, overrides, what is resolved, and text that is no job at all.
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
+
+#include "test/core/config/config_test_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::config;
+using namespace pptrain::config::test;
+using Catch::Matchers::StartsWith;
+
+namespace {
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::string with(const Folder& folder, const std::string& override_text, const std::string& text = "") {
+  Overrides overrides = essentials(folder);
+  overrides.push_back(override_text);
+  return refusal(text, overrides);
+}
+
+JobConfig accepted(const Folder& folder, const std::string& override_text, const std::string& text = "") {
+  Overrides overrides = essentials(folder);
+  overrides.push_back(override_text);
+  return parse(text, overrides);
+}
+
+}  // namespace
+
+TEST_CASE("the defaults") {
+  const Folder folder;
+  const JobConfig job = parse("", essentials(folder));
+  CHECK(job.optimizer.lr == 3e-4);
+  CHECK(job.optimizer.betas == std::vector<double>{0.9, 0.95});
+  CHECK(job.optimizer.weight_decay == 0.1);
+  CHECK(job.train.grad_clip == 1.0);
+  CHECK(job.lr_schedule.warmup_steps == 2000);
+  CHECK(job.lr_schedule.min_lr_ratio == 0.1);
+  CHECK(job.checkpoint.keep_last_n == 3);
+  CHECK(job.metrics.log_interval == 10);
+  CHECK(job.distributed.pp_schedule == "1f1b");
+}
+
+TEST_CASE("every key of a job is taken") {
+  const Folder folder;
+  const JobConfig job = parse(
+      "[run]\ndir = 'out'\nseed = 7\n[train]\ngrad_clip = 2\ngrad_accum_steps = 3\n"
+      "[distributed]\npp = 3\npp_split = [1, 2, 1]\ndp_replicate = 2\npp_schedule = '1F1B'\n"
+      "[lr_schedule]\nname = 'Cosine'\n[optimizer]\nbetas = [0, 0.99]\n",
+      essentials(folder));
+  CHECK(job.run.dir == "out");
+  CHECK(job.run.seed == 7);
+  CHECK(job.train.grad_clip == 2.0);  // an integer serves as a float
+  CHECK(job.distributed.pp_split == std::vector<int64_t>{1, 2, 1});
+  CHECK(job.distributed.pp_schedule == "1f1b");  // in any case of letters
+  CHECK(job.lr_schedule.name == "cosine");
+  CHECK(job.optimizer.betas == std::vector<double>{0, 0.99});
+  CHECK(accepted(folder, "distributed.pp_split=even").distributed.pp_split.empty());
+}
+
+TEST_CASE("what 0 stands for is filled in, and dp folds into dp_shard") {
+  const Folder folder;
+  const JobConfig job = parse("[distributed]\ndp = 1\n", essentials(folder));
+  CHECK(job.model.num_key_value_heads == 4);
+  CHECK(job.model.head_dim == 16);
+  CHECK(job.model.max_position_embeddings == 16);
+  CHECK(!job.distributed.dp.has_value());
+  CHECK(job.distributed.dp_shard == 1);
+}
+
+TEST_CASE("gpipe takes any number of microbatches, 1f1b at least pp") {
+  const Folder folder;
+  CHECK(refusal("[distributed]\npp = 4\npp_schedule = 'gpipe'\n", essentials(folder)) == "");
+  CHECK(refusal("[distributed]\npp = 4\n[train]\ngrad_accum_steps = 4\n", essentials(folder)) == "");
+  CHECK(refusal("[distributed]\npp = 4\n[train]\ngrad_accum_steps = 3\n", essentials(folder)) != "");
+}
+
+TEST_CASE("overrides win over the file and are TOML, or bare words") {
+  const Folder folder;
+  CHECK(accepted(folder, "train.steps=5", "[train]\nsteps = 9\n").train.steps == 5);
+  CHECK(accepted(folder, " train.steps = 5 ").train.steps == 5);
+  CHECK(accepted(folder, "run.dir=runs/a b").run.dir == "runs/a b");
+  CHECK(accepted(folder, "run.dir=\"runs/a\"").run.dir == "runs/a");
+  CHECK(accepted(folder, "run.dir=2024").run.dir == "2024");
+  CHECK(accepted(folder, "run.dir=a=b").run.dir == "a=b");
+  CHECK(accepted(folder, "run.dir=C:\\x").run.dir == "C:\\x");
+  CHECK(accepted(folder, "data.shuffle=false").data.shuffle == false);
+  CHECK(accepted(folder, "optimizer.betas=[0.8, 0.9]").optimizer.betas == std::vector<double>{0.8, 0.9});
+  CHECK(accepted(folder, "checkpoint.resume=none").checkpoint.resume == "none");
+  CHECK(accepted(folder, "checkpoint.resume=" + folder.path()).checkpoint.resume == folder.path());
+  CHECK(accepted(folder, "model.rope_scaling.rope_type=llama3").model.rope_scaling.rope_type == "llama3");
+  CHECK(accepted(folder, "model.rope_scaling={rope_type='linear', factor=4}").model.rope_scaling.factor ==
+        4.0);
+}
+
+TEST_CASE("a bad override is shown as it was given") {
+  const Folder folder;
+  CHECK(with(folder, "train.steps=many") ==
+        "--set train.steps=many: wrong type: expected integer; found the string \"many\"");
+  CHECK_THAT(with(folder, "train.stepz=5"), StartsWith("--set train.stepz=5: unknown key; did you mean "
+                                                       "train.steps? The keys of [train] are: steps, "));
+  CHECK_THAT(with(folder, "train.dtype=fp16"),
+             StartsWith("--set train.dtype=fp16: fp16 is refused: use bf16"));
+  CHECK(with(folder, "train.steps") == "--set train.steps: expected section.key=value");
+  CHECK(with(folder, "=5") == "--set =5: expected section.key=value");
+  CHECK_THAT(with(folder, "train=5"), StartsWith("--set train=5: names a section; expected train.key=value"));
+  CHECK_THAT(with(folder, "lr=5"), StartsWith("--set lr=5: unknown section; did you mean optimizer.lr?"));
+  CHECK_THAT(with(folder, "run.dir=\xff"), contains_text("not UTF-8"));
+  CHECK_THAT(with(folder, "distributed.pp=2"),
+             StartsWith("--set distributed.pp=2: grad_accum_steps = 1 microbatches"));
+  CHECK_THAT(with(folder, "data.val_path=no/file"),
+             StartsWith("--set data.val_path=no/file: \"no/file\" does not exist"));
+}
+
+TEST_CASE(
+    "a file's options are forgiven where an override took what they act on, and resolve to their defaults") {
+  const Folder folder;
+  const std::string wsd = "[lr_schedule]\nname = 'wsd'\ndecay_fraction = 0.3\n";
+  CHECK(accepted(folder, "train.steps=5", wsd).lr_schedule.decay_fraction == 0.3);
+  const JobConfig job = accepted(folder, "lr_schedule.name=cosine", wsd);
+  CHECK(job.lr_schedule.decay_fraction == JobConfig().lr_schedule.decay_fraction);
+  CHECK(parse(to_toml(job)) == job);
+  Overrides both = essentials(folder);
+  both.push_back("lr_schedule.name=cosine");
+  both.push_back("lr_schedule.decay_fraction=0.4");
+  CHECK_THAT(refusal(wsd, both), StartsWith("--set lr_schedule.decay_fraction=0.4: acts only with"));
+}
+
+TEST_CASE("text that is not TOML is refused with its place") {
+  CHECK_THAT(refusal("[run]\nseed = = 3\n"), StartsWith("job.toml:2:8: not valid TOML: "));
+  CHECK_THAT(refusal("[run]\nseed = 1\nseed = 2\n"), StartsWith("job.toml:3:8: not valid TOML: "));
+  CHECK_THAT(refusal("[run\n"), StartsWith("job.toml:1:5: not valid TOML: "));
+}
+
+TEST_CASE("a job is read from a file; one that cannot be read is an error") {
+  const Folder folder;
+  const std::string path = folder.write("my.toml", "[run]\nseed = 'x'\n");
+  CHECK_THROWS_WITH(load_job(path, essentials(folder)), StartsWith(path + ":2:8: run.seed: wrong type"));
+  CHECK_THROWS_AS(load_job(path, essentials(folder)), UsageError);
+  folder.write("my.toml", "[run]\nseed = 4\n");
+  CHECK(load_job(path, essentials(folder)).run.seed == 4);
+  CHECK_THROWS_WITH(load_job(folder.path("none.toml"), {}),
+                    contains_text("none.toml: cannot be read: No such file"));
+  CHECK_THROWS_AS(load_job(folder.path("none.toml"), {}), UsageError);
+  CHECK_THROWS_WITH(load_job(folder.path(), {}), contains_text("is a directory"));
+}
+
+TEST_CASE("cut and garbled jobs are accepted or refused, never worse") {
+  const std::string reference = read(std::string(PPTRAIN_SOURCE_DIR) + "/configs/reference.toml");
+  REQUIRE(reference.size() > 1000);
+  int refused = 0;
+  const auto attempt = [&](const std::string& text, const Overrides& overrides = {}) {
+    const std::string message = refusal(text, overrides);  // anything but a UsageError ends the test
+    refused += message.empty() ? 0 : 1;
+    if (overrides.empty()) {
+      CHECK(message.rfind("job.toml", 0) == 0);  // data.path is missing at the least
+    }
+  };
+  for (size_t length = 0; length < reference.size(); length += 37) {
+    attempt(reference.substr(0, length));
+  }
+  std::mt19937 random(1);
+  const std::string odd = "[]{}=\"'.,#\n\\-_0e\xff\xc3\x01z";
+  for (int i = 0; i < 300; ++i) {
+    std::string text = reference;
+    for (int change = 0; change < 4; ++change) {
+      const size_t at = random() % text.size();
+      const char c = odd[random() % odd.size()];
+      switch (random() % 3) {
+        case 0:
+          text[at] = c;
+          break;
+        case 1:
+          text.insert(at, 1 + random() % 3, c);
+          break;
+        default:
+          text.erase(at, 1 + random() % 20);
+      }
+    }
+    attempt(text);
+    attempt("", {text.substr(random() % text.size(), random() % 40)});
+  }
+  CHECK(refused > 800);
+  attempt(std::string(100000, '['));
+  attempt("a = " + std::string(100000, '['));
+  attempt("[run]\n" + std::string(200000, 'k') + " = 1\n");
+}

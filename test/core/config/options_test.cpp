@@ -1,0 +1,183 @@
+// The table of options and what is printed from it.
+#include "core/config/options.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/config/document.h"
+#include "core/config/field.h"
+#include "core/config/nearest.h"
+#include "test/core/config/config_test_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain::config;
+using namespace pptrain::config::test;
+
+namespace {
+
+// A value that the option allows and that is not its default, as TOML.
+std::string other_value(const Option& option) {
+  struct Other {
+    const Option& option;
+    const std::string now;
+    double inside() const { return option.range.max && *option.range.max <= 1 ? 0.375 : 3; }
+    std::string operator()(const Access<bool>&) const { return now == "true" ? "false" : "true"; }
+    std::string operator()(const Access<int64_t>&) const { return now == "3" ? "5" : "3"; }
+    std::string operator()(const Access<double>&) const { return inside() == 3 ? "3.5" : "0.375"; }
+    std::string operator()(const Access<std::optional<int64_t>>&) const { return "3"; }
+    std::string operator()(const Access<std::vector<int64_t>>&) const { return "[3, 1]"; }
+    std::string operator()(const Access<std::vector<double>>&) const { return "[0.25, 0.5]"; }
+    std::string operator()(const Access<std::string>&) const {
+      for (const std::string& literal : option.literals) {
+        if (toml_string(literal) != now) {
+          return toml_string(literal);
+        }
+      }
+      return option.literals.empty() ? "\"a \\\"\\\\ \\u0001 é\"" : "";
+    }
+  };
+  return std::visit(Other{option, toml_value(option, JobConfig()).value_or("")}, option.target);
+}
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+TEST_CASE("every option sets its own field and no other") {
+  std::set<std::string> written;
+  for (const Option& option : options()) {
+    INFO(option.name());
+    CHECK(written.insert(option.name()).second);
+    CHECK(!option.meaning.empty());
+    const std::string value = other_value(option);
+    if (value.empty()) {
+      CHECK(option.literals.size() == 1);  // optimizer.name has one value so far
+      continue;
+    }
+    const std::vector<std::string> overrides = {option.name() + "=" + value};
+    const Document document = read_document("", "job.toml", overrides);
+    CHECK(!document.broken.contains(option.name()));
+    CHECK(document.job != JobConfig());
+    CHECK(toml_value(option, document.job) == value);
+    JobConfig restored = document.job;
+    copy_value(option, JobConfig(), restored);
+    CHECK(restored == JobConfig());
+  }
+}
+
+// A struct of one more field would be larger: a field without an option must not slip in unseen.
+TEST_CASE("every field of the job has an option") {
+  size_t bytes = 0;
+  for (const Option& option : options()) {
+    bytes += std::visit([]<class T>(const Access<T>&) { return sizeof(T); }, option.target);
+  }
+  // Booleans are padded to 8 bytes where they lie alone or together: ModelSection has one, then two;
+  // DataSection one.
+  const size_t padding = 7 + 6 + 7;
+  INFO("A field has no option in options.cpp; or a new bool has changed the padding counted here.");
+  CHECK(bytes + padding == sizeof(JobConfig));
+}
+
+TEST_CASE("a job written as TOML reads back as the same job") {
+  const Folder folder;
+  const std::string data = folder.data();
+  const JobConfig plain = parse("", essentials(folder));
+  CHECK(parse(to_toml(plain)) == plain);
+
+  const JobConfig job = parse(
+      "[run]\ndir = \"a \\\"b\\\" \\\\ \\t é\"\nseed = 9007199254740993\ndevice = 'cuda'\nthreads = 3\n"
+      "[model]\narch = 'qwen3'\ninitializer_range = 0.1\nnum_key_value_heads = 2\nhead_dim = 10\nrope_theta "
+      "= 1e6\n"
+      "rms_norm_eps = 1e-5\ntie_word_embeddings = true\nmax_position_embeddings = 99\nattention_bias = true\n"
+      "[model.rope_scaling]\nrope_type = 'llama3'\nfactor = 8\nlow_freq_factor = 1.5\nhigh_freq_factor = "
+      "4.25\n"
+      "original_max_position_embeddings = 77\n"
+      "[distributed]\npp = 2\ndp_replicate = 3\npp_schedule = 'gpipe'\npp_split = [3, 1]\ntimeout_s = 0.1\n"
+      "[train]\nsteps = 1000000000000\nmicro_batch_size = 2\ngrad_accum_steps = 5\ndtype = 'fp32'\ngrad_clip "
+      "= 0.3\n"
+      "max_skipped_steps = 4\n"
+      "[data]\nformat = 'bin'\ndtype = 'uint32'\nshuffle = false\nval_path = '" +
+          data +
+          "'\n"
+          "[optimizer]\nlr = 1.1e-30\nbetas = [0.1, 0.3333333333333333]\neps = 1e-10\nweight_decay = "
+          "123456789.125\n"
+          "[lr_schedule]\nname = 'wsd'\nwarmup_steps = 1\nmin_lr_ratio = 0.7\ndecay_fraction = 0.9\n"
+          "[checkpoint]\ninterval = 3\nkeep_last_n = 0\nresume = 'none'\n[eval]\ninterval = 2\nbatches = 0\n"
+          "[metrics]\nlog_interval = 1\n",
+      essentials(folder));
+  CHECK(job.run.seed == 9007199254740993);
+  CHECK(parse(to_toml(job)) == job);
+  const JobConfig weighted =
+      parse("[distributed]\npp_embedding_weight = 0.5\npp_head_weight = 2\n", essentials(folder));
+  CHECK(parse(to_toml(weighted)) == weighted);
+}
+
+TEST_CASE("configs/reference.toml is what the table of options says") {
+  const std::string path = std::string(PPTRAIN_SOURCE_DIR) + "/configs/reference.toml";
+  INFO("To regenerate it: pptrain config --reference > configs/reference.toml");
+  CHECK(read(path) == reference_toml());
+}
+
+TEST_CASE("the reference has every key with its default") {
+  const Folder folder;
+  const JobConfig job = parse(reference_toml(), essentials(folder));
+  CHECK(job == parse("", essentials(folder)));
+  for (const Option& option : options()) {
+    INFO(option.name());
+    CHECK(reference_toml().find("\n" + option.key + " = ") +
+              reference_toml().find("\n# " + option.key + " = ") !=
+          2 * std::string::npos);
+  }
+}
+
+TEST_CASE("the schema has every option, and the defaults satisfy it") {
+  const nlohmann::json schema = nlohmann::json::parse(json_schema());
+  CHECK(schema.at("$schema") == "https://json-schema.org/draft/2020-12/schema");
+  CHECK(schema.at("additionalProperties") == false);
+  CHECK(schema.at("required") == nlohmann::json{"train", "data"});
+  for (const Option& option : options()) {
+    INFO(option.name());
+    std::string pointer = "/properties/" + option.section + "/properties/" + option.key;
+    if (option.section == "model.rope_scaling") {
+      pointer = "/properties/model/properties/rope_scaling/properties/" + option.key;
+    }
+    const nlohmann::json& entry = schema.at(nlohmann::json::json_pointer(pointer));
+    CHECK(!entry.at("description").get<std::string>().empty());
+    CHECK((entry.contains("default") || option.is_required || option.key == "dp"));
+    if (entry.contains("default") && entry.contains("minimum") && entry.at("type") != "array") {
+      CHECK(entry.at("default") >= entry.at("minimum"));
+    }
+  }
+  const auto& train = schema.at("properties").at("train");
+  CHECK(train.at("required") == nlohmann::json{"seq_len"});
+  CHECK(train.at("properties").at("dtype").at("enum") == nlohmann::json{"bf16", "fp32"});
+  const auto& betas = schema.at("properties").at("optimizer").at("properties").at("betas");
+  CHECK(betas.at("minItems") == 2);
+  CHECK(betas.at("maxItems") == 2);
+  CHECK(betas.at("items").at("exclusiveMaximum") == 1.0);
+  const auto& split = schema.at("properties").at("distributed").at("properties").at("pp_split");
+  CHECK(split.at("anyOf").at(0).at("const") == "even");
+  CHECK(split.at("default") == "even");
+}
+
+TEST_CASE("edit distance counts swaps of neighbours as one") {
+  CHECK(edit_distance("", "abc") == 3);
+  CHECK(edit_distance("steps", "steps") == 0);
+  CHECK(edit_distance("STEPS", "steps") == 0);
+  CHECK(edit_distance("setps", "steps") == 1);
+  CHECK(edit_distance("kitten", "sitting") == 3);
+  CHECK(edit_distance("bfloat16", "bf16") == 4);
+  const std::vector<std::string> names = {"alpha", "beta"};
+  CHECK(nearest("betta", names) == "beta");
+  CHECK(nearest("x", {}) == "");
+}

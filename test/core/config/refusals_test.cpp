@@ -1,0 +1,298 @@
+// Every refusal: its place in the file, its words, the names it proposes.
+#include <string>
+#include <vector>
+
+#include "test/core/config/config_test_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain::config::test;
+using Catch::Matchers::StartsWith;
+
+namespace {
+
+struct Case {
+  std::string text;
+  std::string start;               // the message starts so
+  std::vector<std::string> parts;  // and contains these
+};
+
+// Each case is refused with exactly one problem.
+void check(const Folder& folder, const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    INFO(c.text);
+    const std::string message = refusal(c.text, essentials(folder));
+    CHECK_THAT(message, StartsWith(c.start));
+    CHECK(message.find('\n') == std::string::npos);
+    for (const std::string& part : c.parts) {
+      CHECK_THAT(message, contains_text(part));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("names that do not exist are refused with the nearest one and all valid ones") {
+  const Folder folder;
+  check(folder,
+        {{"[train]\n  stepz = 5\n",
+          "job.toml:2:3: train.stepz: unknown key; did you mean train.steps?",
+          {"The keys of [train] are: steps, seq_len, micro_batch_size,"}},
+         {"[train]\ngrad_accum = 5\n",
+          "job.toml:2:1: train.grad_accum: unknown key; did you mean train.grad_clip?",
+          {}},
+         {"[train]\nlr = 0.1\n", "job.toml:2:1: train.lr: unknown key; did you mean optimizer.lr?", {}},
+         {"[train]\npp_schedule = 'gpipe'\n",
+          "job.toml:2:1: train.pp_schedule: unknown key; did you mean distributed.pp_schedule?",
+          {}},
+         {"[model.rope_scaling]\nfacter = 2\n",
+          "job.toml:2:1: model.rope_scaling.facter: unknown key; did you mean model.rope_scaling.factor?",
+          {"rope_type"}},
+         {"\n[optimiser]\nlr = 1\n",
+          "job.toml:2:2: optimiser: unknown section; did you mean [optimizer]?",
+          {"run, model, model.rope_scaling, distributed, train,"}},
+         {"seed = 3\n", "job.toml:1:1: seed: unknown section; did you mean run.seed?", {}}});
+}
+
+TEST_CASE("a wrong type says what was expected and what was found") {
+  const Folder folder;
+  check(
+      folder,
+      {{"[train]\nsteps = \"ten\"\n",
+        "job.toml:2:9: train.steps: wrong type: expected integer; found the string \"ten\"",
+        {}},
+       {"[train]\nsteps = 4.0\n",
+        "job.toml:2:9: train.steps: wrong type: expected integer; found the float 4",
+        {}},
+       {"[optimizer]\nlr = true\n", "job.toml:2:6: optimizer.lr: wrong type: expected float; found true", {}},
+       {"[data]\nshuffle = 1\n",
+        "job.toml:2:11: data.shuffle: wrong type: expected true or false; found the integer 1",
+        {}},
+       {"[run]\ndir = 2024-01-01\n",
+        "job.toml:2:7: run.dir: wrong type: expected string; found a date or time",
+        {}},
+       {"[optimizer]\nbetas = 0.9\n",
+        "job.toml:2:9: optimizer.betas: wrong type: expected list of 2 floats;",
+        {}},
+       {"[optimizer]\nbetas = [0.9, 'x']\n", "job.toml:2:15: optimizer.betas: wrong type:", {}},
+       {"[distributed]\ndp_replicate = [1]\n",
+        "job.toml:2:16: distributed.dp_replicate: wrong type:",
+        {"found a list"}},
+       {"[distributed]\npp_split = 'odd'\n",
+        "job.toml:2:12: distributed.pp_split: wrong type:",
+        {"\"even\" or list of integers", "\"odd\""}},
+       {"train = 5\n", "job.toml:1:9: train: expected a section, [train]; found the integer 5", {}},
+       {"[model]\nrope_scaling = 2\n", "job.toml:2:16: model.rope_scaling: expected a section", {}},
+       {"[[run]]\nseed = 1\n", "job.toml:1:1: run: expected a section, [run]; found a list", {}}});
+}
+
+TEST_CASE("values outside their literals or range are refused with what is allowed") {
+  const Folder folder;
+  check(
+      folder,
+      {{"[train]\ndtype = 'bfloat16'\n",
+        "job.toml:2:9: train.dtype: \"bfloat16\" is not a valid value; did you mean \"bf16\"?",
+        {"Valid: bf16, fp32"}},
+       {"[train]\ndtype = 'fp16'\n", "job.toml:2:9: train.dtype: fp16 is refused: use bf16", {"bf16, fp32"}},
+       {"[train]\ndtype = 'Float16'\n", "job.toml:2:9: train.dtype: fp16 is refused: use bf16", {}},
+       {"[run]\ndevice = 'gpu'\n", "job.toml:2:10: run.device:", {"Valid: cpu, cuda"}},
+       {"[optimizer]\nname = 'adam'\n", "job.toml:2:8: optimizer.name:", {"did you mean \"adamw\"?"}},
+       {"[distributed]\npp_schedule = '1f2b'\n",
+        "job.toml:2:15: distributed.pp_schedule:",
+        {"\"1f1b\"", "gpipe"}},
+       {"[model]\narch = 'lama'\n", "job.toml:2:8: model.arch:", {"did you mean \"llama\"?", "llama, qwen3"}},
+       {"[lr_schedule]\nname = 'cos'\n",
+        "job.toml:2:8: lr_schedule.name:",
+        {"cosine, linear, wsd, constant"}},
+       {"[train]\nsteps = 0\n", "job.toml:2:9: train.steps: 0 is out of range; allowed: 1 <= x", {}},
+       {"[optimizer]\nlr = -1\n", "job.toml:2:6: optimizer.lr: -1 is out of range; allowed: >= 0", {}},
+       {"[optimizer]\nlr = nan\n", "job.toml:2:6: optimizer.lr: nan is out of range", {}},
+       {"[train]\ngrad_clip = inf\n", "job.toml:2:13: train.grad_clip: inf is out of range", {}},
+       {"[optimizer]\nbetas = [0.9, 1.0]\n",
+        "job.toml:2:15: optimizer.betas: 1 is out of range; allowed: 0 <= x < 1",
+        {}},
+       {"[optimizer]\nbetas = [0.9]\n",
+        "job.toml:2:9: optimizer.betas: a list of 1; expected a list of 2 floats",
+        {}},
+       {"[optimizer]\nbetas = [0.9, 0.9, 0.9]\n", "job.toml:2:9: optimizer.betas: a list of 3;", {}},
+       {"[data]\nval_fraction = 1.0\n",
+        "job.toml:2:16: data.val_fraction: 1 is out of range; allowed: 0 <= x < 1",
+        {}},
+       {"[data]\nval_fraction = -0.1\n", "job.toml:2:16: data.val_fraction: -0.1 is out of range", {}},
+       {"[distributed]\ndp_shard = -1\n", "job.toml:2:12: distributed.dp_shard: -1 is out of range", {}},
+       {"[distributed]\ndp_shard = 0\n", "job.toml:2:12: distributed.dp_shard: 0 is out of range", {}},
+       {"[distributed]\ndp = -2\n", "job.toml:2:6: distributed.dp: -2 is out of range", {}},
+       {"[distributed]\npp = 1\npp_split = [4, 0]\n",
+        "job.toml:3:16: distributed.pp_split: 0 is out of range",
+        {"1 <= x"}},
+       {"[distributed]\npp_split = []\n", "job.toml:2:12: distributed.pp_split: an empty list", {}},
+       {"[run]\ndir = \"a\\u0000b\"\n", "job.toml:2:7: run.dir: holds a NUL character", {}},
+       {"[run]\ndir = ''\n", "job.toml:2:7: run.dir: is empty", {}},
+       {"[model]\nhidden_size = 9223372036854775807\n",
+        "job.toml:2:15: model.hidden_size:",
+        {"out of range"}}});
+}
+
+// The sizes come from essentials(), as overrides; a case that needs another size gives the last word on it.
+TEST_CASE("contradictions between keys are laid at the key to change") {
+  const Folder folder;
+  const std::string path = "path = '" + folder.data() + "'\n";  // data.path, in a file
+  const std::string base =
+      "[data]\n" + path + "[train]\nseq_len = 16\n[model]\nhidden_size = 64\nintermediate_size = 128\n" +
+      "vocab_size = 256\nnum_hidden_layers = 4\nnum_attention_heads = 4\n";  // 10 lines; [model] is open
+  REQUIRE(refusal(base) == "");
+  const std::vector<Case> cases = {
+      {"num_key_value_heads = 3\n",
+       "job.toml:11:23: model.num_key_value_heads: num_attention_heads = 4 is not divisible",
+       {"num_key_value_heads = 3"}},
+      {"head_dim = 15\n", "job.toml:11:12: model.head_dim: head_dim = 15 is odd", {"even"}},
+      {"max_position_embeddings = 15\n",
+       "job.toml:4:11: train.seq_len: seq_len = 16 is longer than model.max_position_embeddings = 15",
+       {}},
+      {"arch = 'qwen3'\nmlp_bias = true\n", "job.toml:12:12: model.mlp_bias: qwen3 has no biases", {}},
+      {"init = 'hf'\n", "job.toml:11:8: model.init: init = \"hf\" needs model.hf_dir", {}},
+      {"rope_scaling = {factor = 2.0}\n",
+       "job.toml:11:26: model.rope_scaling.factor: acts only with",
+       {"model.rope_scaling.rope_type = linear or llama3", "\"default\""}},
+      {"rope_scaling = {rope_type = 'linear', low_freq_factor = 2.0}\n",
+       "job.toml:11:57: model.rope_scaling.low_freq_factor: acts only with",
+       {}},
+      {"rope_scaling = {rope_type = 'llama3', low_freq_factor = 4.0}\n",
+       "job.toml:11:57: model.rope_scaling.low_freq_factor: high_freq_factor = 4 is not above",
+       {}},
+      {"[distributed]\ndp = 1\ndp_shard = 1\n",
+       "job.toml:12:6: distributed.dp: dp is short for dp_shard",
+       {}},
+      {"[distributed]\ndp = 2\n",
+       "job.toml:12:6: distributed.dp: not implemented yet: dp = 2 (short for dp_shard); only pp and "
+       "dp_replicate may be "
+       "above 1",
+       {}},
+      {"[distributed]\ndp_shard = 2\n",
+       "job.toml:12:12: distributed.dp_shard: not implemented yet: dp_shard = 2;",
+       {}},
+      {"[distributed]\ncp = 2\n", "job.toml:12:6: distributed.cp: not implemented yet: cp = 2;", {}},
+      {"[distributed]\ntp = 2\n", "job.toml:12:6: distributed.tp: not implemented yet: tp = 2;", {}},
+      {"[distributed]\nep = 2\n", "job.toml:12:6: distributed.ep: not implemented yet: ep = 2;", {}},
+      {"[distributed]\npp = 5\npp_schedule = 'gpipe'\n",
+       "job.toml:12:6: distributed.pp: more stages than layers:",
+       {"pp = 5", "num_hidden_layers = 4"}},
+      {"[distributed]\npp = 2\npp_schedule = 'gpipe'\npp_split = [1, 1, 2]\n",
+       "job.toml:14:12: distributed.pp_split: pp_split has 3 stages, but pp = 2",
+       {}},
+      {"[distributed]\npp = 2\npp_schedule = 'gpipe'\npp_split = [1, 2]\n",
+       "job.toml:14:12: distributed.pp_split: pp_split places 3 layers, but model.num_hidden_layers = 4",
+       {}},
+      {"[distributed]\npp_split = [4]\npp_head_weight = 1\n",
+       "job.toml:13:18: distributed.pp_head_weight: acts on an even",
+       {}},
+      {"[distributed]\npp = 2\n",
+       "job.toml:12:6: distributed.pp: grad_accum_steps = 1 microbatches are fewer than "
+       "distributed.pp_schedule = \"1f1b\"",
+       {"at least 2"}},
+      {"[lr_schedule]\ndecay_fraction = 0.2\n",
+       "job.toml:12:18: lr_schedule.decay_fraction: acts only with lr_schedule.name = wsd",
+       {"\"cosine\""}},
+      {"[eval]\ninterval = 5\n",
+       "job.toml:12:12: eval.interval: interval = 5 validates, but there is no validation data",
+       {"data.val_fraction or data.val_path"}},
+      {"[checkpoint]\nresume = '/nowhere/step_3'\n",
+       "job.toml:12:10: checkpoint.resume: \"/nowhere/step_3\" does not exist",
+       {"auto, none"}},
+  };
+  for (const Case& c : cases) {
+    INFO(c.text);
+    const std::string message = refusal(base + c.text);
+    CHECK_THAT(message, StartsWith(c.start));
+    CHECK(message.find('\n') == std::string::npos);
+    for (const std::string& part : c.parts) {
+      CHECK_THAT(message, contains_text(part));
+    }
+  }
+}
+
+TEST_CASE("sizes that contradict each other") {
+  const Folder folder;
+  const std::string text = "[data]\npath = '" + folder.data() + "'\n[train]\nseq_len = 16\n[model]\n";
+  const auto sizes = [&](int hidden, int heads, int vocab, const std::string& more = "") {
+    return refusal(text + "hidden_size = " + std::to_string(hidden) + "\nnum_attention_heads = " +
+                   std::to_string(heads) + "\nvocab_size = " + std::to_string(vocab) +
+                   "\nintermediate_size = 8\nnum_hidden_layers = 1\n" + more);
+  };
+  CHECK(sizes(64, 4, 256) == "");
+  CHECK_THAT(
+      sizes(65, 4, 256),
+      StartsWith(
+          "job.toml:6:15: model.hidden_size: hidden_size = 65 is not divisible by num_attention_heads = 4"));
+  CHECK(sizes(65, 4, 256, "head_dim = 16\n") == "");
+  CHECK_THAT(sizes(60, 4, 256), StartsWith("job.toml:6:15: model.hidden_size: head_dim (hidden_size / "
+                                           "num_attention_heads) = 15 is odd"));
+  CHECK_THAT(sizes(64, 4, 255),
+             StartsWith("job.toml:8:14: model.vocab_size: vocab_size = 255, but data.format = \"text\""));
+  CHECK(sizes(64, 4, 255, "[data2]\n") != "");
+}
+
+TEST_CASE("what is required and missing is named, at its section or for the file") {
+  const Folder folder;
+  const std::string message = refusal("[run]\nseed = 1\n[model]\n[train]\n");
+  CHECK(message.find("job.toml:3:1: model.hidden_size: is required where there is no model.hf_dir") == 0);
+  for (const char* size : {"intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"}) {
+    CHECK_THAT(message, contains_text(std::string("job.toml:3:1: model.") + size + ": is required"));
+  }
+  CHECK_THAT(message, contains_text("\njob.toml:4:1: train.seq_len: is required."));
+  CHECK_THAT(message, contains_text("\njob.toml: data.path: is required."));
+  CHECK_THAT(refusal("[data]\npath = ''\n"),
+             contains_text("job.toml:2:8: data.path: is required, and may not be empty"));
+}
+
+TEST_CASE("files that must exist") {
+  const Folder folder;
+  const Overrides rest = {"train.seq_len=16",     "model.hidden_size=64",      "model.intermediate_size=128",
+                          "model.vocab_size=256", "model.num_hidden_layers=4", "model.num_attention_heads=4"};
+  const std::string good = "[data]\npath = '" + folder.data() + "'\n";
+  REQUIRE(refusal(good, rest) == "");
+  CHECK_THAT(refusal("[data]\npath = 'no/such.txt'\n", rest),
+             StartsWith("job.toml:2:8: data.path: \"no/such.txt\" does not exist (a path is relative to "));
+  CHECK_THAT(refusal("[data]\npath = '" + folder.path() + "'\n", rest),
+             contains_text("is a directory; expected a file"));
+  CHECK_THAT(refusal(good + "val_path = 'no/val.txt'\n", rest),
+             StartsWith("job.toml:3:12: data.val_path: \"no/val.txt\""));
+  CHECK_THAT(refusal(good + "val_path = '" + folder.data() + "'\nval_fraction = 0.1\n", rest),
+             StartsWith("job.toml:4:16: data.val_fraction: val_fraction and val_path both name"));
+  CHECK_THAT(refusal(good + "[data.x]\n", rest), StartsWith("job.toml:3:"));
+}
+
+TEST_CASE("a data.dtype has nothing to act on unless the file is headerless") {
+  const Folder folder;
+  CHECK_THAT(refusal("[data]\nformat = 'llmc'\ndtype = 'uint32'\n", essentials(folder)),
+             StartsWith("job.toml:3:9: data.dtype: acts only with data.format = bin"));
+  CHECK(parse("[data]\nformat = 'bin'\ndtype = 'uint32'\n", essentials(folder)).data.dtype == "uint32");
+}
+
+TEST_CASE("all errors of a file come at once, in its order, overrides last") {
+  const Folder folder;
+  Overrides overrides = essentials(folder);
+  overrides.push_back("train.steps=-5");
+  overrides.push_back("trian.steps=5");
+  const std::string message = refusal(
+      "[train]\nzteps = 1\ndtype = 'fp16'\n[distributed]\npp = 4\ntp = 2\ncp = 'x'\n[optimizer]\nbetas = "
+      "[0.9, 2]\n",
+      overrides);
+  std::vector<std::string> starts;
+  for (size_t begin = 0; begin < message.size();) {
+    const size_t end = std::min(message.find('\n', begin), message.size());
+    starts.push_back(message.substr(begin, message.find(": ", begin) - begin));
+    begin = end + 1;
+  }
+  CHECK(starts == std::vector<std::string>{"job.toml:2:1", "job.toml:3:9", "job.toml:5:6", "job.toml:6:6",
+                                           "job.toml:7:6", "job.toml:9:15", "--set train.steps=-5",
+                                           "--set trian.steps=5"});
+  CHECK_THAT(message, contains_text("--set trian.steps=5: trian: unknown section; did you mean [train]?"));
+}
+
+TEST_CASE("a value that could not be taken starts no contradiction of its own") {
+  const Folder folder;
+  const std::string message =
+      refusal("[distributed]\npp = 2\n[train]\ngrad_accum_steps = 'two'\n", essentials(folder));
+  CHECK_THAT(message, StartsWith("job.toml:4:20: train.grad_accum_steps: wrong type"));
+  CHECK(message.find('\n') == std::string::npos);
+}

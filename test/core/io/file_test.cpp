@@ -1,0 +1,117 @@
+#include <fcntl.h>
+
+#include <cstring>
+#include <set>
+#include <span>
+
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/io/checksum.h"
+#include "core/io/mapped_file.h"
+#include "core/io/output_file.h"
+#include "core/io/strict_json.h"
+#include "test/core/io/scratch_folder.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::io;
+using pptrain::test::contains_text;
+
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+std::string text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+std::set<std::string> entries(const std::filesystem::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("a mapped file shows the file's bytes") {
+  const ScratchFolder folder;
+  MappedFile first(folder.write("a", "hello"));
+  CHECK(text_of(first) == "hello");
+  MappedFile moved(std::move(first));
+  CHECK(text_of(moved) == "hello");
+  MappedFile other(folder.write("b", ""));
+  CHECK(other.bytes().empty());
+  other = std::move(moved);
+  CHECK(text_of(other) == "hello");
+  CHECK_THROWS_WITH(MappedFile(folder / "absent"), contains_text("absent") && contains_text("No such file"));
+  CHECK_THROWS_WITH(MappedFile(folder.path()), contains_text("not a regular file"));
+}
+
+TEST_CASE("an output file appends, writes at offsets and refuses what is there") {
+  const ScratchFolder folder;
+  OutputFile file(folder / "a");
+  file.write(bytes_of("abc"));
+  file.write_at(6, bytes_of("xyz"));
+  file.write(bytes_of("def"));
+  file.sync_and_close();
+  CHECK(ScratchFolder::read_file(folder / "a") == "abcdefxyz");
+  CHECK_THROWS_WITH(OutputFile(folder / "a"), contains_text("File exists"));
+  CHECK_THROWS_WITH(OutputFile(folder / "no/such/folder"), contains_text("No such file or directory"));
+}
+
+TEST_CASE("an atomic write replaces the whole file or nothing") {
+  const ScratchFolder folder;
+  write_file_atomically(folder / "latest", "one\n");
+  write_file_atomically(folder / "latest", "two\n");
+  CHECK(ScratchFolder::read_file(folder / "latest") == "two\n");
+  CHECK(entries(folder.path()) == std::set<std::string>{"latest"});
+  CHECK_THROWS_WITH(write_file_atomically(folder / "none" / "x", "1"), contains_text("none"));
+  // A folder in the way: the rename fails, and nothing is left behind.
+  std::filesystem::create_directories(folder / "busy" / "inside");
+  CHECK_THROWS_WITH(write_file_atomically(folder / "busy", "1"), contains_text("busy"));
+  CHECK(entries(folder.path()) == std::set<std::string>{"busy", "latest"});
+}
+
+TEST_CASE("renaming a folder over another one exchanges them") {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder / "new");
+  folder.write("new/file", "new");
+  CHECK_FALSE(rename_folder_synced(folder / "new", folder / "target"));
+  CHECK(entries(folder.path()) == std::set<std::string>{"target"});
+  std::filesystem::create_directories(folder / "newer");
+  folder.write("newer/file", "newer");
+  CHECK(rename_folder_synced(folder / "newer", folder / "target"));
+  CHECK(ScratchFolder::read_file(folder / "target/file") == "newer");
+  CHECK(ScratchFolder::read_file(folder / "newer/file") == "new");
+  CHECK_THROWS_AS(rename_folder_synced(folder / "absent", folder / "elsewhere"), Error);
+}
+
+// Values as published for `xxh128sum`.
+TEST_CASE("checksums are XXH3-128") {
+  CHECK(checksum_hex({}) == "99aa06d3014798d86001c324468d497f");
+  CHECK(checksum_hex(bytes_of("a")) == "a96faf705af16834e6c632b61e964e1f");
+  const std::string text(300, 'a');
+  Checksum pieces;
+  for (size_t i = 0; i < text.size(); i += 7)
+    pieces.add(bytes_of(text).subspan(i, std::min<size_t>(7, text.size() - i)));
+  CHECK(pieces.hex() == checksum_hex(bytes_of(text)));
+  for (size_t bit = 0; bit < 8 * text.size(); ++bit) {
+    std::string flipped = text;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    REQUIRE(checksum_hex(bytes_of(flipped)) != pieces.hex());
+  }
+}
+
+TEST_CASE("JSON with a repeated key, at any depth, is refused") {
+  CHECK(parse_strict_json(R"({"a": {"b": 1}, "b": [{"b": 2}, {"b": 3}]})", "f")["b"][1]["b"] == 3);
+  CHECK_THROWS_WITH(parse_strict_json(R"({"a": 1, "a": 1})", "file"),
+                    contains_text("file: the key 'a' is there twice"));
+  CHECK_THROWS_WITH(parse_strict_json(R"({"x": [{"k": 1, "j": {}, "k": 2}]})", "file"), contains_text("'k'"));
+  CHECK_THROWS_WITH(parse_strict_json(R"({"\u0061": 1, "a": 1})", "file"), contains_text("'a'"));
+  CHECK_THROWS_WITH(parse_strict_json("{", "file"), contains_text("file: not valid JSON"));
+  CHECK_THROWS_WITH(parse_strict_json("", "file"), contains_text("file: not valid JSON"));
+  CHECK_THROWS_WITH(parse_strict_json("{} x", "file"), contains_text("file: not valid JSON"));
+  CHECK_THROWS_WITH(parse_strict_json(std::string(100000, '['), "file"), contains_text("nested deeper"));
+}

@@ -1,0 +1,150 @@
+// The fused kernels give the same bits whatever the number of threads, the instruction set, or the place in a buffer.
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <vector>
+
+#include "core/kernels/cpu/loops.h"
+#include "core/kernels/kernels.h"
+#include "test/core/kernels/compare.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+namespace cpu = pptrain::kernels::cpu;
+
+namespace {
+
+const auto f32 = at::TensorOptions().dtype(at::kFloat);
+
+// Large enough that every kernel divides its work.
+std::vector<Tensor> run_all(at::ScalarType type) {
+  at::manual_seed(5);
+  const int64_t rows = 400, dim = 520, heads = 8, head_dim = 64, vocab = 3001;
+  std::vector<Tensor> results;
+  const Tensor x = random({rows, dim}, type), dy = random({rows, dim}, type);
+  const Tensor weight = at::rand({dim}, f32);
+  Tensor y = at::empty_like(x), rstd = at::empty({rows}, f32), dx = at::empty_like(x), grad = at::zeros({dim}, f32);
+  kernels::rms_norm(x, weight, 1e-6, y, rstd);
+  kernels::rms_norm_backward(dy, x, weight, rstd, y, dx, grad);
+  results.insert(results.end(), {y, rstd, dx, grad});
+
+  const Tensor q = random({1, rows, heads, head_dim}, type), dq = random({1, rows, heads, head_dim}, type);
+  const kernels::RopeTable table{.cos = at::randn({rows, head_dim / 2}, f32), .sin = at::randn({rows, head_dim / 2}, f32)};
+  const Tensor positions = at::arange(rows, at::kInt).view({1, rows}), norm = at::rand({head_dim}, f32);
+  Tensor rotated = at::empty_like(q), head_rstd = at::empty({1, rows, heads}, f32), out = at::empty_like(q);
+  Tensor norm_grad = at::zeros({head_dim}, f32);
+  kernels::norm_rope(q, norm, 1e-6, table, positions, rotated, head_rstd);
+  kernels::norm_rope_backward(dq, q, norm, head_rstd, table, positions, out, norm_grad);
+  results.insert(results.end(), {rotated, head_rstd, out, norm_grad});
+
+  const Tensor gate_up = random({rows, 2 * dim}, type);
+  Tensor act = at::empty({rows, dim}, x.options()), dgate_up = at::empty_like(gate_up), bias = at::zeros({2 * dim}, f32);
+  kernels::swiglu(gate_up, act);
+  kernels::swiglu_backward(dy, gate_up, dgate_up);
+  kernels::accumulate_bias_gradient(gate_up, bias);
+  results.insert(results.end(), {act, dgate_up, bias});
+
+  Tensor logits = random({rows, vocab}, type), loss = at::empty({rows}, f32), table_grad = at::zeros({vocab, dim}, f32);
+  const Tensor tokens = at::randint(0, vocab, {rows}, at::kLong);
+  kernels::cross_entropy(logits, tokens, loss, true);
+  kernels::embedding_backward(tokens.remainder(50), dy, table_grad);
+  results.insert(results.end(), {logits, loss, table_grad});
+
+  const int64_t size = 300000;
+  Tensor w = at::randn({size}, f32), m = at::randn({size}, f32), v = at::rand({size}, f32);
+  Tensor compute = at::empty({size}, at::kBFloat16), squares = at::empty({}, at::kDouble);
+  const Tensor g = at::randn({size}, f32);
+  kernels::adamw(w, g, m, v, compute, {.lr = 1e-2, .weight_decay = 0.1, .step = 3});
+  kernels::sum_of_squares(g, squares);
+  results.insert(results.end(), {w, m, v, compute, squares});
+  return results;
+}
+
+}  // namespace
+
+TEST_CASE("one thread and several give the same bits", "[kernels]") {
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  at::set_num_threads(1);
+  const std::vector<Tensor> one = run_all(type);
+  for (const int threads : {2, 3}) {
+    at::set_num_threads(threads);
+    const std::vector<Tensor> several = run_all(type);
+    at::set_num_threads(1);
+    REQUIRE(several.size() == one.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      INFO("result " << i << ", " << threads << " threads");
+      CHECK(same_bits(one[i], several[i]));
+    }
+  }
+}
+
+TEST_CASE("adamw and sums do not depend on where in a buffer an element lies", "[kernels]") {
+  at::set_num_threads(1);
+  at::manual_seed(3);
+  const int64_t size = 203;
+  const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32), v0 = at::rand({size}, f32);
+  const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
+  Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), compute = at::empty({size}, at::kBFloat16);
+  kernels::adamw(w, g, m, v, compute, args);
+  for (int64_t i = 0; i < size; ++i) {
+    Tensor w1 = w0.narrow(0, i, 1).clone(), m1 = m0.narrow(0, i, 1).clone(), v1 = v0.narrow(0, i, 1).clone();
+    Tensor c1 = at::empty({1}, at::kBFloat16);
+    kernels::adamw(w1, g.narrow(0, i, 1), m1, v1, c1, args);
+    REQUIRE(same_bits(w1, w.narrow(0, i, 1)));
+    REQUIRE(same_bits(m1, m.narrow(0, i, 1)));
+    REQUIRE(same_bits(v1, v.narrow(0, i, 1)));
+    REQUIRE(same_bits(c1, compute.narrow(0, i, 1)));
+  }
+}
+
+TEST_CASE("zero gaps stay zero under adamw", "[kernels]") {
+  Tensor w = at::zeros({64}, f32), m = at::zeros({64}, f32), v = at::zeros({64}, f32);
+  kernels::adamw(w, at::zeros({64}, f32), m, v, std::nullopt, {.lr = 1, .weight_decay = 0.1});
+  CHECK(w.abs().sum().item<float>() == 0);
+}
+
+TEST_CASE("all instruction sets agree", "[kernels]") {
+  const int64_t vocab = 1003;
+  at::manual_seed(11);
+  const Tensor logits = random({4, vocab}, at::kBFloat16) * 6;
+  const Tensor labels = at::tensor({0, 1002, 17, -100}, at::kLong);
+  const auto run = [&](const cpu::Loops& loops) {
+    Tensor x = logits.clone(), loss = at::empty({4}, f32), scratch = at::empty({vocab}, f32);
+    const cpu::CrossEntropyArgs<uint16_t> args{.logits = static_cast<uint16_t*>(x.data_ptr()),
+                                               .labels = labels.const_data_ptr<int64_t>(),
+                                               .loss = loss.mutable_data_ptr<float>(),
+                                               .vocab = vocab,
+                                               .want_gradient = true};
+    loops.bf16.cross_entropy(args, scratch.mutable_data_ptr<float>(), 0, 4);
+    return std::pair{x, loss};
+  };
+  const auto [x, loss] = run(*cpu::baseline_loops());
+  std::vector<std::pair<Tensor, Tensor>> fused;  // those with FMA: the same bits
+  for (const cpu::Loops* loops : {cpu::avx2_loops(), cpu::avx512_loops()}) {
+    if (loops != nullptr) {
+      fused.push_back(run(*loops));
+      CHECK(relative_error(fused.back().first, x) < 1e-3);
+      CHECK(relative_error(fused.back().second, loss) < 1e-6);
+      CHECK(same_bits(fused.back().first, fused.front().first));
+      CHECK(same_bits(fused.back().second, fused.front().second));
+    }
+  }
+}
+
+TEST_CASE("rounding to bfloat16 is ATen's", "[kernels]") {
+  at::manual_seed(2);
+  Tensor values = at::randn({4096}, f32) * at::pow(10.0, at::randn({4096}, f32) * 10);
+  values[0] = std::numeric_limits<float>::infinity();
+  values[1] = -std::numeric_limits<float>::infinity();
+  values[2] = std::numeric_limits<float>::max();
+  values[3] = 1.00390625F;  // halfway between two bfloat16 values
+  values[4] = 1e-42F;
+  Tensor m = at::zeros_like(values), v = at::ones_like(values), compute = at::empty({4096}, at::kBFloat16);
+  kernels::adamw(values, at::zeros_like(values), m, v, compute, {.lr = 0});
+  CHECK(same_bits(compute, values.to(at::kBFloat16)));
+  values[7] = std::nan("");
+  kernels::adamw(values, at::zeros_like(values), m, v, compute, {.lr = 0});
+  CHECK(std::isnan(compute[7].item<float>()));
+}

@@ -1,0 +1,281 @@
+// Every kernel against LibTorch's autograd in float64, in both compute types and at sizes that end within a vector.
+#include "core/kernels/kernels.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "core/base/error.h"
+#include "test/core/kernels/compare.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+
+namespace {
+
+struct SingleThread {
+  SingleThread() {
+    at::set_num_threads(1);
+    at::manual_seed(17);
+  }
+};
+
+constexpr double kEps = 1e-5;
+const auto f32 = at::TensorOptions().dtype(at::kFloat);
+
+}  // namespace
+
+TEST_CASE("rms_norm and its gradient", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto [rows, dim] = GENERATE(std::pair{1, 1}, std::pair{3, 7}, std::pair{5, 64}, std::pair{130, 200});
+  const Tensor x = random({rows, dim}, type);
+  const Tensor dy = random({rows, dim}, type);
+  const Tensor residual = random({rows, dim}, type);
+  const Tensor weight = at::rand({dim}, f32) + 0.5;
+  Tensor y = at::empty_like(x);
+  Tensor rstd = at::empty({rows}, f32);
+  Tensor dx = at::empty_like(x);
+  Tensor weight_grad = at::ones({dim}, f32);
+
+  const Tensor ox = leaf(x);
+  const Tensor ow = leaf(weight);
+  const Tensor oy = test::rms_norm(ox, ow, kEps);
+  oy.backward(dy.to(at::kDouble));
+
+  kernels::rms_norm(x, weight, kEps, y, rstd);
+  CHECK(relative_error(y, oy) < tolerance(type));
+  CHECK(relative_error(rstd, at::rsqrt(ox.pow(2).mean(-1) + kEps)) < 2e-6);
+
+  kernels::rms_norm_backward(dy, x, weight, rstd, std::nullopt, dx, weight_grad);
+  CHECK((dx.to(at::kDouble) - ox.grad()).norm().item<double>() < tolerance(type) * dy.to(at::kDouble).norm().item<double>() * 3);
+  CHECK(relative_error(weight_grad - 1, ow.grad()) < 1e-5);
+
+  SECTION("with a residual gradient, in place of dy") {
+    Tensor in_place = dy.clone();
+    weight_grad.fill_(1);
+    kernels::rms_norm_backward(in_place, x, weight, rstd, residual, in_place, weight_grad);
+    CHECK(relative_error(in_place, ox.grad() + residual.to(at::kDouble)) < tolerance(type));
+    CHECK(relative_error(weight_grad - 1, ow.grad()) < 1e-5);
+  }
+  SECTION("fused with the addition it gives the bits of the separate form") {
+    Tensor sum = residual.clone();
+    Tensor fused_y = at::empty_like(x);
+    Tensor fused_rstd = at::empty_like(rstd);
+    kernels::add_rms_norm(x, sum, weight, kEps, sum, fused_y, fused_rstd);
+    const Tensor separate_sum = x + residual;
+    kernels::rms_norm(separate_sum, weight, kEps, y, rstd);
+    CHECK(same_bits(sum, separate_sum));
+    CHECK(same_bits(fused_y, y));
+    CHECK(same_bits(fused_rstd, rstd));
+  }
+}
+
+TEST_CASE("norm_rope and its gradient", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto head_dim = GENERATE(2, 24, 64, 128);
+  const bool with_norm = GENERATE(false, true);
+  const int64_t batch = 2, seq = 37, heads = 3;
+  const Tensor fused = random({batch, seq, heads + 2, head_dim}, type);
+  const Tensor x = fused.narrow(2, 1, heads);  // a view of a wider buffer
+  const Tensor dy = random({batch, heads, seq, head_dim}, type).transpose(1, 2);
+  const Tensor weight = at::rand({head_dim}, f32) + 0.5;
+  const kernels::RopeTable table{.cos = at::randn({50, head_dim / 2}, f32), .sin = at::randn({50, head_dim / 2}, f32)};
+  const Tensor positions = at::randint(0, 50, {batch, seq}, at::kInt);
+  const std::optional<Tensor> norm = with_norm ? std::optional(weight) : std::nullopt;
+
+  const Tensor ox = leaf(x);
+  const Tensor ow = leaf(weight);
+  const Tensor cos = table.cos.index({positions.to(at::kLong)}).to(at::kDouble);
+  const Tensor sin = table.sin.index({positions.to(at::kLong)}).to(at::kDouble);
+  const Tensor oy = test::rotate(with_norm ? test::rms_norm(ox, ow, kEps) : ox, cos, sin);
+  oy.backward(dy.to(at::kDouble));
+
+  Tensor y = at::empty({batch, seq, heads, head_dim}, fused.options());
+  Tensor rstd = at::empty({batch, seq, heads}, f32);
+  kernels::norm_rope(x, norm, kEps, table, positions, y, rstd);
+  CHECK(relative_error(y, oy) < tolerance(type));
+
+  Tensor dfused = at::zeros_like(fused);
+  Tensor dx = dfused.narrow(2, 1, heads);
+  Tensor weight_grad = at::ones({head_dim}, f32);
+  kernels::norm_rope_backward(dy, x, norm, rstd, table, positions, dx,
+                              with_norm ? std::optional(weight_grad) : std::nullopt);
+  CHECK(relative_error(dx, ox.grad()) < 2 * tolerance(type));
+  CHECK(dfused.select(2, 0).abs().sum().item<double>() == 0);
+  CHECK(dfused.select(2, heads + 1).abs().sum().item<double>() == 0);
+  if (with_norm) {
+    CHECK(relative_error(weight_grad - 1, ow.grad()) < 1e-5);
+  } else {
+    Tensor in_place = fused.clone();
+    Tensor view = in_place.narrow(2, 1, heads);
+    kernels::norm_rope(view, std::nullopt, kEps, table, positions, view, rstd);
+    CHECK(same_bits(view, y));
+    CHECK(same_bits(in_place.select(2, 0), fused.select(2, 0)));
+  }
+}
+
+TEST_CASE("swiglu and its gradient", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto [rows, dim] = GENERATE(std::pair{1, 1}, std::pair{3, 17}, std::pair{20, 160});
+  const Tensor gate_up = random({rows, 2 * dim}, type) * 4;
+  const Tensor dy = random({rows, dim}, type);
+  const Tensor ox = leaf(gate_up);
+  const auto halves = ox.chunk(2, 1);
+  const Tensor oy = halves[0] * at::sigmoid(halves[0]) * halves[1];
+  oy.backward(dy.to(at::kDouble));
+
+  Tensor y = at::empty_like(dy);
+  kernels::swiglu(gate_up, y);
+  CHECK(relative_error(y, oy) < tolerance(type));
+  Tensor in_place = gate_up.clone();
+  kernels::swiglu_backward(dy, in_place, in_place);
+  CHECK(relative_error(in_place, ox.grad()) < tolerance(type));
+}
+
+TEST_CASE("swiglu at the ends of the exponential", "[kernels]") {
+  const SingleThread setup;
+  const float inf = std::numeric_limits<float>::infinity();
+  const Tensor gate = at::tensor({-200.0F, -88.5F, -87.0F, -30.0F, 0.0F, 30.0F, 88.7F, 200.0F, inf, std::nanf("")}, f32);
+  const Tensor gate_up = at::cat({gate, at::ones_like(gate)}).unsqueeze(0);
+  Tensor y = at::empty({1, gate.size(0)}, f32);
+  kernels::swiglu(gate_up, y);
+  const Tensor expected = (gate.to(at::kDouble) * at::sigmoid(gate.to(at::kDouble))).unsqueeze(0);
+  for (int64_t i = 0; i < gate.size(0) - 2; ++i) {
+    CHECK(std::abs(y[0][i].item<double>() - expected[0][i].item<double>()) <=
+          2e-7 * std::abs(expected[0][i].item<double>()) + 1e-35);
+  }
+  CHECK(y[0][8].item<float>() == inf);
+  CHECK(std::isnan(y[0][9].item<float>()));
+}
+
+TEST_CASE("cross entropy and its gradient", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto vocab = GENERATE(1, 13, 256, 1000);
+  const int64_t rows = 6;
+  const Tensor logits = random({rows, vocab}, type) * 5;
+  Tensor labels = at::randint(0, vocab, {rows}, at::kLong);
+  labels[2] = -100;
+  labels[5] = vocab - 1;
+  const Tensor ox = leaf(logits);
+  const Tensor oloss = at::nll_loss_nd(at::log_softmax(ox, 1), labels, {}, at::Reduction::None, -100);
+  oloss.sum().backward();
+
+  Tensor in_place = logits.clone();
+  Tensor loss = at::empty({rows}, f32);
+  kernels::cross_entropy(in_place, labels, loss, false);
+  CHECK(same_bits(in_place, logits));
+  CHECK((loss.to(at::kDouble) - oloss).abs().max().item<double>() < 1e-5);
+  CHECK(loss[2].item<float>() == 0);
+
+  Tensor loss_again = at::empty({rows}, f32);
+  kernels::cross_entropy(in_place, labels, loss_again, true);
+  CHECK(same_bits(loss_again, loss));
+  CHECK((in_place.to(at::kDouble) - ox.grad()).abs().max().item<double>() < tolerance(type));
+  CHECK(relative_error(in_place, ox.grad()) < tolerance(type));
+  CHECK(in_place[2].abs().sum().item<double>() == 0);
+}
+
+TEST_CASE("cross entropy passes on what is not finite, and refuses bad labels", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto column = GENERATE(0, 20, 36);
+  const bool gradient = GENERATE(false, true);
+  const Tensor labels = at::tensor({3, 3, 3, -100}, at::kLong);
+  Tensor logits = random({4, 37}, type);
+  logits[0][column] = std::nan("");
+  logits[1][column] = std::numeric_limits<double>::infinity();
+  logits[3][column] = std::nan("");
+  Tensor loss = at::empty({4}, f32);
+  kernels::cross_entropy(logits, labels, loss, gradient);
+  CHECK(std::isnan(loss[0].item<float>()));
+  CHECK_FALSE(std::isfinite(loss[1].item<float>()));
+  CHECK(std::isfinite(loss[2].item<float>()));
+  CHECK(loss[3].item<float>() == 0);
+
+  logits = random({4, 37}, type);
+  CHECK_THROWS_AS(kernels::cross_entropy(logits, at::tensor({3, 37, 0, 0}, at::kLong), loss, gradient), Error);
+  CHECK_THROWS_AS(kernels::cross_entropy(logits, at::tensor({3, -1, 0, 0}, at::kLong), loss, gradient), Error);
+}
+
+TEST_CASE("a large logit does not overflow the loss", "[kernels]") {
+  const SingleThread setup;
+  Tensor logits = at::tensor({1e30F, -1e30F, 0.0F, 5.0F}, f32).view({1, 4});
+  Tensor loss = at::empty({1}, f32);
+  kernels::cross_entropy(logits, at::zeros({1}, at::kLong), loss, true);
+  CHECK(loss.item<float>() == 0);
+  CHECK(logits.abs().sum().item<float>() == 0);
+}
+
+TEST_CASE("embedding and its gradient", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const Tensor weight = random({11, 37}, type);
+  const Tensor tokens = at::tensor({3, 0, 3, 10, 3}, at::kLong);
+  Tensor out = at::empty({5, 37}, weight.options());
+  kernels::embedding(tokens, weight, out);
+  CHECK(same_bits(out, weight.index_select(0, tokens)));
+
+  const Tensor dy = random({5, 37}, type);
+  Tensor grad = at::ones({11, 37}, f32);
+  kernels::embedding_backward(tokens, dy, grad);
+  CHECK(relative_error(grad, at::ones({11, 37}, at::kDouble).index_add(0, tokens, dy.to(at::kDouble))) < 1e-6);
+  CHECK_THROWS_AS(kernels::embedding(at::tensor({11, 0, 0, 0, 0}, at::kLong), weight, out), Error);
+}
+
+TEST_CASE("gradients of weight and bias accumulate in float32", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto rows = GENERATE(1, 7, 300);
+  const Tensor dy = random({rows, 37}, type);
+  const Tensor x = random({rows, 19}, type);
+  const Tensor before = at::randn({37, 19}, f32);
+  const Tensor bias_before = at::randn({37}, f32);
+  Tensor grad = before.clone();
+  Tensor bias_grad = bias_before.clone();
+  kernels::accumulate_weight_gradient(dy, x, grad);
+  kernels::accumulate_bias_gradient(dy, bias_grad);
+  const Tensor d = dy.to(at::kDouble);
+  CHECK(relative_error(grad, before.to(at::kDouble) + d.t().mm(x.to(at::kDouble))) < 2e-6);
+  CHECK(relative_error(bias_grad, bias_before.to(at::kDouble) + d.sum(0)) < 2e-6);
+}
+
+TEST_CASE("sum_of_squares", "[kernels]") {
+  const SingleThread setup;
+  const auto size = GENERATE(1, 31, 33, 1000, 200001);
+  const Tensor x = at::randn({size}, f32) * 1e20;  // squares overflow float32
+  const Tensor out = at::empty({}, at::kDouble);
+  kernels::sum_of_squares(x, out);
+  CHECK(relative_error(out, x.to(at::kDouble).pow(2).sum()) < 1e-13);
+  x[size - 1] = std::nan("");
+  kernels::sum_of_squares(x, out);
+  CHECK(std::isnan(out.item<double>()));
+}
+
+TEST_CASE("arguments are checked, and the message says which and how", "[kernels]") {
+  const SingleThread setup;
+  const Tensor x = at::randn({4, 8}, f32);
+  Tensor y = at::empty({4, 9}, f32);
+  Tensor rstd = at::empty({4}, f32);
+  try {
+    kernels::rms_norm(x, at::ones({8}, f32), kEps, y, rstd);
+    FAIL("no error");
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    CHECK(message.find("rms_norm: y") != std::string::npos);
+    CHECK(message.find("[4, 8]") != std::string::npos);
+    CHECK(message.find("[4, 9]") != std::string::npos);
+  }
+  y = at::empty({8, 4}, f32).t();
+  CHECK_THROWS_AS(kernels::rms_norm(x, at::ones({8}, f32), kEps, y, rstd), Error);
+  y = at::empty({4, 8}, f32);
+  CHECK_THROWS_AS(kernels::rms_norm(x, at::ones({8}, at::kDouble), kEps, y, rstd), Error);
+}

@@ -1,0 +1,71 @@
+// Takes the place of core/kernels/cuda/cuda_api.h where the kernels are compiled by the C++ compiler for the
+// CPU: the same names, run by fibers. One block at a time; a thread of the block is a fiber that gives way at
+// each barrier and shuffle. What hardware leaves undefined is an Error here: a barrier or a shuffle that not
+// all threads reach.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cfloat>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <type_traits>
+
+#define __global__
+#define __device__
+#define __shared__ static  // one block runs at a time
+
+namespace pptrain::kernels::cuda {
+
+struct dim3 {
+  dim3(unsigned x_size, unsigned y_size = 1) : x(x_size), y(y_size) {}
+  unsigned x;
+  unsigned y;
+};
+
+inline dim3 threadIdx{0};
+inline dim3 blockIdx{0};
+inline dim3 blockDim{0};
+inline dim3 gridDim{0};
+
+struct DeviceGuard {
+  explicit DeviceGuard(at::Device) {}
+};
+
+namespace emulator {
+
+// Blocks, and threads between barriers, run from last to first when set. A result that changes with it shows
+// a race.
+inline bool reversed = false;
+
+void run_grid(const char* name, dim3 grid, unsigned threads, std::size_t shared_bytes,
+              const std::function<void()>& kernel);
+void block_barrier();
+double exchange(double x, int lane_mask);
+void* shared_memory();
+
+}  // namespace emulator
+
+template <typename... Parameters>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
+            std::size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
+  emulator::run_grid(name, grid, threads, shared_bytes, [&] { kernel(arguments...); });
+}
+
+template <typename T>
+T* dynamic_shared() {
+  return static_cast<T*>(emulator::shared_memory());
+}
+
+inline void __syncthreads() {
+  emulator::block_barrier();
+}
+
+// float and double pass through a double unchanged.
+template <typename F>
+F __shfl_xor_sync(unsigned, F x, int lane_mask) {
+  return static_cast<F>(emulator::exchange(static_cast<double>(x), lane_mask));
+}
+
+}  // namespace pptrain::kernels::cuda

@@ -1,0 +1,204 @@
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/kernels/cuda/blas.h"
+#include "core/kernels/cuda/cuda_api.h"
+
+namespace pptrain::kernels::cuda {
+namespace emulator {
+namespace {
+
+constexpr unsigned lanes = 32;
+constexpr std::size_t stack_bytes = 128 * 1024;
+
+enum class State { kReady, kAtShuffle, kAtBarrier, kDone };
+
+struct Fiber {
+  ucontext_t context{};
+  std::unique_ptr<char[]> stack = std::make_unique<char[]>(stack_bytes);
+  State state = State::kReady;
+  // What the lane shows to its warp, in turns: a slot is written again only after the next shuffle, when all
+  // have read it.
+  double slots[2] = {0, 0};
+  unsigned turn = 0;
+};
+
+// The block that runs now.
+struct Block {
+  ucontext_t scheduler{};
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<double> shared;  // double for its alignment
+  const std::function<void()>* kernel = nullptr;
+  unsigned current = 0;
+};
+
+Block& block() {
+  static Block instance;
+  return instance;
+}
+
+void give_way(State state) {
+  Fiber& self = *block().fibers[block().current];
+  self.state = state;
+  swapcontext(&self.context, &block().scheduler);
+}
+
+// A fiber serves its thread number in block after block.
+void serve() {
+  while (true) {
+    (*block().kernel)();
+    give_way(State::kDone);
+  }
+}
+
+void add_fiber() {
+  Fiber& fiber = *block().fibers.emplace_back(std::make_unique<Fiber>());
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = stack_bytes;
+  makecontext(&fiber.context, serve, 0);
+}
+
+void resume(unsigned thread) {
+  Block& b = block();
+  b.current = thread;
+  threadIdx = dim3(thread);
+  swapcontext(&b.scheduler, &b.fibers[thread]->context);
+}
+
+bool all_in(State state, unsigned begin, unsigned end) {
+  return std::all_of(block().fibers.begin() + begin, block().fibers.begin() + end,
+                     [&](const auto& fiber) { return fiber->state == state; });
+}
+
+void set_all(State state, unsigned begin, unsigned end) {
+  std::for_each(block().fibers.begin() + begin, block().fibers.begin() + end,
+                [&](const auto& fiber) { fiber->state = state; });
+}
+
+// Runs the threads [begin, begin + 32) as far as they get without the rest of the block. Whether they moved
+// at all.
+bool advance_warp(unsigned begin) {
+  bool moved = false;
+  while (true) {
+    for (unsigned i = 0; i < lanes; ++i) {
+      const unsigned thread = begin + (reversed ? lanes - 1 - i : i);
+      if (block().fibers[thread]->state == State::kReady) {
+        resume(thread);
+        moved = true;
+      }
+    }
+    if (!all_in(State::kAtShuffle, begin, begin + lanes)) {
+      return moved;
+    }
+    set_all(State::kReady, begin, begin + lanes);
+  }
+}
+
+// One warp runs ahead of all others up to the next barrier, then the next one: the order in which a missing
+// barrier does the most harm.
+void advance_block(const char* name, unsigned threads) {
+  bool moved = false;
+  for (unsigned i = 0; i < threads; i += lanes) {
+    moved |= advance_warp(reversed ? threads - lanes - i : i);
+  }
+  if (all_in(State::kAtBarrier, 0, threads)) {
+    set_all(State::kReady, 0, threads);
+  } else if (!moved) {
+    block().fibers.clear();  // they stand in the middle of this kernel
+    throw Error(std::string(name) + ": some threads wait at a barrier or shuffle that others never reach");
+  }
+}
+
+void run_block(const char* name, unsigned threads) {
+  Block& b = block();
+  for (unsigned t = 0; t < threads; ++t) {
+    b.fibers[t]->state = State::kReady;
+    b.fibers[t]->turn = 0;
+  }
+  while (!all_in(State::kDone, 0, threads)) {
+    advance_block(name, threads);
+  }
+}
+
+}  // namespace
+
+void run_grid(const char* name, dim3 grid, unsigned threads, std::size_t shared_bytes,
+              const std::function<void()>& kernel) {
+  if (threads == 0 || threads > 1024 || threads % lanes != 0 || grid.x == 0 || grid.y == 0 ||
+      grid.y > 65535 || shared_bytes > 48 * 1024) {
+    throw Error(std::string(name) + ": a launch that the hardware would refuse");
+  }
+  Block& b = block();
+  while (b.fibers.size() < threads) {
+    add_fiber();
+  }
+  b.kernel = &kernel;
+  blockDim = dim3(threads);
+  gridDim = grid;
+  const std::uint64_t blocks = static_cast<std::uint64_t>(grid.x) * grid.y;
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    const std::uint64_t at = reversed ? blocks - 1 - i : i;
+    blockIdx = dim3(static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x));
+    b.shared.assign(shared_bytes / sizeof(double) + 2, std::numeric_limits<double>::quiet_NaN());
+    run_block(name, threads);
+  }
+}
+
+void block_barrier() {
+  give_way(State::kAtBarrier);
+}
+
+double exchange(double x, int lane_mask) {
+  const auto& fibers = block().fibers;
+  const unsigned self = block().current;
+  const unsigned turn = fibers[self]->turn;
+  fibers[self]->slots[turn] = x;
+  fibers[self]->turn = 1 - turn;
+  give_way(State::kAtShuffle);
+  return fibers[self ^ static_cast<unsigned>(lane_mask)]->slots[turn];
+}
+
+void* shared_memory() {
+  const auto address = reinterpret_cast<std::uintptr_t>(block().shared.data());
+  return reinterpret_cast<void*>((address + 15) / 16 * 16);
+}
+
+}  // namespace emulator
+
+namespace {
+
+template <typename T>
+void plain_gemm(const GemmShape& s, const T* a, const T* b, float* c) {
+  for (int64_t column = 0; column < s.n; ++column) {
+    for (int64_t row = 0; row < s.m; ++row) {
+      double sum = 0;
+      for (int64_t i = 0; i < s.k; ++i) {
+        const T left = s.transpose_a ? a[i + row * s.lda] : a[row + i * s.lda];
+        const T right = s.transpose_b ? b[column + i * s.ldb] : b[i + column * s.ldb];
+        sum += static_cast<double>(left) * static_cast<double>(right);
+      }
+      c[row + column * s.ldc] += static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace
+
+// BLAS's definition, in place of cuBLAS: shows that the shape handed to it is the right one.
+void accumulate_gemm(const GemmShape& shape, at::ScalarType type, const void* a, const void* b, float* c) {
+  if (type == at::kFloat) {
+    plain_gemm(shape, static_cast<const float*>(a), static_cast<const float*>(b), c);
+  } else {
+    plain_gemm(shape, static_cast<const at::BFloat16*>(a), static_cast<const at::BFloat16*>(b), c);
+  }
+}
+
+}  // namespace pptrain::kernels::cuda

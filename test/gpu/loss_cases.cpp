@@ -1,0 +1,141 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+
+#include <cmath>
+#include <limits>
+
+#include "test/gpu/kernel_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain::test;
+
+namespace {
+
+const auto types = {at::kFloat, at::kBFloat16};
+
+}  // namespace
+
+TEST_CASE("swiglu and its gradient, in place too", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const int64_t dim : {1, 7, 8, 96, 2309, 4096}) {
+      CAPTURE(type, dim);
+      compare([&](const Backend& b) -> std::vector<Tensor> {
+        Tensor gate_up = b.random({3, 2 * dim}, type, 1, 3.0);
+        const Tensor dy = b.random({3, dim}, type, 2);
+        Tensor y = b.output({3, dim}, type);
+        Tensor dgate_up = b.output({3, 2 * dim}, type);
+        b.swiglu(gate_up, y);
+        b.swiglu_backward(dy, gate_up, dgate_up);
+        b.swiglu_backward(dy, gate_up, gate_up);
+        return {y, dgate_up, gate_up};
+      });
+    }
+  }
+}
+
+TEST_CASE("cross_entropy", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const int64_t vocab : {1, 5, 65, 256, 4099, 50257, 128256}) {
+      CAPTURE(type, vocab);
+      compare([&](const Backend& b) -> std::vector<Tensor> {
+        const int64_t rows = 4;
+        Tensor logits = b.random({rows, vocab}, type, 1, 5.0);
+        const Tensor untouched = logits.clone();
+        const Tensor labels = b.random_integers(vocab, rows, 2);
+        labels[2] = -100;
+        Tensor loss = b.output({rows}, at::kFloat);
+        Tensor loss_alone = b.output({rows}, at::kFloat);
+        b.cross_entropy(logits, labels, loss_alone, false);
+        CHECK(same_bits(logits, untouched));
+        b.cross_entropy(logits, labels, loss, true);
+        CHECK(same_bits(loss, loss_alone));
+        return {loss, logits};
+      });
+    }
+  }
+}
+
+TEST_CASE("cross_entropy with huge, equal and infinite logits", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  Tensor logits = at::full({6, 64}, 0.0, at::TensorOptions().dtype(at::kFloat));
+  logits[0].fill_(1e30F);                      // all equal: log(64)
+  logits[1].slice(0, 0, 32).fill_(-infinity);  // whole packs masked out: log(32)
+  logits[2][5] = std::nanf("");
+  logits[3].fill_(-infinity);  // no distribution
+  logits[4][7] = infinity;
+  logits[5][3] = 1000.0F;  // certain: 0
+  const Tensor labels = at::full({6}, 40, at::TensorOptions().dtype(at::kLong));
+  labels[5] = 3;
+  logits = logits.to(b.device);
+  Tensor loss = b.output({6}, at::kFloat);
+  b.cross_entropy(logits, labels.to(b.device), loss, true);
+  const Tensor result = loss.cpu();
+  CHECK(result[0].item<float>() == Approx(std::log(64.0)).epsilon(1e-5));
+  CHECK(result[1].item<float>() == Approx(std::log(32.0)).epsilon(1e-5));
+  CHECK(std::isnan(result[2].item<float>()));
+  CHECK(std::isnan(result[3].item<float>()));
+  CHECK(std::isnan(result[4].item<float>()));
+  CHECK(result[5].item<float>() == 0.0F);
+  const Tensor gradient = logits.cpu();
+  CHECK(gradient[1][0].item<float>() == 0.0F);
+  CHECK(gradient[1][40].item<float>() == Approx(1.0 / 32 - 1.0));
+  CHECK(gradient[5].abs().max().item<float>() == 0.0F);
+}
+
+TEST_CASE("labels and tokens outside the vocabulary give NaN, not an access outside the table", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  const Tensor bad = at::full({2}, 8, at::TensorOptions().dtype(at::kLong));
+  bad[1] = -1;
+  Tensor logits = b.random({2, 8}, at::kFloat, 1);
+  Tensor loss = b.random({2}, at::kFloat, 2);
+  b.cross_entropy(logits, bad.to(b.device), loss, true);
+  CHECK(loss.isnan().sum().item<int64_t>() == 2);
+  CHECK(logits.isnan().sum().item<int64_t>() == 16);
+  Tensor out = b.random({2, 4}, at::kFloat, 3);
+  b.embedding(bad.to(b.device), b.random({8, 4}, at::kFloat, 4), out);
+  CHECK(out.isnan().sum().item<int64_t>() == 8);
+  Tensor grad = b.random({8, 4}, at::kFloat, 5);
+  const Tensor before = grad.clone();
+  b.embedding_backward(bad.to(b.device), b.random({2, 4}, at::kFloat, 6), grad);
+  CHECK(same_bits(grad, before));
+}
+
+TEST_CASE("embedding and its gradient: exactly the CPU's, with many equal tokens", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const int64_t dim : {1, 8, 13, 640, 1500}) {
+      for (const int64_t rows : {1, 130}) {
+        CAPTURE(type, dim, rows);
+        const Work work = [&](const Backend& b) -> std::vector<Tensor> {
+          const Tensor tokens = b.random_integers(17, rows, 1);
+          Tensor out = b.output({rows, dim}, type);
+          Tensor weight_grad = b.random({19, dim}, at::kFloat, 4);
+          b.embedding(tokens, b.random({19, dim}, type, 2), out);
+          b.embedding_backward(tokens, b.random({rows, dim}, type, 3), weight_grad);
+          return {out, weight_grad};
+        };
+        compare(work);
+        const auto expected = work(reference());
+        const auto actual = work(subject());
+        CHECK(same_bits(expected[0], actual[0]));
+        CHECK(same_bits(expected[1], actual[1]));
+      }
+    }
+  }
+}

@@ -1,0 +1,281 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+
+#include <vector>
+
+#include "test/gpu/kernel_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain::test;
+using pptrain::kernels::RopeTable;
+
+namespace {
+
+constexpr double eps = 1e-5;
+const auto types = {at::kFloat, at::kBFloat16};
+
+struct Size {
+  int64_t rows;
+  int64_t dim;
+};
+// Odd sizes, one element, less than a warp, several packs a thread, several strips of rows, a row too wide
+// for shared memory.
+const std::vector<Size> sizes{{1, 1}, {3, 8}, {5, 7}, {4, 129}, {37, 64}, {2, 5000}, {1, 12288}};
+
+struct HeadsSize {
+  int64_t batch;
+  int64_t seq;
+  int64_t heads;
+  int64_t head_dim;
+};
+const std::vector<HeadsSize> heads_sizes{{1, 1, 1, 2},  {2, 3, 5, 6},    {2, 5, 3, 16},  {1, 3, 70, 64},
+                                         {2, 3, 4, 80}, {1, 9, 33, 128}, {1, 2, 2, 640}, {1, 2050, 1, 8}};
+
+// The q part of a fused [batch, seq, (heads + 2) * head_dim], `shift` elements in.
+Tensor view_of_fused(const Tensor& fused, const HeadsSize& s, int64_t shift) {
+  const int64_t width = (s.heads + 2) * s.head_dim;
+  return fused.as_strided({s.batch, s.seq, s.heads, s.head_dim}, {s.seq * width, width, s.head_dim, 1},
+                          shift);
+}
+
+Tensor fused_input(const Backend& b, const HeadsSize& s, at::ScalarType type, uint64_t seed, int64_t shift) {
+  return view_of_fused(b.random({s.batch, s.seq, (s.heads + 2) * s.head_dim}, type, seed), s, shift);
+}
+
+Tensor fused_output(const Backend& b, const HeadsSize& s, at::ScalarType type, int64_t shift) {
+  return view_of_fused(b.output({s.batch, s.seq, (s.heads + 2) * s.head_dim}, type), s, shift);
+}
+
+RopeTable table(const Backend& b, int64_t positions, int64_t head_dim) {
+  const Tensor frequency = at::pow(10000.0, at::arange(0, head_dim, 2, at::kDouble).neg() / head_dim);
+  const Tensor angle = at::outer(at::arange(positions, at::kDouble), frequency);
+  return {angle.cos().to(b.device, at::kFloat), angle.sin().to(b.device, at::kFloat)};
+}
+
+Tensor positions_of(const Backend& b, const HeadsSize& s) {
+  return b.random_integers(s.seq + 3, s.batch * s.seq, 9).to(at::kInt).view({s.batch, s.seq});
+}
+
+}  // namespace
+
+TEST_CASE("rms_norm", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& [rows, dim] : sizes) {
+      CAPTURE(type, rows, dim);
+      compare([&, rows = rows, dim = dim](const Backend& b) -> std::vector<Tensor> {
+        Tensor y = b.output({rows, dim}, type);
+        Tensor rstd = b.output({rows}, at::kFloat);
+        b.rms_norm(b.random({rows, dim}, type, 1), b.random({dim}, at::kFloat, 2), eps, y, rstd);
+        return {y, rstd};
+      });
+    }
+  }
+}
+
+TEST_CASE("add_rms_norm equals addition then rms_norm, bit for bit, in place too", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& [rows, dim] : sizes) {
+      CAPTURE(type, rows, dim);
+      const Work fused = [&, rows = rows, dim = dim](const Backend& b) -> std::vector<Tensor> {
+        Tensor sum = b.random({rows, dim}, type, 1);
+        Tensor y = b.output({rows, dim}, type);
+        Tensor rstd = b.output({rows}, at::kFloat);
+        b.add_rms_norm(sum, b.random({rows, dim}, type, 3), b.random({dim}, at::kFloat, 2), eps, sum, y,
+                       rstd);
+        return {sum, y, rstd};
+      };
+      compare(fused);
+      const auto result = fused(subject());
+      const Tensor sum = subject().random({rows, dim}, type, 1) + subject().random({rows, dim}, type, 3);
+      CHECK(same_bits(result[0], sum));
+      Tensor y = subject().output({rows, dim}, type);
+      Tensor rstd = subject().output({rows}, at::kFloat);
+      subject().rms_norm(sum, subject().random({dim}, at::kFloat, 2), eps, y, rstd);
+      CHECK(same_bits(result[1], y));
+      CHECK(same_bits(result[2], rstd));
+    }
+  }
+}
+
+TEST_CASE("rms_norm_backward, with and without residual, in place too", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& [rows, dim] : sizes) {
+      for (const bool in_place : {false, true}) {
+        CAPTURE(type, rows, dim, in_place);
+        compare(
+            [&, rows = rows, dim = dim](const Backend& b) -> std::vector<Tensor> {
+              const Tensor x = b.random({rows, dim}, type, 1);
+              const Tensor weight = b.random({dim}, at::kFloat, 2);
+              Tensor rstd = b.output({rows}, at::kFloat);
+              Tensor y = b.output({rows, dim}, type);
+              b.rms_norm(x, weight, eps, y, rstd);
+              Tensor dy = b.random({rows, dim}, type, 4);
+              const std::optional<Tensor> residual =
+                  in_place ? std::nullopt : std::optional(b.random({rows, dim}, type, 5));
+              Tensor dx = in_place ? dy : b.output({rows, dim}, type);
+              Tensor weight_grad = b.random({dim}, at::kFloat, 6);
+              b.rms_norm_backward(dy, x, weight, rstd, residual, dx, weight_grad);
+              return {dx, weight_grad};
+            },
+            1e-4);
+      }
+    }
+  }
+}
+
+TEST_CASE("rms_norm_backward with the largest number of strips", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  compare(
+      [&](const Backend& b) -> std::vector<Tensor> {
+        const Tensor dy = b.random({2051, 3}, at::kFloat, 4);
+        Tensor dx = b.output({2051, 3}, at::kFloat);
+        Tensor weight_grad = b.random({3}, at::kFloat, 6);
+        b.rms_norm_backward(dy, b.random({2051, 3}, at::kFloat, 1), b.random({3}, at::kFloat, 2),
+                            b.random({2051}, at::kFloat, 3).abs(), std::nullopt, dx, weight_grad);
+        return {dx, weight_grad};
+      },
+      1e-3);
+}
+
+TEST_CASE("results do not depend on alignment", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  const Tensor x = b.random({6, 256}, at::kBFloat16, 1);
+  const Tensor dy = b.random({6, 256}, at::kBFloat16, 3);
+  const Tensor weight = b.random({256}, at::kFloat, 2);
+  const auto run = [&](const Tensor& x_at, const Tensor& dy_at) -> std::vector<Tensor> {
+    Tensor y = b.output({6, 256}, at::kBFloat16);
+    Tensor dx = b.output({6, 256}, at::kBFloat16);
+    Tensor rstd = b.output({6}, at::kFloat);
+    Tensor weight_grad = b.random({256}, at::kFloat, 6);
+    Tensor bias_grad = b.random({256}, at::kFloat, 7);
+    b.rms_norm(x_at, weight, eps, y, rstd);
+    b.rms_norm_backward(dy_at, x_at, weight, rstd, std::nullopt, dx, weight_grad);
+    b.accumulate_bias_gradient(dy_at, bias_grad);
+    return {y, rstd, dx, weight_grad, bias_grad};
+  };
+  const auto aligned = run(x, dy);
+  const auto odd = run(misaligned(x), misaligned(dy));
+  for (std::size_t i = 0; i < aligned.size(); ++i) {
+    CHECK(same_bits(aligned[i], odd[i]));
+  }
+}
+
+TEST_CASE("norm_rope", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& s : heads_sizes) {
+      for (const int64_t shift : {int64_t{0}, s.head_dim, int64_t{1}}) {
+        CAPTURE(type, s.batch, s.seq, s.heads, s.head_dim, shift);
+        compare([&](const Backend& b) -> std::vector<Tensor> {
+          const Tensor x = fused_input(b, s, type, 1, shift);
+          const Tensor weight = b.random({s.head_dim}, at::kFloat, 2);
+          Tensor rstd = b.output({s.batch, s.seq, s.heads}, at::kFloat);
+          Tensor normed = fused_output(b, s, type, 0);
+          b.norm_rope(x, weight, eps, table(b, s.seq + 3, s.head_dim), positions_of(b, s), normed, rstd);
+          Tensor in_place = x.clone(at::MemoryFormat::Contiguous);
+          Tensor unused;
+          b.norm_rope(in_place, std::nullopt, eps, table(b, s.seq + 3, s.head_dim), positions_of(b, s),
+                      in_place, unused);
+          return {normed, rstd, in_place};
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("norm_rope writes nothing but its view", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  for (const auto type : types) {
+    for (const int64_t shift : {0, 16, 1}) {
+      const HeadsSize s{2, 3, 3, 16};
+      Tensor fused = b.output({2, 3, 5 * 16}, type);
+      Tensor y = view_of_fused(fused, s, shift);
+      Tensor rstd = b.output({2, 3, 3}, at::kFloat);
+      b.norm_rope(fused_input(b, s, type, 1, 0), b.random({16}, at::kFloat, 2), eps, table(b, 6, 16),
+                  positions_of(b, s), y, rstd);
+      CHECK(y.isnan().sum().item<int64_t>() == 0);
+      y.zero_();
+      CHECK(fused.isnan().sum().item<int64_t>() == 2 * 3 * 2 * 16);
+    }
+  }
+}
+
+TEST_CASE("norm_rope_backward", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& s : heads_sizes) {
+      for (const int64_t shift : {int64_t{0}, s.head_dim, int64_t{1}}) {
+        CAPTURE(type, s.batch, s.seq, s.heads, s.head_dim, shift);
+        compare(
+            [&](const Backend& b) -> std::vector<Tensor> {
+              const Tensor x = fused_input(b, s, type, 1, 0);
+              const Tensor dy = b.random({s.batch, s.seq, s.heads, s.head_dim}, type, 3);
+              const Tensor weight = b.random({s.head_dim}, at::kFloat, 2);
+              const Tensor rstd = b.random({s.batch, s.seq, s.heads}, at::kFloat, 4).abs();
+              const RopeTable rope = table(b, s.seq + 3, s.head_dim);
+              Tensor dx = fused_output(b, s, type, shift);
+              Tensor weight_grad = b.random({s.head_dim}, at::kFloat, 5);
+              b.norm_rope_backward(dy, x, weight, rstd, rope, positions_of(b, s), dx, weight_grad);
+              Tensor in_place = dy.clone();
+              b.norm_rope_backward(in_place, x, std::nullopt, Tensor(), rope, positions_of(b, s), in_place,
+                                   std::nullopt);
+              return {dx, weight_grad, in_place};
+            },
+            2e-4);
+      }
+    }
+  }
+}
+
+TEST_CASE("norm_rope gives NaN for a position outside the table", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  Tensor x = b.random({1, 2, 1, 8}, at::kFloat, 1);
+  const Tensor positions = at::full({1, 2}, 3, at::TensorOptions().dtype(at::kInt).device(b.device));
+  positions.select(1, 1).fill_(4);
+  Tensor rstd;
+  b.norm_rope(x, std::nullopt, eps, table(b, 4, 8), positions, x, rstd);
+  CHECK(x.select(1, 0).isnan().sum().item<int64_t>() == 0);
+  CHECK(x.select(1, 1).isnan().sum().item<int64_t>() == 8);
+}
+
+TEST_CASE("no rows, nothing done", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  Tensor y = b.output({0, 16}, at::kFloat);
+  Tensor rstd = b.output({0}, at::kFloat);
+  Tensor grad = b.random({16}, at::kFloat, 1);
+  const Tensor before = grad.clone();
+  b.rms_norm(y, grad, eps, y, rstd);
+  b.rms_norm_backward(y, y, grad, rstd, std::nullopt, y, grad);
+  b.accumulate_bias_gradient(y, grad);
+  CHECK(same_bits(grad, before));
+}

@@ -1,0 +1,121 @@
+#include <array>
+#include <vector>
+
+#include "test/gpu/kernel_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain::test;
+using pptrain::kernels::AdamWArgs;
+
+namespace {
+
+const auto types = {at::kFloat, at::kBFloat16};
+
+}  // namespace
+
+TEST_CASE("weight and bias gradients accumulate", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& [rows, out, in] :
+         std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {5, 3, 7}, {64, 16, 48}, {40, 129, 8}}) {
+      CAPTURE(type, rows, out, in);
+      compare(
+          [&, rows = rows, out = out, in = in](const Backend& b) -> std::vector<Tensor> {
+            const Tensor dy = b.random({rows, out}, type, 1);
+            Tensor weight_grad = b.random({out, in}, at::kFloat, 3);
+            Tensor bias_grad = b.random({out}, at::kFloat, 4);
+            b.accumulate_weight_gradient(dy, b.random({rows, in}, type, 2), weight_grad);
+            b.accumulate_bias_gradient(dy, bias_grad);
+            return {weight_grad, bias_grad};
+          },
+          1e-4);
+    }
+  }
+}
+
+TEST_CASE("bias gradient over many rows and columns", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& [rows, out] : std::vector<std::array<int64_t, 2>>{{9001, 6}, {33, 2500}, {17, 1024}}) {
+      CAPTURE(type, rows, out);
+      compare(
+          [&, rows = rows, out = out](const Backend& b) -> std::vector<Tensor> {
+            Tensor bias_grad = b.random({out}, at::kFloat, 4);
+            b.accumulate_bias_gradient(b.random({rows, out}, type, 1), bias_grad);
+            return {bias_grad};
+          },
+          1e-3);
+    }
+  }
+}
+
+TEST_CASE("adamw over several steps, with and without the compute copy", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const int64_t size : {1, 3, 4, 1000, 4099}) {
+    for (const bool copy : {false, true}) {
+      CAPTURE(size, copy);
+      compare([&](const Backend& b) -> std::vector<Tensor> {
+        Tensor weight = b.random({size}, at::kFloat, 1);
+        Tensor exp_avg = b.random({size}, at::kFloat, 2, 0.0);
+        Tensor exp_avg_sq = b.random({size}, at::kFloat, 2, 0.0);
+        Tensor compute = b.output({size}, at::kBFloat16);
+        for (int64_t step = 1; step <= 3; ++step) {
+          b.adamw(weight, b.random({size}, at::kFloat, 10 + static_cast<uint64_t>(step)), exp_avg, exp_avg_sq,
+                  copy ? std::optional(compute) : std::nullopt,
+                  AdamWArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step});
+        }
+        if (copy) {
+          CHECK(same_bits(compute, weight.to(at::kBFloat16)));
+          return {weight, exp_avg, exp_avg_sq, compute};
+        }
+        return {weight, exp_avg, exp_avg_sq};
+      });
+    }
+  }
+}
+
+TEST_CASE("adamw and sum_of_squares do not depend on alignment", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  const auto run = [&](bool odd) -> std::vector<Tensor> {
+    const auto place = [&](const Tensor& x) { return odd ? misaligned(x) : x; };
+    Tensor weight = place(b.random({1003}, at::kFloat, 1));
+    Tensor exp_avg = place(b.random({1003}, at::kFloat, 2));
+    Tensor exp_avg_sq = place(b.random({1003}, at::kFloat, 3).abs());
+    Tensor compute = place(b.random({1003}, at::kBFloat16, 4));
+    const Tensor grad = place(b.random({1003}, at::kFloat, 5));
+    Tensor squares = b.output({}, at::kDouble);
+    b.adamw(weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7});
+    b.sum_of_squares(grad, squares);
+    return {weight, exp_avg, exp_avg_sq, compute, squares};
+  };
+  const auto even = run(false);
+  const auto odd = run(true);
+  for (std::size_t i = 0; i < even.size(); ++i) {
+    CHECK(same_bits(even[i], odd[i]));
+  }
+}
+
+TEST_CASE("sum_of_squares", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const int64_t size : {0, 1, 3, 5, 4096, 100003}) {
+    CAPTURE(size);
+    compare(
+        [&](const Backend& b) -> std::vector<Tensor> {
+          Tensor out = b.output({}, at::kDouble);
+          b.sum_of_squares(b.random({size}, at::kFloat, 1), out);
+          return {out};
+        },
+        1e-12);
+  }
+}

@@ -1,0 +1,175 @@
+// The executor against a stage whose arithmetic is known: every value arrives, nothing more is kept than promised.
+#include "parallel/pipeline/executor.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <mutex>
+
+#include "core/base/error.h"
+#include "parallel/comm/thread_communicator.h"
+#include "parallel/schedule/generators.h"
+#include "parallel/schedule/passes.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+
+namespace {
+
+constexpr int64_t rows = 6, width = 4;
+
+// F: x + 1 (the first stage starts from the microbatch's token). B: dy * 2. The last stage adds up what it is given.
+class CountingStage final : public pipeline::Stage {
+ public:
+  CountingStage(int index, int stages) : index_(index), stages_(stages) {}
+  int index() const override { return index_; }
+  bool is_first() const override { return index_ == 0; }
+  bool is_last() const override { return index_ == stages_ - 1; }
+  int64_t hidden() const override { return width; }
+  at::ScalarType boundary_dtype() const override { return at::kFloat; }
+
+  at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) override {
+    if (microbatch == fail_at) throw Error("broken on purpose");
+    saved_.push_back(microbatch);
+    return step_forward(data, input);
+  }
+  at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) override { return step_forward(data, input); }
+  at::Tensor backward(int microbatch, at::Tensor dy) override {
+    at::Tensor dx = backward_input(microbatch, dy);
+    backward_weight(microbatch);
+    return dx;
+  }
+  at::Tensor backward_input(int microbatch, at::Tensor dy) override {
+    REQUIRE(saved_.front() == microbatch);  // ascending
+    saved_.erase(saved_.begin());
+    ++pending_;
+    at::Tensor in = is_last() ? at::full({rows, width}, 1.0) : dy;
+    gradient += in.sum().item<double>();
+    return is_first() ? at::Tensor() : in * 2;
+  }
+  void backward_weight(int) override { --pending_; }
+  pipeline::LossSum take_loss() override { return std::exchange(loss_, {}); }
+  size_t saved_microbatches() const override { return saved_.size(); }
+  size_t pending_weight_gradients() const override { return pending_; }
+  void discard() override { saved_.clear(); }
+  nn::ParameterStore& parameters() override { return store_; }
+
+  double gradient = 0;
+  int fail_at = -1;
+
+ private:
+  at::Tensor step_forward(const data::Microbatch& data, const at::Tensor& input) {
+    at::Tensor x = is_first() ? at::full({rows, width}, static_cast<double>(data.tokens[0][0].item<int64_t>())) : input;
+    CHECK(x.sizes() == at::IntArrayRef({rows, width}));
+    x = x + 1;
+    if (!is_last()) return x;
+    loss_.loss += x.sum().item<double>();
+    loss_.tokens += rows;
+    return {};
+  }
+
+  int index_, stages_;
+  std::vector<int> saved_;
+  size_t pending_ = 0;
+  pipeline::LossSum loss_;
+  nn::ParameterStore store_;
+};
+
+std::vector<data::Microbatch> microbatches(int m) {
+  std::vector<data::Microbatch> result;
+  for (int i = 0; i < m; ++i) {
+    result.push_back({.tokens = at::full({2, 3}, 10 * i, at::kLong),
+                      .labels = at::zeros({2, 3}, at::kLong),
+                      .positions = at::zeros({2, 3}, at::kInt),
+                      .batch = 2,
+                      .seq = 3});
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("every value arrives and activations stay within the schedule's bound") {
+  std::mutex mutex;  // Catch's assertions are not for several threads at once
+  for (const std::string name : {"gpipe", "1f1b"}) {
+    for (int p = 1; p <= 4; ++p) {
+      for (const int m : {1, 2, 3, 4, 8, 13}) {
+        if (name == "1f1b" && m < p) continue;
+        const schedule::Schedule lowered = schedule::lower({.name = name, .ranks = p, .microbatches = m});
+        const schedule::Schedule forward = schedule::lower(schedule::forward_only(lowered), {.reduce_grad = false});
+        comm::run_thread_ranks(p, [&](comm::Communicator& world) {
+          const c10::InferenceMode inference;
+          CountingStage stage(world.rank(), p);
+          pipeline::Executor train({&stage}, world, lowered, pipeline::Executor::Mode::train);
+          pipeline::Executor evaluate({&stage}, world, forward, pipeline::Executor::Mode::evaluate);
+          int reduced = 0;
+          train.on_reduce_grad([&](pipeline::Stage&) { ++reduced; });
+          for (int step = 0; step < 2; ++step) {
+            const pipeline::ExecutorStats stats = train.run(microbatches(m));
+            const pipeline::LossSum loss = stage.take_loss();
+            evaluate.run(microbatches(m));
+            const pipeline::LossSum again = stage.take_loss();
+            const std::lock_guard lock(mutex);
+            CAPTURE(name, p, m, world.rank());
+            CHECK(stats.max_in_flight == (name == "gpipe" ? m : std::min(p - world.rank(), m)));
+            CHECK(stats.max_receive_buffers <= 4);
+            CHECK(stage.saved_microbatches() == 0);
+            CHECK(stage.pending_weight_gradients() == 0);
+            if (!stage.is_last()) continue;
+            // sum over microbatches of (10 i + p) in every element
+            const double expected = static_cast<double>(rows * width) * (5.0 * m * (m - 1) + static_cast<double>(p * m));
+            CHECK(loss.loss == expected);
+            CHECK(loss.tokens == rows * m);
+            CHECK(again.loss == expected);
+          }
+          const std::lock_guard lock(mutex);
+          CHECK(stage.gradient == 2.0 * m * rows * width * (1 << (p - 1 - world.rank())));
+          CHECK(reduced == 2);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("an error names the action, and the other ranks stop") {
+  const schedule::Schedule lowered = schedule::lower({.name = "1f1b", .ranks = 3, .microbatches = 4});
+  const auto run = [&] {
+    comm::run_thread_ranks(3, [&](comm::Communicator& world) {
+      const c10::InferenceMode inference;
+      CountingStage stage(world.rank(), 3);
+      if (world.rank() == 1) stage.fail_at = 2;
+      pipeline::Executor(std::vector<pipeline::Stage*>{&stage}, world, lowered, pipeline::Executor::Mode::train)
+          .run(microbatches(4));
+    });
+  };
+  CHECK_THROWS_WITH(run(), test::contains_text("in F stage 1 microbatch 2: broken on purpose"));
+}
+
+TEST_CASE("a silent rank is reported in the schedule's terms") {
+  const schedule::Schedule lowered = schedule::lower({.name = "1f1b", .ranks = 2, .microbatches = 2});
+  const auto run = [&] {
+    comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+      const c10::InferenceMode inference;
+      world.set_timeout(std::chrono::milliseconds(200));
+      CountingStage stage(world.rank(), 2);
+      pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+      if (world.rank() == 1) executor.run(microbatches(2));
+      else world.barrier();
+    });
+  };
+  CHECK_THROWS_WITH(run(), test::contains_text("rank 1 waits for RECV_F stage 1 microbatch 0") ||
+                               test::contains_text("barrier"));
+}
+
+TEST_CASE("stages must be the schedule's") {
+  const schedule::Schedule lowered = schedule::lower({.name = "gpipe", .ranks = 1, .microbatches = 1});
+  comm::run_thread_ranks(1, [&](comm::Communicator& world) {
+    CountingStage stage(3, 5);
+    CHECK_THROWS_AS(pipeline::Executor({&stage}, world, lowered, pipeline::Executor::Mode::train), Error);
+    CountingStage right(0, 1);
+    pipeline::Executor executor({&right}, world, lowered, pipeline::Executor::Mode::train);
+    CHECK_THROWS_AS(executor.run(microbatches(2)), Error);
+  });
+}

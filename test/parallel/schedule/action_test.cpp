@@ -1,0 +1,40 @@
+#include "parallel/schedule/action.h"
+
+#include "core/base/error.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::schedule;
+
+TEST_CASE("actions are written as PyTorch writes them, and read back") {
+  const std::pair<Action, const char*> cases[] = {
+      {forward(2, 0), "2F0"},
+      {backward(12, 34), "12B34"},
+      {backward_input(0, 7), "0I7"},
+      {backward_weight(1, 1), "1W1"},
+      {{ActionKind::send_f, 0, 1, {}}, "0SEND_F1"},
+      {{ActionKind::recv_f, 1, 1, {}}, "1RECV_F1"},
+      {{ActionKind::send_b, 1, 1, {}}, "1SEND_B1"},
+      {{ActionKind::recv_b, 0, 1, {}}, "0RECV_B1"},
+      {{ActionKind::unshard, 3, -1, {}}, "3UNSHARD"},
+      {{ActionKind::reshard, 3, -1, {}}, "3RESHARD"},
+      {{ActionKind::reduce_grad, 0, -1, {}}, "0REDUCE_GRAD"},
+      {overlapped(forward(0, 3), backward(3, 0)), "(0F3;3B0)OVERLAP_F_B"},
+  };
+  for (const auto& [action, text] : cases) {
+    CHECK(to_string(action) == text);
+    CHECK(parse_action(text) == action);
+    CHECK(parse_action(std::string(" ") + text + "\r") == action);
+  }
+  CHECK(parse_action("5FULL_BACKWARD3") == backward(5, 3));
+  CHECK(parse_action("( 0F3 ; 3I0 )OVERLAP_F_B") == overlapped(forward(0, 3), backward_input(3, 0)));
+}
+
+TEST_CASE("what is not an action is refused") {
+  for (const char* text : {"", "F0", "2F", "2G0", "2f0", "2F0x", "2F-1", "-2F0", "2UNSHARD1", "99999999999F0",
+                           "0F99999999999", "(0F3;3B0)", "(0F3)OVERLAP_F_B", "(0F3;3B0;0W1)OVERLAP_F_B",
+                           "(3B0;0F3)OVERLAP_F_B", "(0F3;3W0)OVERLAP_F_B", "(0F3;3B0OVERLAP_F_B", "2 F0"}) {
+    INFO(text);
+    CHECK_THROWS_AS(parse_action(text), UsageError);
+  }
+}
