@@ -13,6 +13,9 @@ namespace pptrain::models {
 int64_t layer_matmul_parameters(const ModelConfig& model);
 int64_t head_matmul_parameters(const ModelConfig& model);
 
+// Parameters of the whole model, a tied head counted once.
+int64_t parameter_count(const ModelConfig& model);
+
 // Useful FLOPs of one token's forward and backward: 6 N_matmul + 6 layers seq heads head_dim. N_matmul holds
 // the head and not the input embedding; causal attention is counted once (half the square), recompute not at
 // all.

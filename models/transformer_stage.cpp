@@ -1,6 +1,8 @@
 #include "models/transformer_stage.h"
 
+#include <ATen/ops/empty_like.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <set>
 #include <utility>
@@ -80,13 +82,12 @@ void TransformerStage::add_loss(const at::Tensor& loss, const at::Tensor& labels
 }
 
 at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& data, at::Tensor input) {
-  const auto [position, inserted] = records_.try_emplace(microbatch);
-  if (!inserted) {
+  if (records_.contains(microbatch)) {
     throw Error(fmt::format("stage {}: microbatch {} ran forward twice without a backward", slice_.index,
                             microbatch));
   }
-  Record& record = position->second;
   Residual residual = enter(data, std::move(input));
+  Record& record = records_[microbatch];
   if (embedding_) record.tokens = data.tokens;
   record.blocks.resize(blocks_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -97,7 +98,7 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
 
   nn::RmsNorm::Saved saved;
   const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
-  at::Tensor dh;
+  at::Tensor dh = at::empty_like(normed.y);
   add_loss(head_->forward_backward(normed.y, data.labels.reshape({-1}), dh), data.labels);
   record.dy = norm_->backward(saved, dh, {});
   return {};
@@ -148,13 +149,12 @@ at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
 }
 
 at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
-  const auto [position, inserted] = pending_.try_emplace(microbatch);
-  if (!inserted) {
+  if (pending_.contains(microbatch)) {
     throw Error(fmt::format("stage {}: the weight gradients of microbatch {} are still pending", slice_.index,
                             microbatch));
   }
   Record record = take_record(microbatch);
-  PendingWeights& pending = position->second;
+  PendingWeights& pending = pending_[microbatch];
   at::Tensor grad = backward_blocks(record, std::move(dy), pending.queue);
   if (!embedding_) return grad;
   pending.tokens = std::move(record.tokens);

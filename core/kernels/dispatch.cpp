@@ -1,4 +1,5 @@
 // Checks the arguments of every kernel in one place, then calls the back end of the tensors' device.
+#include <ATen/ops/mm.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
@@ -8,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/kernels/backend.h"
+#include "core/kernels/cpu/long_matmul.h"
 
 namespace pptrain::kernels {
 namespace {
@@ -206,6 +208,17 @@ void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_g
       .require(weight_grad.dim() == 2, "weight_grad must have 2 dims")
       .dense("weight_grad", weight_grad, at::kFloat, {weight_grad.size(0), dy.size(1)});
   PPTRAIN_DISPATCH(dy, embedding_backward, tokens, dy, weight_grad);
+}
+
+// ATen's product serves every device; the CPU has a better one for some shapes.
+void matmul(const Tensor& a, const Tensor& b, Tensor& out) {
+  const Checks checks = Checks("matmul", a).compute("a", a, 2).compute("b", b, 2);
+  checks.dense("a", a, a.scalar_type(), {a.size(0), a.size(1)})
+      .dense("b", b, a.scalar_type(), {a.size(1), b.size(1)})
+      .dense("out", out, a.scalar_type(), {a.size(0), b.size(1)});
+  if (!a.device().is_cpu() || !cpu::long_matmul(a, b, out)) {
+    at::mm_out(out, a, b);
+  }
 }
 
 void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {

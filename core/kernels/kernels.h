@@ -78,7 +78,11 @@ void embedding(const Tensor& tokens, const Tensor& weight, Tensor& out);
 // weight_grad[tokens[i]] += dy[i], in row order. dy: T [rows, dim]; weight_grad: float32 [vocab, dim].
 void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_grad);
 
-// --- Matrix products that accumulate -----------------------------------------------------------------------------
+// --- Matrix products ---------------------------------------------------------------------------------------------------
+
+// out = a b, summed in float32 and rounded once, by the library that is fastest at this shape. a: T [rows, inner];
+// b: T [inner, cols]; out: T [rows, cols].
+void matmul(const Tensor& a, const Tensor& b, Tensor& out);
 
 // weight_grad += dy^T x, with float32 accumulation all the way. dy: T [rows, out]; x: T [rows, in];
 // weight_grad: float32 [out, in].

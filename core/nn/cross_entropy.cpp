@@ -36,7 +36,7 @@ at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels
     kernels::cross_entropy(logits, flat_labels.narrow(0, start, n), chunk_loss, dh != nullptr);
     if (dh != nullptr) {
       at::Tensor chunk_dh = dh->narrow(0, start, n);
-      at::mm_out(chunk_dh, logits, weight);
+      kernels::matmul(logits, weight, chunk_dh);
       kernels::accumulate_weight_gradient(logits, chunk_h, weight_->grad);
     }
   }

@@ -1,6 +1,7 @@
 #include "core/nn/linear.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include "core/kernels/kernels.h"
@@ -28,7 +29,11 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
   return bias_ == nullptr ? at::mm(x, weight_t) : at::addmm(bias_->compute, x, weight_t);
 }
 
-at::Tensor Linear::backward_input(const at::Tensor& dy) const { return at::mm(dy, weight_->compute); }
+at::Tensor Linear::backward_input(const at::Tensor& dy) const {
+  at::Tensor dx = at::empty({dy.size(0), in_}, dy.options());
+  kernels::matmul(dy, weight_->compute, dx);
+  return dx;
+}
 
 void Linear::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
   kernels::accumulate_weight_gradient(dy, x, weight_->grad);

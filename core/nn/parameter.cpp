@@ -172,7 +172,8 @@ void fill_initial_values(const ParameterSpec& spec, uint64_t seed, at::Tensor& o
       out.zero_();
       return;
     case Init::normal: {
-      const auto generator = at::make_generator<at::CPUGeneratorImpl>(mix(hash_name(spec.name) ^ mix(seed)));
+      const std::string& name = spec.init_name.empty() ? spec.name : spec.init_name;
+      const auto generator = at::make_generator<at::CPUGeneratorImpl>(mix(hash_name(name) ^ mix(seed)));
       out.normal_(0, spec.init_std, generator);
       return;
     }

@@ -1,4 +1,5 @@
-// Checkpoints: `<dir>/step_N/stage_k/*.safetensors` and a manifest, complete or absent, readable on any layout.
+// Checkpoints: `<dir>/step_N/stage_k/*.safetensors` and a manifest, complete or absent, readable on any
+// layout.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +34,8 @@ struct NamedTensor {
   at::Tensor tensor;  // any device; contiguous
 };
 
-// One stage's tensors, by file: "model" -> model.safetensors, "adamw.exp_avg" -> adamw.exp_avg.safetensors, ...
+// One stage's tensors, by file: "model" -> model.safetensors, "adamw.exp_avg" -> adamw.exp_avg.safetensors,
+// ...
 struct StageContents {
   int stage = 0;
   std::map<std::string, std::vector<NamedTensor>> files;
@@ -42,13 +44,16 @@ struct StageContents {
 // How the writing run was laid out: for people and for `verify`; reading needs none of it.
 using Layout = std::map<std::string, std::string>;  // "pp" -> "2", "pp_schedule" -> "1f1b", ...
 
-// Writes `<root>/step_N`. Collective over `world`; a rank with nothing to write (dp rank above 0) passes no stage.
-// Steps: every rank writes its stages' files into `<root>/.tmp_step_N` and syncs them; checksums are gathered to rank 0,
-// which writes and syncs the manifest, renames the folder, syncs, points `latest` at it, and removes all but the
-// newest `keep_last_n` (0: keeps all). A tensor name on two stages is an error before anything is renamed. On any
-// failure (disk full, unwritable) every rank throws Error that says what and where; older checkpoints stay untouched.
-void save(comm::Communicator& world, const std::filesystem::path& root, const RunState& state, const Layout& layout,
-          const std::string& job_toml, const std::vector<StageContents>& stages, int64_t keep_last_n);
+// Writes `<root>/step_N`. Collective over `world`; a rank with nothing to write (dp rank above 0) passes no
+// stage. Steps: every rank writes its stages' files into `<root>/.tmp_step_N` and syncs them; checksums are
+// gathered to rank 0, which writes and syncs the manifest, renames the folder, syncs, points `latest` at it,
+// and removes all but the newest `keep_last_n` (0: keeps all). A tensor name on two stages is an error before
+// anything is renamed. On any failure (disk full, unwritable) every rank throws Error that says what and
+// where; older checkpoints stay untouched. A step that is there already is replaced at once by the new one.
+// What killed runs left behind (`.tmp_*`) is removed.
+void save(comm::Communicator& world, const std::filesystem::path& root, const RunState& state,
+          const Layout& layout, const std::string& job_toml, const std::vector<StageContents>& stages,
+          int64_t keep_last_n);
 
 // A complete checkpoint, open for reading. Files are memory-mapped; only tensors asked for are read.
 class Reader {
@@ -61,8 +66,11 @@ class Reader {
   const RunState& state() const;
   const Layout& layout() const;
   bool contains(const std::string& file, const std::string& tensor) const;
-  // Copies the tensor into `out` (same shape and type; any device), after its checksum proved right. Throws Error that
-  // names the tensor and the file.
+  // The tensors of one kind of file, over all stages, sorted: what a model must ask for to have read
+  // everything.
+  std::vector<std::string> names(const std::string& file) const;
+  // Copies the tensor into `out` (same shape and type; any device), after its checksum proved right. Throws
+  // Error that names the tensor and the file.
   void read(const std::string& file, const std::string& tensor, at::Tensor out) const;
 
  private:
@@ -73,8 +81,8 @@ class Reader {
 // Every problem of a checkpoint, in words; empty when it is sound. Reads every byte.
 std::vector<std::string> verify(const std::filesystem::path& step_dir);
 
-// The newest sound checkpoint under `root`: `latest` if it is sound, else the newest other one. `report` hears of each
-// one passed over and why. Nothing when there is none.
+// The newest sound checkpoint under `root`: `latest` if it is sound, else the newest other one. `report`
+// hears of each one passed over and why. Nothing when there is none.
 std::optional<std::filesystem::path> find_resumable(const std::filesystem::path& root,
                                                     const std::function<void(const std::string&)>& report);
 

@@ -223,7 +223,10 @@ class MpiCommunicator final : public Communicator {
     check_peer(peer, rank_, size_, is_send ? "isend" : "irecv");
     check_cpu(tensor, "MPI");
     if (!channel_->abandoned.empty()) channel_->sweep();
-    Transfer transfer{.tensor = std::move(tensor), .is_send = is_send, .peer = peer};
+    Transfer transfer;
+    transfer.tensor = std::move(tensor);
+    transfer.is_send = is_send;
+    transfer.peer = peer;
     // A send only reads; MPI's older signatures take a pointer to non-const all the same.
     char* data = static_cast<char*>(is_send ? const_cast<void*>(transfer.tensor.const_data_ptr())
                                             : transfer.tensor.mutable_data_ptr());

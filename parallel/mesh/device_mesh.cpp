@@ -29,13 +29,9 @@ void check_shape(const comm::Communicator& world, const MeshShape& shape) {
     }
   }
   if (world.size() == shape.world_size()) return;
-  std::string factors;
-  for (const Axis axis : axes) {
-    factors += fmt::format("{}{} {}", factors.empty() ? "" : " x ", name(axis), shape.size(axis));
-  }
-  throw UsageError(fmt::format(
-      "the job needs {} ranks ({}), but {} {} launched: start {} processes, or change the factors in [distributed]",
-      shape.world_size(), factors, world.size(), world.size() == 1 ? "was" : "were", shape.world_size()));
+  throw UsageError(fmt::format("the job needs {} ranks, but {} {} launched: start {} processes, or change the factors in "
+                               "[distributed]",
+                               shape.describe(), world.size(), world.size() == 1 ? "was" : "were", shape.world_size()));
 }
 
 }  // namespace

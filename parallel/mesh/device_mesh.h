@@ -32,7 +32,7 @@ std::vector<int> group(const MeshShape& shape, int rank, Axis axis);
 // One rank's communicators. Groups are set up eagerly, in the same order on every rank.
 class DeviceMesh {
  public:
-  // Throws UsageError that names every factor when world.size() differs from the shape's.
+  // Throws UsageError that names the factors when world.size() differs from the shape's.
   DeviceMesh(comm::Communicator& world, const MeshShape& shape);
 
   const MeshShape& shape() const { return shape_; }

@@ -102,6 +102,14 @@ class Parser {
                        std::to_string(schedule_.ranks) + " ranks (rows)");
     }
     schedule_.stages_per_rank = stages / schedule_.ranks;
+    // A digit too many would make the proof fill memory with what is missing.
+    size_t actions = 0;
+    for (const auto& list : schedule_.actions) actions += list.size();
+    if (static_cast<size_t>(stages) * static_cast<size_t>(schedule_.microbatches) > 16 * actions) {
+      throw UsageError(name_ + ": " + std::to_string(stages) + " stages and microbatches up to " +
+                       std::to_string(schedule_.microbatches - 1) + " need many more than the file's " +
+                       std::to_string(actions) + " actions");
+    }
   }
 
   void infer_placement() {

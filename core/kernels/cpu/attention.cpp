@@ -35,21 +35,25 @@ int64_t block_rows(int64_t seq) {
   return std::clamp<int64_t>(kScores / seq / 32 * 32, 32, 128);
 }
 
-// The uninitialised working memory of one thread, as one allocation.
-class Workspace {
- public:
-  explicit Workspace(int64_t floats) : memory_(new float[static_cast<size_t>(floats)]), next_(memory_.get()) {}
+// Working memory of one thread: uninitialised, reused from head to head.
+template <class T>
+struct Workspace {
+  Workspace(int64_t block, int64_t seq, int64_t head_dim, bool backward)
+      : scores(allocate<float>(block * seq)),
+        dweights(allocate<float>(backward ? block * seq : 0)),
+        weights(allocate<T>(block * seq)),
+        dscores(allocate<T>(backward ? block * seq : 0)),
+        product(allocate<float>(block * head_dim)),
+        sums(allocate<float>(block)) {}
 
-  template <class T>
-  T* take(int64_t count) {
-    float* taken = next_;
-    next_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 16;
-    return reinterpret_cast<T*>(taken);
+  template <class U>
+  static std::unique_ptr<U[]> allocate(int64_t size) {
+    return std::make_unique_for_overwrite<U[]>(static_cast<size_t>(size));
   }
 
- private:
-  std::unique_ptr<float[]> memory_;
-  float* next_;
+  std::unique_ptr<float[]> scores, dweights;
+  std::unique_ptr<T[]> weights, dscores;
+  std::unique_ptr<float[]> product, sums;
 };
 
 template <class T>
@@ -72,12 +76,10 @@ struct Shape {
 
 template <class T>
 void forward_head(const Shape<T>& s, Matrix<const T> q, Matrix<const T> k, Matrix<const T> v, Matrix<T> out,
-                  float* logsumexp) {
-  Workspace workspace(s.block * (2 * s.seq + s.head_dim + 1) + 64);
-  auto* scores = workspace.take<float>(s.block * s.seq);
-  T* weights = workspace.take<T>(s.block * s.seq);
-  auto* sums = workspace.take<float>(s.block);
-  auto* product = workspace.take<float>(s.block * s.head_dim);
+                  float* logsumexp, Workspace<T>& workspace) {
+  float* scores = workspace.scores.get();
+  T* weights = workspace.weights.get();
+  float* product = workspace.product.get();
   const TypedLoops<T>& table = typed<T>(loops());
   for (int64_t first = 0; first < s.seq; first += s.block) {
     const int64_t rows = s.rows(first);
@@ -85,14 +87,14 @@ void forward_head(const Shape<T>& s, Matrix<const T> q, Matrix<const T> k, Matri
     gemm<T>(Op::none, Op::transpose, {rows, keys, s.head_dim}, from_row(q, first), k, 0, {scores, keys});
     table.attention_softmax({.scores = scores,
                              .weights = weights,
-                             .sums = sums,
+                             .sums = workspace.sums.get(),
                              .logsumexp = logsumexp + first,
                              .first = first,
                              .rows = rows,
                              .keys = keys,
                              .scale = s.scale});
     gemm<T>(Op::none, Op::none, {rows, s.head_dim, keys}, {weights, keys}, v, 0, {product, s.head_dim});
-    table.divide_rows(product, sums, from_row(out, first).data, out.stride, rows, s.head_dim);
+    table.divide_rows(product, workspace.sums.get(), from_row(out, first).data, out.stride, rows, s.head_dim);
   }
 }
 
@@ -106,13 +108,12 @@ struct BackwardHead {
 };
 
 template <class T>
-void backward_head(const Shape<T>& s, const BackwardHead<T>& h) {
-  Workspace workspace(s.block * (4 * s.seq + s.head_dim) + 96);
-  auto* scores = workspace.take<float>(s.block * s.seq);
-  auto* dweights = workspace.take<float>(s.block * s.seq);
-  T* weights = workspace.take<T>(s.block * s.seq);
-  T* dscores = workspace.take<T>(s.block * s.seq);
-  auto* product = workspace.take<float>(s.block * s.head_dim);
+void backward_head(const Shape<T>& s, const BackwardHead<T>& h, Workspace<T>& workspace) {
+  float* scores = workspace.scores.get();
+  float* dweights = workspace.dweights.get();
+  T* weights = workspace.weights.get();
+  T* dscores = workspace.dscores.get();
+  float* product = workspace.product.get();
   const TypedLoops<T>& table = typed<T>(loops());
   for (int64_t first = 0; first < s.seq; first += s.block) {
     const int64_t rows = s.rows(first);
@@ -150,12 +151,13 @@ void causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
   by_type(q, [&]<class T>(T) {
     const Shape<T> s(q, k);
     parallel_for(q.size(0) * s.heads, 1, [&](int64_t begin, int64_t end) {
+      Workspace<T> workspace(s.block, s.seq, s.head_dim, /*backward=*/false);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t batch = i / s.heads;
         const int64_t head = i % s.heads;
         forward_head<T>(s, head_in<T>(q, batch, head), head_in<T>(k, batch, head / s.group),
                         head_in<T>(v, batch, head / s.group), head_out<T>(result, batch, head),
-                        out<float>(logsumexp) + i * s.seq);
+                        out<float>(logsumexp) + i * s.seq, workspace);
       }
     });
   });
@@ -167,6 +169,7 @@ void causal_attention_backward(const Tensor& dout, const Tensor& q, const Tensor
     const Shape<T> s(q, k);
     const int64_t kv_heads = k.size(2);
     parallel_for(q.size(0) * kv_heads, 1, [&](int64_t begin, int64_t end) {
+      Workspace<T> workspace(s.block, s.seq, s.head_dim, /*backward=*/true);
       std::vector<float> sum_dk(static_cast<size_t>(s.seq * s.head_dim));
       std::vector<float> sum_dv(sum_dk.size());
       for (int64_t i = begin; i < end; ++i) {
@@ -175,15 +178,16 @@ void causal_attention_backward(const Tensor& dout, const Tensor& q, const Tensor
         std::fill(sum_dk.begin(), sum_dk.end(), 0.0F);
         std::fill(sum_dv.begin(), sum_dv.end(), 0.0F);
         for (int64_t head = kv_head * s.group; head < (kv_head + 1) * s.group; ++head) {
-          backward_head<T>(s, {.dout = head_in<T>(dout, batch, head),
-                               .q = head_in<T>(q, batch, head),
-                               .k = head_in<T>(k, batch, kv_head),
-                               .v = head_in<T>(v, batch, kv_head),
-                               .out = head_in<T>(result, batch, head),
-                               .logsumexp = in<float>(logsumexp) + (batch * s.heads + head) * s.seq,
-                               .dq = head_out<T>(dq, batch, head),
-                               .dk = sum_dk.data(),
-                               .dv = sum_dv.data()});
+          const BackwardHead<T> args{.dout = head_in<T>(dout, batch, head),
+                                     .q = head_in<T>(q, batch, head),
+                                     .k = head_in<T>(k, batch, kv_head),
+                                     .v = head_in<T>(v, batch, kv_head),
+                                     .out = head_in<T>(result, batch, head),
+                                     .logsumexp = in<float>(logsumexp) + (batch * s.heads + head) * s.seq,
+                                     .dq = head_out<T>(dq, batch, head),
+                                     .dk = sum_dk.data(),
+                                     .dv = sum_dv.data()};
+          backward_head<T>(s, args, workspace);
         }
         const Matrix<T> to_dk = head_out<T>(dk, batch, kv_head);
         const Matrix<T> to_dv = head_out<T>(dv, batch, kv_head);

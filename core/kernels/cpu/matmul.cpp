@@ -1,8 +1,10 @@
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "core/kernels/backend.h"
 #include "core/kernels/cpu/gemm.h"
+#include "core/kernels/cpu/long_matmul.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
@@ -13,6 +15,24 @@ namespace {
 bool fits_int(int64_t n) { return n <= std::numeric_limits<int>::max(); }
 
 }  // namespace
+
+bool long_matmul(const Tensor& a, const Tensor& b, Tensor& result) {
+  const int64_t rows = a.size(0);
+  const int64_t inner = a.size(1);
+  const int64_t cols = b.size(1);
+  const bool is_long = inner >= 2048 && inner >= 4 * cols && rows >= 32;
+  if (a.scalar_type() != at::kBFloat16 || !is_long || !has_gemm() || !fits_int(rows) || !fits_int(inner)) {
+    return false;
+  }
+  const auto sums = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows * cols));
+  gemm<uint16_t>(Op::none, Op::none, {.m = rows, .n = cols, .k = inner}, {in<uint16_t>(a), inner},
+                 {in<uint16_t>(b), cols}, 0.0F, {sums.get(), cols});
+  parallel_for(rows, row_grain(cols), [&](int64_t first, int64_t last) {
+    loops().bf16.divide_rows(sums.get() + first * cols, nullptr, out<uint16_t>(result) + first * cols, cols,
+                             last - first, cols);
+  });
+  return true;
+}
 
 void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
   const int64_t rows = dy.size(0);

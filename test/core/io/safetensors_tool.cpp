@@ -32,7 +32,7 @@ void copy(const SafetensorsReader& reader, const std::string& to) {
 
 void check(const std::string& path) {
   try {
-    for (const TensorSpec& spec : SafetensorsReader(path).tensors()) dtype_name(spec.dtype);
+    const SafetensorsReader reader(path);
     std::cout << "ok\n";
   } catch (const pptrain::Error& error) {
     std::cout << error.what() << "\n";

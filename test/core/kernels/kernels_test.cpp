@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "core/base/error.h"
@@ -246,6 +248,17 @@ TEST_CASE("gradients of weight and bias accumulate in float32", "[kernels]") {
   const Tensor d = dy.to(at::kDouble);
   CHECK(relative_error(grad, before.to(at::kDouble) + d.t().mm(x.to(at::kDouble))) < 2e-6);
   CHECK(relative_error(bias_grad, bias_before.to(at::kDouble) + d.sum(0)) < 2e-6);
+}
+
+TEST_CASE("matmul, also with a long inner dimension", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto [rows, inner, cols] = GENERATE(std::tuple{3, 5, 7}, std::tuple{33, 2051, 19}, std::tuple{31, 2051, 19});
+  const Tensor a = random({rows, inner}, type);
+  const Tensor b = random({inner, cols}, type);
+  Tensor out = at::empty({rows, cols}, a.options());
+  kernels::matmul(a, b, out);
+  CHECK(relative_error(out, a.to(at::kDouble).mm(b.to(at::kDouble))) < tolerance(type));
 }
 
 TEST_CASE("sum_of_squares", "[kernels]") {

@@ -71,7 +71,7 @@ TEST_CASE("a shape describes itself by its factors above 1") {
   REQUIRE(MeshShape{}.describe() == "pp 1 = 1");
 }
 
-TEST_CASE("the wrong number of processes is an error that names every factor") {
+TEST_CASE("the wrong number of processes is an error that names the factors") {
   comm::ThreadWorld world(3);
   const auto comm = world.rank(0);
   std::string message;
@@ -81,7 +81,7 @@ TEST_CASE("the wrong number of processes is an error that names every factor") {
     message = e.what();
   }
   INFO(message);
-  for (const char* part : {"4 ranks", "pp 2", "dp_replicate 2", "dp_shard 1", "cp 1", "tp 1", "3 were launched"}) {
+  for (const char* part : {"pp 2 x dp_replicate 2 = 4 ranks", "3 were launched", "start 4 processes"}) {
     REQUIRE(message.find(part) != std::string::npos);
   }
   REQUIRE_THROWS_AS(DeviceMesh(*comm, {.pp = 3, .tp = 0}), UsageError);

@@ -1,8 +1,9 @@
 // The executor against a stage whose arithmetic is known: every value arrives, nothing more is kept than promised.
 #include "parallel/pipeline/executor.h"
 
-#include <ATen/ops/arange.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -47,7 +48,7 @@ class CountingStage final : public pipeline::Stage {
     ++pending_;
     at::Tensor in = is_last() ? at::full({rows, width}, 1.0) : dy;
     gradient += in.sum().item<double>();
-    return is_first() ? at::Tensor() : in * 2;
+    return is_first() ? at::Tensor() : at::mul(in, 2);
   }
   void backward_weight(int) override { --pending_; }
   pipeline::LossSum take_loss() override { return std::exchange(loss_, {}); }
@@ -63,7 +64,7 @@ class CountingStage final : public pipeline::Stage {
   at::Tensor step_forward(const data::Microbatch& data, const at::Tensor& input) {
     at::Tensor x = is_first() ? at::full({rows, width}, static_cast<double>(data.tokens[0][0].item<int64_t>())) : input;
     CHECK(x.sizes() == at::IntArrayRef({rows, width}));
-    x = x + 1;
+    x = at::add(x, 1);
     if (!is_last()) return x;
     loss_.loss += x.sum().item<double>();
     loss_.tokens += rows;
@@ -97,7 +98,7 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
     for (int p = 1; p <= 4; ++p) {
       for (const int m : {1, 2, 3, 4, 8, 13}) {
         if (name == "1f1b" && m < p) continue;
-        const schedule::Schedule lowered = schedule::lower({.name = name, .ranks = p, .microbatches = m});
+        const schedule::Schedule lowered = schedule::lower(schedule::ScheduleSpec{.name = name, .ranks = p, .microbatches = m});
         const schedule::Schedule forward = schedule::lower(schedule::forward_only(lowered), {.reduce_grad = false});
         comm::run_thread_ranks(p, [&](comm::Communicator& world) {
           const c10::InferenceMode inference;
@@ -134,7 +135,7 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
 }
 
 TEST_CASE("an error names the action, and the other ranks stop") {
-  const schedule::Schedule lowered = schedule::lower({.name = "1f1b", .ranks = 3, .microbatches = 4});
+  const schedule::Schedule lowered = schedule::lower(schedule::ScheduleSpec{.name = "1f1b", .ranks = 3, .microbatches = 4});
   const auto run = [&] {
     comm::run_thread_ranks(3, [&](comm::Communicator& world) {
       const c10::InferenceMode inference;
@@ -148,7 +149,7 @@ TEST_CASE("an error names the action, and the other ranks stop") {
 }
 
 TEST_CASE("a silent rank is reported in the schedule's terms") {
-  const schedule::Schedule lowered = schedule::lower({.name = "1f1b", .ranks = 2, .microbatches = 2});
+  const schedule::Schedule lowered = schedule::lower(schedule::ScheduleSpec{.name = "1f1b", .ranks = 2, .microbatches = 2});
   const auto run = [&] {
     comm::run_thread_ranks(2, [&](comm::Communicator& world) {
       const c10::InferenceMode inference;
@@ -164,7 +165,7 @@ TEST_CASE("a silent rank is reported in the schedule's terms") {
 }
 
 TEST_CASE("stages must be the schedule's") {
-  const schedule::Schedule lowered = schedule::lower({.name = "gpipe", .ranks = 1, .microbatches = 1});
+  const schedule::Schedule lowered = schedule::lower(schedule::ScheduleSpec{.name = "gpipe", .ranks = 1, .microbatches = 1});
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
     CountingStage stage(3, 5);
     CHECK_THROWS_AS(pipeline::Executor({&stage}, world, lowered, pipeline::Executor::Mode::train), Error);

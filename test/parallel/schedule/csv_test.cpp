@@ -130,5 +130,6 @@ TEST_CASE("errors in the text say the row and the column") {
   CHECK_THAT(error_of("0F0,1F0\n2F0\n"), contains_text("3 stages do not divide over 2 ranks"));
   CHECK_THAT(error_of("0F0,1F0\n2F0,3F0\n"), contains_text("neither in a loop"));
   CHECK_THAT(error_of("0F9999999\n"), contains_text("s.csv:1:1:"));
+  CHECK_THAT(error_of("0F1000000,0B1000000\n"), contains_text("many more than the file's 2 actions"));
   CHECK_THROWS_WITH(load_schedule("/nowhere/s.csv"), contains_text("/nowhere/s.csv"));
 }

@@ -1,0 +1,10 @@
+#include "core/base/error.h"
+#include "core/kernels/device_name.h"
+
+namespace pptrain::kernels {
+
+int gpu_count() { return 0; }
+
+std::string device_name(c10::Device) { throw Error("this pptrain was built without CUDA"); }
+
+}  // namespace pptrain::kernels

@@ -1,0 +1,222 @@
+#include "parallel/comm/bootstrap.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "core/base/error.h"
+#include "parallel/comm/mpi_communicator.h"
+
+namespace pptrain::comm {
+namespace {
+
+class Environment {
+ public:
+  explicit Environment(const GetEnv& get) : get_(get) {}
+
+  bool has(const char* variable) const { return !text(variable).empty(); }
+  std::string text(const char* variable) const {
+    const char* value = get_(variable);
+    return value == nullptr ? "" : value;
+  }
+  std::optional<int64_t> number(const char* variable) const {
+    const std::string value = text(variable);
+    if (value.empty()) return std::nullopt;
+    int64_t result = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+    if (error != std::errc() || end != value.data() + value.size() || result < 0) {
+      throw UsageError(fmt::format("environment variable {} is \"{}\": it must be a whole number from 0 up",
+                                   variable, value));
+    }
+    return result;
+  }
+
+ private:
+  const GetEnv& get_;
+};
+
+struct Variables {
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+};
+constexpr Variables open_mpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"};
+constexpr Variables pmi{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"};
+constexpr Variables slurm{"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
+constexpr Variables torchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK"};
+
+// The rank and the sizes; a rank whose launcher does not tell its place on the host counts from 0 over the
+// world.
+Launch read(const Environment& env, LaunchKind kind, const Variables& variables) {
+  const int64_t rank = env.number(variables.rank).value_or(0);
+  const int64_t size = env.number(variables.size).value_or(1);
+  if (size < 1 || size > 1'000'000 || rank >= size) {
+    throw UsageError(fmt::format("environment variables {} = {} and {} = {}: the rank must be below the size",
+                                 variables.rank, rank, variables.size, size));
+  }
+  Launch launch{.kind = kind,
+                .rank = static_cast<int>(rank),
+                .world_size = static_cast<int>(size),
+                .local_rank = static_cast<int>(env.number(variables.local_rank).value_or(rank))};
+  launch.has_pmi = env.has("PMI_RANK");
+  launch.has_pmix = env.has("PMIX_RANK");
+  return launch;
+}
+
+// The number of tasks of the job step that this process is one of; 0 outside of a step. SLURM_NTASKS can be
+// the allocation's, for instance in an interactive step.
+int64_t step_tasks(const Environment& env) {
+  if (!env.has("SLURM_STEP_ID") || !env.has("SLURM_PROCID")) return 0;
+  const auto tasks = env.number("SLURM_STEP_NUM_TASKS");
+  return tasks ? *tasks : env.number("SLURM_NTASKS").value_or(0);
+}
+
+int port_number(int64_t port, const char* variable) {
+  if (port < 1 || port > 65535) {
+    throw UsageError(fmt::format("environment variable {} is {}: a port is 1 to 65535", variable, port));
+  }
+  return static_cast<int>(port);
+}
+
+// Below the range that Linux gives out by itself (32768 up), and the same on all ranks of the step.
+int port_of_step(const Environment& env) {
+  constexpr int64_t first_port = 15000;
+  constexpr int64_t ports = 15000;
+  const int64_t job = env.number("SLURM_JOB_ID").value_or(0) % ports;
+  const int64_t step = env.number("SLURM_STEP_ID").value_or(0) % ports;
+  return static_cast<int>(first_port + (job * 16 + step) % ports);
+}
+
+std::string host_of_first_rank(const Environment& env) {
+  for (const char* list : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    if (env.has(list)) return first_host(env.text(list));
+  }
+  return env.text("SLURM_LAUNCH_NODE_IPADDR");
+}
+
+Rendezvous find_rendezvous(const Environment& env, LaunchKind kind) {
+  Rendezvous result{.host = env.text("MASTER_ADDR")};
+  if (const auto port = env.number("MASTER_PORT")) result.port = port_number(*port, "MASTER_PORT");
+  if (kind == LaunchKind::slurm) {
+    if (result.host.empty()) result.host = host_of_first_rank(env);
+    if (result.port == 0) result.port = port_of_step(env);
+    result.prefix = fmt::format("pptrain/{}.{}", env.text("SLURM_JOB_ID"), env.text("SLURM_STEP_ID"));
+  } else if (env.has("TORCHELASTIC_RUN_ID")) {
+    result.served_by_launcher = env.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    result.prefix =
+        fmt::format("pptrain/{}/{}", env.text("TORCHELASTIC_RUN_ID"), env.text("TORCHELASTIC_RESTART_COUNT"));
+  }
+  return result;
+}
+
+Launch with_rendezvous(const Environment& env, Launch launch) {
+  launch.rendezvous = find_rendezvous(env, launch.kind);
+  return launch;
+}
+
+bool starts_our_mpi(const Launch& launch) {
+  switch (launch.kind) {
+    case LaunchKind::open_mpi:
+      return mpi_flavor() == MpiFlavor::open_mpi;
+    case LaunchKind::pmi:
+      return mpi_flavor() == MpiFlavor::mpich;
+    case LaunchKind::slurm:
+      return (mpi_flavor() == MpiFlavor::open_mpi && launch.has_pmix) ||
+             (mpi_flavor() == MpiFlavor::mpich && launch.has_pmi);
+    case LaunchKind::threads:
+    case LaunchKind::torchrun:
+      return false;
+  }
+  return false;
+}
+
+std::string built_with() {
+  return mpi_flavor() == MpiFlavor::none ? "is built without MPI"
+                                         : fmt::format("is built with {}", mpi_version());
+}
+
+}  // namespace
+
+const char* name(LaunchKind kind) {
+  switch (kind) {
+    case LaunchKind::threads:
+      return "no launcher";
+    case LaunchKind::open_mpi:
+      return "mpirun of Open MPI";
+    case LaunchKind::pmi:
+      return "mpiexec of MPICH (PMI)";
+    case LaunchKind::slurm:
+      return "srun of Slurm";
+    case LaunchKind::torchrun:
+      return "torchrun";
+  }
+  throw Error("unknown kind of launch");
+}
+
+std::string first_host(const std::string& node_list) {
+  std::string host;
+  for (size_t i = 0; i < node_list.size() && node_list[i] != ','; ++i) {
+    if (node_list[i] != '[') {
+      host += node_list[i];
+      continue;
+    }
+    // Of a bracket, the first number counts: up to '-', ',' or the end.
+    const size_t end = node_list.find(']', i);
+    if (end == std::string::npos)
+      throw UsageError(fmt::format("Slurm node list \"{}\": a ']' is missing", node_list));
+    host += node_list.substr(i + 1, node_list.find_first_of("-,]", i + 1) - i - 1);
+    i = end;
+  }
+  return host;
+}
+
+Launch detect_launch(const GetEnv& environment) {
+  const Environment env(environment);
+  const bool as_torchrun =
+      env.has(torchrun.rank) && env.has(torchrun.size) && env.has("MASTER_ADDR") && env.has("MASTER_PORT");
+  if (as_torchrun && env.has("TORCHELASTIC_RUN_ID")) {
+    return with_rendezvous(env, read(env, LaunchKind::torchrun, torchrun));
+  }
+  if (env.has(open_mpi.rank) && env.has(open_mpi.size)) {
+    return with_rendezvous(env, read(env, LaunchKind::open_mpi, open_mpi));
+  }
+  const int64_t tasks = step_tasks(env);
+  // mpiexec of MPICH starts its proxies with srun: then PMI's size is not the step's.
+  const bool has_pmi = env.has(pmi.rank) && env.has(pmi.size);
+  if (has_pmi && (tasks == 0 || env.number(pmi.size) != tasks)) {
+    return with_rendezvous(env, read(env, LaunchKind::pmi, pmi));
+  }
+  if (tasks > 1) {
+    const char* size = env.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : slurm.size;
+    return with_rendezvous(env, read(env, LaunchKind::slurm, {slurm.rank, size, slurm.local_rank}));
+  }
+  if (as_torchrun) return with_rendezvous(env, read(env, LaunchKind::torchrun, torchrun));
+  return {};
+}
+
+Launch detect_launch() {
+  return detect_launch([](const char* variable) { return std::getenv(variable); });
+}
+
+std::unique_ptr<Communicator> make_world(const Launch& launch) {
+  if (launch.kind == LaunchKind::threads) {
+    throw Error(
+        "no launcher was found: the ranks are threads of this process, and run_thread_ranks makes their "
+        "world");
+  }
+  if (starts_our_mpi(launch)) return make_mpi_world();
+  if (launch.rendezvous.host.empty() || launch.rendezvous.port == 0) {
+    throw UsageError(
+        fmt::format("this process was started by {}, but pptrain {}: use the launcher of that MPI (or "
+                    "torchrun, or srun), build pptrain "
+                    "with the launcher's MPI, or set MASTER_ADDR and MASTER_PORT to a free port on rank 0's "
+                    "host to use TCP sockets",
+                    name(launch.kind), built_with()));
+  }
+  return make_tcp_world(launch.rank, launch.world_size, launch.rendezvous);
+}
+
+}  // namespace pptrain::comm

@@ -1,0 +1,47 @@
+// Finds out who launched this process, and makes the world of ranks that the launcher meant.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/tcp_communicator.h"
+
+namespace pptrain::comm {
+
+// threads: no launcher; the caller runs the ranks as threads of this process. pmi: mpiexec of MPICH or one of
+// its kin.
+enum class LaunchKind { threads, open_mpi, pmi, slurm, torchrun };
+const char* name(LaunchKind kind);
+
+struct Launch {
+  LaunchKind kind = LaunchKind::threads;
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;  // among the ranks of this host: which GPU to take
+  // What the launcher of a Slurm step offers to an MPI library for finding its ranks.
+  bool has_pmi = false;
+  bool has_pmix = false;
+  // Where ranks meet when no MPI does that for them; no host where the environment names none.
+  Rendezvous rendezvous{};
+};
+
+// The environment; null where a variable is not set. An empty variable counts as not set.
+using GetEnv = std::function<const char*(const char*)>;
+
+// The innermost launcher that the environment shows: torchrun (its agent's variables), mpirun of Open MPI,
+// mpiexec of MPICH (PMI), srun (a job step of more than one task), variables in torchrun's manner, none.
+// Throws UsageError for values that make no sense.
+Launch detect_launch();
+Launch detect_launch(const GetEnv& environment);
+
+// The world of `launch`: MPI where the launcher starts an MPI that this program is built with, TCP sockets
+// otherwise. Collective over the launched processes. Throws UsageError where neither is possible, Error for
+// LaunchKind::threads.
+std::unique_ptr<Communicator> make_world(const Launch& launch);
+
+// "node[07-09,12],login" -> "node07": the first host of a Slurm node list; "" for an empty list.
+std::string first_host(const std::string& node_list);
+
+}  // namespace pptrain::comm

@@ -1,0 +1,32 @@
+// Plain TCP sockets for CPU tensors, where ranks are started without an MPI (torchrun, Slurm without PMI).
+//
+// Every pair of ranks is connected at set-up. One thread per process moves the bytes, so that messages travel
+// while the rank computes. A peer that dies closes its connections: all waits end with PeerFailure that names
+// it.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "parallel/comm/communicator.h"
+
+namespace pptrain::comm {
+
+// A key-value store at a fixed address, spoken to in the protocol of PyTorch's TCPStore, where ranks leave
+// their addresses for each other.
+struct Rendezvous {
+  std::string host;
+  int port = 0;
+  bool served_by_launcher = false;  // torchrun's agent has the store; otherwise rank 0 serves it
+  std::string prefix =
+      "pptrain";  // of all keys: apart from other users of the store and from earlier attempts
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for all ranks to have come
+};
+
+// Collective over the `size` processes. The last communicator to go sends what is pending and takes leave of
+// the peers, unless it goes while an exception unwinds: then they take this rank for dead. Throws Error when
+// ranks stay away.
+std::unique_ptr<Communicator> make_tcp_world(int rank, int size, const Rendezvous& rendezvous);
+
+}  // namespace pptrain::comm

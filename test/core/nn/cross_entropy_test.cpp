@@ -1,0 +1,60 @@
+#include "core/nn/cross_entropy.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cmath>
+
+#include "test/core/kernels/compare.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+
+TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]") {
+  at::set_num_threads(1);
+  at::manual_seed(31);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto chunk_bytes = GENERATE(1, 40000, 1 << 24);  // one row, some rows with a rest, all rows at a time
+  const int64_t rows = 150, hidden = 24, vocab = 123;
+  nn::ParameterStore store;
+  nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}, .init_std = 0.5}});
+  store.materialise(at::kCPU, type);
+  store.initialise(2);
+  const Tensor h = random({rows, hidden}, type);
+  Tensor labels = at::randint(0, vocab, {rows}, at::kLong);
+  labels.narrow(0, 40, 7).fill_(-100);
+  const Tensor oh = leaf(h), ow = leaf(weight.compute);
+  const Tensor oloss =
+      at::nll_loss_nd(at::log_softmax(oh.mm(ow.t()), 1), labels, {}, at::Reduction::Sum, -100);
+  oloss.backward();
+
+  const c10::InferenceMode inference;
+  nn::LinearCrossEntropy head(weight, chunk_bytes);
+  const Tensor loss = head.forward(h, labels);
+  CHECK(loss.scalar_type() == at::kDouble);
+  CHECK(loss.dim() == 0);
+  CHECK(relative_error(loss, oloss) < (type == at::kFloat ? 1e-6 : 1e-3));
+  Tensor dh = at::empty_like(h);
+  CHECK(same_bits(head.forward_backward(h, labels, dh), loss));
+  CHECK(relative_error(dh, oh.grad()) < tolerance(type));
+  CHECK(relative_error(weight.grad, ow.grad()) < tolerance(type));
+  CHECK(relative_error(head.logits(h), oh.mm(ow.t())) < tolerance(type));
+}
+
+TEST_CASE("a NaN in the hidden state is a NaN in the loss", "[nn]") {
+  at::set_num_threads(1);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const c10::InferenceMode inference;
+  nn::ParameterStore store;
+  nn::Weight& weight = store.add({{.name = "head.weight", .shape = {50, 16}}});
+  store.materialise(at::kCPU, type);
+  store.initialise(2);
+  nn::LinearCrossEntropy head(weight);
+  Tensor h = random({4, 16}, type);
+  h[2][5] = std::nan("");
+  Tensor dh = at::empty_like(h);
+  CHECK(std::isnan(head.forward(h, at::ones({4}, at::kLong)).item<double>()));
+  CHECK(std::isnan(head.forward_backward(h, at::ones({4}, at::kLong), dh).item<double>()));
+}

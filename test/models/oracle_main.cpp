@@ -1,0 +1,168 @@
+// The models and the optimizer as a program, for transformers_test.py:
+//
+//   model_oracle HF_DIR INPUT OUTPUT STAGES
+//
+// Loads the Hugging Face directory into STAGES stages. INPUT (safetensors): `tokens` and `labels`, int64
+// [steps, microbatches, batch, seq]; `lr`, `weight_decay`, float64 [1]. Trains a step on each, and writes to OUTPUT:
+// `loss`, float64 [steps]: the mean over valid tokens before each step; `norm`, float64 [steps]: the global gradient norm
+// before clipping at 1; `logits`, float32 [batch, seq, vocab], of the first microbatch, and `gradient.NAME`, by Hugging
+// Face name, of the mean loss, both before the first step.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/config/hf_config.h"
+#include "core/io/safetensors.h"
+#include "core/optim/adamw.h"
+#include "core/optim/grad_norm.h"
+#include "models/hf_loader.h"
+#include "models/model_config.h"
+#include "models/transformer_stage.h"
+#include "models/weight_map.h"
+#include "parallel/pipeline/split_layers.h"
+
+using namespace pptrain;
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+namespace {
+
+class Model {
+ public:
+  Model(const models::ModelConfig& model, const std::string& hf_dir, int stages, double weight_decay) {
+    const auto assignment = pipeline::compute_layer_assignment(static_cast<int>(model.layers), stages);
+    const config::OptimizerSection options{.weight_decay = weight_decay};
+    for (int i = 0; i < stages; ++i) {
+      stages_.push_back(std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, i)));
+      stages_.back()->materialise(at::kCPU, at::kFloat);
+      models::load_hf_weights(*stages_.back(), hf_dir);
+      optimizers_.push_back(std::make_unique<optim::AdamW>(stages_.back()->parameters(), options));
+    }
+  }
+
+  at::Tensor logits(const data::Microbatch& data) {
+    at::Tensor x;
+    for (size_t i = 0; i + 1 < stages_.size(); ++i) x = stages_[i]->forward_only(data, std::move(x));
+    return stages_.back()->logits(data, std::move(x)).view({data.batch, data.seq, -1});
+  }
+
+  // Gradients of the sum over `microbatches`, one after the other as 1F1B does.
+  pipeline::LossSum run(const std::vector<data::Microbatch>& microbatches) {
+    for (auto& stage : stages_) stage->parameters().zero_grad();
+    for (int i = 0; i < static_cast<int>(microbatches.size()); ++i) {
+      at::Tensor x;
+      for (auto& stage : stages_) x = stage->forward(i, microbatches[i], std::move(x));
+      for (size_t s = stages_.size(); s-- > 0;) x = stages_[s]->backward(i, std::move(x));
+    }
+    if (stages_.front()->tied()) {
+      at::Tensor& embedding = stages_.front()->embedding_weight()->grad;
+      embedding.add_(stages_.back()->head_weight()->grad);
+      stages_.back()->head_weight()->grad.copy_(embedding);
+    }
+    return stages_.back()->take_loss();
+  }
+
+  // Each of the model's parameters once: without the copy that a tied head is.
+  NamedTensors gradients(int64_t tokens) {
+    NamedTensors result;
+    for_each([&](const nn::Parameter& parameter, double) {
+      result.emplace_back("gradient." + models::hf_name(parameter.spec.name, false),
+                          parameter.grad / static_cast<double>(tokens));
+    });
+    return result;
+  }
+
+  double gradient_norm() {
+    double sum = 0;
+    for_each([&](const nn::Parameter&, double squared) { sum += squared; });
+    return std::sqrt(sum);
+  }
+
+  void step(double lr, double grad_scale) {
+    for (auto& optimizer : optimizers_) optimizer->step(lr, grad_scale);
+  }
+
+ private:
+  template <class Visit>
+  void for_each(const Visit& visit) {
+    for (auto& stage : stages_) {
+      const std::vector<double> squared = optim::squared_norms(stage->parameters());
+      const auto parameters = stage->parameters().parameters();
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        if (stage->tied() && parameters[i].spec.name == "head.weight") continue;
+        visit(parameters[i], squared[i]);
+      }
+    }
+  }
+
+  std::vector<std::unique_ptr<models::TransformerStage>> stages_;
+  std::vector<std::unique_ptr<optim::AdamW>> optimizers_;
+};
+
+std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at::Tensor& labels) {
+  std::vector<data::Microbatch> result;
+  for (int64_t i = 0; i < tokens.size(0); ++i) {
+    const int64_t batch = tokens.size(1);
+    const int64_t seq = tokens.size(2);
+    result.push_back({.tokens = tokens[i],
+                      .labels = labels[i],
+                      .positions = at::arange(seq, at::kInt).expand({batch, seq}).contiguous(),
+                      .batch = batch,
+                      .seq = seq});
+  }
+  return result;
+}
+
+void train(const std::string& hf_dir, const std::string& input_path, const std::string& output_path, int stages) {
+  const io::SafetensorsReader input(input_path);
+  const at::Tensor tokens = input.view("tokens");
+  const at::Tensor labels = input.view("labels");
+  const double lr = input.view("lr").item<double>();
+  Model model(models::make_model_config(config::read_hf_config(hf_dir), tokens.size(3)), hf_dir, stages,
+              input.view("weight_decay").item<double>());
+  NamedTensors output;
+  const at::Tensor losses = at::empty({tokens.size(0)}, at::kDouble);
+  const at::Tensor norms = at::empty({tokens.size(0)}, at::kDouble);
+  for (int64_t step = 0; step < tokens.size(0); ++step) {
+    const auto microbatches = microbatches_of(tokens[step], labels[step]);
+    if (step == 0) output.emplace_back("logits", model.logits(microbatches.front()));
+    const pipeline::LossSum sum = model.run(microbatches);
+    const auto valid = static_cast<double>(sum.tokens);
+    const double norm = model.gradient_norm() / valid;
+    losses[step] = sum.loss / valid;
+    norms[step] = norm;
+    if (step == 0) {
+      for (auto& gradient : model.gradients(sum.tokens)) output.push_back(std::move(gradient));
+    }
+    model.step(lr, std::min(1.0, 1.0 / (norm + 1e-6)) / valid);
+  }
+  output.emplace_back("loss", losses);
+  output.emplace_back("norm", norms);
+  io::write_safetensors(output_path, output);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    std::fprintf(stderr, "usage: %s HF_DIR INPUT OUTPUT STAGES\n", argv[0]);
+    return 2;
+  }
+  try {
+    at::set_num_threads(1);
+    const c10::InferenceMode inference;
+    train(argv[1], argv[2], argv[3], std::atoi(argv[4]));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

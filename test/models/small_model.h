@@ -1,0 +1,75 @@
+// Tiny models with odd sizes, and microbatches for them.
+#pragma once
+
+#include <ATen/Functions.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/data/microbatch.h"
+#include "models/transformer_stage.h"
+
+namespace pptrain::test {
+
+inline models::ModelConfig small_model(const std::string& arch, bool tied, int64_t layers = 4) {
+  models::ModelConfig model;
+  model.arch = arch;
+  model.layers = layers;
+  model.hidden = 40;
+  model.intermediate = 56;
+  model.heads = 3;
+  model.kv_heads = 1;
+  model.head_dim = 16;  // 3 * 16 is not 40
+  model.vocab = 61;
+  model.max_seq = 16;
+  model.norm_eps = 1e-5;
+  model.initializer_range = 0.1;
+  model.tied = tied;
+  model.attention_bias = true;
+  model.mlp_bias = arch == "llama";
+  if (arch == "llama") model.rope_llama3 = {.factor = 4, .original_max_position_embeddings = 8};
+  return model;
+}
+
+using Stages = std::vector<std::unique_ptr<models::TransformerStage>>;
+
+// One stage per entry of `layers_per_stage`. Norms and biases get random values too: ones and zeros hide errors.
+inline Stages build_stages(const models::ModelConfig& model, const std::vector<int64_t>& layers_per_stage,
+                           at::ScalarType dtype, uint64_t seed = 7) {
+  const auto assignment = pipeline::explicit_layer_assignment(
+      static_cast<int>(model.layers), static_cast<int>(layers_per_stage.size()), layers_per_stage);
+  Stages stages;
+  for (size_t i = 0; i < assignment.size(); ++i) {
+    auto& stage = *stages.emplace_back(
+        std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, static_cast<int>(i))));
+    stage.materialise(at::kCPU, dtype);
+    stage.parameters().initialise(seed);
+    for (auto& parameter : stage.parameters().parameters()) {
+      if (parameter.spec.init == nn::Init::normal) continue;
+      nn::ParameterSpec noise = parameter.spec;
+      noise.init = nn::Init::normal;
+      noise.init_std = 0.2;
+      at::Tensor values = at::empty_like(parameter.master);
+      nn::fill_initial_values(noise, seed, values);
+      parameter.master.add_(values);
+    }
+    stage.parameters().refresh_compute();
+  }
+  return stages;
+}
+
+// Some labels do not count. The second sequence starts in the middle, as a packed or sliced one would.
+inline data::Microbatch random_microbatch(const models::ModelConfig& model, int64_t batch, int64_t seq, int seed) {
+  at::manual_seed(static_cast<uint64_t>(seed));
+  data::Microbatch data{.tokens = at::randint(model.vocab, {batch, seq}, at::kLong),
+                        .labels = at::randint(model.vocab, {batch, seq}, at::kLong),
+                        .positions = at::arange(seq, at::kInt).repeat({batch, 1}),
+                        .batch = batch,
+                        .seq = seq};
+  data.labels.select(1, seq / 2).fill_(data::ignore_label);
+  if (batch > 1) data.positions.select(0, 1).add_(static_cast<int64_t>(model.max_seq - seq));
+  return data;
+}
+
+}  // namespace pptrain::test

@@ -1,0 +1,213 @@
+// A model as one stage and as several must give the same bits, whichever way its backward is split.
+#include "models/transformer_stage.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "models/flops.h"
+#include "test/core/kernels/compare.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+
+namespace {
+
+enum class Backward { at_once, split };  // B; or every I, then every W
+
+struct Result {
+  pipeline::LossSum loss;
+  std::map<std::string, Tensor> grads;
+};
+
+std::vector<data::Microbatch> microbatches(const models::ModelConfig& model) {
+  std::vector<data::Microbatch> result;
+  const std::vector<std::pair<int64_t, int64_t>> shapes = {{2, 9}, {1, 16}, {3, 5}};
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    result.push_back(random_microbatch(model, shapes[i].first, shapes[i].second, static_cast<int>(i)));
+  }
+  return result;
+}
+
+Result run_step(Stages& stages, const std::vector<data::Microbatch>& batches, Backward backward) {
+  const int m = static_cast<int>(batches.size());
+  for (int i = 0; i < m; ++i) {
+    Tensor x;
+    for (auto& stage : stages) x = stage->forward(i, batches[static_cast<size_t>(i)], x);
+    CHECK(!x.defined());
+  }
+  for (auto& stage : stages) CHECK(stage->saved_microbatches() == batches.size());
+  for (int i = 0; i < m; ++i) {
+    Tensor dy;
+    for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
+      dy = backward == Backward::at_once ? (*stage)->backward(i, dy) : (*stage)->backward_input(i, dy);
+    }
+    CHECK(!dy.defined());
+  }
+  if (backward == Backward::split) {
+    for (auto& stage : stages) {
+      CHECK(stage->pending_weight_gradients() == batches.size());
+      for (int i = 0; i < m; ++i) stage->backward_weight(i);
+    }
+  }
+  Result result{.loss = stages.back()->take_loss(), .grads = {}};
+  for (auto& stage : stages) {
+    CHECK(stage->saved_microbatches() == 0);
+    CHECK(stage->pending_weight_gradients() == 0);
+    CHECK(stage->saved_bytes() == 0);
+    for (const auto& p : stage->parameters().parameters()) result.grads[p.spec.name] = p.grad;
+  }
+  return result;
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("splitting a model over stages and its backward into I and W changes no bit") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const std::string arch = GENERATE("llama", "qwen3");
+  const bool tied = GENERATE(false, true);
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto model = small_model(arch, tied);
+  const auto batches = microbatches(model);
+  Stages whole = build_stages(model, {4}, dtype);
+  const Result expected = run_step(whole, batches, Backward::at_once);
+  CHECK(expected.loss.tokens == 2 * 8 + 15 + 3 * 4);
+  for (const auto& [name, grad] : expected.grads) {
+    INFO(name);
+    CHECK(grad.norm().item<double>() > 0);
+  }
+  const std::vector<std::vector<int64_t>> splits = {{4}, {2, 2}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}};
+  for (const auto& split : splits) {
+    for (const auto backward : {Backward::at_once, Backward::split}) {
+      Stages stages = build_stages(model, split, dtype);
+      const Result actual = run_step(stages, batches, backward);
+      INFO(arch << " tied " << tied << " stages " << split.size() << " split " << (backward == Backward::split));
+      CHECK(actual.loss.loss == expected.loss.loss);
+      CHECK(actual.loss.tokens == expected.loss.tokens);
+      REQUIRE(actual.grads.size() == expected.grads.size());
+      for (const auto& [name, grad] : expected.grads) {
+        INFO(name);
+        CHECK(same_bits(actual.grads.at(name), grad));
+      }
+    }
+  }
+}
+
+TEST_CASE("forward alone gives the loss of the training forward, and keeps nothing") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto model = small_model("qwen3", false);
+  const auto batches = microbatches(model);
+  Stages stages = build_stages(model, {2, 2}, dtype);
+  Tensor x = stages[0]->forward(0, batches[0], {});
+  stages[1]->forward(0, batches[0], x);
+  const auto trained = stages[1]->take_loss();
+  for (auto& stage : stages) stage->discard();
+  for (auto& stage : stages) CHECK(stage->saved_microbatches() == 0);
+  const Tensor boundary = stages[0]->forward_only(batches[0], {});
+  stages[1]->forward_only(batches[0], boundary);
+  const auto evaluated = stages[1]->take_loss();
+  CHECK(evaluated.loss == trained.loss);
+  CHECK(evaluated.tokens == trained.tokens);
+  CHECK(stages[1]->saved_microbatches() == 0);
+  CHECK(stages[1]->take_loss().tokens == 0);
+  // Logits of chosen rows are those rows of all logits; their cross entropy is the loss.
+  const Tensor logits = stages[1]->logits(batches[0], boundary);
+  const Tensor rows = at::tensor({3, 0}, at::kLong);
+  CHECK(relative_error(stages[1]->logits(batches[0], boundary, rows), logits.index_select(0, rows)) <
+        tolerance(dtype));
+  const Tensor loss = at::nll_loss(at::log_softmax(logits.to(at::kDouble), -1), batches[0].labels.reshape({-1}), {},
+                                   at::Reduction::Sum, data::ignore_label);
+  CHECK(trained.loss == Approx(loss.item<double>()).epsilon(dtype == at::kFloat ? 1e-6 : 1e-2));
+}
+
+TEST_CASE("the copy of a tied embedding starts equal, whichever stage builds it") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("llama", true);
+  Stages one = build_stages(model, {4}, at::kFloat);
+  Stages two = build_stages(model, {3, 1}, at::kFloat);
+  REQUIRE(one[0]->embedding_weight() != nullptr);
+  CHECK(two[0]->head_weight() == nullptr);
+  CHECK(two[1]->embedding_weight() == nullptr);
+  for (const Tensor& copy : {one[0]->head_weight()->master, two[1]->head_weight()->master}) {
+    CHECK(same_bits(copy, one[0]->embedding_weight()->master));
+  }
+  CHECK(one[0]->head_weight()->grad.data_ptr() != one[0]->embedding_weight()->grad.data_ptr());
+  Stages untied = build_stages(small_model("llama", false), {4}, at::kFloat);
+  CHECK(!same_bits(untied[0]->head_weight()->master, untied[0]->embedding_weight()->master));
+}
+
+TEST_CASE("parameters are named globally and decay only as matrices") {
+  models::TransformerStage stage(small_model("qwen3", false), {.index = 1, .first_layer = 3, .end_layer = 4, .head = true});
+  std::vector<std::string> names;
+  for (const auto& p : stage.parameters().parameters()) {
+    names.push_back(p.spec.name);
+    CHECK(p.spec.weight_decay == (p.spec.shape.size() > 1));
+    CHECK(p.master.is_meta());
+  }
+  std::sort(names.begin(), names.end());
+  CHECK(names == std::vector<std::string>{
+                     "head.weight",               "layers.3.attn.k.bias",      "layers.3.attn.k.weight",
+                     "layers.3.attn.k_norm.weight", "layers.3.attn.o.bias",    "layers.3.attn.o.weight",
+                     "layers.3.attn.q.bias",      "layers.3.attn.q.weight",    "layers.3.attn.q_norm.weight",
+                     "layers.3.attn.v.bias",      "layers.3.attn.v.weight",    "layers.3.attn_norm.weight",
+                     "layers.3.mlp.down.weight",  "layers.3.mlp.gate.weight",  "layers.3.mlp.up.weight",
+                     "layers.3.mlp_norm.weight",  "norm.weight"});
+}
+
+TEST_CASE("the bytes that a record holds are as predicted") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const std::string arch = GENERATE("llama", "qwen3");
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto model = small_model(arch, false);
+  const auto data = random_microbatch(model, 2, 8, 1);
+  Stages stages = build_stages(model, {1, 2, 1}, dtype);
+  Tensor x;
+  for (auto& stage : stages) x = stage->forward(0, data, x);
+  for (auto& stage : stages) {
+    CHECK(stage->saved_bytes() == models::activation_bytes(model, stage->slice(), 16, dtype == at::kBFloat16));
+  }
+}
+
+TEST_CASE("misuse is an error that names stage and microbatch") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("llama", false);
+  const auto data = random_microbatch(model, 1, 4, 1);
+  Stages stages = build_stages(model, {2, 2}, at::kFloat);
+  stages[0]->forward(3, data, {});
+  CHECK(error_of([&] { stages[0]->forward(3, data, {}); }) ==
+        "stage 0: microbatch 3 ran forward twice without a backward");
+  CHECK(error_of([&] { stages[1]->backward(5, {}); }) ==
+        "stage 1: backward of microbatch 5, which did not run forward");
+  CHECK(error_of([&] { stages[1]->backward_weight(5); }) ==
+        "stage 1: no weight gradients of microbatch 5 are pending");
+  CHECK(error_of([&] { stages[1]->forward(0, data, at::zeros({5, 40})); }) ==
+        "stage 1: its input must be [4, 40], not [5, 40]");
+  CHECK(error_of([&] { stages[0]->forward_only(random_microbatch(small_model("llama", false), 1, 17, 1), {}); }) ==
+        "stage 0: a sequence of 17 tokens, but the rotary tables end at 16");
+  CHECK(error_of([&] { stages[0]->logits(data, {}); }) == "stage 0 has no head: only the last stage gives logits");
+  CHECK_THROWS_AS(models::TransformerStage(model, {.index = 0, .first_layer = 2, .end_layer = 2}), Error);
+  CHECK_THROWS_AS(models::TransformerStage(model, {.index = 0, .first_layer = 2, .end_layer = 5}), Error);
+}
