@@ -1,5 +1,6 @@
-// What dispatch.cpp chooses from: every function of kernels.h, once per back end. cpu:: lives in core/kernels/cpu;
-// cuda:: in core/kernels/cuda, where no_cuda.cpp stands in (and throws) when the program is built without CUDA.
+// What dispatch.cpp chooses from: every function of kernels.h, once per back end. cpu:: lives in
+// core/kernels/cpu; cuda:: in core/kernels/cuda, where no_cuda.cpp stands in (and throws) when the program is
+// built without CUDA.
 #pragma once
 
 #include "core/kernels/kernels.h"

@@ -67,14 +67,17 @@ class Checks {
     if (!tensor.defined()) {
       fail(fmt::format("{} is missing", name));
     }
-    if (tensor.device() != device_ || tensor.scalar_type() != type || tensor.sizes() != at::IntArrayRef(shape)) {
-      fail(fmt::format("{} must be {} [{}] on {}, not {} [{}] on {}", name, c10::toString(type), fmt::join(shape, ", "),
-                       device_.str(), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes().vec(), ", "),
-                       tensor.device().str()));
+    if (tensor.device() != device_ || tensor.scalar_type() != type ||
+        tensor.sizes() != at::IntArrayRef(shape)) {
+      fail(fmt::format("{} must be {} [{}] on {}, not {} [{}] on {}", name, c10::toString(type),
+                       fmt::join(shape, ", "), device_.str(), c10::toString(tensor.scalar_type()),
+                       fmt::join(tensor.sizes().vec(), ", "), tensor.device().str()));
     }
   }
 
-  [[noreturn]] void fail(const std::string& what) const { throw Error(fmt::format("kernel {}: {}", kernel_, what)); }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(fmt::format("kernel {}: {}", kernel_, what));
+  }
 
   std::string_view kernel_;
   at::Device device_;
@@ -105,8 +108,8 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tens
   PPTRAIN_DISPATCH(x, rms_norm, x, weight, eps, y, rstd);
 }
 
-void add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
-                  Tensor& rstd) {
+void add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& sum,
+                  Tensor& y, Tensor& rstd) {
   const Checks checks = Checks("add_rms_norm", x).compute("x", x, 2);
   const int64_t rows = x.size(0);
   const int64_t dim = x.size(1);
@@ -149,8 +152,8 @@ void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps,
   PPTRAIN_DISPATCH(x, norm_rope, x, weight, eps, rope, positions, y, rstd);
 }
 
-void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
-                        const RopeTable& rope, const Tensor& positions, Tensor& dx,
+void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,
+                        const Tensor& rstd, const RopeTable& rope, const Tensor& positions, Tensor& dx,
                         const std::optional<Tensor>& weight_grad) {
   const Checks checks = Checks("norm_rope_backward", dy).compute("dy", dy, 4);
   const auto shape = {dy.size(0), dy.size(1), dy.size(2), dy.size(3)};
@@ -237,8 +240,8 @@ void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
   PPTRAIN_DISPATCH(dy, accumulate_bias_gradient, dy, bias_grad);
 }
 
-void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq, const std::optional<Tensor>& compute,
-           const AdamWArgs& args) {
+void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
+           const std::optional<Tensor>& compute, const AdamWArgs& args) {
   const Checks checks("adamw", weight);
   const int64_t size = weight.numel();
   checks.dense("weight", weight, at::kFloat, {size})

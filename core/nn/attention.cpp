@@ -15,11 +15,12 @@ namespace {
 using at::Tensor;
 
 const AttentionConfig& checked(const std::string& name, const AttentionConfig& config) {
-  if (config.heads <= 0 || config.kv_heads <= 0 || config.heads % config.kv_heads != 0 || config.head_dim <= 0 ||
-      config.head_dim % 2 != 0) {
-    throw Error(fmt::format("{}: {} heads, {} key-value heads of dim {}: key-value heads must divide heads, and the dim must "
-                            "be even",
-                            name, config.heads, config.kv_heads, config.head_dim));
+  if (config.heads <= 0 || config.kv_heads <= 0 || config.heads % config.kv_heads != 0 ||
+      config.head_dim <= 0 || config.head_dim % 2 != 0) {
+    throw Error(fmt::format(
+        "{}: {} heads, {} key-value heads of dim {}: key-value heads must divide heads, and the dim must "
+        "be even",
+        name, config.heads, config.kv_heads, config.head_dim));
   }
   return config;
 }
@@ -36,7 +37,8 @@ std::optional<Tensor> grad_of(const Weight* weight) {
   return weight == nullptr ? std::nullopt : std::optional(weight->grad);
 }
 
-// q, k and v parts of a fused [batch * seq, (heads + 2 kv_heads) * head_dim], as [batch, seq, heads | kv_heads, head_dim].
+// q, k and v parts of a fused [batch * seq, (heads + 2 kv_heads) * head_dim], as [batch, seq, heads |
+// kv_heads, head_dim].
 struct Heads {
   Tensor q, k, v;
 };
@@ -57,7 +59,8 @@ Attention::Attention(ParameterStore& store, const std::string& name, const Atten
             {name + ".k", config.kv_heads * config.head_dim},
             {name + ".v", config.kv_heads * config.head_dim}},
            config.qkv_bias, config.init_std),
-      o_(store, config.heads * config.head_dim, {{name + ".o", config.hidden}}, config.o_bias, config.o_init_std) {
+      o_(store, config.heads * config.head_dim, {{name + ".o", config.hidden}}, config.o_bias,
+         config.o_init_std) {
   if (config.qk_norm) {
     q_norm_ = add_norm(store, name + ".q_norm", config.head_dim);
     k_norm_ = add_norm(store, name + ".k_norm", config.head_dim);
@@ -97,10 +100,10 @@ Tensor Attention::qkv_gradient(Saved& saved, AttentionGradients grads, const ker
   const Heads heads = split_heads(saved.qkv, saved.positions, config_);
   Heads to = split_heads(dqkv, saved.positions, config_);
   to.v.copy_(grads.dv);
-  kernels::norm_rope_backward(grads.dk, heads.k, master_of(k_norm_), saved.k_rstd, rope, saved.positions, to.k,
-                              grad_of(k_norm_));
-  kernels::norm_rope_backward(grads.dq, heads.q, master_of(q_norm_), saved.q_rstd, rope, saved.positions, to.q,
-                              grad_of(q_norm_));
+  kernels::norm_rope_backward(grads.dk, heads.k, master_of(k_norm_), saved.k_rstd, rope, saved.positions,
+                              to.k, grad_of(k_norm_));
+  kernels::norm_rope_backward(grads.dq, heads.q, master_of(q_norm_), saved.q_rstd, rope, saved.positions,
+                              to.q, grad_of(q_norm_));
   return dqkv;
 }
 
@@ -113,8 +116,8 @@ Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const kernels::
     const Tensor q = std::move(saved.q);
     const Tensor k = std::move(saved.k);
     const Tensor v = split_heads(saved.qkv, saved.positions, config_).v;
-    grads = causal_attention_backward(o_.backward_input(dy).view(q.sizes()), q, k, v, saved.out.view(q.sizes()),
-                                      statistics);
+    grads = causal_attention_backward(o_.backward_input(dy).view(q.sizes()), q, k, v,
+                                      saved.out.view(q.sizes()), statistics);
   }
   queue.push(o_, std::move(saved.out), dy);
   Tensor dqkv = qkv_gradient(saved, std::move(grads), rope);

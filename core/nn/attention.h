@@ -1,5 +1,5 @@
-// Causal grouped-query self-attention block: qkv projection, optional QK-norm, RoPE, scaled dot product, output
-// projection. See causal_attention.h for the product.
+// Causal grouped-query self-attention block: qkv projection, optional QK-norm, RoPE, scaled dot product,
+// output projection. See causal_attention.h for the product.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,14 +31,15 @@ struct AttentionConfig {
 class Attention {
  public:
   struct Saved {
-    at::Tensor x;                // T [batch * seq, hidden]: operand of the qkv weight gradient
-    at::Tensor qkv;              // T [batch * seq, (heads + 2 kv_heads) * head_dim]; v lives here (q, k too without QK-norm)
-    at::Tensor q, k;             // T [batch, seq, heads | kv_heads, head_dim], after norm and rotation
-    at::Tensor q_rstd, k_rstd;   // float32, with QK-norm only
-    at::Tensor out;              // T [batch * seq, heads * head_dim]: operand of the o weight gradient
-    at::Tensor logsumexp;        // as the library returns it
+    at::Tensor x;  // T [batch * seq, hidden]: operand of the qkv weight gradient
+    at::Tensor
+        qkv;  // T [batch * seq, (heads + 2 kv_heads) * head_dim]; v lives here (q, k too without QK-norm)
+    at::Tensor q, k;                  // T [batch, seq, heads | kv_heads, head_dim], after norm and rotation
+    at::Tensor q_rstd, k_rstd;        // float32, with QK-norm only
+    at::Tensor out;                   // T [batch * seq, heads * head_dim]: operand of the o weight gradient
+    at::Tensor logsumexp;             // as the library returns it
     at::Tensor rng_seed, rng_offset;  // CUDA library's, unused without dropout
-    at::Tensor positions;        // int32 [batch, seq]
+    at::Tensor positions;             // int32 [batch, seq]
   };
 
   // Declares `<name>.{q,k,v,o}.weight`, biases and `<name>.{q_norm,k_norm}.weight`.
@@ -49,7 +50,8 @@ class Attention {
                      Saved& saved) const;
 
   // dy: T [batch * seq, hidden] -> dx. Frees `saved` as it goes; weight gradients go to `queue`.
-  at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope, WeightGradQueue& queue);
+  at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
+                            WeightGradQueue& queue);
 
  private:
   // Gradient of the fused qkv output, in a buffer of its own or in the place of saved.qkv.

@@ -15,9 +15,9 @@ struct AttentionGradients {
   at::Tensor dq, dk, dv;
 };
 
-// softmax(q k^T / sqrt(head_dim), causal) v: [batch, seq, heads, head_dim], contiguous. q: T [batch, seq, heads, head_dim];
-// k, v: T [batch, seq, kv_heads, head_dim], kv_heads a divisor of heads; any strides with the last one 1. On CUDA, bfloat16
-// needs a head_dim that is a multiple of 8.
+// softmax(q k^T / sqrt(head_dim), causal) v: [batch, seq, heads, head_dim], contiguous. q: T [batch, seq,
+// heads, head_dim]; k, v: T [batch, seq, kv_heads, head_dim], kv_heads a divisor of heads; any strides with
+// the last one 1. On CUDA, bfloat16 needs a head_dim that is a multiple of 8.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             AttentionStatistics& statistics);
 

@@ -18,8 +18,8 @@ int64_t LinearCrossEntropy::rows_per_chunk() const {
   return fit >= kTile ? fit / kTile * kTile : std::max<int64_t>(fit, 1);
 }
 
-// The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so that the
-// order of the sum does not depend on the size of a chunk.
+// The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so
+// that the order of the sum does not depend on the size of a chunk.
 at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const {
   const at::Tensor& weight = weight_->compute;
   const at::Tensor flat_labels = labels.reshape({-1});
@@ -47,10 +47,13 @@ at::Tensor LinearCrossEntropy::forward(const at::Tensor& h, const at::Tensor& la
   return run(h, labels, nullptr);
 }
 
-at::Tensor LinearCrossEntropy::forward_backward(const at::Tensor& h, const at::Tensor& labels, at::Tensor& dh) {
+at::Tensor LinearCrossEntropy::forward_backward(const at::Tensor& h, const at::Tensor& labels,
+                                                at::Tensor& dh) {
   return run(h, labels, &dh);
 }
 
-at::Tensor LinearCrossEntropy::logits(const at::Tensor& h) const { return at::mm(h, weight_->compute.t()); }
+at::Tensor LinearCrossEntropy::logits(const at::Tensor& h) const {
+  return at::mm(h, weight_->compute.t());
+}
 
 }  // namespace pptrain::nn

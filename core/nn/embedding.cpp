@@ -6,8 +6,10 @@
 
 namespace pptrain::nn {
 
-Embedding::Embedding(ParameterStore& store, const std::string& name, int64_t vocab, int64_t dim, double init_std)
-    : dim_(dim), weight_(&store.add({{.name = name + ".weight", .shape = {vocab, dim}, .init_std = init_std}})) {}
+Embedding::Embedding(ParameterStore& store, const std::string& name, int64_t vocab, int64_t dim,
+                     double init_std)
+    : dim_(dim),
+      weight_(&store.add({{.name = name + ".weight", .shape = {vocab, dim}, .init_std = init_std}})) {}
 
 at::Tensor Embedding::forward(const at::Tensor& tokens) const {
   at::Tensor out = at::empty({tokens.numel(), dim_}, weight_->compute.options());

@@ -11,7 +11,8 @@ namespace pptrain::nn {
 
 class Embedding {
  public:
-  Embedding(ParameterStore& store, const std::string& name, int64_t vocab, int64_t dim, double init_std);  // `<name>.weight`
+  Embedding(ParameterStore& store, const std::string& name, int64_t vocab, int64_t dim,
+            double init_std);  // `<name>.weight`
 
   at::Tensor forward(const at::Tensor& tokens) const;  // int64 [batch, seq] -> T [batch * seq, dim]
   void backward_weight(const at::Tensor& tokens, const at::Tensor& dy);

@@ -8,15 +8,19 @@
 
 namespace pptrain::nn {
 
-Linear::Linear(ParameterStore& store, int64_t in_features, std::vector<LinearPart> parts, bool bias, double init_std)
+Linear::Linear(ParameterStore& store, int64_t in_features, std::vector<LinearPart> parts, bool bias,
+               double init_std)
     : in_(in_features), out_(0) {
   std::vector<ParameterSpec> weights;
   std::vector<ParameterSpec> biases;
   for (const LinearPart& part : parts) {
     out_ += part.out_features;
-    weights.push_back({.name = part.name + ".weight", .shape = {part.out_features, in_}, .init_std = init_std});
-    biases.push_back(
-        {.name = part.name + ".bias", .shape = {part.out_features}, .init = Init::zeros, .weight_decay = false});
+    weights.push_back(
+        {.name = part.name + ".weight", .shape = {part.out_features, in_}, .init_std = init_std});
+    biases.push_back({.name = part.name + ".bias",
+                      .shape = {part.out_features},
+                      .init = Init::zeros,
+                      .weight_decay = false});
   }
   weight_ = &store.add(std::move(weights));
   if (bias) {

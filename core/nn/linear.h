@@ -18,12 +18,15 @@ struct LinearPart {
 
 class Linear {
  public:
-  // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part; the parts' outputs are concatenated.
-  Linear(ParameterStore& store, int64_t in_features, std::vector<LinearPart> parts, bool bias, double init_std);
+  // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part; the parts' outputs are
+  // concatenated.
+  Linear(ParameterStore& store, int64_t in_features, std::vector<LinearPart> parts, bool bias,
+         double init_std);
 
   at::Tensor forward(const at::Tensor& x) const;          // T [rows, in] -> T [rows, out]
   at::Tensor backward_input(const at::Tensor& dy) const;  // T [rows, out] -> T [rows, in]
-  // Weight (and bias) main gradients += those of (x, dy). x: T [rows, in]; dy: T [rows, out], contiguous both.
+  // Weight (and bias) main gradients += those of (x, dy). x: T [rows, in]; dy: T [rows, out], contiguous
+  // both.
   void backward_weight(const at::Tensor& x, const at::Tensor& dy);
 
   int64_t in_features() const { return in_; }

@@ -19,7 +19,9 @@ namespace {
 
 constexpr int64_t kAlignment = 64;  // elements
 
-int64_t round_up(int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t round_up(int64_t n) {
+  return (n + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 int64_t element_count(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
@@ -34,8 +36,9 @@ uint64_t hash_name(std::string_view name) {
   return hash;
 }
 
-// Finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): every input bit reaches every output bit, so that the low
-// half alone, which is what seeds ATen's Mersenne twister, still depends on the whole name and seed.
+// Finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): every input bit reaches every output bit, so
+// that the low half alone, which is what seeds ATen's Mersenne twister, still depends on the whole name and
+// seed.
 uint64_t mix(uint64_t z) {
   z += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -46,11 +49,12 @@ uint64_t mix(uint64_t z) {
 std::vector<int64_t> stacked_shape(std::span<const ParameterSpec> parts) {
   std::vector<int64_t> shape = parts.front().shape;
   for (const ParameterSpec& part : parts.subspan(1)) {
-    if (part.shape.size() != shape.size() || !std::equal(shape.begin() + 1, shape.end(), part.shape.begin() + 1)) {
-      throw Error(fmt::format("parameter '{}' of shape [{}] cannot be stacked under '{}' of shape [{}]: all dims but the first "
-                              "must agree",
-                              part.name, fmt::join(part.shape, ", "), parts.front().name,
-                              fmt::join(parts.front().shape, ", ")));
+    if (part.shape.size() != shape.size() ||
+        !std::equal(shape.begin() + 1, shape.end(), part.shape.begin() + 1)) {
+      throw Error(fmt::format(
+          "parameter '{}' of shape [{}] cannot be stacked under '{}' of shape [{}]: all dims but the first "
+          "must agree",
+          part.name, fmt::join(part.shape, ", "), parts.front().name, fmt::join(parts.front().shape, ", ")));
     }
     shape[0] += part.shape[0];
   }
@@ -72,7 +76,8 @@ Weight& ParameterStore::add(std::vector<ParameterSpec> parts) {
   }
   for (size_t i = 0; i < parts.size(); ++i) {
     const ParameterSpec& part = parts[i];
-    if (part.shape.empty() || std::any_of(part.shape.begin(), part.shape.end(), [](int64_t n) { return n <= 0; })) {
+    if (part.shape.empty() ||
+        std::any_of(part.shape.begin(), part.shape.end(), [](int64_t n) { return n <= 0; })) {
       throw Error(fmt::format("parameter '{}' has the shape [{}]: every dim must be positive", part.name,
                               fmt::join(part.shape, ", ")));
     }
@@ -102,7 +107,8 @@ void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype
     throw Error("a parameter store was materialised twice");
   }
   if (compute_dtype != at::kFloat && compute_dtype != at::kBFloat16) {
-    throw Error(fmt::format("parameters compute in float32 or bfloat16, not {}", c10::toString(compute_dtype)));
+    throw Error(
+        fmt::format("parameters compute in float32 or bfloat16, not {}", c10::toString(compute_dtype)));
   }
   const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
   flat_master_ = at::zeros({padded_size_}, options);

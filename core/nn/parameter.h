@@ -13,8 +13,8 @@ namespace pptrain::nn {
 
 enum class Init { normal, ones, zeros };
 
-// What a parameter is, before it has any memory. `name` is global ("layers.17.attn.q.weight"): it, with the seed, alone
-// decides the initial values, whichever rank builds it.
+// What a parameter is, before it has any memory. `name` is global ("layers.17.attn.q.weight"): it, with the
+// seed, alone decides the initial values, whichever rank builds it.
 struct ParameterSpec {
   std::string name;
   std::vector<int64_t> shape;
@@ -33,35 +33,37 @@ struct Parameter {
   at::Tensor grad;     // float32 main gradient
 };
 
-// What a layer computes with: one or several parameters stacked along dim 0 (q, k, v; gate, up), so that one matrix
-// product serves them all. Tensors are meta tensors until the store is materialised.
+// What a layer computes with: one or several parameters stacked along dim 0 (q, k, v; gate, up), so that one
+// matrix product serves them all. Tensors are meta tensors until the store is materialised.
 struct Weight {
-  at::Tensor master;   // float32 [rows of all parts, ...]
-  at::Tensor compute;  // compute type
-  at::Tensor grad;     // float32
+  at::Tensor master;           // float32 [rows of all parts, ...]
+  at::Tensor compute;          // compute type
+  at::Tensor grad;             // float32
   size_t first_parameter = 0;  // index in ParameterStore::parameters()
   size_t parts = 0;
   int64_t offset = 0;  // in elements, into the flat buffers; a multiple of 64
 };
 
-// Owns the flat buffers of one stage. Weights are laid out in the order of `add`, each at a multiple of 64 elements, so
-// that matrix products see the same alignment (and give the same bits) on every layout. The gaps are zero.
+// Owns the flat buffers of one stage. Weights are laid out in the order of `add`, each at a multiple of 64
+// elements, so that matrix products see the same alignment (and give the same bits) on every layout. The gaps
+// are zero.
 class ParameterStore {
  public:
   ParameterStore() = default;
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore& operator=(const ParameterStore&) = delete;
 
-  // Declares parameters that share all dims but the first and are stacked along it. The reference stays valid.
-  // Throws Error if parts disagree, a name is repeated, or the store is materialised.
+  // Declares parameters that share all dims but the first and are stacked along it. The reference stays
+  // valid. Throws Error if parts disagree, a name is repeated, or the store is materialised.
   Weight& add(std::vector<ParameterSpec> parts);
 
   // Allocates: float32 master, float32 zero gradients (unless `with_gradients` is false), compute copies.
-  // compute_dtype: float32 or bfloat16. Weights are uninitialised until initialise() or a loader fills the masters.
+  // compute_dtype: float32 or bfloat16. Weights are uninitialised until initialise() or a loader fills the
+  // masters.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true);
 
-  // Fills every master from (seed, name) alone, then refreshes compute. Values are generated on the CPU, so they do not
-  // depend on the device.
+  // Fills every master from (seed, name) alone, then refreshes compute. Values are generated on the CPU, so
+  // they do not depend on the device.
   void initialise(uint64_t seed);
 
   // compute = master rounded. Call after masters change outside the optimizer.

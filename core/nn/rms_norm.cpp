@@ -11,7 +11,8 @@ namespace pptrain::nn {
 
 RmsNorm::RmsNorm(ParameterStore& store, const std::string& name, int64_t dim, double eps)
     : eps_(eps),
-      weight_(&store.add({{.name = name + ".weight", .shape = {dim}, .init = Init::ones, .weight_decay = false}})) {}
+      weight_(&store.add(
+          {{.name = name + ".weight", .shape = {dim}, .init = Init::ones, .weight_decay = false}})) {}
 
 RmsNorm::Output RmsNorm::forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const {
   at::Tensor y = at::empty_like(x);

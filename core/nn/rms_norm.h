@@ -20,13 +20,15 @@ class RmsNorm {
     at::Tensor y;    // T [rows, dim]
   };
 
-  RmsNorm(ParameterStore& store, const std::string& name, int64_t dim, double eps);  // declares `<name>.weight`
+  RmsNorm(ParameterStore& store, const std::string& name, int64_t dim,
+          double eps);  // declares `<name>.weight`
 
   // delta may be undefined. Its memory is reused for the sum: the caller gives it up.
   Output forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const;
 
-  // Gradient of the residual stream: residual_grad (may be undefined) + d norm. Adds the weight's gradient. The result
-  // takes the memory of dy: the caller gives it up. residual_grad is only read (a weight gradient queue may hold it).
+  // Gradient of the residual stream: residual_grad (may be undefined) + d norm. Adds the weight's gradient.
+  // The result takes the memory of dy: the caller gives it up. residual_grad is only read (a weight gradient
+  // queue may hold it).
   at::Tensor backward(const Saved& saved, const at::Tensor& dy, const at::Tensor& residual_grad);
 
  private:

@@ -14,8 +14,8 @@
 namespace pptrain::nn {
 namespace {
 
-// Wavelengths beyond the low-frequency bound are stretched by `factor`, those under the high-frequency bound kept, those
-// between them interpolated (Llama 3.1; the arithmetic of Hugging Face's rope_type "llama3").
+// Wavelengths beyond the low-frequency bound are stretched by `factor`, those under the high-frequency bound
+// kept, those between them interpolated (Llama 3.1; the arithmetic of Hugging Face's rope_type "llama3").
 at::Tensor scale_llama3(const at::Tensor& inv_freq, const Llama3RopeScaling& scaling) {
   const auto old_context = static_cast<double>(scaling.original_max_position_embeddings);
   const double low_wavelength = old_context / scaling.low_freq_factor;
@@ -35,8 +35,9 @@ kernels::RopeTable make_rope_table(int64_t head_dim, int64_t max_position, doubl
                                    const std::optional<Llama3RopeScaling>& llama3,
                                    const std::optional<LinearRopeScaling>& linear, at::Device device) {
   if (head_dim <= 0 || head_dim % 2 != 0 || max_position <= 0) {
-    throw Error(fmt::format("a rotary table needs an even head_dim and at least one position, not head_dim = {} and {} positions",
-                            head_dim, max_position));
+    throw Error(fmt::format(
+        "a rotary table needs an even head_dim and at least one position, not head_dim = {} and {} positions",
+        head_dim, max_position));
   }
   const auto options = at::TensorOptions().dtype(at::kFloat);
   const at::Tensor exponent = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);

@@ -8,8 +8,8 @@
 
 namespace pptrain::nn {
 
-SwiGlu::SwiGlu(ParameterStore& store, const std::string& name, int64_t hidden, int64_t intermediate, bool bias,
-               double init_std, double down_init_std)
+SwiGlu::SwiGlu(ParameterStore& store, const std::string& name, int64_t hidden, int64_t intermediate,
+               bool bias, double init_std, double down_init_std)
     : gate_up_(store, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std),
       down_(store, intermediate, {{name + ".down", hidden}}, bias, down_init_std) {}
 

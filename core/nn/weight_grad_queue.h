@@ -10,7 +10,8 @@ namespace pptrain::nn {
 
 class Linear;
 
-// Holds, per pending weight gradient, its two operands and nothing else. One queue serves one microbatch of one stage.
+// Holds, per pending weight gradient, its two operands and nothing else. One queue serves one microbatch of
+// one stage.
 class WeightGradQueue {
  public:
   enum class Mode {

@@ -26,7 +26,10 @@ std::vector<int64_t> parameter_offsets(const nn::ParameterStore& store) {
 }  // namespace
 
 AdamW::AdamW(nn::ParameterStore& store, const config::OptimizerSection& options)
-    : store_(store), eps_(options.eps), weight_decay_(options.weight_decay), offsets_(parameter_offsets(store)) {
+    : store_(store),
+      eps_(options.eps),
+      weight_decay_(options.weight_decay),
+      offsets_(parameter_offsets(store)) {
   if (options.betas.size() != 2) {
     throw Error(fmt::format("adamw needs two betas, not {}", options.betas.size()));
   }

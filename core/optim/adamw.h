@@ -12,11 +12,12 @@
 
 namespace pptrain::optim {
 
-// Decays only parameters whose spec says so (none of norms and biases). The state lies as the store's flat buffers do.
+// Decays only parameters whose spec says so (none of norms and biases). The state lies as the store's flat
+// buffers do.
 class AdamW : public Optimizer {
  public:
-  // `store` must be materialised with gradients and outlive this. Takes betas, eps and weight_decay from `options`.
-  // Throws Error otherwise.
+  // `store` must be materialised with gradients and outlive this. Takes betas, eps and weight_decay from
+  // `options`. Throws Error otherwise.
   AdamW(nn::ParameterStore& store, const config::OptimizerSection& options);
 
   void step(double lr, double grad_scale) override;

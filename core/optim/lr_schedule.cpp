@@ -15,7 +15,8 @@ LrSchedule::Shape LrSchedule::shape_of(const config::LrScheduleSection& options)
   if (options.name == "linear") return Shape::linear;
   if (options.name == "cosine") return Shape::cosine;
   if (options.name == "wsd") return Shape::wsd;
-  throw UsageError(fmt::format("lr_schedule.name: '{}' is not one of constant, linear, cosine, wsd", options.name));
+  throw UsageError(
+      fmt::format("lr_schedule.name: '{}' is not one of constant, linear, cosine, wsd", options.name));
 }
 
 LrSchedule::LrSchedule(double lr, const config::LrScheduleSection& options, int64_t total_steps)
@@ -25,12 +26,13 @@ LrSchedule::LrSchedule(double lr, const config::LrScheduleSection& options, int6
       warmup_(options.warmup_steps),
       last_(total_steps - 1) {
   if (warmup_ < 0 || total_steps < 0) {
-    throw UsageError(fmt::format("lr_schedule: {} warm-up steps in a run of {} steps: neither may be negative", warmup_,
-                                 total_steps));
+    throw UsageError(fmt::format(
+        "lr_schedule: {} warm-up steps in a run of {} steps: neither may be negative", warmup_, total_steps));
   }
   decay_start_ = std::max<int64_t>(warmup_ - 1, 0);
   if (shape_ == Shape::wsd) {
-    const auto decay_steps = static_cast<int64_t>(std::llround(options.decay_fraction * static_cast<double>(total_steps)));
+    const auto decay_steps =
+        static_cast<int64_t>(std::llround(options.decay_fraction * static_cast<double>(total_steps)));
     decay_start_ = std::max(decay_start_, last_ - decay_steps);
   }
 }
@@ -45,7 +47,8 @@ double LrSchedule::at(int64_t step) const {
   }
   const double progress =
       static_cast<double>(step - decay_start_) / static_cast<double>(last_ - decay_start_);
-  const double remaining = shape_ == Shape::cosine ? (1 + std::cos(std::numbers::pi * progress)) / 2 : 1 - progress;
+  const double remaining =
+      shape_ == Shape::cosine ? (1 + std::cos(std::numbers::pi * progress)) / 2 : 1 - progress;
   return lr_ * (min_ratio_ + (1 - min_ratio_) * remaining);
 }
 

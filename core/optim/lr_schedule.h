@@ -12,12 +12,14 @@ namespace pptrain::optim {
 //   constant  the peak
 //   linear    a straight line
 //   cosine    half a period (Loshchilov & Hutter, arXiv 1608.03983)
-//   wsd       the peak, then a straight line over the last decay_fraction of the run (warm-up, stable, decay: Hu et al.,
+//   wsd       the peak, then a straight line over the last decay_fraction of the run (warm-up, stable, decay:
+//   Hu et al.,
 //             arXiv 2404.06395)
 // A function of the step alone: it has no state to save.
 class LrSchedule {
  public:
-  // A warm-up longer than the run is never completed. Throws UsageError for an unknown name or a negative number of steps.
+  // A warm-up longer than the run is never completed. Throws UsageError for an unknown name or a negative
+  // number of steps.
   LrSchedule(double lr, const config::LrScheduleSection& options, int64_t total_steps);
 
   double at(int64_t step) const;  // step counts from 0; beyond the last step, the last step's rate

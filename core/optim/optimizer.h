@@ -11,19 +11,20 @@
 
 namespace pptrain::optim {
 
-// One tensor of an optimizer's state, as checkpoints name it: by the parameter it belongs to, within a file per kind.
+// One tensor of an optimizer's state, as checkpoints name it: by the parameter it belongs to, within a file
+// per kind.
 struct StateTensor {
   std::string file;                // "adamw.exp_avg"
   const nn::Parameter* parameter;  // of the optimizer's store
-  at::Tensor tensor;               // float32, the parameter's shape, contiguous: the state itself, to be read or filled
+  at::Tensor tensor;  // float32, the parameter's shape, contiguous: the state itself, to be read or filled
 };
 
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // One step of every parameter at this learning rate, by its main gradient times grad_scale. Masters and compute weights
-  // are new afterwards; gradients are left as they are.
+  // One step of every parameter at this learning rate, by its main gradient times grad_scale. Masters and
+  // compute weights are new afterwards; gradients are left as they are.
   virtual void step(double lr, double grad_scale) = 0;
 
   virtual std::vector<StateTensor> state() = 0;

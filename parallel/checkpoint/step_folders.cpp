@@ -21,7 +21,7 @@ std::optional<int64_t> parse_step_folder(const std::string& name) {
   const char* const end = name.data() + name.size();
   const auto [rest, error] = std::from_chars(name.data() + step_prefix.size(), end, step);
   // "step_007" is not ours: a step has one name.
-  if (error != std::errc() || rest != end || name != step_folder_name(step)) return std::nullopt;
+  if (error != std::errc() || rest != end || step < 0 || name != step_folder_name(step)) return std::nullopt;
   return step;
 }
 

@@ -1,5 +1,6 @@
 #include <spdlog/fmt/fmt.h>
 
+#include <cerrno>
 #include <exception>
 #include <span>
 #include <utility>
@@ -70,9 +71,11 @@ class Save {
     fs::create_directories(root_, error);
     if (error || !fs::is_directory(root_))
       throw io::file_error("cannot create the folder", root_, reason(error));
+    std::vector<fs::path> leftovers;
     for (const auto& entry : fs::directory_iterator(root_)) {
-      if (entry.path().filename().string().starts_with(temporary_prefix)) remove(entry.path());
+      if (entry.path().filename().string().starts_with(temporary_prefix)) leftovers.push_back(entry.path());
     }
+    for (const fs::path& leftover : leftovers) remove(leftover);
     fs::create_directory(temporary_, error);
     if (error) throw io::file_error("cannot create the folder", temporary_, error.value());
   }
@@ -80,8 +83,10 @@ class Save {
   std::vector<FileEntry> write(const std::vector<StageContents>& stages) const {
     std::vector<FileEntry> written;
     for (const StageContents& stage : stages) {
-      for (const auto& [file, tensors] : stage.files)
+      for (const auto& [file, tensors] : stage.files) {
         written.push_back(write_file(stage.stage, file, tensors));
+      }
+      if (!stage.files.empty()) io::sync_folder((temporary_ / written.back().path()).parent_path());
     }
     return written;
   }
@@ -139,7 +144,6 @@ class Save {
                              .checksum = writer.write(name, tensor)};
     }
     entry.bytes = writer.finish();
-    io::sync_folder(path.parent_path());
     return entry;
   }
 

@@ -57,10 +57,11 @@ Launch read(const Environment& env, LaunchKind kind, const Variables& variables)
     throw UsageError(fmt::format("environment variables {} = {} and {} = {}: the rank must be below the size",
                                  variables.rank, rank, variables.size, size));
   }
-  Launch launch{.kind = kind,
-                .rank = static_cast<int>(rank),
-                .world_size = static_cast<int>(size),
-                .local_rank = static_cast<int>(env.number(variables.local_rank).value_or(rank))};
+  Launch launch;
+  launch.kind = kind;
+  launch.rank = static_cast<int>(rank);
+  launch.world_size = static_cast<int>(size);
+  launch.local_rank = static_cast<int>(env.number(variables.local_rank).value_or(rank));
   launch.has_pmi = env.has("PMI_RANK");
   launch.has_pmix = env.has("PMIX_RANK");
   return launch;

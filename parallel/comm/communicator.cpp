@@ -27,10 +27,12 @@ void wait_all(const Works& works, const char* what) {
   }
 }
 
-int64_t bytes_of(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
+int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<int64_t>(tensor.element_size());
+}
 
-// own <- ((x0 + x1) + x2) + ... where x_me is `own` and the others are rows of `others` [size, n] (row `me` unused).
-// a + b has the bits of b + a, so the sum may start in either operand.
+// own <- ((x0 + x1) + x2) + ... where x_me is `own` and the others are rows of `others` [size, n] (row `me`
+// unused). a + b has the bits of b + a, so the sum may start in either operand.
 void sum_in_rank_order(at::Tensor own, at::Tensor others, int me, int size) {
   if (me == 0) {
     for (int r = 1; r < size; ++r) own.add_(others.select(0, r));
@@ -57,7 +59,8 @@ void all_reduce_direct(Communicator& comm, at::Tensor flat) {
   sum_in_rank_order(flat, others, me, size);
 }
 
-// Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size of the tensor.
+// Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size of
+// the tensor.
 void all_reduce_chunked(Communicator& comm, at::Tensor flat, at::Tensor scratch) {
   const int me = comm.rank();
   const int size = comm.size();
@@ -107,7 +110,8 @@ void Communicator::all_reduce_sum(at::Tensor tensor) {
   }
 }
 
-// Binomial tree: in the round of distance d = 1, 2, 4, ..., ranks below d (relative to the root) send to rank + d.
+// Binomial tree: in the round of distance d = 1, 2, 4, ..., ranks below d (relative to the root) send to rank
+// + d.
 void Communicator::broadcast(at::Tensor tensor, int root) {
   check_contiguous(tensor, "broadcast");
   if (root < 0 || root >= size()) {
@@ -144,8 +148,8 @@ void Communicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
   check_contiguous(out, "all_gather");
   if (out.dim() == 0 || out.size(0) != size() || out.numel() != size() * tensor.numel() ||
       out.scalar_type() != tensor.scalar_type()) {
-    throw Error(fmt::format("all_gather: `out` ({}) must hold one row per rank of {} ({} ranks)", describe(out),
-                            describe(tensor), size()));
+    throw Error(fmt::format("all_gather: `out` ({}) must hold one row per rank of {} ({} ranks)",
+                            describe(out), describe(tensor), size()));
   }
   const c10::InferenceMode guard;
   const at::Tensor mine = tensor.view({-1});
@@ -174,7 +178,8 @@ std::vector<int> ranks_of_color(Communicator& comm, int color, int key) {
   for (int r = 0; r < comm.size(); ++r) {
     if (rows[2 * r] == color) ranks.push_back(r);
   }
-  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
   return ranks;
 }
 

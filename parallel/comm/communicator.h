@@ -1,9 +1,9 @@
-// The transport interface: point-to-point with work handles, and collectives built on it. One communicator is one
-// group of ranks; calls on it are made by one thread, in the same order on all its ranks (sends and receives of one
-// pair of ranks match in order; there are no tags).
+// The transport interface: point-to-point with work handles, and collectives built on it. One communicator is
+// one group of ranks; calls on it are made by one thread, in the same order on all its ranks (sends and
+// receives of one pair of ranks match in order; there are no tags).
 //
-// A failed or silent peer never leaves a rank waiting: every wait ends with PeerFailure when another rank has failed,
-// and with Error once the communicator's timeout has passed.
+// A failed or silent peer never leaves a rank waiting: every wait ends with PeerFailure when another rank has
+// failed, and with Error once the communicator's timeout has passed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +24,8 @@ class Work {
   virtual ~Work() = default;
   // True once the operation is complete, without blocking.
   virtual bool done() = 0;
-  // CPU transports: returns when the operation is complete. CUDA transports: orders the current stream after it.
-  // `what` describes the wait in the schedule's terms, for the message of a timeout.
+  // CPU transports: returns when the operation is complete. CUDA transports: orders the current stream after
+  // it. `what` describes the wait in the schedule's terms, for the message of a timeout.
   virtual void wait(const std::function<std::string()>& what = {}) = 0;
 };
 
@@ -36,16 +36,18 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // tensor: contiguous; it must stay unchanged (send) or untouched (receive) until the work is done; the work keeps it
-  // alive. Sends are buffered by time, not by memory: isend returns at once, even before the receive is posted.
+  // tensor: contiguous; it must stay unchanged (send) or untouched (receive) until the work is done; the work
+  // keeps it alive. Sends are buffered by time, not by memory: isend returns at once, even before the receive
+  // is posted.
   virtual std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) = 0;
   virtual std::unique_ptr<Work> irecv(at::Tensor tensor, int source) = 0;
 
   // The communicator of the same ranks that carries CPU tensors and host values: this one, except on NCCL.
   virtual Communicator& host() { return *this; }
 
-  // Sets up the links sender -> receiver of `pairs` now, so that no lazy connection can hang later. Collective, with
-  // the same pairs in the same order on all ranks. Needed before isend/irecv of CUDA tensors on NCCL, nothing elsewhere.
+  // Sets up the links sender -> receiver of `pairs` now, so that no lazy connection can hang later.
+  // Collective, with the same pairs in the same order on all ranks. Needed before isend/irecv of CUDA tensors
+  // on NCCL, nothing elsewhere.
   virtual void connect(std::span<const std::pair<int, int>> pairs) { (void)pairs; }
 
   // Gives transfers under way a chance to move on while the caller computes. Cheap; never waits.
@@ -54,16 +56,16 @@ class Communicator {
   // Splits into groups of equal color, ordered by key then rank. Collective over this communicator.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  // Collectives. The defaults are built on isend/irecv; sums are taken in rank order, so that they do not depend on the
-  // transport: ((x0 + x1) + x2) + ... in the tensor's own type. In place; tensor: contiguous.
+  // Collectives. The defaults are built on isend/irecv; sums are taken in rank order, so that they do not
+  // depend on the transport: ((x0 + x1) + x2) + ... in the tensor's own type. In place; tensor: contiguous.
   virtual void all_reduce_sum(at::Tensor tensor);
   virtual void broadcast(at::Tensor tensor, int root);
   virtual void barrier();
   // One row per rank: out[r] = tensor of rank r. out: [size, ...tensor].
   virtual void all_gather(at::Tensor out, const at::Tensor& tensor);
 
-  // Tells every rank of the job that this one has failed: their waits end with PeerFailure (threads), or their
-  // processes end (MPI, after `message` is on standard error).
+  // Tells every rank of the job that this one has failed: their waits end with PeerFailure (threads), or
+  // their processes end (MPI, after `message` is on standard error).
   virtual void abort(const std::string& message) = 0;
 
   // Waits that last longer end with Error. Communicators split off later inherit the value.

@@ -30,8 +30,8 @@ void check(int code, const char* call) {
   throw Error(fmt::format("{} failed: {}", call, std::string(text, length)));
 }
 
-// Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, so that ranks
-// that share a core do not starve each other.
+// Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, so
+// that ranks that share a core do not starve each other.
 class Backoff {
  public:
   void pause() {
@@ -62,7 +62,8 @@ class Session {
     if (initialized) throw Error("MPI is initialised already: one MPI world per process");
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-    if (provided < MPI_THREAD_FUNNELED) throw Error("this MPI does not support threads (MPI_THREAD_FUNNELED)");
+    if (provided < MPI_THREAD_FUNNELED)
+      throw Error("this MPI does not support threads (MPI_THREAD_FUNNELED)");
   }
   ~Session() {
     if (!failed && std::uncaught_exceptions() <= unwinding_) MPI_Finalize();
@@ -101,8 +102,9 @@ struct Transfer {
     check(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
     const int64_t expected = requests.size() == 1 ? expected_last : chunk_bytes;
     if (count != expected) {
-      throw Error(fmt::format("a message from rank {} has {} bytes where {} were expected: {} is to be received", peer,
-                              count, expected, describe(tensor)));
+      throw Error(
+          fmt::format("a message from rank {} has {} bytes where {} were expected: {} is to be received",
+                      peer, count, expected, describe(tensor)));
     }
   }
 };
@@ -160,11 +162,11 @@ class MpiWork final : public Work {
       backoff.pause();
       if (backoff.napping() && Clock::now() > deadline) {
         channel_->session->failed = true;
-        throw Error(timeout_message(rank_, timeout_,
-                                    fmt::format("{} rank {}",
-                                                transfer_.is_send ? "its message to be taken by" : "a message from",
-                                                transfer_.peer),
-                                    what ? what() : ""));
+        throw Error(timeout_message(
+            rank_, timeout_,
+            fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
+                        transfer_.peer),
+            what ? what() : ""));
       }
     }
     release();

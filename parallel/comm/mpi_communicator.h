@@ -1,4 +1,5 @@
-// MPI on CPU tensors: Open MPI or MPICH, whichever the build found; no_mpi.cpp takes this file's place where there is none.
+// MPI on CPU tensors: Open MPI or MPICH, whichever the build found; no_mpi.cpp takes this file's place where
+// there is none.
 #pragma once
 
 #include <memory>
@@ -14,8 +15,9 @@ enum class MpiFlavor { none, open_mpi, mpich };
 MpiFlavor mpi_flavor();
 std::string mpi_version();
 
-// Initialises MPI and gives the world. MPI is finalised when the last communicator is gone; not when it goes while an
-// exception unwinds, so that the launcher sees an improper end and stops the other ranks. Throws UsageError without MPI.
+// Initialises MPI and gives the world. MPI is finalised when the last communicator is gone; not when it goes
+// while an exception unwinds, so that the launcher sees an improper end and stops the other ranks. Throws
+// UsageError without MPI.
 std::unique_ptr<Communicator> make_mpi_world();
 
 }  // namespace pptrain::comm

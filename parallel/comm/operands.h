@@ -16,8 +16,8 @@ inline constexpr std::chrono::minutes default_timeout{10};
 
 inline void check_peer(int peer, int rank, int size, const char* what) {
   if (peer < 0 || peer >= size || peer == rank) {
-    throw Error(fmt::format("{}: rank {} of {} cannot exchange with rank {}: give another rank of the group", what,
-                            rank, size, peer));
+    throw Error(fmt::format("{}: rank {} of {} cannot exchange with rank {}: give another rank of the group",
+                            what, rank, size, peer));
   }
 }
 
@@ -30,19 +30,22 @@ inline void check_contiguous(const at::Tensor& tensor, const char* what) {
 inline void check_cpu(const at::Tensor& tensor, const char* transport) {
   check_contiguous(tensor, transport);
   if (!tensor.is_cpu()) {
-    throw Error(fmt::format("the {} transport carries CPU tensors, but this one is on {}: move CUDA tensors with NCCL",
-                            transport, tensor.device().str()));
+    throw Error(fmt::format(
+        "the {} transport carries CPU tensors, but this one is on {}: move CUDA tensors with NCCL", transport,
+        tensor.device().str()));
   }
 }
 
 inline std::string describe(const at::Tensor& tensor) {
-  return fmt::format("{} x {} on {}", tensor.numel(), c10::toString(tensor.scalar_type()), tensor.device().str());
+  return fmt::format("{} x {} on {}", tensor.numel(), c10::toString(tensor.scalar_type()),
+                     tensor.device().str());
 }
 
 inline std::string timeout_message(int rank, std::chrono::milliseconds timeout, const std::string& operation,
                                    const std::string& what) {
   return fmt::format("rank {} waited {:.1f} s for {}{}{}; a peer is stuck or slower than the timeout", rank,
-                     std::chrono::duration<double>(timeout).count(), operation, what.empty() ? "" : ": ", what);
+                     std::chrono::duration<double>(timeout).count(), operation, what.empty() ? "" : ": ",
+                     what);
 }
 
 }  // namespace pptrain::comm

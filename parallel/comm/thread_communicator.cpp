@@ -30,13 +30,14 @@ struct Signal {
   std::condition_variable wake;
 };
 
-// One side of a message. `done` and `error` are guarded by the owner's signal; `finished` is set by the copying thread.
+// One side of a message. `done` and `error` are guarded by the owner's signal; `finished` is set by the
+// copying thread.
 struct Operation {
   Operation(at::Tensor t, Signal& s) : tensor(std::move(t)), owner(s) {}
   at::Tensor tensor;
   Signal& owner;
-  std::optional<c10::Event> ready;         // CUDA: recorded when the operation was posted
-  std::shared_ptr<c10::Event> finished;    // CUDA: recorded after the copy
+  std::optional<c10::Event> ready;       // CUDA: recorded when the operation was posted
+  std::shared_ptr<c10::Event> finished;  // CUDA: recorded after the copy
   bool done = false;
   std::string error;
 };
@@ -95,17 +96,19 @@ void copy_on_device(Mailbox& box, Operation& send, Operation& receive) {
 
 void transfer(Mailbox& box, Operation& send, Operation& receive) {
   std::string error;
-  if (send.tensor.scalar_type() != receive.tensor.scalar_type() || send.tensor.numel() != receive.tensor.numel() ||
+  if (send.tensor.scalar_type() != receive.tensor.scalar_type() ||
+      send.tensor.numel() != receive.tensor.numel() ||
       send.tensor.device().type() != receive.tensor.device().type()) {
-    error = fmt::format("a message does not fit its receive: {} was sent, {} was expected", describe(send.tensor),
-                        describe(receive.tensor));
+    error = fmt::format("a message does not fit its receive: {} was sent, {} was expected",
+                        describe(send.tensor), describe(receive.tensor));
   } else if (send.tensor.is_cpu()) {
     std::memcpy(receive.tensor.mutable_data_ptr(), send.tensor.const_data_ptr(), send.tensor.nbytes());
   } else {
     try {
       copy_on_device(box, send, receive);
     } catch (const std::exception& e) {
-      error = fmt::format("copying {} to {} failed: {}", describe(send.tensor), describe(receive.tensor), e.what());
+      error = fmt::format("copying {} to {} failed: {}", describe(send.tensor), describe(receive.tensor),
+                          e.what());
     }
   }
   complete(send, error);
@@ -114,7 +117,8 @@ void transfer(Mailbox& box, Operation& send, Operation& receive) {
 
 // The ranks of one communicator, as world ranks, and their mailboxes.
 struct Group {
-  explicit Group(std::vector<int> ranks) : members(std::move(ranks)), boxes(members.size() * members.size()) {}
+  explicit Group(std::vector<int> ranks)
+      : members(std::move(ranks)), boxes(members.size() * members.size()) {}
   Mailbox& box(int from, int to) { return boxes[from * members.size() + to]; }
   const std::vector<int> members;
   std::deque<Mailbox> boxes;
@@ -169,8 +173,8 @@ namespace {
 
 class ThreadWork final : public Work {
  public:
-  ThreadWork(std::shared_ptr<ThreadWorldState> world, std::shared_ptr<Group> group, OperationPtr operation, int rank,
-             int peer, bool is_send, std::chrono::milliseconds timeout)
+  ThreadWork(std::shared_ptr<ThreadWorldState> world, std::shared_ptr<Group> group, OperationPtr operation,
+             int rank, int peer, bool is_send, std::chrono::milliseconds timeout)
       : world_(std::move(world)),
         group_(std::move(group)),
         operation_(std::move(operation)),
@@ -195,8 +199,8 @@ class ThreadWork final : public Work {
       if (!ended) throw Error(timeout_message(rank_, timeout_, description(), what ? what() : ""));
     }
     if (!operation_->error.empty()) {
-      throw Error(fmt::format("rank {}, {}: {}{}{}", rank_, description(), operation_->error, what ? ": " : "",
-                              what ? what() : ""));
+      throw Error(fmt::format("rank {}, {}: {}{}{}", rank_, description(), operation_->error,
+                              what ? ": " : "", what ? what() : ""));
     }
     if (operation_->finished) {
       const c10::impl::VirtualGuardImpl guard_impl(operation_->finished->device_type());
@@ -257,8 +261,8 @@ class ThreadCommunicator final : public Communicator {
       mine->ready.emplace(device.type());
       mine->ready->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     }
-    auto work = std::make_unique<ThreadWork>(world_, group_, mine, world_rank(), group_->members[peer], is_send,
-                                             timeout_);
+    auto work = std::make_unique<ThreadWork>(world_, group_, mine, world_rank(), group_->members[peer],
+                                             is_send, timeout_);
     work->set_device(device);
     OperationPtr other;
     {
@@ -315,7 +319,7 @@ std::unique_ptr<Communicator> ThreadWorld::rank(int rank) {
 void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_main) {
   ThreadWorld world(size);
   std::mutex mutex;
-  std::exception_ptr first;       // of the rank that failed first
+  std::exception_ptr first;        // of the rank that failed first
   std::exception_ptr consequence;  // of a rank that stopped because another did
   const auto run = [&](int rank) {
     const auto comm = world.rank(rank);

@@ -1,8 +1,8 @@
 // Ranks as threads of one process: the embedded default, and what most tests use.
 //
-// A message is one copy, straight from the sender's tensor to the receiver's, made by whichever side comes second;
-// waiting is on condition variables, so that idle ranks cost no processor time. CUDA tensors are copied device to
-// device on side streams, ordered by events, also when several ranks share one GPU.
+// A message is one copy, straight from the sender's tensor to the receiver's, made by whichever side comes
+// second; waiting is on condition variables, so that idle ranks cost no processor time. CUDA tensors are
+// copied device to device on side streams, ordered by events, also when several ranks share one GPU.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,8 @@ namespace detail {
 struct ThreadWorldState;
 }
 
-// A world of `size` ranks. rank(r) is called once for each rank, by any thread; the communicators keep the state alive.
+// A world of `size` ranks. rank(r) is called once for each rank, by any thread; the communicators keep the
+// state alive.
 class ThreadWorld {
  public:
   explicit ThreadWorld(int size);
@@ -27,8 +28,8 @@ class ThreadWorld {
   std::shared_ptr<detail::ThreadWorldState> state_;
 };
 
-// Runs `rank_main` on `size` threads, one per rank, and returns when all have ended. When one throws, the others' waits
-// end with PeerFailure at once, and the first failing rank's exception is rethrown here.
+// Runs `rank_main` on `size` threads, one per rank, and returns when all have ended. When one throws, the
+// others' waits end with PeerFailure at once, and the first failing rank's exception is rethrown here.
 void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_main);
 
 }  // namespace pptrain::comm

@@ -25,35 +25,47 @@ std::vector<std::pair<int, int>> ring(int size) {
 void check_shape(const comm::Communicator& world, const MeshShape& shape) {
   for (const Axis axis : axes) {
     if (shape.size(axis) < 1) {
-      throw UsageError(fmt::format("distributed.{} = {}: an axis has at least 1 rank", name(axis), shape.size(axis)));
+      throw UsageError(
+          fmt::format("distributed.{} = {}: an axis has at least 1 rank", name(axis), shape.size(axis)));
     }
   }
   if (world.size() == shape.world_size()) return;
-  throw UsageError(fmt::format("the job needs {} ranks, but {} {} launched: start {} processes, or change the factors in "
-                               "[distributed]",
-                               shape.describe(), world.size(), world.size() == 1 ? "was" : "were", shape.world_size()));
+  throw UsageError(
+      fmt::format("the job needs {} ranks, but {} {} launched: start {} processes, or change the factors in "
+                  "[distributed]",
+                  shape.describe(), world.size(), world.size() == 1 ? "was" : "were", shape.world_size()));
 }
 
 }  // namespace
 
 const char* name(Axis axis) {
   switch (axis) {
-    case Axis::pp: return "pp";
-    case Axis::dp_replicate: return "dp_replicate";
-    case Axis::dp_shard: return "dp_shard";
-    case Axis::cp: return "cp";
-    case Axis::tp: return "tp";
+    case Axis::pp:
+      return "pp";
+    case Axis::dp_replicate:
+      return "dp_replicate";
+    case Axis::dp_shard:
+      return "dp_shard";
+    case Axis::cp:
+      return "cp";
+    case Axis::tp:
+      return "tp";
   }
   throw Error("unknown axis");
 }
 
 int MeshShape::size(Axis axis) const {
   switch (axis) {
-    case Axis::pp: return pp;
-    case Axis::dp_replicate: return dp_replicate;
-    case Axis::dp_shard: return dp_shard;
-    case Axis::cp: return cp;
-    case Axis::tp: return tp;
+    case Axis::pp:
+      return pp;
+    case Axis::dp_replicate:
+      return dp_replicate;
+    case Axis::dp_shard:
+      return dp_shard;
+    case Axis::cp:
+      return cp;
+    case Axis::tp:
+      return tp;
   }
   throw Error("unknown axis");
 }
@@ -61,7 +73,8 @@ int MeshShape::size(Axis axis) const {
 std::string MeshShape::describe() const {
   std::string factors;
   for (const Axis axis : axes) {
-    if (size(axis) > 1) factors += fmt::format("{}{} {}", factors.empty() ? "" : " x ", name(axis), size(axis));
+    if (size(axis) > 1)
+      factors += fmt::format("{}{} {}", factors.empty() ? "" : " x ", name(axis), size(axis));
   }
   return fmt::format("{} = {}", factors.empty() ? "pp 1" : factors, world_size());
 }

@@ -102,7 +102,8 @@ class CommandLine(unittest.TestCase):
             records.append({k: record[k] for k in ("step", "loss", "grad_norm", "lr", "tokens", "eval_loss") if k in record})
         root = self.folder / run_dir / "checkpoints"
         manifest = json.loads((root / (root / "latest").read_text().strip() / "manifest.json").read_text())
-        tensors = {f"{pathlib.Path(t['file']).name}/{t['name']}": t["checksum"] for t in manifest["tensors"]}
+        tensors = {f"{stored['file']}/{name}": tensor["xxh3_128"]
+                   for stored in manifest["files"] for name, tensor in stored["tensors"].items()}
         self.assertGreater(len(records), 3)
         self.assertGreater(len(tensors), 30)
         return records, tensors

@@ -91,11 +91,11 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   std::ifstream file(run_dir / "checkpoints" / latest / "manifest.json");
   if (!file) return result;
   const auto manifest = nlohmann::json::parse(file);
-  for (const auto& tensor : manifest.at("tensors")) {
-    // Where a tensor lies depends on the layout; what it is called and holds must not.
-    const std::string stored = tensor.at("file");
-    const std::string key = fs::path(stored).filename().string() + "/" + tensor.at("name").get<std::string>();
-    result.checksums[key] = tensor.at("checksum");
+  // Which stage holds a tensor depends on the layout; what it is called and holds must not.
+  for (const auto& stored : manifest.at("files")) {
+    for (const auto& [name, tensor] : stored.at("tensors").items()) {
+      result.checksums[stored.at("file").get<std::string>() + "/" + name] = tensor.at("xxh3_128");
+    }
   }
   return result;
 }

@@ -84,7 +84,7 @@ std::string error_of(const std::function<void()>& f) {
 TEST_CASE("splitting a model over stages and its backward into I and W changes no bit") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
-  const std::string arch = GENERATE("llama", "qwen3");
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
   const bool tied = GENERATE(false, true);
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model(arch, tied);
@@ -130,7 +130,8 @@ TEST_CASE("forward alone gives the loss of the training forward, and keeps nothi
   const auto evaluated = stages[1]->take_loss();
   CHECK(evaluated.loss == trained.loss);
   CHECK(evaluated.tokens == trained.tokens);
-  CHECK(stages[1]->saved_microbatches() == 0);
+  for (auto& stage : stages) CHECK(stage->saved_microbatches() == 0);
+  CHECK(stages[0]->parameters().flat_grad().count_nonzero().item<int64_t>() == 0);
   CHECK(stages[1]->take_loss().tokens == 0);
   // Logits of chosen rows are those rows of all logits; their cross entropy is the loss.
   const Tensor logits = stages[1]->logits(batches[0], boundary);
@@ -179,16 +180,45 @@ TEST_CASE("parameters are named globally and decay only as matrices") {
 TEST_CASE("the bytes that a record holds are as predicted") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
-  const std::string arch = GENERATE("llama", "qwen3");
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model(arch, false);
-  const auto data = random_microbatch(model, 2, 8, 1);
+  const auto batches = microbatches(model);
   Stages stages = build_stages(model, {1, 2, 1}, dtype);
-  Tensor x;
-  for (auto& stage : stages) x = stage->forward(0, data, x);
-  for (auto& stage : stages) {
-    CHECK(stage->saved_bytes() == models::activation_bytes(model, stage->slice(), 16, dtype == at::kBFloat16));
+  int64_t tokens = 0;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    Tensor x;
+    for (auto& stage : stages) x = stage->forward(static_cast<int>(i), batches[i], x);
+    tokens += batches[i].batch * batches[i].seq;
+    for (auto& stage : stages) {
+      INFO("stage " << stage->index() << ", " << tokens << " tokens");
+      CHECK(stage->saved_bytes() == models::activation_bytes(model, stage->slice(), tokens, dtype == at::kBFloat16));
+    }
   }
+}
+
+TEST_CASE("discard forgets a step between any of its passes") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const auto model = small_model("llama", false);
+  const auto batches = microbatches(model);
+  Stages stages = build_stages(model, {4}, at::kFloat);
+  models::TransformerStage& stage = *stages[0];
+  stage.forward(0, batches[0], {});
+  stage.backward_input(0, {});
+  stage.forward(1, batches[1], {});
+  CHECK(stage.saved_microbatches() == 1);
+  CHECK(stage.pending_weight_gradients() == 1);
+  stage.discard();
+  CHECK(stage.saved_microbatches() == 0);
+  CHECK(stage.pending_weight_gradients() == 0);
+  CHECK(stage.take_loss().tokens == 0);
+  stage.parameters().zero_grad();
+  Stages fresh = build_stages(model, {4}, at::kFloat);
+  const Result again = run_step(stages, batches, Backward::split);
+  const Result expected = run_step(fresh, batches, Backward::split);
+  CHECK(again.loss.loss == expected.loss.loss);
+  for (const auto& [name, grad] : expected.grads) CHECK(same_bits(again.grads.at(name), grad));
 }
 
 TEST_CASE("misuse is an error that names stage and microbatch") {
@@ -201,10 +231,15 @@ TEST_CASE("misuse is an error that names stage and microbatch") {
         "stage 0: microbatch 3 ran forward twice without a backward");
   CHECK(error_of([&] { stages[1]->backward(5, {}); }) ==
         "stage 1: backward of microbatch 5, which did not run forward");
+  CHECK(error_of([&] { stages[1]->backward_input(5, {}); }) ==
+        "stage 1: backward of microbatch 5, which did not run forward");
+  CHECK(stages[1]->pending_weight_gradients() == 0);
   CHECK(error_of([&] { stages[1]->backward_weight(5); }) ==
         "stage 1: no weight gradients of microbatch 5 are pending");
   CHECK(error_of([&] { stages[1]->forward(0, data, at::zeros({5, 40})); }) ==
         "stage 1: its input must be [4, 40], not [5, 40]");
+  CHECK(error_of([&] { stages[1]->forward(0, data, {}); }) == "stage 1: its input must be [4, 40], not undefined");
+  CHECK(stages[1]->saved_microbatches() == 0);
   CHECK(error_of([&] { stages[0]->forward_only(random_microbatch(small_model("llama", false), 1, 17, 1), {}); }) ==
         "stage 0: a sequence of 17 tokens, but the rotary tables end at 16");
   CHECK(error_of([&] { stages[0]->logits(data, {}); }) == "stage 0 has no head: only the last stage gives logits");

@@ -145,7 +145,9 @@ void backward_head(const Shape<T>& s, const BackwardHead<T>& h, Workspace<T>& wo
 
 }  // namespace
 
-bool has_attention() { return has_gemm(); }
+bool has_attention() {
+  return has_gemm();
+}
 
 void causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& result, Tensor& logsumexp) {
   by_type(q, [&]<class T>(T) {
@@ -164,7 +166,8 @@ void causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor&
 }
 
 void causal_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const Tensor& result, const Tensor& logsumexp, Tensor& dq, Tensor& dk, Tensor& dv) {
+                               const Tensor& result, const Tensor& logsumexp, Tensor& dq, Tensor& dk,
+                               Tensor& dv) {
   by_type(q, [&]<class T>(T) {
     const Shape<T> s(q, k);
     const int64_t kv_heads = k.size(2);

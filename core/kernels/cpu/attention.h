@@ -1,23 +1,26 @@
-// Causal attention for the CPU. In blocks of query rows, whose scores exist at full width; blocks above the diagonal are
-// skipped. The row statistics and the backward pass are FlashAttention-2's (Dao, arXiv 2307.08691). Key-value heads are
-// shared by their group of query heads without copies, and gradients of a group are summed in float32.
+// Causal attention for the CPU. In blocks of query rows, whose scores exist at full width; blocks above the
+// diagonal are skipped. The row statistics and the backward pass are FlashAttention-2's (Dao, arXiv
+// 2307.08691). Key-value heads are shared by their group of query heads without copies, and gradients of a
+// group are summed in float32.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace pptrain::kernels::cpu {
 
-// Whether this can run here (see has_gemm); ATen's attention serves otherwise, several times slower in bfloat16.
+// Whether this can run here (see has_gemm); ATen's attention serves otherwise, several times slower in
+// bfloat16.
 bool has_attention();
 
-// out = softmax(q k^T / sqrt(head_dim), causal) v. q, out: T [batch, seq, heads, head_dim]; k, v: T [batch, seq, kv_heads,
-// head_dim]; any strides with the last one 1. logsumexp: float32 [batch, heads, seq], contiguous.
+// out = softmax(q k^T / sqrt(head_dim), causal) v. q, out: T [batch, seq, heads, head_dim]; k, v: T [batch,
+// seq, kv_heads, head_dim]; any strides with the last one 1. logsumexp: float32 [batch, heads, seq],
+// contiguous.
 void causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::Tensor& out,
                       at::Tensor& logsumexp);
 
 // Its gradients. dout, out, dq as q; dk, dv as k; any strides with the last one 1.
-void causal_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const at::Tensor& out, const at::Tensor& logsumexp, at::Tensor& dq, at::Tensor& dk,
-                               at::Tensor& dv);
+void causal_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const at::Tensor& out, const at::Tensor& logsumexp,
+                               at::Tensor& dq, at::Tensor& dk, at::Tensor& dv);
 
 }  // namespace pptrain::kernels::cpu

@@ -15,9 +15,10 @@ void check_tokens(const Tensor& tokens, int64_t vocab) {
   const int64_t* token = in<int64_t>(tokens);
   for (int64_t row = 0; row < tokens.size(0); ++row) {
     if (token[row] < 0 || token[row] >= vocab) {
-      throw Error(fmt::format("embedding: token {} at row {} is outside the vocabulary of {}; check model.vocab_size against "
-                              "the data's tokenizer",
-                              token[row], row, vocab));
+      throw Error(fmt::format(
+          "embedding: token {} at row {} is outside the vocabulary of {}; check model.vocab_size against "
+          "the data's tokenizer",
+          token[row], row, vocab));
     }
   }
 }
@@ -32,8 +33,8 @@ void embedding(const Tensor& tokens, const Tensor& weight, Tensor& result) {
   char* to = out<char>(result);
   parallel_for(tokens.size(0), row_grain(weight.size(1)), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      std::memcpy(to + static_cast<size_t>(row) * row_bytes, from + static_cast<size_t>(token[row]) * row_bytes,
-                  row_bytes);
+      std::memcpy(to + static_cast<size_t>(row) * row_bytes,
+                  from + static_cast<size_t>(token[row]) * row_bytes, row_bytes);
     }
   });
 }
@@ -45,8 +46,8 @@ void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_g
   const int64_t dim = dy.size(1);
   by_type(dy, [&]<class T>(T) {
     parallel_for(dim, row_grain(rows), [&](int64_t first, int64_t last) {
-      typed<T>(loops()).embedding_backward(in<int64_t>(tokens), in<T>(dy), out<float>(weight_grad), rows, dim, first,
-                                           last);
+      typed<T>(loops()).embedding_backward(in<int64_t>(tokens), in<T>(dy), out<float>(weight_grad), rows, dim,
+                                           first, last);
     });
   });
 }

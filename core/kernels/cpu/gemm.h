@@ -1,4 +1,5 @@
-// Matrix products with float32 results from MKL, for where ATen has none that accumulates or reads strided heads.
+// Matrix products with float32 results from MKL, for where ATen has none that accumulates or reads strided
+// heads.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,10 @@ struct Matrix {
   int64_t stride;
 };
 
-// c = op_a(a) op_b(b) + beta c, summed in float32. op_a(a): [m, k]; op_b(b): [k, n]; c: [m, n]. T is float or uint16_t
-// (bfloat16). Needs has_gemm() and sizes below 2^31.
+// c = op_a(a) op_b(b) + beta c, summed in float32. op_a(a): [m, k]; op_b(b): [k, n]; c: [m, n]. T is float or
+// uint16_t (bfloat16). Needs has_gemm() and sizes below 2^31.
 template <class T>
-void gemm(Op op_a, Op op_b, GemmShape shape, Matrix<const T> a, Matrix<const T> b, float beta, Matrix<float> c);
+void gemm(Op op_a, Op op_b, GemmShape shape, Matrix<const T> a, Matrix<const T> b, float beta,
+          Matrix<float> c);
 
 }  // namespace pptrain::kernels::cpu

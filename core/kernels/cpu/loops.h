@@ -1,9 +1,11 @@
-// The inner loops of the CPU kernels: plain functions over raw pointers and a range of rows, without threads, tensors or
-// argument checks. loops.inc is their one source; it is compiled once per instruction set (loops_*.cpp), and the best
-// table that this processor can run is chosen when the program starts. T is float, or uint16_t holding bfloat16 bits.
+// The inner loops of the CPU kernels: plain functions over raw pointers and a range of rows, without threads,
+// tensors or argument checks. loops.inc is their one source; it is compiled once per instruction set
+// (loops_*.cpp), and the best table that this processor can run is chosen when the program starts. T is
+// float, or uint16_t holding bfloat16 bits.
 //
-// What a function computes for a row (or a column) does not depend on the range it was called with, so that a caller may
-// divide rows or columns among threads as it likes. Only `weight_sum` adds up over the range: its ranges must be fixed.
+// What a function computes for a row (or a column) does not depend on the range it was called with, so that a
+// caller may divide rows or columns among threads as it likes. Only `weight_sum` adds up over the range: its
+// ranges must be fixed.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +73,8 @@ struct CrossEntropyArgs {
   bool want_gradient;
 };
 
-// A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own position.
+// A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own
+// position.
 template <class T>
 struct AttentionSoftmaxArgs {
   const float* scores;  // [rows, keys], unscaled
@@ -97,27 +100,31 @@ struct AttentionGradientArgs {
   float scale;
 };
 
-// Loops whose tensors have the compute type T. begin and end count rows (tokens for norm_rope) or columns, as said.
+// Loops whose tensors have the compute type T. begin and end count rows (tokens for norm_rope) or columns, as
+// said.
 template <class T>
 struct TypedLoops {
   void (*rms_norm)(const RmsNormArgs<T>&, int64_t begin, int64_t end);
   // weight_sum (float [dim]) += the weight's gradient over these rows, in row order.
   void (*rms_norm_backward)(const RmsNormBackwardArgs<T>&, float* weight_sum, int64_t begin, int64_t end);
   void (*norm_rope)(const NormRopeArgs<T>&, int64_t begin, int64_t end);
-  // scratch: float [head_dim]. weight_sum (float [head_dim]) += the weight's gradient over these tokens, in token order.
-  // Both are used only with weight.
-  void (*norm_rope_backward)(const NormRopeArgs<T>&, float* scratch, float* weight_sum, int64_t begin, int64_t end);
+  // scratch: float [head_dim]. weight_sum (float [head_dim]) += the weight's gradient over these tokens, in
+  // token order. Both are used only with weight.
+  void (*norm_rope_backward)(const NormRopeArgs<T>&, float* scratch, float* weight_sum, int64_t begin,
+                             int64_t end);
   void (*swiglu)(const SwigluArgs<T>&, int64_t begin, int64_t end);
   void (*swiglu_backward)(const SwigluArgs<T>&, int64_t begin, int64_t end);
   // scratch: float [vocab], read and written only with want_gradient.
   void (*cross_entropy)(const CrossEntropyArgs<T>&, float* scratch, int64_t begin, int64_t end);
   void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
-  // out (rows out_stride apart) = x [rows, dim] rounded, each row divided by its divisor where these are given.
-  void (*divide_rows)(const float* x, const float* divisors, T* out, int64_t out_stride, int64_t rows, int64_t dim);
+  // out (rows out_stride apart) = x [rows, dim] rounded, each row divided by its divisor where these are
+  // given.
+  void (*divide_rows)(const float* x, const float* divisors, T* out, int64_t out_stride, int64_t rows,
+                      int64_t dim);
   // weight_grad[tokens[r]] += dy[r] for columns [begin, end), in row order.
-  void (*embedding_backward)(const int64_t* tokens, const T* dy, float* weight_grad, int64_t rows, int64_t dim,
-                             int64_t begin, int64_t end);
+  void (*embedding_backward)(const int64_t* tokens, const T* dy, float* weight_grad, int64_t rows,
+                             int64_t dim, int64_t begin, int64_t end);
   // sums (float [cols]) += column sums over all rows, columns [begin, end) only, in row order.
   void (*column_sums)(const T* x, float* sums, int64_t rows, int64_t cols, int64_t begin, int64_t end);
 };

@@ -1,4 +1,5 @@
-// Loops for processors with the instructions that CMakeLists.txt names for this file. Off x86-64 there are none.
+// Loops for processors with the instructions that CMakeLists.txt names for this file. Off x86-64 there are
+// none.
 #if defined(__x86_64__)
 #define PPTRAIN_ISA avx2
 #include "core/kernels/cpu/loops.inc"
@@ -17,7 +18,9 @@ const Loops* avx2_loops() {
 
 namespace pptrain::kernels::cpu {
 
-const Loops* avx2_loops() { return nullptr; }
+const Loops* avx2_loops() {
+  return nullptr;
+}
 
 }  // namespace pptrain::kernels::cpu
 #endif

@@ -12,7 +12,9 @@
 namespace pptrain::kernels::cpu {
 namespace {
 
-bool fits_int(int64_t n) { return n <= std::numeric_limits<int>::max(); }
+bool fits_int(int64_t n) {
+  return n <= std::numeric_limits<int>::max();
+}
 
 }  // namespace
 
@@ -43,8 +45,8 @@ void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weigh
     return;
   }
   by_type(dy, [&]<class T>(T) {
-    gemm<T>(Op::transpose, Op::none, {.m = outputs, .n = inputs, .k = rows}, {in<T>(dy), outputs}, {in<T>(x), inputs},
-            1.0F, {out<float>(weight_grad), inputs});
+    gemm<T>(Op::transpose, Op::none, {.m = outputs, .n = inputs, .k = rows}, {in<T>(dy), outputs},
+            {in<T>(x), inputs}, 1.0F, {out<float>(weight_grad), inputs});
   });
 }
 

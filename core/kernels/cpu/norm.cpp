@@ -8,8 +8,8 @@
 namespace pptrain::kernels::cpu {
 namespace {
 
-void run_rms_norm(const Tensor& x, const Tensor* delta, const Tensor& weight, double eps, Tensor* sum, Tensor& y,
-                  Tensor& rstd) {
+void run_rms_norm(const Tensor& x, const Tensor* delta, const Tensor& weight, double eps, Tensor* sum,
+                  Tensor& y, Tensor& rstd) {
   by_type(x, [&]<class T>(T) {
     const RmsNormArgs<T> args{.x = in<T>(x),
                               .delta = delta == nullptr ? nullptr : in<T>(*delta),
@@ -53,8 +53,8 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tens
   run_rms_norm(x, nullptr, weight, eps, nullptr, y, rstd);
 }
 
-void add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& sum, Tensor& y,
-                  Tensor& rstd) {
+void add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& sum,
+                  Tensor& y, Tensor& rstd) {
   run_rms_norm(x, &delta, weight, eps, &sum, y, rstd);
 }
 
@@ -84,8 +84,8 @@ void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps,
   });
 }
 
-void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
-                        const RopeTable& rope, const Tensor& positions, Tensor& dx,
+void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,
+                        const Tensor& rstd, const RopeTable& rope, const Tensor& positions, Tensor& dx,
                         const std::optional<Tensor>& weight_grad) {
   by_type(dy, [&]<class T>(T) {
     NormRopeArgs<T> args = norm_rope_args<T>(weight ? x : dy, weight, rope, positions, dx, rstd);
@@ -96,10 +96,11 @@ void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<T
                    [&](int64_t first, int64_t last) { backward(args, nullptr, nullptr, first, last); });
       return;
     }
-    blocked_sum(args.tokens, args.head_dim, out<float>(*weight_grad), [&](float* sum, int64_t first, int64_t last) {
-      std::vector<float> scratch(static_cast<size_t>(args.head_dim));
-      backward(args, scratch.data(), sum, first, last);
-    });
+    blocked_sum(args.tokens, args.head_dim, out<float>(*weight_grad),
+                [&](float* sum, int64_t first, int64_t last) {
+                  std::vector<float> scratch(static_cast<size_t>(args.head_dim));
+                  backward(args, scratch.data(), sum, first, last);
+                });
   });
 }
 

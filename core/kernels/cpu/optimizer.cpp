@@ -9,8 +9,8 @@
 
 namespace pptrain::kernels::cpu {
 
-void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq, const std::optional<Tensor>& compute,
-           const AdamWArgs& args) {
+void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
+           const std::optional<Tensor>& compute, const AdamWArgs& args) {
   const auto step = static_cast<double>(args.step);
   const double correction1 = 1 - std::pow(args.beta1, step);
   const double correction2 = 1 - std::pow(args.beta2, step);

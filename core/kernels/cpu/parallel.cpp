@@ -22,7 +22,8 @@ int64_t row_grain(int64_t width) {
   return std::max<int64_t>(1, kElements / std::max<int64_t>(width, 1));
 }
 
-void blocked_sum(int64_t size, int64_t width, float* out, c10::function_ref<void(float*, int64_t, int64_t)> body) {
+void blocked_sum(int64_t size, int64_t width, float* out,
+                 c10::function_ref<void(float*, int64_t, int64_t)> body) {
   constexpr int64_t kBlock = 64;
   const int64_t blocks = (size + kBlock - 1) / kBlock;
   std::vector<float> sums(static_cast<size_t>(blocks * width));

@@ -7,14 +7,16 @@
 
 namespace pptrain::kernels::cpu {
 
-// Calls body(first, last) over disjoint ranges that cover [0, size), at least `grain` each, on several threads or this one.
+// Calls body(first, last) over disjoint ranges that cover [0, size), at least `grain` each, on several
+// threads or this one.
 void parallel_for(int64_t size, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body);
 
 // Rows (of `width` elements) that are worth a thread's while.
 int64_t row_grain(int64_t width);
 
-// out (float [width]) += sums over `size` rows: body(block_sum, first, last) adds rows [first, last) into block_sum. Rows are
-// added in blocks of a fixed size, and the blocks' sums in order.
-void blocked_sum(int64_t size, int64_t width, float* out, c10::function_ref<void(float*, int64_t, int64_t)> body);
+// out (float [width]) += sums over `size` rows: body(block_sum, first, last) adds rows [first, last) into
+// block_sum. Rows are added in blocks of a fixed size, and the blocks' sums in order.
+void blocked_sum(int64_t size, int64_t width, float* out,
+                 c10::function_ref<void(float*, int64_t, int64_t)> body);
 
 }  // namespace pptrain::kernels::cpu

@@ -1,4 +1,5 @@
-// How tests of kernels and layers compare with their oracles, which compute in float64 with LibTorch's autograd.
+// How tests of kernels and layers compare with their oracles, which compute in float64 with LibTorch's
+// autograd.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -17,9 +18,12 @@ inline double relative_error(const at::Tensor& actual, const at::Tensor& expecte
   return (a - e).norm().item<double>() / (scale > 0 ? scale : 1);
 }
 
-// What one rounding to the type, or sums of a few thousand terms in float32, leave of accuracy. bfloat16 keeps 8 bits: one
-// rounding costs 2^-9 at most, and about 0.17 % in the norm; chains of a few roundings stay under 1 %.
-inline double tolerance(at::ScalarType type) { return type == at::kBFloat16 ? 1e-2 : 2e-6; }
+// What one rounding to the type, or sums of a few thousand terms in float32, leave of accuracy. bfloat16
+// keeps 8 bits: one rounding costs 2^-9 at most, and about 0.17 % in the norm; chains of a few roundings stay
+// under 1 %.
+inline double tolerance(at::ScalarType type) {
+  return type == at::kBFloat16 ? 1e-2 : 2e-6;
+}
 
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.contiguous();
@@ -33,7 +37,9 @@ inline at::Tensor leaf(const at::Tensor& tensor) {
   return tensor.detach().to(at::kDouble).clone().requires_grad_(true);
 }
 
-inline at::Tensor random(at::IntArrayRef shape, at::ScalarType type) { return at::randn(shape).to(type); }
+inline at::Tensor random(at::IntArrayRef shape, at::ScalarType type) {
+  return at::randn(shape).to(type);
+}
 
 // x as Hugging Face's Llama rotates it: x cos + rotate_half(x) sin. x: [batch, seq, heads, head_dim];
 // cos, sin: [batch, seq, head_dim / 2].

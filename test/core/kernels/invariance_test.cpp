@@ -1,4 +1,5 @@
-// The fused kernels give the same bits whatever the number of threads, the instruction set, or the place in a buffer.
+// The fused kernels give the same bits whatever the number of threads, the instruction set, or the place in a
+// buffer.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -27,13 +28,15 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   std::vector<Tensor> results;
   const Tensor x = random({rows, dim}, type), dy = random({rows, dim}, type);
   const Tensor weight = at::rand({dim}, f32);
-  Tensor y = at::empty_like(x), rstd = at::empty({rows}, f32), dx = at::empty_like(x), grad = at::zeros({dim}, f32);
+  Tensor y = at::empty_like(x), rstd = at::empty({rows}, f32), dx = at::empty_like(x),
+         grad = at::zeros({dim}, f32);
   kernels::rms_norm(x, weight, 1e-6, y, rstd);
   kernels::rms_norm_backward(dy, x, weight, rstd, y, dx, grad);
   results.insert(results.end(), {y, rstd, dx, grad});
 
   const Tensor q = random({1, rows, heads, head_dim}, type), dq = random({1, rows, heads, head_dim}, type);
-  const kernels::RopeTable table{.cos = at::randn({rows, head_dim / 2}, f32), .sin = at::randn({rows, head_dim / 2}, f32)};
+  const kernels::RopeTable table{.cos = at::randn({rows, head_dim / 2}, f32),
+                                 .sin = at::randn({rows, head_dim / 2}, f32)};
   const Tensor positions = at::arange(rows, at::kInt).view({1, rows}), norm = at::rand({head_dim}, f32);
   Tensor rotated = at::empty_like(q), head_rstd = at::empty({1, rows, heads}, f32), out = at::empty_like(q);
   Tensor norm_grad = at::zeros({head_dim}, f32);
@@ -42,13 +45,15 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   results.insert(results.end(), {rotated, head_rstd, out, norm_grad});
 
   const Tensor gate_up = random({rows, 2 * dim}, type);
-  Tensor act = at::empty({rows, dim}, x.options()), dgate_up = at::empty_like(gate_up), bias = at::zeros({2 * dim}, f32);
+  Tensor act = at::empty({rows, dim}, x.options()), dgate_up = at::empty_like(gate_up),
+         bias = at::zeros({2 * dim}, f32);
   kernels::swiglu(gate_up, act);
   kernels::swiglu_backward(dy, gate_up, dgate_up);
   kernels::accumulate_bias_gradient(gate_up, bias);
   results.insert(results.end(), {act, dgate_up, bias});
 
-  Tensor logits = random({rows, vocab}, type), loss = at::empty({rows}, f32), table_grad = at::zeros({vocab, dim}, f32);
+  Tensor logits = random({rows, vocab}, type), loss = at::empty({rows}, f32),
+         table_grad = at::zeros({vocab, dim}, f32);
   const Tensor tokens = at::randint(0, vocab, {rows}, at::kLong);
   kernels::cross_entropy(logits, tokens, loss, true);
   kernels::embedding_backward(tokens.remainder(50), dy, table_grad);
@@ -86,7 +91,8 @@ TEST_CASE("adamw and sums do not depend on where in a buffer an element lies", "
   at::set_num_threads(1);
   at::manual_seed(3);
   const int64_t size = 203;
-  const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32), v0 = at::rand({size}, f32);
+  const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32),
+               v0 = at::rand({size}, f32);
   const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
   Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), compute = at::empty({size}, at::kBFloat16);
   kernels::adamw(w, g, m, v, compute, args);

@@ -1,4 +1,5 @@
-// Every kernel against LibTorch's autograd in float64, in both compute types and at sizes that end within a vector.
+// Every kernel against LibTorch's autograd in float64, in both compute types and at sizes that end within a
+// vector.
 #include "core/kernels/kernels.h"
 
 #include <ATen/Parallel.h>
@@ -55,7 +56,8 @@ TEST_CASE("rms_norm and its gradient", "[kernels]") {
   CHECK(relative_error(rstd, at::rsqrt(ox.pow(2).mean(-1) + kEps)) < 2e-6);
 
   kernels::rms_norm_backward(dy, x, weight, rstd, std::nullopt, dx, weight_grad);
-  CHECK((dx.to(at::kDouble) - ox.grad()).norm().item<double>() < tolerance(type) * dy.to(at::kDouble).norm().item<double>() * 3);
+  CHECK((dx.to(at::kDouble) - ox.grad()).norm().item<double>() <
+        tolerance(type) * dy.to(at::kDouble).norm().item<double>() * 3);
   CHECK(relative_error(weight_grad - 1, ow.grad()) < 1e-5);
 
   SECTION("with a residual gradient, in place of dy") {
@@ -88,7 +90,8 @@ TEST_CASE("norm_rope and its gradient", "[kernels]") {
   const Tensor x = fused.narrow(2, 1, heads);  // a view of a wider buffer
   const Tensor dy = random({batch, heads, seq, head_dim}, type).transpose(1, 2);
   const Tensor weight = at::rand({head_dim}, f32) + 0.5;
-  const kernels::RopeTable table{.cos = at::randn({50, head_dim / 2}, f32), .sin = at::randn({50, head_dim / 2}, f32)};
+  const kernels::RopeTable table{.cos = at::randn({50, head_dim / 2}, f32),
+                                 .sin = at::randn({50, head_dim / 2}, f32)};
   const Tensor positions = at::randint(0, 50, {batch, seq}, at::kInt);
   const std::optional<Tensor> norm = with_norm ? std::optional(weight) : std::nullopt;
 
@@ -145,7 +148,8 @@ TEST_CASE("swiglu and its gradient", "[kernels]") {
 TEST_CASE("swiglu at the ends of the exponential", "[kernels]") {
   const SingleThread setup;
   const float inf = std::numeric_limits<float>::infinity();
-  const Tensor gate = at::tensor({-200.0F, -88.5F, -87.0F, -30.0F, 0.0F, 30.0F, 88.7F, 200.0F, inf, std::nanf("")}, f32);
+  const Tensor gate =
+      at::tensor({-200.0F, -88.5F, -87.0F, -30.0F, 0.0F, 30.0F, 88.7F, 200.0F, inf, std::nanf("")}, f32);
   const Tensor gate_up = at::cat({gate, at::ones_like(gate)}).unsqueeze(0);
   Tensor y = at::empty({1, gate.size(0)}, f32);
   kernels::swiglu(gate_up, y);
@@ -204,8 +208,10 @@ TEST_CASE("cross entropy passes on what is not finite, and refuses bad labels", 
   CHECK(loss[3].item<float>() == 0);
 
   logits = random({4, 37}, type);
-  CHECK_THROWS_AS(kernels::cross_entropy(logits, at::tensor({3, 37, 0, 0}, at::kLong), loss, gradient), Error);
-  CHECK_THROWS_AS(kernels::cross_entropy(logits, at::tensor({3, -1, 0, 0}, at::kLong), loss, gradient), Error);
+  CHECK_THROWS_AS(kernels::cross_entropy(logits, at::tensor({3, 37, 0, 0}, at::kLong), loss, gradient),
+                  Error);
+  CHECK_THROWS_AS(kernels::cross_entropy(logits, at::tensor({3, -1, 0, 0}, at::kLong), loss, gradient),
+                  Error);
 }
 
 TEST_CASE("a large logit does not overflow the loss", "[kernels]") {
@@ -229,7 +235,8 @@ TEST_CASE("embedding and its gradient", "[kernels]") {
   const Tensor dy = random({5, 37}, type);
   Tensor grad = at::ones({11, 37}, f32);
   kernels::embedding_backward(tokens, dy, grad);
-  CHECK(relative_error(grad, at::ones({11, 37}, at::kDouble).index_add(0, tokens, dy.to(at::kDouble))) < 1e-6);
+  CHECK(relative_error(grad, at::ones({11, 37}, at::kDouble).index_add(0, tokens, dy.to(at::kDouble))) <
+        1e-6);
   CHECK_THROWS_AS(kernels::embedding(at::tensor({11, 0, 0, 0, 0}, at::kLong), weight, out), Error);
 }
 
@@ -253,7 +260,8 @@ TEST_CASE("gradients of weight and bias accumulate in float32", "[kernels]") {
 TEST_CASE("matmul, also with a long inner dimension", "[kernels]") {
   const SingleThread setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  const auto [rows, inner, cols] = GENERATE(std::tuple{3, 5, 7}, std::tuple{33, 2051, 19}, std::tuple{31, 2051, 19});
+  const auto [rows, inner, cols] =
+      GENERATE(std::tuple{3, 5, 7}, std::tuple{33, 2051, 19}, std::tuple{31, 2051, 19});
   const Tensor a = random({rows, inner}, type);
   const Tensor b = random({inner, cols}, type);
   Tensor out = at::empty({rows, cols}, a.options());

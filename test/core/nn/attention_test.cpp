@@ -24,7 +24,8 @@ Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   const int64_t group = q.size(2) / k.size(2);
   const Tensor keys = k.repeat_interleave(group, 2).transpose(1, 2);
   const Tensor values = v.repeat_interleave(group, 2).transpose(1, 2);
-  const Tensor scores = q.transpose(1, 2).matmul(keys.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
+  const Tensor scores =
+      q.transpose(1, 2).matmul(keys.transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
   const Tensor future = at::ones({q.size(1), q.size(1)}, at::kBool).triu(1);
   return at::softmax(scores.masked_fill(future, -INFINITY), -1).matmul(values).transpose(1, 2);
 }
@@ -34,12 +35,12 @@ struct Oracle {
   std::vector<std::pair<std::string, Tensor>> weights;
 };
 
-Oracle plain_layer(nn::ParameterStore& store, const nn::AttentionConfig& c, const Tensor& x, const Tensor& positions,
-                   const kernels::RopeTable& rope) {
+Oracle plain_layer(nn::ParameterStore& store, const nn::AttentionConfig& c, const Tensor& x,
+                   const Tensor& positions, const kernels::RopeTable& rope) {
   Oracle o{.x = leaf(x), .y = {}, .weights = {}};
   const auto weight = [&](const std::string& name) {
     o.weights.emplace_back(name, leaf(name.find("norm") == std::string::npos ? store.find(name)->compute
-                                                                           : store.find(name)->master));
+                                                                             : store.find(name)->master));
     return o.weights.back().second;
   };
   const int64_t batch = positions.size(0), seq = positions.size(1);
@@ -64,10 +65,29 @@ Oracle plain_layer(nn::ParameterStore& store, const nn::AttentionConfig& c, cons
 
 const nn::AttentionConfig kConfigs[] = {
     {.hidden = 32, .heads = 4, .kv_heads = 4, .head_dim = 8, .init_std = 0.2, .o_init_std = 0.2},
-    {.hidden = 40, .heads = 6, .kv_heads = 2, .head_dim = 16, .qk_norm = true, .init_std = 0.2, .o_init_std = 0.2},
-    {.hidden = 24, .heads = 3, .kv_heads = 1, .head_dim = 10, .qkv_bias = true, .init_std = 0.2, .o_init_std = 0.2},
-    {.hidden = 24, .heads = 2, .kv_heads = 2, .head_dim = 6, .qkv_bias = true, .o_bias = true, .qk_norm = true,
-     .init_std = 0.2, .o_init_std = 0.2},
+    {.hidden = 40,
+     .heads = 6,
+     .kv_heads = 2,
+     .head_dim = 16,
+     .qk_norm = true,
+     .init_std = 0.2,
+     .o_init_std = 0.2},
+    {.hidden = 24,
+     .heads = 3,
+     .kv_heads = 1,
+     .head_dim = 10,
+     .qkv_bias = true,
+     .init_std = 0.2,
+     .o_init_std = 0.2},
+    {.hidden = 24,
+     .heads = 2,
+     .kv_heads = 2,
+     .head_dim = 6,
+     .qkv_bias = true,
+     .o_bias = true,
+     .qk_norm = true,
+     .init_std = 0.2,
+     .o_init_std = 0.2},
 };
 
 void fill_vectors(nn::ParameterStore& store) {
@@ -147,7 +167,8 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   store.materialise(at::kCPU, type);
   store.initialise(5);
   fill_vectors(store);
-  const Tensor x = random({batch * seq, config.hidden}, type), dy = random({batch * seq, config.hidden}, type);
+  const Tensor x = random({batch * seq, config.hidden}, type),
+               dy = random({batch * seq, config.hidden}, type);
   const kernels::RopeTable rope = nn::make_rope_table(config.head_dim, 64, 10000, {}, {}, at::kCPU);
   const Tensor positions = at::stack({at::arange(seq, at::kInt), at::arange(seq, at::kInt) + 40});
   const Oracle oracle = plain_layer(store, config, x, positions, rope);
@@ -165,7 +186,8 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
     INFO(name);
     // A constant added to all keys changes no softmax: the k bias has no gradient but rounding.
     const double error = (store.find(name)->grad.to(at::kDouble) - weight.grad()).norm().item<double>();
-    CHECK(error < 2 * tolerance(type) * (weight.grad().norm().item<double>() + 0.1 * dy.to(at::kDouble).norm().item<double>()));
+    CHECK(error < 2 * tolerance(type) *
+                      (weight.grad().norm().item<double>() + 0.1 * dy.to(at::kDouble).norm().item<double>()));
   }
 
   SECTION("deferred equals immediate bit for bit") {

@@ -29,7 +29,9 @@ void prepare(nn::ParameterStore& store, at::ScalarType type) {
   store.initialise(3);
 }
 
-Tensor oracle_weight(nn::ParameterStore& store, const std::string& name) { return leaf(store.find(name)->compute); }
+Tensor oracle_weight(nn::ParameterStore& store, const std::string& name) {
+  return leaf(store.find(name)->compute);
+}
 
 }  // namespace
 
@@ -85,7 +87,8 @@ TEST_CASE("RmsNorm: with and without an addition and a residual gradient", "[nn]
   store.find("norm.weight")->master.uniform_(0.5, 1.5);
   CHECK_FALSE(store.find("norm.weight")->spec.weight_decay);
 
-  const Tensor x = random({9, 37}, type), d = random({9, 37}, type), dy = random({9, 37}, type), dr = random({9, 37}, type);
+  const Tensor x = random({9, 37}, type), d = random({9, 37}, type), dy = random({9, 37}, type),
+               dr = random({9, 37}, type);
   const Tensor sum = delta ? (x + d) : x;  // rounded, as the layer's residual stream is
   const Tensor ox = leaf(sum), ow = leaf(store.find("norm.weight")->master);
   const Tensor oy = test::rms_norm(ox, ow, 1e-6);
@@ -112,8 +115,8 @@ TEST_CASE("SwiGlu: forward, backward_input, backward_weight", "[nn]") {
   nn::SwiGlu layer(store, "mlp", 24, 37, bias, 0.3, 0.2);
   prepare(store, type);
   const Tensor x = random({13, 24}, type), dy = random({13, 24}, type);
-  const Tensor ox = leaf(x), gate = oracle_weight(store, "mlp.gate.weight"), up = oracle_weight(store, "mlp.up.weight"),
-               down = oracle_weight(store, "mlp.down.weight");
+  const Tensor ox = leaf(x), gate = oracle_weight(store, "mlp.gate.weight"),
+               up = oracle_weight(store, "mlp.up.weight"), down = oracle_weight(store, "mlp.down.weight");
   const Tensor g = ox.mm(gate.t());
   const Tensor oy = (g * at::sigmoid(g) * ox.mm(up.t())).mm(down.t());
   oy.backward(dy.to(at::kDouble));
@@ -145,8 +148,7 @@ TEST_CASE("Embedding: rows out, gradients in", "[nn]") {
   prepare(store, type);
   const Tensor tokens = at::tensor({1, 8, 1, 0, 4, 1}, at::kLong).view({2, 3});
   const Tensor dy = random({6, 21}, type);
-  const Tensor expected =
-      at::zeros({9, 21}, at::kDouble).index_add(0, tokens.view({-1}), dy.to(at::kDouble));
+  const Tensor expected = at::zeros({9, 21}, at::kDouble).index_add(0, tokens.view({-1}), dy.to(at::kDouble));
   const c10::InferenceMode inference;
   CHECK(same_bits(layer.forward(tokens), layer.weight().compute.index_select(0, tokens.view({-1}))));
   layer.backward_weight(tokens, dy);

@@ -23,7 +23,8 @@ nn::ParameterSpec matrix(const std::string& name, int64_t rows, int64_t cols) {
 TEST_CASE("a store lays weights out at multiples of 64 elements, parts stacked without gaps", "[nn]") {
   nn::ParameterStore store;
   nn::Weight& first = store.add({matrix("q", 3, 5), matrix("k", 2, 5)});
-  nn::Weight& second = store.add({{.name = "norm", .shape = {7}, .init = nn::Init::ones, .weight_decay = false}});
+  nn::Weight& second =
+      store.add({{.name = "norm", .shape = {7}, .init = nn::Init::ones, .weight_decay = false}});
   CHECK(first.master.is_meta());
   CHECK(store.parameter_count() == 32);
   store.materialise(at::kCPU, at::kBFloat16);

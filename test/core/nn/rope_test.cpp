@@ -22,7 +22,8 @@ TEST_CASE("rotary tables hold cos and sin of position * theta^(-2i / head_dim)",
   REQUIRE(table.cos.sizes() == at::IntArrayRef({100, 4}));
   for (const int64_t position : {0, 1, 7, 99}) {
     for (int64_t i = 0; i < 4; ++i) {
-      const double expected = static_cast<double>(position) * std::pow(10000.0, -2.0 * static_cast<double>(i) / 8);
+      const double expected =
+          static_cast<double>(position) * std::pow(10000.0, -2.0 * static_cast<double>(i) / 8);
       CHECK(std::abs(table.cos[position][i].item<double>() - std::cos(expected)) < 2e-5);
       CHECK(std::abs(table.sin[position][i].item<double>() - std::sin(expected)) < 2e-5);
     }

@@ -28,7 +28,8 @@ void declare(nn::ParameterStore& store) {
 }
 
 Tensor gradient(const nn::Parameter& p, int64_t step) {
-  return at::sin(at::arange(p.master.numel(), at::kFloat) * 0.7 + static_cast<double>(step)).view(p.master.sizes());
+  return at::sin(at::arange(p.master.numel(), at::kFloat) * 0.7 + static_cast<double>(step))
+      .view(p.master.sizes());
 }
 
 }  // namespace
@@ -46,13 +47,16 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
   for (const nn::Parameter& p : store.parameters()) {
     oracle.push_back(p.master.clone().requires_grad_(true));
     auto options = std::make_unique<torch::optim::AdamWOptions>(1.0);
-    options->betas({0.9, 0.95}).eps(1e-8).weight_decay(p.spec.name.ends_with("t.weight") || p.spec.name[1] == '.' ? 0.1 : 0);
+    options->betas({0.9, 0.95})
+        .eps(1e-8)
+        .weight_decay(p.spec.name.ends_with("t.weight") || p.spec.name[1] == '.' ? 0.1 : 0);
     groups.emplace_back(std::vector<Tensor>{oracle.back()}, std::move(options));
   }
   CHECK(store.find("norm.weight")->spec.weight_decay == false);
   torch::optim::AdamW reference(groups, torch::optim::AdamWOptions(1.0));
   for (size_t i = 0; i < groups.size(); ++i) {
-    const auto& options = static_cast<const torch::optim::AdamWOptions&>(reference.param_groups()[i].options());
+    const auto& options =
+        static_cast<const torch::optim::AdamWOptions&>(reference.param_groups()[i].options());
     REQUIRE((options.weight_decay() != 0) == store.parameters()[i].spec.weight_decay);
   }
 
@@ -78,7 +82,8 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
   CHECK(adamw.step_count() == 8);
   // The gaps between the weights are still zero.
   double in_parameters = 0;
-  for (const nn::Parameter& p : store.parameters()) in_parameters += p.master.abs().sum(at::kDouble).item<double>();
+  for (const nn::Parameter& p : store.parameters())
+    in_parameters += p.master.abs().sum(at::kDouble).item<double>();
   CHECK(store.flat_master().abs().sum(at::kDouble).item<double>() == Approx(in_parameters).epsilon(1e-12));
 }
 
@@ -136,7 +141,8 @@ TEST_CASE("squared_norms: one per parameter, in order, and not finite where the 
   const std::vector<double> norms = optim::squared_norms(store);
   REQUIRE(norms.size() == 5);
   for (size_t i = 0; i < norms.size(); ++i) {
-    CHECK(norms[i] == Approx(store.parameters()[i].grad.to(at::kDouble).pow(2).sum().item<double>()).epsilon(1e-13));
+    CHECK(norms[i] ==
+          Approx(store.parameters()[i].grad.to(at::kDouble).pow(2).sum().item<double>()).epsilon(1e-13));
   }
   store.find("bias")->grad[3] = std::nan("");
   CHECK(std::isnan(optim::squared_norms(store)[3]));

@@ -78,6 +78,11 @@ class CountingStage final : public pipeline::Stage {
   nn::ParameterStore store_;
 };
 
+schedule::Schedule lowered_schedule(const std::string& name, int ranks, int microbatches) {
+  const schedule::ScheduleSpec spec{.name = name, .ranks = ranks, .microbatches = microbatches};
+  return schedule::lower(schedule::make_schedule(spec));
+}
+
 std::vector<data::Microbatch> microbatches(int m) {
   std::vector<data::Microbatch> result;
   for (int i = 0; i < m; ++i) {
@@ -98,7 +103,7 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
     for (int p = 1; p <= 4; ++p) {
       for (const int m : {1, 2, 3, 4, 8, 13}) {
         if (name == "1f1b" && m < p) continue;
-        const schedule::Schedule lowered = schedule::lower(schedule::ScheduleSpec{.name = name, .ranks = p, .microbatches = m});
+        const schedule::Schedule lowered = lowered_schedule(name, p, m);
         const schedule::Schedule forward = schedule::lower(schedule::forward_only(lowered), {.reduce_grad = false});
         comm::run_thread_ranks(p, [&](comm::Communicator& world) {
           const c10::InferenceMode inference;
@@ -135,7 +140,7 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
 }
 
 TEST_CASE("an error names the action, and the other ranks stop") {
-  const schedule::Schedule lowered = schedule::lower(schedule::ScheduleSpec{.name = "1f1b", .ranks = 3, .microbatches = 4});
+  const schedule::Schedule lowered = lowered_schedule("1f1b", 3, 4);
   const auto run = [&] {
     comm::run_thread_ranks(3, [&](comm::Communicator& world) {
       const c10::InferenceMode inference;
@@ -149,7 +154,7 @@ TEST_CASE("an error names the action, and the other ranks stop") {
 }
 
 TEST_CASE("a silent rank is reported in the schedule's terms") {
-  const schedule::Schedule lowered = schedule::lower(schedule::ScheduleSpec{.name = "1f1b", .ranks = 2, .microbatches = 2});
+  const schedule::Schedule lowered = lowered_schedule("1f1b", 2, 2);
   const auto run = [&] {
     comm::run_thread_ranks(2, [&](comm::Communicator& world) {
       const c10::InferenceMode inference;
@@ -165,7 +170,7 @@ TEST_CASE("a silent rank is reported in the schedule's terms") {
 }
 
 TEST_CASE("stages must be the schedule's") {
-  const schedule::Schedule lowered = schedule::lower(schedule::ScheduleSpec{.name = "gpipe", .ranks = 1, .microbatches = 1});
+  const schedule::Schedule lowered = lowered_schedule("gpipe", 1, 1);
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
     CountingStage stage(3, 5);
     CHECK_THROWS_AS(pipeline::Executor({&stage}, world, lowered, pipeline::Executor::Mode::train), Error);

@@ -1,0 +1,149 @@
+// Sizes and costs, against published figures and against sums made by hand.
+#include <functional>
+#include <string>
+
+#include "core/base/error.h"
+#include "models/flops.h"
+#include "models/model_config.h"
+#include "models/registry.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+
+namespace {
+
+// Llama 3.1 8B's config.json.
+config::ModelSection llama_8b() {
+  config::ModelSection section;
+  section.arch = "llama";
+  section.hidden_size = 4096;
+  section.intermediate_size = 14336;
+  section.num_hidden_layers = 32;
+  section.num_attention_heads = 32;
+  section.num_key_value_heads = 8;
+  section.vocab_size = 128256;
+  section.max_position_embeddings = 131072;
+  section.rope_theta = 500000;
+  section.rope_scaling = {.rope_type = "llama3", .factor = 8};
+  return section;
+}
+
+// Qwen3-0.6B's config.json.
+config::ModelSection qwen3_06b() {
+  config::ModelSection section;
+  section.arch = "qwen3";
+  section.hidden_size = 1024;
+  section.intermediate_size = 3072;
+  section.num_hidden_layers = 28;
+  section.num_attention_heads = 16;
+  section.num_key_value_heads = 8;
+  section.head_dim = 128;
+  section.vocab_size = 151936;
+  section.tie_word_embeddings = true;
+  return section;
+}
+
+std::string error_of(config::ModelSection section, const std::function<void(config::ModelSection&)>& change,
+                     int64_t seq_len = 4096) {
+  change(section);
+  try {
+    models::make_model_config(section, seq_len);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+int64_t parameters(const models::ModelConfig& model) {
+  return models::stage_size(model, {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true}, true)
+      .parameters;
+}
+
+}  // namespace
+
+TEST_CASE("defaults follow from the other sizes") {
+  const auto model = models::make_model_config(llama_8b(), 4096);
+  CHECK(model.head_dim == 128);
+  CHECK(model.max_seq == 4096);
+  REQUIRE(model.rope_llama3);
+  CHECK(model.rope_llama3->factor == 8);
+  CHECK(model.rope_llama3->original_max_position_embeddings == 8192);
+  CHECK(!model.rope_linear);
+  auto section = llama_8b();
+  section.num_key_value_heads = 0;
+  section.rope_scaling = {.rope_type = "linear", .factor = 2};
+  const auto other = models::make_model_config(section, 8);
+  CHECK(other.kv_heads == 32);
+  REQUIRE(other.rope_linear);
+  CHECK(other.rope_linear->factor == 2);
+  CHECK(!other.rope_llama3);
+}
+
+TEST_CASE("wrong sizes are errors that name the key") {
+  const auto ok = [](config::ModelSection&) {};
+  CHECK(error_of(llama_8b(), ok) == "no error");
+  CHECK(error_of(llama_8b(), [](auto& s) { s.arch = "lama"; }) ==
+        "model.arch: \"lama\" is not known; valid are \"llama\", \"qwen3\"");
+  CHECK(error_of(llama_8b(), [](auto& s) { s.vocab_size = 0; }).starts_with("model.vocab_size: 0 is not a size"));
+  CHECK(error_of(llama_8b(), [](auto& s) { s.num_attention_heads = 0; }).starts_with("model.num_attention_heads"));
+  CHECK(error_of(llama_8b(), [](auto& s) { s.num_attention_heads = 33; }).starts_with("model.num_attention_heads: 33"));
+  CHECK(error_of(llama_8b(), [](auto& s) { s.num_key_value_heads = 5; }).starts_with("model.num_key_value_heads: 5"));
+  CHECK(error_of(llama_8b(), [](auto& s) { s.head_dim = 7; }).starts_with("model.head_dim: 7 is odd"));
+  CHECK(error_of(llama_8b(), [](auto& s) { s.rope_scaling.rope_type = "yarn"; })
+            .starts_with("model.rope_scaling.rope_type: \"yarn\""));
+  CHECK(error_of(qwen3_06b(), [](auto& s) { s.mlp_bias = true; }).starts_with("model.mlp_bias: qwen3"));
+  CHECK(error_of(llama_8b(), ok, 131073).starts_with("train.seq_len: 131073 is over"));
+  CHECK(error_of(llama_8b(), ok, 0).starts_with("train.seq_len: 0"));
+}
+
+TEST_CASE("parameter counts are the published ones") {
+  CHECK(parameters(models::make_model_config(llama_8b(), 8)) == 8030261248);
+  // 596,049,920, and the tied head's copy.
+  CHECK(parameters(models::make_model_config(qwen3_06b(), 8)) == 596049920 + 151936 * 1024);
+}
+
+TEST_CASE("stages share a model's parameters out") {
+  for (const std::string arch : {"llama", "qwen3"}) {
+    const auto model = small_model(arch, false, 5);
+    const auto assignment = pipeline::compute_layer_assignment(5, 3);
+    int64_t sum = 0;
+    int64_t layers = 0;
+    for (int i = 0; i < 3; ++i) {
+      const auto fp32 = models::stage_size(model, models::stage_slice(assignment, i), false);
+      const auto bf16 = models::stage_size(model, models::stage_slice(assignment, i), true);
+      sum += fp32.parameters;
+      layers += fp32.layers;
+      CHECK(fp32.total_bytes() == 16 * fp32.parameters);
+      CHECK(bf16.total_bytes() == 18 * fp32.parameters);
+      CHECK(bf16.optimizer_bytes == 8 * fp32.parameters);
+    }
+    CHECK(sum == parameters(model));
+    CHECK(layers == 5);
+  }
+}
+
+TEST_CASE("FLOPs per token") {
+  // Llama 3.1 8B: all parameters but the embedding and the 65 norms of 4096 are in matrix products.
+  const auto model = models::make_model_config(llama_8b(), 8);
+  const double matmul = 8030261248.0 - 128256.0 * 4096 - 65 * 4096;
+  CHECK(models::flops_per_token(model, 4096) == 6 * matmul + 6.0 * 32 * 4096 * 4096);
+}
+
+TEST_CASE("the stages' F, I and W sum to the model's FLOPs") {
+  const auto model = small_model("qwen3", true, 5);
+  const auto assignment = pipeline::compute_layer_assignment(5, 3);
+  double sum = 0;
+  for (int i = 0; i < 3; ++i) {
+    const auto cost = models::stage_cost(model, models::stage_slice(assignment, i), 2, 16);
+    CHECK(cost.weight < cost.input);
+    sum += cost.forward + cost.input + cost.weight;
+  }
+  CHECK(sum == Approx(32 * models::flops_per_token(model, 16)));
+  // The head's three products are in the last stage's F: it outweighs its share of layers.
+  const models::StageSlice body{.end_layer = 1};
+  const models::StageSlice with_head{.end_layer = 1, .head = true};
+  CHECK(models::stage_cost(model, with_head, 1, 1).forward - models::stage_cost(model, body, 1, 1).forward ==
+        6.0 * 61 * 40);
+}

@@ -1,0 +1,170 @@
+// Names and tensors from a Hugging Face directory.
+#include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/io/safetensors.h"
+#include "models/hf_loader.h"
+#include "models/weight_map.h"
+#include "test/core/kernels/compare.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+
+namespace {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "pptrain_weights_XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+using Tensors = std::map<std::string, Tensor>;
+
+// A model's tensors under Hugging Face's names, in turn as float32, bfloat16 and float16.
+Tensors hf_tensors(const models::ModelConfig& model) {
+  Stages whole = build_stages(model, {model.layers}, at::kFloat);
+  const at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kHalf};
+  Tensors tensors;
+  size_t i = 0;
+  for (const auto& p : whole[0]->parameters().parameters()) {
+    if (model.tied && p.spec.name == "head.weight") continue;
+    tensors[models::hf_name(p.spec.name, model.tied)] = p.master.to(types[i++ % 3]).clone();
+  }
+  return tensors;
+}
+
+void write(const TemporaryFolder& folder, const Tensors& tensors) {
+  const auto file = folder.path() / "model.safetensors";
+  std::filesystem::remove(file);
+  io::write_safetensors(file, {tensors.begin(), tensors.end()});
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("names go to Hugging Face's and back") {
+  const std::pair<std::string, std::string> names[] = {
+      {"embed.weight", "model.embed_tokens.weight"},
+      {"norm.weight", "model.norm.weight"},
+      {"head.weight", "lm_head.weight"},
+      {"layers.0.attn_norm.weight", "model.layers.0.input_layernorm.weight"},
+      {"layers.17.attn.q.weight", "model.layers.17.self_attn.q_proj.weight"},
+      {"layers.17.attn.k.bias", "model.layers.17.self_attn.k_proj.bias"},
+      {"layers.1.attn.v.weight", "model.layers.1.self_attn.v_proj.weight"},
+      {"layers.1.attn.o.weight", "model.layers.1.self_attn.o_proj.weight"},
+      {"layers.1.attn.q_norm.weight", "model.layers.1.self_attn.q_norm.weight"},
+      {"layers.1.attn.k_norm.weight", "model.layers.1.self_attn.k_norm.weight"},
+      {"layers.123.mlp_norm.weight", "model.layers.123.post_attention_layernorm.weight"},
+      {"layers.2.mlp.gate.weight", "model.layers.2.mlp.gate_proj.weight"},
+      {"layers.2.mlp.up.bias", "model.layers.2.mlp.up_proj.bias"},
+      {"layers.2.mlp.down.weight", "model.layers.2.mlp.down_proj.weight"},
+  };
+  for (const auto& [global, hf] : names) {
+    CHECK(models::hf_name(global, false) == hf);
+    CHECK(models::global_name(hf) == global);
+  }
+  CHECK(models::hf_name("head.weight", true) == "model.embed_tokens.weight");
+  CHECK(!models::global_name("model.layers.0.self_attn.rotary_emb.inv_freq"));
+  for (const char* wrong : {"layers.x.attn.q.weight", "layers.1", "layers.1.attn.q", "layers.1.attn.z.weight", "head",
+                            "layers.1.attn.q.scale", "layers.", ""}) {
+    CHECK_THROWS_AS(models::hf_name(wrong, false), Error);
+  }
+}
+
+TEST_CASE("a stage takes its own tensors of a directory, of any floating-point type") {
+  const c10::InferenceMode inference;
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const bool tied = GENERATE(false, true);
+  const auto model = small_model(arch, tied);
+  const TemporaryFolder folder;
+  const Tensors tensors = hf_tensors(model);
+  CHECK(tensors.contains("lm_head.weight") == !tied);
+  write(folder, tensors);
+  Stages stages = build_stages(model, {1, 2, 1}, at::kBFloat16, 99);
+  for (auto& stage : stages) {
+    models::load_hf_weights(*stage, folder.path());
+    for (const auto& p : stage->parameters().parameters()) {
+      INFO(p.spec.name);
+      const Tensor expected = tensors.at(models::hf_name(p.spec.name, tied)).to(at::kFloat);
+      CHECK(same_bits(p.master, expected));
+      CHECK(same_bits(p.compute, expected.to(at::kBFloat16)));
+    }
+  }
+}
+
+TEST_CASE("a stage reads nothing of the others") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("llama", false);
+  const TemporaryFolder folder;
+  Tensors tensors = hf_tensors(model);
+  // Stage 1 of {1, 2, 1} has layers 1 and 2 alone.
+  std::erase_if(tensors, [](const auto& entry) {
+    return !entry.first.starts_with("model.layers.1.") && !entry.first.starts_with("model.layers.2.");
+  });
+  write(folder, tensors);
+  Stages stages = build_stages(model, {1, 2, 1}, at::kFloat, 99);
+  models::load_hf_weights(*stages[1], folder.path());
+  CHECK(error_of([&] { models::load_hf_weights(*stages[2], folder.path()); }).find("model.layers.3.") !=
+        std::string::npos);
+}
+
+TEST_CASE("weights that do not fit are refused by name") {
+  const c10::InferenceMode inference;
+  const auto model = small_model("llama", false);
+  const TemporaryFolder folder;
+  const Tensors sound = hf_tensors(model);
+  Stages stages = build_stages(model, {4}, at::kFloat, 99);
+  const auto load = [&](const Tensors& tensors) {
+    write(folder, tensors);
+    return error_of([&] { models::load_hf_weights(*stages[0], folder.path()); });
+  };
+  CHECK(load(sound) == "no error");
+
+  Tensors tensors = sound;
+  tensors["model.layers.2.mlp.up_proj.weight"] = at::zeros({40, 56});
+  CHECK(load(tensors) == folder.path().string() +
+                             ": tensor model.layers.2.mlp.up_proj.weight has shape [40, 56], but "
+                             "layers.2.mlp.up.weight of this model has [56, 40]");
+  tensors = sound;
+  tensors["model.norm.weight"] = at::ones({40}, at::kLong);
+  CHECK(load(tensors).find("model.norm.weight does not hold floating-point numbers") != std::string::npos);
+  tensors = sound;
+  tensors.erase("lm_head.weight");
+  CHECK(load(tensors).find("lm_head.weight") != std::string::npos);
+  tensors = sound;
+  tensors["model.layers.1.self_attn.q_norm.weight"] = at::ones({16});
+  CHECK(load(tensors).find("model.layers.1.self_attn.q_norm.weight has no place in this llama model") !=
+        std::string::npos);
+  tensors = sound;
+  tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({8});
+  CHECK(load(tensors) == "no error");
+}

@@ -1,0 +1,240 @@
+#include <algorithm>
+#include <random>
+
+#include "core/base/error.h"
+#include "core/io/safetensors.h"
+#include "test/parallel/checkpoint/example.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::checkpoint;
+using namespace pptrain::test;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* model_file = "step_2/stage_1/model.safetensors";
+
+struct Found {
+  std::optional<fs::path> path;
+  std::vector<std::string> reports;
+};
+
+Found find(const fs::path& root) {
+  Found found;
+  found.path = find_resumable(root, [&](const std::string& text) { found.reports.push_back(text); });
+  return found;
+}
+
+void overwrite(const fs::path& file, const std::function<void(std::string&)>& change) {
+  std::string bytes = ScratchFolder::read_file(file);
+  change(bytes);
+  ScratchFolder::write_file(file, bytes);
+}
+
+// Steps 1 and 2 are saved, `damage` hits step 2: verify must name `what`, and a resumed run take step 1 and
+// say why.
+void check_refused(const std::string& what, const std::function<void(const ScratchFolder&)>& damage,
+                   bool found_when_opened = true) {
+  const ScratchFolder folder;
+  save_example(folder.path(), 1);
+  save_example(folder.path(), 2);
+  damage(folder);
+  INFO(what);
+  const auto problems = verify(folder / "step_2");
+  REQUIRE(problems.size() == 1);
+  CHECK_THAT(problems[0], contains_text(what));
+  const Found found = find(folder.path());
+  CHECK(found.path == folder / "step_1");
+  REQUIRE(found.reports.size() == 1);
+  CHECK_THAT(found.reports[0], contains_text("step_2' is passed over") && contains_text(what));
+  if (found_when_opened) {
+    CHECK_THROWS_WITH(Reader(folder / "step_2"), contains_text(what));
+  } else {
+    CHECK_THROWS_WITH(reads_back(Reader(folder / "step_2"), 2), contains_text(what));
+  }
+}
+
+// Writes the model file of stage 1 anew, with its tensors changed, and the manifest's size of it unchanged or
+// not.
+void rewrite_model(const ScratchFolder& folder,
+                   const std::function<void(std::vector<io::TensorSpec>&)>& change) {
+  const fs::path path = folder / model_file;
+  std::vector<io::TensorSpec> specs = io::SafetensorsReader(path).tensors();
+  const auto size = fs::file_size(path);
+  std::vector<at::Tensor> bytes;
+  for (const auto& spec : specs) bytes.push_back(io::SafetensorsReader(path).view(spec.name));
+  change(specs);
+  fs::remove(path);
+  io::SafetensorsWriter writer(path, specs);
+  for (size_t i = 0; i < specs.size(); ++i) {
+    writer.write(specs[i].name, bytes[i].view(specs[i].dtype).view(specs[i].shape));
+  }
+  writer.finish();
+  REQUIRE(fs::file_size(path) == size);  // else the size alone would tell
+}
+
+}  // namespace
+
+TEST_CASE("damage to a file is refused by name") {
+  check_refused("stage_1/model.safetensors' has ", [](const ScratchFolder& folder) {
+    fs::resize_file(folder / model_file, fs::file_size(folder / model_file) - 1);
+  });
+  check_refused("stage_1/model.safetensors' has ", [](const ScratchFolder& folder) {
+    overwrite(folder / model_file, [](std::string& bytes) { bytes += '\0'; });
+  });
+  check_refused("stage_1/model.safetensors",
+                [](const ScratchFolder& folder) { fs::remove(folder / model_file); });
+  check_refused("stage_1/model.safetensors': header", [](const ScratchFolder& folder) {
+    overwrite(folder / model_file, [](std::string& bytes) { bytes[8 + 2] = '\xff'; });
+  });
+  check_refused(
+      "stage_1/model.safetensors': the tensor 'layers.5.norm.weight' is damaged",
+      [](const ScratchFolder& folder) {
+        overwrite(folder / model_file, [](std::string& bytes) { bytes.back() ^= 4; });
+      },
+      /*found_when_opened=*/false);
+}
+
+TEST_CASE("a sound file that is not the one saved is refused") {
+  check_refused("the tensor 'layers.3.norm.weight' is F32 [5, 1], but the manifest says F32 [1, 5]",
+                [](const ScratchFolder& folder) {
+                  rewrite_model(folder, [](auto& specs) {
+                    for (auto& spec : specs) {
+                      if (spec.name == "layers.3.norm.weight") spec.shape = {5, 1};
+                    }
+                  });
+                });
+  const auto with_problems = [](const std::function<void(std::vector<io::TensorSpec>&)>& change) {
+    const ScratchFolder folder;
+    save_example(folder.path(), 2);
+    rewrite_model(folder, change);
+    auto problems = verify(folder / "step_2");
+    CHECK_THROWS_AS(Reader(folder / "step_2"), Error);
+    std::string text;
+    for (const std::string& problem : problems) text += problem + "\n";
+    return text;
+  };
+  CHECK_THAT(with_problems([](auto& specs) {
+               for (auto& spec : specs) {
+                 if (spec.name == "layers.3.norm.weight") spec.name = "layers.9.norm.weight";
+               }
+             }),
+             contains_text("the tensor 'layers.3.norm.weight' is missing") &&
+                 contains_text("the tensor 'layers.9.norm.weight' is not in the manifest"));
+  CHECK_THAT(with_problems([](auto& specs) {
+               for (auto& spec : specs) {
+                 if (spec.name == "layers.3.norm.weight") spec.dtype = at::kInt;
+               }
+             }),
+             contains_text("is I32 [1, 5], but the manifest says F32 [1, 5]"));
+}
+
+TEST_CASE("a manifest that is missing, cut or changed is refused") {
+  const auto manifest = [](const ScratchFolder& folder) { return folder / "step_2/manifest.json"; };
+  check_refused("manifest.json", [&](const auto& folder) { fs::remove(manifest(folder)); });
+  check_refused("manifest.json",
+                [&](const auto& folder) { ScratchFolder::write_file(manifest(folder), ""); });
+  check_refused("manifest.json",
+                [&](const auto& folder) { ScratchFolder::write_file(manifest(folder), "garbage"); });
+  check_refused("not the manifest",
+                [&](const auto& folder) { ScratchFolder::write_file(manifest(folder), "[1]"); });
+  check_refused("not the manifest",
+                [&](const auto& folder) { ScratchFolder::write_file(manifest(folder), "{}"); });
+  check_refused("manifest.json", [&](const auto& folder) {
+    overwrite(manifest(folder), [](std::string& text) { text.resize(text.size() / 2); });
+  });
+  check_refused("its checksum is wrong", [&](const auto& folder) {
+    overwrite(manifest(folder), [](std::string& text) {
+      text.replace(text.find("\"next_sample\": 24"), 17, "\"next_sample\": 25");
+    });
+  });
+  check_refused("version 2", [&](const auto& folder) {
+    overwrite(manifest(folder),
+              [](std::string& text) { text.replace(text.find("\"version\": 1"), 12, "\"version\": 2"); });
+  });
+}
+
+// Any change of one character that is not white space must be seen, and none may crash.
+TEST_CASE("no flipped bit of a manifest passes") {
+  const ScratchFolder folder;
+  save_example(folder.path(), 1, 1);
+  const fs::path path = folder / "step_1/manifest.json";
+  const std::string good = ScratchFolder::read_file(path);
+  const Reader reader(folder / "step_1");
+  std::mt19937 random(3);
+  for (int round = 0; round < 500; ++round) {
+    std::string bad = good;
+    const size_t at = random() % bad.size();
+    bad[at] = static_cast<char>(bad[at] ^ (1 << random() % 8));
+    if (std::isspace(static_cast<unsigned char>(good[at])) != 0) continue;
+    ScratchFolder::write_file(path, bad);
+    INFO("byte " << at);
+    REQUIRE(verify(folder / "step_1").size() == 1);
+  }
+}
+
+TEST_CASE("a resumed run finds the newest sound checkpoint and says what it passed over") {
+  const ScratchFolder folder;
+  CHECK_FALSE(find(folder / "nothing").path);
+  CHECK_FALSE(find(folder.path()).path);
+  for (const int64_t step : {8, 9, 10, 11}) save_example(folder.path(), step, 1);
+
+  SECTION("latest rules") {
+    folder.write("latest", "step_9\n");
+    const Found found = find(folder.path());
+    CHECK(found.path == folder / "step_9");
+    CHECK(found.reports.empty());
+  }
+  SECTION("numbers are compared as numbers") {
+    fs::remove(folder / "latest");
+    CHECK(find(folder.path()).path == folder / "step_11");
+    fs::remove_all(folder / "step_11");
+    CHECK(find(folder.path()).path == folder / "step_10");
+    fs::remove_all(folder / "step_10");
+    CHECK(find(folder.path()).path == folder / "step_9");
+  }
+  SECTION("latest names an absent folder") {
+    fs::remove_all(folder / "step_11");
+    const Found found = find(folder.path());
+    CHECK(found.path == folder / "step_10");
+    REQUIRE(found.reports.size() == 1);
+    CHECK_THAT(found.reports[0], contains_text("latest' names 'step_11', which is not there"));
+  }
+  SECTION("latest is garbage, or leads elsewhere") {
+    for (const char* text : {"", "../step_9\n", "step_9x", "step_-1", "\xff\xfe", "step_09", "step_9\n\n"}) {
+      folder.write("latest", text);
+      const Found found = find(folder.path());
+      CHECK(found.path == folder / "step_11");
+      REQUIRE(found.reports.size() == 1);
+      CHECK_THAT(found.reports[0], contains_text("latest' is damaged"));
+    }
+  }
+  SECTION("all but one are damaged") {
+    for (const char* step : {"step_9", "step_10", "step_11"}) fs::remove_all(folder / step / "stage_0");
+    const Found found = find(folder.path());
+    CHECK(found.path == folder / "step_8");
+    REQUIRE(found.reports.size() == 3);
+    CHECK_THAT(found.reports[0], contains_text("step_11") && contains_text("(and 1 more problems)"));
+    CHECK_THAT(found.reports[1], contains_text("step_10"));
+    CHECK_THAT(found.reports[2], contains_text("step_9"));
+  }
+  SECTION("none is sound") {
+    for (const char* step : {"step_8", "step_9", "step_10", "step_11"})
+      fs::remove(folder / step / "manifest.json");
+    const Found found = find(folder.path());
+    CHECK_FALSE(found.path);
+    CHECK(found.reports.size() == 4);
+  }
+  SECTION("what a killed run left is no checkpoint, and leaves with the next save") {
+    fs::rename(folder / "step_11", folder / ".tmp_step_11");
+    folder.write("latest", "step_10\n");
+    const Found found = find(folder.path());
+    CHECK(found.path == folder / "step_10");
+    CHECK(found.reports.empty());
+    save_example(folder.path(), 12, 1);
+    CHECK(entries(folder.path()) ==
+          std::set<std::string>{"latest", "step_8", "step_9", "step_10", "step_12"});
+  }
+}

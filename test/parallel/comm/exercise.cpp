@@ -1,0 +1,252 @@
+#include "test/parallel/comm/exercise.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Generator.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <chrono>
+#include <thread>
+
+#include "core/base/error.h"
+
+namespace pptrain::comm::test {
+namespace {
+
+using Works = std::vector<std::unique_ptr<Work>>;
+
+void expect(bool condition, const std::string& what) {
+  if (!condition) throw Error("exercise: " + what);
+}
+
+void wait_all(Works& works) {
+  for (const auto& work : works) work->wait({});
+  works.clear();
+}
+
+// Known to both sides: from the ranks, the number in the sequence, and the size alone.
+at::Tensor payload(int from, int to, int number, int64_t size) {
+  return at::arange(size, at::kInt) + (from * 1'000'003 + to * 10'007 + number * 101);
+}
+
+constexpr int64_t sizes[] = {1, 0, 3, 131072, 17, 1000, 700000, 2, 2};
+
+// All sends come before any receive: a send never waits for its receive to be posted.
+void sends_first(Communicator& world) {
+  Works works;
+  for (int to = 0; to < world.size(); ++to) {
+    for (int n = 0; n < std::ssize(sizes) && to != world.rank(); ++n) {
+      works.push_back(world.isend(payload(world.rank(), to, n, sizes[n]), to));
+    }
+  }
+  for (int from = 0; from < world.size(); ++from) {
+    for (int n = 0; n < std::ssize(sizes) && from != world.rank(); ++n) {
+      const at::Tensor received = at::empty({sizes[n]}, at::kInt);
+      world.irecv(received, from)->wait({});
+      expect(at::equal(received, payload(from, world.rank(), n, sizes[n])),
+             fmt::format("message {} from rank {} at rank {}", n, from, world.rank()));
+    }
+  }
+  wait_all(works);
+}
+
+// All receives are posted before any send, and waited for in reverse.
+void receives_first(Communicator& world) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  Works receives;
+  for (int from = 0; from < world.size(); ++from) {
+    for (int n = 0; n < std::ssize(sizes) && from != world.rank(); ++n) {
+      pairs.emplace_back(at::empty({sizes[n]}, at::kInt), payload(from, world.rank(), n, sizes[n]));
+      receives.push_back(world.irecv(pairs.back().first, from));
+    }
+  }
+  world.split(0, world.rank())->barrier();
+  Works sends;
+  for (int to = 0; to < world.size(); ++to) {
+    for (int n = 0; n < std::ssize(sizes) && to != world.rank(); ++n) {
+      sends.push_back(world.isend(payload(world.rank(), to, n, sizes[n]), to));
+    }
+  }
+  for (auto work = receives.rbegin(); work != receives.rend(); ++work) (*work)->wait({});
+  for (const auto& [received, expected] : pairs)
+    expect(at::equal(received, expected), "a message received early");
+  for (const auto& work : receives) expect(work->done(), "done() after wait()");
+  wait_all(sends);
+}
+
+// The operation outlives its Work.
+void abandoned_works(Communicator& world) {
+  const int next = (world.rank() + 1) % world.size();
+  const int previous = (world.rank() + world.size() - 1) % world.size();
+  for (int n = 0; n < 3; ++n) world.isend(payload(world.rank(), next, n, 300'000), next);
+  world.barrier();
+  for (int n = 0; n < 3; ++n) {
+    const at::Tensor received = at::empty({300'000}, at::kInt);
+    world.irecv(received, previous)->wait({});
+    expect(at::equal(received, payload(previous, world.rank(), n, 300'000)),
+           "a message whose work was dropped");
+  }
+}
+
+// A message of one communicator that nobody takes yet holds up no other.
+void independent_communicators(Communicator& world) {
+  const auto a = world.split(0, world.rank());
+  const auto b = world.split(0, -world.rank());
+  expect(b->rank() == world.size() - 1 - world.rank(), "split orders by key");
+  const auto in_b = [&](int rank) { return world.size() - 1 - rank; };
+  const int next = (world.rank() + 1) % world.size();
+  const int previous = (world.rank() + world.size() - 1) % world.size();
+  Works works;
+  works.push_back(a->isend(payload(1, 2, 3, 400'000), next));
+  works.push_back(b->isend(payload(4, 5, 6, 400'000), in_b(next)));
+  const at::Tensor first = at::empty({400'000}, at::kInt);
+  const at::Tensor second = at::empty({400'000}, at::kInt);
+  b->irecv(first, in_b(previous))->wait({});
+  a->irecv(second, previous)->wait({});
+  expect(at::equal(first, payload(4, 5, 6, 400'000)), "a message of the second communicator");
+  expect(at::equal(second, payload(1, 2, 3, 400'000)), "a message of the first communicator");
+  wait_all(works);
+}
+
+at::Tensor random_of(int rank, int64_t size, at::ScalarType type) {
+  const at::Generator generator =
+      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1000 + rank));
+  return (at::randn({size}, generator) * 100).to(type);
+}
+
+void check_sums(Communicator& comm, const std::vector<int>& members) {
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
+    // Around the sizes at which the method changes, and odd ones.
+    for (const int64_t size : {1, 5, 4097, 16391, 100'003, 4'200'001}) {
+      if (size > 1'000'000 && type != at::kFloat) continue;
+      at::Tensor sum = random_of(members[0], size, type);
+      for (size_t r = 1; r < members.size(); ++r) sum = sum + random_of(members[r], size, type);
+      const at::Tensor mine = random_of(members[comm.rank()], size, type);
+      comm.all_reduce_sum(mine);
+      expect(at::equal(mine, sum), fmt::format("all_reduce_sum of {} x {}", size, c10::toString(type)));
+    }
+  }
+}
+
+void collectives(Communicator& world) {
+  std::vector<int> members;
+  for (int r = 0; r < world.size(); ++r) members.push_back(r);
+  check_sums(world, members);
+  for (int root = 0; root < world.size(); ++root) {
+    const at::Tensor expected = random_of(root, 50'001, at::kFloat);
+    const at::Tensor tensor = world.rank() == root ? expected.clone() : at::zeros({50'001});
+    world.broadcast(tensor, root);
+    expect(at::equal(tensor, expected), fmt::format("broadcast from {}", root));
+  }
+  const at::Tensor rows = at::zeros({world.size(), 3, 7});
+  world.all_gather(rows, random_of(world.rank(), 21, at::kFloat).view({3, 7}));
+  for (int r = 0; r < world.size(); ++r) {
+    expect(at::equal(rows.select(0, r).view({-1}), random_of(r, 21, at::kFloat)), "all_gather");
+  }
+}
+
+// Nobody leaves before the last one has come.
+void barrier_waits(Communicator& world) {
+  using Clock = std::chrono::steady_clock;
+  for (int late = 0; late < world.size(); ++late) {
+    world.barrier();
+    const auto start = Clock::now();
+    if (world.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    world.barrier();
+    if (world.size() > 1)
+      expect(Clock::now() - start >= std::chrono::milliseconds(25), "barrier waits for the last");
+  }
+}
+
+void splits(Communicator& world) {
+  const int color = world.rank() % 2;
+  const auto half = world.split(color, /*key=*/-world.rank());
+  std::vector<int> members;
+  for (int r = world.size() - 1; r >= 0; --r) {
+    if (r % 2 == color) members.push_back(r);
+  }
+  expect(half->size() == static_cast<int>(members.size()) && members[half->rank()] == world.rank(), "split");
+  check_sums(*half, members);
+  const auto one = half->split(half->rank(), 0);
+  expect(one->size() == 1 && one->rank() == 0, "split of a split");
+  one->barrier();
+}
+
+void helpers(Communicator& world) {
+  const std::vector<double> values{1.5 * world.rank(), -1.0, 1e-300};
+  const std::vector<double> sums = all_reduce_sum(world, values);
+  const int n = world.size();
+  expect(sums.size() == 3 && sums[0] == 1.5 * n * (n - 1) / 2 && sums[1] == -n, "all_reduce_sum of doubles");
+  std::vector<double> shared{world.rank() == n - 1 ? 42.25 : 0.0};
+  broadcast(world, shared, n - 1);
+  expect(shared[0] == 42.25, "broadcast of doubles");
+  const std::string text(world.rank() == 0 ? "a text with \0 and \xff" : "");
+  expect(broadcast_string(world, text, 0) == "a text with \0 and \xff", "broadcast_string");
+  expect(broadcast_string(world, "", 0).empty(), "broadcast_string of an empty one");
+  expect(any(world, world.rank() == n - 1), "any, true on one");
+  expect(!any(world, false), "any, false on all");
+}
+
+template <typename Body>
+void expect_error(Body&& body, const std::string& what) {
+  bool thrown = false;
+  try {
+    body();
+  } catch (const Error&) {
+    thrown = true;
+  }
+  expect(thrown, what);
+}
+
+void bad_calls(Communicator& world) {
+  const at::Tensor tensor = at::zeros({4, 4});
+  expect_error([&] { world.isend(tensor, world.rank()); }, "isend to oneself is an error");
+  expect_error([&] { world.irecv(tensor, world.size()); }, "irecv from nobody is an error");
+  expect_error([&] { world.irecv(tensor, -1); }, "irecv from rank -1 is an error");
+  expect_error([&] { world.isend(tensor.t(), (world.rank() + 1) % world.size()); },
+               "a transposed tensor is an error");
+  expect_error(
+      [&] {
+        world.all_gather(at::zeros({world.size(), 3}), tensor);
+      },
+      "all_gather into another shape");
+  expect_error([&] { world.broadcast(tensor, world.size()); }, "broadcast from nobody");
+}
+
+}  // namespace
+
+void exercise(Communicator& world) {
+  sends_first(world);
+  receives_first(world);
+  abandoned_works(world);
+  independent_communicators(world);
+  collectives(world);
+  barrier_waits(world);
+  splits(world);
+  helpers(world);
+  bad_calls(world);
+  world.barrier();
+}
+
+std::string provoke_timeout(Communicator& world) {
+  world.barrier();
+  world.set_timeout(std::chrono::milliseconds(100));
+  const at::Tensor tensor = at::zeros({8});
+  const auto work = world.irecv(tensor, (world.rank() + 1) % world.size());
+  try {
+    work->wait([] { return "RECV_B stage 5 microbatch 7"; });
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const Error& e) {
+    return e.what();
+  }
+  throw Error("exercise: a wait for nothing came to an end");
+}
+
+}  // namespace pptrain::comm::test

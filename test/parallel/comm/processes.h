@@ -1,0 +1,26 @@
+// Runs one command as several processes with an environment each, as a launcher would.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace pptrain::comm::test {
+
+struct Process {
+  std::vector<std::string> arguments;              // the program first
+  std::map<std::string, std::string> environment;  // on top of this process' own
+};
+
+struct Ended {
+  int code = -1;       // exit code; 128 + the signal that ended it
+  std::string output;  // standard output and error
+};
+
+// Starts all, waits for all, at most `seconds`; what runs then is killed (code 137).
+std::vector<Ended> run_processes(const std::vector<Process>& processes, double seconds);
+
+// A TCP port that was free a moment ago.
+int free_port();
+
+}  // namespace pptrain::comm::test
