@@ -32,15 +32,17 @@ int check(const JobArguments& arguments) {
   fmt::print("{}\n", config::to_toml(job));
   fmt::print("# world size  {} ({})\n", shape.world_size(), shape.describe());
   fmt::print("# tokens a step  {}\n", rows * job.train.grad_accum_steps * job.distributed.dp_replicate);
-  fmt::print("# stage  layers      parameters     weights   gradients   optimizer  activations of one microbatch\n");
+  fmt::print(
+      "# stage  layers      parameters     weights   gradients   optimizer  activations of one microbatch\n");
   for (size_t i = 0; i < layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(layers, static_cast<int>(i));
     const models::StageSize size = models::stage_size(model, slice, bf16);
     const bool copy = model.tied && slice.head;
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
-               fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), size.parameters, in_units(size.weight_bytes),
-               in_units(size.gradient_bytes), in_units(size.optimizer_bytes),
-               in_units(models::activation_bytes(model, slice, rows, bf16)), copy ? "  (holds a copy of the tied embedding)" : "");
+               fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), size.parameters,
+               in_units(size.weight_bytes), in_units(size.gradient_bytes), in_units(size.optimizer_bytes),
+               in_units(models::activation_bytes(model, slice, rows, bf16)),
+               copy ? "  (holds a copy of the tied embedding)" : "");
   }
   fmt::print("# parameters  {}\n", models::parameter_count(model));
   return 0;

@@ -1,4 +1,5 @@
-// The subcommands. Each returns the exit code: 0 done, 1 run failed, 2 bad job or arguments, 3 stopped after saving.
+// The subcommands. Each returns the exit code: 0 done, 1 run failed, 2 bad job or arguments, 3 stopped after
+// saving.
 #pragma once
 
 #include <string>
@@ -7,8 +8,8 @@
 namespace pptrain::app {
 
 struct JobArguments {
-  std::string config;               // TOML file
-  std::vector<std::string> set;     // "section.key=value"
+  std::string config;            // TOML file
+  std::vector<std::string> set;  // "section.key=value"
 };
 
 struct PlanArguments : JobArguments {

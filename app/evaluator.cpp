@@ -10,7 +10,8 @@ namespace {
 
 data::ValidationLoader open_validation(const RunContext& context) {
   data::Split split = open_data(context.job, context.model.vocab);
-  if (!split.validation) throw UsageError("eval.interval: the job has no validation data (data.val_fraction, data.val_path)");
+  if (!split.validation)
+    throw UsageError("eval.interval: the job has no validation data (data.val_fraction, data.val_path)");
   return {*split.validation, loader_options(context), context.job.eval.batches};
 }
 
@@ -19,7 +20,8 @@ data::ValidationLoader open_validation(const RunContext& context) {
 Evaluator::Evaluator(RunContext& context, RankModel& model, const schedule::Schedule& training)
     : model_(model),
       loader_(open_validation(context)),
-      executor_(model.stages(), context.mesh.along(mesh::Axis::pp), schedule::lower(schedule::forward_only(training), {.reduce_grad = false}),
+      executor_(model.stages(), context.mesh.along(mesh::Axis::pp),
+                schedule::lower(schedule::forward_only(training), {.reduce_grad = false}),
                 pipeline::Executor::Mode::evaluate) {}
 
 pipeline::LossSum Evaluator::run() {

@@ -10,8 +10,8 @@ namespace pptrain::app {
 
 class Evaluator {
  public:
-  // `training`: the lowered training schedule, whose placement the evaluation shares. Throws UsageError where the job
-  // has no validation data. All must outlive the evaluator.
+  // `training`: the lowered training schedule, whose placement the evaluation shares. Throws UsageError where
+  // the job has no validation data. All must outlive the evaluator.
   Evaluator(RunContext& context, RankModel& model, const schedule::Schedule& training);
 
   // Mean loss in nats over the valid tokens of eval.batches batches, the same on every rank. Collective.

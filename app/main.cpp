@@ -14,7 +14,9 @@ using pptrain::app::JobArguments;
 using pptrain::app::PlanArguments;
 
 void add_job_options(CLI::App& command, JobArguments& arguments) {
-  command.add_option("--config", arguments.config, "The job, a TOML file")->required()->option_text("JOB.toml");
+  command.add_option("--config", arguments.config, "The job, a TOML file")
+      ->required()
+      ->option_text("JOB.toml");
   command.add_option("--set", arguments.set, "Overrides a key of the job: section.key=value (repeatable)")
       ->option_text("KEY=VALUE")
       ->expected(1)
@@ -37,16 +39,19 @@ int run(int argc, char** argv) {
       ->take_all();
 
   JobArguments check_arguments;
-  CLI::App* check = cli.add_subcommand("check", "Validate a job and print it resolved, with parameters and bytes per stage");
+  CLI::App* check = cli.add_subcommand(
+      "check", "Validate a job and print it resolved, with parameters and bytes per stage");
   add_job_options(*check, check_arguments);
 
   PlanArguments plan_arguments;
-  CLI::App* plan = cli.add_subcommand("plan", "Show a job's pipeline schedule: grid, bubble, activations in flight");
+  CLI::App* plan =
+      cli.add_subcommand("plan", "Show a job's pipeline schedule: grid, bubble, activations in flight");
   add_job_options(*plan, plan_arguments);
   plan->add_option("--format", plan_arguments.format, "text, csv or json")
       ->check(CLI::IsMember({"text", "csv", "json"}))
       ->capture_default_str();
-  plan->add_option("-o,--output", plan_arguments.output, "Write to FILE instead of standard output")->option_text("FILE");
+  plan->add_option("-o,--output", plan_arguments.output, "Write to FILE instead of standard output")
+      ->option_text("FILE");
 
   std::string checkpoint_dir;
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
@@ -66,7 +71,8 @@ int run(int argc, char** argv) {
   if (*plan) return pptrain::app::plan(plan_arguments);
   if (*verify) return pptrain::app::verify(checkpoint_dir);
   if (*config) return schema ? pptrain::app::print_schema() : pptrain::app::print_reference();
-  if (train_arguments.config.empty()) throw pptrain::UsageError("--config is required: pptrain --config job.toml (see --help)");
+  if (train_arguments.config.empty())
+    throw pptrain::UsageError("--config is required: pptrain --config job.toml (see --help)");
   return pptrain::app::train(train_arguments);
 }
 

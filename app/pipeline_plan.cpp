@@ -9,8 +9,10 @@ namespace pptrain::app {
 std::vector<std::pair<int, int>> stage_layers(const config::JobConfig& job, int64_t layers) {
   const config::DistributedSection& d = job.distributed;
   const int stages = static_cast<int>(d.pp);
-  if (!d.pp_split.empty()) return pipeline::explicit_layer_assignment(static_cast<int>(layers), stages, d.pp_split);
-  return pipeline::compute_layer_assignment(static_cast<int>(layers), stages, d.pp_embedding_weight, d.pp_head_weight);
+  if (!d.pp_split.empty())
+    return pipeline::explicit_layer_assignment(static_cast<int>(layers), stages, d.pp_split);
+  return pipeline::compute_layer_assignment(static_cast<int>(layers), stages, d.pp_embedding_weight,
+                                            d.pp_head_weight);
 }
 
 schedule::Schedule training_compute(const config::JobConfig& job) {
@@ -20,6 +22,8 @@ schedule::Schedule training_compute(const config::JobConfig& job) {
                                   .stages_per_rank = 1});
 }
 
-schedule::Schedule training_schedule(const config::JobConfig& job) { return schedule::lower(training_compute(job)); }
+schedule::Schedule training_schedule(const config::JobConfig& job) {
+  return schedule::lower(training_compute(job));
+}
 
 }  // namespace pptrain::app

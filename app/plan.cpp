@@ -29,29 +29,36 @@ schedule::Costs modelled_costs(const config::JobConfig& job) {
   const pipeline::LayerAssignment layers = stage_layers(job, model.layers);
   std::vector<models::StageCost> stages;
   for (size_t i = 0; i < layers.size(); ++i) {
-    stages.push_back(models::stage_cost(model, models::stage_slice(layers, static_cast<int>(i)), job.train.micro_batch_size,
-                                        job.train.seq_len));
+    stages.push_back(models::stage_cost(model, models::stage_slice(layers, static_cast<int>(i)),
+                                        job.train.micro_batch_size, job.train.seq_len));
   }
   const double unit = std::ranges::min(stages, {}, &models::StageCost::forward).forward;
   schedule::Costs costs;
   for (const models::StageCost& s : stages) {
-    costs.stages.push_back({.forward = s.forward / unit, .backward_input = s.input / unit, .backward_weight = s.weight / unit});
+    costs.stages.push_back(
+        {.forward = s.forward / unit, .backward_input = s.input / unit, .backward_weight = s.weight / unit});
   }
   return costs;
 }
 
-std::string text_plan(const config::JobConfig& job, const schedule::Schedule& compute, double uniform_bubble, bool colour) {
+std::string text_plan(const config::JobConfig& job, const schedule::Schedule& compute, double uniform_bubble,
+                      bool colour) {
   const schedule::Simulation simulation = schedule::simulate(compute, modelled_costs(job));
-  std::string out = fmt::format("{} on {} pipeline ranks, {} microbatches; times in forwards of the cheapest stage, by modelled FLOPs\n\n",
-                                job.distributed.pp_schedule, compute.ranks, compute.microbatches);
+  std::string out = fmt::format(
+      "{} on {} pipeline ranks, {} microbatches; times in forwards of the cheapest stage, by modelled "
+      "FLOPs\n\n",
+      job.distributed.pp_schedule, compute.ranks, compute.microbatches);
   out += schedule::render_text(compute, simulation, {.colour = colour});
-  out += fmt::format("\nbubble {:.1f} % of the step with these stages; {:.1f} % if all stages cost the same and B = 2 F\n",
-                     100 * simulation.bubble(), 100 * uniform_bubble);
+  out += fmt::format(
+      "\nbubble {:.1f} % of the step with these stages; {:.1f} % if all stages cost the same and B = 2 F\n",
+      100 * simulation.bubble(), 100 * uniform_bubble);
   return out;
 }
 
-std::string json_plan(const config::JobConfig& job, const schedule::Schedule& lowered, double uniform_bubble) {
-  auto plan = nlohmann::ordered_json::parse(schedule::render_json(lowered, schedule::simulate(lowered, modelled_costs(job))));
+std::string json_plan(const config::JobConfig& job, const schedule::Schedule& lowered,
+                      double uniform_bubble) {
+  auto plan = nlohmann::ordered_json::parse(
+      schedule::render_json(lowered, schedule::simulate(lowered, modelled_costs(job))));
   plan["uniform_bubble"] = uniform_bubble;
   return plan.dump(2) + '\n';
 }
@@ -69,7 +76,8 @@ int plan(const PlanArguments& arguments) {
   } else if (arguments.format == "json") {
     text = json_plan(job, lowered, uniform_bubble);
   } else {
-    const bool colour = arguments.output.empty() && isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
+    const bool colour =
+        arguments.output.empty() && isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
     text = text_plan(job, compute, uniform_bubble, colour);
   }
   if (arguments.output.empty()) {

@@ -15,7 +15,9 @@ namespace {
 
 constexpr const char* model_file = "model";
 
-at::ScalarType compute_dtype(const config::JobConfig& job) { return job.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
+at::ScalarType compute_dtype(const config::JobConfig& job) {
+  return job.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+}
 
 }  // namespace
 
@@ -24,7 +26,8 @@ RankModel::RankModel(RunContext& context, const std::vector<std::pair<int, int>>
     : context_(context), placement_(placement) {
   for (const int index : placement.stages_of(context.mesh.coordinate(mesh::Axis::pp))) {
     Part part;
-    part.stage = std::make_unique<models::TransformerStage>(context.model, models::stage_slice(layers, index));
+    part.stage =
+        std::make_unique<models::TransformerStage>(context.model, models::stage_slice(layers, index));
     part.stage->materialise(context.device, compute_dtype(context.job));
     part.optimizer = std::make_unique<optim::AdamW>(part.stage->parameters(), context.job.optimizer);
     parts_.push_back(std::move(part));
@@ -66,9 +69,12 @@ void RankModel::initialise() {
 }
 
 void RankModel::load(const checkpoint::Reader& reader) {
-  const auto source = [&](const nn::Parameter& p) { return is_tied_copy(p) ? std::string("embed.weight") : p.spec.name; };
+  const auto source = [&](const nn::Parameter& p) {
+    return is_tied_copy(p) ? std::string("embed.weight") : p.spec.name;
+  };
   for (Part& part : parts_) {
-    for (nn::Parameter& p : part.stage->parameters().parameters()) reader.read(model_file, source(p), p.master);
+    for (nn::Parameter& p : part.stage->parameters().parameters())
+      reader.read(model_file, source(p), p.master);
     part.stage->parameters().refresh_compute();
     for (const optim::StateTensor& state : part.optimizer->state()) {
       reader.read(state.file, source(*state.parameter), state.tensor);
@@ -88,7 +94,8 @@ std::vector<checkpoint::StageContents> RankModel::contents() const {
       if (!is_tied_copy(p)) stage.files[model_file].push_back({p.spec.name, p.master});
     }
     for (const optim::StateTensor& state : part.optimizer->state()) {
-      if (!is_tied_copy(*state.parameter)) stage.files[state.file].push_back({state.parameter->spec.name, state.tensor});
+      if (!is_tied_copy(*state.parameter))
+        stage.files[state.file].push_back({state.parameter->spec.name, state.tensor});
     }
   }
   return result;
@@ -114,7 +121,8 @@ void RankModel::sum_tied_gradients() {
     if (part.stage->is_first()) embedding = part.stage->embedding_weight()->grad;
     if (part.stage->is_last()) head = part.stage->head_weight()->grad;
   }
-  pipeline::sum_tied_gradient(context_.mesh.along(mesh::Axis::pp), placement_.rank_of(0), last_stage_rank(), embedding, head);
+  pipeline::sum_tied_gradient(context_.mesh.along(mesh::Axis::pp), placement_.rank_of(0), last_stage_rank(),
+                              embedding, head);
 }
 
 double RankModel::gradient_norm() {

@@ -1,4 +1,5 @@
-// One rank's share of the model: its stages, their optimizers, and what ties them to the other ranks once a step.
+// One rank's share of the model: its stages, their optimizers, and what ties them to the other ranks once a
+// step.
 #pragma once
 
 #include <memory>
@@ -17,7 +18,8 @@ namespace pptrain::app {
 class RankModel {
  public:
   // Builds this rank's stages of `layers` ([start, end) of each stage) and materialises them, without values.
-  RankModel(RunContext& context, const std::vector<std::pair<int, int>>& layers, const schedule::Schedule& placement);
+  RankModel(RunContext& context, const std::vector<std::pair<int, int>>& layers,
+            const schedule::Schedule& placement);
 
   std::vector<pipeline::Stage*> stages();
 
@@ -28,13 +30,14 @@ class RankModel {
   std::vector<checkpoint::StageContents> contents() const;
 
   void zero_grad();
-  void discard();                         // drops records of a failed step
+  void discard();                                 // drops records of a failed step
   void reduce_gradients(pipeline::Stage& stage);  // sum over the data-parallel axis
   void sum_tied_gradients();
-  double gradient_norm();                 // of the summed, unscaled gradient, over the whole model
+  double gradient_norm();  // of the summed, unscaled gradient, over the whole model
   void apply(double lr, double grad_scale);
 
-  // Sums over all ranks, equal everywhere: {loss, valid tokens}, and `extra` as known on the last stage's rank.
+  // Sums over all ranks, equal everywhere: {loss, valid tokens}, and `extra` as known on the last stage's
+  // rank.
   pipeline::LossSum global_loss();
 
   int64_t optimizer_step() const { return optimizer_step_; }

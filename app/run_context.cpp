@@ -24,8 +24,10 @@ at::Device choose_device(const config::JobConfig& job, int local_rank) {
   if (job.run.device == "cpu") return at::kCPU;
   const int count = kernels::gpu_count();
   if (count == 0) {
-    throw UsageError("run.device: \"cuda\" is asked for, but no GPU was found (or this pptrain was built without CUDA). Use "
-                     "run.device = \"cpu\", or check nvidia-smi and build where nvcc is on PATH.");
+    throw UsageError(
+        "run.device: \"cuda\" is asked for, but no GPU was found (or this pptrain was built without CUDA). "
+        "Use "
+        "run.device = \"cpu\", or check nvidia-smi and build where nvcc is on PATH.");
   }
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % count)};
 }
@@ -51,7 +53,8 @@ int named(const mesh::MeshShape& shape, int rank, Body&& body) {
 
 class RankStart {
  public:
-  RankStart(const config::JobConfig& job, const models::ModelConfig& model, const std::function<int(RunContext&)>& body)
+  RankStart(const config::JobConfig& job, const models::ModelConfig& model,
+            const std::function<int(RunContext&)>& body)
       : job_(job), model_(model), shape_(mesh_shape(job)), body_(body) {}
 
   int operator()(comm::Communicator& host, int local_rank, bool use_nccl) const {
@@ -101,12 +104,13 @@ int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)
     });
     return code;
   }
+  mesh::check_world_size(start.shape(), launch.world_size);  // before any transport is set up
   const std::unique_ptr<comm::Communicator> world = comm::make_world(launch);
   try {
     return start(*world, launch.local_rank, /*use_nccl=*/true);
   } catch (const UsageError& error) {
-    // As a rule every rank finds the same fault, and rank 0 says it and ends with exit code 2. A fault of this rank's
-    // host alone is said here, after rank 0 had the time to.
+    // As a rule every rank finds the same fault, and rank 0 says it and ends with exit code 2. A fault of
+    // this rank's host alone is said here, after rank 0 had the time to.
     if (world->rank() != 0) {
       std::this_thread::sleep_for(std::chrono::seconds(1));
       world->abort(error.what());

@@ -20,9 +20,10 @@ struct RunContext {
   bool root() const { return mesh.rank() == 0; }  // the one rank that prints and writes metrics
 };
 
-// Starts this process's ranks as the launcher (or its absence) says, and runs `body` on each, under inference mode and
-// with run.threads CPU threads. Returns the exit code of rank 0's body (of this process's rank, under a launcher).
-// Throws UsageError where the launch contradicts the job, and Error naming the rank that failed.
+// Starts this process's ranks as the launcher (or its absence) says, and runs `body` on each, under inference
+// mode and with run.threads CPU threads. Returns the exit code of rank 0's body (of this process's rank,
+// under a launcher). Throws UsageError where the launch contradicts the job, and Error naming the rank that
+// failed.
 int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)>& body);
 
 // The mesh that a job asks for.

@@ -22,7 +22,8 @@ std::optional<int64_t> step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   constexpr std::string_view prefix = "step_";
   if (!name.starts_with(prefix) || name.size() == prefix.size()) return std::nullopt;
-  if (name.find_first_not_of("0123456789", prefix.size()) != std::string::npos || name.size() > 18 + prefix.size()) {
+  if (name.find_first_not_of("0123456789", prefix.size()) != std::string::npos ||
+      name.size() > 18 + prefix.size()) {
     return std::nullopt;
   }
   return std::stoll(name.substr(prefix.size()));
@@ -63,11 +64,11 @@ void set_aside_later_checkpoints(const fs::path& checkpoint_root, int64_t step) 
     if (!error) fs::rename(folder, aside / folder.filename(), error);
   }
   if (error) {
-    throw Error(fmt::format("cannot move earlier checkpoints from {} to {}: {}", checkpoint_root.string(), aside.string(),
-                            error.message()));
+    throw Error(fmt::format("cannot move earlier checkpoints from {} to {}: {}", checkpoint_root.string(),
+                            aside.string(), error.message()));
   }
-  spdlog::info("an earlier run left {} checkpoint{} after step {}: moved to {}", later.size(), later.size() == 1 ? "" : "s",
-               step, aside.string());
+  spdlog::info("an earlier run left {} checkpoint{} after step {}: moved to {}", later.size(),
+               later.size() == 1 ? "" : "s", step, aside.string());
 }
 
 void prepare_run_dir(const config::JobConfig& job) {

@@ -8,12 +8,13 @@
 
 namespace pptrain::app {
 
-// The checkpoint that checkpoint.resume asks for: the newest sound one (auto), the named step folder or the newest under
-// a named checkpoints folder (PATH), or none. Prints what it passed over. Throws Error where PATH holds none.
+// The checkpoint that checkpoint.resume asks for: the newest sound one (auto), the named step folder or the
+// newest under a named checkpoints folder (PATH), or none. Prints what it passed over. Throws Error where
+// PATH holds none.
 std::optional<std::filesystem::path> choose_checkpoint(const config::JobConfig& job);
 
-// Moves checkpoints of steps after `step` from an earlier run out of the way, to checkpoints.1, .2, ...: nothing is
-// deleted, and the run to come can never be mistaken for them. Prints what it moved.
+// Moves checkpoints of steps after `step` from an earlier run out of the way, to checkpoints.1, .2, ...:
+// nothing is deleted, and the run to come can never be mistaken for them. Prints what it moved.
 void set_aside_later_checkpoints(const std::filesystem::path& checkpoint_root, int64_t step);
 
 // Creates the folder and writes the resolved job to job.toml. Throws Error that names what cannot be written.

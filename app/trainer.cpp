@@ -24,17 +24,22 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// PyTorch's clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below 1.
-double clip_coefficient(double norm, double max_norm) { return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0; }
-
-data::DataLoader open_training_data(const RunContext& context) {
-  return {open_data(context.job, context.model.vocab).train, loader_options(context), context.job.data.shuffle,
-          static_cast<uint64_t>(context.job.run.seed)};
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-checkpoint::Layout describe_layout(const config::JobConfig& job, const std::vector<std::pair<int, int>>& layers) {
+// PyTorch's clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below 1.
+double clip_coefficient(double norm, double max_norm) {
+  return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+}
+
+data::DataLoader open_training_data(const RunContext& context) {
+  return {open_data(context.job, context.model.vocab).train, loader_options(context),
+          context.job.data.shuffle, static_cast<uint64_t>(context.job.run.seed)};
+}
+
+checkpoint::Layout describe_layout(const config::JobConfig& job,
+                                   const std::vector<std::pair<int, int>>& layers) {
   std::string split;
   for (const auto& [begin, end] : layers) split += fmt::format("{}{}", split.empty() ? "" : ",", end - begin);
   return {{"pp", std::to_string(job.distributed.pp)},
@@ -54,7 +59,8 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       schedule_(training_schedule(context.job)),
       model_(context, layers_, schedule_),
       loader_(open_training_data(context)),
-      executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), schedule_, pipeline::Executor::Mode::train),
+      executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), schedule_,
+                pipeline::Executor::Mode::train),
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.on_reduce_grad([this](pipeline::Stage& stage) { model_.reduce_gradients(stage); });
@@ -69,9 +75,11 @@ int Trainer::run() {
   const int64_t steps = context_.job.train.steps;
   if (state_.step >= steps) {
     if (context_.root()) {
-      spdlog::info("nothing to do: {} is at step {} of {}. Start anew with --set checkpoint.resume=none, or train on with "
-                   "a larger train.steps.",
-                   context_.job.run.dir, state_.step, steps);
+      spdlog::info(
+          "nothing to do: {} is at step {} of {}. Start anew with --set checkpoint.resume=none, or train on "
+          "with "
+          "a larger train.steps.",
+          context_.job.run.dir, state_.step, steps);
     }
     return 0;
   }
@@ -105,14 +113,18 @@ void Trainer::start() {
     const checkpoint::Reader reader(chosen);
     state_ = reader.state();
     if (state_.seed != static_cast<uint64_t>(context_.job.run.seed)) {
-      throw Error(fmt::format("run.seed is {}, but {} was trained with seed {}: its data order cannot be continued. Set "
-                              "run.seed = {}, or start anew with checkpoint.resume = \"none\".",
-                              context_.job.run.seed, chosen, state_.seed, state_.seed));
+      throw Error(fmt::format(
+          "run.seed is {}, but {} was trained with seed {}: its data order cannot be continued. Set "
+          "run.seed = {}, or start anew with checkpoint.resume = \"none\".",
+          context_.job.run.seed, chosen, state_.seed, state_.seed));
     }
     const auto seq_len = reader.layout().find("seq_len");
-    if (context_.root() && seq_len != reader.layout().end() && seq_len->second != std::to_string(context_.job.train.seq_len)) {
-      spdlog::warn("train.seq_len was {} in {}: samples are cut anew, so this run does not continue the same data order",
-                   seq_len->second, chosen);
+    if (context_.root() && seq_len != reader.layout().end() &&
+        seq_len->second != std::to_string(context_.job.train.seq_len)) {
+      spdlog::warn(
+          "train.seq_len was {} in {}: samples are cut anew, so this run does not continue the same data "
+          "order",
+          seq_len->second, chosen);
     }
     model_.load(reader);
     anomaly_.restore(state_.skipped_in_a_row, state_.skipped);
@@ -131,27 +143,33 @@ void Trainer::start() {
 void Trainer::announce() const {
   const config::JobConfig& job = context_.job;
   std::string split;
-  for (const auto& [begin, end] : layers_) split += fmt::format("{}{}", split.empty() ? "" : "+", end - begin);
+  for (const auto& [begin, end] : layers_)
+    split += fmt::format("{}{}", split.empty() ? "" : "+", end - begin);
   spdlog::info("pptrain: {} of {:.2f} M parameters, {} on {} x {} rank{}, {}", job.model.arch,
-               static_cast<double>(models::parameter_count(context_.model)) / 1e6, context_.mesh.shape().describe(),
-               context_.mesh.shape().world_size(), context_.device.str(), context_.mesh.shape().world_size() == 1 ? "" : "s",
-               job.train.dtype);
-  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {} x {} tokens a step{}", job.distributed.pp_schedule, split,
-               job.train.grad_accum_steps, job.train.micro_batch_size, job.train.seq_len,
-               job.distributed.dp_replicate > 1 ? fmt::format(" on each of {} replicas", job.distributed.dp_replicate) : "");
+               static_cast<double>(models::parameter_count(context_.model)) / 1e6,
+               context_.mesh.shape().describe(), context_.mesh.shape().world_size(), context_.device.str(),
+               context_.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
+  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {} x {} tokens a step{}",
+               job.distributed.pp_schedule, split, job.train.grad_accum_steps, job.train.micro_batch_size,
+               job.train.seq_len,
+               job.distributed.dp_replicate > 1
+                   ? fmt::format(" on each of {} replicas", job.distributed.dp_replicate)
+                   : "");
   spdlog::info("output in {}", job.run.dir);
 }
 
 void Trainer::open_sinks() {
   const config::JobConfig& job = context_.job;
-  sinks_.push_back(std::make_unique<metrics::JsonlSink>(fs::path(job.run.dir) / "metrics.jsonl", state_.step));
+  sinks_.push_back(
+      std::make_unique<metrics::JsonlSink>(fs::path(job.run.dir) / "metrics.jsonl", state_.step));
   if (isatty(STDOUT_FILENO) != 0) {
     sinks_.push_back(std::make_unique<metrics::ProgressSink>(stdout, state_.step, job.train.steps));
   } else {
     sinks_.push_back(std::make_unique<metrics::LineSink>(stdout, job.metrics.log_interval, job.train.steps));
   }
-  const double each = job.metrics.peak_tflops > 0 ? job.metrics.peak_tflops * 1e12
-                                                  : metrics::peak_flops(context_.device, job.train.dtype == "bf16");
+  const double each = job.metrics.peak_tflops > 0
+                          ? job.metrics.peak_tflops * 1e12
+                          : metrics::peak_flops(context_.device, job.train.dtype == "bf16");
   peak_flops_ = each * context_.mesh.shape().world_size();
 }
 
@@ -215,18 +233,22 @@ fs::path Trainer::save() {
   return folder;
 }
 
-bool Trainer::stop_requested() { return comm::any(context_.mesh.world(), shutdown_.requested()); }
+bool Trainer::stop_requested() {
+  return comm::any(context_.mesh.world(), shutdown_.requested());
+}
 
 int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
   sinks_.clear();
   if (!context_.root()) return stopped ? 3 : 0;
   const fs::path folder = checkpoint_root_ / fmt::format("step_{}", state_.step);
   if (stopped) {
-    spdlog::info("stopped by a signal at step {}; saved {}. Run the same command to resume.", state_.step, folder.string());
+    spdlog::info("stopped by a signal at step {}; saved {}. Run the same command to resume.", state_.step,
+                 folder.string());
     return 3;
   }
   if (eval_loss) {
-    spdlog::info("done: {} steps, validation loss {:.4f} nats per token; checkpoint in {}", state_.step, *eval_loss, folder.string());
+    spdlog::info("done: {} steps, validation loss {:.4f} nats per token; checkpoint in {}", state_.step,
+                 *eval_loss, folder.string());
   } else {
     spdlog::info("done: {} steps; checkpoint in {}", state_.step, folder.string());
   }

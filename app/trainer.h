@@ -21,7 +21,8 @@ namespace pptrain::app {
 
 class Trainer {
  public:
-  // `shutdown` is asked between steps; it may be shared by all ranks of a process. Collective, as everything here.
+  // `shutdown` is asked between steps; it may be shared by all ranks of a process. Collective, as everything
+  // here.
   Trainer(RunContext& context, const fault::Shutdown& shutdown);
   ~Trainer();
 

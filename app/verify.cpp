@@ -14,10 +14,12 @@ namespace pptrain::app {
 namespace fs = std::filesystem;
 
 int verify(const std::string& checkpoint_dir) {
-  if (!fs::is_directory(checkpoint_dir)) throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
+  if (!fs::is_directory(checkpoint_dir))
+    throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
   std::vector<fs::path> folders;
   for (const auto& entry : fs::directory_iterator(checkpoint_dir)) {
-    if (entry.is_directory() && entry.path().filename().string().starts_with("step_")) folders.push_back(entry.path());
+    if (entry.is_directory() && entry.path().filename().string().starts_with("step_"))
+      folders.push_back(entry.path());
   }
   if (folders.empty()) folders.push_back(checkpoint_dir);
   std::ranges::sort(folders);

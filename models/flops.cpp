@@ -28,8 +28,13 @@ int64_t head_matmul_parameters(const ModelConfig& model) {
 }
 
 int64_t parameter_count(const ModelConfig& model) {
-  const StageSlice whole{.index = 0, .first_layer = 0, .end_layer = static_cast<int>(model.layers), .embedding = true, .head = true};
-  return stage_size(model, whole, /*bfloat16=*/false).parameters - (model.tied ? model.vocab * model.hidden : 0);
+  const StageSlice whole{.index = 0,
+                         .first_layer = 0,
+                         .end_layer = static_cast<int>(model.layers),
+                         .embedding = true,
+                         .head = true};
+  return stage_size(model, whole, /*bfloat16=*/false).parameters -
+         (model.tied ? model.vocab * model.hidden : 0);
 }
 
 double flops_per_token(const ModelConfig& model, int64_t seq) {

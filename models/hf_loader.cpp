@@ -25,16 +25,18 @@ std::optional<int> layer_of(std::string_view global) {
   return layer;
 }
 
-// A weight that the file has and the model lacks (a bias, most likely) would give wrong results without a word.
+// A weight that the file has and the model lacks (a bias, most likely) would give wrong results without a
+// word.
 void refuse_left_over(TransformerStage& stage, const io::HfCheckpoint& checkpoint) {
   for (const std::string& name : checkpoint.names()) {
     const auto global = global_name(name);
     const auto layer = global ? layer_of(*global) : std::nullopt;
     if (layer && *layer >= stage.slice().first_layer && *layer < stage.slice().end_layer &&
         stage.parameters().find(*global) == nullptr) {
-      throw Error(fmt::format("{}: tensor {} has no place in this {} model: do its config.json and [model] describe "
-                              "these weights (biases, q_norm and k_norm)?",
-                              checkpoint.folder().string(), name, stage.model().arch));
+      throw Error(
+          fmt::format("{}: tensor {} has no place in this {} model: do its config.json and [model] describe "
+                      "these weights (biases, q_norm and k_norm)?",
+                      checkpoint.folder().string(), name, stage.model().arch));
     }
   }
 }
@@ -48,8 +50,8 @@ void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_di
     const std::string name = hf_name(parameter.spec.name, stage.tied());
     const at::Tensor stored = checkpoint.tensor(name);
     if (stored.sizes() != parameter.master.sizes()) {
-      throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]", hf_dir.string(), name,
-                              fmt::join(stored.sizes(), ", "), parameter.spec.name,
+      throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]", hf_dir.string(),
+                              name, fmt::join(stored.sizes(), ", "), parameter.spec.name,
                               fmt::join(parameter.master.sizes(), ", ")));
     }
     if (!stored.is_floating_point()) {

@@ -283,7 +283,8 @@ void add_eval_and_metrics(std::vector<Option>& options) {
       .between(1, max_steps);
   metrics
       .add("peak_tflops", &MetricsSection::peak_tflops,
-           "TFLOP/s of one rank's device, what mfu is a fraction of. 0: the data sheet's dense bf16 rate of a known GPU; on a "
+           "TFLOP/s of one rank's device, what mfu is a fraction of. 0: the data sheet's dense bf16 rate of "
+           "a known GPU; on a "
            "CPU, a matrix product timed at the start.")
       .between(0.0, 1e6);
 }

@@ -21,11 +21,14 @@ bool AnomalyGuard::accept(double loss, double grad_norm) {
   ++total_;
   if (in_a_row_ <= max_in_a_row_) return false;
   std::string report;
-  for (const Seen& seen : last_) report += fmt::format("\n  loss {:.6g}, grad norm {:.6g}", seen.loss, seen.grad_norm);
-  throw Error(fmt::format("the loss or gradient norm was not finite in {} steps in a row, more than train.max_skipped_steps = {} "
-                          "allow; weights are those before the first of them. The last steps, oldest first:{}\nLower optimizer.lr, "
-                          "lengthen lr_schedule.warmup_steps, or look at the data of these steps.",
-                          in_a_row_, max_in_a_row_, report));
+  for (const Seen& seen : last_)
+    report += fmt::format("\n  loss {:.6g}, grad norm {:.6g}", seen.loss, seen.grad_norm);
+  throw Error(fmt::format(
+      "the loss or gradient norm was not finite in {} steps in a row, more than train.max_skipped_steps = {} "
+      "allow; weights are those before the first of them. The last steps, oldest first:{}\nLower "
+      "optimizer.lr, "
+      "lengthen lr_schedule.warmup_steps, or look at the data of these steps.",
+      in_a_row_, max_in_a_row_, report));
 }
 
 void AnomalyGuard::restore(int64_t in_a_row, int64_t total) {

@@ -6,15 +6,15 @@
 
 namespace pptrain::fault {
 
-// Decides whether a step counts. It sees the global loss and norm, which have the same bits on every rank, so that all
-// ranks decide alike.
+// Decides whether a step counts. It sees the global loss and norm, which have the same bits on every rank, so
+// that all ranks decide alike.
 class AnomalyGuard {
  public:
   // max_in_a_row: skipped steps in a row after which the run fails; 0: the first one fails it.
   explicit AnomalyGuard(int64_t max_in_a_row) : max_in_a_row_(max_in_a_row) {}
 
-  // True where both are finite: apply the step. False: skip it. Throws Error with the last steps' figures once more than
-  // max_in_a_row would have been skipped without a break.
+  // True where both are finite: apply the step. False: skip it. Throws Error with the last steps' figures
+  // once more than max_in_a_row would have been skipped without a break.
   bool accept(double loss, double grad_norm);
 
   int64_t in_a_row() const { return in_a_row_; }

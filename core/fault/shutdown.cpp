@@ -24,7 +24,7 @@ void handle(int signal) {
 Shutdown::Shutdown() {
   flag = false;
   interrupts = 0;
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
@@ -35,6 +35,8 @@ Shutdown::~Shutdown() {
   for (size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &previous_[i], nullptr);
 }
 
-bool Shutdown::requested() const { return flag; }
+bool Shutdown::requested() const {
+  return flag;
+}
 
 }  // namespace pptrain::fault

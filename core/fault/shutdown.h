@@ -7,8 +7,8 @@
 
 namespace pptrain::fault {
 
-// While it lives, SIGTERM, SIGINT and SIGUSR1 only set a flag; a second SIGINT ends the process at once (exit code 130).
-// The earlier handlers come back on destruction. One at a time in a process.
+// While it lives, SIGTERM, SIGINT and SIGUSR1 only set a flag; a second SIGINT ends the process at once (exit
+// code 130). The earlier handlers come back on destruction. One at a time in a process.
 class Shutdown {
  public:
   Shutdown();

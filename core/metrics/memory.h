@@ -7,8 +7,8 @@
 
 namespace pptrain::metrics {
 
-// Peak so far, in bytes: resident memory of this process (all its ranks) for the CPU, else what the device's allocator
-// handed out.
+// Peak so far, in bytes: resident memory of this process (all its ranks) for the CPU, else what the device's
+// allocator handed out.
 int64_t peak_memory_bytes(c10::Device device);
 
 }  // namespace pptrain::metrics

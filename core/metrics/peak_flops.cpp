@@ -16,10 +16,18 @@ namespace pptrain::metrics {
 
 namespace {
 
-// Dense bf16 tensor-core rates from NVIDIA's data sheets, in TFLOP/s; the first name contained in the device's counts.
+// Dense bf16 tensor-core rates from NVIDIA's data sheets, in TFLOP/s; the first name contained in the
+// device's counts.
 constexpr std::array<std::pair<std::string_view, double>, 9> gpu_tflops{{
-    {"H100 PCIe", 756}, {"H100", 989}, {"H200", 989}, {"B200", 2250}, {"A100", 312}, {"L40S", 362}, {"L4", 121},
-    {"RTX 4090", 165}, {"A10", 125},
+    {"H100 PCIe", 756},
+    {"H100", 989},
+    {"H200", 989},
+    {"B200", 2250},
+    {"A100", 312},
+    {"L40S", 362},
+    {"L4", 121},
+    {"RTX 4090", 165},
+    {"A10", 125},
 }};
 
 double measured_product_rate(bool bf16) {

@@ -6,8 +6,8 @@
 namespace pptrain::metrics {
 
 // FLOP/s of one rank's device: the published dense bf16 rate of a known GPU (for float32 jobs too), and on
-// a CPU the best of a few matrix products [1024 x 1024] run now with this thread's number of threads (about 20 ms).
-// 0 for a GPU that is not in the table.
+// a CPU the best of a few matrix products [1024 x 1024] run now with this thread's number of threads (about
+// 20 ms). 0 for a GPU that is not in the table.
 double peak_flops(c10::Device device, bool bf16);
 
 }  // namespace pptrain::metrics

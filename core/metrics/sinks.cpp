@@ -29,7 +29,8 @@ std::string clock_time(double seconds) {
   return fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
-// Keeps the lines of `file` whose step is at most `last`. A line that is not JSON (cut by a crash) is dropped.
+// Keeps the lines of `file` whose step is at most `last`. A line that is not JSON (cut by a crash) is
+// dropped.
 void drop_after(const std::filesystem::path& file, int64_t last) {
   std::ifstream in(file);
   if (!in) return;
@@ -43,7 +44,8 @@ void drop_after(const std::filesystem::path& file, int64_t last) {
   {
     std::ofstream out(temporary, std::ios::trunc);
     out << kept;
-    if (!out.flush()) throw Error(fmt::format("cannot write {}: {}", temporary.string(), std::strerror(errno)));
+    if (!out.flush())
+      throw Error(fmt::format("cannot write {}: {}", temporary.string(), std::strerror(errno)));
   }
   std::filesystem::rename(temporary, file);
 }
@@ -65,18 +67,21 @@ std::string to_json(const StepRecord& r) {
 }
 
 std::string to_json(const EvalRecord& r) {
-  return Json{{"step", r.step}, {"eval_loss", r.loss}, {"eval_tokens", r.tokens}, {"eval_time_s", r.time_s}}.dump();
+  return Json{{"step", r.step}, {"eval_loss", r.loss}, {"eval_tokens", r.tokens}, {"eval_time_s", r.time_s}}
+      .dump();
 }
 
 std::string format_line(const StepRecord& r, int64_t last_step) {
-  return fmt::format("step {}/{}  loss {:.4f}  lr {:.3e}  grad_norm {:.4f}  tok/s {}  mfu {:.1f}%  mem {:.2f} GB  step_time {:.3f} s{}",
-                     r.step, last_step, r.loss, r.lr, r.grad_norm, with_commas(std::llround(r.tokens_per_s)), 100 * r.mfu,
-                     r.memory_gb, r.step_time_s, r.skipped ? "  SKIPPED: not finite" : "");
+  return fmt::format(
+      "step {}/{}  loss {:.4f}  lr {:.3e}  grad_norm {:.4f}  tok/s {}  mfu {:.1f}%  mem {:.2f} GB  step_time "
+      "{:.3f} s{}",
+      r.step, last_step, r.loss, r.lr, r.grad_norm, with_commas(std::llround(r.tokens_per_s)), 100 * r.mfu,
+      r.memory_gb, r.step_time_s, r.skipped ? "  SKIPPED: not finite" : "");
 }
 
 std::string format_line(const EvalRecord& r) {
-  return fmt::format("step {}  validation loss {:.4f} nats per token  ({} tokens in {:.1f} s)", r.step, r.loss,
-                     with_commas(r.tokens), r.time_s);
+  return fmt::format("step {}  validation loss {:.4f} nats per token  ({} tokens in {:.1f} s)", r.step,
+                     r.loss, with_commas(r.tokens), r.time_s);
 }
 
 JsonlSink::JsonlSink(const std::filesystem::path& file, int64_t resumed_step) : path_(file) {
@@ -85,12 +90,17 @@ JsonlSink::JsonlSink(const std::filesystem::path& file, int64_t resumed_step) : 
   if (!file_) throw Error(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
 }
 
-void JsonlSink::step(const StepRecord& record) { write(to_json(record)); }
-void JsonlSink::eval(const EvalRecord& record) { write(to_json(record)); }
+void JsonlSink::step(const StepRecord& record) {
+  write(to_json(record));
+}
+void JsonlSink::eval(const EvalRecord& record) {
+  write(to_json(record));
+}
 
 void JsonlSink::write(const std::string& line) {
   const std::string text = line + '\n';
-  const bool ok = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() && std::fflush(file_.get()) == 0;
+  const bool ok =
+      std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() && std::fflush(file_.get()) == 0;
   if (!ok) throw Error(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
 }
 
@@ -137,9 +147,10 @@ void ProgressSink::step(const StepRecord& record) {
   const int64_t filled = std::clamp<int64_t>(width * (record.step - first_step_) / total, 0, width);
   std::string bar;
   for (int64_t i = 0; i < width; ++i) bar += i < filled ? "█" : "░";
-  fmt::print(out_, "\r\x1b[K{} {}/{}  loss {:.4f}  {} tok/s  {} left{}", bar, record.step, last_step_, record.loss,
-             with_commas(std::llround(record.tokens_per_s)),
-             clock_time(mean_time_ * static_cast<double>(last_step_ - record.step)), record.skipped ? "  SKIPPED" : "");
+  fmt::print(out_, "\r\x1b[K{} {}/{}  loss {:.4f}  {} tok/s  {} left{}", bar, record.step, last_step_,
+             record.loss, with_commas(std::llround(record.tokens_per_s)),
+             clock_time(mean_time_ * static_cast<double>(last_step_ - record.step)),
+             record.skipped ? "  SKIPPED" : "");
   std::fflush(out_);
   open_ = true;
 }

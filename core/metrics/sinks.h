@@ -19,8 +19,8 @@ class Sink {
   virtual void eval(const EvalRecord& record) = 0;
 };
 
-// One JSON object a line; floats with all their digits, null where not finite. Opening drops the lines of steps after
-// `resumed_step`, which the resumed run will write again. Throws Error that names the file.
+// One JSON object a line; floats with all their digits, null where not finite. Opening drops the lines of
+// steps after `resumed_step`, which the resumed run will write again. Throws Error that names the file.
 class JsonlSink : public Sink {
  public:
   JsonlSink(const std::filesystem::path& file, int64_t resumed_step);
@@ -36,7 +36,8 @@ class JsonlSink : public Sink {
   std::unique_ptr<std::FILE, Close> file_;
 };
 
-// One line for the first step and then every `interval` steps; rates are means over the steps since the last line.
+// One line for the first step and then every `interval` steps; rates are means over the steps since the last
+// line.
 class LineSink : public Sink {
  public:
   LineSink(std::FILE* out, int64_t interval, int64_t last_step);
@@ -52,7 +53,8 @@ class LineSink : public Sink {
   int64_t steps_ = 0;
 };
 
-// A bar that stays on one line of a terminal: step, loss, tokens/s, time left. Evaluations get lines of their own.
+// A bar that stays on one line of a terminal: step, loss, tokens/s, time left. Evaluations get lines of their
+// own.
 class ProgressSink : public Sink {
  public:
   ProgressSink(std::FILE* out, int64_t first_step, int64_t last_step);

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "parallel/comm/operands.h"
+#include "parallel/comm/rank_order_sum.h"
 #include "parallel/comm/split.h"
 
 namespace pptrain::comm {
@@ -29,19 +30,6 @@ void wait_all(const Works& works, const char* what) {
 
 int64_t bytes_of(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<int64_t>(tensor.element_size());
-}
-
-// own <- ((x0 + x1) + x2) + ... where x_me is `own` and the others are rows of `others` [size, n] (row `me`
-// unused). a + b has the bits of b + a, so the sum may start in either operand.
-void sum_in_rank_order(at::Tensor own, at::Tensor others, int me, int size) {
-  if (me == 0) {
-    for (int r = 1; r < size; ++r) own.add_(others.select(0, r));
-    return;
-  }
-  at::Tensor sum = others.select(0, 0);
-  for (int r = 1; r < me; ++r) sum.add_(others.select(0, r));
-  own.add_(sum);
-  for (int r = me + 1; r < size; ++r) own.add_(others.select(0, r));
 }
 
 void all_reduce_direct(Communicator& comm, at::Tensor flat) {
@@ -96,6 +84,18 @@ void all_reduce_chunked(Communicator& comm, at::Tensor flat, at::Tensor scratch)
 
 }  // namespace
 
+// a + b has the bits of b + a, so the sum may start in either operand.
+void sum_in_rank_order(at::Tensor own, at::Tensor others, int me, int size) {
+  if (me == 0) {
+    for (int r = 1; r < size; ++r) own.add_(others.select(0, r));
+    return;
+  }
+  at::Tensor sum = others.select(0, 0);
+  for (int r = 1; r < me; ++r) sum.add_(others.select(0, r));
+  own.add_(sum);
+  for (int r = me + 1; r < size; ++r) own.add_(others.select(0, r));
+}
+
 void Communicator::all_reduce_sum(at::Tensor tensor) {
   check_contiguous(tensor, "all_reduce_sum");
   if (size() == 1 || tensor.numel() == 0) return;
@@ -146,11 +146,7 @@ void Communicator::barrier() {
 void Communicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
   check_contiguous(tensor, "all_gather");
   check_contiguous(out, "all_gather");
-  if (out.dim() == 0 || out.size(0) != size() || out.numel() != size() * tensor.numel() ||
-      out.scalar_type() != tensor.scalar_type()) {
-    throw Error(fmt::format("all_gather: `out` ({}) must hold one row per rank of {} ({} ranks)",
-                            describe(out), describe(tensor), size()));
-  }
+  check_rows(out, tensor, size());
   const c10::InferenceMode guard;
   const at::Tensor mine = tensor.view({-1});
   const at::Tensor rows = out.view({size(), -1});

@@ -1,6 +1,7 @@
 // The transport interface: point-to-point with work handles, and collectives built on it. One communicator is
 // one group of ranks; calls on it are made by one thread, in the same order on all its ranks (sends and
-// receives of one pair of ranks match in order; there are no tags).
+// receives of one pair of ranks match in order; there are no tags). Collectives and split() exchange messages
+// of the same order: none may be called between an isend or irecv and its partner's counterpart.
 //
 // A failed or silent peer never leaves a rank waiting: every wait ends with PeerFailure when another rank has
 // failed, and with Error once the communicator's timeout has passed.

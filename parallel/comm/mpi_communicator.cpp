@@ -7,12 +7,16 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
 #include <exception>
 #include <list>
+#include <mutex>
 #include <thread>
+#include <utility>
 
 #include "parallel/comm/operands.h"
+#include "parallel/comm/signal_block.h"
 
 namespace pptrain::comm {
 namespace {
@@ -44,37 +48,14 @@ class Backoff {
     std::this_thread::sleep_for(nap_);
     nap_ = std::min(nap_ * 2, std::chrono::microseconds(200));
   }
-  bool napping() const { return rounds_ >= spins; }
+  // Past the spin: the clock may be looked at.
+  bool patient() const { return rounds_ >= spins; }
 
  private:
   static constexpr int spins = 100;
   static constexpr int yields = 2000;
   int rounds_ = 0;
   std::chrono::microseconds nap_{10};
-};
-
-// MPI_Init to MPI_Finalize; shared by all communicators.
-class Session {
- public:
-  Session() {
-    int initialized = 0;
-    check(MPI_Initialized(&initialized), "MPI_Initialized");
-    if (initialized) throw Error("MPI is initialised already: one MPI world per process");
-    int provided = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-    if (provided < MPI_THREAD_FUNNELED)
-      throw Error("this MPI does not support threads (MPI_THREAD_FUNNELED)");
-  }
-  ~Session() {
-    if (!failed && std::uncaught_exceptions() <= unwinding_) MPI_Finalize();
-  }
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
-
-  bool failed = false;  // after a failed wait, collective clean-up could hang
-
- private:
-  int unwinding_ = std::uncaught_exceptions();
 };
 
 // The requests of one message, with its memory.
@@ -84,6 +65,7 @@ struct Transfer {
   int64_t expected_last = 0;  // bytes of the last chunk, checked on receives
   bool is_send = false;
   int peer = 0;
+  bool pending = false;  // counted by the session
 
   bool test() {
     while (!requests.empty()) {
@@ -109,14 +91,100 @@ struct Transfer {
   }
 };
 
+// MPI_Init to MPI_Finalize; shared by all communicators.
+//
+// MPI moves a message only while the process is inside a call: between hosts, or on one host where the kernel
+// forbids reading another process' memory, a message of more than some KiB would wait until its sender has
+// finished computing. A thread therefore calls MPI every half millisecond while something is under way and
+// nobody waits inside MPI anyway.
+class Session {
+ public:
+  Session() {
+    int initialized = 0;
+    check(MPI_Initialized(&initialized), "MPI_Initialized");
+    if (initialized) throw Error("MPI is initialised already: one MPI world per process");
+    int provided = 0;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    if (provided < MPI_THREAD_SERIALIZED) {
+      throw Error("this MPI cannot be called by several threads in turn (MPI_THREAD_SERIALIZED)");
+    }
+    const SignalBlock block;
+    thread_ = std::jthread([this] { run(); });
+  }
+  ~Session() {
+    {
+      const std::lock_guard lock(mutex);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+    if (!failed && std::uncaught_exceptions() <= unwinding_) MPI_Finalize();
+  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Under the lock, as all that follows.
+  bool test(Transfer& transfer) {
+    try {
+      if (!transfer.test()) return false;
+    } catch (const Error&) {
+      forget(transfer);
+      throw;
+    }
+    forget(transfer);
+    return true;
+  }
+
+  // After a first test().
+  void count(Transfer& transfer) {
+    transfer.pending = true;
+    if (++pending_ == 1 && idle_) wake_.notify_all();
+  }
+
+  std::mutex mutex;     // one thread at a time calls MPI
+  bool failed = false;  // after a failed wait, collective clean-up could hang
+  int waiting = 0;      // threads that wait for a transfer, and so call MPI all the time
+
+ private:
+  void forget(Transfer& transfer) {
+    if (std::exchange(transfer.pending, false)) --pending_;
+  }
+
+  void run() {
+    constexpr std::chrono::microseconds period{500};
+    constexpr int calls = 4;  // a message takes several steps of its protocol
+    std::unique_lock lock(mutex);
+    while (!stop_) {
+      idle_ = true;
+      wake_.wait(lock, [this] { return stop_ || pending_ > 0; });
+      idle_ = false;
+      int found = 0;
+      for (int i = 0; i < calls && waiting == 0 && !stop_; ++i) {
+        // Errors show on the transfers.
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
+      }
+      wake_.wait_for(lock, period, [this] { return stop_; });
+    }
+  }
+
+  int unwinding_ = std::uncaught_exceptions();
+  int pending_ = 0;
+  bool idle_ = false;
+  bool stop_ = false;
+  std::condition_variable wake_;
+  std::jthread thread_;
+};
+
 // One MPI communicator, and the transfers whose Work is gone before they were complete.
 struct Channel {
   Channel(MPI_Comm c, std::shared_ptr<Session> s) : comm(c), session(std::move(s)) {
+    const std::lock_guard lock(session->mutex);
     check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
   ~Channel() {
     if (session->failed || std::uncaught_exceptions() > unwinding) return;
     const auto deadline = Clock::now() + std::chrono::seconds(5);
+    const std::lock_guard lock(session->mutex);
     while (!abandoned.empty() && Clock::now() < deadline) {
       sweep();
       sched_yield();
@@ -126,10 +194,11 @@ struct Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
+  // Under the session's lock.
   void sweep() noexcept {
-    abandoned.remove_if([](Transfer& transfer) {
+    abandoned.remove_if([this](Transfer& transfer) {
       try {
-        return transfer.test();
+        return session->test(transfer);
       } catch (const Error&) {
         return true;
       }
@@ -147,21 +216,30 @@ class MpiWork final : public Work {
   MpiWork(std::shared_ptr<Channel> channel, Transfer transfer, int rank, std::chrono::milliseconds timeout)
       : channel_(std::move(channel)), transfer_(std::move(transfer)), rank_(rank), timeout_(timeout) {}
   ~MpiWork() override {
+    const std::lock_guard lock(channel_->session->mutex);
     if (!transfer_.requests.empty()) channel_->abandoned.push_back(std::move(transfer_));
   }
   MpiWork(const MpiWork&) = delete;
   MpiWork& operator=(const MpiWork&) = delete;
 
-  bool done() override { return transfer_.test(); }
+  bool done() override {
+    const std::lock_guard lock(channel_->session->mutex);
+    return channel_->session->test(transfer_);
+  }
 
   void wait(const std::function<std::string()>& what) override {
-    if (transfer_.test()) return release();
+    Session& session = *channel_->session;
+    std::unique_lock lock(session.mutex);
+    if (session.test(transfer_)) return transfer_.tensor.reset();
+    const Waiting waiting(session, lock);
     const auto deadline = Clock::now() + timeout_;
     Backoff backoff;
-    while (!transfer_.test()) {
+    while (!session.test(transfer_)) {
+      lock.unlock();
       backoff.pause();
-      if (backoff.napping() && Clock::now() > deadline) {
-        channel_->session->failed = true;
+      lock.lock();
+      if (backoff.patient() && Clock::now() > deadline) {
+        session.failed = true;
         throw Error(timeout_message(
             rank_, timeout_,
             fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
@@ -169,11 +247,23 @@ class MpiWork final : public Work {
             what ? what() : ""));
       }
     }
-    release();
+    transfer_.tensor.reset();
   }
 
  private:
-  void release() { transfer_.tensor.reset(); }
+  // Counts this thread among those that wait; taken and left under the lock.
+  class Waiting {
+   public:
+    Waiting(Session& session, const std::unique_lock<std::mutex>& /*lock*/) : session_(session) {
+      ++session_.waiting;
+    }
+    ~Waiting() { --session_.waiting; }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Session& session_;
+  };
 
   std::shared_ptr<Channel> channel_;
   Transfer transfer_;
@@ -185,6 +275,7 @@ class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(MPI_Comm comm, std::shared_ptr<Session> session, std::chrono::milliseconds timeout)
       : channel_(std::make_shared<Channel>(comm, std::move(session))), timeout_(timeout) {
+    const std::lock_guard lock(channel_->session->mutex);
     check(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(comm, &size_), "MPI_Comm_size");
   }
@@ -203,18 +294,22 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm part = MPI_COMM_NULL;
     // MPI's colours are not negative.
     if (color < 0) throw Error(fmt::format("split: color {} is negative", color));
+    std::unique_lock lock(channel_->session->mutex);
     check(MPI_Comm_split(channel_->comm, color, key, &part), "MPI_Comm_split");
+    lock.unlock();
     return std::make_unique<MpiCommunicator>(part, channel_->session, timeout_);
   }
 
   void progress() override {
     int flag = 0;
+    const std::lock_guard lock(channel_->session->mutex);
     check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, channel_->comm, &flag, MPI_STATUS_IGNORE), "MPI_Iprobe");
   }
 
   void abort(const std::string& message) override {
     std::fprintf(stderr, "%s\n", message.c_str());
     std::fflush(stderr);
+    const std::lock_guard lock(channel_->session->mutex);
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
 
@@ -224,6 +319,7 @@ class MpiCommunicator final : public Communicator {
   std::unique_ptr<Work> start(at::Tensor tensor, int peer, bool is_send) {
     check_peer(peer, rank_, size_, is_send ? "isend" : "irecv");
     check_cpu(tensor, "MPI");
+    const std::lock_guard lock(channel_->session->mutex);
     if (!channel_->abandoned.empty()) channel_->sweep();
     Transfer transfer;
     transfer.tensor = std::move(tensor);
@@ -244,6 +340,7 @@ class MpiCommunicator final : public Communicator {
       data += count;
       left -= count;
     } while (left > 0);
+    if (!channel_->session->test(transfer)) channel_->session->count(transfer);
     return std::make_unique<MpiWork>(channel_, std::move(transfer), rank_, timeout_);
   }
 

@@ -41,6 +41,14 @@ inline std::string describe(const at::Tensor& tensor) {
                      tensor.device().str());
 }
 
+inline void check_rows(const at::Tensor& out, const at::Tensor& tensor, int size) {
+  if (out.dim() == 0 || out.size(0) != size || out.numel() != size * tensor.numel() ||
+      out.scalar_type() != tensor.scalar_type()) {
+    throw Error(fmt::format("all_gather: `out` ({}) must hold one row per rank of {} ({} ranks)",
+                            describe(out), describe(tensor), size));
+  }
+}
+
 inline std::string timeout_message(int rank, std::chrono::milliseconds timeout, const std::string& operation,
                                    const std::string& what) {
   return fmt::format("rank {} waited {:.1f} s for {}{}{}; a peer is stuck or slower than the timeout", rank,

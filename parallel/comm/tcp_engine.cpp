@@ -1,7 +1,5 @@
 #include "parallel/comm/tcp_engine.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -14,29 +12,9 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "parallel/comm/signal_block.h"
 
 namespace pptrain::comm {
-namespace {
-
-// While it lives, this thread and the threads that it starts take no signals: they are for the program's own
-// threads.
-class SignalBlock {
- public:
-  SignalBlock() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalBlock() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalBlock(const SignalBlock&) = delete;
-  SignalBlock& operator=(const SignalBlock&) = delete;
-
- private:
-  sigset_t before_{};
-};
-
-}  // namespace
-
 TcpEngine::TcpEngine(int rank, std::vector<Socket> links)
     : rank_(rank),
       links_(links.size()),

@@ -92,8 +92,8 @@ TcpEngine::Read TcpEngine::read_some(Link& link, size_t& bytes_read, std::string
   if (got < 0 && errno == EINTR) return Read::more;
   if (got < 0 && errno == EAGAIN) return Read::later;
   if (got <= 0) {
-    reason = got == 0 ? "closed its connection without taking leave: its process has probably died"
-                      : "is lost: " + std::generic_category().message(errno);
+    reason = "ended its connection without taking leave: its process has probably died";
+    if (got < 0) reason += " (" + std::generic_category().message(errno) + ")";
     return Read::lost;
   }
   (in_header ? reading.header_read : reading.body_read) += static_cast<size_t>(got);

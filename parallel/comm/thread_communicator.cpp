@@ -54,12 +54,12 @@ struct Mailbox {
 };
 
 void complete(Operation& operation, const std::string& error) {
-  at::Tensor released;
   {
     const std::lock_guard lock(operation.owner.mutex);
-    operation.done = true;
+    // Before `done`: the owner, which goes on then, is the last to let the tensor go.
+    operation.tensor.reset();
     operation.error = error;
-    released = std::move(operation.tensor);
+    operation.done = true;
   }
   operation.owner.wake.notify_all();
 }

@@ -22,20 +22,6 @@ std::vector<std::pair<int, int>> ring(int size) {
   return pairs;
 }
 
-void check_shape(const comm::Communicator& world, const MeshShape& shape) {
-  for (const Axis axis : axes) {
-    if (shape.size(axis) < 1) {
-      throw UsageError(
-          fmt::format("distributed.{} = {}: an axis has at least 1 rank", name(axis), shape.size(axis)));
-    }
-  }
-  if (world.size() == shape.world_size()) return;
-  throw UsageError(
-      fmt::format("the job needs {} ranks, but {} {} launched: start {} processes, or change the factors in "
-                  "[distributed]",
-                  shape.describe(), world.size(), world.size() == 1 ? "was" : "were", shape.world_size()));
-}
-
 }  // namespace
 
 const char* name(Axis axis) {
@@ -113,8 +99,22 @@ std::vector<int> group(const MeshShape& shape, int rank, Axis axis) {
   return ranks;
 }
 
+void check_world_size(const MeshShape& shape, int ranks) {
+  for (const Axis axis : axes) {
+    if (shape.size(axis) < 1) {
+      throw UsageError(
+          fmt::format("distributed.{} = {}: an axis has at least 1 rank", name(axis), shape.size(axis)));
+    }
+  }
+  if (ranks == shape.world_size()) return;
+  throw UsageError(
+      fmt::format("the job needs {} ranks, but {} {} launched: start {} processes, or change the factors in "
+                  "[distributed]",
+                  shape.describe(), ranks, ranks == 1 ? "was" : "were", shape.world_size()));
+}
+
 DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
-  check_shape(world, shape);
+  check_world_size(shape, world.size());
   at_ = coordinates(shape, world.rank());
   for (const Axis axis : axes) {
     // A group is named by its first rank.

@@ -29,6 +29,9 @@ int rank_at(const MeshShape& shape, const Coordinates& at);
 // World ranks of the group of `rank` along `axis`, in axis order.
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis);
 
+// Throws UsageError that names every factor when the world has another number of ranks than the shape.
+void check_world_size(const MeshShape& shape, int ranks);
+
 // One rank's communicators. Groups are set up eagerly, in the same order on every rank.
 class DeviceMesh {
  public:

@@ -16,7 +16,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // "RECV_F stage 5 microbatch 7"
 std::string describe(const Action& action) {
@@ -24,34 +26,40 @@ std::string describe(const Action& action) {
   const std::string text = schedule::to_string(action);
   std::string word(text);
   std::erase_if(word, [](char c) { return c >= '0' && c <= '9'; });
-  return action.microbatch < 0 ? fmt::format("{} stage {}", word, action.stage)
-                               : fmt::format("{} stage {} microbatch {}", word, action.stage, action.microbatch);
+  return action.microbatch < 0
+             ? fmt::format("{} stage {}", word, action.stage)
+             : fmt::format("{} stage {} microbatch {}", word, action.stage, action.microbatch);
 }
 
 template <typename Map>
 auto take(Map& map, const typename Map::key_type& key, const char* what) {
   auto node = map.extract(key);
   if (node.empty()) {
-    throw Error(fmt::format("no {} for stage {} microbatch {}: the schedule's order is wrong", what, key.first, key.second));
+    throw Error(fmt::format("no {} for stage {} microbatch {}: the schedule's order is wrong", what,
+                            key.first, key.second));
   }
   return std::move(node.mapped());
 }
 
 }  // namespace
 
-Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule, Mode mode)
+Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule,
+                   Mode mode)
     : stages_(std::move(stages)), pipeline_(pipeline), schedule_(std::move(schedule)), mode_(mode) {
   if (schedule_.ranks != pipeline_.size()) {
-    throw Error(fmt::format("the schedule is for {} pipeline ranks, the mesh has {}", schedule_.ranks, pipeline_.size()));
+    throw Error(fmt::format("the schedule is for {} pipeline ranks, the mesh has {}", schedule_.ranks,
+                            pipeline_.size()));
   }
   const std::vector<int> expected = schedule_.stages_of(pipeline_.rank());
   const bool same = std::ranges::equal(stages_, expected, {}, [](const Stage* s) { return s->index(); });
-  if (!same) throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
+  if (!same)
+    throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
 }
 
 ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
   if (static_cast<int>(microbatches.size()) != schedule_.microbatches) {
-    throw Error(fmt::format("the schedule runs {} microbatches, {} were given", schedule_.microbatches, microbatches.size()));
+    throw Error(fmt::format("the schedule runs {} microbatches, {} were given", schedule_.microbatches,
+                            microbatches.size()));
   }
   microbatches_ = microbatches;
   stats_ = {};
@@ -64,6 +72,7 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
     } catch (const std::exception& error) {
       throw Error(fmt::format("in {}: {}", describe(action), error.what()));
     }
+    pipeline_.progress();
     reap_sends(/*wait=*/false);
   }
   finish();
@@ -130,8 +139,8 @@ void Executor::run_backward(const Action& action) {
   destination = std::move(dx);
 }
 
-at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received, const Action& action,
-                                bool expected) {
+at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
+                                const Action& action, bool expected) {
   if (!expected) return {};
   const Key key{action.stage, action.microbatch};
   if (auto node = local.extract(key)) return std::move(node.mapped());
@@ -139,8 +148,8 @@ at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, 
   const auto start = Clock::now();
   receive.work->wait([&] {
     const bool forward = action.kind == ActionKind::forward;
-    return fmt::format("rank {} waits for RECV_{} stage {} microbatch {}", pipeline_.rank(), forward ? 'F' : 'B',
-                       action.stage, action.microbatch);
+    return fmt::format("rank {} waits for RECV_{} stage {} microbatch {}", pipeline_.rank(),
+                       forward ? 'F' : 'B', action.stage, action.microbatch);
   });
   stats_.wait_s += seconds_since(start);
   return std::move(receive.tensor);
@@ -172,7 +181,8 @@ void Executor::post_send(const Action& action) {
 void Executor::reap_sends(bool wait) {
   if (wait) {
     for (Send& send : sends_) {
-      send.work->wait([&] { return fmt::format("rank {} waits to finish {}", pipeline_.rank(), describe(send.action)); });
+      send.work->wait(
+          [&] { return fmt::format("rank {} waits to finish {}", pipeline_.rank(), describe(send.action)); });
     }
     sends_.clear();
     return;
@@ -194,6 +204,8 @@ Stage& Executor::stage(int index) {
   throw Error(fmt::format("stage {} is not on pipeline rank {}", index, pipeline_.rank()));
 }
 
-bool Executor::is_local(int stage) const { return schedule_.rank_of(stage) == pipeline_.rank(); }
+bool Executor::is_local(int stage) const {
+  return schedule_.rank_of(stage) == pipeline_.rank();
+}
 
 }  // namespace pptrain::pipeline

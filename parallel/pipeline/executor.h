@@ -19,25 +19,27 @@ namespace pptrain::pipeline {
 
 // What one run of the list counted on this rank.
 struct ExecutorStats {
-  int max_in_flight = 0;         // stage-microbatches between F and B (or I)
-  int max_receive_buffers = 0;   // receives posted and not yet consumed
-  double compute_s = 0;          // in F, B, I, W (host time; device time on CPU)
-  double wait_s = 0;             // blocked on receives
+  int max_in_flight = 0;        // stage-microbatches between F and B (or I)
+  int max_receive_buffers = 0;  // receives posted and not yet consumed
+  double compute_s = 0;         // in F, B, I, W (host time; device time on CPU)
+  double wait_s = 0;            // blocked on receives
 };
 
 class Executor {
  public:
   enum class Mode { train, evaluate };
 
-  // `stages`: this rank's, by ascending index; they must be the schedule's for this rank. `pipeline`: the communicator
-  // along pp; its rank is the schedule's rank. `schedule`: lowered and validated. All must outlive the executor.
+  // `stages`: this rank's, by ascending index; they must be the schedule's for this rank. `pipeline`: the
+  // communicator along pp; its rank is the schedule's rank. `schedule`: lowered and validated. All must
+  // outlive the executor.
   Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule, Mode mode);
 
   // REDUCE_GRAD calls this for its stage (data-parallel gradient sum). Without it, REDUCE_GRAD does nothing.
   void on_reduce_grad(std::function<void(Stage&)> reduce) { reduce_grad_ = std::move(reduce); }
 
-  // Runs every action once over schedule.microbatches microbatches. Returns when the list is done and every send has
-  // left. Throws Error that names rank, action and stage; stages then hold stale records (Stage::discard).
+  // Runs every action once over schedule.microbatches microbatches. Returns when the list is done and every
+  // send has left. Throws Error that names rank, action and stage; stages then hold stale records
+  // (Stage::discard).
   ExecutorStats run(std::span<const data::Microbatch> microbatches);
 
  private:
@@ -58,8 +60,8 @@ class Executor {
   void run_backward(const schedule::Action& action);
   void post_receive(const schedule::Action& action);
   void post_send(const schedule::Action& action);
-  at::Tensor take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received, const schedule::Action& action,
-                        bool expected);
+  at::Tensor take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
+                        const schedule::Action& action, bool expected);
   void reap_sends(bool wait);
   void finish();
   Stage& stage(int index);

@@ -1,4 +1,5 @@
-// What the executor needs of a piece of a model. The stage keeps its own records of saved tensors, by microbatch.
+// What the executor needs of a piece of a model. The stage keeps its own records of saved tensors, by
+// microbatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +24,7 @@ class Stage {
   virtual int index() const = 0;
   virtual bool is_first() const = 0;
   virtual bool is_last() const = 0;
-  virtual int64_t hidden() const = 0;                // boundary tensors are T [batch * seq, hidden]
+  virtual int64_t hidden() const = 0;  // boundary tensors are T [batch * seq, hidden]
   virtual at::ScalarType boundary_dtype() const = 0;
 
   // F. `input` is undefined on the first stage; the result is undefined on the last, which keeps the loss.

@@ -11,7 +11,8 @@
 
 namespace pptrain::shard {
 
-GradNorm::GradNorm(comm::Communicator& pipeline, const std::vector<std::string>& names) : pipeline_(pipeline) {
+GradNorm::GradNorm(comm::Communicator& pipeline, const std::vector<std::string>& names)
+    : pipeline_(pipeline) {
   std::string own;
   for (const std::string& name : names) own += name + '\n';
   std::map<std::string, int> owner;
@@ -20,7 +21,8 @@ GradNorm::GradNorm(comm::Communicator& pipeline, const std::vector<std::string>&
     for (std::string name; std::getline(lines, name);) {
       const auto [at, inserted] = owner.emplace(name, rank);
       if (!inserted) {
-        throw Error(fmt::format("parameter {} is on pipeline rank {} and on rank {}", name, at->second, rank));
+        throw Error(
+            fmt::format("parameter {} is on pipeline rank {} and on rank {}", name, at->second, rank));
       }
     }
   }
@@ -31,7 +33,8 @@ GradNorm::GradNorm(comm::Communicator& pipeline, const std::vector<std::string>&
 }
 
 double GradNorm::operator()(std::span<const double> squared_norms) const {
-  if (squared_norms.size() != position_.size()) throw Error("grad norm: one squared norm per named parameter is needed");
+  if (squared_norms.size() != position_.size())
+    throw Error("grad norm: one squared norm per named parameter is needed");
   // Every slot has one owner, so this sum only adds zeros: it is exact.
   std::vector<double> all(total_, 0.0);
   for (size_t i = 0; i < position_.size(); ++i) all[position_[i]] = squared_norms[i];

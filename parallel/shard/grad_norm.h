@@ -9,12 +9,12 @@
 
 namespace pptrain::shard {
 
-// Squared norms are summed per parameter where the parameter lives, then over all parameters in the order of their
-// global names: the order of summation does not depend on which rank holds what.
+// Squared norms are summed per parameter where the parameter lives, then over all parameters in the order of
+// their global names: the order of summation does not depend on which rank holds what.
 class GradNorm {
  public:
-  // `names`: the parameters this rank answers for. Every parameter of the model is named by exactly one rank of
-  // `pipeline`. Collective. Throws Error that names a parameter claimed twice.
+  // `names`: the parameters this rank answers for. Every parameter of the model is named by exactly one rank
+  // of `pipeline`. Collective. Throws Error that names a parameter claimed twice.
   GradNorm(comm::Communicator& pipeline, const std::vector<std::string>& names);
 
   // sqrt of the global sum. squared_norms: in the order of `names`. Collective; the same bits on every rank.

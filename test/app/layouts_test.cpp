@@ -9,7 +9,8 @@ using pptrain::test::TemporaryFolder;
 
 namespace {
 
-const std::filesystem::path data = std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
+const std::filesystem::path data =
+    std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
 
 void check_equal(const JobResult& reference, const JobResult& other) {
   REQUIRE(other.exit_code == 0);
@@ -34,7 +35,8 @@ void check_grid(const std::vector<std::string>& common) {
         overrides.push_back("distributed.pp=" + std::to_string(pp));
         overrides.push_back("distributed.pp_schedule=" + schedule);
         CAPTURE(m, schedule, pp);
-        check_equal(reference, run_small_job(text, folder.path() / (schedule + std::to_string(pp)), overrides));
+        check_equal(reference,
+                    run_small_job(text, folder.path() / (schedule + std::to_string(pp)), overrides));
       }
     }
   }
@@ -42,15 +44,21 @@ void check_grid(const std::vector<std::string>& common) {
 
 }  // namespace
 
-TEST_CASE("float32 is equal bit for bit on every layout") { check_grid({}); }
+TEST_CASE("float32 is equal bit for bit on every layout") {
+  check_grid({});
+}
 
-TEST_CASE("bfloat16 is equal bit for bit on every layout") { check_grid({"train.dtype=bf16"}); }
+TEST_CASE("bfloat16 is equal bit for bit on every layout") {
+  check_grid({"train.dtype=bf16"});
+}
 
 TEST_CASE("tied embeddings are equal bit for bit on every layout") {
   check_grid({"model.tie_word_embeddings=true", "train.dtype=bf16"});
 }
 
-TEST_CASE("qwen3 is equal bit for bit on every layout") { check_grid({"model.arch=qwen3"}); }
+TEST_CASE("qwen3 is equal bit for bit on every layout") {
+  check_grid({"model.arch=qwen3"});
+}
 
 TEST_CASE("data-parallel replicas give equal bits across pp, and nearly those of one replica") {
   const std::string text = small_job_text(data);
@@ -62,10 +70,12 @@ TEST_CASE("data-parallel replicas give equal bits across pp, and nearly those of
     overrides.push_back("distributed.pp=" + std::to_string(pp));
     check_equal(reference, run_small_job(text, folder.path() / std::to_string(pp), overrides));
   }
-  const JobResult single = run_small_job(text, folder.path() / "single", {"train.grad_accum_steps=4", "train.micro_batch_size=4"});
+  const JobResult single =
+      run_small_job(text, folder.path() / "single", {"train.grad_accum_steps=4", "train.micro_batch_size=4"});
   REQUIRE(single.metrics.size() == reference.metrics.size());
   for (size_t i = 0; i < single.metrics.size(); ++i) {
-    const auto one = nlohmann::json::parse(single.metrics[i]), two = nlohmann::json::parse(reference.metrics[i]);
+    const auto one = nlohmann::json::parse(single.metrics[i]),
+               two = nlohmann::json::parse(reference.metrics[i]);
     for (const auto& [key, value] : one.items()) {
       if (value.is_number()) CHECK(two.at(key).get<double>() == Approx(value.get<double>()).epsilon(1e-4));
     }

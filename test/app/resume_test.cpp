@@ -9,9 +9,10 @@ using pptrain::test::TemporaryFolder;
 
 namespace {
 
-const std::filesystem::path data = std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
-const std::vector<std::string> base = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint.interval=2", "train.dtype=bf16",
-                                       "checkpoint.keep_last_n=0"};
+const std::filesystem::path data =
+    std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
+const std::vector<std::string> base = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint.interval=2",
+                                       "train.dtype=bf16", "checkpoint.keep_last_n=0"};
 
 std::vector<std::string> with(std::vector<std::string> list, const std::vector<std::string>& more) {
   list.insert(list.end(), more.begin(), more.end());
@@ -43,7 +44,8 @@ TEST_CASE("resuming equals not stopping, on any pp and schedule") {
       std::filesystem::remove_all(run_dir);
       std::filesystem::copy(folder.path() / "whole", run_dir, std::filesystem::copy_options::recursive);
       forget_after_step_4(run_dir);
-      const JobResult resumed = run_small_job(text, run_dir, with(with(common, layout), {"checkpoint.resume=auto"}));
+      const JobResult resumed =
+          run_small_job(text, run_dir, with(with(common, layout), {"checkpoint.resume=auto"}));
       CHECK(resumed.exit_code == 0);
       CHECK(resumed.metrics == whole.metrics);
       CHECK(resumed.checksums == whole.checksums);
@@ -72,7 +74,8 @@ TEST_CASE("another seed cannot continue a run") {
   const std::string text = small_job_text(data);
   const TemporaryFolder folder;
   run_small_job(text, folder.path() / "run", base);
-  CHECK_THROWS_WITH(run_small_job(text, folder.path() / "run", with(base, {"checkpoint.resume=auto", "run.seed=7", "train.steps=8"})),
+  CHECK_THROWS_WITH(run_small_job(text, folder.path() / "run",
+                                  with(base, {"checkpoint.resume=auto", "run.seed=7", "train.steps=8"})),
                     pptrain::test::contains_text("run.seed is 7"));
 }
 

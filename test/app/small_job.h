@@ -71,7 +71,7 @@ resume = "none"
 
 struct JobResult {
   int exit_code = 0;
-  std::vector<std::string> metrics;             // per line: what must not depend on the layout, floats with all digits
+  std::vector<std::string> metrics;  // per line: what must not depend on the layout, floats with all digits
   std::map<std::string, std::string> checksums;  // "file/tensor" -> checksum, of the newest checkpoint
 };
 
@@ -101,12 +101,14 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
 }
 
 // Runs the job on thread ranks. `overrides`: "section.key=value".
-inline JobResult run_small_job(const std::string& text, const fs::path& run_dir, std::vector<std::string> overrides) {
+inline JobResult run_small_job(const std::string& text, const fs::path& run_dir,
+                               std::vector<std::string> overrides) {
   overrides.push_back(fmt::format("run.dir=\"{}\"", run_dir.string()));
   spdlog::set_level(spdlog::level::warn);
   const config::JobConfig job = config::parse_job(text, "small.toml", overrides);
   const fault::Shutdown shutdown;
-  const int code = app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+  const int code =
+      app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
   return read_result(run_dir, code);
 }
 

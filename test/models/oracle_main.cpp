@@ -3,12 +3,13 @@
 //   model_oracle HF_DIR INPUT OUTPUT STAGES
 //
 // Loads the Hugging Face directory into STAGES stages. INPUT (safetensors): `tokens` and `labels`, int64
-// [steps, microbatches, batch, seq]; `lr`, `weight_decay`, float64 [1]. Trains a step on each, and writes to OUTPUT:
-// `loss`, float64 [steps]: the mean over valid tokens before each step; `norm`, float64 [steps]: the global gradient norm
-// before clipping at 1; `logits`, float32 [batch, seq, vocab], of the first microbatch, and `gradient.NAME`, by Hugging
-// Face name, of the mean loss, both before the first step.
+// [steps, microbatches, batch, seq]; `lr`, `weight_decay`, float64 [1]. Trains a step on each, and writes to
+// OUTPUT: `loss`, float64 [steps]: the mean over valid tokens before each step; `norm`, float64 [steps]: the
+// global gradient norm before clipping at 1; `logits`, float32 [batch, seq, vocab], of the first microbatch,
+// and `gradient.NAME`, by Hugging Face name, of the mean loss, both before the first step.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -41,7 +42,8 @@ class Model {
     const auto assignment = pipeline::compute_layer_assignment(static_cast<int>(model.layers), stages);
     const config::OptimizerSection options{.weight_decay = weight_decay};
     for (int i = 0; i < stages; ++i) {
-      stages_.push_back(std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, i)));
+      stages_.push_back(
+          std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, i)));
       stages_.back()->materialise(at::kCPU, at::kFloat);
       models::load_hf_weights(*stages_.back(), hf_dir);
       optimizers_.push_back(std::make_unique<optim::AdamW>(stages_.back()->parameters(), options));
@@ -121,7 +123,8 @@ std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at
   return result;
 }
 
-void train(const std::string& hf_dir, const std::string& input_path, const std::string& output_path, int stages) {
+void train(const std::string& hf_dir, const std::string& input_path, const std::string& output_path,
+           int stages) {
   const io::SafetensorsReader input(input_path);
   const at::Tensor tokens = input.view("tokens");
   const at::Tensor labels = input.view("labels");

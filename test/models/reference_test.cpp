@@ -67,7 +67,8 @@ class PlainModel {
       if (model_.rope_llama3) {
         const auto& s = *model_.rope_llama3;
         const double turns = static_cast<double>(s.original_max_position_embeddings) * f / (2 * M_PI);
-        const double keep = std::clamp((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
+        const double keep =
+            std::clamp((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
         f = keep * f + (1 - keep) * f / s.factor;
       }
       frequencies.push_back(f);
@@ -131,7 +132,10 @@ TEST_CASE("a model's loss and gradients are autograd's") {
       if (tied && p.spec.name == "head.weight") continue;
       Tensor grad = p.grad;
       if (tied && p.spec.name == "embed.weight") grad = grad + stages[1]->head_weight()->grad;
-      CHECK(relative_error(grad, plain.grad(p.spec.name)) < (exact ? 1e-5 : 6e-2));
+      // A softmax does not see what all keys share, so that most of k's bias gradient cancels and rounding
+      // shows.
+      const bool cancels = p.spec.name.ends_with(".k.bias");
+      CHECK(relative_error(grad, plain.grad(p.spec.name)) < (exact ? 1e-5 : cancels ? 0.25 : 6e-2));
     }
   }
 }

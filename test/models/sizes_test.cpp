@@ -57,7 +57,8 @@ std::string error_of(config::ModelSection section, const std::function<void(conf
 }
 
 int64_t parameters(const models::ModelConfig& model) {
-  return models::stage_size(model, {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true}, true)
+  return models::stage_size(
+             model, {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true}, true)
       .parameters;
 }
 
@@ -86,13 +87,22 @@ TEST_CASE("wrong sizes are errors that name the key") {
   CHECK(error_of(llama_8b(), ok) == "no error");
   CHECK(error_of(llama_8b(), [](auto& s) { s.arch = "lama"; }) ==
         "model.arch: \"lama\" is not known; valid are \"llama\", \"qwen3\"");
-  CHECK(error_of(llama_8b(), [](auto& s) { s.vocab_size = 0; }).starts_with("model.vocab_size: 0 is not a size"));
-  CHECK(error_of(llama_8b(), [](auto& s) { s.num_attention_heads = 0; }).starts_with("model.num_attention_heads"));
-  CHECK(error_of(llama_8b(), [](auto& s) { s.num_attention_heads = 33; }).starts_with("model.num_attention_heads: 33"));
-  CHECK(error_of(llama_8b(), [](auto& s) { s.num_key_value_heads = 5; }).starts_with("model.num_key_value_heads: 5"));
+  CHECK(error_of(llama_8b(), [](auto& s) {
+          s.vocab_size = 0;
+        }).starts_with("model.vocab_size: 0 is not a size"));
+  CHECK(error_of(llama_8b(), [](auto& s) {
+          s.num_attention_heads = 0;
+        }).starts_with("model.num_attention_heads"));
+  CHECK(error_of(llama_8b(), [](auto& s) {
+          s.num_attention_heads = 33;
+        }).starts_with("model.num_attention_heads: 33"));
+  CHECK(error_of(llama_8b(), [](auto& s) {
+          s.num_key_value_heads = 5;
+        }).starts_with("model.num_key_value_heads: 5"));
   CHECK(error_of(llama_8b(), [](auto& s) { s.head_dim = 7; }).starts_with("model.head_dim: 7 is odd"));
-  CHECK(error_of(llama_8b(), [](auto& s) { s.rope_scaling.rope_type = "yarn"; })
-            .starts_with("model.rope_scaling.rope_type: \"yarn\""));
+  CHECK(error_of(llama_8b(), [](auto& s) {
+          s.rope_scaling.rope_type = "yarn";
+        }).starts_with("model.rope_scaling.rope_type: \"yarn\""));
   CHECK(error_of(qwen3_06b(), [](auto& s) { s.mlp_bias = true; }).starts_with("model.mlp_bias: qwen3"));
   CHECK(error_of(llama_8b(), ok, 131073).starts_with("train.seq_len: 131073 is over"));
   CHECK(error_of(llama_8b(), ok, 0).starts_with("train.seq_len: 0"));
@@ -100,6 +110,8 @@ TEST_CASE("wrong sizes are errors that name the key") {
 
 TEST_CASE("parameter counts are the published ones") {
   CHECK(parameters(models::make_model_config(llama_8b(), 8)) == 8030261248);
+  CHECK(models::parameter_count(models::make_model_config(llama_8b(), 8)) == 8030261248);
+  CHECK(models::parameter_count(models::make_model_config(qwen3_06b(), 8)) == 596049920);
   // 596,049,920, and the tied head's copy.
   CHECK(parameters(models::make_model_config(qwen3_06b(), 8)) == 596049920 + 151936 * 1024);
 }

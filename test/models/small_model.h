@@ -34,15 +34,16 @@ inline models::ModelConfig small_model(const std::string& arch, bool tied, int64
 
 using Stages = std::vector<std::unique_ptr<models::TransformerStage>>;
 
-// One stage per entry of `layers_per_stage`. Norms and biases get random values too: ones and zeros hide errors.
+// One stage per entry of `layers_per_stage`. Norms and biases get random values too: ones and zeros hide
+// errors.
 inline Stages build_stages(const models::ModelConfig& model, const std::vector<int64_t>& layers_per_stage,
                            at::ScalarType dtype, uint64_t seed = 7) {
   const auto assignment = pipeline::explicit_layer_assignment(
       static_cast<int>(model.layers), static_cast<int>(layers_per_stage.size()), layers_per_stage);
   Stages stages;
   for (size_t i = 0; i < assignment.size(); ++i) {
-    auto& stage = *stages.emplace_back(
-        std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, static_cast<int>(i))));
+    auto& stage = *stages.emplace_back(std::make_unique<models::TransformerStage>(
+        model, models::stage_slice(assignment, static_cast<int>(i))));
     stage.materialise(at::kCPU, dtype);
     stage.parameters().initialise(seed);
     for (auto& parameter : stage.parameters().parameters()) {
@@ -60,7 +61,8 @@ inline Stages build_stages(const models::ModelConfig& model, const std::vector<i
 }
 
 // Some labels do not count. The second sequence starts in the middle, as a packed or sliced one would.
-inline data::Microbatch random_microbatch(const models::ModelConfig& model, int64_t batch, int64_t seq, int seed) {
+inline data::Microbatch random_microbatch(const models::ModelConfig& model, int64_t batch, int64_t seq,
+                                          int seed) {
   at::manual_seed(static_cast<uint64_t>(seed));
   data::Microbatch data{.tokens = at::randint(model.vocab, {batch, seq}, at::kLong),
                         .labels = at::randint(model.vocab, {batch, seq}, at::kLong),

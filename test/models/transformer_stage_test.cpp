@@ -101,7 +101,8 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
     for (const auto backward : {Backward::at_once, Backward::split}) {
       Stages stages = build_stages(model, split, dtype);
       const Result actual = run_step(stages, batches, backward);
-      INFO(arch << " tied " << tied << " stages " << split.size() << " split " << (backward == Backward::split));
+      INFO(arch << " tied " << tied << " stages " << split.size() << " split "
+                << (backward == Backward::split));
       CHECK(actual.loss.loss == expected.loss.loss);
       CHECK(actual.loss.tokens == expected.loss.tokens);
       REQUIRE(actual.grads.size() == expected.grads.size());
@@ -138,8 +139,9 @@ TEST_CASE("forward alone gives the loss of the training forward, and keeps nothi
   const Tensor rows = at::tensor({3, 0}, at::kLong);
   CHECK(relative_error(stages[1]->logits(batches[0], boundary, rows), logits.index_select(0, rows)) <
         tolerance(dtype));
-  const Tensor loss = at::nll_loss(at::log_softmax(logits.to(at::kDouble), -1), batches[0].labels.reshape({-1}), {},
-                                   at::Reduction::Sum, data::ignore_label);
+  const Tensor loss =
+      at::nll_loss(at::log_softmax(logits.to(at::kDouble), -1), batches[0].labels.reshape({-1}), {},
+                   at::Reduction::Sum, data::ignore_label);
   CHECK(trained.loss == Approx(loss.item<double>()).epsilon(dtype == at::kFloat ? 1e-6 : 1e-2));
 }
 
@@ -160,7 +162,8 @@ TEST_CASE("the copy of a tied embedding starts equal, whichever stage builds it"
 }
 
 TEST_CASE("parameters are named globally and decay only as matrices") {
-  models::TransformerStage stage(small_model("qwen3", false), {.index = 1, .first_layer = 3, .end_layer = 4, .head = true});
+  models::TransformerStage stage(small_model("qwen3", false),
+                                 {.index = 1, .first_layer = 3, .end_layer = 4, .head = true});
   std::vector<std::string> names;
   for (const auto& p : stage.parameters().parameters()) {
     names.push_back(p.spec.name);
@@ -169,12 +172,12 @@ TEST_CASE("parameters are named globally and decay only as matrices") {
   }
   std::sort(names.begin(), names.end());
   CHECK(names == std::vector<std::string>{
-                     "head.weight",               "layers.3.attn.k.bias",      "layers.3.attn.k.weight",
-                     "layers.3.attn.k_norm.weight", "layers.3.attn.o.bias",    "layers.3.attn.o.weight",
-                     "layers.3.attn.q.bias",      "layers.3.attn.q.weight",    "layers.3.attn.q_norm.weight",
-                     "layers.3.attn.v.bias",      "layers.3.attn.v.weight",    "layers.3.attn_norm.weight",
-                     "layers.3.mlp.down.weight",  "layers.3.mlp.gate.weight",  "layers.3.mlp.up.weight",
-                     "layers.3.mlp_norm.weight",  "norm.weight"});
+                     "head.weight", "layers.3.attn.k.bias", "layers.3.attn.k.weight",
+                     "layers.3.attn.k_norm.weight", "layers.3.attn.o.bias", "layers.3.attn.o.weight",
+                     "layers.3.attn.q.bias", "layers.3.attn.q.weight", "layers.3.attn.q_norm.weight",
+                     "layers.3.attn.v.bias", "layers.3.attn.v.weight", "layers.3.attn_norm.weight",
+                     "layers.3.mlp.down.weight", "layers.3.mlp.gate.weight", "layers.3.mlp.up.weight",
+                     "layers.3.mlp_norm.weight", "norm.weight"});
 }
 
 TEST_CASE("the bytes that a record holds are as predicted") {
@@ -192,7 +195,8 @@ TEST_CASE("the bytes that a record holds are as predicted") {
     tokens += batches[i].batch * batches[i].seq;
     for (auto& stage : stages) {
       INFO("stage " << stage->index() << ", " << tokens << " tokens");
-      CHECK(stage->saved_bytes() == models::activation_bytes(model, stage->slice(), tokens, dtype == at::kBFloat16));
+      CHECK(stage->saved_bytes() ==
+            models::activation_bytes(model, stage->slice(), tokens, dtype == at::kBFloat16));
     }
   }
 }
@@ -236,13 +240,17 @@ TEST_CASE("misuse is an error that names stage and microbatch") {
   CHECK(stages[1]->pending_weight_gradients() == 0);
   CHECK(error_of([&] { stages[1]->backward_weight(5); }) ==
         "stage 1: no weight gradients of microbatch 5 are pending");
-  CHECK(error_of([&] { stages[1]->forward(0, data, at::zeros({5, 40})); }) ==
-        "stage 1: its input must be [4, 40], not [5, 40]");
-  CHECK(error_of([&] { stages[1]->forward(0, data, {}); }) == "stage 1: its input must be [4, 40], not undefined");
+  CHECK(error_of([&] {
+          stages[1]->forward(0, data, at::zeros({5, 40}));
+        }) == "stage 1: its input must be [4, 40], not [5, 40]");
+  CHECK(error_of([&] { stages[1]->forward(0, data, {}); }) ==
+        "stage 1: its input must be [4, 40], not undefined");
   CHECK(stages[1]->saved_microbatches() == 0);
-  CHECK(error_of([&] { stages[0]->forward_only(random_microbatch(small_model("llama", false), 1, 17, 1), {}); }) ==
-        "stage 0: a sequence of 17 tokens, but the rotary tables end at 16");
-  CHECK(error_of([&] { stages[0]->logits(data, {}); }) == "stage 0 has no head: only the last stage gives logits");
+  CHECK(error_of([&] {
+          stages[0]->forward_only(random_microbatch(small_model("llama", false), 1, 17, 1), {});
+        }) == "stage 0: a sequence of 17 tokens, but the rotary tables end at 16");
+  CHECK(error_of([&] { stages[0]->logits(data, {}); }) ==
+        "stage 0 has no head: only the last stage gives logits");
   CHECK_THROWS_AS(models::TransformerStage(model, {.index = 0, .first_layer = 2, .end_layer = 2}), Error);
   CHECK_THROWS_AS(models::TransformerStage(model, {.index = 0, .first_layer = 2, .end_layer = 5}), Error);
 }

@@ -94,8 +94,8 @@ TEST_CASE("names go to Hugging Face's and back") {
   }
   CHECK(models::hf_name("head.weight", true) == "model.embed_tokens.weight");
   CHECK(!models::global_name("model.layers.0.self_attn.rotary_emb.inv_freq"));
-  for (const char* wrong : {"layers.x.attn.q.weight", "layers.1", "layers.1.attn.q", "layers.1.attn.z.weight", "head",
-                            "layers.1.attn.q.scale", "layers.", ""}) {
+  for (const char* wrong : {"layers.x.attn.q.weight", "layers.1", "layers.1.attn.q", "layers.1.attn.z.weight",
+                            "head", "layers.1.attn.q.scale", "layers.", ""}) {
     CHECK_THROWS_AS(models::hf_name(wrong, false), Error);
   }
 }

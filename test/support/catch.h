@@ -7,11 +7,15 @@
 #include <catch2/catch_all.hpp>
 using Catch::Approx;
 namespace pptrain::test {
-inline auto contains_text(const std::string& text) { return Catch::Matchers::ContainsSubstring(text); }
+inline auto contains_text(const std::string& text) {
+  return Catch::Matchers::ContainsSubstring(text);
+}
 }  // namespace pptrain::test
 #else
 #include <catch2/catch.hpp>
 namespace pptrain::test {
-inline auto contains_text(const std::string& text) { return Catch::Matchers::Contains(text); }
+inline auto contains_text(const std::string& text) {
+  return Catch::Matchers::Contains(text);
+}
 }  // namespace pptrain::test
 #endif

@@ -14,7 +14,8 @@ int gpu_count() {
 std::string device_name(c10::Device device) {
   cudaDeviceProp properties{};
   const cudaError_t status = cudaGetDeviceProperties(&properties, device.index());
-  if (status != cudaSuccess) throw Error(std::string("cudaGetDeviceProperties: ") + cudaGetErrorString(status));
+  if (status != cudaSuccess)
+    throw Error(std::string("cudaGetDeviceProperties: ") + cudaGetErrorString(status));
   return properties.name;
 }
 

@@ -3,8 +3,12 @@
 
 namespace pptrain::kernels {
 
-int gpu_count() { return 0; }
+int gpu_count() {
+  return 0;
+}
 
-std::string device_name(c10::Device) { throw Error("this pptrain was built without CUDA"); }
+std::string device_name(c10::Device) {
+  throw Error("this pptrain was built without CUDA");
+}
 
 }  // namespace pptrain::kernels

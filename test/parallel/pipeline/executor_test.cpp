@@ -1,4 +1,5 @@
-// The executor against a stage whose arithmetic is known: every value arrives, nothing more is kept than promised.
+// The executor against a stage whose arithmetic is known: every value arrives, nothing more is kept than
+// promised.
 #include "parallel/pipeline/executor.h"
 
 #include <ATen/ops/add.h>
@@ -21,7 +22,8 @@ namespace {
 
 constexpr int64_t rows = 6, width = 4;
 
-// F: x + 1 (the first stage starts from the microbatch's token). B: dy * 2. The last stage adds up what it is given.
+// F: x + 1 (the first stage starts from the microbatch's token). B: dy * 2. The last stage adds up what it is
+// given.
 class CountingStage final : public pipeline::Stage {
  public:
   CountingStage(int index, int stages) : index_(index), stages_(stages) {}
@@ -36,7 +38,9 @@ class CountingStage final : public pipeline::Stage {
     saved_.push_back(microbatch);
     return step_forward(data, input);
   }
-  at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) override { return step_forward(data, input); }
+  at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) override {
+    return step_forward(data, input);
+  }
   at::Tensor backward(int microbatch, at::Tensor dy) override {
     at::Tensor dx = backward_input(microbatch, dy);
     backward_weight(microbatch);
@@ -62,7 +66,8 @@ class CountingStage final : public pipeline::Stage {
 
  private:
   at::Tensor step_forward(const data::Microbatch& data, const at::Tensor& input) {
-    at::Tensor x = is_first() ? at::full({rows, width}, static_cast<double>(data.tokens[0][0].item<int64_t>())) : input;
+    at::Tensor x =
+        is_first() ? at::full({rows, width}, static_cast<double>(data.tokens[0][0].item<int64_t>())) : input;
     CHECK(x.sizes() == at::IntArrayRef({rows, width}));
     x = at::add(x, 1);
     if (!is_last()) return x;
@@ -104,7 +109,8 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
       for (const int m : {1, 2, 3, 4, 8, 13}) {
         if (name == "1f1b" && m < p) continue;
         const schedule::Schedule lowered = lowered_schedule(name, p, m);
-        const schedule::Schedule forward = schedule::lower(schedule::forward_only(lowered), {.reduce_grad = false});
+        const schedule::Schedule forward =
+            schedule::lower(schedule::forward_only(lowered), {.reduce_grad = false});
         comm::run_thread_ranks(p, [&](comm::Communicator& world) {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
@@ -125,7 +131,8 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
             CHECK(stage.pending_weight_gradients() == 0);
             if (!stage.is_last()) continue;
             // sum over microbatches of (10 i + p) in every element
-            const double expected = static_cast<double>(rows * width) * (5.0 * m * (m - 1) + static_cast<double>(p * m));
+            const double expected =
+                static_cast<double>(rows * width) * (5.0 * m * (m - 1) + static_cast<double>(p * m));
             CHECK(loss.loss == expected);
             CHECK(loss.tokens == rows * m);
             CHECK(again.loss == expected);
@@ -146,7 +153,8 @@ TEST_CASE("an error names the action, and the other ranks stop") {
       const c10::InferenceMode inference;
       CountingStage stage(world.rank(), 3);
       if (world.rank() == 1) stage.fail_at = 2;
-      pipeline::Executor(std::vector<pipeline::Stage*>{&stage}, world, lowered, pipeline::Executor::Mode::train)
+      pipeline::Executor(std::vector<pipeline::Stage*>{&stage}, world, lowered,
+                         pipeline::Executor::Mode::train)
           .run(microbatches(4));
     });
   };
@@ -161,8 +169,10 @@ TEST_CASE("a silent rank is reported in the schedule's terms") {
       world.set_timeout(std::chrono::milliseconds(200));
       CountingStage stage(world.rank(), 2);
       pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
-      if (world.rank() == 1) executor.run(microbatches(2));
-      else world.barrier();
+      if (world.rank() == 1)
+        executor.run(microbatches(2));
+      else
+        world.barrier();
     });
   };
   CHECK_THROWS_WITH(run(), test::contains_text("rank 1 waits for RECV_F stage 1 microbatch 0") ||

@@ -11,8 +11,9 @@ using namespace pptrain;
 
 TEST_CASE("the norm has the same bits whoever holds what") {
   // Values of very different sizes: another order of summation would give other bits.
-  const std::vector<std::pair<std::string, double>> all = {{"layers.0.q", 1e16}, {"embed", 3.14}, {"layers.1.q", 0.1},
-                                                           {"head", 1e-3},       {"norm", 7e8},   {"layers.10.q", 2.7}};
+  const std::vector<std::pair<std::string, double>> all = {{"layers.0.q", 1e16}, {"embed", 3.14},
+                                                           {"layers.1.q", 0.1},  {"head", 1e-3},
+                                                           {"norm", 7e8},        {"layers.10.q", 2.7}};
   double reference = 0;
   for (const int p : {1, 2, 3, 6}) {
     std::mutex mutex;
@@ -37,7 +38,8 @@ TEST_CASE("the norm has the same bits whoever holds what") {
 
 TEST_CASE("a parameter on two ranks is refused by name") {
   const auto run = [] {
-    comm::run_thread_ranks(2, [](comm::Communicator& world) { const shard::GradNorm norm(world, {"embed.weight"}); });
+    comm::run_thread_ranks(
+        2, [](comm::Communicator& world) { const shard::GradNorm norm(world, {"embed.weight"}); });
   };
   CHECK_THROWS_WITH(run(), test::contains_text("embed.weight"));
 }
