@@ -108,10 +108,8 @@ std::string TcpEngine::size_error(size_t bytes, size_t expected) {
 }
 
 void TcpEngine::complete(TcpOperation& operation, std::string error, bool peer_ended) {
-  at::Tensor released;
   {
     const std::lock_guard lock(done_mutex_);
-    released = std::move(operation.tensor);
     operation.error = std::move(error);
     operation.peer_ended = peer_ended;
     operation.done = true;
@@ -127,7 +125,10 @@ TcpEngine::Outcome TcpEngine::wait(const OperationPtr& operation, Deadline deadl
   std::unique_lock lock(done_mutex_);
   if (deadline != Deadline::min())
     done_.wait_until(lock, deadline, [&] { return operation->done || failed_; });
-  if (operation->done) return Outcome::complete;
+  if (operation->done) {
+    operation->tensor.reset();
+    return Outcome::complete;
+  }
   return failed_ ? Outcome::failed : Outcome::timeout;
 }
 

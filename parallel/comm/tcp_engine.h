@@ -25,7 +25,7 @@ namespace pptrain::comm {
 
 // One side of a message. `done` and `error` are guarded by the engine.
 struct TcpOperation {
-  at::Tensor tensor;  // until done
+  at::Tensor tensor;  // until its owner has seen that the operation is done
   bool done = false;
   bool peer_ended = false;
   std::string error;
