@@ -47,7 +47,7 @@ class CountingStage final : public pipeline::Stage {
     return dx;
   }
   at::Tensor backward_input(int microbatch, at::Tensor dy) override {
-    REQUIRE(saved_.front() == microbatch);  // ascending
+    if (saved_.front() != microbatch) throw Error("backward out of order");
     saved_.erase(saved_.begin());
     ++pending_;
     at::Tensor in = is_last() ? at::full({rows, width}, 1.0) : dy;
@@ -68,7 +68,7 @@ class CountingStage final : public pipeline::Stage {
   at::Tensor step_forward(const data::Microbatch& data, const at::Tensor& input) {
     at::Tensor x =
         is_first() ? at::full({rows, width}, static_cast<double>(data.tokens[0][0].item<int64_t>())) : input;
-    CHECK(x.sizes() == at::IntArrayRef({rows, width}));
+    if (x.sizes() != at::IntArrayRef({rows, width})) throw Error("an input of the wrong shape");
     x = at::add(x, 1);
     if (!is_last()) return x;
     loss_.loss += x.sum().item<double>();
