@@ -69,6 +69,11 @@ void RankModel::initialise() {
 }
 
 void RankModel::load(const checkpoint::Reader& reader) {
+  if (const size_t stored = reader.names(model_file).size(); stored != norm_->parameters()) {
+    throw Error(
+        fmt::format("the checkpoint holds {} parameters, the job's model has {}: it is another model's",
+                    stored, norm_->parameters()));
+  }
   const auto source = [&](const nn::Parameter& p) {
     return is_tied_copy(p) ? std::string("embed.weight") : p.spec.name;
   };

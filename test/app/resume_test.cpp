@@ -89,3 +89,13 @@ TEST_CASE("a new run sets earlier checkpoints aside") {
   CHECK(std::filesystem::exists(run_dir / "checkpoints/step_2"));
   CHECK_FALSE(std::filesystem::exists(run_dir / "checkpoints/step_4"));
 }
+
+TEST_CASE("a smaller model does not resume from a larger one's checkpoint") {
+  const std::string text = small_job_text(data);
+  const TemporaryFolder folder;
+  run_small_job(text, folder.path() / "run", base);
+  CHECK_THROWS_WITH(
+      run_small_job(text, folder.path() / "run",
+                    with(base, {"checkpoint.resume=auto", "model.num_hidden_layers=3", "train.steps=8"})),
+      pptrain::test::contains_text("another model's"));
+}
