@@ -36,8 +36,7 @@ class RankModel {
   double gradient_norm();  // of the summed, unscaled gradient, over the whole model
   void apply(double lr, double grad_scale);
 
-  // Sums over all ranks, equal everywhere: {loss, valid tokens}, and `extra` as known on the last stage's
-  // rank.
+  // Loss and valid tokens, summed over all ranks; the same on every rank.
   pipeline::LossSum global_loss();
 
   int64_t optimizer_step() const { return optimizer_step_; }
