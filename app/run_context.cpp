@@ -106,20 +106,28 @@ int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)
   }
   mesh::check_world_size(start.shape(), launch.world_size);  // before any transport is set up
   const std::unique_ptr<comm::Communicator> world = comm::make_world(launch);
+  return run_in_world(*world, launch.local_rank, job, body);
+}
+
+int run_in_world(comm::Communicator& world, int local_rank, const config::JobConfig& job,
+                 const std::function<int(RunContext&)>& body) {
+  const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
+  const RankStart start(job, model, body);
+  mesh::check_world_size(start.shape(), world.size());
   try {
-    return start(*world, launch.local_rank, /*use_nccl=*/true);
+    return start(world, local_rank, /*use_nccl=*/true);
   } catch (const UsageError& error) {
     // As a rule every rank finds the same fault, and rank 0 says it and ends with exit code 2. A fault of
     // this rank's host alone is said here, after rank 0 had the time to.
-    if (world->rank() != 0) {
+    if (world.rank() != 0) {
       std::this_thread::sleep_for(std::chrono::seconds(1));
-      world->abort(error.what());
+      world.abort(error.what());
     }
     throw;
   } catch (const PeerFailure&) {
     throw;
   } catch (const std::exception& error) {
-    world->abort(error.what());
+    world.abort(error.what());
     throw;
   }
 }

@@ -7,6 +7,7 @@
 
 #include "core/config/job_config.h"
 #include "models/model_config.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/mesh/device_mesh.h"
 
 namespace pptrain::app {
@@ -25,6 +26,10 @@ struct RunContext {
 // under a launcher). Throws UsageError where the launch contradicts the job, and Error naming the rank that
 // failed.
 int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)>& body);
+
+// The same on a world that is there already, by this process's rank in it: several jobs can share one world.
+int run_in_world(comm::Communicator& world, int local_rank, const config::JobConfig& job,
+                 const std::function<int(RunContext&)>& body);
 
 // The mesh that a job asks for.
 mesh::MeshShape mesh_shape(const config::JobConfig& job);

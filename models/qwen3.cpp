@@ -1,6 +1,7 @@
 #include "models/qwen3.h"
 
 #include "core/base/error.h"
+#include "models/llama.h"
 
 namespace pptrain::models {
 
@@ -9,21 +10,11 @@ void check_qwen3(const ModelConfig& model) {
     throw UsageError("model.mlp_bias: qwen3 has no bias in its feed-forward layers; remove the key");
 }
 
+// Llama's block with a norm on each head's queries and keys.
 BlockConfig qwen3_block(const ModelConfig& model) {
-  return {.attention = {.hidden = model.hidden,
-                        .heads = model.heads,
-                        .kv_heads = model.kv_heads,
-                        .head_dim = model.head_dim,
-                        .qkv_bias = model.attention_bias,
-                        .o_bias = model.attention_bias,
-                        .qk_norm = true,
-                        .norm_eps = model.norm_eps,
-                        .init_std = model.initializer_range,
-                        .o_init_std = model.initializer_range},
-          .intermediate = model.intermediate,
-          .mlp_bias = false,
-          .norm_eps = model.norm_eps,
-          .init_std = model.initializer_range};
+  BlockConfig block = llama_block(model);
+  block.attention.qk_norm = true;
+  return block;
 }
 
 }  // namespace pptrain::models

@@ -193,6 +193,7 @@ build() {
   stamp=$dir/configured
   local -a arguments=("-DPPTRAIN_TORCH_DIR=$(torch_dir)" "-DPPTRAIN_WERROR=${PPTRAIN_WERROR:-OFF}")
   if has_command ccache; then
+    export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1  # another checkout of the same sources finds the same objects
     arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   fi
   options="source=$root ${arguments[*]} CXX=${CXX:-} nvcc=$(command -v nvcc || true)"

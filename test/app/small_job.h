@@ -100,12 +100,17 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   return result;
 }
 
-// Runs the job on thread ranks. `overrides`: "section.key=value".
-inline JobResult run_small_job(const std::string& text, const fs::path& run_dir,
-                               std::vector<std::string> overrides) {
+inline config::JobConfig small_job(const std::string& text, const fs::path& run_dir,
+                                   std::vector<std::string> overrides) {
   overrides.push_back(fmt::format("run.dir=\"{}\"", run_dir.string()));
   spdlog::set_level(spdlog::level::warn);
-  const config::JobConfig job = config::parse_job(text, "small.toml", overrides);
+  return config::parse_job(text, "small.toml", overrides);
+}
+
+// Runs the job on thread ranks. `overrides`: "section.key=value".
+inline JobResult run_small_job(const std::string& text, const fs::path& run_dir,
+                               const std::vector<std::string>& overrides) {
+  const config::JobConfig job = small_job(text, run_dir, overrides);
   const fault::Shutdown shutdown;
   const int code =
       app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });

@@ -2,8 +2,8 @@
 
 #include <chrono>
 
-#include "test/parallel/comm/processes.h"
 #include "test/support/catch.h"
+#include "test/support/mpirun.h"
 
 namespace pptrain::comm {
 namespace {
@@ -12,19 +12,11 @@ using Clock = std::chrono::steady_clock;
 using pptrain::test::contains_text;
 
 test::Ended mpirun(int size, const std::string& mode) {
-  std::vector<std::string> arguments{MPIEXEC};
-  if (mpi_flavor() == MpiFlavor::open_mpi) arguments.emplace_back("--oversubscribe");
-  for (const std::string& argument :
-       {std::string("-n"), std::to_string(size), std::string(COMM_RANK), mode}) {
-    arguments.push_back(argument);
-  }
-  return test::run_processes(
-             {{arguments, {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}}}, 60)
-      .front();
+  return test::mpirun(size, {COMM_RANK, mode}, 60);
 }
 
 TEST_CASE("MPI does what a transport must") {
-  if (mpi_flavor() == MpiFlavor::none) {
+  if (!test::has_mpi()) {
     REQUIRE_THROWS(make_mpi_world());
     return;
   }
@@ -35,7 +27,7 @@ TEST_CASE("MPI does what a transport must") {
 }
 
 TEST_CASE("MPI: a failed rank ends the job within seconds") {
-  if (mpi_flavor() == MpiFlavor::none) return;
+  if (!test::has_mpi()) return;
   const std::string mode = GENERATE("abort", "die", "throw");
   const auto start = Clock::now();
   const test::Ended ended = mpirun(3, mode);
@@ -46,7 +38,7 @@ TEST_CASE("MPI: a failed rank ends the job within seconds") {
 }
 
 TEST_CASE("MPI: a wait for a silent process ends with the timeout and says what for") {
-  if (mpi_flavor() == MpiFlavor::none) return;
+  if (!test::has_mpi()) return;
   const test::Ended ended = mpirun(2, "timeout");
   INFO(ended.output);
   REQUIRE(ended.code != 0);

@@ -6,8 +6,8 @@
 #include <chrono>
 
 #include "core/base/error.h"
-#include "test/parallel/comm/processes.h"
 #include "test/support/catch.h"
+#include "test/support/processes.h"
 
 namespace pptrain::comm {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace pptrain::comm::test {
+namespace pptrain::test {
 
 struct Process {
   std::vector<std::string> arguments;              // the program first
@@ -23,4 +23,4 @@ std::vector<Ended> run_processes(const std::vector<Process>& processes, double s
 // A TCP port that was free a moment ago.
 int free_port();
 
-}  // namespace pptrain::comm::test
+}  // namespace pptrain::test

@@ -1,4 +1,4 @@
-#include "test/parallel/comm/processes.h"
+#include "test/support/processes.h"
 
 #include <signal.h>
 #include <spawn.h>
@@ -13,7 +13,7 @@
 
 #include "parallel/comm/tcp_socket.h"
 
-namespace pptrain::comm::test {
+namespace pptrain::test {
 namespace {
 
 using File = std::unique_ptr<std::FILE, decltype(&std::fclose)>;
@@ -87,7 +87,7 @@ std::vector<Ended> run_processes(const std::vector<Process>& processes, double s
 }
 
 int free_port() {
-  return port_of(listen_anywhere(1));
+  return comm::port_of(comm::listen_anywhere(1));
 }
 
-}  // namespace pptrain::comm::test
+}  // namespace pptrain::test

@@ -1,0 +1,26 @@
+// One rank of a program that runs several small jobs in one launch:
+//   mpirun -np N job_list_rank JOBS
+// JOBS is a JSON file, [{"text": job, "run_dir": folder, "overrides": ["section.key=value"]}].
+#include <cstdio>
+
+#include "parallel/comm/bootstrap.h"
+#include "test/app/small_job.h"
+
+int main(int, char** argv) {
+  using namespace pptrain;
+  try {
+    const comm::Launch launch = comm::detect_launch();
+    const auto world = comm::make_world(launch);
+    const fault::Shutdown shutdown;
+    for (const auto& entry : nlohmann::json::parse(std::ifstream(argv[1]))) {
+      const config::JobConfig job =
+          test::small_job(entry.at("text"), entry.at("run_dir").get<std::string>(), entry.at("overrides"));
+      app::run_in_world(*world, launch.local_rank, job,
+                        [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,25 @@
+// Starts a program under the MPI that this build uses. Needs the compile definition MPIEXEC.
+#pragma once
+
+#include "parallel/comm/mpi_communicator.h"
+#include "test/support/processes.h"
+
+namespace pptrain::test {
+
+inline bool has_mpi() {
+  return comm::mpi_flavor() != comm::MpiFlavor::none;
+}
+
+// `program` (with its arguments) as `size` ranks, killed after `seconds`.
+inline Ended mpirun(int size, const std::vector<std::string>& program, double seconds) {
+  std::vector<std::string> arguments{MPIEXEC};
+  if (comm::mpi_flavor() == comm::MpiFlavor::open_mpi) arguments.emplace_back("--oversubscribe");
+  arguments.insert(arguments.end(), {"-n", std::to_string(size)});
+  arguments.insert(arguments.end(), program.begin(), program.end());
+  return run_processes(
+             {{arguments, {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}}},
+             seconds)
+      .front();
+}
+
+}  // namespace pptrain::test
