@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "app/commands.h"
+#include "app/job.h"
 #include "app/pipeline_plan.h"
 #include "app/run_context.h"
 #include "core/config/loader.h"
@@ -21,7 +22,7 @@ std::string in_units(int64_t bytes) {
 }  // namespace
 
 int check(const JobArguments& arguments) {
-  const config::JobConfig job = config::load_job(arguments.config, arguments.set);
+  const config::JobConfig job = load_job(arguments);
   const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
   const pipeline::LayerAssignment layers = stage_layers(job, model.layers);
   training_schedule(job);  // proves it

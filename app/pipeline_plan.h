@@ -12,7 +12,8 @@ namespace pptrain::app {
 // [start, end) of each stage, as distributed.pp_split says. Throws UsageError.
 std::vector<std::pair<int, int>> stage_layers(const config::JobConfig& job, int64_t layers);
 
-// The compute actions of the job's training schedule, as the generator lists them. Throws UsageError.
+// The job's training schedule as its generator lists it, compute alone, or as its file has it. Throws
+// UsageError.
 schedule::Schedule training_compute(const config::JobConfig& job);
 
 // The same, lowered and validated. Throws UsageError.

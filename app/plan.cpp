@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/job.h"
 #include "app/pipeline_plan.h"
 #include "core/base/error.h"
-#include "core/config/loader.h"
 #include "core/io/atomic_file.h"
 #include "models/flops.h"
 #include "models/model_config.h"
@@ -66,7 +66,7 @@ std::string json_plan(const config::JobConfig& job, const schedule::Schedule& lo
 }  // namespace
 
 int plan(const PlanArguments& arguments) {
-  const config::JobConfig job = config::load_job(arguments.config, arguments.set);
+  const config::JobConfig job = load_job(arguments);
   const schedule::Schedule lowered = training_schedule(job);
   const schedule::Schedule compute = training_compute(job);
   const double uniform_bubble = schedule::simulate(compute).bubble();

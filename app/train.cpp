@@ -1,14 +1,14 @@
 // pptrain --config job.toml
 #include "app/commands.h"
+#include "app/job.h"
 #include "app/run_context.h"
 #include "app/trainer.h"
-#include "core/config/loader.h"
 #include "core/fault/shutdown.h"
 
 namespace pptrain::app {
 
 int train(const JobArguments& arguments) {
-  const config::JobConfig job = config::load_job(arguments.config, arguments.set);
+  const config::JobConfig job = load_job(arguments);
   const fault::Shutdown shutdown;
   return run_ranks(job, [&](RunContext& context) { return Trainer(context, shutdown).run(); });
 }

@@ -33,8 +33,8 @@ double clip_coefficient(double norm, double max_norm) {
   return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
 }
 
-data::DataLoader open_training_data(const RunContext& context) {
-  return {open_data(context.job, context.model.vocab).train, loader_options(context),
+data::DataLoader open_training_data(const RunContext& context, const schedule::Schedule& placement) {
+  return {open_data(context.job, context.model.vocab).train, loader_options(context, placement),
           context.job.data.shuffle, static_cast<uint64_t>(context.job.run.seed)};
 }
 
@@ -58,7 +58,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       layers_(stage_layers(context.job, context.model.layers)),
       schedule_(training_schedule(context.job)),
       model_(context, layers_, schedule_),
-      loader_(open_training_data(context)),
+      loader_(open_training_data(context, schedule_)),
       executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), schedule_,
                 pipeline::Executor::Mode::train),
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),

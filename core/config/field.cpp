@@ -44,9 +44,8 @@ std::string format_value(const std::vector<T>& values) {
 }
 
 std::string list_name(const Option& option, std::string_view elements) {
-  const std::string list = option.length ? fmt::format("list of {} {}", *option.length, elements)
-                                         : fmt::format("list of {}", elements);
-  return option.empty_word.empty() ? list : fmt::format("\"{}\" or {}", option.empty_word, list);
+  return option.length ? fmt::format("list of {} {}", *option.length, elements)
+                       : fmt::format("list of {}", elements);
 }
 
 }  // namespace
@@ -110,11 +109,6 @@ Option& Option::any_case() {
   return *this;
 }
 
-Option& Option::or_word(std::string word) {
-  empty_word = std::move(word);
-  return *this;
-}
-
 Option& Option::of_length(size_t count) {
   length = count;
   return *this;
@@ -137,9 +131,7 @@ std::string type_name(const Option& option) {
     std::string operator()(const Access<int64_t>&) const { return "integer"; }
     std::string operator()(const Access<double>&) const { return "float"; }
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "integer"; }
-    std::string operator()(const Access<std::vector<int64_t>>&) const {
-      return list_name(option, "integers");
-    }
+    std::string operator()(const Access<PipelineSplit>&) const { return "string or list of integers"; }
     std::string operator()(const Access<std::vector<double>>&) const { return list_name(option, "floats"); }
     std::string operator()(const Access<std::string>&) const {
       return option.literals.empty() ? "string" : fmt::format("one of: {}", fmt::join(option.literals, ", "));
@@ -155,9 +147,8 @@ std::optional<std::string> toml_value(const Option& option, const JobConfig& job
         const T& value = access(copy);
         if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
           return value ? std::optional(format_value(*value)) : std::nullopt;
-        } else if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
-          return value.empty() && !option.empty_word.empty() ? toml_string(option.empty_word)
-                                                             : format_value(value);
+        } else if constexpr (std::is_same_v<T, PipelineSplit>) {
+          return value.layers.empty() ? toml_string(value.text) : format_value(value.layers);
         } else {
           return format_value(value);
         }

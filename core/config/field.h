@@ -22,7 +22,7 @@ using Access = std::function<T&(JobConfig&)>;
 // The alternatives are the types that an option can have.
 using Target =
     std::variant<Access<bool>, Access<int64_t>, Access<double>, Access<std::string>,
-                 Access<std::optional<int64_t>>, Access<std::vector<int64_t>>, Access<std::vector<double>>>;
+                 Access<std::optional<int64_t>>, Access<std::vector<double>>, Access<PipelineSplit>>;
 
 // The numbers allowed; for a list, of each of its elements. NaN and infinities are never allowed.
 struct Range {
@@ -53,7 +53,6 @@ struct Option {
   Range range;
   std::vector<std::string> literals;  // of a string: the only ones allowed, if not empty
   std::vector<std::pair<std::string, std::string>> refusals;  // literals refused for a reason of their own
-  std::string empty_word;                                     // the string that stands for the empty list
   std::optional<size_t> length;                               // of a list
   std::optional<Condition> acts_when;
   bool ignores_case = false;  // a literal in other case is taken as the one declared
@@ -69,7 +68,6 @@ struct Option {
   Option& one_of(std::vector<std::string> values);
   Option& refuse(std::string literal, std::string reason);
   Option& any_case();
-  Option& or_word(std::string word);
   Option& of_length(size_t count);
   Option& required();
   Option& only_with(std::string other_name, std::vector<std::string> values);
@@ -100,7 +98,7 @@ class SectionFields {
   Access<Section> access_;
 };
 
-// "integer", "list of 2 floats", "one of: bf16, fp32", "\"even\" or list of integers".
+// "integer", "list of 2 floats", "one of: bf16, fp32", "string or list of integers".
 std::string type_name(const Option& option);
 
 // The option's value in `job`, written as TOML; nothing for an optional that is unset.

@@ -52,6 +52,14 @@ struct ModelSection {
   bool operator==(const ModelSection&) const = default;
 };
 
+// Transformer blocks of each stage: a word or a layout, or a list.
+struct PipelineSplit {
+  std::string text = "even";    // even | cost | a layout such as "1|*|*|1"; empty where there is a list
+  std::vector<int64_t> layers;  // per stage, first to last
+
+  bool operator==(const PipelineSplit&) const = default;
+};
+
 struct DistributedSection {
   int64_t pp = 1;
   std::optional<int64_t> dp;  // short for dp_shard; both is an error
@@ -60,9 +68,9 @@ struct DistributedSection {
   int64_t cp = 1;
   int64_t tp = 1;
   int64_t ep = 1;
-  std::string pp_schedule = "1f1b";
-  // "even" (empty list), or layers per stage, first to last.
-  std::vector<int64_t> pp_split;
+  std::string pp_schedule = "1f1b";  // a schedule's name, auto, or a file ending in .csv
+  int64_t pp_stages_per_rank = 0;    // 0: what the schedule is made for
+  PipelineSplit pp_split;
   double pp_embedding_weight = 0;  // the embedding and the head count as this many layers in an even split
   double pp_head_weight = 0;
   double timeout_s = 600;  // a wait for another rank that lasts longer fails the run

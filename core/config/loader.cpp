@@ -16,7 +16,7 @@
 
 namespace pptrain::config {
 
-JobConfig load_job(const std::string& path, std::span<const std::string> overrides) {
+JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const FinishJob& finish) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
     throw UsageError(fmt::format("{}: is a directory; expected a job file (TOML)", path));
@@ -30,16 +30,21 @@ JobConfig load_job(const std::string& path, std::span<const std::string> overrid
                     "prints one with every key",
                     path, std::generic_category().message(errno)));
   }
-  return parse_job(text, path, overrides);
+  return parse_job(text, path, overrides, finish);
 }
 
-JobConfig parse_job(const std::string& text, const std::string& name,
-                    std::span<const std::string> overrides) {
+JobConfig parse_job(const std::string& text, const std::string& name, std::span<const std::string> overrides,
+                    const FinishJob& finish) {
   Document document = read_document(text, name, overrides);
   apply_hf_dir(document);
   validate(document);
-  document.throw_if_bad();
   resolve(document.job);
+  if (finish) {
+    finish(document.job, [&](std::initializer_list<std::string_view> options, const std::string& message) {
+      document.report_conflict(options, message);
+    });
+  }
+  document.throw_if_bad();
   return document.job;
 }
 

@@ -1,22 +1,36 @@
 // From a TOML file and --set overrides to a checked JobConfig.
 #pragma once
 
+#include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/config/job_config.h"
 
 namespace pptrain::config {
+
+// Lays a contradiction at the first of these options that the user gave, else at the first's section. Nothing
+// is said about options whose value could not be taken.
+using ReportConflict =
+    std::function<void(std::initializer_list<std::string_view> options, const std::string& text)>;
+
+// What those who use the job know beyond this folder: checks it, and fills in what it leaves open. Called
+// with resolved values, also where there are problems already (sizes may then be 0).
+using FinishJob = std::function<void(JobConfig& job, const ReportConflict& report)>;
 
 // Reads, applies `overrides` ("section.key=value", the value in TOML or a bare word) and validates. Throws
 // UsageError whose message holds every problem found, one a line: "job.toml:LINE:COL: section.key: what is
 // wrong ...", with the nearest valid name and the allowed values. Paths in the job are relative to the
 // current directory. distributed.dp is folded into dp_shard, unset model sizes come from
 // model.hf_dir/config.json.
-JobConfig load_job(const std::string& path, std::span<const std::string> overrides);
+JobConfig load_job(const std::string& path, std::span<const std::string> overrides,
+                   const FinishJob& finish = {});
 
 // The same from text; `name` stands for the file in messages.
-JobConfig parse_job(const std::string& text, const std::string& name, std::span<const std::string> overrides);
+JobConfig parse_job(const std::string& text, const std::string& name, std::span<const std::string> overrides,
+                    const FinishJob& finish = {});
 
 // The whole job as TOML, every key with its resolved value; parse_job reads it back to the same job.
 std::string to_toml(const JobConfig& job);

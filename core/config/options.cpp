@@ -133,20 +133,25 @@ void add_distributed(std::vector<Option>& options) {
   SectionFields<DistributedSection> distributed(
       options, "distributed", [](JobConfig& j) -> DistributedSection& { return j.distributed; });
   add_axes(distributed);
+  distributed.add(
+      "pp_schedule", &DistributedSection::pp_schedule,
+      "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
+      "interleaved_zb, zbv, v_half, v_min or dualpipe_v, in any case of letters, or PyTorch's class name "
+      "of one; a file ending in .csv with a schedule in PyTorch's text form; or auto: the fastest that "
+      "fits, by the costs that pptrain plan shows.");
   distributed
-      .add("pp_schedule", &DistributedSection::pp_schedule,
-           "Order of the forward and backward passes on each rank. In any case of letters. 1f1b needs "
-           "train.grad_accum_steps >= pp, and holds at most pp microbatches' activations; gpipe takes any "
-           "number, and "
-           "holds all.")
-      .one_of(pipeline_schedules())
-      .any_case();
+      .add("pp_stages_per_rank", &DistributedSection::pp_stages_per_rank,
+           "Stages on each pipeline rank, for schedules that take several. 0: what the schedule is made for, "
+           "1 or 2.")
+      .between(0, 64);
   distributed
       .add("pp_split", &DistributedSection::pp_split,
            "Transformer blocks of each stage, first to last. \"even\": as equal as can be, more on the "
-           "earlier stages.")
-      .between(1, 1 << 16)
-      .or_word("even");
+           "earlier stages. \"cost\": so that the slowest rank takes the least time, embedding and head "
+           "included. Else a list, or a layout: stages apart by |, each a number, or * for an even share of "
+           "the rest, such as \"1|*|*|1\", or Megatron's letters, such as \"Ett|ttt|ttL\" or "
+           "\"Et|(tt|)*6tL\".")
+      .between(1, 1 << 16);
   distributed
       .add("pp_embedding_weight", &DistributedSection::pp_embedding_weight,
            "The embedding counts as this many blocks in an even split.")
@@ -305,11 +310,6 @@ std::vector<Option> declare_options() {
 }
 
 }  // namespace
-
-const std::vector<std::string>& pipeline_schedules() {
-  static const std::vector<std::string> names = {"1f1b", "gpipe"};
-  return names;
-}
 
 const std::vector<Option>& options() {
   static const std::vector<Option> table = declare_options();

@@ -9,9 +9,6 @@
 
 namespace pptrain::config {
 
-// The pipeline schedules that distributed.pp_schedule accepts. A new generator adds its name here.
-const std::vector<std::string>& pipeline_schedules();
-
 // In the order in which users read them; options of one section lie together, a section before its
 // subsections.
 const std::vector<Option>& options();

@@ -241,13 +241,22 @@ class Reader {
                        toml_string(nearest(value, option.literals)), fmt::join(option.literals, ", "));
   }
 
-  template <class T>
-  Fault take(const Option& option, const toml::node& node, std::vector<T>& out) {
-    if (!option.empty_word.empty() && node.is_string() &&
-        to_lower(node.as_string()->get()) == option.empty_word) {
-      out.clear();
+  // What a string says is checked with the schedule.
+  Fault take(const Option& option, const toml::node& node, PipelineSplit& out) {
+    if (const auto* text = node.as_string()) {
+      out = {.text = text->get(), .layers = {}};
       return "";
     }
+    std::vector<int64_t> layers;
+    const Fault fault = take(option, node, layers);
+    if (fault.empty()) {
+      out = {.text = "", .layers = std::move(layers)};
+    }
+    return fault;
+  }
+
+  template <class T>
+  Fault take(const Option& option, const toml::node& node, std::vector<T>& out) {
     const toml::array* array = node.as_array();
     if (!array) {
       return wrong_type(option, node);

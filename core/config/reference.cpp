@@ -70,7 +70,7 @@ Json list_schema(const Option& option, const char* element) {
   if (option.length) {
     list["maxItems"] = *option.length;
   }
-  return option.empty_word.empty() ? list : Json{{"anyOf", {Json{{"const", option.empty_word}}, list}}};
+  return list;
 }
 
 Json type_schema(const Option& option) {
@@ -80,7 +80,9 @@ Json type_schema(const Option& option) {
     Json operator()(const Access<int64_t>&) const { return range_schema(option, "integer"); }
     Json operator()(const Access<double>&) const { return range_schema(option, "number"); }
     Json operator()(const Access<std::optional<int64_t>>&) const { return range_schema(option, "integer"); }
-    Json operator()(const Access<std::vector<int64_t>>&) const { return list_schema(option, "integer"); }
+    Json operator()(const Access<PipelineSplit>&) const {
+      return {{"anyOf", {Json{{"type", "string"}}, list_schema(option, "integer")}}};
+    }
     Json operator()(const Access<std::vector<double>>&) const { return list_schema(option, "number"); }
     Json operator()(const Access<std::string>&) const {
       Json schema = {{"type", "string"}};

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -157,48 +156,6 @@ void check_axes(Document& document) {
   }
 }
 
-void check_split(Document& document) {
-  const DistributedSection& d = document.job.distributed;
-  const int64_t layers = document.job.model.num_hidden_layers;
-  if (d.pp_split.empty()) {
-    if (layers != 0 && d.pp > layers) {
-      document.report_conflict(
-          {"distributed.pp", "model.num_hidden_layers", "model.hf_dir"},
-          fmt::format("more stages than layers: pp = {}, num_hidden_layers = {}", d.pp, layers));
-    }
-    return;
-  }
-  const auto stages = static_cast<int64_t>(d.pp_split.size());
-  if (stages != d.pp) {
-    document.report_conflict(
-        {"distributed.pp_split", "distributed.pp"},
-        fmt::format("pp_split has {} stages, but pp = {}: expected {} numbers", stages, d.pp, d.pp));
-  }
-  const int64_t sum = std::accumulate(d.pp_split.begin(), d.pp_split.end(), int64_t{0});
-  if (layers != 0 && sum != layers) {
-    document.report_conflict(
-        {"distributed.pp_split", "model.num_hidden_layers", "model.hf_dir"},
-        fmt::format("pp_split places {} layers, but model.num_hidden_layers = {}", sum, layers));
-  }
-  for (const std::string_view option : {"distributed.pp_embedding_weight", "distributed.pp_head_weight"}) {
-    if (document.given(option) && value_of(option, document.job) != "0.0") {
-      document.report_conflict({option, "distributed.pp_split"},
-                               "acts on an even split alone, but pp_split is a list: remove one of the two");
-    }
-  }
-}
-
-void check_schedule(Document& document) {
-  const JobConfig& job = document.job;
-  if (job.distributed.pp_schedule == "1f1b" && job.train.grad_accum_steps < job.distributed.pp) {
-    document.report_conflict(
-        {"train.grad_accum_steps", "distributed.pp", "distributed.pp_schedule"},
-        fmt::format("grad_accum_steps = {} microbatches are fewer than distributed.pp_schedule = "
-                    "\"1f1b\" needs with pp = {}: at least {}",
-                    job.train.grad_accum_steps, job.distributed.pp, job.distributed.pp));
-  }
-}
-
 void check_data(Document& document) {
   const DataSection& data = document.job.data;
   const ModelSection& model = document.job.model;
@@ -295,8 +252,6 @@ void apply_hf_dir(Document& document) {
 void validate(Document& document) {
   check_model(document);
   check_axes(document);
-  check_split(document);
-  check_schedule(document);
   check_data(document);
   check_paths(document);
   check_conditions(document);
@@ -311,7 +266,7 @@ void resolve(JobConfig& job) {
   if (model.num_key_value_heads == 0) {
     model.num_key_value_heads = model.num_attention_heads;
   }
-  if (model.head_dim == 0) {
+  if (model.head_dim == 0 && model.num_attention_heads > 0) {
     model.head_dim = model.hidden_size / model.num_attention_heads;
   }
   if (model.max_position_embeddings == 0) {

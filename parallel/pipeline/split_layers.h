@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,5 +27,12 @@ LayerAssignment compute_pinned_layer_assignment(int layers, int stages, int firs
 // An explicit list of layers per stage, first to last. Throws UsageError if it does not have `stages`
 // entries, one of them is below 1, or they do not sum to `layers`.
 LayerAssignment explicit_layer_assignment(int layers, int stages, std::span<const int64_t> layers_per_stage);
+
+// A layout string: stages apart by '|', each the number of its layers, or '*' for an even share (more on
+// earlier stages) of what the others leave: "1|*|*|1". Or in the manner of Megatron-LM's
+// pipeline_model_parallel_layout: t is a layer, E the embedding (first stage only), L the head (last stage
+// only): "Ett|ttt|ttL". In both, (...)*N repeats a group and t*N a layer: "Et|(tt|)*6tL"; commas and spaces
+// mean nothing. Throws UsageError as explicit_layer_assignment does, and for text that is not a layout.
+LayerAssignment layout_layer_assignment(int layers, int stages, const std::string& layout);
 
 }  // namespace pptrain::pipeline

@@ -83,7 +83,7 @@ const Generator& find(const std::string& name) {
   for (const Generator& generator : generators) {
     if (plain(generator.name) == wanted || generator.alias == wanted) return generator;
   }
-  if (wanted == "seq1f1b") {
+  if (is_planned_schedule(name)) {
     throw UsageError("seq1f1b is not there yet: it needs attention over slices of a sequence. Use 1f1b");
   }
   std::string known;
@@ -131,6 +131,16 @@ std::vector<std::string> schedule_names() {
   std::vector<std::string> names;
   for (const Generator& generator : generators) names.emplace_back(generator.name);
   return names;
+}
+
+std::vector<std::string> training_schedule_names() {
+  std::vector<std::string> names = schedule_names();
+  std::erase(names, "inference");
+  return names;
+}
+
+bool is_planned_schedule(const std::string& name) {
+  return plain(name) == "seq1f1b";
 }
 
 std::string canonical_schedule_name(const std::string& name) {

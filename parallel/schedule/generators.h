@@ -23,6 +23,13 @@ Schedule make_schedule(const ScheduleSpec& spec);
 // The names make_schedule knows, as users write them.
 std::vector<std::string> schedule_names();
 
+// Those that train: all but inference.
+std::vector<std::string> training_schedule_names();
+
+// A schedule that is named in the literature and refused here because something that it needs is missing
+// (seq1f1b).
+bool is_planned_schedule(const std::string& name);
+
 // The name that schedule_names() lists for any spelling of it; throws UsageError if there is none.
 std::string canonical_schedule_name(const std::string& name);
 

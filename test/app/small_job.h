@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "app/job.h"
 #include "app/run_context.h"
 #include "app/trainer.h"
 #include "core/config/loader.h"
@@ -104,7 +105,7 @@ inline config::JobConfig small_job(const std::string& text, const fs::path& run_
                                    std::vector<std::string> overrides) {
   overrides.push_back(fmt::format("run.dir=\"{}\"", run_dir.string()));
   spdlog::set_level(spdlog::level::warn);
-  return config::parse_job(text, "small.toml", overrides);
+  return config::parse_job(text, "small.toml", overrides, app::finish_job);
 }
 
 // Runs the job on thread ranks. `overrides`: "section.key=value".

@@ -60,11 +60,12 @@ TEST_CASE("every key of a job is taken") {
   CHECK(job.run.dir == "out");
   CHECK(job.run.seed == 7);
   CHECK(job.train.grad_clip == 2.0);  // an integer serves as a float
-  CHECK(job.distributed.pp_split == std::vector<int64_t>{1, 2, 1});
-  CHECK(job.distributed.pp_schedule == "1f1b");  // in any case of letters
+  CHECK(job.distributed.pp_split.layers == std::vector<int64_t>{1, 2, 1});
+  CHECK(job.distributed.pp_schedule == "1F1B");  // app/job.cpp knows the schedules
   CHECK(job.lr_schedule.name == "cosine");
   CHECK(job.optimizer.betas == std::vector<double>{0, 0.99});
-  CHECK(accepted(folder, "distributed.pp_split=even").distributed.pp_split.empty());
+  CHECK(accepted(folder, "distributed.pp_split=even").distributed.pp_split == PipelineSplit());
+  CHECK(accepted(folder, "distributed.pp_split=1|*|1").distributed.pp_split.text == "1|*|1");
 }
 
 TEST_CASE("what 0 stands for is filled in, and dp folds into dp_shard") {
@@ -77,11 +78,25 @@ TEST_CASE("what 0 stands for is filled in, and dp folds into dp_shard") {
   CHECK(job.distributed.dp_shard == 1);
 }
 
-TEST_CASE("gpipe takes any number of microbatches, 1f1b at least pp") {
+TEST_CASE("who uses the job may check it and fill it in") {
   const Folder folder;
-  CHECK(refusal("[distributed]\npp = 4\npp_schedule = 'gpipe'\n", essentials(folder)) == "");
-  CHECK(refusal("[distributed]\npp = 4\n[train]\ngrad_accum_steps = 4\n", essentials(folder)) == "");
-  CHECK(refusal("[distributed]\npp = 4\n[train]\ngrad_accum_steps = 3\n", essentials(folder)) != "");
+  const std::string text = "[distributed]\npp = 3\n[train]\nsteps = 0\n";
+  const FinishJob finish = [](JobConfig& job, const ReportConflict& report) {
+    CHECK(job.model.head_dim == 16);  // resolved
+    report({"train.seed", "distributed.pp"}, "no");
+    report({"train.steps"}, "never said: its value could not be taken");
+    job.distributed.pp_stages_per_rank = 2;
+  };
+  try {
+    parse_job(text, "job.toml", essentials(folder), finish);
+    FAIL("accepted");
+  } catch (const UsageError& error) {
+    CHECK_THAT(error.what(),
+               contains_text("job.toml:2:6: distributed.pp: no\njob.toml:4:9: train.steps: 0 is"));
+  }
+  const JobConfig job = parse_job("", "job.toml", essentials(folder),
+                                  [](JobConfig& j, const auto&) { j.distributed.pp_stages_per_rank = 2; });
+  CHECK(job.distributed.pp_stages_per_rank == 2);
 }
 
 TEST_CASE("overrides win over the file and are TOML, or bare words") {
@@ -115,8 +130,7 @@ TEST_CASE("a bad override is shown as it was given") {
   CHECK_THAT(with(folder, "train=5"), StartsWith("--set train=5: names a section; expected train.key=value"));
   CHECK_THAT(with(folder, "lr=5"), StartsWith("--set lr=5: unknown section; did you mean optimizer.lr?"));
   CHECK_THAT(with(folder, "run.dir=\xff"), contains_text("not UTF-8"));
-  CHECK_THAT(with(folder, "distributed.pp=2"),
-             StartsWith("--set distributed.pp=2: grad_accum_steps = 1 microbatches"));
+  CHECK_THAT(with(folder, "distributed.tp=2"), StartsWith("--set distributed.tp=2: not implemented yet"));
   CHECK_THAT(with(folder, "data.val_path=no/file"),
              StartsWith("--set data.val_path=no/file: \"no/file\" does not exist"));
 }

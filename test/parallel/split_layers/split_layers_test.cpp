@@ -122,6 +122,42 @@ TEST_CASE("pinned ends") {
   CHECK_THROWS_AS(compute_pinned_layer_assignment(8, 1, 4, 4), UsageError);
 }
 
+TEST_CASE("a layout string") {
+  const auto split = [](int layers, int stages, const std::string& layout) {
+    return counts(pptrain::pipeline::layout_layer_assignment(layers, stages, layout));
+  };
+  CHECK(split(8, 4, "1|*|*|1") == std::vector<int>{1, 3, 3, 1});
+  CHECK(split(9, 4, "*|*|*|1") == std::vector<int>{3, 3, 2, 1});
+  CHECK(split(8, 2, "7|1") == std::vector<int>{7, 1});
+  CHECK(split(8, 3, " Et t | t*3, | tt t L ") == std::vector<int>{2, 3, 3});
+  CHECK(split(10, 5, "Et|(tt|)*2tt|ttt L") == std::vector<int>{1, 2, 2, 2, 3});
+  CHECK(split(61, 16, "Et*3|(tt*3|)*14ttL") ==
+        std::vector<int>{3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2});
+  const std::vector<std::string> wrong = {"",
+                                          "|",
+                                          "8",
+                                          "4|5",
+                                          "4|4|0",
+                                          "3|*|5",
+                                          "tE|ttttttt",
+                                          "t|Et|tttttt",
+                                          "tL|t*7",
+                                          "(4|4",
+                                          "4)|4",
+                                          "((4|)*2)*1",
+                                          "(4|)4",
+                                          "4|x",
+                                          "4|4t",
+                                          "t*|t*7",
+                                          "t*99999999999|t",
+                                          "**|4",
+                                          "(t)*99999|t"};
+  for (const std::string& layout : wrong) {
+    INFO(layout);
+    CHECK_THROWS_AS(pptrain::pipeline::layout_layer_assignment(8, 2, layout), UsageError);
+  }
+}
+
 TEST_CASE("an explicit list") {
   const std::vector<int64_t> list = {7, 1};
   CHECK(explicit_layer_assignment(8, 2, list) == LayerAssignment{{0, 7}, {7, 8}});

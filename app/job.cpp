@@ -1,0 +1,129 @@
+#include "app/job.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <optional>
+
+#include "app/pipeline_plan.h"
+#include "core/base/error.h"
+#include "core/config/nearest.h"
+#include "parallel/schedule/csv.h"
+#include "parallel/schedule/generators.h"
+
+namespace pptrain::app {
+
+namespace {
+
+using config::JobConfig;
+using config::ReportConflict;
+
+constexpr const char* schedule_key = "distributed.pp_schedule";
+constexpr const char* stages_key = "distributed.pp_stages_per_rank";
+constexpr const char* split_key = "distributed.pp_split";
+
+// The plain name of a schedule that trains; nothing, and a report, where there is none.
+std::optional<std::string> schedule_name(const std::string& given, const ReportConflict& report) {
+  const std::vector<std::string> names = schedule::training_schedule_names();
+  try {
+    std::string name = schedule::canonical_schedule_name(given);
+    if (name != "inference") return name;
+    report({schedule_key}, "\"inference\" has forward passes alone: it cannot train");
+  } catch (const UsageError& error) {
+    const bool planned = schedule::is_planned_schedule(given);
+    report({schedule_key},
+           planned
+               ? error.what()
+               : fmt::format("\"{}\" is not a schedule; did you mean \"{}\"? Valid: {}, or a file ending in "
+                             ".csv",
+                             given, config::nearest(given, names), fmt::join(names, ", ")));
+  }
+  return std::nullopt;
+}
+
+// Reads the file and compares it with the job.
+void check_file(JobConfig& job, const ReportConflict& report) {
+  try {
+    const schedule::Schedule file = schedule::load_schedule(job.distributed.pp_schedule);
+    const auto differs = [&](const char* key, int64_t given, int in_file, const char* what) {
+      if (given == in_file) return;
+      report({key, schedule_key}, fmt::format("{} = {}, but the schedule in {} has {} {}",
+                                              std::string(key).substr(std::string(key).rfind('.') + 1), given,
+                                              job.distributed.pp_schedule, in_file, what));
+    };
+    if (file.forward_only)
+      report({schedule_key}, fmt::format("{} has forward passes alone: it cannot train", file.name));
+    differs("distributed.pp", job.distributed.pp, file.ranks, "ranks");
+    differs("train.grad_accum_steps", job.train.grad_accum_steps, file.microbatches, "microbatches");
+    if (job.distributed.pp_stages_per_rank == 0) job.distributed.pp_stages_per_rank = file.stages_per_rank;
+    differs(stages_key, job.distributed.pp_stages_per_rank, file.stages_per_rank, "stages per rank");
+  } catch (const UsageError& error) {
+    report({schedule_key}, error.what());
+  }
+}
+
+// The generator says what its schedule does not allow; whether it is the number of stages per rank shows when
+// that is left to the schedule.
+bool generates(const JobConfig& job, int64_t stages_per_rank, std::string& reason) {
+  JobConfig tried = job;
+  tried.distributed.pp_stages_per_rank = stages_per_rank;
+  try {
+    training_compute(tried);
+    return true;
+  } catch (const UsageError& error) {
+    reason = error.what();
+    return false;
+  }
+}
+
+void check_schedule(JobConfig& job, const ReportConflict& report) {
+  config::DistributedSection& d = job.distributed;
+  if (is_schedule_file(d.pp_schedule)) return check_file(job, report);
+  const std::optional<std::string> name = schedule_name(d.pp_schedule, report);
+  if (!name) return;
+  d.pp_schedule = *name;
+  std::string reason, ignored;
+  if (generates(job, d.pp_stages_per_rank, reason)) {
+    d.pp_stages_per_rank = training_compute(job).stages_per_rank;
+  } else if (d.pp_stages_per_rank != 0 && generates(job, 0, ignored)) {
+    report({stages_key, schedule_key}, reason);
+  } else {
+    report({"train.grad_accum_steps", "distributed.pp", schedule_key}, reason);
+  }
+}
+
+void check_split(const JobConfig& job, const ReportConflict& report) {
+  const config::DistributedSection& d = job.distributed;
+  if (d.pp_split != config::PipelineSplit()) {
+    for (const auto& [key, weight] : {std::pair("distributed.pp_embedding_weight", d.pp_embedding_weight),
+                                      std::pair("distributed.pp_head_weight", d.pp_head_weight)}) {
+      if (weight != 0)
+        report({key, split_key},
+               "acts on an even split alone, but pp_split is another: remove one of the two");
+    }
+  }
+  if (job.model.num_hidden_layers == 0 || d.pp_stages_per_rank == 0) return;  // reported already
+  try {
+    stage_layers(job, job.model.num_hidden_layers);
+  } catch (const UsageError& error) {
+    report({split_key, "distributed.pp", stages_key, "model.num_hidden_layers", "model.hf_dir"},
+           fmt::format("{} (distributed.pp = {} ranks of {} stage{})", error.what(), d.pp,
+                       d.pp_stages_per_rank, d.pp_stages_per_rank == 1 ? "" : "s"));
+  }
+}
+
+}  // namespace
+
+bool is_schedule_file(const std::string& pp_schedule) {
+  return config::to_lower(pp_schedule).ends_with(".csv");
+}
+
+void finish_job(JobConfig& job, const ReportConflict& report) {
+  check_schedule(job, report);
+  check_split(job, report);
+}
+
+JobConfig load_job(const JobArguments& arguments) {
+  return config::load_job(arguments.config, arguments.set, finish_job);
+}
+
+}  // namespace pptrain::app
