@@ -27,10 +27,11 @@ namespace {
 schedule::Costs modelled_costs(const config::JobConfig& job) {
   const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
   const pipeline::LayerAssignment layers = stage_layers(job, model.layers);
+  const models::Recompute recompute = models::make_recompute(job.train.recompute);
   std::vector<models::StageCost> stages;
   for (size_t i = 0; i < layers.size(); ++i) {
     stages.push_back(models::stage_cost(model, models::stage_slice(layers, static_cast<int>(i)),
-                                        job.train.micro_batch_size, job.train.seq_len));
+                                        job.train.micro_batch_size, job.train.seq_len, recompute));
   }
   const double unit = std::ranges::min(stages, {}, &models::StageCost::forward).forward;
   schedule::Costs costs;

@@ -24,10 +24,11 @@ at::ScalarType compute_dtype(const config::JobConfig& job) {
 RankModel::RankModel(RunContext& context, const std::vector<std::pair<int, int>>& layers,
                      const schedule::Schedule& placement)
     : context_(context), placement_(placement) {
+  const models::Recompute recompute = models::make_recompute(context.job.train.recompute);
   for (const int index : placement.stages_of(context.mesh.coordinate(mesh::Axis::pp))) {
     Part part;
-    part.stage =
-        std::make_unique<models::TransformerStage>(context.model, models::stage_slice(layers, index));
+    part.stage = std::make_unique<models::TransformerStage>(context.model, models::stage_slice(layers, index),
+                                                            recompute);
     part.stage->materialise(context.device, compute_dtype(context.job));
     part.optimizer = std::make_unique<optim::AdamW>(part.stage->parameters(), context.job.optimizer);
     parts_.push_back(std::move(part));

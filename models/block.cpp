@@ -5,24 +5,56 @@
 namespace pptrain::models {
 
 Block::Block(nn::ParameterStore& store, const std::string& name, const BlockConfig& config)
-    : attention_norm_(store, name + ".attn_norm", config.attention.hidden, config.norm_eps),
+    : recompute_(config.recompute),
+      attention_norm_(store, name + ".attn_norm", config.attention.hidden, config.norm_eps),
       attention_(store, name + ".attn", config.attention),
       mlp_norm_(store, name + ".mlp_norm", config.attention.hidden, config.norm_eps),
       mlp_(store, name + ".mlp", config.attention.hidden, config.intermediate, config.mlp_bias,
            config.init_std, config.init_std) {}
 
-Residual Block::forward(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
-                        Saved& saved) const {
+void Block::fill(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
+                 Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
   in.stream.reset();
   at::Tensor attended = attention_.forward(normed, positions, rope, saved.attention);
-  auto [sum, mlp_input] = mlp_norm_.forward(x, std::move(attended), saved.mlp_norm);
-  at::Tensor out = mlp_.forward(mlp_input, saved.mlp);
-  return {std::move(sum), std::move(out)};
+  mlp_.activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, saved.mlp);
+}
+
+Residual Block::forward(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
+                        Saved& saved) const {
+  fill(std::move(in), positions, rope, saved);
+  Residual out{.stream = saved.mlp_norm.x, .delta = mlp_.project(saved.mlp)};
+  drop(saved);
+  return out;
+}
+
+void Block::drop(Saved& saved) const {
+  if (recompute_ == Recompute::none) return;
+  if (recompute_ == Recompute::full) {
+    saved.attention.positions = std::exchange(saved.attention, {}).positions;
+    saved.mlp_norm = {};
+  } else {
+    saved.attention.x.reset();
+    saved.mlp_norm.rstd.reset();
+  }
+  saved.attention_norm.rstd.reset();
+  saved.mlp = {};
+}
+
+// A norm of a sum that was rounded before has the bits of the norm fused with the addition.
+void Block::recompute(Saved& saved, const kernels::RopeTable& rope) const {
+  if (recompute_ == Recompute::full) {
+    const at::Tensor positions = saved.attention.positions;
+    fill({.stream = saved.attention_norm.x, .delta = {}}, positions, rope, saved);
+  } else if (recompute_ == Recompute::selective) {
+    saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
+    mlp_.activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, saved.mlp);
+  }
 }
 
 at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
                                  nn::WeightGradQueue& queue) {
+  recompute(saved, rope);
   at::Tensor grad = mlp_.backward_input(saved.mlp, dy, queue);
   grad = mlp_norm_.backward(saved.mlp_norm, grad, dy);
   saved.mlp_norm = {};

@@ -12,6 +12,7 @@
 #include "core/nn/rms_norm.h"
 #include "core/nn/swiglu.h"
 #include "core/nn/weight_grad_queue.h"
+#include "models/model_config.h"
 
 namespace pptrain::models {
 
@@ -21,6 +22,7 @@ struct BlockConfig {
   bool mlp_bias = false;
   double norm_eps = 1e-6;
   double init_std = 0.02;
+  Recompute recompute = Recompute::none;
 };
 
 // What goes from one block to the next: the residual stream and the output that has not been added to it yet,
@@ -43,15 +45,23 @@ class Block {
   Block(nn::ParameterStore& store, const std::string& name, const BlockConfig& config);
 
   // positions: int32 [batch, seq]. Reuses the memory of in.delta; keeps in.stream where there is no delta.
+  // `saved` is left without what the recompute policy drops.
   Residual forward(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
                    Saved& saved) const;
 
-  // dy: T [rows, hidden], the gradient of stream + delta of the output -> the same of the input. Frees
-  // `saved` as it goes. With a deferred queue dy stays in use until the queue has run.
+  // dy: T [rows, hidden], the gradient of stream + delta of the output -> the same of the input. Computes
+  // again what was dropped, and frees `saved` as it goes. With a deferred queue dy stays in use until the
+  // queue has run.
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
                             nn::WeightGradQueue& queue);
 
  private:
+  // The forward pass up to the last product: all that fills `saved`.
+  void fill(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope, Saved& saved) const;
+  void drop(Saved& saved) const;
+  void recompute(Saved& saved, const kernels::RopeTable& rope) const;  // what drop() dropped
+
+  Recompute recompute_;
   nn::RmsNorm attention_norm_;
   nn::Attention attention_;
   nn::RmsNorm mlp_norm_;

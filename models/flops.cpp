@@ -52,17 +52,24 @@ StageSize stage_size(const ModelConfig& model, const StageSlice& slice, bool bfl
   return size;
 }
 
-int64_t activation_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens, bool bfloat16) {
+int64_t activation_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens, bool bfloat16,
+                         Recompute recompute) {
   const bool qk_norm = find_architecture(model.arch).block(model).attention.qk_norm;
   const int64_t q = model.heads * model.head_dim;
   const int64_t kv = model.kv_heads * model.head_dim;
-  // In the compute type: both norms' inputs and outputs, qkv, the attention's output, gate, up and their
-  // product; with QK-norm also q and k after it, which otherwise lie in qkv.
-  int64_t elements = 4 * model.hidden + (q + 2 * kv) + q + 3 * model.intermediate;
-  int64_t floats = 2 + model.heads;  // the norms' rstd; logsumexp
-  if (qk_norm) {
-    elements += q + kv;
-    floats += model.heads + model.kv_heads;
+  int64_t elements = model.hidden;  // in the compute type: the block's input
+  int64_t floats = 0;
+  if (recompute != Recompute::full) {
+    elements += model.hidden + (q + 2 * kv) + q;  // the second norm's input, qkv, the attention's output
+    floats += model.heads;                        // logsumexp
+    if (qk_norm) {                                // q and k after it, which otherwise lie in qkv
+      elements += q + kv;
+      floats += model.heads + model.kv_heads;
+    }
+  }
+  if (recompute == Recompute::none) {
+    elements += 2 * model.hidden + 3 * model.intermediate;  // the norms' outputs; gate, up and their product
+    floats += 2;                                            // the norms' rstd
   }
   const int64_t width = bfloat16 ? 2 : 4;
   int64_t bytes = layer_count(slice) * (elements * width + floats * 4);
@@ -70,12 +77,16 @@ int64_t activation_bytes(const ModelConfig& model, const StageSlice& slice, int6
   return bytes * tokens;
 }
 
-StageCost stage_cost(const ModelConfig& model, const StageSlice& slice, int64_t batch, int64_t seq) {
+StageCost stage_cost(const ModelConfig& model, const StageSlice& slice, int64_t batch, int64_t seq,
+                     Recompute recompute) {
   const auto tokens = static_cast<double>(batch * seq);
   const auto layers = static_cast<double>(layer_count(slice));
   const double matmul = 2 * layers * static_cast<double>(layer_matmul_parameters(model));
   const double attention = layers * attention_flops(model, seq);
   StageCost cost{.forward = matmul + attention, .input = matmul + 2 * attention, .weight = matmul};
+  const double down = 2 * layers * static_cast<double>(model.hidden * model.intermediate);
+  if (recompute == Recompute::selective) cost.input += 2 * down;  // gate and up
+  if (recompute == Recompute::full) cost.input += cost.forward - down;
   if (slice.head) cost.forward += 6 * static_cast<double>(head_matmul_parameters(model));
   return {.forward = cost.forward * tokens, .input = cost.input * tokens, .weight = cost.weight * tokens};
 }

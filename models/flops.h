@@ -34,15 +34,17 @@ StageSize stage_size(const ModelConfig& model, const StageSlice& slice, bool bfl
 
 // Bytes that one microbatch of `tokens` tokens keeps between a stage's F and its backward. The input of the
 // stage is counted, the microbatch's own tensors are not.
-int64_t activation_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens, bool bfloat16);
+int64_t activation_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens, bool bfloat16,
+                         Recompute recompute = Recompute::none);
 
 // Modelled FLOPs of one microbatch of `batch` sequences of `seq` tokens. The head's three products all happen
-// in F.
+// in F; what is recomputed, in I.
 struct StageCost {
   double forward = 0;
   double input = 0;   // I
   double weight = 0;  // W
 };
-StageCost stage_cost(const ModelConfig& model, const StageSlice& slice, int64_t batch, int64_t seq);
+StageCost stage_cost(const ModelConfig& model, const StageSlice& slice, int64_t batch, int64_t seq,
+                     Recompute recompute = Recompute::none);
 
 }  // namespace pptrain::models

@@ -57,6 +57,14 @@ void check(const ModelConfig& model) {
 
 }  // namespace
 
+Recompute make_recompute(const std::string& name) {
+  if (name == "none") return Recompute::none;
+  if (name == "selective") return Recompute::selective;
+  if (name == "full") return Recompute::full;
+  throw UsageError(fmt::format(
+      "train.recompute: \"{}\" is not known; valid are \"none\", \"selective\" and \"full\"", name));
+}
+
 ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_len) {
   ModelConfig model{
       .arch = section.arch,

@@ -30,6 +30,16 @@ struct ModelConfig {
   bool mlp_bias = false;
 };
 
+// What a stage does not keep from F to the backward pass, but computes again there. The bits are the same.
+enum class Recompute {
+  none,
+  selective,  // the norms' outputs and the MLP's inner tensors: gate, up and their product
+  full,       // all but each block's input
+};
+
+// From train.recompute. Throws UsageError for another word.
+Recompute make_recompute(const std::string& name);
+
 // From a resolved [model] section; 0 stands for the default where job_config.h says so. `seq_len`: the
 // longest sequence of the run. Throws UsageError that names the key: an unknown arch or rope_type, a size
 // below 1, sizes that do not fit each other, a key that the arch does not have, seq_len over

@@ -22,13 +22,14 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
           .head = static_cast<size_t>(index) + 1 == assignment.size()};
 }
 
-TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice)
+TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute)
     : model_(model), slice_(slice) {
   if (slice.first_layer < 0 || slice.first_layer >= slice.end_layer || slice.end_layer > model.layers) {
     throw Error(fmt::format("stage {}: layers [{}, {}) of a model of {} layers", slice.index,
                             slice.first_layer, slice.end_layer, model.layers));
   }
-  const BlockConfig block = find_architecture(model.arch).block(model);
+  BlockConfig block = find_architecture(model.arch).block(model);
+  block.recompute = recompute;
   if (slice.embedding)
     embedding_.emplace(store_, "embed", model.vocab, model.hidden, model.initializer_range);
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));

@@ -189,6 +189,12 @@ void add_train(std::vector<Option>& options) {
       .refuse("float16", "fp16 is refused: use bf16")
       .refuse("half", "fp16 is refused: use bf16");
   train
+      .add("recompute", &TrainSection::recompute,
+           "What a forward pass does not keep for its backward pass, which computes it again, with the same "
+           "bits. selective: the norms' outputs and the MLP's inner activations. full: all but each block's "
+           "input.")
+      .one_of({"none", "selective", "full"});
+  train
       .add("grad_clip", &TrainSection::grad_clip,
            "Gradients are scaled down to this global norm, taken over all stages and ranks. 0: off.")
       .at_least(0);

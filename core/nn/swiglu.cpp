@@ -13,12 +13,16 @@ SwiGlu::SwiGlu(ParameterStore& store, const std::string& name, int64_t hidden, i
     : gate_up_(store, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std),
       down_(store, intermediate, {{name + ".down", hidden}}, bias, down_init_std) {}
 
-at::Tensor SwiGlu::forward(const at::Tensor& x, Saved& saved) const {
+void SwiGlu::activate(const at::Tensor& x, Saved& saved) const {
   saved.x = x;
   saved.gate_up = gate_up_.forward(x);
   saved.act = at::empty({x.size(0), down_.in_features()}, x.options());
   kernels::swiglu(saved.gate_up, saved.act);
-  return down_.forward(saved.act);
+}
+
+at::Tensor SwiGlu::forward(const at::Tensor& x, Saved& saved) const {
+  activate(x, saved);
+  return project(saved);
 }
 
 at::Tensor SwiGlu::backward_input(Saved& saved, const at::Tensor& dy, WeightGradQueue& queue) {

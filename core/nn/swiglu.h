@@ -23,6 +23,10 @@ class SwiGlu {
   SwiGlu(ParameterStore& store, const std::string& name, int64_t hidden, int64_t intermediate, bool bias,
          double init_std, double down_init_std);
 
+  // The two halves of the forward pass: what fills `saved`, and down's product with saved.act, T [rows,
+  // hidden].
+  void activate(const at::Tensor& x, Saved& saved) const;
+  at::Tensor project(const Saved& saved) const { return down_.forward(saved.act); }
   at::Tensor forward(const at::Tensor& x, Saved& saved) const;  // T [rows, hidden] -> T [rows, hidden]
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, WeightGradQueue& queue);
 

@@ -165,6 +165,25 @@ TEST_CASE("data-parallel replicas give equal bits across pp, and nearly those of
   }
 }
 
+TEST_CASE("recomputing activations gives the same bits on every layout", "[layouts]") {
+  const std::string text = small_job_text(data);
+  const TemporaryFolder folder;
+  for (const std::string arch : {"llama", "qwen3"}) {
+    const Overrides base = {"train.grad_accum_steps=4", "train.dtype=bf16", "model.arch=" + arch};
+    const JobResult reference = run_small_job(text, folder.path() / (arch + "_reference"), base);
+    for (const std::string recompute : {"selective", "full"}) {
+      for (const Layout& layout :
+           std::vector<Layout>{{"1f1b", 1}, {"1f1b", 2}, {"zb_h1", 3}, {"zbv", 2}, {"interleaved_zb", 2}}) {
+        CAPTURE(arch, recompute, layout.schedule, layout.pp);
+        const auto run_dir =
+            folder.path() / fmt::format("{}_{}_{}_{}", arch, recompute, layout.schedule, layout.pp);
+        check_equal(reference, run_small_job(text, run_dir,
+                                             base + layout.overrides() + Overrides{"train.recompute=" + recompute}));
+      }
+    }
+  }
+}
+
 TEST_CASE("uneven splits give the same bits", "[layouts]") {
   const std::string text = small_job_text(data);
   const TemporaryFolder folder;

@@ -159,3 +159,16 @@ TEST_CASE("the stages' F, I and W sum to the model's FLOPs") {
   CHECK(models::stage_cost(model, with_head, 1, 1).forward - models::stage_cost(model, body, 1, 1).forward ==
         6.0 * 61 * 40);
 }
+
+TEST_CASE("what is recomputed is added to I") {
+  const auto model = small_model("llama", false, 2);
+  const models::StageSlice body{.end_layer = 2};
+  const auto cost = [&](models::Recompute policy) { return models::stage_cost(model, body, 2, 16, policy); };
+  const auto none = cost(models::Recompute::none);
+  const double product = 2.0 * 2 * 32 * 40 * 56;  // of gate, up or down
+  CHECK(cost(models::Recompute::selective).input == none.input + 2 * product);
+  CHECK(cost(models::Recompute::full).input == none.input + none.forward - product);
+  CHECK(cost(models::Recompute::full).forward == none.forward);
+  CHECK(models::make_recompute("full") == models::Recompute::full);
+  CHECK_THROWS_AS(models::make_recompute("some"), UsageError);
+}

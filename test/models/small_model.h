@@ -37,13 +37,14 @@ using Stages = std::vector<std::unique_ptr<models::TransformerStage>>;
 // One stage per entry of `layers_per_stage`. Norms and biases get random values too: ones and zeros hide
 // errors.
 inline Stages build_stages(const models::ModelConfig& model, const std::vector<int64_t>& layers_per_stage,
-                           at::ScalarType dtype, uint64_t seed = 7) {
+                           at::ScalarType dtype, uint64_t seed = 7,
+                           models::Recompute recompute = models::Recompute::none) {
   const auto assignment = pipeline::explicit_layer_assignment(
       static_cast<int>(model.layers), static_cast<int>(layers_per_stage.size()), layers_per_stage);
   Stages stages;
   for (size_t i = 0; i < assignment.size(); ++i) {
     auto& stage = *stages.emplace_back(std::make_unique<models::TransformerStage>(
-        model, models::stage_slice(assignment, static_cast<int>(i))));
+        model, models::stage_slice(assignment, static_cast<int>(i)), recompute));
     stage.materialise(at::kCPU, dtype);
     stage.parameters().initialise(seed);
     for (auto& parameter : stage.parameters().parameters()) {

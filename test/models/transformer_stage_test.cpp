@@ -20,6 +20,7 @@
 using namespace pptrain;
 using namespace pptrain::test;
 using at::Tensor;
+using models::Recompute;
 
 namespace {
 
@@ -114,6 +115,31 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   }
 }
 
+TEST_CASE("recomputing activations changes no bit") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto model = small_model(arch, false);
+  const auto batches = microbatches(model);
+  Stages whole = build_stages(model, {4}, dtype);
+  const Result expected = run_step(whole, batches, Backward::at_once);
+  for (const auto recompute : {Recompute::selective, Recompute::full}) {
+    for (const std::vector<int64_t>& split : {std::vector<int64_t>{4}, {3, 1}, {1, 2, 1}}) {
+      for (const auto backward : {Backward::at_once, Backward::split}) {
+        Stages stages = build_stages(model, split, dtype, 7, recompute);
+        const Result actual = run_step(stages, batches, backward);
+        CHECK(actual.loss.loss == expected.loss.loss);
+        REQUIRE(actual.grads.size() == expected.grads.size());
+        for (const auto& [name, grad] : expected.grads) {
+          INFO(name);
+          CHECK(same_bits(actual.grads.at(name), grad));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("forward alone gives the loss of the training forward, and keeps nothing") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
@@ -185,9 +211,10 @@ TEST_CASE("the bytes that a record holds are as predicted") {
   at::set_num_threads(1);
   const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
   const auto model = small_model(arch, false);
   const auto batches = microbatches(model);
-  Stages stages = build_stages(model, {1, 2, 1}, dtype);
+  Stages stages = build_stages(model, {1, 2, 1}, dtype, 7, recompute);
   int64_t tokens = 0;
   for (size_t i = 0; i < batches.size(); ++i) {
     Tensor x;
@@ -196,7 +223,7 @@ TEST_CASE("the bytes that a record holds are as predicted") {
     for (auto& stage : stages) {
       INFO("stage " << stage->index() << ", " << tokens << " tokens");
       CHECK(stage->saved_bytes() ==
-            models::activation_bytes(model, stage->slice(), tokens, dtype == at::kBFloat16));
+            models::activation_bytes(model, stage->slice(), tokens, dtype == at::kBFloat16, recompute));
     }
   }
 }
