@@ -77,6 +77,21 @@ int64_t activation_bytes(const ModelConfig& model, const StageSlice& slice, int6
   return bytes * tokens;
 }
 
+int64_t weight_operand_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens,
+                             bool bfloat16) {
+  const int64_t q = model.heads * model.head_dim;
+  const int64_t kv = model.kv_heads * model.head_dim;
+  // Inputs and output gradients of the products: qkv; o; gate and up; down.
+  const int64_t layer = (model.hidden + q + 2 * kv) + (q + model.hidden) +
+                        (model.hidden + 2 * model.intermediate) + (model.intermediate + model.hidden);
+  const int64_t elements = layer_count(slice) * layer + (slice.embedding ? model.hidden : 0);
+  return elements * tokens * (bfloat16 ? 2 : 4);
+}
+
+int64_t boundary_bytes(const ModelConfig& model, int64_t tokens, bool bfloat16) {
+  return model.hidden * tokens * (bfloat16 ? 2 : 4);
+}
+
 StageCost stage_cost(const ModelConfig& model, const StageSlice& slice, int64_t batch, int64_t seq,
                      Recompute recompute) {
   const auto tokens = static_cast<double>(batch * seq);

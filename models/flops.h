@@ -37,6 +37,14 @@ StageSize stage_size(const ModelConfig& model, const StageSlice& slice, bool bfl
 int64_t activation_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens, bool bfloat16,
                          Recompute recompute = Recompute::none);
 
+// Bytes that I leaves for W of one microbatch: the two operands of each weight gradient, the embedding's
+// output gradient included. Nothing else stays; recompute changes nothing here.
+int64_t weight_operand_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens,
+                             bool bfloat16);
+
+// Bytes of what one stage sends to the next: a microbatch's residual stream, or its gradient.
+int64_t boundary_bytes(const ModelConfig& model, int64_t tokens, bool bfloat16);
+
 // Modelled FLOPs of one microbatch of `batch` sequences of `seq` tokens. The head's three products all happen
 // in F; what is recomputed, in I.
 struct StageCost {

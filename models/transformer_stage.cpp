@@ -4,11 +4,11 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
-#include <set>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/nn/rope.h"
+#include "core/nn/storage_bytes.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -190,20 +190,25 @@ void TransformerStage::discard() {
 }
 
 int64_t TransformerStage::saved_bytes() const {
-  std::set<const void*> seen;
-  int64_t bytes = 0;
-  const auto add = [&](const at::Tensor& tensor) {
-    if (tensor.defined() && seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
-      bytes += static_cast<int64_t>(tensor.storage().nbytes());
-    }
-  };
+  std::vector<at::Tensor> tensors;
   for (const auto& [microbatch, record] : records_) {
     for (const auto& block : record.blocks) {
-      for (const auto& tensor : saved_tensors(block)) add(tensor);
+      const auto saved = saved_tensors(block);
+      tensors.insert(tensors.end(), saved.begin(), saved.end());
     }
-    add(record.dy);
+    tensors.push_back(record.dy);
   }
-  return bytes;
+  return nn::storage_bytes(tensors);
+}
+
+int64_t TransformerStage::pending_bytes() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [microbatch, pending] : pending_) {
+    const auto operands = pending.queue.operands();
+    tensors.insert(tensors.end(), operands.begin(), operands.end());
+    tensors.push_back(pending.embedding_dy);
+  }
+  return nn::storage_bytes(tensors);
 }
 
 }  // namespace pptrain::models

@@ -88,6 +88,8 @@ class TransformerStage final : public pipeline::Stage {
   // Bytes that the records of microbatches between F and I/B hold, each piece of memory counted once. Tensors
   // of the microbatch itself (tokens, labels, positions) are not counted.
   int64_t saved_bytes() const;
+  // The same of what microbatches between I and W hold: the two operands of each pending weight gradient.
+  int64_t pending_bytes() const;
 
  private:
   struct Record {

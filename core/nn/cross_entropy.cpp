@@ -12,9 +12,9 @@ namespace pptrain::nn {
 LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes)
     : weight_(&weight), chunk_bytes_(chunk_bytes) {}
 
-int64_t LinearCrossEntropy::rows_per_chunk() const {
+int64_t LinearCrossEntropy::rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes) {
   constexpr int64_t kTile = 32;  // rows; matrix products prefer whole tiles
-  const int64_t fit = chunk_bytes_ / (weight_->compute.size(0) * weight_->compute.element_size());
+  const int64_t fit = chunk_bytes / row_bytes;
   return fit >= kTile ? fit / kTile * kTile : std::max<int64_t>(fit, 1);
 }
 
@@ -24,7 +24,7 @@ at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels
   const at::Tensor& weight = weight_->compute;
   const at::Tensor flat_labels = labels.reshape({-1});
   const int64_t rows = h.size(0);
-  const int64_t step = std::min(rows, rows_per_chunk());
+  const int64_t step = std::min(rows, rows_per_chunk(weight.size(0) * weight.element_size(), chunk_bytes_));
   at::Tensor buffer = at::empty({step, weight.size(0)}, h.options());
   at::Tensor loss = at::empty({rows}, h.options().dtype(at::kFloat));
   for (int64_t start = 0; start < rows; start += step) {

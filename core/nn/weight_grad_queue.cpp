@@ -23,12 +23,10 @@ void WeightGradQueue::run() {
   pending_.clear();
 }
 
-size_t WeightGradQueue::bytes() const {
-  size_t bytes = 0;
-  for (const Pending& pending : pending_) {
-    bytes += pending.x.nbytes() + pending.dy.nbytes();
-  }
-  return bytes;
+std::vector<at::Tensor> WeightGradQueue::operands() const {
+  std::vector<at::Tensor> tensors;
+  for (const Pending& pending : pending_) tensors.insert(tensors.end(), {pending.x, pending.dy});
+  return tensors;
 }
 
 }  // namespace pptrain::nn

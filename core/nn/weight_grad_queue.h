@@ -27,7 +27,7 @@ class WeightGradQueue {
   void run();
 
   size_t size() const { return pending_.size(); }
-  size_t bytes() const;  // of the operands held
+  std::vector<at::Tensor> operands() const;  // held, two for each pending weight gradient
 
  private:
   struct Pending {

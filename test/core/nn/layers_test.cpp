@@ -5,6 +5,7 @@
 #include "core/nn/embedding.h"
 #include "core/nn/linear.h"
 #include "core/nn/rms_norm.h"
+#include "core/nn/storage_bytes.h"
 #include "core/nn/swiglu.h"
 #include "core/nn/weight_grad_queue.h"
 #include "test/core/kernels/compare.h"
@@ -131,7 +132,7 @@ TEST_CASE("SwiGlu: forward, backward_input, backward_weight", "[nn]") {
   CHECK_FALSE(saved.gate_up.defined());
   CHECK_FALSE(saved.act.defined());
   CHECK(queue.size() == 2);
-  CHECK(static_cast<int64_t>(queue.bytes()) == (13 * (37 + 24) + 13 * (24 + 2 * 37)) * x.element_size());
+  CHECK(nn::storage_bytes(queue.operands()) == (13 * (37 + 24) + 13 * (24 + 2 * 37)) * x.element_size());
   CHECK(store.flat_grad().abs().sum().item<float>() == 0);
   queue.run();
   CHECK(queue.size() == 0);

@@ -1,0 +1,131 @@
+// The bytes that a stage holds and takes, as predicted from its sizes and as allocated.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cmath>
+#include <string>
+
+#include "core/kernels/cpu/attention.h"
+#include "models/flops.h"
+#include "models/workspace.h"
+#include "test/models/allocation_counter.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+using models::Recompute;
+
+namespace {
+
+struct Case {
+  models::ModelConfig model;
+  bool bfloat16;
+  Recompute recompute;
+
+  at::ScalarType dtype() const { return bfloat16 ? at::kBFloat16 : at::kFloat; }
+  Stages stages() const { return build_stages(model, {1, 2, 1}, dtype(), 7, recompute); }
+};
+
+Case any_case() {
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const bool bfloat16 = GENERATE(false, true);
+  const auto recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
+  Case c{.model = small_model(arch, false), .bfloat16 = bfloat16, .recompute = recompute};
+  c.model.attention_bias = GENERATE(false, true);
+  c.model.mlp_bias = c.model.attention_bias && arch == "llama";
+  return c;
+}
+
+// oneDNN packs bfloat16 weights into scratch memory, more or less of it by the CPU's instructions: not
+// counted.
+class WithoutOneDnn {
+ public:
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(before_); }
+  WithoutOneDnn(const WithoutOneDnn&) = delete;
+  WithoutOneDnn& operator=(const WithoutOneDnn&) = delete;
+
+ private:
+  bool before_ = at::globalContext().userEnabledMkldnn();
+};
+
+bool close(int64_t predicted, int64_t measured) {
+  return std::abs(static_cast<double>(predicted - measured)) <= 0.15 * static_cast<double>(measured);
+}
+
+}  // namespace
+
+TEST_CASE("between its passes a stage holds activations or weight operands, to the byte, and nothing else") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const Case c = any_case();
+  Stages stages = c.stages();
+  const auto data = random_microbatch(c.model, 3, 7, 1);
+  const Tensor boundary = at::zeros({21, c.model.hidden}, c.dtype());
+  for (auto& stage : stages) {
+    INFO(c.model.arch << " bfloat16 " << c.bfloat16 << " recompute " << static_cast<int>(c.recompute)
+                      << " stage " << stage->index());
+    const int64_t returned = stage->is_first() ? 0 : models::boundary_bytes(c.model, 21, c.bfloat16);
+    const AllocationCounter counter;
+    stage->forward(4, data, stage->is_first() ? Tensor() : boundary.clone());
+    stage->take_loss();
+    CHECK(counter.now() == stage->saved_bytes());
+    CHECK(stage->saved_bytes() ==
+          models::activation_bytes(c.model, stage->slice(), 21, c.bfloat16, c.recompute));
+    const Tensor dx = stage->backward_input(4, stage->is_last() ? Tensor() : boundary.clone());
+    CHECK(stage->saved_bytes() == 0);
+    CHECK(counter.now() == stage->pending_bytes() + returned);
+    CHECK(stage->pending_bytes() == models::weight_operand_bytes(c.model, stage->slice(), 21, c.bfloat16));
+    stage->backward_weight(4);
+    CHECK(stage->pending_bytes() == 0);
+    CHECK(counter.now() == returned);
+  }
+}
+
+TEST_CASE("what F, B, I and W take beside that is as predicted, within 15 %") {
+  if (!kernels::cpu::has_attention()) return;  // ATen's attention takes more
+  const c10::InferenceMode inference;
+  const WithoutOneDnn tensors_alone;
+  at::set_num_threads(1);
+  Case c = any_case();
+  // An MLP that dominates, and one beside which attention counts.
+  c.model.intermediate = GENERATE(150, 24);
+  Stages stages = c.stages();
+  const auto data = random_microbatch(c.model, 5, 13, 1);
+  const int64_t tokens = 65;
+  const Tensor boundary = at::zeros({tokens, c.model.hidden}, c.dtype());
+  for (auto& stage : stages) {
+    INFO(c.model.arch << " bfloat16 " << c.bfloat16 << " bias " << c.model.attention_bias << " recompute "
+                      << static_cast<int>(c.recompute) << " inner " << c.model.intermediate << " stage "
+                      << stage->index());
+    const auto predicted = models::workspace_bytes(c.model, stage->slice(), tokens, c.bfloat16, c.recompute);
+    AllocationCounter counter;
+    const auto taken = [&](auto&& pass, int64_t records) {
+      counter.restart();
+      pass();
+      return counter.peak() - records;
+    };
+    const auto forward = [&] {
+      stage->forward(0, data, stage->is_first() ? Tensor() : boundary.clone());
+      stage->take_loss();
+    };
+    const auto dy = [&] { return stage->is_last() ? Tensor() : boundary.clone(); };
+    const int64_t activations =
+        models::activation_bytes(c.model, stage->slice(), tokens, c.bfloat16, c.recompute);
+    const int64_t operands = models::weight_operand_bytes(c.model, stage->slice(), tokens, c.bfloat16);
+    const int64_t f = taken(forward, activations);
+    const int64_t b = taken([&] { stage->backward(0, dy()); }, activations);
+    forward();
+    const int64_t i = taken([&] { stage->backward_input(0, dy()); }, activations);
+    const int64_t w = taken([&] { stage->backward_weight(0); }, operands);
+    INFO("F " << predicted.forward << ' ' << f << " B " << predicted.backward << ' ' << b << " I "
+              << predicted.backward_input << ' ' << i << " W " << predicted.backward_weight << ' ' << w);
+    CHECK(close(predicted.forward, f));
+    CHECK(close(predicted.backward, b));
+    CHECK(close(predicted.backward_input, i));
+    CHECK(close(predicted.backward_weight, w));
+  }
+}
