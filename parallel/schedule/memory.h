@@ -1,0 +1,46 @@
+// The bytes that a rank holds while it walks its list, from the bytes of its stages: known before anything
+// runs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::schedule {
+
+// Of one microbatch on one stage. A workspace is what an action holds at its peak beside the activations or
+// operands that it fills or frees: its input and output tensors count in it while it runs, where they are
+// not part of these.
+struct StageBytes {
+  int64_t activation = 0;       // from F to B or I; the stage's input included
+  int64_t weight_operands = 0;  // from I to W
+  int64_t workspace_forward = 0;
+  int64_t workspace_backward = 0;  // B
+  int64_t workspace_backward_input = 0;
+  int64_t workspace_backward_weight = 0;
+  int64_t message = 0;  // the stage's input, or the gradient of it
+};
+
+struct MemorySplit {
+  int64_t activations = 0;
+  int64_t weight_operands = 0;
+  int64_t workspace = 0;  // of the action that runs
+  int64_t buffers = 0;    // posted receives, outputs not sent yet, tensors between two stages of the rank
+
+  int64_t total() const { return activations + weight_operands + workspace + buffers; }
+};
+
+struct RankBytes {
+  MemorySplit peak;     // at the moment of the largest total
+  int64_t records = 0;  // the most of activations and weight operands together, at any moment
+  int64_t buffers = 0;  // the most of buffers, at any moment
+};
+
+// The peaks of each rank; per_stage[s] is stage s. A receive holds its buffer from where it is posted, a send
+// until the action after it is done; what is not sent or received in a schedule without communication counts
+// nothing. The two of an overlapped pair run in turn. Throws Error if per_stage is not one entry per stage.
+std::vector<RankBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage);
+
+}  // namespace pptrain::schedule
