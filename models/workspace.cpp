@@ -120,4 +120,16 @@ Workspace workspace_bytes(const ModelConfig& model, const StageSlice& slice, int
           .backward_weight = 0};
 }
 
+schedule::StageBytes stage_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens,
+                                 bool bfloat16, Recompute recompute) {
+  const Workspace workspace = workspace_bytes(model, slice, tokens, bfloat16, recompute);
+  return {.activation = activation_bytes(model, slice, tokens, bfloat16, recompute),
+          .weight_operands = weight_operand_bytes(model, slice, tokens, bfloat16),
+          .workspace_forward = workspace.forward,
+          .workspace_backward = workspace.backward,
+          .workspace_backward_input = workspace.backward_input,
+          .workspace_backward_weight = workspace.backward_weight,
+          .message = boundary_bytes(model, tokens, bfloat16)};
+}
+
 }  // namespace pptrain::models

@@ -5,6 +5,7 @@
 
 #include "models/model_config.h"
 #include "models/transformer_stage.h"
+#include "parallel/schedule/memory.h"
 
 namespace pptrain::models {
 
@@ -20,5 +21,9 @@ struct Workspace {
 };
 Workspace workspace_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens, bool bfloat16,
                           Recompute recompute = Recompute::none);
+
+// All that one microbatch takes on a stage, as schedule::peak_bytes wants it.
+schedule::StageBytes stage_bytes(const ModelConfig& model, const StageSlice& slice, int64_t tokens,
+                                 bool bfloat16, Recompute recompute = Recompute::none);
 
 }  // namespace pptrain::models

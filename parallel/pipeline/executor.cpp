@@ -64,6 +64,7 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
   microbatches_ = microbatches;
   stats_ = {};
   in_flight_ = 0;
+  weight_operands_ = 0;
   for (const Action& action : schedule_.actions[pipeline_.rank()]) {
     try {
       execute(action);
@@ -108,6 +109,7 @@ void Executor::compute(const Action& action) {
     run_forward(action);
   } else if (action.kind == ActionKind::backward_weight) {
     stage(action.stage).backward_weight(action.microbatch);
+    count_held(0, -1);
   } else {
     run_backward(action);
   }
@@ -120,7 +122,7 @@ void Executor::run_forward(const Action& action) {
   const data::Microbatch& data = microbatches_[action.microbatch];
   at::Tensor output = mode_ == Mode::train ? s.forward(action.microbatch, data, std::move(input))
                                            : s.forward_only(data, std::move(input));
-  if (mode_ == Mode::train) stats_.max_in_flight = std::max(stats_.max_in_flight, ++in_flight_);
+  if (mode_ == Mode::train) count_held(1, 0);
   if (s.is_last()) return;
   auto& destination = is_local(action.stage + 1) ? local_inputs_[{action.stage + 1, action.microbatch}]
                                                  : outputs_[{action.stage, action.microbatch}];
@@ -132,11 +134,19 @@ void Executor::run_backward(const Action& action) {
   at::Tensor dy = take_input(local_gradients_, received_gradients_, action, !s.is_last());
   at::Tensor dx = action.kind == ActionKind::backward ? s.backward(action.microbatch, std::move(dy))
                                                       : s.backward_input(action.microbatch, std::move(dy));
-  --in_flight_;
+  count_held(-1, action.kind == ActionKind::backward_input ? 1 : 0);
   if (s.is_first()) return;
   auto& destination = is_local(action.stage - 1) ? local_gradients_[{action.stage - 1, action.microbatch}]
                                                  : input_gradients_[{action.stage, action.microbatch}];
   destination = std::move(dx);
+}
+
+void Executor::count_held(int activations, int weight_operands) {
+  in_flight_ += activations;
+  weight_operands_ += weight_operands;
+  stats_.max_in_flight = std::max(stats_.max_in_flight, in_flight_);
+  stats_.max_weight_operands = std::max(stats_.max_weight_operands, weight_operands_);
+  stats_.max_held = std::max(stats_.max_held, in_flight_ + weight_operands_);
 }
 
 at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
@@ -194,7 +204,8 @@ void Executor::finish() {
   reap_sends(/*wait=*/true);
   const bool clean = local_inputs_.empty() && local_gradients_.empty() && received_inputs_.empty() &&
                      received_gradients_.empty() && outputs_.empty() && input_gradients_.empty();
-  if (!clean || in_flight_ != 0) throw Error("the schedule left values behind: it is not complete");
+  if (!clean || in_flight_ != 0 || weight_operands_ != 0)
+    throw Error("the schedule left values behind: it is not complete");
 }
 
 Stage& Executor::stage(int index) {

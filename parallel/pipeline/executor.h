@@ -20,6 +20,8 @@ namespace pptrain::pipeline {
 // What one run of the list counted on this rank.
 struct ExecutorStats {
   int max_in_flight = 0;        // stage-microbatches between F and B (or I)
+  int max_weight_operands = 0;  // between I and W
+  int max_held = 0;             // the two together
   int max_receive_buffers = 0;  // receives posted and not yet consumed
   double compute_s = 0;         // in F, B, I, W (host time; device time on CPU)
   double wait_s = 0;            // blocked on receives
@@ -58,6 +60,7 @@ class Executor {
   void compute(const schedule::Action& action);
   void run_forward(const schedule::Action& action);
   void run_backward(const schedule::Action& action);
+  void count_held(int activations, int weight_operands);
   void post_receive(const schedule::Action& action);
   void post_send(const schedule::Action& action);
   at::Tensor take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
@@ -81,6 +84,7 @@ class Executor {
   std::deque<Send> sends_;
   ExecutorStats stats_;
   int in_flight_ = 0;
+  int weight_operands_ = 0;
 };
 
 }  // namespace pptrain::pipeline

@@ -126,6 +126,8 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
             const std::lock_guard lock(mutex);
             CAPTURE(name, p, m, world.rank());
             CHECK(stats.max_in_flight == (name == "gpipe" ? m : std::min(p - world.rank(), m)));
+            CHECK(stats.max_weight_operands == 0);
+            CHECK(stats.max_held == stats.max_in_flight);
             CHECK(stats.max_receive_buffers <= 4);
             CHECK(stage.saved_microbatches() == 0);
             CHECK(stage.pending_weight_gradients() == 0);
