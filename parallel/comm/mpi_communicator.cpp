@@ -12,6 +12,7 @@
 #include <exception>
 #include <list>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -364,8 +365,15 @@ std::string mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
   MPI_Get_library_version(text, &length);
-  const std::string version(text, length);
-  return version.substr(0, version.find_first_of(",\n"));
+  std::string version(text, length);
+  version.resize(std::min(version.size(), version.find_first_of(",\n")));
+  // MPICH's text is a table: "MPICH Version:      4.0.2".
+  constexpr std::string_view label = " Version:";
+  if (const size_t at = version.find(label); at != std::string::npos) {
+    const size_t number = std::min(version.find_first_not_of(' ', at + label.size()), version.size());
+    version.replace(at, number - at, " ");
+  }
+  return version;
 }
 
 std::unique_ptr<Communicator> make_mpi_world() {
