@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,13 @@ namespace {
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Whether somebody watches standard output. Open MPI's ranks write to a terminal of their own, which has a
+// size only where mpirun itself runs on one.
+bool on_terminal() {
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
 }
 
 // PyTorch's clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below 1.
@@ -162,7 +170,7 @@ void Trainer::open_sinks() {
   const config::JobConfig& job = context_.job;
   sinks_.push_back(
       std::make_unique<metrics::JsonlSink>(fs::path(job.run.dir) / "metrics.jsonl", state_.step));
-  if (isatty(STDOUT_FILENO) != 0) {
+  if (on_terminal()) {
     sinks_.push_back(std::make_unique<metrics::ProgressSink>(stdout, state_.step, job.train.steps));
   } else {
     sinks_.push_back(std::make_unique<metrics::LineSink>(stdout, job.metrics.log_interval, job.train.steps));
