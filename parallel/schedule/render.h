@@ -21,7 +21,8 @@ std::string render_text(const Schedule& schedule, const Simulation& simulation,
 
 // {"schedule", "ranks", "microbatches", "stages_per_rank", "placement", "forward_only", "step_time",
 // "bubble",
-//  "per_rank": [{"rank", "stages", "busy", "fill", "steady", "drain", "wait_for_transfer", "bubble",
+//  "per_rank": [{"rank", "stages", "busy", "fill", "steady", "drain", "barrier", "wait_for_transfer",
+//  "bubble",
 //                "in_flight": {"activations", "weight_operands", "held", "receive_buffers"},
 //                "actions": [{"action", "start", "end"}]}]}
 // Times in the simulation's unit; counts in stage-microbatches.

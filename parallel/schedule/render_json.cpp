@@ -30,6 +30,7 @@ std::string rank_json(const Schedule& schedule, const Simulation& simulation, co
       .add("fill", time.fill)
       .add("steady", time.steady)
       .add("drain", time.drain)
+      .add("barrier", time.barrier)
       .add("wait_for_transfer", time.wait_for_transfer)
       .add("bubble", simulation.bubble(rank))
       .add("in_flight", JsonObject()

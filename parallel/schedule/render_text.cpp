@@ -161,14 +161,14 @@ std::string render_text(const Schedule& schedule, const Simulation& simulation, 
   text += Grid(schedule, simulation, options).draw() + "\n";
   text += "step time " + number(simulation.step_time) + ", bubble " + percent(simulation.bubble()) + "\n\n";
   std::vector<std::vector<std::string>> rows = {{"rank", "stages", "busy", "fill", "steady", "drain",
-                                                 "bubble", "activations in flight", "with weight operands",
-                                                 "receive buffers"}};
+                                                 "barrier", "bubble", "activations in flight",
+                                                 "with weight operands", "receive buffers"}};
   const std::vector<InFlight> peaks = in_flight(schedule);
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     const RankTime& time = simulation.ranks[rank];
     const InFlight& peak = peaks[rank];
     rows.push_back({std::to_string(rank), join(schedule.stages_of(rank)), number(time.busy),
-                    number(time.fill), number(time.steady), number(time.drain),
+                    number(time.fill), number(time.steady), number(time.drain), number(time.barrier),
                     percent(simulation.bubble(rank)), std::to_string(peak.activations),
                     std::to_string(peak.held), std::to_string(peak.receive_buffers)});
   }

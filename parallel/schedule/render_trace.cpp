@@ -2,6 +2,7 @@
 
 #include "parallel/schedule/json_text.h"
 #include "parallel/schedule/render.h"
+#include "parallel/schedule/trace_names.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -36,27 +37,12 @@ class Trace {
         .add("tid", rank);
   }
 
-  static const char* category(ActionKind kind) {
-    switch (kind) {
-      case ActionKind::forward:
-        return "forward";
-      case ActionKind::backward:
-        return "backward";
-      case ActionKind::backward_input:
-        return "backward_input";
-      case ActionKind::backward_weight:
-        return "backward_weight";
-      default:
-        return "overlapped_pair";
-    }
-  }
-
   void add_action(int rank, size_t i) {
     const Action& action = s_.actions[rank][i];
     if (!is_compute(action.kind)) return;
     const Span& span = simulation_.spans[rank][i];
     add(event("X", to_string(action), rank)
-            .add("cat", json_quoted(category(action.kind)))
+            .add("cat", json_quoted(trace_category(action.kind)))
             .add("ts", span.start * microseconds_)
             .add("dur", (span.end - span.start) * microseconds_));
     for_each_part(action, [&](const Action& part) { add_arrows(rank, span, part); });
@@ -64,27 +50,17 @@ class Trace {
 
   // An arrow begins in the action that makes the value and ends in the one that uses it, with one id.
   void add_arrows(int rank, const Span& span, const Action& part) {
-    const bool is_f = part.kind == ActionKind::forward;
-    if (!is_f && !is_gradient(part.kind)) return;
-    const int next = part.stage + (is_f ? 1 : -1);
-    const int previous = part.stage - (is_f ? 1 : -1);
-    const auto other_rank = [&](int stage) {
-      return stage >= 0 && stage < s_.stages() && s_.rank_of(stage) != rank;
-    };
-    const std::string kind = is_f ? "F" : "B";
-    if (other_rank(next)) {
-      add(event("s", "send", rank)
-              .add("cat", json_quoted("transfer"))
-              .add("id", json_quoted(std::to_string(part.stage) + kind + std::to_string(part.microbatch)))
-              .add("ts", span.end * microseconds_));
+    if (const auto value = value_sent(s_, part)) add(arrow("s", rank, *value, span.end));
+    if (const auto value = value_received(s_, part)) {
+      add(arrow("f", rank, *value, span.start).add("bp", json_quoted("e")));
     }
-    if (other_rank(previous)) {
-      add(event("f", "send", rank)
-              .add("cat", json_quoted("transfer"))
-              .add("bp", json_quoted("e"))
-              .add("id", json_quoted(std::to_string(previous) + kind + std::to_string(part.microbatch)))
-              .add("ts", span.start * microseconds_));
-    }
+  }
+
+  JsonObject arrow(const char* phase, int rank, const std::string& value, double time) const {
+    return event(phase, "send", rank)
+        .add("cat", json_quoted("transfer"))
+        .add("id", json_quoted(value))
+        .add("ts", time * microseconds_);
   }
 
   const Schedule& s_;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "parallel/schedule/idle_split.h"
 #include "parallel/schedule/replay.h"
 
 namespace pptrain::schedule {
@@ -129,34 +130,19 @@ class Simulator {
   void split_idle(int rank) {
     const auto& list = s_.actions[rank];
     const auto& spans = result_.spans[rank];
-    double first_forward = result_.step_time;
-    double first_backward = result_.step_time;
-    double last_forward = 0;
-    for (size_t i = 0; i < list.size(); ++i) {
-      for_each_part(list[i], [&](const Action& part) {
-        if (part.kind == ActionKind::forward) {
-          first_forward = std::min(first_forward, spans[i].start);
-          last_forward = std::max(last_forward, spans[i].end);
-        } else if (is_gradient(part.kind)) {
-          first_backward = std::min(first_backward, spans[i].start);
-        }
-      });
-    }
-    const double fill_end = s_.forward_only ? first_forward : first_backward;
-    const double drain_start = std::max(last_forward, fill_end);
-    RankTime& time = result_.ranks[rank];
-    double last_end = 0;
-    const auto idle = [&](double from, double to) {
-      time.fill += std::max(0.0, std::min(to, fill_end) - from);
-      time.steady += std::max(0.0, std::min(to, drain_start) - std::max(from, fill_end));
-      time.drain += std::max(0.0, to - std::max(from, drain_start));
-    };
+    IdleSplit idle(s_.forward_only);
     for (size_t i = 0; i < list.size(); ++i) {
       if (!is_compute(list[i].kind)) continue;
-      idle(last_end, spans[i].start);
+      for_each_part(list[i], [&](const Action& part) { idle.see(part, spans[i]); });
+    }
+    RankTime& time = result_.ranks[rank];
+    double last_end = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (!is_compute(list[i].kind)) continue;
+      idle.add(last_end, spans[i].start, time);
       last_end = spans[i].end;
     }
-    idle(last_end, result_.step_time);
+    idle.add(last_end, result_.step_time, time);
   }
 
   const Schedule& s_;

@@ -28,17 +28,17 @@ struct Span {
   double end = 0;
 };
 
-// Idle time is split at two moments: fill is before the rank's first backward, drain after its last forward
-// (after the first backward, where that is later), steady between. Forward only: before the first forward and
-// after the last.
+// Idle time is split at three moments: fill is before the rank's first backward (forward only: before its
+// first forward), drain after its last forward, steady between; barrier is after its last action, when it
+// waits for the last rank to end the step.
 struct RankTime {
   double busy = 0;
   double fill = 0;
   double steady = 0;
   double drain = 0;
-  double wait_for_transfer =
-      0;  // the part of the idle time in which the data was on its way (also counted above)
-  double idle() const { return fill + steady + drain; }
+  double barrier = 0;
+  double wait_for_transfer = 0;  // when the input was on its way: a part of fill, steady and drain
+  double idle() const { return fill + steady + drain + barrier; }
 };
 
 struct Simulation {

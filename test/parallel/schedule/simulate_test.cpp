@@ -142,7 +142,8 @@ TEST_CASE("unequal stages, a B of its own, transfers and pairs count as they cos
   CHECK(result.ranks[0].wait_for_transfer == 0.5);
   CHECK(result.ranks[1].wait_for_transfer == 0.5);
   CHECK(result.ranks[0].busy == 3);
-  CHECK(result.ranks[1].drain == 2.5);
+  CHECK(result.ranks[1].drain == 0);
+  CHECK(result.ranks[1].barrier == 2.5);
 
   const Schedule pair = parse_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1");
   CHECK(simulate(pair, {.stages = {}, .latency = {}, .overlap = 0.75}).step_time == 1 + 0.75 * 3 + 2);
@@ -163,12 +164,12 @@ TEST_CASE("a transfer begins when its receive is posted") {
   CHECK(simulate(s, costs).spans[1][5].start == 6);
 }
 
-TEST_CASE("forward only: fill before the first forward, drain after the last") {
+TEST_CASE("forward only: fill before the first forward, barrier after the last") {
   const Simulation result = simulate(parse_csv("0F0,0F1,0F2\n1F0,1F1,1F2\n"));
   CHECK(result.ranks[0].fill == 0);
-  CHECK(result.ranks[0].drain == 1);
+  CHECK(result.ranks[0].barrier == 1);
   CHECK(result.ranks[1].fill == 1);
-  CHECK(result.ranks[1].drain == 0);
+  CHECK(result.ranks[1].barrier == 0);
 }
 
 TEST_CASE("64 ranks and 4096 microbatches take under two seconds") {
