@@ -204,6 +204,35 @@ std::string broadcast_string(Communicator& comm, const std::string& value, int r
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
+std::vector<std::vector<double>> gather(Communicator& communicator, std::span<const double> values,
+                                        int root) {
+  Communicator& comm = communicator.host();
+  const auto what = [] { return std::string("gather"); };
+  at::Tensor length = at::empty({1}, at::kLong);
+  if (comm.rank() != root) {
+    *length.data_ptr<int64_t>() = static_cast<int64_t>(values.size());
+    const at::Tensor mine = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
+    std::ranges::copy(values, mine.data_ptr<double>());
+    const auto first = comm.isend(length, root);
+    comm.isend(mine, root)->wait(what);
+    first->wait(what);
+    return {};
+  }
+  std::vector<std::vector<double>> all(comm.size());
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    if (rank == root) {
+      all[rank].assign(values.begin(), values.end());
+      continue;
+    }
+    comm.irecv(length, rank)->wait(what);
+    const at::Tensor theirs = at::empty({*length.const_data_ptr<int64_t>()}, at::kDouble);
+    comm.irecv(theirs, rank)->wait(what);
+    const double* begin = theirs.const_data_ptr<double>();
+    all[rank].assign(begin, begin + theirs.numel());
+  }
+  return all;
+}
+
 bool any(Communicator& comm, bool value) {
   const double mine = value ? 1.0 : 0.0;
   return all_reduce_sum(comm, std::span(&mine, 1))[0] > 0.0;

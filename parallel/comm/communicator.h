@@ -77,6 +77,8 @@ class Communicator {
 std::vector<double> all_reduce_sum(Communicator& comm, std::span<const double> values);
 void broadcast(Communicator& comm, std::span<double> values, int root);
 std::string broadcast_string(Communicator& comm, const std::string& value, int root);
+// The values of every rank, by rank, on `root`; nothing elsewhere. Ranks may give different numbers of them.
+std::vector<std::vector<double>> gather(Communicator& comm, std::span<const double> values, int root);
 // True where any rank says true.
 bool any(Communicator& comm, bool value);
 

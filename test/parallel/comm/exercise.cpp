@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "parallel/comm/clock_offset.h"
 
 namespace pptrain::comm::test {
 namespace {
@@ -193,6 +194,20 @@ void helpers(Communicator& world) {
   expect(broadcast_string(world, "", 0).empty(), "broadcast_string of an empty one");
   expect(any(world, world.rank() == n - 1), "any, true on one");
   expect(!any(world, false), "any, false on all");
+  const std::vector<double> mine(static_cast<size_t>(world.rank()), 0.5 + world.rank());
+  const auto gathered = gather(world, mine, n - 1);
+  expect(gathered.size() == (world.rank() == n - 1 ? static_cast<size_t>(n) : 0), "gather to one rank");
+  for (size_t r = 0; r < gathered.size(); ++r) {
+    expect(gathered[r] == std::vector<double>(r, 0.5 + static_cast<double>(r)), "gathered values");
+  }
+}
+
+// All ranks of a test run on one host, so what a round trip measures is nearly nothing.
+void clocks(Communicator& world) {
+  expect(clock_offset(world) == std::chrono::nanoseconds(0), "one host has one clock");
+  const auto measured = clock_offset(world, /*same_clock=*/world.rank() == 1);
+  expect(world.rank() > 1 || measured == std::chrono::nanoseconds(0), "a rank that has the clock");
+  expect(std::chrono::abs(measured) < std::chrono::seconds(1), "a clock that is measured");
 }
 
 template <typename Body>
@@ -232,6 +247,7 @@ void exercise(Communicator& world) {
   barrier_waits(world);
   splits(world);
   helpers(world);
+  clocks(world);
   bad_calls(world);
   world.barrier();
 }
