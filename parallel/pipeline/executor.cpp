@@ -14,12 +14,6 @@ using schedule::ActionKind;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // "RECV_F stage 5 microbatch 7"
 std::string describe(const Action& action) {
   if (action.kind == ActionKind::overlapped_pair) return schedule::to_string(action);
@@ -65,6 +59,7 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
   stats_ = {};
   in_flight_ = 0;
   weight_operands_ = 0;
+  marks_.reset(timed_on_);
   for (const Action& action : schedule_.actions[pipeline_.rank()]) {
     try {
       execute(action);
@@ -80,6 +75,14 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
   return stats_;
 }
 
+std::vector<ActionTime> Executor::times() {
+  const auto marks = marks_.times();
+  std::vector<ActionTime> times;
+  times.reserve(marks.size() / 3);
+  for (size_t i = 0; i + 2 < marks.size(); i += 3) times.push_back({marks[i], marks[i + 1], marks[i + 2]});
+  return times;
+}
+
 void Executor::execute(const Action& action) {
   switch (action.kind) {
     case ActionKind::recv_f:
@@ -89,8 +92,7 @@ void Executor::execute(const Action& action) {
     case ActionKind::send_b:
       return post_send(action);
     case ActionKind::reduce_grad:
-      if (reduce_grad_) reduce_grad_(stage(action.stage));
-      return;
+      return reduce_gradient(action);
     case ActionKind::unshard:
     case ActionKind::reshard:
       throw Error("UNSHARD and RESHARD need sharded parameters, which this build does not have");
@@ -103,22 +105,30 @@ void Executor::execute(const Action& action) {
 }
 
 void Executor::compute(const Action& action) {
-  const double waited = stats_.wait_s;
-  const auto start = Clock::now();
+  marks_.mark();
   if (action.kind == ActionKind::forward) {
     run_forward(action);
   } else if (action.kind == ActionKind::backward_weight) {
+    marks_.mark();
     stage(action.stage).backward_weight(action.microbatch);
     count_held(0, -1);
   } else {
     run_backward(action);
   }
-  stats_.compute_s += seconds_since(start) - (stats_.wait_s - waited);
+  marks_.mark();
+}
+
+void Executor::reduce_gradient(const Action& action) {
+  marks_.mark();
+  marks_.mark();
+  if (reduce_grad_) reduce_grad_(stage(action.stage));
+  marks_.mark();
 }
 
 void Executor::run_forward(const Action& action) {
   Stage& s = stage(action.stage);
   at::Tensor input = take_input(local_inputs_, received_inputs_, action, !s.is_first());
+  marks_.mark();
   const data::Microbatch& data = microbatches_[action.microbatch];
   at::Tensor output = mode_ == Mode::train ? s.forward(action.microbatch, data, std::move(input))
                                            : s.forward_only(data, std::move(input));
@@ -132,6 +142,7 @@ void Executor::run_forward(const Action& action) {
 void Executor::run_backward(const Action& action) {
   Stage& s = stage(action.stage);
   at::Tensor dy = take_input(local_gradients_, received_gradients_, action, !s.is_last());
+  marks_.mark();
   at::Tensor dx = action.kind == ActionKind::backward ? s.backward(action.microbatch, std::move(dy))
                                                       : s.backward_input(action.microbatch, std::move(dy));
   count_held(-1, action.kind == ActionKind::backward_input ? 1 : 0);
@@ -155,13 +166,11 @@ at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, 
   const Key key{action.stage, action.microbatch};
   if (auto node = local.extract(key)) return std::move(node.mapped());
   Receive receive = take(received, key, "received tensor");
-  const auto start = Clock::now();
   receive.work->wait([&] {
     const bool forward = action.kind == ActionKind::forward;
     return fmt::format("rank {} waits for RECV_{} stage {} microbatch {}", pipeline_.rank(),
                        forward ? 'F' : 'B', action.stage, action.microbatch);
   });
-  stats_.wait_s += seconds_since(start);
   return std::move(receive.tensor);
 }
 

@@ -1,11 +1,13 @@
 // Walks one rank's action list. Knows actions, not schedules.
 #pragma once
 
-#include <chrono>
+#include <c10/core/Device.h>
+
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "core/data/microbatch.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/pipeline/stage.h"
+#include "parallel/pipeline/time_marks.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::pipeline {
@@ -23,8 +26,13 @@ struct ExecutorStats {
   int max_weight_operands = 0;  // between I and W
   int max_held = 0;             // the two together
   int max_receive_buffers = 0;  // receives posted and not yet consumed
-  double compute_s = 0;         // in F, B, I, W (host time; device time on CPU)
-  double wait_s = 0;            // blocked on receives
+};
+
+// When an action ran.
+struct ActionTime {
+  TimeMarks::Clock::time_point wait;   // its turn came: it waits for its receive, if it has one
+  TimeMarks::Clock::time_point start;  // it had its input
+  TimeMarks::Clock::time_point end;
 };
 
 class Executor {
@@ -39,10 +47,16 @@ class Executor {
   // REDUCE_GRAD calls this for its stage (data-parallel gradient sum). Without it, REDUCE_GRAD does nothing.
   void on_reduce_grad(std::function<void(Stage&)> reduce) { reduce_grad_ = std::move(reduce); }
 
+  // Times what runs from now on by the host's clock (the CPU, as at first), by a device's, or not at all.
+  void time_on(std::optional<c10::Device> device) { timed_on_ = device; }
+
   // Runs every action once over schedule.microbatches microbatches. Returns when the list is done and every
   // send has left. Throws Error that names rank, action and stage; stages then hold stale records
   // (Stage::discard).
   ExecutorStats run(std::span<const data::Microbatch> microbatches);
+
+  // Of the last run: one for each of schedule::timed_actions, or none. On a device it waits for the device.
+  std::vector<ActionTime> times();
 
  private:
   using Key = std::pair<int, int>;  // stage, microbatch
@@ -58,6 +72,7 @@ class Executor {
 
   void execute(const schedule::Action& action);
   void compute(const schedule::Action& action);
+  void reduce_gradient(const schedule::Action& action);
   void run_forward(const schedule::Action& action);
   void run_backward(const schedule::Action& action);
   void count_held(int activations, int weight_operands);
@@ -83,6 +98,8 @@ class Executor {
   std::map<Key, at::Tensor> outputs_, input_gradients_;
   std::deque<Send> sends_;
   ExecutorStats stats_;
+  std::optional<c10::Device> timed_on_ = c10::kCPU;
+  TimeMarks marks_;  // three of each timed action: those of ActionTime
   int in_flight_ = 0;
   int weight_operands_ = 0;
 };

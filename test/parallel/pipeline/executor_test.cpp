@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "parallel/comm/thread_communicator.h"
 #include "parallel/schedule/generators.h"
+#include "parallel/schedule/measured_step.h"
 #include "parallel/schedule/passes.h"
 #include "test/support/catch.h"
 
@@ -145,6 +146,54 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
         });
       }
     }
+  }
+}
+
+TEST_CASE("every action is timed once, and a rank is either busy or idle") {
+  using Clock = pipeline::TimeMarks::Clock;
+  const auto seconds = [](Clock::time_point t) {
+    return std::chrono::duration<double>(t.time_since_epoch()).count();
+  };
+  constexpr int p = 3, m = 5;
+  const schedule::Schedule lowered = lowered_schedule("1f1b", p, m);
+  std::mutex mutex;
+  std::vector<schedule::RankStep> ranks(p);
+  comm::run_thread_ranks(p, [&](comm::Communicator& world) {
+    const c10::InferenceMode inference;
+    CountingStage stage(world.rank(), p);
+    pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+    executor.time_on(std::nullopt);
+    executor.run(microbatches(m));
+    const bool untimed = executor.times().empty();
+    executor.time_on(at::kCPU);
+    executor.run(microbatches(m));  // warm
+    world.barrier();
+    schedule::RankStep& step = ranks[world.rank()];
+    step.step.start = seconds(Clock::now());
+    executor.run(microbatches(m));
+    step.step.end = seconds(Clock::now());
+    const auto times = executor.times();
+    const std::lock_guard lock(mutex);
+    CHECK(untimed);
+    REQUIRE(times.size() == schedule::timed_actions(lowered.actions[world.rank()]).size());
+    auto last = Clock::time_point();
+    for (const auto& [wait, start, end] : times) {
+      CHECK(last <= wait);
+      CHECK(wait <= start);
+      CHECK(start <= end);
+      last = end;
+      step.actions.push_back({seconds(start), seconds(end)});
+    }
+  });
+  const auto split = schedule::split_step(lowered, ranks);
+  for (size_t r = 0; r < split.size(); ++r) {
+    double computed = 0;
+    for (const schedule::Span& span : ranks[r].actions) computed += span.end - span.start;
+    const double length = ranks[r].step.end - ranks[r].step.start;
+    CHECK(split[r].busy == Approx(computed).margin(1e-8));
+    CHECK(split[r].busy + split[r].idle() == Approx(length).margin(1e-8));
+    CHECK(split[r].wait_for_transfer <= split[r].idle() - split[r].barrier + 1e-8);
+    CHECK(split[r].fill > 0);
   }
 }
 
