@@ -143,6 +143,14 @@ struct MetricsSection {
   bool operator==(const MetricsSection&) const = default;
 };
 
+struct ProfileSection {
+  bool trace = false;
+  int64_t first_step = 2;  // of this start of the run; 1 is the first
+  int64_t steps = 3;
+
+  bool operator==(const ProfileSection&) const = default;
+};
+
 struct JobConfig {
   RunSection run;
   ModelSection model;
@@ -154,6 +162,7 @@ struct JobConfig {
   CheckpointSection checkpoint;
   EvalSection eval;
   MetricsSection metrics;
+  ProfileSection profile;
 
   bool operator==(const JobConfig&) const = default;
 };

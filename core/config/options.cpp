@@ -300,6 +300,22 @@ void add_eval_and_metrics(std::vector<Option>& options) {
       .between(0.0, 1e6);
 }
 
+void add_profile(std::vector<Option>& options) {
+  SectionFields<ProfileSection> profile(options, "profile",
+                                        [](JobConfig& j) -> ProfileSection& { return j.profile; });
+  profile.add("trace", &ProfileSection::trace,
+              "Writes what every rank did when, in some steps, to trace.json in run.dir (for Perfetto or "
+              "chrome://tracing).");
+  profile
+      .add("first_step", &ProfileSection::first_step,
+           "First step traced; 1 is the first after a start or a resume, which is slower than the others.")
+      .between(1, max_steps)
+      .only_with("profile.trace", {"true"});
+  profile.add("steps", &ProfileSection::steps, "Steps traced.")
+      .between(1, 1000)
+      .only_with("profile.trace", {"true"});
+}
+
 std::vector<Option> declare_options() {
   std::vector<Option> options;
   add_run(options);
@@ -312,6 +328,7 @@ std::vector<Option> declare_options() {
   add_lr_schedule(options);
   add_checkpoint(options);
   add_eval_and_metrics(options);
+  add_profile(options);
   return options;
 }
 

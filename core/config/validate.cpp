@@ -35,7 +35,8 @@ bool is_fixed_by_hf(const std::string& option) {
 
 bool holds(const Condition& condition, const JobConfig& job) {
   const std::string value = value_of(condition.key, job);
-  return std::ranges::any_of(condition.values, [&](const std::string& v) { return value == toml_string(v); });
+  return std::ranges::any_of(condition.values,
+                             [&](const std::string& v) { return value == v || value == toml_string(v); });
 }
 
 bool file_exists(const fs::path& path) {
@@ -182,6 +183,16 @@ void check_data(Document& document) {
   }
 }
 
+void check_profile(Document& document) {
+  const ProfileSection& profile = document.job.profile;
+  if (profile.trace && profile.first_step > document.job.train.steps) {
+    document.report_conflict(
+        {"profile.first_step", "train.steps", "profile.trace"},
+        fmt::format("the first step to trace is {}, but the run has {}: give a smaller profile.first_step",
+                    profile.first_step, document.job.train.steps));
+  }
+}
+
 void check_paths(Document& document) {
   const std::string& resume = document.job.checkpoint.resume;
   std::error_code error;
@@ -253,6 +264,7 @@ void validate(Document& document) {
   check_model(document);
   check_axes(document);
   check_data(document);
+  check_profile(document);
   check_paths(document);
   check_conditions(document);
 }

@@ -50,20 +50,30 @@ void drop_after(const std::filesystem::path& file, int64_t last) {
   std::filesystem::rename(temporary, file);
 }
 
+Json bubble_json(const Bubble& bubble) {
+  return {{"bubble", bubble.total()},     {"bubble_fill", bubble.fill}, {"bubble_steady", bubble.steady},
+          {"bubble_drain", bubble.drain}, {"bubble_wait", bubble.wait}, {"bubble_barrier", bubble.barrier}};
+}
+
 }  // namespace
 
+std::string to_json(const Bubble& bubble) {
+  return bubble_json(bubble).dump();
+}
+
 std::string to_json(const StepRecord& r) {
-  return Json{{"step", r.step},
-              {"loss", r.loss},
-              {"grad_norm", r.grad_norm},
-              {"lr", r.lr},
-              {"tokens", r.tokens},
-              {"tokens_per_s", r.tokens_per_s},
-              {"step_time_s", r.step_time_s},
-              {"mfu", r.mfu},
-              {"memory_gb", r.memory_gb},
-              {"skipped", r.skipped}}
-      .dump();
+  Json json{{"step", r.step},
+            {"loss", r.loss},
+            {"grad_norm", r.grad_norm},
+            {"lr", r.lr},
+            {"tokens", r.tokens},
+            {"tokens_per_s", r.tokens_per_s},
+            {"step_time_s", r.step_time_s},
+            {"mfu", r.mfu},
+            {"memory_gb", r.memory_gb},
+            {"skipped", r.skipped}};
+  if (r.bubble) json.update(bubble_json(*r.bubble));
+  return json.dump();
 }
 
 std::string to_json(const EvalRecord& r) {

@@ -73,6 +73,7 @@ class ProgressSink : public Sink {
 std::string format_line(const StepRecord& record, int64_t last_step);
 std::string format_line(const EvalRecord& record);
 std::string to_json(const StepRecord& record);
+std::string to_json(const Bubble& bubble);  // {"bubble", "bubble_fill", ...}
 std::string to_json(const EvalRecord& record);
 
 }  // namespace pptrain::metrics

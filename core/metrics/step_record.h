@@ -2,8 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace pptrain::metrics {
+
+// Idle time as a fraction of the step, mean over all ranks. The whole is fill + steady + drain + barrier.
+struct Bubble {
+  double fill = 0;     // before a rank's first backward
+  double steady = 0;   // between that and its last forward: stages that do not cost the same
+  double drain = 0;    // from there to its last action
+  double barrier = 0;  // from there to the end of the step, but for the rank's own work
+  double wait = 0;     // the part of fill, steady and drain in which the input had been made elsewhere
+  double total() const { return fill + steady + drain + barrier; }
+};
 
 struct StepRecord {
   int64_t step = 0;      // 1 is the first
@@ -16,6 +27,7 @@ struct StepRecord {
   double mfu = 0;        // 0..1, see models/flops.h
   double memory_gb = 0;  // peak so far: resident memory of this process, or allocated on its GPU
   bool skipped = false;  // non-finite loss or norm: the weights did not move
+  std::optional<Bubble> bubble = std::nullopt;  // where it was measured
 };
 
 struct EvalRecord {

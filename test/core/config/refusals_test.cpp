@@ -242,6 +242,15 @@ TEST_CASE("files that must exist") {
   CHECK_THAT(refusal(good + "[data.x]\n", rest), StartsWith("job.toml:3:"));
 }
 
+TEST_CASE("a window to trace needs a trace, and steps") {
+  const Folder folder;
+  CHECK_THAT(refusal("[profile]\nsteps = 2\n", essentials(folder)),
+             StartsWith("job.toml:2:9: profile.steps: acts only with profile.trace = true"));
+  CHECK_THAT(
+      refusal("[profile]\ntrace = true\nfirst_step = 8\n[train]\nsteps = 7\n", essentials(folder)),
+      StartsWith("job.toml:3:14: profile.first_step: the first step to trace is 8, but the run has 7"));
+}
+
 TEST_CASE("a data.dtype has nothing to act on unless the file is headerless") {
   const Folder folder;
   CHECK_THAT(refusal("[data]\nformat = 'llmc'\ndtype = 'uint32'\n", essentials(folder)),
