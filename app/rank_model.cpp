@@ -131,13 +131,17 @@ void RankModel::sum_tied_gradients() {
                               embedding, head);
 }
 
-double RankModel::gradient_norm() {
+std::vector<double> RankModel::squared_norms() {
   std::vector<double> counted;
   for (Part& part : parts_) {
     const std::vector<double> squares = optim::squared_norms(part.stage->parameters());
     for (const size_t i : part.counted) counted.push_back(squares[i]);
   }
-  return (*norm_)(counted);
+  return counted;
+}
+
+double RankModel::gradient_norm(const std::vector<double>& squared_norms) {
+  return (*norm_)(squared_norms);
 }
 
 void RankModel::apply(double lr, double grad_scale) {

@@ -33,7 +33,10 @@ class RankModel {
   void discard();                                 // drops records of a failed step
   void reduce_gradients(pipeline::Stage& stage);  // sum over the data-parallel axis
   void sum_tied_gradients();
-  double gradient_norm();  // of the summed, unscaled gradient, over the whole model
+  // Of the summed, unscaled gradient: this rank's squares, and from those of all ranks the norm over the
+  // whole model.
+  std::vector<double> squared_norms();
+  double gradient_norm(const std::vector<double>& squared_norms);
   void apply(double lr, double grad_scale);
 
   // Loss and valid tokens, summed over all ranks; the same on every rank.

@@ -69,6 +69,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       loader_(open_training_data(context, schedule_)),
       executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), schedule_,
                 pipeline::Executor::Mode::train),
+      profile_(context, schedule_, layers_, executor_),
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.on_reduce_grad([this](pipeline::Stage& stage) { model_.reduce_gradients(stage); });
@@ -94,17 +95,24 @@ int Trainer::run() {
   std::optional<double> eval_loss;
   bool stopped = false;
   while (state_.step < steps && !stopped) {
+    profile_.begin_step(state_.step + 1);
     const auto begin = Clock::now();
     const Step step = train_step();
-    record(step, seconds_since(begin));
+    const double seconds = seconds_since(begin);
+    record(step, seconds, profile_.end_step());
     const bool last = state_.step == steps;
     eval_loss.reset();
     const int64_t eval_interval = context_.job.eval.interval;
-    if (eval_interval > 0 && (last || state_.step % eval_interval == 0)) eval_loss = evaluate();
+    if (eval_interval > 0 && (last || state_.step % eval_interval == 0)) {
+      eval_loss = profile_.timed(Phase::evaluation, [&] { return evaluate(); });
+    }
     stopped = stop_requested() && !last;
     const int64_t interval = context_.job.checkpoint.interval;
-    if (last || stopped || (interval > 0 && state_.step % interval == 0)) save();
+    if (last || stopped || (interval > 0 && state_.step % interval == 0)) {
+      profile_.timed(Phase::checkpoint, [&] { return save(); });
+    }
   }
+  profile_.finish();
   return finish(stopped, eval_loss);
 }
 
@@ -182,18 +190,20 @@ void Trainer::open_sinks() {
 }
 
 Trainer::Step Trainer::train_step() {
-  model_.zero_grad();
-  executor_.run(loader_.step(state_.next_sample));
-  model_.sum_tied_gradients();
+  profile_.timed(Phase::zero_gradients, [&] { model_.zero_grad(); });
+  executor_.run(profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); }));
+  profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
   Step step;
-  step.loss = model_.global_loss();
+  step.loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
   const double tokens = static_cast<double>(std::max<int64_t>(step.loss.tokens, 1));
-  step.norm = model_.gradient_norm() / tokens;
+  const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norms(); });
+  step.norm = profile_.timed(Phase::norm_exchange, [&] { return model_.gradient_norm(squares); }) / tokens;
   // Every rank holds the same bits of loss and norm, so all take the same branch.
   const double mean_loss = step.loss.loss / tokens;
   step.applied = anomaly_.accept(mean_loss, step.norm);
   if (step.applied) {
-    model_.apply(lr_.at(state_.step), clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens);
+    const double scale = clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens;
+    profile_.timed(Phase::optimizer, [&] { model_.apply(lr_.at(state_.step), scale); });
   }
   ++state_.step;
   state_.optimizer_step = model_.optimizer_step();
@@ -204,7 +214,7 @@ Trainer::Step Trainer::train_step() {
   return step;
 }
 
-void Trainer::record(const Step& step, double seconds) {
+void Trainer::record(const Step& step, double seconds, const std::optional<metrics::Bubble>& bubble) {
   if (!context_.root()) return;
   const double tokens = static_cast<double>(step.loss.tokens);
   const metrics::StepRecord record{
@@ -218,6 +228,7 @@ void Trainer::record(const Step& step, double seconds) {
       .mfu = flops_per_token_ * tokens / seconds / peak_flops_,
       .memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9,
       .skipped = !step.applied,
+      .bubble = bubble,
   };
   for (const auto& sink : sinks_) sink->step(record);
 }

@@ -9,6 +9,7 @@
 #include "app/evaluator.h"
 #include "app/rank_model.h"
 #include "app/run_context.h"
+#include "app/step_profile.h"
 #include "core/data/data_loader.h"
 #include "core/fault/anomaly.h"
 #include "core/fault/shutdown.h"
@@ -40,7 +41,7 @@ class Trainer {
   void open_sinks();
   void announce() const;
   Step train_step();
-  void record(const Step& step, double seconds);
+  void record(const Step& step, double seconds, const std::optional<metrics::Bubble>& bubble);
   std::optional<double> evaluate();
   std::filesystem::path save();
   bool stop_requested();
@@ -54,6 +55,7 @@ class Trainer {
   RankModel model_;
   data::DataLoader loader_;
   pipeline::Executor executor_;
+  StepProfile profile_;
   std::optional<Evaluator> evaluator_;
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;

@@ -1,0 +1,69 @@
+// Measures where the time of each step goes, and traces some steps to trace.json.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "app/run_context.h"
+#include "app/step_trace.h"
+#include "core/metrics/step_record.h"
+#include "parallel/pipeline/executor.h"
+#include "parallel/pipeline/time_marks.h"
+
+namespace pptrain::app {
+
+class StepProfile {
+ public:
+  // `layers`: [start, end) of each stage. All must outlive the profile.
+  StepProfile(RunContext& context, const schedule::Schedule& schedule,
+              const std::vector<std::pair<int, int>>& layers, pipeline::Executor& executor);
+
+  // Collective, as the next two: the step begins now.
+  void begin_step(int64_t step);
+  // The step ends now. Returns, on rank 0, how its ranks idled. Nothing on a GPU but in traced steps, where
+  // it waits for the device.
+  std::optional<metrics::Bubble> end_step();
+  // Writes the trace if the run ends before its last step did.
+  void finish();
+
+  // Runs `body` as a phase: of the step, or between steps.
+  template <typename Body>
+  decltype(auto) timed(Phase phase, Body&& body) {
+    const PhaseTimer timer(*this, phase);
+    return std::forward<Body>(body)();
+  }
+
+ private:
+  struct PhaseTimer {
+    PhaseTimer(StepProfile& profile, Phase phase) : marks(profile.marks_) {
+      profile.phases_.push_back(phase);
+      marks.mark();
+    }
+    ~PhaseTimer() { marks.mark(); }
+    pipeline::TimeMarks& marks;
+  };
+
+  bool traced(int64_t count) const;
+  std::optional<at::Device> timed_on() const;
+  void start_marks(std::optional<at::Device> device);
+  double seconds(pipeline::TimeMarks::Clock::time_point time) const;
+  // The phases whose marks begin at `first`.
+  void take_phases(StepTrace& trace, size_t first);
+  metrics::Bubble measure(const StepTrace& trace);
+  void write();
+
+  RunContext& context_;
+  const schedule::Schedule& schedule_;
+  const std::vector<std::pair<int, int>>& layers_;
+  pipeline::Executor& executor_;
+  std::chrono::nanoseconds clock_offset_{0};
+  int64_t count_ = 0;  // steps begun since the start
+  int64_t step_ = 0;
+  pipeline::TimeMarks marks_;  // of a step: its begin, two for each phase, its end
+  std::vector<Phase> phases_;
+  std::vector<StepTrace> traces_;
+  std::vector<metrics::Bubble> bubbles_;  // of the traced steps
+};
+
+}  // namespace pptrain::app
