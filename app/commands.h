@@ -13,8 +13,11 @@ struct JobArguments {
 };
 
 struct PlanArguments : JobArguments {
-  std::string format = "text";  // text | csv | json
+  std::string format = "text";  // text | csv | json | svg | trace
   std::string output;           // file; empty: standard output
+  std::string costs;            // a device's name or a trace, over distributed.pp_costs
+  std::string compare;          // a trace to put beside the prediction
+  bool search = false;          // rank all layouts of the job
 };
 
 int train(const JobArguments& arguments);

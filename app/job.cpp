@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "app/pipeline_plan.h"
+#include "app/search.h"
 #include "core/base/error.h"
 #include "core/config/nearest.h"
 #include "parallel/schedule/csv.h"
@@ -77,6 +78,10 @@ bool generates(const JobConfig& job, int64_t stages_per_rank, std::string& reaso
 
 void check_schedule(JobConfig& job, const ReportConflict& report) {
   config::DistributedSection& d = job.distributed;
+  if (config::to_lower(d.pp_schedule) == "auto") {
+    d.pp_schedule = "auto";
+    return;
+  }
   if (is_schedule_file(d.pp_schedule)) return check_file(job, report);
   const std::optional<std::string> name = schedule_name(d.pp_schedule, report);
   if (!name) return;
@@ -91,8 +96,8 @@ void check_schedule(JobConfig& job, const ReportConflict& report) {
   }
 }
 
-void check_split(const JobConfig& job, const ReportConflict& report) {
-  const config::DistributedSection& d = job.distributed;
+void check_split(JobConfig& job, const ReportConflict& report) {
+  config::DistributedSection& d = job.distributed;
   if (d.pp_split != config::PipelineSplit()) {
     for (const auto& [key, weight] : {std::pair("distributed.pp_embedding_weight", d.pp_embedding_weight),
                                       std::pair("distributed.pp_head_weight", d.pp_head_weight)}) {
@@ -101,6 +106,11 @@ void check_split(const JobConfig& job, const ReportConflict& report) {
                "acts on an even split alone, but pp_split is another: remove one of the two");
     }
   }
+  if (config::to_lower(d.pp_split.text) == "cost") {
+    d.pp_split.text = "cost";
+    return;
+  }
+  if (d.pp_schedule == "auto") return;
   if (job.model.num_hidden_layers == 0 || d.pp_stages_per_rank == 0) return;  // reported already
   try {
     stage_layers(job, job.model.num_hidden_layers);
@@ -111,19 +121,64 @@ void check_split(const JobConfig& job, const ReportConflict& report) {
   }
 }
 
+void check_job(JobConfig& job, const ReportConflict& report) {
+  check_schedule(job, report);
+  check_split(job, report);
+}
+
+// The best of the search; what no rank can hold is reported.
+void choose_schedule(JobConfig& job, const CostSource& costs, const ReportConflict& report) {
+  const double budget = memory_budget(job, costs);
+  const std::vector<Candidate> found = search(job, costs, {.budget = budget});
+  if (found.front().fits) {
+    job = found.front().job;
+    return;
+  }
+  const Candidate& leanest = found.front();
+  report({"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
+         fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", needs "
+                     "{:.2f} GB. Use more ranks, or smaller microbatches",
+                     budget / 1e9, leanest.job.distributed.pp_schedule, leanest.job.train.recompute,
+                     static_cast<double>(leanest.prediction.peak_bytes()) / 1e9));
+}
+
+void choose(JobConfig& job, const ReportConflict& report) {
+  const bool automatic = job.distributed.pp_schedule == "auto";
+  if (!automatic && job.distributed.pp_split.text != "cost") return;
+  try {
+    const CostSource costs = make_cost_source(job, job.distributed.pp_costs);
+    if (automatic) {
+      choose_schedule(job, costs, report);
+    } else {
+      set_split(job, cost_split(job, costs));
+    }
+  } catch (const UsageError& error) {
+    report({"distributed.pp_costs", schedule_key, split_key, "distributed.pp"}, error.what());
+  }
+}
+
 }  // namespace
 
 bool is_schedule_file(const std::string& pp_schedule) {
   return config::to_lower(pp_schedule).ends_with(".csv");
 }
 
-void finish_job(JobConfig& job, const ReportConflict& report) {
-  check_schedule(job, report);
-  check_split(job, report);
+void finish_job(JobConfig& job, const ReportConflict& report, bool sound) {
+  bool good = sound;
+  check_job(job, [&](std::initializer_list<std::string_view> options, const std::string& text) {
+    good = false;
+    report(options, text);
+  });
+  if (good) choose(job, report);
 }
 
 JobConfig load_job(const JobArguments& arguments) {
   return config::load_job(arguments.config, arguments.set, finish_job);
+}
+
+JobConfig load_open_job(const JobArguments& arguments) {
+  return config::load_job(arguments.config, arguments.set,
+                          [](JobConfig& job, const ReportConflict& report, bool) { check_job(job, report); });
 }
 
 }  // namespace pptrain::app

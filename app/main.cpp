@@ -45,13 +45,25 @@ int run(int argc, char** argv) {
 
   PlanArguments plan_arguments;
   CLI::App* plan =
-      cli.add_subcommand("plan", "Show a job's pipeline schedule: grid, bubble, activations in flight");
+      cli.add_subcommand("plan", "Predict a job's step: timeline, bubble, time and memory of each rank");
   add_job_options(*plan, plan_arguments);
-  plan->add_option("--format", plan_arguments.format, "text, csv or json")
-      ->check(CLI::IsMember({"text", "csv", "json"}))
+  plan->add_option("--format", plan_arguments.format, "text, csv, json, svg, or trace (for Perfetto)")
+      ->check(CLI::IsMember({"text", "csv", "json", "svg", "trace"}))
       ->capture_default_str();
   plan->add_option("-o,--output", plan_arguments.output, "Write to FILE instead of standard output")
       ->option_text("FILE");
+
+  CLI::Option* device = plan->add_option("--device", plan_arguments.costs,
+                                         "Costs of a modelled device: cpu, a100, h100, h200, b200")
+                            ->option_text("NAME");
+  plan->add_option("--profile", plan_arguments.costs, "Costs measured by a run: its trace.json")
+      ->option_text("TRACE")
+      ->excludes(device);
+  CLI::Option* search = plan->add_flag("--search", plan_arguments.search,
+                                       "Rank schedules x stages per rank x microbatches x splits of the job");
+  plan->add_option("--compare", plan_arguments.compare, "Put the prediction beside the trace of a run")
+      ->option_text("TRACE")
+      ->excludes(search);
 
   std::string checkpoint_dir;
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");

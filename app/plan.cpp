@@ -8,79 +8,162 @@
 
 #include "app/commands.h"
 #include "app/job.h"
+#include "app/measured_costs.h"
 #include "app/pipeline_plan.h"
+#include "app/prediction.h"
+#include "app/search.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "models/flops.h"
-#include "models/model_config.h"
-#include "models/transformer_stage.h"
 #include "parallel/schedule/csv.h"
-#include "parallel/schedule/generators.h"
 #include "parallel/schedule/render.h"
-#include "parallel/schedule/simulate.h"
+#include "parallel/schedule/trace_names.h"
 
 namespace pptrain::app {
 
 namespace {
 
-// Costs of each stage in modelled FLOPs; the cheapest stage's forward is 1.
-schedule::Costs modelled_costs(const config::JobConfig& job) {
-  const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
-  const pipeline::LayerAssignment layers = stage_layers(job, model.layers);
-  const models::Recompute recompute = models::make_recompute(job.train.recompute);
-  std::vector<models::StageCost> stages;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    stages.push_back(models::stage_cost(model, models::stage_slice(layers, static_cast<int>(i)),
-                                        job.train.micro_batch_size, job.train.seq_len, recompute));
-  }
-  const double unit = std::ranges::min(stages, {}, &models::StageCost::forward).forward;
-  schedule::Costs costs;
-  for (const models::StageCost& s : stages) {
-    costs.stages.push_back(
-        {.forward = s.forward / unit, .backward_input = s.input / unit, .backward_weight = s.weight / unit});
-  }
-  return costs;
+using config::JobConfig;
+
+double in_gb(int64_t bytes) {
+  return static_cast<double>(bytes) / 1e9;
 }
 
-std::string text_plan(const config::JobConfig& job, const schedule::Schedule& compute, double uniform_bubble,
-                      bool colour) {
-  const schedule::Simulation simulation = schedule::simulate(compute, modelled_costs(job));
-  std::string out = fmt::format(
-      "{} on {} pipeline ranks, {} microbatches; times in forwards of the cheapest stage, by modelled "
-      "FLOPs\n\n",
-      job.distributed.pp_schedule, compute.ranks, compute.microbatches);
-  out += schedule::render_text(compute, simulation, {.colour = colour});
-  out += fmt::format(
-      "\nbubble {:.1f} % of the step with these stages; {:.1f} % if all stages cost the same and B = 2 F\n",
-      100 * simulation.bubble(), 100 * uniform_bubble);
+// Where a rank's time goes, in per cent of the step.
+std::string render_times(const Prediction& p) {
+  std::string out =
+      "rank     busy     fill  imbalance  drain  barrier  optimizer   (% of the step; of these, transfer)\n";
+  for (size_t r = 0; r < p.barrier.size(); ++r) {
+    const schedule::RankTime& t = p.pipeline.ranks[r];
+    const auto percent = [&](double seconds) { return 100 * seconds / p.step_time; };
+    out +=
+        fmt::format("{:>4}   {:>6.1f}   {:>6.1f}     {:>6.1f} {:>6.1f}   {:>6.1f}     {:>6.1f}   {:>6.1f}\n",
+                    r, percent(t.busy), percent(t.fill), percent(t.steady), percent(t.drain),
+                    percent(p.barrier[r]), percent(p.optimizer_time[r]), percent(t.wait_for_transfer));
+  }
   return out;
 }
 
-std::string json_plan(const config::JobConfig& job, const schedule::Schedule& lowered,
-                      double uniform_bubble) {
-  auto plan = nlohmann::ordered_json::parse(
-      schedule::render_json(lowered, schedule::simulate(lowered, modelled_costs(job))));
-  plan["uniform_bubble"] = uniform_bubble;
+std::string render_bytes(const Prediction& p) {
+  std::string out = "rank   weights  gradients  optimizer  activations  buffers    total   (GB)\n";
+  for (size_t r = 0; r < p.bytes.size(); ++r) {
+    const RankBytes& b = p.bytes[r];
+    out += fmt::format("{:>4}  {:>8.3f}   {:>8.3f}   {:>8.3f}     {:>8.3f} {:>8.3f} {:>8.3f}\n", r,
+                       in_gb(b.weights), in_gb(b.gradients), in_gb(b.optimizer), in_gb(b.activations),
+                       in_gb(b.buffers), in_gb(b.total()));
+  }
+  return out;
+}
+
+std::string text_plan(const JobConfig& job, const Prediction& p, const CostSource& source, bool colour) {
+  std::string layers;
+  for (const auto& [begin, end] : stage_layers(job, job.model.num_hidden_layers))
+    layers += fmt::format("{}{}", layers.empty() ? "" : "+", end - begin);
+  std::string out = fmt::format(
+      "{} on {} pipeline rank{} of {} stage{}, layers per stage {}, {} microbatches; costs {}\n\n",
+      job.distributed.pp_schedule, p.compute.ranks, p.compute.ranks == 1 ? "" : "s",
+      p.compute.stages_per_rank, p.compute.stages_per_rank == 1 ? "" : "s", layers, p.compute.microbatches,
+      source.description);
+  out += schedule::render_text(
+      p.compute,
+      schedule::simulate(p.compute,
+                         simulation_costs(job, source, stage_layers(job, job.model.num_hidden_layers))),
+      {.colour = colour});
+  out += fmt::format(
+      "\nstep {:.4g} s, {:.0f} tokens/s; bubble {:.1f} % of the step ({:.1f} % of the pipeline alone; {:.1f} "
+      "% if all "
+      "stages cost the same and B = 2 F)\n\n",
+      p.step_time, p.tokens_per_s, 100 * p.bubble(), 100 * p.pipeline.bubble(),
+      100 * schedule::simulate(p.compute).bubble());
+  return out + render_times(p) + '\n' + render_bytes(p);
+}
+
+std::string json_plan(const JobConfig& job, const Prediction& p, const CostSource& source) {
+  auto plan = nlohmann::ordered_json::parse(schedule::render_json(training_schedule(job), p.pipeline));
+  plan["uniform_bubble"] = schedule::simulate(p.compute).bubble();
+  plan["costs"] = source.description;
+  plan["predicted_step_time"] = p.step_time;
+  plan["predicted_tokens_per_s"] = p.tokens_per_s;
+  plan["predicted_bubble"] = p.bubble();
+  for (size_t r = 0; r < p.bytes.size(); ++r) {
+    auto& rank = plan["per_rank"][r];
+    rank["barrier"] = p.barrier[r];
+    rank["optimizer_time"] = p.optimizer_time[r];
+    rank["bytes"] = {{"weights", p.bytes[r].weights},     {"gradients", p.bytes[r].gradients},
+                     {"optimizer", p.bytes[r].optimizer}, {"activations", p.bytes[r].activations},
+                     {"buffers", p.bytes[r].buffers},     {"total", p.bytes[r].total()}};
+  }
   return plan.dump(2) + '\n';
+}
+
+std::string render(const PlanArguments& arguments, const JobConfig& job, const CostSource& source) {
+  const Prediction p = predict(job, source);
+  if (arguments.format == "csv") return schedule::write_csv(p.compute, schedule::CsvCells::stepped);
+  if (arguments.format == "json") return json_plan(job, p, source);
+  if (arguments.format == "svg") return schedule::render_svg(training_schedule(job), p.pipeline);
+  if (arguments.format == "trace") return schedule::render_trace(training_schedule(job), p.pipeline);
+  const bool colour =
+      arguments.output.empty() && isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
+  return text_plan(job, p, source, colour);
+}
+
+std::string search_plan(const JobConfig& job, const CostSource& source) {
+  const double budget = memory_budget(job, source);
+  const std::vector<Candidate> found = search(job, source, {.microbatches = true, .budget = budget});
+  return fmt::format("costs {}\n", source.description) + render_ranking(found, budget);
+}
+
+// The run that wrote the trace, predicted with these costs, beside what it measured.
+std::string compare(const JobConfig& job, const std::string& trace_path, const CostSource& source) {
+  const TraceSummary trace = read_trace(trace_path);
+  JobConfig traced = job;
+  traced.distributed = trace.job.distributed;
+  traced.train = trace.job.train;
+  const Prediction p = predict(traced, source);
+  std::string out =
+      fmt::format("{} on {} ranks, {} microbatches; costs {}\n\n", traced.distributed.pp_schedule,
+                  p.compute.ranks, p.compute.microbatches, source.description);
+  out += fmt::format("{:<24} {:>12} {:>12} {:>8}\n", "", "predicted", "measured", "ratio");
+  const auto row = [&](const std::string& what, double predicted, double measured) {
+    out += fmt::format("{:<24} {:>12.6g} {:>12.6g} {:>8}\n", what, predicted, measured,
+                       measured > 0 ? fmt::format("{:.3f}", predicted / measured) : "");
+  };
+  row("step, s", p.step_time, trace.step_time);
+  const auto bubble = [&](const char* key) {
+    const auto found = trace.bubble.find(key);
+    return found == trace.bubble.end() ? 0.0 : found->second;
+  };
+  row("bubble, of the step", p.bubble(), bubble("bubble"));
+  for (int rank = 0; rank < p.compute.ranks; ++rank) {
+    std::map<std::string, double> predicted;
+    const auto& list = p.compute.actions[rank];
+    const schedule::Costs costs =
+        simulation_costs(traced, source, stage_layers(traced, job.model.num_hidden_layers));
+    for (const schedule::Action& action : list) {
+      schedule::for_each_part(action, [&](const schedule::Action& part) {
+        predicted[schedule::trace_category(part.kind)] +=
+            schedule::duration(costs.stages[part.stage], part.kind);
+      });
+    }
+    predicted["optimizer"] = p.optimizer_time[rank];
+    for (const auto& [kind, seconds] : predicted) {
+      const auto& measured = trace.by_kind.at(static_cast<size_t>(rank * traced.distributed.dp_replicate));
+      const auto found = measured.find(kind);
+      row(fmt::format("rank {} {}, s", rank, kind), seconds, found == measured.end() ? 0 : found->second);
+    }
+  }
+  return out;
 }
 
 }  // namespace
 
 int plan(const PlanArguments& arguments) {
-  const config::JobConfig job = load_job(arguments);
-  const schedule::Schedule lowered = training_schedule(job);
-  const schedule::Schedule compute = training_compute(job);
-  const double uniform_bubble = schedule::simulate(compute).bubble();
-  std::string text;
-  if (arguments.format == "csv") {
-    text = schedule::write_csv(compute, schedule::CsvCells::stepped);
-  } else if (arguments.format == "json") {
-    text = json_plan(job, lowered, uniform_bubble);
-  } else {
-    const bool colour =
-        arguments.output.empty() && isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
-    text = text_plan(job, compute, uniform_bubble, colour);
-  }
+  const bool open = arguments.search;
+  JobConfig job = open ? load_open_job(arguments) : load_job(arguments);
+  const std::string costs = !arguments.costs.empty() ? arguments.costs : job.distributed.pp_costs;
+  const CostSource source = make_cost_source(job, costs);
+  const std::string text = arguments.search             ? search_plan(job, source)
+                           : !arguments.compare.empty() ? compare(job, arguments.compare, source)
+                                                        : render(arguments, job, source);
   if (arguments.output.empty()) {
     fmt::print("{}", text);
   } else {

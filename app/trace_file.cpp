@@ -126,7 +126,7 @@ Json job_json(const RunContext& context, const schedule::Schedule& schedule,
           {"micro_batch_size", job.train.micro_batch_size},
           {"seq_len", job.train.seq_len},
           {"dtype", job.train.dtype},
-          {"recompute", "none"},
+          {"recompute", job.train.recompute},
           {"device", context.device.is_cpu() ? "cpu" : kernels::device_name(context.device)},
           {"threads", job.run.threads},
           {"model", model_json(context.model)}};

@@ -73,7 +73,9 @@ struct DistributedSection {
   PipelineSplit pp_split;
   double pp_embedding_weight = 0;  // the embedding and the head count as this many layers in an even split
   double pp_head_weight = 0;
-  double timeout_s = 600;  // a wait for another rank that lasts longer fails the run
+  std::string pp_costs;     // of auto and cost: a device's name, or a trace; empty: run.device
+  double pp_memory_gb = 0;  // of auto: bytes that a rank may take; 0: the device's memory
+  double timeout_s = 600;   // a wait for another rank that lasts longer fails the run
 
   bool operator==(const DistributedSection&) const = default;
 };

@@ -40,9 +40,10 @@ JobConfig parse_job(const std::string& text, const std::string& name, std::span<
   validate(document);
   resolve(document.job);
   if (finish) {
-    finish(document.job, [&](std::initializer_list<std::string_view> options, const std::string& message) {
+    const auto report = [&](std::initializer_list<std::string_view> options, const std::string& message) {
       document.report_conflict(options, message);
-    });
+    };
+    finish(document.job, report, document.problems.empty());
   }
   document.throw_if_bad();
   return document.job;

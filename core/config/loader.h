@@ -17,8 +17,8 @@ using ReportConflict =
     std::function<void(std::initializer_list<std::string_view> options, const std::string& text)>;
 
 // What those who use the job know beyond this folder: checks it, and fills in what it leaves open. Called
-// with resolved values, also where there are problems already (sizes may then be 0).
-using FinishJob = std::function<void(JobConfig& job, const ReportConflict& report)>;
+// with resolved values, also where there are problems already: then `sound` is false, and sizes may be 0.
+using FinishJob = std::function<void(JobConfig& job, const ReportConflict& report, bool sound)>;
 
 // Reads, applies `overrides` ("section.key=value", the value in TOML or a bare word) and validates. Throws
 // UsageError whose message holds every problem found, one a line: "job.toml:LINE:COL: section.key: what is

@@ -160,6 +160,17 @@ void add_distributed(std::vector<Option>& options) {
       .add("pp_head_weight", &DistributedSection::pp_head_weight,
            "The final norm and head count as this many blocks in an even split.")
       .between(0, 1 << 16);
+  distributed.add(
+      "pp_costs", &DistributedSection::pp_costs,
+      "Where pp_schedule = \"auto\", pp_split = \"cost\" and pptrain plan take times from: a trace.json "
+      "that an earlier run of this model wrote (profile.trace), or the model of a device: cpu, a100, "
+      "h100, h200 or b200. Empty: the device of run.device, h100 for cuda.");
+  distributed
+      .add("pp_memory_gb", &DistributedSection::pp_memory_gb,
+           "GB (1e9 bytes) that pp_schedule = \"auto\" may give each rank. 0: the memory of a known GPU, no "
+           "bound "
+           "on a CPU.")
+      .between(0, 1e6);
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,
            "Seconds. A wait for another rank that lasts longer ends the run with a report.")

@@ -17,6 +17,13 @@ bool has_reduce_grad(const Schedule& schedule) {
 
 }  // namespace
 
+Schedule compute_only(Schedule schedule) {
+  for (auto& list : schedule.actions) {
+    std::erase_if(list, [](const Action& action) { return !is_compute(action.kind); });
+  }
+  return schedule;
+}
+
 Schedule lower(Schedule schedule, const LowerOptions& options) {
   validate(schedule);
   if (!schedule.has_communication()) {

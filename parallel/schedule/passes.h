@@ -22,6 +22,9 @@ Schedule hoist_receives(const Schedule& schedule, int lookahead = 1);
 // Adds REDUCE_GRAD of each stage after its last B or W (and after the sends of that action).
 Schedule add_reduce_grad(const Schedule& schedule);
 
+// The compute actions alone.
+Schedule compute_only(Schedule schedule);
+
 // The forwards alone on the same ranks, stages and placement, for evaluation and generation; `microbatches`
 // of 0 keeps the number. A rank takes its forwards in the order in which a full pipeline offers them:
 // microbatch by microbatch on the V, in rounds of p microbatches on the loop.

@@ -87,17 +87,7 @@ class Simulator {
       for (const Action& part : action.pair) sum += duration(part);
       return sum * overlap_;
     }
-    const StageCost& cost = costs_[action.stage];
-    switch (action.kind) {
-      case ActionKind::forward:
-        return cost.forward;
-      case ActionKind::backward_input:
-        return cost.backward_input;
-      case ActionKind::backward_weight:
-        return cost.backward_weight;
-      default:
-        return cost.backward >= 0 ? cost.backward : cost.backward_input + cost.backward_weight;
-    }
+    return schedule::duration(costs_[action.stage], action.kind);
   }
 
   void step(int rank, size_t i, const Action& action) {
@@ -160,6 +150,19 @@ class Simulator {
 };
 
 }  // namespace
+
+double duration(const StageCost& cost, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return cost.forward;
+    case ActionKind::backward_input:
+      return cost.backward_input;
+    case ActionKind::backward_weight:
+      return cost.backward_weight;
+    default:
+      return cost.backward >= 0 ? cost.backward : cost.backward_input + cost.backward_weight;
+  }
+}
 
 double Simulation::bubble(int rank) const {
   return step_time > 0 ? ranks[rank].idle() / step_time : 0;

@@ -15,6 +15,9 @@ struct StageCost {
   double backward = -1;  // of B at once; negative: backward_input + backward_weight
 };
 
+// Of F, B, I or W.
+double duration(const StageCost& cost, ActionKind kind);
+
 struct Costs {
   std::vector<StageCost> stages;  // one per stage; a single one serves all; none: all times 1
   // From the end of a send to the data's being there, per boundary (stage s to s + 1 and back); a single one

@@ -177,8 +177,9 @@ TEST_CASE("recomputing activations gives the same bits on every layout", "[layou
         CAPTURE(arch, recompute, layout.schedule, layout.pp);
         const auto run_dir =
             folder.path() / fmt::format("{}_{}_{}_{}", arch, recompute, layout.schedule, layout.pp);
-        check_equal(reference, run_small_job(text, run_dir,
-                                             base + layout.overrides() + Overrides{"train.recompute=" + recompute}));
+        check_equal(reference,
+                    run_small_job(text, run_dir,
+                                  base + layout.overrides() + Overrides{"train.recompute=" + recompute}));
       }
     }
   }

@@ -81,7 +81,8 @@ TEST_CASE("what 0 stands for is filled in, and dp folds into dp_shard") {
 TEST_CASE("who uses the job may check it and fill it in") {
   const Folder folder;
   const std::string text = "[distributed]\npp = 3\n[train]\nsteps = 0\n";
-  const FinishJob finish = [](JobConfig& job, const ReportConflict& report) {
+  const FinishJob finish = [](JobConfig& job, const ReportConflict& report, bool sound) {
+    CHECK_FALSE(sound);
     CHECK(job.model.head_dim == 16);  // resolved
     report({"train.seed", "distributed.pp"}, "no");
     report({"train.steps"}, "never said: its value could not be taken");
@@ -94,8 +95,9 @@ TEST_CASE("who uses the job may check it and fill it in") {
     CHECK_THAT(error.what(),
                contains_text("job.toml:2:6: distributed.pp: no\njob.toml:4:9: train.steps: 0 is"));
   }
-  const JobConfig job = parse_job("", "job.toml", essentials(folder),
-                                  [](JobConfig& j, const auto&) { j.distributed.pp_stages_per_rank = 2; });
+  const JobConfig job = parse_job(
+      "", "job.toml", essentials(folder),
+      [](JobConfig& j, const auto&, bool sound) { j.distributed.pp_stages_per_rank = sound ? 2 : 0; });
   CHECK(job.distributed.pp_stages_per_rank == 2);
 }
 
