@@ -111,9 +111,14 @@ void StepProfile::finish() {
   if (!traces_.empty()) {
     take_phases(traces_.back(), 0);
     write();
-  } else if (context_.root() && context_.job.profile.trace && count_ < context_.job.profile.first_step) {
+  }
+  const config::ProfileSection& profile = context_.job.profile;
+  if (!context_.root() || !profile.trace) return;
+  if (count_ >= profile.first_step) {
+    spdlog::info("trace in {}/trace.json", context_.job.run.dir);
+  } else {
     spdlog::warn("no trace: this start of the run made {} step(s), profile.first_step is {}", count_,
-                 context_.job.profile.first_step);
+                 profile.first_step);
   }
 }
 
@@ -124,7 +129,6 @@ void StepProfile::write() {
     for (const auto& numbers : gathered) ranks.push_back(decode(numbers));
     const auto path = std::filesystem::path(context_.job.run.dir) / "trace.json";
     io::write_file_atomically(path, render_trace_file(context_, schedule_, layers_, ranks, bubbles_));
-    spdlog::info("trace of {} step(s) in {}", traces_.size(), path.string());
   }
   traces_.clear();
   bubbles_.clear();

@@ -24,7 +24,7 @@ class StepProfile {
   // The step ends now. Returns, on rank 0, how its ranks idled. Nothing on a GPU but in traced steps, where
   // it waits for the device.
   std::optional<metrics::Bubble> end_step();
-  // Writes the trace if the run ends before its last step did.
+  // Writes the trace if the run ended before the trace did, and says where it is.
   void finish();
 
   // Runs `body` as a phase: of the step, or between steps.

@@ -112,7 +112,6 @@ int Trainer::run() {
       profile_.timed(Phase::checkpoint, [&] { return save(); });
     }
   }
-  profile_.finish();
   return finish(stopped, eval_loss);
 }
 
@@ -258,6 +257,7 @@ bool Trainer::stop_requested() {
 
 int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
   sinks_.clear();
+  profile_.finish();
   if (!context_.root()) return stopped ? 3 : 0;
   const fs::path folder = checkpoint_root_ / fmt::format("step_{}", state_.step);
   if (stopped) {
