@@ -38,7 +38,7 @@ std::string render_times(const Prediction& p) {
     out +=
         fmt::format("{:>4}   {:>6.1f}   {:>6.1f}     {:>6.1f} {:>6.1f}   {:>6.1f}     {:>6.1f}   {:>6.1f}\n",
                     r, percent(t.busy), percent(t.fill), percent(t.steady), percent(t.drain),
-                    percent(p.barrier[r]), percent(p.optimizer_time[r]), percent(t.wait_for_transfer));
+                    percent(t.barrier + p.barrier[r]), percent(p.optimizer_time[r]), percent(t.wait_for_transfer));
   }
   return out;
 }
