@@ -16,6 +16,7 @@ Replay::Replay(const Schedule& schedule, ReceiveModel model)
   computed_f_.assign(cells, 0);
   computed_b_.assign(cells, 0);
   next_.assign(schedule.ranks, 0);
+  for (const auto& list : schedule.actions) ends_.push_back(list.size());
   queued_.assign(schedule.ranks, 0);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "parallel/schedule/schedule.h"
@@ -21,11 +22,15 @@ class Replay {
   // The schedule must outlive the replay and be well-formed (each stage on its rank, sizes within bounds).
   Replay(const Schedule& schedule, ReceiveModel model);
 
-  // Calls visit(rank, index, action) in a possible order of execution. True if every action was visited.
+  // Every rank goes no further than this place in its list.
+  void stop_before(std::vector<size_t> ends) { ends_ = std::move(ends); }
+
+  // Calls visit(rank, index, action) in a possible order of execution. True if every action was visited (up
+  // to where its rank stops).
   template <typename Visit>
   bool run(Visit&& visit);
 
-  // After run: where each rank stands; its list's size if it is done.
+  // After run: where each rank stands; its end if it is done.
   const std::vector<size_t>& positions() const { return next_; }
 
  private:
@@ -46,6 +51,7 @@ class Replay {
   std::vector<uint8_t> computed_f_;  // computed on its own rank
   std::vector<uint8_t> computed_b_;
   std::vector<size_t> next_;     // [rank]
+  std::vector<size_t> ends_;     // [rank]
   std::vector<int> queue_;       // ranks that may be able to go on
   std::vector<uint8_t> queued_;  // [rank]
 };
@@ -58,13 +64,13 @@ bool Replay::run(Visit&& visit) {
     queue_.pop_back();
     queued_[rank] = 0;
     const auto& list = schedule_.actions[rank];
-    for (size_t& i = next_[rank]; i < list.size() && ready(list[i]); ++i) {
+    for (size_t& i = next_[rank]; i < ends_[rank] && ready(list[i]); ++i) {
       visit(rank, i, list[i]);
       done(list[i]);
     }
   }
   for (int rank = 0; rank < schedule_.ranks; ++rank) {
-    if (next_[rank] < schedule_.actions[rank].size()) return false;
+    if (next_[rank] < ends_[rank]) return false;
   }
   return true;
 }

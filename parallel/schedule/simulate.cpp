@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "parallel/schedule/idle_split.h"
 #include "parallel/schedule/replay.h"
+#include "parallel/schedule/speculation.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -23,8 +24,9 @@ std::vector<T> expanded(std::vector<T> given, size_t size, T fallback, const cha
 
 class Simulator {
  public:
-  Simulator(const Schedule& schedule, const Costs& costs)
+  Simulator(const Schedule& schedule, const Costs& costs, const Start& start)
       : s_(schedule),
+        start_(start),
         messages_(schedule.has_communication()),
         costs_(expanded(costs.stages, static_cast<size_t>(schedule.stages()), StageCost{}, "stage costs")),
         latency_(expanded(costs.latency, static_cast<size_t>(std::max(schedule.stages() - 1, 1)), 0.0,
@@ -35,7 +37,7 @@ class Simulator {
     end_b_.assign(cells, 0);
     posted_f_.assign(cells, 0);
     posted_b_.assign(cells, 0);
-    free_.assign(s_.ranks, 0);
+    free_ = expanded(start.free, static_cast<size_t>(s_.ranks), 0.0, "starting times");
     for (int boundary = 0; boundary + 1 < s_.stages(); ++boundary)
       crosses_.push_back(s_.crosses_ranks(boundary));
     result_.ranks.resize(s_.ranks);
@@ -93,6 +95,7 @@ class Simulator {
   void step(int rank, size_t i, const Action& action) {
     Span& span = result_.spans[rank][i];
     double& free = free_[rank];
+    if (!start_.gate.empty() && i == start_.gate[rank]) free = std::max(free, start_.open);
     span = {free, free};
     if (!is_compute(action.kind)) {
       if (action.kind == ActionKind::recv_f) posted_f_[at(action.stage, action.microbatch)] = free;
@@ -136,6 +139,7 @@ class Simulator {
   }
 
   const Schedule& s_;
+  const Start& start_;
   bool messages_;
   std::vector<StageCost> costs_;
   std::vector<double> latency_;
@@ -174,8 +178,27 @@ double Simulation::bubble() const {
   return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
 }
 
-Simulation simulate(const Schedule& schedule, const Costs& costs) {
-  return Simulator(schedule, costs).run();
+Simulation simulate(const Schedule& schedule, const Costs& costs, const Start& start) {
+  return Simulator(schedule, costs, start).run();
+}
+
+double steady_step_time(const Schedule& schedule, const Costs& costs, StepBoundary boundary) {
+  Start start{.free = std::vector<double>(schedule.ranks, 0.0),
+              .gate = boundary == StepBoundary::barrier ? std::vector<size_t>(schedule.ranks, 0)
+                                                        : speculate(schedule).prefix,
+              .open = 0};
+  constexpr int settling = 8;  // steps until the ranks have found their offsets
+  double settled = 0;
+  for (int step = 0; step < 2 * settling; ++step) {
+    const Simulation one = simulate(schedule, costs, start);
+    if (step + 1 == settling) settled = one.step_time;
+    start.open = one.step_time;
+    for (int rank = 0; rank < schedule.ranks; ++rank) {
+      const auto& spans = one.spans[rank];
+      if (!spans.empty()) start.free[rank] = spans.back().end;
+    }
+  }
+  return (start.open - settled) / settling;
 }
 
 }  // namespace pptrain::schedule

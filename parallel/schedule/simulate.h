@@ -54,9 +54,25 @@ struct Simulation {
   double bubble() const;          // of all ranks together
 };
 
+// Where a step begins. Default: all ranks at time 0, and nothing to wait for.
+struct Start {
+  std::vector<double> free;  // [rank] when it can begin; none: 0
+  std::vector<size_t> gate;  // [rank] place in its list that is not passed before `open`; none: no gate
+  double open = 0;
+};
+
 // A rank runs its list in order; sends and receives take none of its time. A transfer begins when its data is
 // computed and its receive is posted. Throws Error if the schedule deadlocks or the costs do not fit its
 // stages. Linear time.
-Simulation simulate(const Schedule& schedule, const Costs& costs = {});
+Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Start& start = {});
+
+// What a rank waits for between two steps.
+enum class StepBoundary {
+  barrier,          // the end of the step on every rank, before anything of the next
+  post_validation,  // the same, but only where the next step's prefix ends (see speculation.h)
+};
+
+// From a step to the next in a long run of them. `schedule`: lowered and validated.
+double steady_step_time(const Schedule& schedule, const Costs& costs, StepBoundary boundary);
 
 }  // namespace pptrain::schedule

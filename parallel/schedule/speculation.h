@@ -1,0 +1,28 @@
+// How far ranks may run into a step while the step before it can still be taken back: what post-validation of
+// the optimizer needs to know of a schedule (Qi et al., arXiv 2401.10241, section 4).
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::schedule {
+
+// A rank runs its prefix on weights that may still change, then waits until every rank has ended the step
+// before. Prefixes hold forwards and their messages alone, and none that takes a gradient: backwards, and the
+// last stage's forwards, which take the head's weight gradient with the loss.
+//
+// The wait cannot deadlock: what the actions of a prefix wait for is in prefixes too, so every rank comes to
+// the end of its own, and what the wait itself needs was sent before any prefix began.
+struct Speculation {
+  std::vector<size_t> prefix;  // [rank] that many actions of its list
+  // [rank] Sends and receives beyond the prefix that even out the channels where all prefixes are thrown
+  // away: whoever sends lacks a partner's receive, or the other way round. In the channels' order.
+  std::vector<std::vector<Action>> drain;
+};
+
+// The longest such prefixes. `schedule`: lowered and validated.
+Speculation speculate(const Schedule& schedule);
+
+}  // namespace pptrain::schedule
