@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -22,6 +23,8 @@ class AdamW : public Optimizer {
 
   void step(double lr, double grad_scale) override;
   std::vector<StateTensor> state() override;  // files "adamw.exp_avg" and "adamw.exp_avg_sq"
+  void keep_previous() override;              // 12 bytes per parameter
+  void undo() override;
 
  private:
   // A range of the flat buffers, gaps included, that one kernel call serves.
@@ -31,11 +34,17 @@ class AdamW : public Optimizer {
     bool decay;
   };
 
+  // What a step changes, in one order: masters, first and second moments.
+  std::array<at::Tensor, 3> changing() const { return {store_.flat_master(), exp_avg_, exp_avg_sq_}; }
+  void step_range(const Run& run, int64_t offset, int64_t size, double lr, double grad_scale);
+
   nn::ParameterStore& store_;
   double beta1_, beta2_, eps_, weight_decay_;
   std::vector<int64_t> offsets_;  // of each parameter, in elements
   std::vector<Run> runs_;
   at::Tensor exp_avg_, exp_avg_sq_;
+  std::array<at::Tensor, 3> previous_;  // of changing(); undefined unless they are kept
+  bool can_undo_ = false;
 };
 
 }  // namespace pptrain::optim

@@ -29,6 +29,12 @@ class Optimizer {
 
   virtual std::vector<StateTensor> state() = 0;
 
+  // From now on each step keeps what it overwrites, for undo(): masters and state once more.
+  virtual void keep_previous() = 0;
+  // Takes the last step back, bit for bit: masters, compute weights, state and step count. Once after a step;
+  // only with keep_previous(), which must have come before that step.
+  virtual void undo() = 0;
+
   // Steps taken so far. Setting it belongs to filling the state tensors on resume.
   int64_t step_count() const { return steps_; }
   void set_step(int64_t steps) { steps_ = steps; }
