@@ -20,11 +20,15 @@ class GradNorm {
   // sqrt of the global sum. squared_norms: in the order of `names`. Collective; the same bits on every rank.
   double operator()(std::span<const double> squared_norms) const;
 
+  // The same from the squared norms of every rank, [rank][in the order of its names].
+  double of_ranks(const std::vector<std::span<const double>>& squared_norms) const;
+
   size_t parameters() const { return total_; }
+  size_t parameters_of(int rank) const { return positions_[rank].size(); }
 
  private:
   comm::Communicator& pipeline_;
-  std::vector<size_t> position_;  // of each of this rank's parameters in the global order
+  std::vector<std::vector<size_t>> positions_;  // [rank] of each of its parameters in the global order
   size_t total_ = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "core/base/error.h"
+#include "parallel/comm/exchange.h"
 #include "parallel/comm/thread_communicator.h"
 #include "test/support/catch.h"
 
@@ -27,10 +28,17 @@ TEST_CASE("the norm has the same bits whoever holds what") {
       }
       const shard::GradNorm norm(world, names);
       const double value = norm(squares);
+      std::vector<size_t> counts;
+      for (int rank = 0; rank < p; ++rank) counts.push_back(norm.parameters_of(rank));
+      comm::Exchange exchange(world, counts);
+      exchange.start(squares);
+      const auto told = exchange.wait("squared norms");
+      const double later = norm.of_ranks({told.begin(), told.end()});
       const std::lock_guard lock(mutex);
       CHECK(norm.parameters() == all.size());
       if (reference == 0) reference = value;
       CHECK(value == reference);
+      CHECK(later == reference);
       CHECK(value == Approx(std::sqrt(1e16 + 7e8 + 3.14 + 0.1 + 1e-3 + 2.7)));
     });
   }
