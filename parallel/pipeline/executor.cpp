@@ -39,7 +39,11 @@ auto take(Map& map, const typename Map::key_type& key, const char* what) {
 
 Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule,
                    Mode mode)
-    : stages_(std::move(stages)), pipeline_(pipeline), schedule_(std::move(schedule)), mode_(mode) {
+    : stages_(std::move(stages)),
+      pipeline_(pipeline),
+      schedule_(std::move(schedule)),
+      speculation_(schedule::speculate(schedule_)),
+      mode_(mode) {
   if (schedule_.ranks != pipeline_.size()) {
     throw Error(fmt::format("the schedule is for {} pipeline ranks, the mesh has {}", schedule_.ranks,
                             pipeline_.size()));
@@ -50,7 +54,8 @@ Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, sch
     throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
 }
 
-ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
+ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
+                            const std::function<bool()>& validate) {
   if (static_cast<int>(microbatches.size()) != schedule_.microbatches) {
     throw Error(fmt::format("the schedule runs {} microbatches, {} were given", schedule_.microbatches,
                             microbatches.size()));
@@ -60,7 +65,24 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
   in_flight_ = 0;
   weight_operands_ = 0;
   marks_.reset(timed_on_);
-  for (const Action& action : schedule_.actions[pipeline_.rank()]) {
+  size_t begin = 0;
+  if (validate) {
+    const size_t prefix = speculation_.prefix[pipeline_.rank()];
+    run_range(0, prefix);
+    begin = prefix;
+    if (!validate()) {
+      throw_away_prefix();
+      begin = 0;
+    }
+  }
+  run_range(begin, schedule_.actions[pipeline_.rank()].size());
+  finish();
+  return stats_;
+}
+
+void Executor::run_range(size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) {
+    const Action& action = schedule_.actions[pipeline_.rank()][i];
     try {
       execute(action);
     } catch (const PeerFailure&) {
@@ -71,8 +93,30 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches) {
     pipeline_.progress();
     reap_sends(/*wait=*/false);
   }
-  finish();
-  return stats_;
+}
+
+// All ranks do so together. A message that one side alone has begun is completed by the other, with values
+// that nobody reads; after that the channels are as they were before the step.
+void Executor::throw_away_prefix() {
+  for (const Action& action : speculation_.drain[pipeline_.rank()]) {
+    if (schedule::is_receive(action.kind)) {
+      post_receive(action);
+    } else {
+      send(boundary_tensor(action), action);
+    }
+  }
+  for (auto* received : {&received_inputs_, &received_gradients_}) {
+    for (auto& [key, receive] : *received) {
+      const auto kind = received == &received_inputs_ ? ActionKind::recv_f : ActionKind::recv_b;
+      wait_for(receive, {kind, key.first, key.second, {}});
+    }
+    received->clear();
+  }
+  reap_sends(/*wait=*/true);
+  for (auto* values : {&local_inputs_, &local_gradients_, &outputs_, &input_gradients_}) values->clear();
+  for (Stage* s : stages_) s->discard();
+  in_flight_ = 0;
+  marks_.reset(timed_on_);  // the step is timed as it is walked in the end
 }
 
 std::vector<ActionTime> Executor::times() {
@@ -166,20 +210,28 @@ at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, 
   const Key key{action.stage, action.microbatch};
   if (auto node = local.extract(key)) return std::move(node.mapped());
   Receive receive = take(received, key, "received tensor");
+  wait_for(receive, action);
+  return std::move(receive.tensor);
+}
+
+void Executor::wait_for(Receive& receive, const Action& action) {
   receive.work->wait([&] {
-    const bool forward = action.kind == ActionKind::forward;
+    const bool forward = action.kind == ActionKind::forward || action.kind == ActionKind::recv_f;
     return fmt::format("rank {} waits for RECV_{} stage {} microbatch {}", pipeline_.rank(),
                        forward ? 'F' : 'B', action.stage, action.microbatch);
   });
-  return std::move(receive.tensor);
+}
+
+at::Tensor Executor::boundary_tensor(const Action& action) {
+  Stage& s = stage(action.stage);
+  const data::Microbatch& data = microbatches_[action.microbatch];
+  return at::empty({data.batch * data.seq, s.hidden()},
+                   at::TensorOptions(s.boundary_dtype()).device(data.positions.device()));
 }
 
 void Executor::post_receive(const Action& action) {
   const bool forward = action.kind == ActionKind::recv_f;
-  Stage& s = stage(action.stage);
-  const data::Microbatch& data = microbatches_[action.microbatch];
-  at::Tensor tensor = at::empty({data.batch * data.seq, s.hidden()},
-                                at::TensorOptions(s.boundary_dtype()).device(data.positions.device()));
+  at::Tensor tensor = boundary_tensor(action);
   const int source = schedule_.rank_of(forward ? action.stage - 1 : action.stage + 1);
   auto work = pipeline_.irecv(tensor, source);
   auto& received = forward ? received_inputs_ : received_gradients_;
@@ -191,7 +243,11 @@ void Executor::post_receive(const Action& action) {
 void Executor::post_send(const Action& action) {
   const bool forward = action.kind == ActionKind::send_f;
   auto& values = forward ? outputs_ : input_gradients_;
-  at::Tensor tensor = take(values, {action.stage, action.microbatch}, "computed tensor");
+  send(take(values, {action.stage, action.microbatch}, "computed tensor"), action);
+}
+
+void Executor::send(at::Tensor tensor, const Action& action) {
+  const bool forward = action.kind == ActionKind::send_f;
   const int destination = schedule_.rank_of(forward ? action.stage + 1 : action.stage - 1);
   auto work = pipeline_.isend(tensor, destination);
   sends_.push_back({std::move(tensor), std::move(work), action});

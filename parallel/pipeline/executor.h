@@ -17,6 +17,7 @@
 #include "parallel/pipeline/stage.h"
 #include "parallel/pipeline/time_marks.h"
 #include "parallel/schedule/schedule.h"
+#include "parallel/schedule/speculation.h"
 
 namespace pptrain::pipeline {
 
@@ -53,7 +54,13 @@ class Executor {
   // Runs every action once over schedule.microbatches microbatches. Returns when the list is done and every
   // send has left. Throws Error that names rank, action and stage; stages then hold stale records
   // (Stage::discard).
-  ExecutorStats run(std::span<const data::Microbatch> microbatches);
+  //
+  // `validate` is called once, where this rank's prefix ends (schedule::Speculation): before it, the run
+  // leaves gradients alone, so that it may begin on weights that are still to be confirmed. Where it returns
+  // false, which it must on all ranks of `pipeline` together, what was run is thrown away and the list begins
+  // anew.
+  ExecutorStats run(std::span<const data::Microbatch> microbatches,
+                    const std::function<bool()>& validate = {});
 
   // Of the last run: one for each of schedule::timed_actions, or none. On a device it waits for the device.
   std::vector<ActionTime> times();
@@ -70,6 +77,8 @@ class Executor {
     schedule::Action action;
   };
 
+  void run_range(size_t begin, size_t end);
+  void throw_away_prefix();
   void execute(const schedule::Action& action);
   void compute(const schedule::Action& action);
   void reduce_gradient(const schedule::Action& action);
@@ -78,8 +87,11 @@ class Executor {
   void count_held(int activations, int weight_operands);
   void post_receive(const schedule::Action& action);
   void post_send(const schedule::Action& action);
+  void send(at::Tensor tensor, const schedule::Action& action);
   at::Tensor take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
                         const schedule::Action& action, bool expected);
+  at::Tensor boundary_tensor(const schedule::Action& action);  // of a message's shape; without values
+  void wait_for(Receive& receive, const schedule::Action& action);
   void reap_sends(bool wait);
   void finish();
   Stage& stage(int index);
@@ -88,6 +100,7 @@ class Executor {
   std::vector<Stage*> stages_;
   comm::Communicator& pipeline_;
   schedule::Schedule schedule_;
+  schedule::Speculation speculation_;
   Mode mode_;
   std::function<void(Stage&)> reduce_grad_;
 

@@ -62,6 +62,8 @@ class CountingStage final : public pipeline::Stage {
   void discard() override { saved_.clear(); }
   nn::ParameterStore& parameters() override { return store_; }
 
+  bool has_loss() const { return loss_.tokens > 0; }
+
   double gradient = 0;
   int fail_at = -1;
 
@@ -194,6 +196,41 @@ TEST_CASE("every action is timed once, and a rank is either busy or idle") {
     CHECK(split[r].busy + split[r].idle() == Approx(length).margin(1e-8));
     CHECK(split[r].wait_for_transfer <= split[r].idle() - split[r].barrier + 1e-8);
     CHECK(split[r].fill > 0);
+  }
+}
+
+TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
+  std::mutex mutex;
+  for (const std::string name : {"gpipe", "1f1b", "zb_h1", "zb_h2"}) {
+    for (int p = 1; p <= 4; ++p) {
+      for (const int m : {4, 13}) {
+        const schedule::Schedule lowered = lowered_schedule(name, p, m);
+        comm::run_thread_ranks(p, [&](comm::Communicator& world) {
+          const c10::InferenceMode inference;
+          CountingStage stage(world.rank(), p);
+          pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+          for (const bool confirmed : {false, true, false, false}) {
+            int asked = 0;
+            const double before = stage.gradient;
+            executor.run(microbatches(m), [&] {
+              ++asked;
+              if (stage.gradient != before || stage.has_loss()) throw Error("asked too late");
+              return confirmed;
+            });
+            const pipeline::LossSum loss = stage.take_loss();
+            const std::lock_guard lock(mutex);
+            CAPTURE(name, p, m, world.rank(), confirmed);
+            CHECK(asked == 1);
+            CHECK(stage.saved_microbatches() == 0);
+            CHECK(stage.gradient - before == 1.0 * m * rows * width * (1 << (p - 1 - world.rank())));
+            if (stage.is_last()) {
+              CHECK(loss.loss ==
+                    static_cast<double>(rows * width) * (5.0 * m * (m - 1) + static_cast<double>(p * m)));
+            }
+          }
+        });
+      }
+    }
   }
 }
 
