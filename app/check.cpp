@@ -38,10 +38,13 @@ int check(const JobArguments& arguments) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(layers, static_cast<int>(i));
     const models::StageSize size = models::stage_size(model, slice, bf16);
+    // What undoing a step takes: masters and moments once more.
+    const int64_t kept = job.optimizer.post_validation ? 12 * size.parameters : 0;
     const bool copy = model.tied && slice.head;
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), size.parameters,
-               in_units(size.weight_bytes), in_units(size.gradient_bytes), in_units(size.optimizer_bytes),
+               in_units(size.weight_bytes), in_units(size.gradient_bytes),
+               in_units(size.optimizer_bytes + kept),
                in_units(models::activation_bytes(model, slice, rows, bf16)),
                copy ? "  (holds a copy of the tied embedding)" : "");
   }

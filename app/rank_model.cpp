@@ -140,20 +140,28 @@ std::vector<double> RankModel::squared_norms() {
   return counted;
 }
 
-double RankModel::gradient_norm(const std::vector<double>& squared_norms) {
-  return (*norm_)(squared_norms);
-}
-
 void RankModel::apply(double lr, double grad_scale) {
   for (Part& part : parts_) part.optimizer->step(lr, grad_scale);
   ++optimizer_step_;
 }
 
+void RankModel::keep_previous() {
+  for (Part& part : parts_) part.optimizer->keep_previous();
+}
+
+void RankModel::undo() {
+  for (Part& part : parts_) part.optimizer->undo();
+  --optimizer_step_;
+}
+
+pipeline::LossSum RankModel::take_loss() {
+  return parts_.back().stage->take_loss();
+}
+
 pipeline::LossSum RankModel::global_loss() {
   std::vector<double> sums(2, 0.0);
-  const bool has_last = context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank();
-  if (has_last) {
-    const pipeline::LossSum own = parts_.back().stage->take_loss();
+  if (has_last_stage()) {
+    const pipeline::LossSum own = take_loss();
     sums = {own.loss, static_cast<double>(own.tokens)};
     sums = comm::all_reduce_sum(context_.mesh.along(mesh::Axis::dp_replicate), sums);
   }

@@ -33,14 +33,16 @@ class RankModel {
   void discard();                                 // drops records of a failed step
   void reduce_gradients(pipeline::Stage& stage);  // sum over the data-parallel axis
   void sum_tied_gradients();
-  // Of the summed, unscaled gradient: this rank's squares, and from those of all ranks the norm over the
-  // whole model.
-  std::vector<double> squared_norms();
-  double gradient_norm(const std::vector<double>& squared_norms);
+  std::vector<double> squared_norms();  // of the summed, unscaled gradients: this rank's terms of norm()
+  const shard::GradNorm& norm() const { return *norm_; }  // over the whole model
   void apply(double lr, double grad_scale);
+  void keep_previous();  // from now on undo() can take the last apply() back
+  void undo();
 
   // Loss and valid tokens, summed over all ranks; the same on every rank.
   pipeline::LossSum global_loss();
+  pipeline::LossSum take_loss();  // this replica's; on the last stage's rank alone
+  bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
   int64_t optimizer_step() const { return optimizer_step_; }
   int last_stage_rank() const { return placement_.rank_of(placement_.stages() - 1); }

@@ -18,7 +18,11 @@ constexpr int64_t steps_between_alignments = 100;  // of the hosts' clocks
 
 StepProfile::StepProfile(RunContext& context, const schedule::Schedule& schedule,
                          const std::vector<std::pair<int, int>>& layers, pipeline::Executor& executor)
-    : context_(context), schedule_(schedule), layers_(layers), executor_(executor) {}
+    : context_(context),
+      schedule_(schedule),
+      layers_(layers),
+      executor_(executor),
+      pipeline_(context.mesh.along(mesh::Axis::pp).host().split(0, context.mesh.coordinate(mesh::Axis::pp))) {}
 
 bool StepProfile::traced(int64_t count) const {
   const config::ProfileSection& profile = context_.job.profile;
@@ -39,7 +43,7 @@ void StepProfile::start_marks(std::optional<at::Device> device) {
 void StepProfile::begin_step(int64_t step) {
   if (!traces_.empty()) {
     take_phases(traces_.back(), 0);
-    if (!traced(count_ + 1)) write();
+    if (!ended_ && !traced(count_ + 1)) write();
   }
   const bool opens = traced(count_ + 1) && !traced(count_);
   if (opens || count_ % steps_between_alignments == 0) {
@@ -52,8 +56,7 @@ void StepProfile::begin_step(int64_t step) {
   marks_.mark();
 }
 
-std::optional<metrics::Bubble> StepProfile::end_step() {
-  std::optional<metrics::Bubble> bubble;
+void StepProfile::end_step() {
   if (timed_on()) {
     marks_.mark();
     StepTrace trace{.step = step_, .span = {}, .actions = {}, .phases = {}};
@@ -63,13 +66,21 @@ std::optional<metrics::Bubble> StepProfile::end_step() {
     for (const auto& [wait, start, end] : executor_.times()) {
       trace.actions.push_back({seconds(wait), {seconds(start), seconds(end)}});
     }
-    bubble = measure(trace);
-    if (traced(count_)) {
-      traces_.push_back(std::move(trace));
-      bubbles_.push_back(*bubble);
-    }
+    ended_ = {count_, std::move(trace)};
   }
   start_marks(at::kCPU);  // what happens between steps returns when the device is done
+}
+
+std::optional<metrics::Bubble> StepProfile::settle() {
+  if (!ended_) return std::nullopt;
+  auto [count, trace] = std::move(*ended_);
+  ended_.reset();
+  const metrics::Bubble bubble = measure(trace);
+  if (traced(count)) {
+    traces_.push_back(std::move(trace));
+    bubbles_.push_back(bubble);
+    if (count_ > count && !traced(count + 1)) write();
+  }
   return bubble;
 }
 
@@ -86,7 +97,7 @@ void StepProfile::take_phases(StepTrace& trace, size_t first) {
 }
 
 metrics::Bubble StepProfile::measure(const StepTrace& trace) {
-  comm::Communicator& pipeline = context_.mesh.along(mesh::Axis::pp);
+  comm::Communicator& pipeline = *pipeline_;
   comm::Communicator& world = context_.mesh.world();
   std::vector<schedule::RankStep> ranks;
   for (const auto& numbers : comm::gather(pipeline, encode({&trace, 1}), 0)) {

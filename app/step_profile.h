@@ -1,6 +1,7 @@
 // Measures where the time of each step goes, and traces some steps to trace.json.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -19,11 +20,13 @@ class StepProfile {
   StepProfile(RunContext& context, const schedule::Schedule& schedule,
               const std::vector<std::pair<int, int>>& layers, pipeline::Executor& executor);
 
-  // Collective, as the next two: the step begins now.
+  // Collective, as settle and finish: the step begins now.
   void begin_step(int64_t step);
-  // The step ends now. Returns, on rank 0, how its ranks idled. Nothing on a GPU but in traced steps, where
-  // it waits for the device.
-  std::optional<metrics::Bubble> end_step();
+  // The step ends now on this rank.
+  void end_step();
+  // Returns, on rank 0, how the ranks idled in the step that ended last; all have ended it. It may be called
+  // within the next step. Nothing on a GPU but in traced steps, where it waits for the device.
+  std::optional<metrics::Bubble> settle();
   // Writes the trace if the run ended before the trace did, and says where it is.
   void finish();
 
@@ -57,11 +60,13 @@ class StepProfile {
   const schedule::Schedule& schedule_;
   const std::vector<std::pair<int, int>>& layers_;
   pipeline::Executor& executor_;
+  std::unique_ptr<comm::Communicator> pipeline_;  // its own: messages of the next step may be under way
   std::chrono::nanoseconds clock_offset_{0};
   int64_t count_ = 0;  // steps begun since the start
   int64_t step_ = 0;
   pipeline::TimeMarks marks_;  // of a step: its begin, two for each phase, its end
   std::vector<Phase> phases_;
+  std::optional<std::pair<int64_t, StepTrace>> ended_;  // count_ and times of a step not settled yet
   std::vector<StepTrace> traces_;
   std::vector<metrics::Bubble> bubbles_;  // of the traced steps
 };

@@ -74,6 +74,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.on_reduce_grad([this](pipeline::Stage& stage) { model_.reduce_gradients(stage); });
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_, schedule_);
+  if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
   flops_per_token_ = models::flops_per_token(context.model, context.job.train.seq_len);
 }
 
@@ -96,21 +97,15 @@ int Trainer::run() {
   bool stopped = false;
   while (state_.step < steps && !stopped) {
     profile_.begin_step(state_.step + 1);
-    const auto begin = Clock::now();
-    const Step step = train_step();
-    const double seconds = seconds_since(begin);
-    record(step, seconds, profile_.end_step());
+    train_step();
+    if (post_validation_ && post_validation_->pending()) continue;
     const bool last = state_.step == steps;
     eval_loss.reset();
-    const int64_t eval_interval = context_.job.eval.interval;
-    if (eval_interval > 0 && (last || state_.step % eval_interval == 0)) {
+    if (evaluator_ && (last || due(context_.job.eval.interval)))
       eval_loss = profile_.timed(Phase::evaluation, [&] { return evaluate(); });
-    }
     stopped = stop_requested() && !last;
-    const int64_t interval = context_.job.checkpoint.interval;
-    if (last || stopped || (interval > 0 && state_.step % interval == 0)) {
+    if (last || stopped || due(context_.job.checkpoint.interval))
       profile_.timed(Phase::checkpoint, [&] { return save(); });
-    }
   }
   return finish(stopped, eval_loss);
 }
@@ -188,39 +183,88 @@ void Trainer::open_sinks() {
   peak_flops_ = each * context_.mesh.shape().world_size();
 }
 
-Trainer::Step Trainer::train_step() {
-  profile_.timed(Phase::zero_gradients, [&] { model_.zero_grad(); });
-  executor_.run(profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); }));
+void Trainer::train_step() {
+  const auto begin = Clock::now();
+  run_pipeline();
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
-  Step step;
-  step.loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
-  const double tokens = static_cast<double>(std::max<int64_t>(step.loss.tokens, 1));
-  const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norms(); });
-  step.norm = profile_.timed(Phase::norm_exchange, [&] { return model_.gradient_norm(squares); }) / tokens;
-  // Every rank holds the same bits of loss and norm, so all take the same branch.
-  const double mean_loss = step.loss.loss / tokens;
-  step.applied = anomaly_.accept(mean_loss, step.norm);
-  if (step.applied) {
-    const double scale = clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens;
-    profile_.timed(Phase::optimizer, [&] { model_.apply(lr_.at(state_.step), scale); });
-  }
   ++state_.step;
-  state_.optimizer_step = model_.optimizer_step();
   state_.next_sample += loader_.samples_per_step();
-  state_.tokens += step.loss.tokens;
-  state_.skipped = anomaly_.total();
-  state_.skipped_in_a_row = anomaly_.in_a_row();
+  const double lr = lr_.at(state_.step - 1);
+  const double unclipped = 1.0 / static_cast<double>(loader_.targets_per_step());
+  if (post_validation_ && post_validation_->confident() && !result_needed()) {
+    profile_.timed(Phase::optimizer, [&] {
+      post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped}, shutdown_.requested());
+    });
+    profile_.end_step();
+    pending_seconds_ = seconds_since(begin);
+    return;
+  }
+  const pipeline::LossSum loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
+  const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norms(); });
+  const Step step = judge(loss, profile_.timed(Phase::norm_exchange, [&] { return model_.norm()(squares); }));
+  if (step.applied) profile_.timed(Phase::optimizer, [&] { model_.apply(lr, step.grad_scale); });
+  if (post_validation_) post_validation_->set_confident(step.applied && step.grad_scale == unclipped);
+  profile_.end_step();
+  settle(step, state_.step, seconds_since(begin));
+}
+
+void Trainer::run_pipeline() {
+  const auto microbatches = profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); });
+  if (post_validation_ && post_validation_->pending()) {
+    executor_.run(microbatches, [this] { return validate(); });
+  } else {
+    zero_gradients();
+    executor_.run(microbatches);
+  }
+}
+
+bool Trainer::validate() {
+  const PostValidation::Pending pending = *post_validation_->pending();
+  const PostValidation::Totals totals = post_validation_->wait();
+  const Step step = judge(totals.loss, totals.norm);
+  const std::optional<double> scale = step.applied ? std::optional(step.grad_scale) : std::nullopt;
+  const bool stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });
+  settle(step, pending.step, pending_seconds_);
+  zero_gradients();
+  return stands;
+}
+
+void Trainer::zero_gradients() {
+  profile_.timed(Phase::zero_gradients, [&] { model_.zero_grad(); });
+}
+
+Trainer::Step Trainer::judge(const pipeline::LossSum& loss, double norm) {
+  const double tokens = static_cast<double>(std::max<int64_t>(loss.tokens, 1));
+  Step step{.loss = loss, .norm = norm / tokens};
+  // Every rank holds the same bits of loss and norm, so all take the same branch.
+  step.applied = anomaly_.accept(loss.loss / tokens, step.norm);
+  if (step.applied) step.grad_scale = clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens;
   return step;
 }
 
-void Trainer::record(const Step& step, double seconds, const std::optional<metrics::Bubble>& bubble) {
+void Trainer::settle(const Step& step, int64_t number, double seconds) {
+  state_.optimizer_step = model_.optimizer_step();
+  state_.tokens += step.loss.tokens;
+  state_.skipped = anomaly_.total();
+  state_.skipped_in_a_row = anomaly_.in_a_row();
+  record(step, number, seconds, profile_.settle());
+}
+
+bool Trainer::result_needed() const {
+  const config::JobConfig& job = context_.job;
+  return state_.step == job.train.steps || due(job.eval.interval) || due(job.checkpoint.interval) ||
+         post_validation_->stop_requested();
+}
+
+void Trainer::record(const Step& step, int64_t number, double seconds,
+                     const std::optional<metrics::Bubble>& bubble) {
   if (!context_.root()) return;
   const double tokens = static_cast<double>(step.loss.tokens);
   const metrics::StepRecord record{
-      .step = state_.step,
+      .step = number,
       .loss = step.loss.loss / std::max(tokens, 1.0),
       .grad_norm = step.norm,
-      .lr = lr_.at(state_.step - 1),
+      .lr = lr_.at(number - 1),
       .tokens = step.loss.tokens,
       .tokens_per_s = tokens / seconds,
       .step_time_s = seconds,

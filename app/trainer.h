@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "app/evaluator.h"
+#include "app/post_validation.h"
 #include "app/rank_model.h"
 #include "app/run_context.h"
 #include "app/step_profile.h"
@@ -33,15 +34,23 @@ class Trainer {
  private:
   struct Step {
     pipeline::LossSum loss;
-    double norm = 0;  // of the gradient of the mean loss
-    bool applied = false;
+    double norm = 0;        // of the gradient of the mean loss
+    bool applied = false;   // else it is skipped
+    double grad_scale = 0;  // what the optimizer multiplies the gradient of the loss sum by
   };
 
   void start();  // resumes, or initialises a new run; moves away what an earlier run left behind
   void open_sinks();
   void announce() const;
-  Step train_step();
-  void record(const Step& step, double seconds, const std::optional<metrics::Bubble>& bubble);
+  void train_step();
+  void run_pipeline();
+  void zero_gradients();
+  bool validate();  // the pending step; false if it was redone or skipped
+  Step judge(const pipeline::LossSum& loss, double norm);  // norm: of the gradient of the loss sum
+  void settle(const Step& step, int64_t number, double seconds);
+  void record(const Step& step, int64_t number, double seconds, const std::optional<metrics::Bubble>& bubble);
+  bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  bool result_needed() const;  // of the step just run, before the next one can begin
   std::optional<double> evaluate();
   std::filesystem::path save();
   bool stop_requested();
@@ -57,6 +66,8 @@ class Trainer {
   pipeline::Executor executor_;
   StepProfile profile_;
   std::optional<Evaluator> evaluator_;
+  std::optional<PostValidation> post_validation_;
+  double pending_seconds_ = 0;  // that the pending step took
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;

@@ -110,6 +110,7 @@ struct OptimizerSection {
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
   double weight_decay = 0.1;
+  bool post_validation = false;  // step before the global norm is known; take it back where that was wrong
 
   bool operator==(const OptimizerSection&) const = default;
 };

@@ -38,6 +38,8 @@ class DataLoader {
   // samples_per_step().
   std::vector<Microbatch> step(int64_t next_sample) const;
   int64_t samples_per_step() const { return options_.samples_per_step(); }
+  // Labels of a step that count, over all data ranks.
+  int64_t targets_per_step() const { return options_.samples_per_step() * options_.seq_len; }
   int64_t samples_per_epoch() const { return sampler_.samples(); }
 
  private:
