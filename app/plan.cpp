@@ -35,10 +35,10 @@ std::string render_times(const Prediction& p) {
   for (size_t r = 0; r < p.barrier.size(); ++r) {
     const schedule::RankTime& t = p.pipeline.ranks[r];
     const auto percent = [&](double seconds) { return 100 * seconds / p.step_time; };
-    out +=
-        fmt::format("{:>4}   {:>6.1f}   {:>6.1f}     {:>6.1f} {:>6.1f}   {:>6.1f}     {:>6.1f}   {:>6.1f}\n",
-                    r, percent(t.busy), percent(t.fill), percent(t.steady), percent(t.drain),
-                    percent(t.barrier + p.barrier[r]), percent(p.optimizer_time[r]), percent(t.wait_for_transfer));
+    out += fmt::format(
+        "{:>4}   {:>6.1f}   {:>6.1f}     {:>6.1f} {:>6.1f}   {:>6.1f}     {:>6.1f}   {:>6.1f}\n", r,
+        percent(t.busy), percent(t.fill), percent(t.steady), percent(t.drain),
+        percent(t.barrier + p.barrier[r]), percent(p.optimizer_time[r]), percent(t.wait_for_transfer));
   }
   return out;
 }

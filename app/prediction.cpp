@@ -38,6 +38,8 @@ std::vector<RankBytes> resident_bytes(const JobConfig& job, const models::ModelC
     rank.weights += size.weight_bytes;
     rank.gradients += size.gradient_bytes;
     rank.optimizer += size.optimizer_bytes;
+    if (job.optimizer.post_validation)
+      rank.optimizer += 12 * size.parameters;  // the step before: masters, moments
   }
   return ranks;
 }
@@ -100,9 +102,17 @@ Prediction predict(const JobConfig& job, const CostSource& source) {
     p.optimizer_time.push_back(costs.optimizer(parameters) + costs.all_reduce(bytes.gradients, replicas));
   }
   const double slowest = std::ranges::max(p.optimizer_time);
-  const double exchange = costs.exchange(lowered.ranks) + costs.overhead();
-  for (const double own : p.optimizer_time) p.barrier.push_back(exchange + slowest - own);
-  p.step_time = p.pipeline.step_time + exchange + slowest;
+  if (job.optimizer.post_validation) {
+    using schedule::StepBoundary;
+    p.step_time = schedule::steady_step_time(lowered, simulation_costs(job, source, layers),
+                                             StepBoundary::post_validation) +
+                  costs.overhead() + slowest;
+  } else {
+    p.step_time = p.pipeline.step_time + costs.exchange(lowered.ranks) + costs.overhead() + slowest;
+  }
+  // With post-validation a step begins while others end the one before: fill and drain then overlap.
+  for (const double own : p.optimizer_time)
+    p.barrier.push_back(std::max(0.0, p.step_time - p.pipeline.step_time - own));
   p.tokens_per_s = static_cast<double>(job.train.micro_batch_size * job.train.seq_len *
                                        job.train.grad_accum_steps * replicas) /
                    p.step_time;
@@ -111,7 +121,8 @@ Prediction predict(const JobConfig& job, const CostSource& source) {
 
 double Prediction::bubble() const {
   double idle = 0;
-  for (size_t rank = 0; rank < barrier.size(); ++rank) idle += pipeline.ranks[rank].idle() + barrier[rank];
+  for (size_t rank = 0; rank < barrier.size(); ++rank)
+    idle += step_time - pipeline.ranks[rank].busy - optimizer_time[rank];
   return idle / (step_time * static_cast<double>(barrier.size()));
 }
 

@@ -22,7 +22,8 @@ StepProfile::StepProfile(RunContext& context, const schedule::Schedule& schedule
       schedule_(schedule),
       layers_(layers),
       executor_(executor),
-      pipeline_(context.mesh.along(mesh::Axis::pp).host().split(0, context.mesh.coordinate(mesh::Axis::pp))) {}
+      pipeline_(context.mesh.along(mesh::Axis::pp).host().split(0, context.mesh.coordinate(mesh::Axis::pp))) {
+}
 
 bool StepProfile::traced(int64_t count) const {
   const config::ProfileSection& profile = context_.job.profile;

@@ -193,7 +193,8 @@ void Trainer::train_step() {
   const double unclipped = 1.0 / static_cast<double>(loader_.targets_per_step());
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {
-      post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped}, shutdown_.requested());
+      post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped},
+                              shutdown_.requested());
     });
     profile_.end_step();
     pending_seconds_ = seconds_since(begin);

@@ -94,13 +94,17 @@ void check_layouts(const std::vector<Layout>& layouts, const std::vector<int>& m
 }  // namespace
 
 TEST_CASE("every schedule gives the bits of one rank, for m from 1 to 32", "[schedules]") {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  const std::vector<int> microbatches = {1, 4, 8};  // ten times slower, and the same code on every m
+#else
   std::vector<int> microbatches;
   for (int m = 1; m <= 32; ++m) microbatches.push_back(m);
+#endif
   check_layouts(every_schedule(), microbatches, tiny);
 }
 
 TEST_CASE("every schedule gives the bits of one rank in bfloat16 with tied embeddings", "[layouts]") {
-  check_layouts(every_schedule(), {1, 3, 4, 8, 12},
+  check_layouts(every_schedule(), {3, 8},
                 tiny + Overrides{"train.dtype=bf16", "model.tie_word_embeddings=true"});
 }
 
