@@ -1,0 +1,110 @@
+// Wall time from step to step against what schedule::steady_step_time predicts. Stages sleep instead of
+// computing, so it does not depend on the number of cores; but it does on the machine's load, so it runs only
+// by name:
+//   build/test_parallel_pipeline "[wall]"
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "parallel/comm/exchange.h"
+#include "parallel/comm/thread_communicator.h"
+#include "parallel/pipeline/executor.h"
+#include "parallel/schedule/generators.h"
+#include "parallel/schedule/passes.h"
+#include "parallel/schedule/simulate.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using schedule::StepBoundary;
+
+namespace {
+
+constexpr double unit = 0.02;  // seconds of an F, I or W
+
+class SleepingStage final : public pipeline::Stage {
+ public:
+  SleepingStage(int index, int stages) : index_(index), stages_(stages) {}
+  int index() const override { return index_; }
+  bool is_first() const override { return index_ == 0; }
+  bool is_last() const override { return index_ == stages_ - 1; }
+  int64_t hidden() const override { return 4; }
+  at::ScalarType boundary_dtype() const override { return at::kFloat; }
+  at::Tensor forward(int, const data::Microbatch&, at::Tensor) override { return sleep(is_last()); }
+  at::Tensor forward_only(const data::Microbatch&, at::Tensor) override { return sleep(is_last()); }
+  at::Tensor backward(int, at::Tensor) override {
+    sleep(true);
+    return sleep(is_first());
+  }
+  at::Tensor backward_input(int, at::Tensor) override { return sleep(is_first()); }
+  void backward_weight(int) override { sleep(true); }
+  pipeline::LossSum take_loss() override { return {}; }
+  size_t saved_microbatches() const override { return 0; }
+  size_t pending_weight_gradients() const override { return 0; }
+  void discard() override {}
+  nn::ParameterStore& parameters() override { return store_; }
+
+ private:
+  static at::Tensor sleep(bool nothing) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(unit));
+    return nothing ? at::Tensor() : at::zeros({6, 4});
+  }
+
+  int index_, stages_;
+  nn::ParameterStore store_;
+};
+
+// Seconds a step on the rank that holds the pipeline up.
+double measured(const schedule::Schedule& s, StepBoundary boundary) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int settling = 2, steps = 8;
+  double seconds = 0;
+  comm::run_thread_ranks(s.ranks, [&](comm::Communicator& world) {
+    const c10::InferenceMode inference;
+    std::vector<std::unique_ptr<SleepingStage>> own;
+    std::vector<pipeline::Stage*> stages;
+    for (const int stage : s.stages_of(world.rank())) {
+      own.push_back(std::make_unique<SleepingStage>(stage, s.stages()));
+      stages.push_back(own.back().get());
+    }
+    const std::vector<data::Microbatch> microbatches(
+        s.microbatches, {.tokens = {}, .labels = {}, .positions = at::zeros({2, 3}), .batch = 2, .seq = 3});
+    pipeline::Executor executor(stages, world, s, pipeline::Executor::Mode::train);
+    comm::Exchange exchange(world, std::vector<size_t>(s.ranks, 1));
+    const std::array<double, 1> value = {1};
+    const auto validate = [&] { return exchange.wait("the step").size() > 0; };
+    Clock::time_point begin;
+    for (int step = 0; step < settling + steps; ++step) {
+      if (step == settling) begin = Clock::now();
+      if (boundary == StepBoundary::barrier) {
+        executor.run(microbatches);
+        world.barrier();
+      } else {
+        step == 0 ? executor.run(microbatches) : executor.run(microbatches, validate);
+        exchange.start(value);
+      }
+    }
+    if (world.rank() == world.size() - 1) {
+      seconds = std::chrono::duration<double>(Clock::now() - begin).count() / steps;
+    }
+    if (boundary == StepBoundary::post_validation) exchange.wait("the last step");
+  });
+  return seconds;
+}
+
+}  // namespace
+
+TEST_CASE("the wall bubble of zb_h2 and zbv falls as predicted", "[.wall]") {
+  for (const std::string name : {"1f1b", "zb_h1", "zb_h2", "zbv"}) {
+    for (const int p : {2, 4}) {
+      const auto s = schedule::lower(schedule::make_schedule({.name = name, .ranks = p, .microbatches = 8}));
+      for (const auto boundary : {StepBoundary::barrier, StepBoundary::post_validation}) {
+        CAPTURE(name, p, boundary == StepBoundary::barrier);
+        CHECK(measured(s, boundary) == Approx(unit * steady_step_time(s, {}, boundary)).epsilon(0.03));
+      }
+    }
+  }
+}
