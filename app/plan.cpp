@@ -1,5 +1,6 @@
 // pptrain plan
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +24,8 @@ namespace pptrain::app {
 namespace {
 
 using config::JobConfig;
+
+constexpr int grid_columns = 160;  // of the text; the other formats have all
 
 double in_gb(int64_t bytes) {
   return static_cast<double>(bytes) / 1e9;
@@ -55,23 +58,19 @@ std::string render_bytes(const Prediction& p) {
 }
 
 std::string text_plan(const JobConfig& job, const Prediction& p, const CostSource& source, bool colour) {
-  std::string layers;
-  for (const auto& [begin, end] : stage_layers(job, job.model.num_hidden_layers))
-    layers += fmt::format("{}{}", layers.empty() ? "" : "+", end - begin);
-  std::string out = fmt::format(
-      "{} on {} pipeline rank{} of {} stage{}, layers per stage {}, {} microbatches; costs {}\n\n",
-      job.distributed.pp_schedule, p.compute.ranks, p.compute.ranks == 1 ? "" : "s",
-      p.compute.stages_per_rank, p.compute.stages_per_rank == 1 ? "" : "s", layers, p.compute.microbatches,
-      source.description);
-  out += schedule::render_text(
-      p.compute,
-      schedule::simulate(p.compute,
-                         simulation_costs(job, source, stage_layers(job, job.model.num_hidden_layers))),
-      {.colour = colour});
+  const pipeline::LayerAssignment layers = stage_layers(job, job.model.num_hidden_layers);
+  std::vector<std::string> split;
+  for (const auto& [begin, end] : layers) split.push_back(std::to_string(end - begin));
+  std::string out = fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}; costs {}\n\n",
+                                job.distributed.pp_schedule, p.compute.ranks, p.compute.stages_per_rank,
+                                fmt::join(split, "+"), source.description);
+  out +=
+      schedule::render_text(p.compute, schedule::simulate(p.compute, simulation_costs(job, source, layers)),
+                            {.colour = colour, .max_columns = grid_columns});
   out += fmt::format(
       "\nstep {:.4g} s, {:.0f} tokens/s; bubble {:.1f} % of the step ({:.1f} % of the pipeline alone; {:.1f} "
-      "% if all "
-      "stages cost the same and B = 2 F)\n\n",
+      "% if "
+      "all stages cost the same and B = 2 F)\n\n",
       p.step_time, p.tokens_per_s, 100 * p.bubble(), 100 * p.pipeline.bubble(),
       100 * schedule::simulate(p.compute).bubble());
   return out + render_times(p) + '\n' + render_bytes(p);

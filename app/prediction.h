@@ -45,7 +45,7 @@ struct Prediction {
   double step_time = 0;     // s
   double tokens_per_s = 0;  // of all replicas
   std::vector<double>
-      barrier;  // [rank] s between its pipeline's end (drain apart) and the step's, not working
+      barrier;  // [rank] s between the pipeline's end and the step's in which the rank does not work
   std::vector<double> optimizer_time;  // [rank] s
   std::vector<RankBytes> bytes;        // [rank]
   double bubble() const;               // idle part of the step, all ranks together, barrier included
