@@ -144,20 +144,22 @@ Calibration calibrate(const ModelConfig& model, const Workload& workload, const 
     if (s.forward <= 0 || (s.backward <= 0 && s.backward_input <= 0))
       throw UsageError("the measurement has a stage without a forward or a backward");
     if (s.slice.head && !only_head) continue;
-    forward.add(s.forward, plain.stage(s.slice).forward);
+    const double embedding = s.slice.embedding ? plain.embedding_forward() : 0;
+    forward.add(s.forward - embedding, plain.stage(s.slice).forward - embedding);
   }
   result.forward = forward.ratio();
   Sum input, weight, joint, head;
   for (const MeasuredStage& s : measured.stages) {
     const CostModel::Passes own = plain.blocks(layer_count(s.slice));
     const double again = own.again * result.forward;
+    const double embedding = s.slice.embedding ? plain.embedding_forward() : 0;
     const double scatter = s.slice.embedding ? plain.embedding_weight() : 0;
     if (s.backward > 0) joint.add(s.backward - again - scatter, own.input + own.weight);
     if (s.backward_input > 0) input.add(s.backward_input - again, own.input);
     if (s.backward_weight > 0) weight.add(s.backward_weight - scatter, own.weight);
     // Never less than a tenth of the pass, should noise leave nothing.
     if (s.slice.head)
-      head.add(std::max(s.forward - own.forward * result.forward, s.forward / 10), plain.head());
+      head.add(std::max(s.forward - embedding - own.forward * result.forward, s.forward / 10), plain.head());
   }
   result.head = head.ratio();
   result.backward_input = input.any() ? input.ratio() : joint.ratio();

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.dom.minidom
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -88,9 +89,9 @@ class CommandLine(unittest.TestCase):
             result += ["--set", setting]
         return [str(a) for a in result]
 
-    def run_command(self, *command, code=0, timeout=120, **env):
+    def run_command(self, *command, code=0, timeout=120, cwd=None, **env):
         done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout,
-                              env=environment(**env), cwd=self.folder)
+                              env=environment(**env), cwd=cwd or self.folder)
         self.assertEqual(done.returncode, code, f"{command}\n{done.stdout}\n{done.stderr}")
         return done
 
@@ -146,6 +147,34 @@ class CommandLine(unittest.TestCase):
         self.assertEqual([rank["in_flight"]["activations"] for rank in plan["per_rank"]], [2, 1])
         csv = self.pptrain("plan", "--config", self.job, "--format", "csv").stdout
         self.assertEqual(len(csv.strip().splitlines()), 2)
+        svg = self.pptrain("plan", "--config", self.job, "--format", "svg").stdout
+        self.assertEqual(xml.dom.minidom.parseString(svg).documentElement.tagName, "svg")
+        trace = json.loads(self.pptrain("plan", "--config", self.job, "--format", "trace").stdout)
+        self.assertEqual(sum(event["ph"] == "X" for event in trace["traceEvents"]), 2 * 2 * 4)
+
+    def test_plan_takes_costs_from_a_device_or_a_trace(self):
+        h100 = self.pptrain("plan", "--config", self.job, "--device", "H100").stdout
+        self.assertIn("modelled for H100", h100)
+        error = self.pptrain("plan", "--config", self.job, "--device", "h300", code=2).stderr
+        self.assertIn("h100, h200", error)
+        ranking = self.pptrain("plan", "--config", self.job, "--search").stdout
+        self.assertIn("zb_h2", ranking)
+        self.train("traced", "profile.trace=true", "train.steps=5")
+        trace = self.folder / "traced/trace.json"
+        compared = self.pptrain("plan", "--config", self.job, "--profile", trace, "--compare", trace).stdout
+        self.assertRegex(compared, r"rank 1 forward, s +\S+ +\S+ +1\.000")
+
+    def test_the_recipes(self):
+        for recipe in sorted((SOURCE / "configs").glob("*.toml")):
+            if recipe.name == "reference.toml":
+                continue
+            with self.subTest(recipe=recipe.name):
+                plan = self.run_command(PPTRAIN, "plan", "--config", recipe, cwd=SOURCE).stdout
+                self.assertIn("tokens/s", plan)
+                if "cuda" in recipe.read_text():
+                    continue
+                self.run_command(PPTRAIN, "--config", recipe, "--set", f"run.dir={self.folder / recipe.stem}",
+                                 "--set", "train.steps=2", "--set", "eval.interval=0", cwd=SOURCE)
 
     def test_bad_arguments(self):
         self.pptrain("--config", self.folder / "absent.toml", code=2)

@@ -100,7 +100,17 @@ TEST_CASE("every schedule gives the bits of one rank, for m from 1 to 32", "[sch
   std::vector<int> microbatches;
   for (int m = 1; m <= 32; ++m) microbatches.push_back(m);
 #endif
-  check_layouts(every_schedule(), microbatches, tiny);
+  std::vector<Layout> shallow, deep;  // by the stages that their layers must fill
+  for (const Layout& layout : every_schedule()) {
+    const int m = 2 * layout.pp;  // which every schedule takes
+    const int stages =
+        pptrain::schedule::make_schedule(
+            {.name = layout.schedule, .ranks = layout.pp, .microbatches = m, .stages_per_rank = 0})
+            .stages();
+    (stages <= 4 ? shallow : deep).push_back(layout);
+  }
+  check_layouts(shallow, microbatches, tiny + Overrides{"model.num_hidden_layers=4"});
+  check_layouts(deep, microbatches, tiny);
 }
 
 TEST_CASE("every schedule gives the bits of one rank in bfloat16 with tied embeddings", "[layouts]") {

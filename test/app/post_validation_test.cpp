@@ -42,11 +42,11 @@ Overrides with(Overrides list, const Overrides& more) {
 
 config::JobConfig job_of(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
                          const Overrides& overrides) {
-  config::JobConfig job = pptrain::test::small_job(small_job_text(data), run_dir, overrides);
-  job.distributed.pp_schedule = layout.schedule;
-  job.distributed.pp = layout.pp;
-  job.optimizer.post_validation = post_validation;
-  return job;
+  Overrides all = overrides;
+  all.push_back("distributed.pp_schedule=" + layout.schedule);
+  all.push_back(fmt::format("distributed.pp={}", layout.pp));
+  all.push_back(fmt::format("optimizer.post_validation={}", post_validation));
+  return pptrain::test::small_job(small_job_text(data), run_dir, all);
 }
 
 JobResult run(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
