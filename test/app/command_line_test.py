@@ -162,7 +162,7 @@ class CommandLine(unittest.TestCase):
         self.train("traced", "profile.trace=true", "train.steps=5")
         trace = self.folder / "traced/trace.json"
         compared = self.pptrain("plan", "--config", self.job, "--profile", trace, "--compare", trace).stdout
-        self.assertRegex(compared, r"rank 1 forward, s +\S+ +\S+ +1\.000")
+        self.assertRegex(compared, r"rank 0 forward, s +\S+ +\S+ +1\.000")
 
     def test_the_recipes(self):
         for recipe in sorted((SOURCE / "configs").glob("*.toml")):

@@ -66,6 +66,8 @@ batches = 2
 [checkpoint]
 interval = 0
 resume = "none"
+[metrics]
+peak_tflops = 1
 )",
                      data.string());
 }
