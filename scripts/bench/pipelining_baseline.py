@@ -20,11 +20,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining._utils import generate_rank_to_stage_mapping
 
 # RMSNorm of bf16 activations with fp32 weights: casting the weight first was measured to be no faster on the CPU.
 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 
-LOOPED = ("Interleaved1F1B", "InterleavedZeroBubble")
+# Schedules with two stages a rank: the second stages lie in the order of the ranks (loop), or back from the last one (v).
+PLACEMENT = {
+    "LoopedBFS": "loop",
+    "Interleaved1F1B": "loop",
+    "InterleavedZeroBubble": "loop",
+    "ZBVZeroBubble": "v",
+    "DualPipeV": "v",
+}
+SCHEDULES = ("GPipe", "1F1B", *PLACEMENT)
 
 
 class Attention(nn.Module):
@@ -64,6 +73,14 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
+def initialize(module: nn.Module | None, seed: int) -> None:
+    """Random matrices from a seed that belongs to the module, so that every placement trains the same model."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters() if module else ():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+
+
 class Stage(nn.Module):
     """Layers [first, last) of the model, with the embedding on the first stage, the norm and head on the last."""
 
@@ -79,9 +96,10 @@ class Stage(nn.Module):
         angle = torch.outer(torch.arange(args.seq).float(), 10000 ** (-torch.arange(0, dim, 2).float() / dim))
         self.register_buffer("cos", torch.cat((angle, angle), -1).cos().to(self.dtype), persistent=False)
         self.register_buffer("sin", torch.cat((angle, angle), -1).sin().to(self.dtype), persistent=False)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+        initialize(self.embedding, seed=0)
+        for layer, block in enumerate(self.blocks, start=first):
+            initialize(block, seed=layer + 1)
+        initialize(self.head, seed=args.layers + 1)
 
     def forward(self, x):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
@@ -94,7 +112,7 @@ class Stage(nn.Module):
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedule", default="1F1B", help="1F1B, GPipe, Interleaved1F1B or InterleavedZeroBubble")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="bf16 is autocast over fp32 weights")
     parser.add_argument("--compile", action="store_true", help="torch.compile each stage")
     parser.add_argument("--split", help="layers of each stage, such as 5,3; even without it")
@@ -125,12 +143,23 @@ def cross_entropy(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+class LocalTurnStage(PipelineStage):
+    """A stage that greets no neighbour on its own rank: Gloo connects no rank to itself, and a V has its turn on one rank.
+
+    The schedules themselves pass on what stays on a rank without a message; only the greeting at the start does not.
+    """
+
+    def _get_init_p2p_neighbors_ops(self):
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+
 def build(args, rank: int, world: int):
     """This rank's stages as modules, and the schedule over them."""
-    per_rank = 2 if args.schedule in LOOPED else 1
-    bounds = stage_bounds(args, per_rank * world)
+    count = 2 * world if args.schedule in PLACEMENT else world
+    placement = generate_rank_to_stage_mapping(world, count, PLACEMENT.get(args.schedule, "loop"))
+    bounds = stage_bounds(args, count)
     modules, stages = [], []
-    for index in range(rank, per_rank * world, world):
+    for index in placement[rank]:
         module = Stage(args, bounds[index], bounds[index + 1])
         modules.append(module)
         shape = (args.micro_batch, args.seq)
@@ -138,9 +167,9 @@ def build(args, rank: int, world: int):
         example = torch.zeros(shape, dtype=torch.long) if index == 0 else hidden
         output = torch.empty(*shape, args.vocab, dtype=module.dtype) if module.head is not None else hidden
         runnable = torch.compile(module) if args.compile else module
-        stages.append(PipelineStage(runnable, index, per_rank * world, torch.device("cpu"), (example,), (output,)))
+        stages.append(LocalTurnStage(runnable, index, count, torch.device("cpu"), (example,), (output,)))
     kind = schedules.get_schedule_class(args.schedule)
-    return modules, kind(stages if per_rank > 1 else stages[0], args.microbatches, loss_fn=cross_entropy)
+    return modules, kind(stages if len(stages) > 1 else stages[0], args.microbatches, loss_fn=cross_entropy)
 
 
 def clip_global_norm(parameters, limit: float) -> None:
@@ -159,7 +188,6 @@ def peak_bytes() -> int:
 def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     modules, schedule = build(args, rank, world)
