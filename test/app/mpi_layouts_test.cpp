@@ -1,4 +1,5 @@
 // The same jobs under mpirun and in one process: equal bit for bit.
+#include "parallel/schedule/generators.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 #include "test/support/mpirun.h"
@@ -36,6 +37,12 @@ std::vector<Layout> grid(int pp) {
     for (const std::string schedule : {"gpipe", "1f1b"}) {
       for (int m = schedule == "1f1b" ? pp : 1; m <= 8; ++m) layouts.push_back({schedule, pp, m, dtype});
     }
+  }
+  // Of the other schedules a sample: those whose stages the four layers fill.
+  for (const std::string& schedule : pptrain::schedule::training_schedule_names()) {
+    if (schedule == "gpipe" || schedule == "1f1b") continue;
+    const auto made = pptrain::schedule::make_schedule({.name = schedule, .ranks = pp, .microbatches = 8});
+    if (made.stages() <= 4) layouts.push_back({schedule, pp, 8, "bf16"});
   }
   return layouts;
 }

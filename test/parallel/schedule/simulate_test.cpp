@@ -180,7 +180,7 @@ TEST_CASE("64 ranks and 4096 microbatches take under two seconds") {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   CHECK(result.step_time == (4096 + 63) * 3);
   INFO("generated, validated and simulated in " << seconds << " s");
-#ifdef __OPTIMIZE__
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   CHECK(seconds < 2);
 #endif
   for (const std::string name : {"zbv", "v_half", "dualpipe_v"}) {
