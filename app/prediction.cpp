@@ -86,7 +86,8 @@ Prediction predict(const JobConfig& job, const CostSource& source) {
   const pipeline::LayerAssignment layers = stage_layers(job, model.layers);
   const models::CostModel costs = make_cost_model(job, source);
   const schedule::Schedule lowered = training_schedule(job);
-  Prediction p{.compute = schedule::compute_only(lowered)};
+  Prediction p;
+  p.compute = schedule::compute_only(lowered);
   p.pipeline = schedule::simulate(lowered, simulation_costs(job, source, layers));
 
   p.bytes = resident_bytes(job, model, lowered, layers);
