@@ -136,8 +136,10 @@ TEST_CASE("costs from a run's trace give back its own times") {
   const schedule::Costs costs = app::simulation_costs(job, source, app::stage_layers(job, 4));
   double measured = 0, predicted = 0;
   for (size_t i = 0; i < 2; ++i) {
-    // The head's part is at least a tenth of the last stage's forward, whatever noise leaves for it.
-    CHECK(costs.stages[i].forward == Approx(trace.stages[i].forward).epsilon(i == 0 ? 1e-6 : 0.12));
+    // The last stage's is what was measured, or more where noise would leave nothing for the head.
+    const double forward = trace.stages[i].forward;
+    if (i == 0) CHECK(costs.stages[i].forward == Approx(forward).epsilon(1e-6));
+    CHECK(costs.stages[i].forward >= forward * (1 - 1e-6));
     measured += trace.stages[i].backward;
     predicted += costs.stages[i].backward;
   }
