@@ -38,8 +38,7 @@ int check(const JobArguments& arguments) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(layers, static_cast<int>(i));
     const models::StageSize size = models::stage_size(model, slice, bf16);
-    // What undoing a step takes: masters and moments once more.
-    const int64_t kept = job.optimizer.post_validation ? 12 * size.parameters : 0;
+    const int64_t kept = job.optimizer.post_validation ? size.previous_bytes() : 0;
     const bool copy = model.tied && slice.head;
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), size.parameters,

@@ -64,15 +64,15 @@ void check_file(JobConfig& job, const ReportConflict& report) {
 
 // The generator says what its schedule does not allow; whether it is the number of stages per rank shows when
 // that is left to the schedule.
-bool generates(const JobConfig& job, int64_t stages_per_rank, std::string& reason) {
+std::optional<schedule::Schedule> generate(const JobConfig& job, int64_t stages_per_rank,
+                                           std::string& reason) {
   JobConfig tried = job;
   tried.distributed.pp_stages_per_rank = stages_per_rank;
   try {
-    training_compute(tried);
-    return true;
+    return training_compute(tried);
   } catch (const UsageError& error) {
     reason = error.what();
-    return false;
+    return std::nullopt;
   }
 }
 
@@ -87,9 +87,9 @@ void check_schedule(JobConfig& job, const ReportConflict& report) {
   if (!name) return;
   d.pp_schedule = *name;
   std::string reason, ignored;
-  if (generates(job, d.pp_stages_per_rank, reason)) {
-    d.pp_stages_per_rank = training_compute(job).stages_per_rank;
-  } else if (d.pp_stages_per_rank != 0 && generates(job, 0, ignored)) {
+  if (const auto made = generate(job, d.pp_stages_per_rank, reason)) {
+    d.pp_stages_per_rank = made->stages_per_rank;
+  } else if (d.pp_stages_per_rank != 0 && generate(job, 0, ignored)) {
     report({stages_key, schedule_key}, reason);
   } else {
     report({"train.grad_accum_steps", "distributed.pp", schedule_key}, reason);

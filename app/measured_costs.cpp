@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "core/base/error.h"
 #include "models/flops.h"
 #include "models/model_config.h"
-#include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
 
@@ -86,25 +84,18 @@ Events read_events(const Json& events, const std::vector<int64_t>& steps) {
 }
 
 std::vector<models::MeasuredStage> measured_stages(const JobConfig& job, const Events& events) {
-  const std::vector<int64_t>& split = job.distributed.pp_split.layers;
+  const pipeline::LayerAssignment layers = pipeline::from_counts(job.distributed.pp_split.layers);
   std::vector<models::MeasuredStage> stages;
-  int64_t first = 0;
-  for (size_t i = 0; i < split.size(); ++i) {
-    const int index = static_cast<int>(i);
+  for (int index = 0; index < static_cast<int>(layers.size()); ++index) {
     const auto mean = [&](const char* category) {
       const auto found = events.actions.find({index, category});
       return found == events.actions.end() ? 0.0 : found->second.value();
     };
-    stages.push_back({.slice = {.index = index,
-                                .first_layer = static_cast<int>(first),
-                                .end_layer = static_cast<int>(first + split[i]),
-                                .embedding = i == 0,
-                                .head = i + 1 == split.size()},
+    stages.push_back({.slice = models::stage_slice(layers, index),
                       .forward = mean("forward"),
                       .backward = mean("backward"),
                       .backward_input = mean("backward_input"),
                       .backward_weight = mean("backward_weight")});
-    first += split[i];
   }
   return stages;
 }
@@ -146,21 +137,18 @@ TraceSummary summarise(const Json& trace) {
 // Phases of a step that are a rank's own work besides the passes and the optimizer.
 double overhead_of(const TraceSummary& trace) {
   double sum = 0;
-  for (const char* phase : {"data", "zero gradients", "gradient norm"}) {
-    const auto found = trace.phases.find(phase);
-    if (found != trace.phases.end()) sum += found->second;
-  }
+  for (const char* phase : {"data", "zero gradients", "gradient norm"})
+    sum += value_or_zero(trace.phases, phase);
   return sum;
 }
 
 // Seconds of the optimizer for one parameter, over all ranks.
 double optimizer_of(const TraceSummary& trace, const models::ModelConfig& model) {
-  const auto found = trace.phases.find("optimizer");
-  if (found == trace.phases.end()) return 0;
   int64_t parameters = 0;
   for (const models::MeasuredStage& stage : trace.stages)
     parameters += models::stage_size(model, stage.slice, /*bfloat16=*/true).parameters;
-  return found->second * static_cast<double>(trace.job.distributed.pp) / static_cast<double>(parameters);
+  return value_or_zero(trace.phases, "optimizer") * static_cast<double>(trace.job.distributed.pp) /
+         static_cast<double>(parameters);
 }
 
 void check_same_model(const JobConfig& job, const JobConfig& of_trace, const std::string& path) {
@@ -199,19 +187,11 @@ TraceSummary read_trace(const std::filesystem::path& path) {
   }
 }
 
-models::Workload workload_of(const JobConfig& job) {
-  return {.batch = job.train.micro_batch_size,
-          .seq = job.train.seq_len,
-          .bfloat16 = job.train.dtype == "bf16",
-          .threads = job.run.threads,
-          .recompute = models::make_recompute(job.train.recompute)};
-}
-
 CostSource measured_costs(const JobConfig& job, const std::string& trace_path) {
   const TraceSummary trace = read_trace(trace_path);
   check_same_model(job, trace.job, trace_path);
   const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
-  const models::DeviceModel& device = models::find_device(job.run.device == "cpu" ? "cpu" : "h100");
+  const models::DeviceModel& device = default_device(job);
   const models::Measurement measured{
       .stages = trace.stages, .optimizer = optimizer_of(trace, model), .overhead = overhead_of(trace)};
   return {.device = device,

@@ -23,12 +23,15 @@ struct TraceSummary {
       by_kind;  // [rank] seconds a step, by category: forward, backward, ...
 };
 
+inline double value_or_zero(const std::map<std::string, double>& values, const std::string& key) {
+  const auto found = values.find(key);
+  return found == values.end() ? 0 : found->second;
+}
+
 // Throws UsageError that names the file where it is no trace of pptrain.
 TraceSummary read_trace(const std::filesystem::path& path);
 
 // Throws UsageError where the trace is of another model, sequence length, type or number of threads.
 CostSource measured_costs(const config::JobConfig& job, const std::string& trace);
-
-models::Workload workload_of(const config::JobConfig& job);
 
 }  // namespace pptrain::app

@@ -10,7 +10,6 @@
 #include "app/commands.h"
 #include "app/job.h"
 #include "app/measured_costs.h"
-#include "app/pipeline_plan.h"
 #include "app/prediction.h"
 #include "app/search.h"
 #include "core/base/error.h"
@@ -58,15 +57,11 @@ std::string render_bytes(const Prediction& p) {
 }
 
 std::string text_plan(const JobConfig& job, const Prediction& p, const CostSource& source, bool colour) {
-  const pipeline::LayerAssignment layers = stage_layers(job, job.model.num_hidden_layers);
-  std::vector<std::string> split;
-  for (const auto& [begin, end] : layers) split.push_back(std::to_string(end - begin));
   std::string out = fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}; costs {}\n\n",
                                 job.distributed.pp_schedule, p.compute.ranks, p.compute.stages_per_rank,
-                                fmt::join(split, "+"), source.description);
-  out +=
-      schedule::render_text(p.compute, schedule::simulate(p.compute, simulation_costs(job, source, layers)),
-                            {.colour = colour, .max_columns = grid_columns});
+                                fmt::join(pipeline::layers_per_stage(p.layers), "+"), source.description);
+  out += schedule::render_text(p.compute, schedule::simulate(p.compute, p.costs),
+                               {.colour = colour, .max_columns = grid_columns});
   out += fmt::format(
       "\nstep {:.4g} s, {:.0f} tokens/s; bubble {:.1f} % of the step ({:.1f} % of the pipeline alone; {:.1f} "
       "% if "
@@ -76,8 +71,8 @@ std::string text_plan(const JobConfig& job, const Prediction& p, const CostSourc
   return out + render_times(p) + '\n' + render_bytes(p);
 }
 
-std::string json_plan(const JobConfig& job, const Prediction& p, const CostSource& source) {
-  auto plan = nlohmann::ordered_json::parse(schedule::render_json(training_schedule(job), p.pipeline));
+std::string json_plan(const Prediction& p, const CostSource& source) {
+  auto plan = nlohmann::ordered_json::parse(schedule::render_json(p.lowered, p.pipeline));
   plan["uniform_bubble"] = schedule::simulate(p.compute).bubble();
   plan["costs"] = source.description;
   plan["predicted_step_time"] = p.step_time;
@@ -97,9 +92,9 @@ std::string json_plan(const JobConfig& job, const Prediction& p, const CostSourc
 std::string render(const PlanArguments& arguments, const JobConfig& job, const CostSource& source) {
   const Prediction p = predict(job, source);
   if (arguments.format == "csv") return schedule::write_csv(p.compute, schedule::CsvCells::stepped);
-  if (arguments.format == "json") return json_plan(job, p, source);
-  if (arguments.format == "svg") return schedule::render_svg(training_schedule(job), p.pipeline);
-  if (arguments.format == "trace") return schedule::render_trace(training_schedule(job), p.pipeline);
+  if (arguments.format == "json") return json_plan(p, source);
+  if (arguments.format == "svg") return schedule::render_svg(p.lowered, p.pipeline);
+  if (arguments.format == "trace") return schedule::render_trace(p.lowered, p.pipeline);
   const bool colour =
       arguments.output.empty() && isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
   return text_plan(job, p, source, colour);
@@ -127,27 +122,19 @@ std::string compare(const JobConfig& job, const std::string& trace_path, const C
                        measured > 0 ? fmt::format("{:.3f}", predicted / measured) : "");
   };
   row("step, s", p.step_time, trace.step_time);
-  const auto bubble = [&](const char* key) {
-    const auto found = trace.bubble.find(key);
-    return found == trace.bubble.end() ? 0.0 : found->second;
-  };
-  row("bubble, of the step", p.bubble(), bubble("bubble"));
+  row("bubble, of the step", p.bubble(), value_or_zero(trace.bubble, "bubble"));
   for (int rank = 0; rank < p.compute.ranks; ++rank) {
     std::map<std::string, double> predicted;
-    const auto& list = p.compute.actions[rank];
-    const schedule::Costs costs =
-        simulation_costs(traced, source, stage_layers(traced, job.model.num_hidden_layers));
-    for (const schedule::Action& action : list) {
+    for (const schedule::Action& action : p.compute.actions[rank]) {
       schedule::for_each_part(action, [&](const schedule::Action& part) {
         predicted[schedule::trace_category(part.kind)] +=
-            schedule::duration(costs.stages[part.stage], part.kind);
+            schedule::duration(p.costs.stages[part.stage], part.kind);
       });
     }
     predicted["optimizer"] = p.optimizer_time[rank];
     for (const auto& [kind, seconds] : predicted) {
       const auto& measured = trace.by_kind.at(static_cast<size_t>(rank * traced.distributed.dp_replicate));
-      const auto found = measured.find(kind);
-      row(fmt::format("rank {} {}, s", rank, kind), seconds, found == measured.end() ? 0 : found->second);
+      row(fmt::format("rank {} {}, s", rank, kind), seconds, value_or_zero(measured, kind));
     }
   }
   return out;
@@ -156,8 +143,7 @@ std::string compare(const JobConfig& job, const std::string& trace_path, const C
 }  // namespace
 
 int plan(const PlanArguments& arguments) {
-  const bool open = arguments.search;
-  JobConfig job = open ? load_open_job(arguments) : load_job(arguments);
+  const JobConfig job = arguments.search ? load_open_job(arguments) : load_job(arguments);
   const std::string costs = !arguments.costs.empty() ? arguments.costs : job.distributed.pp_costs;
   const CostSource source = make_cost_source(job, costs);
   const std::string text = arguments.search             ? search_plan(job, source)

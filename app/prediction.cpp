@@ -38,8 +38,7 @@ std::vector<RankBytes> resident_bytes(const JobConfig& job, const models::ModelC
     rank.weights += size.weight_bytes;
     rank.gradients += size.gradient_bytes;
     rank.optimizer += size.optimizer_bytes;
-    if (job.optimizer.post_validation)
-      rank.optimizer += 12 * size.parameters;  // the step before: masters, moments
+    if (job.optimizer.post_validation) rank.optimizer += size.previous_bytes();
   }
   return ranks;
 }
@@ -58,22 +57,29 @@ std::vector<schedule::StageBytes> stage_bytes(const JobConfig& job, const models
 
 }  // namespace
 
+const models::DeviceModel& default_device(const JobConfig& job) {
+  return models::find_device(job.run.device == "cpu" ? "cpu" : "h100");
+}
+
+models::Workload workload_of(const JobConfig& job) {
+  return {.batch = job.train.micro_batch_size,
+          .seq = job.train.seq_len,
+          .bfloat16 = job.train.dtype == "bf16",
+          .threads = job.run.threads,
+          .recompute = models::make_recompute(job.train.recompute)};
+}
+
 CostSource make_cost_source(const JobConfig& job, const std::string& costs) {
-  const bool cpu = job.run.device == "cpu";
-  if (costs.empty() || !is_trace(costs)) {
-    const std::string name = costs.empty() ? (cpu ? "cpu" : "h100") : costs;
-    return {.device = models::find_device(name), .description = "modelled for " + name};
-  }
-  return measured_costs(job, costs);
+  if (is_trace(costs)) return measured_costs(job, costs);
+  const std::string name = costs.empty() ? std::string(default_device(job).name) : costs;
+  return {.device = models::find_device(name), .description = "modelled for " + name};
 }
 
 models::CostModel make_cost_model(const JobConfig& job, const CostSource& source) {
   return {model_of(job), workload_of(job), source.device, source.calibration};
 }
 
-schedule::Costs simulation_costs(const JobConfig& job, const CostSource& source,
-                                 const pipeline::LayerAssignment& layers) {
-  const models::CostModel model = make_cost_model(job, source);
+schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers) {
   schedule::Costs costs;
   for (size_t i = 0; i < layers.size(); ++i)
     costs.stages.push_back(model.stage(models::stage_slice(layers, static_cast<int>(i))));
@@ -83,18 +89,19 @@ schedule::Costs simulation_costs(const JobConfig& job, const CostSource& source,
 
 Prediction predict(const JobConfig& job, const CostSource& source) {
   const models::ModelConfig model = model_of(job);
-  const pipeline::LayerAssignment layers = stage_layers(job, model.layers);
   const models::CostModel costs = make_cost_model(job, source);
-  const schedule::Schedule lowered = training_schedule(job);
   Prediction p;
-  p.compute = schedule::compute_only(lowered);
-  p.pipeline = schedule::simulate(lowered, simulation_costs(job, source, layers));
+  p.layers = stage_layers(job, model.layers);
+  p.lowered = training_schedule(job);
+  p.compute = schedule::compute_only(p.lowered);
+  p.costs = simulation_costs(costs, p.layers);
+  p.pipeline = schedule::simulate(p.lowered, p.costs);
 
-  p.bytes = resident_bytes(job, model, lowered, layers);
+  p.bytes = resident_bytes(job, model, p.lowered, p.layers);
   const std::vector<schedule::RankBytes> peaks =
-      schedule::peak_bytes(lowered, stage_bytes(job, model, layers));
+      schedule::peak_bytes(p.lowered, stage_bytes(job, model, p.layers));
   const int64_t replicas = job.distributed.dp_replicate;
-  for (int rank = 0; rank < lowered.ranks; ++rank) {
+  for (int rank = 0; rank < p.lowered.ranks; ++rank) {
     RankBytes& bytes = p.bytes[rank];
     const schedule::MemorySplit& peak = peaks[rank].peak;
     bytes.activations = peak.activations + peak.weight_operands + peak.workspace;
@@ -104,12 +111,10 @@ Prediction predict(const JobConfig& job, const CostSource& source) {
   }
   const double slowest = std::ranges::max(p.optimizer_time);
   if (job.optimizer.post_validation) {
-    using schedule::StepBoundary;
-    p.step_time = schedule::steady_step_time(lowered, simulation_costs(job, source, layers),
-                                             StepBoundary::post_validation) +
+    p.step_time = schedule::steady_step_time(p.lowered, p.costs, schedule::StepBoundary::post_validation) +
                   costs.overhead() + slowest;
   } else {
-    p.step_time = p.pipeline.step_time + costs.exchange(lowered.ranks) + costs.overhead() + slowest;
+    p.step_time = p.pipeline.step_time + costs.exchange(p.lowered.ranks) + costs.overhead() + slowest;
   }
   // With post-validation a step begins while others end the one before: fill and drain then overlap.
   for (const double own : p.optimizer_time)

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,9 +25,13 @@ CostSource make_cost_source(const config::JobConfig& job, const std::string& cos
 
 models::CostModel make_cost_model(const config::JobConfig& job, const CostSource& source);
 
+models::Workload workload_of(const config::JobConfig& job);
+
+// The device that run.device means where nothing names one.
+const models::DeviceModel& default_device(const config::JobConfig& job);
+
 // Costs of each stage, transfers included, for schedule::simulate; seconds.
-schedule::Costs simulation_costs(const config::JobConfig& job, const CostSource& source,
-                                 const pipeline::LayerAssignment& layers);
+schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers);
 
 struct RankBytes {
   int64_t weights = 0;      // fp32 masters and compute copies
@@ -40,10 +43,13 @@ struct RankBytes {
 };
 
 struct Prediction {
-  schedule::Schedule compute;  // compute actions alone
-  schedule::Simulation pipeline;
-  double step_time = 0;     // s
-  double tokens_per_s = 0;  // of all replicas
+  pipeline::LayerAssignment layers;
+  schedule::Schedule lowered;
+  schedule::Schedule compute;     // its compute actions alone
+  schedule::Costs costs;          // s
+  schedule::Simulation pipeline;  // of the lowered list
+  double step_time = 0;           // s
+  double tokens_per_s = 0;        // of all replicas
   std::vector<double>
       barrier;  // [rank] s between the pipeline's end and the step's in which the rank does not work
   std::vector<double> optimizer_time;  // [rank] s

@@ -1,10 +1,10 @@
 #include "app/search.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <tuple>
 
 #include "app/pipeline_plan.h"
@@ -20,38 +20,26 @@ using config::JobConfig;
 // Faster by less than this is not faster.
 constexpr double worth = 1e-3;
 
-pipeline::LayerAssignment from_counts(const std::vector<int>& counts) {
-  pipeline::LayerAssignment result;
-  int start = 0;
-  for (const int n : counts) {
-    result.emplace_back(start, start + n);
-    start += n;
-  }
-  return result;
-}
-
 // Hill climbing over single moves of a layer from one stage to another. Of a large pipeline only moves from
 // the busiest rank are tried.
 class SplitClimber {
  public:
   SplitClimber(const JobConfig& job, const CostSource& source)
-      : job_(job), source_(source), compute_(training_compute(job)) {}
+      : layers_(static_cast<int>(job.model.num_hidden_layers)),
+        costs_(make_cost_model(job, source)),
+        compute_(training_compute(job)) {}
 
   pipeline::LayerAssignment climb() {
-    const int layers = static_cast<int>(job_.model.num_hidden_layers);
-    for (const auto& [begin, end] : pipeline::compute_layer_assignment(layers, compute_.stages()))
-      counts_.push_back(end - begin);
-    best_ = time();
+    counts_ = pipeline::layers_per_stage(pipeline::compute_layer_assignment(layers_, compute_.stages()));
+    best_ = simulate().step_time;
     while (step()) {
     }
-    return from_counts(counts_);
+    return pipeline::from_counts(counts_);
   }
 
  private:
-  double time() { return simulate().step_time; }
-
   schedule::Simulation simulate() const {
-    return schedule::simulate(compute_, simulation_costs(job_, source_, from_counts(counts_)));
+    return schedule::simulate(compute_, simulation_costs(costs_, pipeline::from_counts(counts_)));
   }
 
   std::vector<int> donors() const {
@@ -74,7 +62,7 @@ class SplitClimber {
       for (int to = 0; to < compute_.stages(); ++to) {
         if (to == from) continue;
         shift(from, to);
-        if (const double t = time(); t < best) {
+        if (const double t = simulate().step_time; t < best) {
           best = t;
           move = {from, to};
         }
@@ -92,10 +80,10 @@ class SplitClimber {
     ++counts_[to];
   }
 
-  const JobConfig& job_;
-  const CostSource& source_;
+  int layers_;
+  models::CostModel costs_;
   schedule::Schedule compute_;
-  std::vector<int> counts_;
+  std::vector<int64_t> counts_;
   double best_ = 0;
 };
 
@@ -185,16 +173,14 @@ class Searcher {
 };
 
 std::string short_split(const std::vector<int64_t>& layers) {
-  std::string text;
-  for (const int64_t n : layers) text += (text.empty() ? "" : "+") + std::to_string(n);
+  const std::string text = fmt::format("{}", fmt::join(layers, "+"));
   return text.size() <= 28 ? text : text.substr(0, 25) + "...";
 }
 
 }  // namespace
 
 void set_split(JobConfig& job, const pipeline::LayerAssignment& layers) {
-  job.distributed.pp_split = {.text = "", .layers = {}};
-  for (const auto& [begin, end] : layers) job.distributed.pp_split.layers.push_back(end - begin);
+  job.distributed.pp_split = {.text = "", .layers = pipeline::layers_per_stage(layers)};
   job.distributed.pp_embedding_weight = job.distributed.pp_head_weight = 0;
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/kernels/device_name.h"
 #include "core/metrics/sinks.h"
+#include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/trace_names.h"
 
 namespace pptrain::app {
@@ -113,15 +114,13 @@ Json model_json(const models::ModelConfig& model) {
 Json job_json(const RunContext& context, const schedule::Schedule& schedule,
               const std::vector<std::pair<int, int>>& layers) {
   const config::JobConfig& job = context.job;
-  std::vector<int> split;
-  for (const auto& [begin, end] : layers) split.push_back(end - begin);
   return {{"format", "pptrain trace 1"},
           {"schedule", schedule.name},
           {"placement", schedule::to_string(schedule.placement)},
           {"pp", schedule.ranks},
           {"dp_replicate", job.distributed.dp_replicate},
           {"stages_per_rank", schedule.stages_per_rank},
-          {"layers_per_stage", split},
+          {"layers_per_stage", pipeline::layers_per_stage(layers)},
           {"microbatches", schedule.microbatches},
           {"micro_batch_size", job.train.micro_batch_size},
           {"seq_len", job.train.seq_len},

@@ -1,6 +1,7 @@
 #include "app/trainer.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -48,12 +49,10 @@ data::DataLoader open_training_data(const RunContext& context, const schedule::S
 
 checkpoint::Layout describe_layout(const config::JobConfig& job,
                                    const std::vector<std::pair<int, int>>& layers) {
-  std::string split;
-  for (const auto& [begin, end] : layers) split += fmt::format("{}{}", split.empty() ? "" : ",", end - begin);
   return {{"pp", std::to_string(job.distributed.pp)},
           {"dp_replicate", std::to_string(job.distributed.dp_replicate)},
           {"pp_schedule", job.distributed.pp_schedule},
-          {"layers_per_stage", split},
+          {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), ","))},
           {"seq_len", std::to_string(job.train.seq_len)}};
 }
 
@@ -152,16 +151,13 @@ void Trainer::start() {
 
 void Trainer::announce() const {
   const config::JobConfig& job = context_.job;
-  std::string split;
-  for (const auto& [begin, end] : layers_)
-    split += fmt::format("{}{}", split.empty() ? "" : "+", end - begin);
   spdlog::info("pptrain: {} of {:.2f} M parameters, {} on {} x {} rank{}, {}", job.model.arch,
                static_cast<double>(models::parameter_count(context_.model)) / 1e6,
                context_.mesh.shape().describe(), context_.mesh.shape().world_size(), context_.device.str(),
                context_.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {} x {} tokens a step{}",
-               job.distributed.pp_schedule, split, job.train.grad_accum_steps, job.train.micro_batch_size,
-               job.train.seq_len,
+               job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(layers_), "+"),
+               job.train.grad_accum_steps, job.train.micro_batch_size, job.train.seq_len,
                job.distributed.dp_replicate > 1
                    ? fmt::format(" on each of {} replicas", job.distributed.dp_replicate)
                    : "");

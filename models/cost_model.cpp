@@ -119,8 +119,8 @@ double CostModel::optimizer(int64_t parameters) const {
 }
 
 double CostModel::transfer() const {
-  return device_.link_latency +
-         tokens_ * static_cast<double>(model_.hidden) * (workload_.bfloat16 ? 2 : 4) / device_.link_bandwidth;
+  const int64_t bytes = boundary_bytes(model_, workload_.batch * workload_.seq, workload_.bfloat16);
+  return device_.link_latency + static_cast<double>(bytes) / device_.link_bandwidth;
 }
 
 double CostModel::all_reduce(int64_t bytes, int64_t replicas) const {

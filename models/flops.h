@@ -28,6 +28,8 @@ struct StageSize {
   int64_t weight_bytes = 0;     // float32 masters, and compute copies where the compute type is bfloat16
   int64_t gradient_bytes = 0;   // float32
   int64_t optimizer_bytes = 0;  // two float32 moments
+  // What optimizer.post_validation keeps of the step before: masters and moments once more.
+  int64_t previous_bytes() const { return parameters * 4 + optimizer_bytes; }
   int64_t total_bytes() const { return weight_bytes + gradient_bytes + optimizer_bytes; }
 };
 StageSize stage_size(const ModelConfig& model, const StageSlice& slice, bool bfloat16);

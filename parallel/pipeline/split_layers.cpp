@@ -21,16 +21,6 @@ void check_sizes(int layers, int stages) {
   }
 }
 
-LayerAssignment from_counts(std::span<const int> counts) {
-  LayerAssignment result;
-  int start = 0;
-  for (const int n : counts) {
-    result.emplace_back(start, start + n);
-    start += n;
-  }
-  return result;
-}
-
 std::string join(std::span<const int64_t> values) {
   std::string text;
   for (const int64_t value : values) text += (text.empty() ? "" : ", ") + std::to_string(value);
@@ -38,6 +28,23 @@ std::string join(std::span<const int64_t> values) {
 }
 
 }  // namespace
+
+LayerAssignment from_counts(std::span<const int64_t> layers_per_stage) {
+  LayerAssignment result;
+  int start = 0;
+  for (const int64_t n : layers_per_stage) {
+    const int end = start + static_cast<int>(n);
+    result.emplace_back(start, end);
+    start = end;
+  }
+  return result;
+}
+
+std::vector<int64_t> layers_per_stage(const LayerAssignment& assignment) {
+  std::vector<int64_t> counts;
+  for (const auto& [begin, end] : assignment) counts.push_back(end - begin);
+  return counts;
+}
 
 LayerAssignment compute_layer_assignment(int layers, int stages, double embedding_weight,
                                          double head_weight) {
@@ -52,10 +59,10 @@ LayerAssignment compute_layer_assignment(int layers, int stages, double embeddin
   load.front() += embedding_weight;
   load.back() += head_weight;
   const std::vector<double> fixed = load;
-  std::vector<int> counts(static_cast<size_t>(stages), 0);
+  std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
   for (int layer = 0; layer < layers; ++layer) {
     const auto least = std::min_element(load.begin(), load.end()) - load.begin();
-    load[least] = fixed[least] + ++counts[least];
+    load[least] = fixed[least] + static_cast<double>(++counts[least]);
   }
   const auto empty = std::find(counts.begin(), counts.end(), 0);
   if (empty != counts.end()) {
@@ -79,7 +86,7 @@ LayerAssignment compute_pinned_layer_assignment(int layers, int stages, int firs
                      " on the last of " + count(stages, "stage") + " cannot hold " + count(layers, "layer") +
                      ": the stages between need at least one each, and none may be left over.");
   }
-  std::vector<int> counts(static_cast<size_t>(stages), 0);
+  std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
   if (stages > 2) {
     for (int i = 1; i < stages - 1; ++i) {
       counts[i] = between / (stages - 2) + (i <= between % (stages - 2) ? 1 : 0);
@@ -96,7 +103,6 @@ LayerAssignment explicit_layer_assignment(int layers, int stages, std::span<cons
     throw UsageError(list + ": " + count(static_cast<int64_t>(layers_per_stage.size()), "number") + " for " +
                      count(stages, "stage") + "; give one per stage.");
   }
-  std::vector<int> counts;
   int64_t sum = 0;
   for (const int64_t n : layers_per_stage) {
     if (n < 1 || n > layers) {
@@ -104,13 +110,12 @@ LayerAssignment explicit_layer_assignment(int layers, int stages, std::span<cons
                        std::to_string(n) + ".");
     }
     sum += n;
-    counts.push_back(static_cast<int>(n));
   }
   if (sum != layers) {
     throw UsageError(list + ": these are " + count(sum, "layer") + ", but the model has " +
                      std::to_string(layers) + ".");
   }
-  return from_counts(counts);
+  return from_counts(layers_per_stage);
 }
 
 }  // namespace pptrain::pipeline

@@ -12,6 +12,10 @@ namespace pptrain::pipeline {
 // [start, end) of each stage, in stage order; together they cover [0, layers).
 using LayerAssignment = std::vector<std::pair<int, int>>;
 
+// The assignment that gives each stage so many layers, and back.
+LayerAssignment from_counts(std::span<const int64_t> layers_per_stage);
+std::vector<int64_t> layers_per_stage(const LayerAssignment& assignment);
+
 // An even split; what remains goes to earlier stages: (32, 3) -> 11/11/10. The embedding counts as
 // `embedding_weight` layers on the first stage, final norm and head as `head_weight` layers on the last: each
 // layer goes to the stage with the least load so far, earlier stages first, which is the smallest largest

@@ -133,7 +133,8 @@ TEST_CASE("costs from a run's trace give back its own times") {
 
   const config::JobConfig job = job_with(with(layout, {"distributed.pp_costs=" + trace_path}));
   const CostSource source = app::make_cost_source(job, trace_path);
-  const schedule::Costs costs = app::simulation_costs(job, source, app::stage_layers(job, 4));
+  const schedule::Costs costs =
+      app::simulation_costs(app::make_cost_model(job, source), app::stage_layers(job, 4));
   double measured = 0, predicted = 0;
   for (size_t i = 0; i < 2; ++i) {
     // The last stage's is what was measured, or more where noise would leave nothing for the head.
