@@ -45,6 +45,7 @@ void read_job(const Json& other, JobConfig& job) {
   t.seq_len = other.at("seq_len");
   t.dtype = other.at("dtype");
   t.recompute = other.at("recompute");
+  job.optimizer.post_validation = other.at("post_validation");
 }
 
 // Sum and count of the spans of one kind on one stage.

@@ -112,6 +112,7 @@ std::string compare(const JobConfig& job, const std::string& trace_path, const C
   JobConfig traced = job;
   traced.distributed = trace.job.distributed;
   traced.train = trace.job.train;
+  traced.optimizer.post_validation = trace.job.optimizer.post_validation;
   const Prediction p = predict(traced, source);
   std::string out =
       fmt::format("{} on {} ranks, {} microbatches; costs {}\n\n", traced.distributed.pp_schedule,

@@ -66,7 +66,8 @@ models::Workload workload_of(const JobConfig& job) {
           .seq = job.train.seq_len,
           .bfloat16 = job.train.dtype == "bf16",
           .threads = job.run.threads,
-          .recompute = models::make_recompute(job.train.recompute)};
+          .recompute = models::make_recompute(job.train.recompute),
+          .keeps_previous = job.optimizer.post_validation};
 }
 
 CostSource make_cost_source(const JobConfig& job, const std::string& costs) {

@@ -126,6 +126,7 @@ Json job_json(const RunContext& context, const schedule::Schedule& schedule,
           {"seq_len", job.train.seq_len},
           {"dtype", job.train.dtype},
           {"recompute", job.train.recompute},
+          {"post_validation", job.optimizer.post_validation},
           {"device", context.device.is_cpu() ? "cpu" : kernels::device_name(context.device)},
           {"threads", job.run.threads},
           {"model", model_json(context.model)}};

@@ -15,6 +15,8 @@ constexpr int kernels_of_a_block = 14;
 // AdamW reads and writes master weight, two moments and gradient (which is zeroed), and writes the compute
 // copy.
 constexpr double optimizer_bytes = 34;
+// Masters and moments once more, written past the caches.
+constexpr double previous_bytes = 12;
 
 int64_t layer_count(const StageSlice& slice) {
   return slice.end_layer - slice.first_layer;
@@ -115,7 +117,8 @@ schedule::StageCost CostModel::stage(const StageSlice& slice) const {
 }
 
 double CostModel::optimizer(int64_t parameters) const {
-  return copy(optimizer_bytes * static_cast<double>(parameters)) * calibration_.optimizer;
+  const double bytes = optimizer_bytes + (workload_.keeps_previous ? previous_bytes : 0);
+  return copy(bytes * static_cast<double>(parameters)) * calibration_.optimizer;
 }
 
 double CostModel::transfer() const {
@@ -169,7 +172,8 @@ Calibration calibrate(const ModelConfig& model, const Workload& workload, const 
     for (const MeasuredStage& s : measured.stages) {
       if (s.backward <= 0) continue;
       const CostModel::Passes own = plain.blocks(layer_count(s.slice));
-      scaled.add(s.backward - own.again * result.forward,
+      const double scatter = s.slice.embedding ? plain.embedding_weight() : 0;
+      scaled.add(s.backward - own.again * result.forward - scatter,
                  own.input * result.backward_input + own.weight * result.backward_weight);
     }
     result.backward = scaled.ratio();

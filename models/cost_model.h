@@ -19,6 +19,7 @@ struct Workload {
   bool bfloat16 = true;
   int64_t threads = 1;  // CPU threads of a rank; products are taken to scale with them
   Recompute recompute = Recompute::none;
+  bool keeps_previous = false;  // the optimizer keeps what it overwrites
 };
 
 // Mean seconds of a run's actions on one stage; 0 where the run had none of the kind.

@@ -241,7 +241,8 @@ void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
 }
 
 void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
-           const std::optional<Tensor>& compute, const AdamWArgs& args) {
+           const std::optional<Tensor>& compute, const AdamWArgs& args,
+           const std::optional<AdamWPrevious>& previous) {
   const Checks checks("adamw", weight);
   const int64_t size = weight.numel();
   checks.dense("weight", weight, at::kFloat, {size})
@@ -252,7 +253,12 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
   if (compute) {
     checks.dense("compute", *compute, at::kBFloat16, {size});
   }
-  PPTRAIN_DISPATCH(weight, adamw, weight, grad, exp_avg, exp_avg_sq, compute, args);
+  if (previous) {
+    checks.dense("previous.weight", previous->weight, at::kFloat, {size})
+        .dense("previous.exp_avg", previous->exp_avg, at::kFloat, {size})
+        .dense("previous.exp_avg_sq", previous->exp_avg_sq, at::kFloat, {size});
+  }
+  PPTRAIN_DISPATCH(weight, adamw, weight, grad, exp_avg, exp_avg_sq, compute, args, previous);
 }
 
 void sum_of_squares(const Tensor& x, Tensor out) {

@@ -112,10 +112,16 @@ struct AdamWArgs {
   int64_t step = 1;         // counted from 1, for the bias correction
 };
 
+// Receives what a step overwrites, so that it can be taken back. Float32, of the weight's size.
+struct AdamWPrevious {
+  Tensor weight, exp_avg, exp_avg_sq;
+};
+
 // AdamW (Loshchilov & Hutter, arXiv 1711.05101), with PyTorch's arithmetic. All float32 of one size;
 // `compute`, where given, receives the new weight rounded to bfloat16.
 void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
-           const std::optional<Tensor>& compute, const AdamWArgs& args);
+           const std::optional<Tensor>& compute, const AdamWArgs& args,
+           const std::optional<AdamWPrevious>& previous = std::nullopt);
 
 // out (float64 scalar tensor on x's device) = sum of x^2. x: float32, contiguous. The order of summation
 // depends on the size of x alone.

@@ -1,10 +1,8 @@
 #include "core/optim/adamw.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/zeros_like.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
 #include <optional>
 
 #include "core/base/error.h"
@@ -12,8 +10,6 @@
 
 namespace pptrain::optim {
 namespace {
-
-constexpr int64_t piece_per_thread = int64_t{1} << 15;  // elements: 0.9 MB of all that a step touches
 
 std::vector<int64_t> parameter_offsets(const nn::ParameterStore& store) {
   std::vector<int64_t> offsets;
@@ -57,38 +53,26 @@ AdamW::AdamW(nn::ParameterStore& store, const config::OptimizerSection& options)
 void AdamW::step(double lr, double grad_scale) {
   ++steps_;
   const bool keep = previous_[0].defined();
-  // On a CPU what is kept is copied a piece at a time, just before the kernel takes the piece from the cache.
-  const bool pieces = keep && store_.flat_master().is_cpu();
-  const int64_t most = pieces ? piece_per_thread * at::get_num_threads() : store_.padded_size();
+  const bool separate_compute = store_.compute_dtype() != at::kFloat;
   for (const Run& run : runs_) {
-    for (int64_t done = 0; done < run.size; done += most) {
-      const int64_t size = std::min(most, run.size - done);
-      const int64_t offset = run.offset + done;
-      for (size_t i = 0; keep && i < previous_.size(); ++i) {
-        previous_[i].narrow(0, offset, size).copy_(changing()[i].narrow(0, offset, size));
-      }
-      step_range(run, offset, size, lr, grad_scale);
-    }
+    const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, run.offset, run.size); };
+    at::Tensor weight = slice(store_.flat_master());
+    at::Tensor exp_avg = slice(exp_avg_);
+    at::Tensor exp_avg_sq = slice(exp_avg_sq_);
+    const auto compute = separate_compute ? std::optional(slice(store_.flat_compute())) : std::nullopt;
+    std::optional<kernels::AdamWPrevious> previous;
+    if (keep) previous = {slice(previous_[0]), slice(previous_[1]), slice(previous_[2])};
+    kernels::adamw(weight, slice(store_.flat_grad()), exp_avg, exp_avg_sq, compute,
+                   {.lr = lr,
+                    .beta1 = beta1_,
+                    .beta2 = beta2_,
+                    .eps = eps_,
+                    .weight_decay = run.decay ? weight_decay_ : 0,
+                    .grad_scale = grad_scale,
+                    .step = steps_},
+                   previous);
   }
   can_undo_ = keep;
-}
-
-void AdamW::step_range(const Run& run, int64_t offset, int64_t size, double lr, double grad_scale) {
-  const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, offset, size); };
-  at::Tensor weight = slice(store_.flat_master());
-  at::Tensor exp_avg = slice(exp_avg_);
-  at::Tensor exp_avg_sq = slice(exp_avg_sq_);
-  const bool separate_compute = store_.compute_dtype() != at::kFloat;
-  const std::optional<at::Tensor> compute =
-      separate_compute ? std::optional(slice(store_.flat_compute())) : std::nullopt;
-  kernels::adamw(weight, slice(store_.flat_grad()), exp_avg, exp_avg_sq, compute,
-                 {.lr = lr,
-                  .beta1 = beta1_,
-                  .beta2 = beta2_,
-                  .eps = eps_,
-                  .weight_decay = run.decay ? weight_decay_ : 0,
-                  .grad_scale = grad_scale,
-                  .step = steps_});
 }
 
 void AdamW::keep_previous() {

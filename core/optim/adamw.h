@@ -36,7 +36,6 @@ class AdamW : public Optimizer {
 
   // What a step changes, in one order: masters, first and second moments.
   std::array<at::Tensor, 3> changing() const { return {store_.flat_master(), exp_avg_, exp_avg_sq_}; }
-  void step_range(const Run& run, int64_t offset, int64_t size, double lr, double grad_scale);
 
   nn::ParameterStore& store_;
   double beta1_, beta2_, eps_, weight_decay_;

@@ -68,7 +68,7 @@ TEST_CASE("adamw over several steps, with and without the compute copy", "[gpu]"
         for (int64_t step = 1; step <= 3; ++step) {
           b.adamw(weight, b.random({size}, at::kFloat, 10 + static_cast<uint64_t>(step)), exp_avg, exp_avg_sq,
                   copy ? std::optional(compute) : std::nullopt,
-                  AdamWArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step});
+                  AdamWArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step}, std::nullopt);
         }
         if (copy) {
           CHECK(same_bits(compute, weight.to(at::kBFloat16)));
@@ -76,6 +76,32 @@ TEST_CASE("adamw over several steps, with and without the compute copy", "[gpu]"
         }
         return {weight, exp_avg, exp_avg_sq};
       });
+    }
+  }
+}
+
+TEST_CASE("adamw keeps what it overwrites", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  for (const int64_t size : {1, 4, 1003}) {
+    for (const bool odd : {false, true}) {
+      CAPTURE(size, odd);
+      const auto place = [&](const Tensor& x) { return odd ? misaligned(x) : x; };
+      Tensor weight = b.random({size}, at::kFloat, 1);
+      Tensor exp_avg = b.random({size}, at::kFloat, 2);
+      Tensor exp_avg_sq = b.random({size}, at::kFloat, 3).abs();
+      const std::array<Tensor, 3> before{weight.clone(), exp_avg.clone(), exp_avg_sq.clone()};
+      const pptrain::kernels::AdamWPrevious previous{.weight = place(b.output({size}, at::kFloat)),
+                                                     .exp_avg = place(b.output({size}, at::kFloat)),
+                                                     .exp_avg_sq = place(b.output({size}, at::kFloat))};
+      b.adamw(weight, b.random({size}, at::kFloat, 4), exp_avg, exp_avg_sq, std::nullopt,
+              AdamWArgs{.lr = 0.01}, previous);
+      CHECK(same_bits(previous.weight, before[0]));
+      CHECK(same_bits(previous.exp_avg, before[1]));
+      CHECK(same_bits(previous.exp_avg_sq, before[2]));
+      CHECK_FALSE(same_bits(weight, before[0]));
     }
   }
 }
@@ -93,7 +119,7 @@ TEST_CASE("adamw and sum_of_squares do not depend on alignment", "[gpu]") {
     Tensor compute = place(b.random({1003}, at::kBFloat16, 4));
     const Tensor grad = place(b.random({1003}, at::kFloat, 5));
     Tensor squares = b.output({}, at::kDouble);
-    b.adamw(weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7});
+    b.adamw(weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7}, std::nullopt);
     b.sum_of_squares(grad, squares);
     return {weight, exp_avg, exp_avg_sq, compute, squares};
   };

@@ -31,17 +31,18 @@ constexpr StageSlice last{.index = 1, .first_layer = 5, .end_layer = 8, .embeddi
 const Workload workload{.batch = 1, .seq = 4096, .bfloat16 = true};
 
 // As a run would measure a model whose blocks, head and optimizer take other times than modelled.
-Measurement measurement(const CostModel& truth, bool split_backward) {
+enum class Backward { joint, apart, both };
+
+Measurement measurement(const CostModel& truth, Backward backward) {
   Measurement measured;
   for (const StageSlice& slice : {first, last}) {
     const schedule::StageCost cost = truth.stage(slice);
     MeasuredStage stage{.slice = slice, .forward = cost.forward};
-    if (split_backward) {
+    if (backward != Backward::joint) {
       stage.backward_input = cost.backward_input;
       stage.backward_weight = cost.backward_weight;
-    } else {
-      stage.backward = cost.backward;
     }
+    if (backward != Backward::apart) stage.backward = cost.backward;
     measured.stages.push_back(stage);
   }
   measured.optimizer = truth.optimizer(1);
@@ -49,11 +50,11 @@ Measurement measurement(const CostModel& truth, bool split_backward) {
   return measured;
 }
 
-void check_equal(const CostModel& a, const CostModel& b, const StageSlice& slice, bool split_backward) {
+void check_equal(const CostModel& a, const CostModel& b, const StageSlice& slice, Backward measured) {
   const schedule::StageCost x = a.stage(slice), y = b.stage(slice);
   CHECK(x.forward == Approx(y.forward).epsilon(1e-9));
-  CHECK(x.backward == Approx(y.backward).epsilon(1e-9));
-  if (!split_backward) return;
+  if (measured != Backward::apart) CHECK(x.backward == Approx(y.backward).epsilon(1e-9));
+  if (measured == Backward::joint) return;
   CHECK(x.backward_input == Approx(y.backward_input).epsilon(1e-9));
   CHECK(x.backward_weight == Approx(y.backward_weight).epsilon(1e-9));
 }
@@ -96,26 +97,34 @@ TEST_CASE("recompute repeats the blocks' forward in the backward") {
 TEST_CASE("calibrated, the model gives back what was measured") {
   const ModelConfig model = large_model();
   const DeviceModel& device = find_device("cpu");
-  for (const bool split : {false, true}) {
+  for (const Backward measured : {Backward::joint, Backward::apart, Backward::both}) {
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
       Workload work = workload;
       work.recompute = recompute;
-      const double of_weights = split ? 0.7 : 1.3;  // without I and W apart they have one scale
+      // Without I and W apart they have one scale.
+      const double of_weights = measured == Backward::joint ? 1.3 : 0.7;
       const CostModel truth(model, work, device,
                             {.forward = 0.8,
                              .backward_input = 1.3,
                              .backward_weight = of_weights,
+                             .backward = measured == Backward::both ? 0.9 : 1,
                              .head = 1.7,
                              .optimizer = 3,
                              .overhead = 0.02});
-      const CostModel found(model, work, device, calibrate(model, work, device, measurement(truth, split)));
-      check_equal(found, truth, first, split);
-      check_equal(found, truth, last, split);
+      const CostModel found(model, work, device,
+                            calibrate(model, work, device, measurement(truth, measured)));
+      check_equal(found, truth, first, measured);
+      check_equal(found, truth, last, measured);
       StageSlice other = first;
       other.end_layer = 2;  // a split that was not measured
-      check_equal(found, truth, other, split);
+      check_equal(found, truth, other, measured);
       CHECK(found.optimizer(1000) == Approx(truth.optimizer(1000)));
       CHECK(found.overhead() == 0.02);
+      Workload keeping = work;
+      keeping.keeps_previous = true;  // the same machine, more bytes
+      const CostModel kept(model, keeping, device,
+                           calibrate(model, work, device, measurement(truth, measured)));
+      CHECK(kept.optimizer(1000) == Approx(truth.optimizer(1000) * 46 / 34));
     }
   }
 }

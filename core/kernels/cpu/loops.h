@@ -135,6 +135,10 @@ struct AdamWLoopArgs {
   float* exp_avg;
   float* exp_avg_sq;
   uint16_t* compute;  // bfloat16; may be null
+  // What is overwritten goes here, past the caches; all three may be null.
+  float* previous_weight;
+  float* previous_exp_avg;
+  float* previous_exp_avg_sq;
   float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, negative_step;
 };
 

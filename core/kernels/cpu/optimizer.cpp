@@ -10,7 +10,8 @@
 namespace pptrain::kernels::cpu {
 
 void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
-           const std::optional<Tensor>& compute, const AdamWArgs& args) {
+           const std::optional<Tensor>& compute, const AdamWArgs& args,
+           const std::optional<AdamWPrevious>& previous) {
   const auto step = static_cast<double>(args.step);
   const double correction1 = 1 - std::pow(args.beta1, step);
   const double correction2 = 1 - std::pow(args.beta2, step);
@@ -19,6 +20,9 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
                                 .exp_avg = out<float>(exp_avg),
                                 .exp_avg_sq = out<float>(exp_avg_sq),
                                 .compute = compute ? out<uint16_t>(*compute) : nullptr,
+                                .previous_weight = previous ? out<float>(previous->weight) : nullptr,
+                                .previous_exp_avg = previous ? out<float>(previous->exp_avg) : nullptr,
+                                .previous_exp_avg_sq = previous ? out<float>(previous->exp_avg_sq) : nullptr,
                                 .grad_scale = static_cast<float>(args.grad_scale),
                                 .decay = static_cast<float>(1 - args.lr * args.weight_decay),
                                 .one_minus_beta1 = static_cast<float>(1 - args.beta1),
@@ -27,8 +31,11 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
                                 .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
                                 .eps = static_cast<float>(args.eps),
                                 .negative_step = static_cast<float>(-args.lr / correction1)};
-  parallel_for(weight.numel(), row_grain(1),
-               [&](int64_t first, int64_t last) { loops().adamw(loop_args, first, last); });
+  constexpr int64_t kLine = 16;  // elements of a cache line: no thread begins inside one
+  const int64_t size = weight.numel();
+  parallel_for((size + kLine - 1) / kLine, row_grain(kLine), [&](int64_t first, int64_t last) {
+    loops().adamw(loop_args, first * kLine, std::min(size, last * kLine));
+  });
 }
 
 void sum_of_squares(const Tensor& x, Tensor result) {

@@ -5,7 +5,31 @@
 #include <algorithm>
 #include <vector>
 
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
 namespace pptrain::kernels::cpu {
+namespace {
+
+// OpenMP orders the call before every range, and every range before the return, by means that ThreadSanitizer
+// does not see; this tells it.
+class RegionOrder {
+ public:
+#ifdef __SANITIZE_THREAD__
+  void acquire() {
+    __tsan_acquire(this);
+  }
+  void release() {
+    __tsan_release(this);
+  }
+#else
+  void acquire() {}
+  void release() {}
+#endif
+};
+
+}  // namespace
 
 void parallel_for(int64_t size, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body) {
   if (size <= grain || at::get_num_threads() == 1) {
@@ -14,7 +38,14 @@ void parallel_for(int64_t size, int64_t grain, c10::function_ref<void(int64_t, i
     }
     return;
   }
-  at::parallel_for(0, size, grain, [&](int64_t first, int64_t last) { body(first, last); });
+  RegionOrder order;
+  order.release();
+  at::parallel_for(0, size, grain, [&](int64_t first, int64_t last) {
+    order.acquire();
+    body(first, last);
+    order.release();
+  });
+  order.acquire();
 }
 
 int64_t row_grain(int64_t width) {

@@ -65,7 +65,8 @@ void accumulate_bias_gradient(const Tensor&, Tensor&) {
   refuse();
 }
 
-void adamw(Tensor&, const Tensor&, Tensor&, Tensor&, const std::optional<Tensor>&, const AdamWArgs&) {
+void adamw(Tensor&, const Tensor&, Tensor&, Tensor&, const std::optional<Tensor>&, const AdamWArgs&,
+           const std::optional<AdamWPrevious>&) {
   refuse();
 }
 

@@ -21,6 +21,10 @@ struct AdamWTensors {
   float* exp_avg;
   float* exp_avg_sq;
   at::BFloat16* compute;  // may be null
+  // What is overwritten goes here; all three may be null.
+  float* previous_weight;
+  float* previous_exp_avg;
+  float* previous_exp_avg_sq;
 };
 
 // Updates elements [i, i + min(N, valid)).
@@ -35,6 +39,11 @@ __device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t vali
   load<kVector>(t.grad + i, valid, g);
   load<kVector>(t.exp_avg + i, valid, m);
   load<kVector>(t.exp_avg_sq + i, valid, v);
+  if (t.previous_weight != nullptr) {
+    store<kVector>(t.previous_weight + i, valid, w);
+    store<kVector>(t.previous_exp_avg + i, valid, m);
+    store<kVector>(t.previous_exp_avg_sq + i, valid, v);
+  }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const AdamWState next = adamw_update({w[j], m[j], v[j]}, g[j], scalars);
@@ -113,16 +122,24 @@ AdamWScalars scalars_of(const AdamWArgs& args) {
 }  // namespace
 
 void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
-           const std::optional<Tensor>& compute, const AdamWArgs& args) {
+           const std::optional<Tensor>& compute, const AdamWArgs& args,
+           const std::optional<AdamWPrevious>& previous) {
   const int64_t size = weight.numel();
   if (size == 0) {
     return;
   }
   const DeviceGuard guard(weight.device());
-  const AdamWTensors tensors{output<float>(weight), input<float>(grad), output<float>(exp_avg),
-                             output<float>(exp_avg_sq), output<at::BFloat16>(compute)};
+  const AdamWTensors tensors{.weight = output<float>(weight),
+                             .grad = input<float>(grad),
+                             .exp_avg = output<float>(exp_avg),
+                             .exp_avg_sq = output<float>(exp_avg_sq),
+                             .compute = output<at::BFloat16>(compute),
+                             .previous_weight = previous ? output<float>(previous->weight) : nullptr,
+                             .previous_exp_avg = previous ? output<float>(previous->exp_avg) : nullptr,
+                             .previous_exp_avg_sq = previous ? output<float>(previous->exp_avg_sq) : nullptr};
   const bool vector =
-      are_aligned(tensors.weight, tensors.grad, tensors.exp_avg, tensors.exp_avg_sq, tensors.compute);
+      are_aligned(tensors.weight, tensors.grad, tensors.exp_avg, tensors.exp_avg_sq, tensors.compute,
+                  tensors.previous_weight, tensors.previous_exp_avg, tensors.previous_exp_avg_sq);
   with_bool(vector, [&](auto is_vector) {
     launch("adamw", adamw_kernel<decltype(is_vector)::value>,
            grid_size(ceil_div(ceil_div(size, N), threads_per_block), "adamw"), threads_per_block, 0, tensors,

@@ -63,9 +63,10 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   Tensor w = at::randn({size}, f32), m = at::randn({size}, f32), v = at::rand({size}, f32);
   Tensor compute = at::empty({size}, at::kBFloat16), squares = at::empty({}, at::kDouble);
   const Tensor g = at::randn({size}, f32);
-  kernels::adamw(w, g, m, v, compute, {.lr = 1e-2, .weight_decay = 0.1, .step = 3});
+  const kernels::AdamWPrevious kept{at::empty_like(w), at::empty_like(w), at::empty_like(w)};
+  kernels::adamw(w, g, m, v, compute, {.lr = 1e-2, .weight_decay = 0.1, .step = 3}, kept);
   kernels::sum_of_squares(g, squares);
-  results.insert(results.end(), {w, m, v, compute, squares});
+  results.insert(results.end(), {w, m, v, compute, squares, kept.weight, kept.exp_avg, kept.exp_avg_sq});
   return results;
 }
 
@@ -105,6 +106,29 @@ TEST_CASE("adamw and sums do not depend on where in a buffer an element lies", "
     REQUIRE(same_bits(v1, v.narrow(0, i, 1)));
     REQUIRE(same_bits(c1, compute.narrow(0, i, 1)));
   }
+}
+
+TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
+  const int64_t threads = GENERATE(1, 2), offset = GENERATE(0, 3), size = GENERATE(7, 203, 70001);
+  CAPTURE(threads, offset, size);
+  at::set_num_threads(static_cast<int>(threads));
+  at::manual_seed(7);
+  const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32),
+               v0 = at::rand({size}, f32);
+  Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), w1 = w0.clone(), m1 = m0.clone(), v1 = v0.clone();
+  const Tensor kept = at::full({3, size + offset + 1}, -7, f32);
+  const auto row = [&](int64_t i) { return kept[i].narrow(0, offset, size); };
+  const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
+  kernels::adamw(w, g, m, v, std::nullopt, args, kernels::AdamWPrevious{row(0), row(1), row(2)});
+  kernels::adamw(w1, g, m1, v1, std::nullopt, args);
+  at::set_num_threads(1);
+  CHECK(same_bits(row(0), w0));
+  CHECK(same_bits(row(1), m0));
+  CHECK(same_bits(row(2), v0));
+  CHECK(same_bits(w, w1));
+  CHECK(same_bits(m, m1));
+  CHECK(same_bits(v, v1));
+  for (int64_t i = 0; i < 3; ++i) CHECK(kept[i][offset + size].item<float>() == -7);  // nothing beyond
 }
 
 TEST_CASE("zero gaps stay zero under adamw", "[kernels]") {

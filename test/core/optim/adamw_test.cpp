@@ -155,7 +155,7 @@ TEST_CASE("AdamW takes a step back bit for bit, NaN or not", "[optim]") {
   const bool poisoned = GENERATE(false, true);
   nn::ParameterStore straight_store, undone_store;
   for (nn::ParameterStore* store : {&straight_store, &undone_store}) {
-    store->add({{.name = "large.weight", .shape = {300, 301}}});  // more than a piece
+    store->add({{.name = "large.weight", .shape = {300, 301}}});
     declare(*store);
     store->materialise(at::kCPU, type);
     store->initialise(1);
