@@ -217,7 +217,8 @@ void Trainer::run_pipeline() {
 
 bool Trainer::validate() {
   const PostValidation::Pending pending = *post_validation_->pending();
-  const PostValidation::Totals totals = post_validation_->wait();
+  const PostValidation::Totals totals =
+      profile_.timed(Phase::norm_exchange, [&] { return post_validation_->wait(); });
   const Step step = judge(totals.loss, totals.norm);
   const std::optional<double> scale = step.applied ? std::optional(step.grad_scale) : std::nullopt;
   const bool stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });

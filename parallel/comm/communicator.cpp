@@ -198,6 +198,7 @@ std::string broadcast_string(Communicator& comm, const std::string& value, int r
   const at::Tensor length = at::empty({1}, at::kLong);
   *length.data_ptr<int64_t>() = static_cast<int64_t>(value.size());
   comm.host().broadcast(length, root);
+  if (*length.const_data_ptr<int64_t>() == 0) return "";
   const at::Tensor bytes = at::empty({*length.const_data_ptr<int64_t>()}, at::kByte);
   if (comm.rank() == root) std::memcpy(bytes.data_ptr(), value.data(), value.size());
   comm.host().broadcast(bytes, root);

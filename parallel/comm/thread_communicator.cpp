@@ -102,7 +102,8 @@ void transfer(Mailbox& box, Operation& send, Operation& receive) {
     error = fmt::format("a message does not fit its receive: {} was sent, {} was expected",
                         describe(send.tensor), describe(receive.tensor));
   } else if (send.tensor.is_cpu()) {
-    std::memcpy(receive.tensor.mutable_data_ptr(), send.tensor.const_data_ptr(), send.tensor.nbytes());
+    const size_t bytes = send.tensor.nbytes();  // an empty tensor may have no address
+    if (bytes > 0) std::memcpy(receive.tensor.mutable_data_ptr(), send.tensor.const_data_ptr(), bytes);
   } else {
     try {
       copy_on_device(box, send, receive);

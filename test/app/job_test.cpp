@@ -8,17 +8,17 @@
 
 using pptrain::UsageError;
 using pptrain::test::contains_text;
+using pptrain::test::Overrides;
 
 namespace {
 
 const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
 
-pptrain::config::JobConfig job_with(const std::vector<std::string>& overrides) {
-  return pptrain::test::small_job(pptrain::test::small_job_text(root / "configs/data/tinyshakespeare.txt"),
-                                  "run", overrides);
+pptrain::config::JobConfig job_with(const Overrides& overrides) {
+  return pptrain::test::small_job(pptrain::test::small_job_text(), "run", overrides);
 }
 
-std::string refusal(const std::vector<std::string>& overrides) {
+std::string refusal(const Overrides& overrides) {
   try {
     job_with(overrides);
   } catch (const UsageError& error) {
@@ -61,7 +61,7 @@ TEST_CASE("what a schedule does not allow is laid at the key to change") {
 TEST_CASE("a split must fill the stages with the model's layers") {
   const std::vector<std::string> two = {"distributed.pp=2", "train.grad_accum_steps=2"};
   const auto with = [&](const std::string& split) {
-    std::vector<std::string> overrides = two;
+    Overrides overrides = two;
     overrides.push_back("distributed.pp_split=" + split);
     return overrides;
   };

@@ -6,16 +6,15 @@
 
 using pptrain::UsageError;
 using pptrain::test::JobResult;
+using pptrain::test::Overrides;
 using pptrain::test::run_small_job;
 using pptrain::test::small_job_text;
 using pptrain::test::TemporaryFolder;
+using pptrain::test::with;
 
 namespace {
 
-using Overrides = std::vector<std::string>;
-
 const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
-const std::filesystem::path data = root / "configs/data/tinyshakespeare.txt";
 
 // Eight layers, so that four ranks can hold two stages each; small enough for thousands of runs. Clipping is
 // active.
@@ -29,11 +28,6 @@ const Overrides tiny = {"model.hidden_size=16",
                         "train.steps=2",
                         "eval.interval=0",
                         "train.grad_clip=0.2"};
-
-Overrides operator+(Overrides list, const Overrides& more) {
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
-}
 
 void check_equal(const JobResult& reference, const JobResult& other) {
   REQUIRE(other.exit_code == 0);
@@ -73,18 +67,18 @@ std::vector<Layout> every_schedule() {
 // Each layout against one rank, which runs the same microbatches in turn.
 void check_layouts(const std::vector<Layout>& layouts, const std::vector<int>& microbatches,
                    const Overrides& common) {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   size_t compared = 0;
   for (const int m : microbatches) {
     const TemporaryFolder folder;
-    const Overrides base = common + Overrides{fmt::format("train.grad_accum_steps={}", m)};
+    const Overrides base = with(common, {fmt::format("train.grad_accum_steps={}", m)});
     const JobResult reference = run_small_job(text, folder.path() / "reference", base);
     for (const Layout& layout : layouts) {
       if (!layout.exists(m)) continue;
       CAPTURE(m, layout.schedule, layout.pp, layout.stages_per_rank);
       const auto run_dir = folder.path() / fmt::format("{}_{}", layout.schedule, layout.pp);
       std::filesystem::remove_all(run_dir);
-      check_equal(reference, run_small_job(text, run_dir, base + layout.overrides()));
+      check_equal(reference, run_small_job(text, run_dir, with(base, layout.overrides())));
       ++compared;
     }
   }
@@ -109,17 +103,16 @@ TEST_CASE("every schedule gives the bits of one rank, for m from 1 to 32", "[sch
             .stages();
     (stages <= 4 ? shallow : deep).push_back(layout);
   }
-  check_layouts(shallow, microbatches, tiny + Overrides{"model.num_hidden_layers=4"});
+  check_layouts(shallow, microbatches, with(tiny, {"model.num_hidden_layers=4"}));
   check_layouts(deep, microbatches, tiny);
 }
 
 TEST_CASE("every schedule gives the bits of one rank in bfloat16 with tied embeddings", "[layouts]") {
-  check_layouts(every_schedule(), {3, 8},
-                tiny + Overrides{"train.dtype=bf16", "model.tie_word_embeddings=true"});
+  check_layouts(every_schedule(), {3, 8}, with(tiny, {"train.dtype=bf16", "model.tie_word_embeddings=true"}));
 }
 
 TEST_CASE("every schedule gives the bits of one rank for qwen3", "[layouts]") {
-  check_layouts(every_schedule(), {2, 8}, tiny + Overrides{"model.arch=qwen3", "train.dtype=bf16"});
+  check_layouts(every_schedule(), {2, 8}, with(tiny, {"model.arch=qwen3", "train.dtype=bf16"}));
 }
 
 TEST_CASE("any number of stages per rank gives the same bits", "[layouts]") {
@@ -142,30 +135,31 @@ TEST_CASE("gpipe and 1f1b give the bits of one rank at larger sizes, with evalua
 }
 
 TEST_CASE("a schedule from a file gives the same bits", "[layouts]") {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   for (const auto& [file, pp, m] :
        std::vector<std::tuple<std::string, int, int>>{{"1f1b_p2_m4_with_communication", 2, 4},
                                                       {"interleaved_1f1b_p4_m8", 4, 8},
                                                       {"dualpipe_v_p4_m8", 4, 8}}) {
     const TemporaryFolder folder;
-    const Overrides base = tiny + Overrides{fmt::format("train.grad_accum_steps={}", m)};
+    const Overrides base = with(tiny, {fmt::format("train.grad_accum_steps={}", m)});
     const JobResult reference = run_small_job(text, folder.path() / "reference", base);
     const std::string path = (root / "configs/schedules" / (file + ".csv")).string();
     CAPTURE(path);
-    check_equal(reference, run_small_job(text, folder.path() / "run",
-                                         base + Overrides{fmt::format("distributed.pp={}", pp),
-                                                          "distributed.pp_schedule=" + path}));
+    check_equal(
+        reference,
+        run_small_job(text, folder.path() / "run",
+                      with(base, {fmt::format("distributed.pp={}", pp), "distributed.pp_schedule=" + path})));
   }
 }
 
 TEST_CASE("data-parallel replicas give equal bits across pp, and nearly those of one replica", "[layouts]") {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   const Overrides base = {"distributed.dp_replicate=2", "train.grad_accum_steps=4"};
   const JobResult reference = run_small_job(text, folder.path() / "reference", base);
   for (const Layout& layout : std::vector<Layout>{{"1f1b", 2}, {"1f1b", 3}, {"zbv", 2}}) {
     const auto run_dir = folder.path() / (layout.schedule + std::to_string(layout.pp));
-    check_equal(reference, run_small_job(text, run_dir, base + layout.overrides()));
+    check_equal(reference, run_small_job(text, run_dir, with(base, layout.overrides())));
   }
   const JobResult single =
       run_small_job(text, folder.path() / "single", {"train.grad_accum_steps=4", "train.micro_batch_size=4"});
@@ -180,7 +174,7 @@ TEST_CASE("data-parallel replicas give equal bits across pp, and nearly those of
 }
 
 TEST_CASE("recomputing activations gives the same bits on every layout", "[layouts]") {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   for (const std::string arch : {"llama", "qwen3"}) {
     const Overrides base = {"train.grad_accum_steps=4", "train.dtype=bf16", "model.arch=" + arch};
@@ -193,14 +187,14 @@ TEST_CASE("recomputing activations gives the same bits on every layout", "[layou
             folder.path() / fmt::format("{}_{}_{}_{}", arch, recompute, layout.schedule, layout.pp);
         check_equal(reference,
                     run_small_job(text, run_dir,
-                                  base + layout.overrides() + Overrides{"train.recompute=" + recompute}));
+                                  with(base, layout.overrides(), Overrides{"train.recompute=" + recompute})));
       }
     }
   }
 }
 
 TEST_CASE("uneven splits give the same bits", "[layouts]") {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   const Overrides base = {"train.grad_accum_steps=4"};
   const JobResult reference = run_small_job(text, folder.path() / "reference", base);
@@ -210,6 +204,6 @@ TEST_CASE("uneven splits give the same bits", "[layouts]") {
                               {"distributed.pp_split=*|1"},
                               {"distributed.pp_schedule=interleaved_1f1b", "distributed.pp_split=1|1|1|1"}}) {
     check_equal(reference, run_small_job(text, folder.path() / std::to_string(run++),
-                                         base + layout + Overrides{"distributed.pp=2"}));
+                                         with(base, layout, Overrides{"distributed.pp=2"})));
   }
 }

@@ -5,14 +5,12 @@
 #include "test/support/mpirun.h"
 
 using pptrain::test::JobResult;
+using pptrain::test::Overrides;
 using pptrain::test::run_small_job;
 using pptrain::test::small_job_text;
 using pptrain::test::TemporaryFolder;
 
 namespace {
-
-const std::filesystem::path data =
-    std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
 
 struct Layout {
   std::string schedule;
@@ -23,7 +21,7 @@ struct Layout {
   std::vector<std::string> common() const {
     return {fmt::format("train.grad_accum_steps={}", microbatches), "train.dtype=" + dtype};
   }
-  std::vector<std::string> overrides() const {
+  Overrides overrides() const {
     std::vector<std::string> result = common();
     result.push_back(fmt::format("distributed.pp={}", pp));
     result.push_back("distributed.pp_schedule=" + schedule);
@@ -51,7 +49,7 @@ std::vector<Layout> grid(int pp) {
 
 TEST_CASE("under mpirun every layout equals one process bit for bit") {
   if (!pptrain::test::has_mpi()) return;
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   std::map<std::string, JobResult> references;
   for (const Layout& layout : grid(1)) {

@@ -15,10 +15,8 @@ using app::CostSource;
 
 namespace {
 
-const fs::path shakespeare = fs::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
-
-config::JobConfig job_with(const std::vector<std::string>& overrides) {
-  return small_job(small_job_text(shakespeare), "run", overrides);
+config::JobConfig job_with(const Overrides& overrides) {
+  return small_job(small_job_text(), "run", overrides);
 }
 
 // The job of scripts/bench.
@@ -35,11 +33,6 @@ std::vector<std::string> bench_sizes() {
           "train.grad_accum_steps=8",
           "train.dtype=bf16",
           "distributed.pp=2"};
-}
-
-std::vector<std::string> with(std::vector<std::string> list, const std::vector<std::string>& more) {
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
 }
 
 }  // namespace
@@ -122,7 +115,7 @@ TEST_CASE("costs from a run's trace give back its own times") {
   const TemporaryFolder folder;
   const std::vector<std::string> layout = {"distributed.pp=2", "train.grad_accum_steps=4", "train.steps=5",
                                            "train.seq_len=64", "profile.trace=true"};
-  run_small_job(small_job_text(shakespeare), folder.path() / "run", layout);
+  run_small_job(small_job_text(), folder.path() / "run", layout);
   const std::string trace_path = (folder.path() / "run/trace.json").string();
   const app::TraceSummary trace = app::read_trace(trace_path);
   CHECK(trace.job.distributed.pp_split.layers == std::vector<int64_t>{2, 2});

@@ -11,13 +11,12 @@
 
 using namespace pptrain;
 using pptrain::test::JobResult;
+using pptrain::test::Overrides;
 using pptrain::test::small_job_text;
 using pptrain::test::TemporaryFolder;
+using pptrain::test::with;
 
 namespace {
-
-const std::filesystem::path data =
-    std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
 
 struct Layout {
   std::string schedule;
@@ -33,20 +32,13 @@ const std::vector<Layout> layouts = [] {
   return result;
 }();
 
-using Overrides = std::vector<std::string>;
-
-Overrides with(Overrides list, const Overrides& more) {
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
-}
-
 config::JobConfig job_of(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
                          const Overrides& overrides) {
   Overrides all = overrides;
   all.push_back("distributed.pp_schedule=" + layout.schedule);
   all.push_back(fmt::format("distributed.pp={}", layout.pp));
   all.push_back(fmt::format("optimizer.post_validation={}", post_validation));
-  return pptrain::test::small_job(small_job_text(data), run_dir, all);
+  return pptrain::test::small_job(small_job_text(), run_dir, all);
 }
 
 JobResult run(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,

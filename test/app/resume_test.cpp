@@ -3,21 +3,16 @@
 #include "test/support/catch.h"
 
 using pptrain::test::JobResult;
+using pptrain::test::Overrides;
 using pptrain::test::run_small_job;
 using pptrain::test::small_job_text;
 using pptrain::test::TemporaryFolder;
+using pptrain::test::with;
 
 namespace {
 
-const std::filesystem::path data =
-    std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
-const std::vector<std::string> base = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint.interval=2",
-                                       "train.dtype=bf16", "checkpoint.keep_last_n=0"};
-
-std::vector<std::string> with(std::vector<std::string> list, const std::vector<std::string>& more) {
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
-}
+const Overrides base = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint.interval=2",
+                        "train.dtype=bf16", "checkpoint.keep_last_n=0"};
 
 // Leaves a run as it was when killed after step 4: its later checkpoints do not exist.
 void forget_after_step_4(const std::filesystem::path& run_dir) {
@@ -29,7 +24,7 @@ void forget_after_step_4(const std::filesystem::path& run_dir) {
 
 TEST_CASE("resuming equals not stopping, on any pp and schedule") {
   for (const std::string tied : {"false", "true"}) {
-    const std::string text = small_job_text(data);
+    const std::string text = small_job_text();
     const TemporaryFolder folder;
     const auto common = with(base, {"model.tie_word_embeddings=" + tied});
     const JobResult whole = run_small_job(text, folder.path() / "whole", with(common, {"distributed.pp=2"}));
@@ -54,7 +49,7 @@ TEST_CASE("resuming equals not stopping, on any pp and schedule") {
 }
 
 TEST_CASE("a damaged checkpoint is passed over for the newest sound one") {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   const auto run_dir = folder.path() / "run";
   const JobResult whole = run_small_job(text, run_dir, base);
@@ -71,7 +66,7 @@ TEST_CASE("a damaged checkpoint is passed over for the newest sound one") {
 }
 
 TEST_CASE("another seed cannot continue a run") {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   run_small_job(text, folder.path() / "run", base);
   CHECK_THROWS_WITH(run_small_job(text, folder.path() / "run",
@@ -80,7 +75,7 @@ TEST_CASE("another seed cannot continue a run") {
 }
 
 TEST_CASE("a new run sets earlier checkpoints aside") {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   const auto run_dir = folder.path() / "run";
   run_small_job(text, run_dir, base);
@@ -91,7 +86,7 @@ TEST_CASE("a new run sets earlier checkpoints aside") {
 }
 
 TEST_CASE("a smaller model does not resume from a larger one's checkpoint") {
-  const std::string text = small_job_text(data);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   run_small_job(text, folder.path() / "run", base);
   CHECK_THROWS_WITH(

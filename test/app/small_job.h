@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -38,7 +39,21 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-inline std::string small_job_text(const fs::path& data) {
+using Overrides = std::vector<std::string>;  // "section.key=value"; of two for one key the later counts
+
+template <typename... More>
+Overrides with(Overrides list, const More&... more) {
+  (list.insert(list.end(), more.begin(), more.end()), ...);
+  return list;
+}
+inline Overrides with(Overrides list, std::initializer_list<std::string> more) {
+  list.insert(list.end(), more);
+  return list;
+}
+
+inline const fs::path shakespeare = fs::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
+
+inline std::string small_job_text(const fs::path& data = shakespeare) {
   return fmt::format(R"([model]
 hidden_size = 32
 intermediate_size = 48
@@ -103,16 +118,14 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   return result;
 }
 
-inline config::JobConfig small_job(const std::string& text, const fs::path& run_dir,
-                                   std::vector<std::string> overrides) {
+inline config::JobConfig small_job(const std::string& text, const fs::path& run_dir, Overrides overrides) {
   overrides.push_back(fmt::format("run.dir=\"{}\"", run_dir.string()));
   spdlog::set_level(spdlog::level::warn);
   return config::parse_job(text, "small.toml", overrides, app::finish_job);
 }
 
-// Runs the job on thread ranks. `overrides`: "section.key=value".
-inline JobResult run_small_job(const std::string& text, const fs::path& run_dir,
-                               const std::vector<std::string>& overrides) {
+// Runs the job on thread ranks.
+inline JobResult run_small_job(const std::string& text, const fs::path& run_dir, const Overrides& overrides) {
   const config::JobConfig job = small_job(text, run_dir, overrides);
   const fault::Shutdown shutdown;
   const int code =

@@ -13,13 +13,6 @@ using nlohmann::json;
 
 namespace {
 
-const fs::path shakespeare = fs::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt";
-
-std::vector<std::string> with(std::vector<std::string> common, const std::vector<std::string>& more) {
-  common.insert(common.end(), more.begin(), more.end());
-  return common;
-}
-
 json read_trace(const fs::path& run_dir) {
   std::ifstream file(run_dir / "trace.json");
   REQUIRE(file);
@@ -78,7 +71,7 @@ void check_arrows(const json& trace, size_t expected) {
 }  // namespace
 
 TEST_CASE("a trace has every action of its steps once, and changes no number") {
-  const std::string text = small_job_text(shakespeare);
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
   const int m = 4;
   for (const int pp : {2, 3}) {
@@ -115,7 +108,7 @@ TEST_CASE("a trace has every action of its steps once, and changes no number") {
 
 TEST_CASE("metrics.jsonl says how the ranks idled in each step") {
   const TemporaryFolder folder;
-  run_small_job(small_job_text(shakespeare), folder.path(), {"distributed.pp=2", "train.grad_accum_steps=4"});
+  run_small_job(small_job_text(), folder.path(), {"distributed.pp=2", "train.grad_accum_steps=4"});
   std::ifstream lines(folder.path() / "metrics.jsonl");
   int steps = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -138,7 +131,7 @@ TEST_CASE("metrics.jsonl says how the ranks idled in each step") {
 
 TEST_CASE("a window that the run's end cuts short is written; a resumed run counts anew") {
   const TemporaryFolder folder;
-  const std::string text = small_job_text(shakespeare);
+  const std::string text = small_job_text();
   const std::vector<std::string> trace = {"profile.trace=true", "profile.first_step=3", "profile.steps=10",
                                           "checkpoint.resume=\"auto\""};
   run_small_job(text, folder.path(), with(trace, {"train.steps=4"}));
