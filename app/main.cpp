@@ -3,6 +3,8 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <thread>
 
 #include "app/commands.h"
 #include "core/base/error.h"
@@ -95,8 +97,11 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const pptrain::UsageError& error) {
-    // Every process of a launched job finds the same fault: one says it.
-    if (pptrain::comm::detect_launch().rank == 0) fmt::print(stderr, "{}\n", error.what());
+    // As a rule every process of a launched job finds the same fault: rank 0 says it, and the launcher then
+    // ends the others, which must not end before. Whoever is left has a fault of its own host.
+    const int rank = pptrain::comm::detect_launch().rank;
+    if (rank != 0) std::this_thread::sleep_for(std::chrono::seconds(3));
+    fmt::print(stderr, "{}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), error.what());
     return 2;
   } catch (const std::exception& error) {
     fmt::print(stderr, "pptrain: {}\n", error.what());

@@ -217,6 +217,13 @@ class CommandLine(unittest.TestCase):
         self.assertIn("pp 2", error)
         self.assertEqual(error.count("pp 2"), 1, "one rank says it")
 
+    @with_mpi
+    def test_a_fault_of_one_rank_alone(self):
+        missing = self.folder / "missing.toml"
+        error = self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config",
+                                 missing, code=2).stderr
+        self.assertIn(f"rank 1: {missing}", error)
+
     def test_no_gpu(self):
         if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0:
             self.skipTest("this machine has a GPU")
