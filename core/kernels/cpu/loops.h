@@ -142,12 +142,33 @@ struct AdamWLoopArgs {
   float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, negative_step;
 };
 
+// A bfloat16 operand of a product, from its first inner index and row (of op_a(a)) or column (of op_b(b)).
+struct Bf16Operand {
+  const uint16_t* data;
+  int64_t stride;
+  bool pairs_are_neighbours;  // inner indices run along memory's rows
+};
+
+constexpr int64_t kBf16Rows = 12;  // of a panel of op_a(a)
+constexpr int64_t kBf16Columns = 32;
+
+// The pieces of gemm.cpp's own product; null but where the processor multiplies bfloat16.
+struct Bf16Gemm {
+  // Pack rows (columns) into panels of (inner + 1) / 2 pairs.
+  void (*pack_rows)(const Bf16Operand&, int64_t inner, int64_t rows, uint32_t* to);
+  void (*pack_columns)(const Bf16Operand&, int64_t inner, int64_t columns, uint32_t* to);
+  // c [rows, columns] = panel a panel b + beta c, at most a panel of each. c is not read where beta is 0.
+  void (*multiply)(const uint32_t* a, const uint32_t* b, int64_t pairs, float beta, float* c, int64_t stride,
+                   int64_t rows, int64_t columns);
+};
+
 struct Loops {
   const char* isa;
   TypedLoops<float> f32;
   TypedLoops<uint16_t> bf16;
   void (*adamw)(const AdamWLoopArgs&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const float* x, int64_t size);
+  Bf16Gemm bf16_gemm;
 };
 
 template <class T>

@@ -23,7 +23,8 @@ bool long_matmul(const Tensor& a, const Tensor& b, Tensor& result) {
   const int64_t inner = a.size(1);
   const int64_t cols = b.size(1);
   const bool is_long = inner >= 2048 && inner >= 4 * cols && rows >= 32;
-  if (a.scalar_type() != at::kBFloat16 || !is_long || !has_gemm() || !fits_int(rows) || !fits_int(inner)) {
+  if (a.scalar_type() != at::kBFloat16 || !is_long || !has_gemm() || has_own_bf16_gemm() || !fits_int(rows) ||
+      !fits_int(inner)) {
     return false;
   }
   const auto sums = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows * cols));
