@@ -53,7 +53,7 @@ Measurement measurement(const CostModel& truth, Backward backward) {
 void check_equal(const CostModel& a, const CostModel& b, const StageSlice& slice, Backward measured) {
   const schedule::StageCost x = a.stage(slice), y = b.stage(slice);
   CHECK(x.forward == Approx(y.forward).epsilon(1e-9));
-  if (measured != Backward::apart) CHECK(x.backward == Approx(y.backward).epsilon(1e-9));
+  CHECK(x.backward == Approx(y.backward).epsilon(1e-9));
   if (measured == Backward::joint) return;
   CHECK(x.backward_input == Approx(y.backward_input).epsilon(1e-9));
   CHECK(x.backward_weight == Approx(y.backward_weight).epsilon(1e-9));
