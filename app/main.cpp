@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "app/commands.h"
+#include "app/commands/commands.h"
 #include "core/base/error.h"
 #include "parallel/comm/bootstrap.h"
 

@@ -8,7 +8,7 @@
 #include "models/device_model.h"
 #include "models/model_config.h"
 #include "models/transformer_stage.h"
-#include "parallel/schedule/simulate.h"
+#include "parallel/schedule/cost/simulate.h"
 
 namespace pptrain::models {
 

@@ -5,7 +5,7 @@
 
 #include "models/model_config.h"
 #include "models/transformer_stage.h"
-#include "parallel/schedule/memory.h"
+#include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::models {
 

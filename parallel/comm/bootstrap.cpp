@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "core/base/error.h"
-#include "parallel/comm/mpi_communicator.h"
+#include "parallel/comm/mpi/mpi_communicator.h"
 
 namespace pptrain::comm {
 namespace {

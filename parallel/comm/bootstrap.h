@@ -6,7 +6,7 @@
 #include <string>
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/tcp_communicator.h"
+#include "parallel/comm/tcp/tcp_communicator.h"
 
 namespace pptrain::comm {
 

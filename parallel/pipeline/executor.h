@@ -16,8 +16,8 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/pipeline/stage.h"
 #include "parallel/pipeline/time_marks.h"
+#include "parallel/schedule/proof/speculation.h"
 #include "parallel/schedule/schedule.h"
-#include "parallel/schedule/speculation.h"
 
 namespace pptrain::pipeline {
 

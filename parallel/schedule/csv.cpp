@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/schedule/simulate.h"
-#include "parallel/schedule/validate.h"
+#include "parallel/schedule/cost/simulate.h"
+#include "parallel/schedule/proof/validate.h"
 
 namespace pptrain::schedule {
 namespace {

@@ -71,10 +71,11 @@ find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(Catch2 QUIET)
 
-# One target per folder: pptrain_library(pptrain_data PUBLIC ... PRIVATE ... [EXCLUDE regex]) takes the folder's *.cpp.
+# One target per folder: pptrain_library(pptrain_data PUBLIC ... PRIVATE ... [EXCLUDE regex]) takes the *.cpp of the folder
+# and of those inside it.
 function(pptrain_library name)
   cmake_parse_arguments(L "" "EXCLUDE" "PUBLIC;PRIVATE" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   if(L_EXCLUDE)
     list(FILTER sources EXCLUDE REGEX "${L_EXCLUDE}")
   endif()

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "app/job.h"
-#include "app/run_context.h"
-#include "app/trainer.h"
+#include "app/plan/job.h"
+#include "app/train/run_context.h"
+#include "app/train/trainer.h"
 #include "core/config/loader.h"
 #include "core/fault/shutdown.h"
 

@@ -1,7 +1,7 @@
 // Starts a program under the MPI that this build uses. Needs the compile definition MPIEXEC.
 #pragma once
 
-#include "parallel/comm/mpi_communicator.h"
+#include "parallel/comm/mpi/mpi_communicator.h"
 #include "test/support/processes.h"
 
 namespace pptrain::test {

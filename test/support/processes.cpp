@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "parallel/comm/tcp_socket.h"
+#include "parallel/comm/tcp/tcp_socket.h"
 
 namespace pptrain::test {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "parallel/checkpoint/checkpoint.h"
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/io/scratch_folder.h"
 
 namespace pptrain::test {

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "core/base/error.h"
-#include "parallel/comm/mpi_communicator.h"
+#include "parallel/comm/mpi/mpi_communicator.h"
 #include "test/support/catch.h"
 
 namespace pptrain::comm {

@@ -12,7 +12,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/bootstrap.h"
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/thread/thread_communicator.h"
 
 namespace pptrain::comm {
 namespace {

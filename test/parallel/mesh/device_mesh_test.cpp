@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 
 namespace pptrain::mesh {

@@ -11,10 +11,10 @@
 #include <mutex>
 
 #include "core/base/error.h"
-#include "parallel/comm/thread_communicator.h"
-#include "parallel/schedule/generators.h"
-#include "parallel/schedule/measured_step.h"
-#include "parallel/schedule/passes.h"
+#include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/schedule/cost/measured_step.h"
+#include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

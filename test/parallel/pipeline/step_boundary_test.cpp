@@ -11,11 +11,11 @@
 #include <thread>
 
 #include "parallel/comm/exchange.h"
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/pipeline/executor.h"
-#include "parallel/schedule/generators.h"
-#include "parallel/schedule/passes.h"
-#include "parallel/schedule/simulate.h"
+#include "parallel/schedule/cost/simulate.h"
+#include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

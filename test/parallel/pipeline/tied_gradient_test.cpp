@@ -7,7 +7,7 @@
 
 #include <mutex>
 
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -4,9 +4,9 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "parallel/schedule/generators.h"
-#include "parallel/schedule/passes.h"
-#include "parallel/schedule/validate.h"
+#include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/proof/validate.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -5,7 +5,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/exchange.h"
-#include "parallel/comm/thread_communicator.h"
+#include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -1,0 +1,39 @@
+// pptrain verify
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "app/commands/commands.h"
+#include "core/base/error.h"
+#include "parallel/checkpoint/checkpoint.h"
+
+namespace pptrain::app {
+
+namespace fs = std::filesystem;
+
+int verify(const std::string& checkpoint_dir) {
+  if (!fs::is_directory(checkpoint_dir))
+    throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
+  std::vector<fs::path> folders;
+  for (const auto& entry : fs::directory_iterator(checkpoint_dir)) {
+    if (entry.is_directory() && entry.path().filename().string().starts_with("step_"))
+      folders.push_back(entry.path());
+  }
+  if (folders.empty()) folders.push_back(checkpoint_dir);
+  std::ranges::sort(folders);
+  bool sound = true;
+  for (const fs::path& folder : folders) {
+    const std::vector<std::string> problems = checkpoint::verify(folder);
+    if (problems.empty()) {
+      fmt::print("{}: sound\n", folder.string());
+      continue;
+    }
+    sound = false;
+    for (const std::string& problem : problems) fmt::print("{}: {}\n", folder.string(), problem);
+  }
+  return sound ? 0 : 1;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,68 @@
+#include "app/trace/step_trace.h"
+
+#include <array>
+
+#include "core/base/error.h"
+
+namespace pptrain::app {
+
+const char* name(Phase phase) {
+  static constexpr std::array names = {"data",      "zero gradients", "tied gradients",
+                                       "loss",      "gradient norm",  "norm exchange",
+                                       "optimizer", "evaluation",     "checkpoint"};
+  static_assert(names.size() == static_cast<size_t>(Phase::count));
+  return names[static_cast<size_t>(phase)];
+}
+
+bool is_own_work(Phase phase) {
+  return phase != Phase::tied_gradients && phase != Phase::loss && phase != Phase::norm_exchange;
+}
+
+schedule::RankStep to_rank_step(const StepTrace& trace) {
+  schedule::RankStep step{.step = trace.span, .actions = {}, .work = {}};
+  for (const ActionSpan& action : trace.actions) step.actions.push_back(action.span);
+  for (const PhaseSpan& phase : trace.phases) {
+    if (is_own_work(phase.phase)) step.work.push_back(phase.span);
+  }
+  return step;
+}
+
+std::vector<double> encode(std::span<const StepTrace> steps) {
+  std::vector<double> numbers;
+  for (const StepTrace& step : steps) {
+    numbers.insert(numbers.end(),
+                   {static_cast<double>(step.step), step.span.start, step.span.end,
+                    static_cast<double>(step.actions.size()), static_cast<double>(step.phases.size())});
+    for (const auto& [wait, span] : step.actions) numbers.insert(numbers.end(), {wait, span.start, span.end});
+    for (const auto& [phase, span] : step.phases) {
+      numbers.insert(numbers.end(), {static_cast<double>(phase), span.start, span.end});
+    }
+  }
+  return numbers;
+}
+
+std::vector<StepTrace> decode(std::span<const double> numbers) {
+  std::vector<StepTrace> steps;
+  size_t at = 0;
+  const auto next = [&] {
+    if (at == numbers.size()) throw Error("a step's times from another rank are cut short");
+    return numbers[at++];
+  };
+  while (at < numbers.size()) {
+    StepTrace& step = steps.emplace_back();
+    step.step = static_cast<int64_t>(next());
+    step.span.start = next();
+    step.span.end = next();
+    step.actions.resize(static_cast<size_t>(next()));
+    step.phases.resize(static_cast<size_t>(next()));
+    for (auto& [wait, span] : step.actions) wait = next(), span.start = next(), span.end = next();
+    for (auto& [phase, span] : step.phases) {
+      phase = static_cast<Phase>(next());
+      span.start = next();
+      span.end = next();
+    }
+  }
+  return steps;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,52 @@
+// What one rank did in one step, with times.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/schedule/cost/measured_step.h"
+
+namespace pptrain::app {
+
+// What a rank does beside its pipeline actions.
+enum class Phase : uint8_t {
+  data,
+  zero_gradients,
+  tied_gradients,
+  loss,
+  gradient_norm,
+  norm_exchange,
+  optimizer,
+  evaluation,
+  checkpoint,
+  count
+};
+const char* name(Phase phase);  // "gradient norm"
+bool is_own_work(Phase phase);  // not an exchange, in which the rank mostly waits for others
+
+struct ActionSpan {
+  double wait = 0;  // its turn came
+  schedule::Span span;
+};
+
+struct PhaseSpan {
+  Phase phase = Phase::data;
+  schedule::Span span;
+};
+
+// Times in seconds on rank 0's clock.
+struct StepTrace {
+  int64_t step = 0;
+  schedule::Span span;
+  std::vector<ActionSpan> actions;  // one for each of schedule::timed_actions
+  std::vector<PhaseSpan> phases;    // within the step, and after it up to the next
+};
+
+schedule::RankStep to_rank_step(const StepTrace& trace);
+
+// As numbers that travel, several steps one after the other.
+std::vector<double> encode(std::span<const StepTrace> steps);
+std::vector<StepTrace> decode(std::span<const double> numbers);
+
+}  // namespace pptrain::app

@@ -1,0 +1,26 @@
+#include "app/train/datasets.h"
+
+namespace pptrain::app {
+
+data::Split open_data(const config::JobConfig& job, int64_t vocab_size) {
+  const data::Source source{.path = job.data.path,
+                            .format = data::parse_format(job.data.format),
+                            .token_bytes = data::parse_token_bytes(job.data.dtype)};
+  return data::open_split(source, vocab_size, job.data.val_fraction, job.data.val_path);
+}
+
+data::LoaderOptions loader_options(const RunContext& context, const schedule::Schedule& placement) {
+  const config::TrainSection& train = context.job.train;
+  const mesh::DeviceMesh& mesh = context.mesh;
+  const int pp = mesh.coordinate(mesh::Axis::pp);
+  return {.seq_len = train.seq_len,
+          .micro_batch_size = train.micro_batch_size,
+          .microbatches = train.grad_accum_steps,
+          .dp_size = mesh.size(mesh::Axis::dp_replicate),
+          .dp_rank = mesh.coordinate(mesh::Axis::dp_replicate),
+          .need_tokens = pp == placement.rank_of(0),
+          .need_labels = pp == placement.rank_of(placement.stages() - 1),
+          .device = context.device};
+}
+
+}  // namespace pptrain::app

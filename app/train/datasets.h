@@ -1,0 +1,16 @@
+// The job's token streams, and how one rank reads them.
+#pragma once
+
+#include "app/train/run_context.h"
+#include "core/data/data_loader.h"
+#include "core/data/token_dataset.h"
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::app {
+
+data::Split open_data(const config::JobConfig& job, int64_t vocab_size);
+
+// Tokens for the rank of the first stage, labels for the rank of the last.
+data::LoaderOptions loader_options(const RunContext& context, const schedule::Schedule& placement);
+
+}  // namespace pptrain::app

@@ -1,0 +1,32 @@
+#include "app/train/evaluator.h"
+
+#include "app/train/datasets.h"
+#include "core/base/error.h"
+#include "parallel/schedule/passes/passes.h"
+
+namespace pptrain::app {
+
+namespace {
+
+data::ValidationLoader open_validation(const RunContext& context, const schedule::Schedule& placement) {
+  data::Split split = open_data(context.job, context.model.vocab);
+  if (!split.validation)
+    throw UsageError("eval.interval: the job has no validation data (data.val_fraction, data.val_path)");
+  return {*split.validation, loader_options(context, placement), context.job.eval.batches};
+}
+
+}  // namespace
+
+Evaluator::Evaluator(RunContext& context, RankModel& model, const schedule::Schedule& training)
+    : model_(model),
+      loader_(open_validation(context, training)),
+      executor_(model.stages(), context.mesh.along(mesh::Axis::pp),
+                schedule::lower(schedule::forward_only(training), {.reduce_grad = false}),
+                pipeline::Executor::Mode::evaluate) {}
+
+pipeline::LossSum Evaluator::run() {
+  for (int64_t i = 0; i < loader_.batches(); ++i) executor_.run(loader_.batch(i));
+  return model_.global_loss();
+}
+
+}  // namespace pptrain::app

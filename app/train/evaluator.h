@@ -1,0 +1,26 @@
+// Validation loss through the same pipeline, forward only.
+#pragma once
+
+#include "app/train/rank_model.h"
+#include "app/train/run_context.h"
+#include "core/data/data_loader.h"
+#include "parallel/pipeline/executor.h"
+
+namespace pptrain::app {
+
+class Evaluator {
+ public:
+  // `training`: the lowered training schedule, whose placement the evaluation shares. Throws UsageError where
+  // the job has no validation data. All must outlive the evaluator.
+  Evaluator(RunContext& context, RankModel& model, const schedule::Schedule& training);
+
+  // Mean loss in nats over the valid tokens of eval.batches batches, the same on every rank. Collective.
+  pipeline::LossSum run();
+
+ private:
+  RankModel& model_;
+  data::ValidationLoader loader_;
+  pipeline::Executor executor_;
+};
+
+}  // namespace pptrain::app

@@ -1,0 +1,64 @@
+// Optimizer post-validation (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4): a
+// rank steps its optimizer without waiting for the global norm, as if there were nothing to clip or skip, and
+// begins the next step. Where the totals of all ranks say otherwise, it takes the step back and redoes it.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "app/train/rank_model.h"
+#include "app/train/run_context.h"
+#include "parallel/comm/exchange.h"
+
+namespace pptrain::app {
+
+class PostValidation {
+ public:
+  // A step that was taken and is not validated yet.
+  struct Pending {
+    int64_t step = 0;  // 1 is the first
+    double lr = 0;
+    double grad_scale = 0;
+  };
+  // What the step came to over all ranks: the same bits on each.
+  struct Totals {
+    pipeline::LossSum loss;
+    double norm = 0;  // of the summed, unscaled gradient
+  };
+
+  // The model's optimizers keep what they overwrite from here on. Collective, as everything here; both must
+  // outlive this.
+  PostValidation(RunContext& context, RankModel& model);
+
+  // Is the next step likely to stand? A norm above the limit seldom comes alone, so a step after one that did
+  // not stand waits for its totals.
+  bool confident() const { return confident_; }
+  void set_confident(bool confident) { confident_ = confident; }
+
+  // Tells all ranks of the pipeline this one's part of the totals and takes the step. Gradients must stay as
+  // they are until correct(). `stop`: this rank was asked to stop.
+  void start(const Pending& step, bool stop);
+  const std::optional<Pending>& pending() const { return pending_; }
+
+  // Waits until all ranks have started.
+  Totals wait();
+  // What the pending step should have been: its gradient scale, or none for a step to be skipped. Returns
+  // whether it was that; otherwise it is that now.
+  bool correct(const std::optional<double>& grad_scale);
+
+  // Was any rank asked to stop? The same answer on every rank, up to two steps late.
+  bool stop_requested() const { return stop_; }
+
+ private:
+  static std::vector<size_t> counts(const RunContext& context, const RankModel& model);
+
+  RunContext& context_;
+  RankModel& model_;
+  comm::Exchange exchange_;
+  std::optional<Pending> pending_;
+  bool confident_ = true;
+  bool seen_stop_ = false;  // a rank of this pipeline said so
+  bool stop_ = false;
+};
+
+}  // namespace pptrain::app

@@ -1,0 +1,82 @@
+#include "app/train/run_dir.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+
+#include <fstream>
+#include <system_error>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/config/loader.h"
+#include "core/io/atomic_file.h"
+#include "parallel/checkpoint/checkpoint.h"
+
+namespace pptrain::app {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::optional<int64_t> step_of(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  constexpr std::string_view prefix = "step_";
+  if (!name.starts_with(prefix) || name.size() == prefix.size()) return std::nullopt;
+  if (name.find_first_not_of("0123456789", prefix.size()) != std::string::npos ||
+      name.size() > 18 + prefix.size()) {
+    return std::nullopt;
+  }
+  return std::stoll(name.substr(prefix.size()));
+}
+
+fs::path first_free(const fs::path& base) {
+  for (int i = 1;; ++i) {
+    fs::path candidate = fmt::format("{}.{}", base.string(), i);
+    if (!fs::exists(candidate)) return candidate;
+  }
+}
+
+}  // namespace
+
+std::optional<fs::path> choose_checkpoint(const config::JobConfig& job) {
+  const std::string& resume = job.checkpoint.resume;
+  if (resume == "none") return std::nullopt;
+  const auto report = [](const std::string& text) { spdlog::warn("{}", text); };
+  if (resume == "auto") return checkpoint::find_resumable(fs::path(job.run.dir) / "checkpoints", report);
+  if (fs::exists(fs::path(resume) / "manifest.json") || step_of(resume)) return fs::path(resume);
+  if (auto found = checkpoint::find_resumable(resume, report)) return found;
+  if (auto found = checkpoint::find_resumable(fs::path(resume) / "checkpoints", report)) return found;
+  throw Error(fmt::format("checkpoint.resume: no complete checkpoint in {}", resume));
+}
+
+void set_aside_later_checkpoints(const fs::path& checkpoint_root, int64_t step) {
+  if (!fs::is_directory(checkpoint_root)) return;
+  std::vector<fs::path> later;
+  for (const auto& entry : fs::directory_iterator(checkpoint_root)) {
+    const auto at = step_of(entry.path());
+    if (entry.is_directory() && at && *at > step) later.push_back(entry.path());
+  }
+  if (later.empty()) return;
+  const fs::path aside = first_free(checkpoint_root);
+  std::error_code error;
+  fs::create_directory(aside, error);
+  for (const fs::path& folder : later) {
+    if (!error) fs::rename(folder, aside / folder.filename(), error);
+  }
+  if (error) {
+    throw Error(fmt::format("cannot move earlier checkpoints from {} to {}: {}", checkpoint_root.string(),
+                            aside.string(), error.message()));
+  }
+  spdlog::info("an earlier run left {} checkpoint{} after step {}: moved to {}", later.size(),
+               later.size() == 1 ? "" : "s", step, aside.string());
+}
+
+void prepare_run_dir(const config::JobConfig& job) {
+  const fs::path dir = job.run.dir;
+  std::error_code error;
+  fs::create_directories(dir / "checkpoints", error);
+  if (error) throw Error(fmt::format("run.dir: cannot create {}: {}", dir.string(), error.message()));
+  io::write_file_atomically(dir / "job.toml", config::to_toml(job));
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,386 @@
+// MPI's C interface alone: the C++ bindings of old are switched off, so that only the C library is linked.
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
+#include "parallel/comm/mpi/mpi_communicator.h"
+
+#include <mpi.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <list>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "parallel/comm/operands.h"
+#include "parallel/comm/signal_block.h"
+
+namespace pptrain::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Counts of MPI calls are ints: larger messages travel as several.
+constexpr int64_t chunk_bytes = int64_t{1} << 30;
+
+void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw Error(fmt::format("{} failed: {}", call, std::string(text, length)));
+}
+
+// Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, so
+// that ranks that share a core do not starve each other.
+class Backoff {
+ public:
+  void pause() {
+    ++rounds_;
+    if (rounds_ < spins) return;
+    if (rounds_ < spins + yields) {
+      sched_yield();
+      return;
+    }
+    std::this_thread::sleep_for(nap_);
+    nap_ = std::min(nap_ * 2, std::chrono::microseconds(200));
+  }
+  // Past the spin: the clock may be looked at.
+  bool patient() const { return rounds_ >= spins; }
+
+ private:
+  static constexpr int spins = 100;
+  static constexpr int yields = 2000;
+  int rounds_ = 0;
+  std::chrono::microseconds nap_{10};
+};
+
+// The requests of one message, with its memory.
+struct Transfer {
+  at::Tensor tensor;
+  std::vector<MPI_Request> requests;
+  int64_t expected_last = 0;  // bytes of the last chunk, checked on receives
+  bool is_send = false;
+  int peer = 0;
+  bool pending = false;  // counted by the session
+
+  bool test() {
+    while (!requests.empty()) {
+      int complete = 0;
+      MPI_Status status;
+      check(MPI_Test(&requests.front(), &complete, &status), is_send ? "a send" : "a receive");
+      if (!complete) return false;
+      if (!is_send) check_count(status);
+      requests.erase(requests.begin());
+    }
+    return true;
+  }
+
+  void check_count(const MPI_Status& status) const {
+    int count = 0;
+    check(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
+    const int64_t expected = requests.size() == 1 ? expected_last : chunk_bytes;
+    if (count != expected) {
+      throw Error(
+          fmt::format("a message from rank {} has {} bytes where {} were expected: {} is to be received",
+                      peer, count, expected, describe(tensor)));
+    }
+  }
+};
+
+// MPI_Init to MPI_Finalize; shared by all communicators.
+//
+// MPI moves a message only while the process is inside a call: between hosts, or on one host where the kernel
+// forbids reading another process' memory, a message of more than some KiB would wait until its sender has
+// finished computing. A thread therefore calls MPI every half millisecond while something is under way and
+// nobody waits inside MPI anyway.
+class Session {
+ public:
+  Session() {
+    int initialized = 0;
+    check(MPI_Initialized(&initialized), "MPI_Initialized");
+    if (initialized) throw Error("MPI is initialised already: one MPI world per process");
+    int provided = 0;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    if (provided < MPI_THREAD_SERIALIZED) {
+      throw Error("this MPI cannot be called by several threads in turn (MPI_THREAD_SERIALIZED)");
+    }
+    const SignalBlock block;
+    thread_ = std::jthread([this] { run(); });
+  }
+  ~Session() {
+    {
+      const std::lock_guard lock(mutex);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+    if (!failed && std::uncaught_exceptions() <= unwinding_) MPI_Finalize();
+  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Under the lock, as all that follows.
+  bool test(Transfer& transfer) {
+    try {
+      if (!transfer.test()) return false;
+    } catch (const Error&) {
+      forget(transfer);
+      throw;
+    }
+    forget(transfer);
+    return true;
+  }
+
+  // After a first test().
+  void count(Transfer& transfer) {
+    transfer.pending = true;
+    if (++pending_ == 1 && idle_) wake_.notify_all();
+  }
+
+  std::mutex mutex;     // one thread at a time calls MPI
+  bool failed = false;  // after a failed wait, collective clean-up could hang
+  int waiting = 0;      // threads that wait for a transfer, and so call MPI all the time
+
+ private:
+  void forget(Transfer& transfer) {
+    if (std::exchange(transfer.pending, false)) --pending_;
+  }
+
+  void run() {
+    constexpr std::chrono::microseconds period{500};
+    constexpr int calls = 4;  // a message takes several steps of its protocol
+    std::unique_lock lock(mutex);
+    while (!stop_) {
+      idle_ = true;
+      wake_.wait(lock, [this] { return stop_ || pending_ > 0; });
+      idle_ = false;
+      int found = 0;
+      for (int i = 0; i < calls && waiting == 0 && !stop_; ++i) {
+        // Errors show on the transfers.
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
+      }
+      wake_.wait_for(lock, period, [this] { return stop_; });
+    }
+  }
+
+  int unwinding_ = std::uncaught_exceptions();
+  int pending_ = 0;
+  bool idle_ = false;
+  bool stop_ = false;
+  std::condition_variable wake_;
+  std::jthread thread_;
+};
+
+// One MPI communicator, and the transfers whose Work is gone before they were complete.
+struct Channel {
+  Channel(MPI_Comm c, std::shared_ptr<Session> s) : comm(c), session(std::move(s)) {
+    const std::lock_guard lock(session->mutex);
+    check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  }
+  ~Channel() {
+    if (session->failed || std::uncaught_exceptions() > unwinding) return;
+    const auto deadline = Clock::now() + std::chrono::seconds(5);
+    const std::lock_guard lock(session->mutex);
+    while (!abandoned.empty() && Clock::now() < deadline) {
+      sweep();
+      sched_yield();
+    }
+    MPI_Comm_free(&comm);
+  }
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  // Under the session's lock.
+  void sweep() noexcept {
+    abandoned.remove_if([this](Transfer& transfer) {
+      try {
+        return session->test(transfer);
+      } catch (const Error&) {
+        return true;
+      }
+    });
+  }
+
+  MPI_Comm comm;
+  std::shared_ptr<Session> session;
+  std::list<Transfer> abandoned;
+  int unwinding = std::uncaught_exceptions();
+};
+
+class MpiWork final : public Work {
+ public:
+  MpiWork(std::shared_ptr<Channel> channel, Transfer transfer, int rank, std::chrono::milliseconds timeout)
+      : channel_(std::move(channel)), transfer_(std::move(transfer)), rank_(rank), timeout_(timeout) {}
+  ~MpiWork() override {
+    const std::lock_guard lock(channel_->session->mutex);
+    if (!transfer_.requests.empty()) channel_->abandoned.push_back(std::move(transfer_));
+  }
+  MpiWork(const MpiWork&) = delete;
+  MpiWork& operator=(const MpiWork&) = delete;
+
+  bool done() override {
+    const std::lock_guard lock(channel_->session->mutex);
+    return channel_->session->test(transfer_);
+  }
+
+  void wait(const std::function<std::string()>& what) override {
+    Session& session = *channel_->session;
+    std::unique_lock lock(session.mutex);
+    if (session.test(transfer_)) return transfer_.tensor.reset();
+    const Waiting waiting(session, lock);
+    const auto deadline = Clock::now() + timeout_;
+    Backoff backoff;
+    while (!session.test(transfer_)) {
+      lock.unlock();
+      backoff.pause();
+      lock.lock();
+      if (backoff.patient() && Clock::now() > deadline) {
+        session.failed = true;
+        throw Error(timeout_message(
+            rank_, timeout_,
+            fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
+                        transfer_.peer),
+            what ? what() : ""));
+      }
+    }
+    transfer_.tensor.reset();
+  }
+
+ private:
+  // Counts this thread among those that wait; taken and left under the lock.
+  class Waiting {
+   public:
+    Waiting(Session& session, const std::unique_lock<std::mutex>& /*lock*/) : session_(session) {
+      ++session_.waiting;
+    }
+    ~Waiting() { --session_.waiting; }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Session& session_;
+  };
+
+  std::shared_ptr<Channel> channel_;
+  Transfer transfer_;
+  int rank_;
+  std::chrono::milliseconds timeout_;
+};
+
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(MPI_Comm comm, std::shared_ptr<Session> session, std::chrono::milliseconds timeout)
+      : channel_(std::make_shared<Channel>(comm, std::move(session))), timeout_(timeout) {
+    const std::lock_guard lock(channel_->session->mutex);
+    check(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
+    check(MPI_Comm_size(comm, &size_), "MPI_Comm_size");
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override {
+    return start(tensor, destination, /*is_send=*/true);
+  }
+  std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override {
+    return start(std::move(tensor), source, /*is_send=*/false);
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    // MPI's colours are not negative.
+    if (color < 0) throw Error(fmt::format("split: color {} is negative", color));
+    std::unique_lock lock(channel_->session->mutex);
+    check(MPI_Comm_split(channel_->comm, color, key, &part), "MPI_Comm_split");
+    lock.unlock();
+    return std::make_unique<MpiCommunicator>(part, channel_->session, timeout_);
+  }
+
+  void progress() override {
+    int flag = 0;
+    const std::lock_guard lock(channel_->session->mutex);
+    check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, channel_->comm, &flag, MPI_STATUS_IGNORE), "MPI_Iprobe");
+  }
+
+  void abort(const std::string& message) override {
+    std::fprintf(stderr, "%s\n", message.c_str());
+    std::fflush(stderr);
+    const std::lock_guard lock(channel_->session->mutex);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+
+  void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+ private:
+  std::unique_ptr<Work> start(at::Tensor tensor, int peer, bool is_send) {
+    check_peer(peer, rank_, size_, is_send ? "isend" : "irecv");
+    check_cpu(tensor, "MPI");
+    const std::lock_guard lock(channel_->session->mutex);
+    if (!channel_->abandoned.empty()) channel_->sweep();
+    Transfer transfer;
+    transfer.tensor = std::move(tensor);
+    transfer.is_send = is_send;
+    transfer.peer = peer;
+    // A send only reads; MPI's older signatures take a pointer to non-const all the same.
+    char* data = static_cast<char*>(is_send ? const_cast<void*>(transfer.tensor.const_data_ptr())
+                                            : transfer.tensor.mutable_data_ptr());
+    int64_t left = static_cast<int64_t>(transfer.tensor.nbytes());
+    do {
+      const int count = static_cast<int>(std::min(left, chunk_bytes));
+      MPI_Request request = MPI_REQUEST_NULL;
+      check(is_send ? MPI_Isend(data, count, MPI_BYTE, peer, 0, channel_->comm, &request)
+                    : MPI_Irecv(data, count, MPI_BYTE, peer, 0, channel_->comm, &request),
+            is_send ? "MPI_Isend" : "MPI_Irecv");
+      transfer.requests.push_back(request);
+      transfer.expected_last = count;
+      data += count;
+      left -= count;
+    } while (left > 0);
+    if (!channel_->session->test(transfer)) channel_->session->count(transfer);
+    return std::make_unique<MpiWork>(channel_, std::move(transfer), rank_, timeout_);
+  }
+
+  std::shared_ptr<Channel> channel_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::chrono::milliseconds timeout_;
+};
+
+}  // namespace
+
+MpiFlavor mpi_flavor() {
+#if defined(OMPI_MAJOR_VERSION)
+  return MpiFlavor::open_mpi;
+#else
+  return MpiFlavor::mpich;
+#endif
+}
+
+std::string mpi_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  std::string version(text, length);
+  version.resize(std::min(version.size(), version.find_first_of(",\n")));
+  // MPICH's text is a table: "MPICH Version:      4.0.2".
+  constexpr std::string_view label = " Version:";
+  if (const size_t at = version.find(label); at != std::string::npos) {
+    const size_t number = std::min(version.find_first_not_of(' ', at + label.size()), version.size());
+    version.replace(at, number - at, " ");
+  }
+  return version;
+}
+
+std::unique_ptr<Communicator> make_mpi_world() {
+  auto session = std::make_shared<Session>();
+  MPI_Comm world = MPI_COMM_NULL;
+  check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
+  return std::make_unique<MpiCommunicator>(world, std::move(session), default_timeout);
+}
+
+}  // namespace pptrain::comm

@@ -1,0 +1,458 @@
+#include "parallel/comm/nccl/nccl_communicator.h"
+
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <thread>
+
+#include "core/base/cuda_handle.h"
+#include "parallel/comm/nccl/nccl_watchdog.h"
+#include "parallel/comm/operands.h"
+#include "parallel/comm/rank_order_sum.h"
+
+namespace pptrain::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using CudaStream = CudaHandle<cudaStream_t, cudaStreamDestroy>;
+using WatchdogPtr = std::shared_ptr<NcclWatchdog>;
+
+// Up to here a sum gathers whole tensors: one exchange instead of two.
+constexpr int64_t direct_bytes = 256 << 10;
+// Scratch of a larger sum: at most about this much.
+constexpr int64_t piece_bytes = 64 << 20;
+
+// One NCCL communicator, known to the watchdog.
+class Group {
+ public:
+  Group(WatchdogPtr watchdog, const std::string& id, int rank, int size) : watchdog_(std::move(watchdog)) {
+    ncclUniqueId unique{};
+    if (id.size() != sizeof(unique)) throw Error("an NCCL id of the wrong size came from another rank");
+    std::memcpy(&unique, id.data(), sizeof(unique));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    check_nccl(ncclCommInitRankConfig(&comm_, size, unique, rank, &config), "ncclCommInitRankConfig");
+    watchdog_->add(comm_);
+  }
+  ~Group() { watchdog_->remove(comm_, /*in_order=*/std::uncaught_exceptions() <= unwinding_); }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  ncclComm_t get() const { return comm_; }
+
+ private:
+  WatchdogPtr watchdog_;
+  ncclComm_t comm_ = nullptr;
+  int unwinding_ = std::uncaught_exceptions();
+};
+
+std::string new_id() {
+  ncclUniqueId unique{};
+  check_nccl(ncclGetUniqueId(&unique), "ncclGetUniqueId");
+  return {reinterpret_cast<const char*>(&unique), sizeof(unique)};
+}
+
+NcclEvent record(c10::cuda::CUDAStream stream) {
+  auto event = std::make_shared<at::cuda::CUDAEvent>();
+  event->record(stream);
+  return event;
+}
+
+// One direction of traffic between two ranks: its own communicator and its own stream, so that no other
+// traffic can stand in its way. The sender is rank 0 of the two.
+struct Link {
+  CudaStream handle;  // goes last
+  std::unique_ptr<Group> group;
+};
+
+class NcclWork final : public Work {
+ public:
+  NcclWork(WatchdogPtr watchdog, NcclEvent finished, at::Tensor tensor, std::chrono::milliseconds timeout,
+           int rank, int peer, bool is_send)
+      : watchdog_(std::move(watchdog)),
+        finished_(std::move(finished)),
+        tensor_(std::move(tensor)),
+        timeout_(timeout),
+        rank_(rank),
+        peer_(peer),
+        is_send_(is_send) {}
+  // The side stream may still use the tensor.
+  ~NcclWork() override {
+    if (tensor_.defined())
+      watchdog_->watch(finished_, std::move(tensor_), Clock::now() + timeout_, description(""));
+  }
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+
+  bool done() override {
+    watchdog_->check();
+    if (!finished_->query()) return false;
+    tensor_.reset();
+    return true;
+  }
+
+  // From here on the current stream is behind the side stream, so the tensor's memory may go to other uses on
+  // it.
+  void wait(const std::function<std::string()>& what) override {
+    watchdog_->check();
+    finished_->block(c10::cuda::getCurrentCUDAStream(finished_->device_index()));
+    watchdog_->watch(finished_, at::Tensor(), Clock::now() + timeout_, description(what ? what() : ""));
+    tensor_.reset();
+  }
+
+ private:
+  std::string description(const std::string& what) const {
+    return fmt::format("rank {}, {} rank {}{}{}", rank_, is_send_ ? "a message to" : "a message from", peer_,
+                       what.empty() ? "" : ": ", what);
+  }
+
+  WatchdogPtr watchdog_;
+  NcclEvent finished_;
+  at::Tensor tensor_;
+  std::chrono::milliseconds timeout_;
+  int rank_;
+  int peer_;
+  bool is_send_;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  // `owned` is null where the caller keeps the host communicator.
+  NcclCommunicator(Communicator& host, std::unique_ptr<Communicator> owned, c10::Device device,
+                   WatchdogPtr watchdog, std::chrono::milliseconds timeout)
+      : owned_(std::move(owned)),
+        host_(host),
+        device_(device),
+        watchdog_(std::move(watchdog)),
+        timeout_(timeout) {
+    if (size() == 1) return;
+    const std::string id = broadcast_string(host_, rank() == 0 ? new_id() : "", 0);
+    group_ = std::make_unique<Group>(watchdog_, id, rank(), size());
+    warm_up();
+  }
+
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  Communicator& host() override { return host_; }
+  void progress() override {
+    watchdog_->check();
+    host_.progress();
+  }
+
+  void connect(std::span<const std::pair<int, int>> pairs) override;
+  std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override;
+  std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override;
+  std::unique_ptr<Communicator> split(int color, int key) override;
+
+  void all_reduce_sum(at::Tensor tensor) override;
+  void broadcast(at::Tensor tensor, int root) override;
+  void all_gather(at::Tensor out, const at::Tensor& tensor) override;
+  // Of the host threads; the GPUs may be behind.
+  void barrier() override { host_.barrier(); }
+
+  void abort(const std::string& message) override { host_.abort(message); }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    timeout_ = timeout;
+    host_.set_timeout(timeout);
+  }
+
+ private:
+  c10::cuda::CUDAStream current() const { return c10::cuda::getCurrentCUDAStream(device_.index()); }
+  void watch_current(const char* what) {
+    watchdog_->watch(record(current()), at::Tensor(), Clock::now() + timeout_,
+                     fmt::format("rank {}, {}", rank(), what));
+  }
+  void check_device(const at::Tensor& tensor, const char* what) const {
+    check_contiguous(tensor, what);
+    if (tensor.device() != device_) {
+      throw Error(fmt::format("{}: rank {} uses {}, but the tensor is on {}", what, rank(), device_.str(),
+                              tensor.device().str()));
+    }
+  }
+
+  void make_link(int sender, int receiver);
+  Link& link(int sender, int receiver);
+  std::unique_ptr<Work> start(at::Tensor tensor, int sender, int receiver);
+  void warm_up();
+  void synchronize(const NcclEvent& event, const char* what);
+  template <typename Outgoing, typename Incoming>
+  void exchange(Outgoing&& outgoing, Incoming&& incoming);
+  void reduce_piece(at::Tensor flat, at::Tensor scratch);
+  void gather(at::Tensor out, const at::Tensor& tensor);
+
+  std::unique_ptr<Communicator> owned_;
+  Communicator& host_;
+  c10::Device device_;
+  WatchdogPtr watchdog_;
+  std::chrono::milliseconds timeout_;
+  std::unique_ptr<Group> group_;
+  std::map<std::pair<int, int>, Link> links_;
+};
+
+// --- point to point ---
+
+void NcclCommunicator::connect(std::span<const std::pair<int, int>> pairs) {
+  const c10::cuda::CUDAGuard guard(device_);
+  // In the same order everywhere: of the ranks that have not come to the first pair not yet made, both come
+  // to it.
+  for (const auto& [sender, receiver] : pairs) {
+    const int top = std::max(sender, receiver);
+    if (sender == receiver || std::min(sender, receiver) < 0 || top >= size()) {
+      throw Error(fmt::format("connect: {} -> {} is no pair of a group of {}", sender, receiver, size()));
+    }
+    if ((sender == rank() || receiver == rank()) && !links_.contains({sender, receiver}))
+      make_link(sender, receiver);
+  }
+}
+
+void NcclCommunicator::make_link(int sender, int receiver) {
+  const bool sends = sender == rank();
+  const auto options = at::TensorOptions().dtype(at::kByte);
+  const at::Tensor id = at::empty({static_cast<int64_t>(sizeof(ncclUniqueId))}, options);
+  if (sends) {
+    const std::string text = new_id();
+    std::memcpy(id.data_ptr(), text.data(), text.size());
+    host_.isend(id, receiver)->wait([] { return "the set-up of an NCCL link"; });
+  } else {
+    host_.irecv(id, sender)->wait([] { return "the set-up of an NCCL link"; });
+  }
+  Link link;
+  int least = 0;
+  int greatest = 0;
+  C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  C10_CUDA_CHECK(cudaStreamCreateWithPriority(link.handle.receive(), cudaStreamNonBlocking, greatest));
+  const std::string text(static_cast<const char*>(id.const_data_ptr()), static_cast<size_t>(id.numel()));
+  link.group = std::make_unique<Group>(watchdog_, text, sends ? 0 : 1, 2);
+  links_.emplace(std::pair(sender, receiver), std::move(link));
+  // The first message makes the connection.
+  const at::Tensor token = at::empty({1}, options.device(device_));
+  auto work = start(token, sender, receiver);
+  work->wait([] { return "the first message of an NCCL link"; });
+  synchronize(record(current()), "the first message of an NCCL link");
+}
+
+Link& NcclCommunicator::link(int sender, int receiver) {
+  const auto found = links_.find({sender, receiver});
+  if (found == links_.end()) {
+    throw Error(
+        fmt::format("ranks {} -> {} of a group of {} have no NCCL link: name the pair in connect() at set-up",
+                    sender, receiver, size()));
+  }
+  return found->second;
+}
+
+std::unique_ptr<Work> NcclCommunicator::start(at::Tensor tensor, int sender, int receiver) {
+  const bool sends = sender == rank();
+  check_device(tensor, sends ? "isend" : "irecv");
+  watchdog_->check();
+  const Link& way = link(sender, receiver);
+  const c10::cuda::CUDAGuard guard(device_);
+  const auto stream = c10::cuda::getStreamFromExternal(way.handle.get(), device_.index());
+  at::cuda::CUDAEvent ready;
+  ready.record(current());
+  ready.block(stream);
+  const size_t bytes = tensor.nbytes();
+  if (sends) {
+    check_nccl(ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, way.group->get(), stream), "ncclSend");
+  } else {
+    check_nccl(ncclRecv(tensor.mutable_data_ptr(), bytes, ncclUint8, 0, way.group->get(), stream),
+               "ncclRecv");
+  }
+  return std::make_unique<NcclWork>(watchdog_, record(stream), std::move(tensor), timeout_, rank(),
+                                    sends ? receiver : sender, sends);
+}
+
+std::unique_ptr<Work> NcclCommunicator::isend(const at::Tensor& tensor, int destination) {
+  check_peer(destination, rank(), size(), "isend");
+  if (tensor.is_cpu()) return host_.isend(tensor, destination);
+  return start(tensor, rank(), destination);
+}
+
+std::unique_ptr<Work> NcclCommunicator::irecv(at::Tensor tensor, int source) {
+  check_peer(source, rank(), size(), "irecv");
+  if (tensor.is_cpu()) return host_.irecv(std::move(tensor), source);
+  return start(std::move(tensor), source, rank());
+}
+
+std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
+  auto part = host_.split(color, key);
+  Communicator& host = *part;
+  return std::make_unique<NcclCommunicator>(host, std::move(part), device_, watchdog_, timeout_);
+}
+
+// --- collectives: bytes move with NCCL, sums are taken here in rank order ---
+
+// outgoing(r), incoming(r): what goes to and comes from rank r; empty tensors do not travel.
+template <typename Outgoing, typename Incoming>
+void NcclCommunicator::exchange(Outgoing&& outgoing, Incoming&& incoming) {
+  const auto stream = current();
+  check_nccl(ncclGroupStart(), "ncclGroupStart");
+  ncclResult_t result = ncclSuccess;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    const at::Tensor out = outgoing(r);
+    const at::Tensor in = incoming(r);
+    if (out.numel() > 0 && result == ncclSuccess) {
+      result = ncclSend(out.const_data_ptr(), out.nbytes(), ncclUint8, r, group_->get(), stream);
+    }
+    if (in.numel() > 0 && result == ncclSuccess) {
+      result = ncclRecv(in.mutable_data_ptr(), in.nbytes(), ncclUint8, r, group_->get(), stream);
+    }
+  }
+  const ncclResult_t end = ncclGroupEnd();
+  check_nccl(result, "an exchange of all ranks");
+  check_nccl(end, "ncclGroupEnd");
+}
+
+void NcclCommunicator::gather(at::Tensor out, const at::Tensor& tensor) {
+  check_nccl(ncclAllGather(tensor.const_data_ptr(), out.mutable_data_ptr(), tensor.nbytes(), ncclUint8,
+                           group_->get(), current()),
+             "ncclAllGather");
+}
+
+// Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size of
+// the tensor.
+void NcclCommunicator::reduce_piece(at::Tensor flat, at::Tensor scratch) {
+  const int64_t n = flat.numel();
+  const auto chunk = [&](int r) {
+    const int64_t begin = n * r / size();
+    return flat.narrow(0, begin, n * (r + 1) / size() - begin);
+  };
+  const at::Tensor own = chunk(rank());
+  const at::Tensor others = scratch.narrow(0, 0, size() * own.numel()).view({size(), own.numel()});
+  exchange(chunk, [&](int r) { return others.select(0, r); });
+  sum_in_rank_order(own, others, rank(), size());
+  exchange([&](int) { return own; }, chunk);
+}
+
+void NcclCommunicator::all_reduce_sum(at::Tensor tensor) {
+  check_contiguous(tensor, "all_reduce_sum");
+  if (tensor.is_cpu()) return host_.all_reduce_sum(std::move(tensor));
+  check_device(tensor, "all_reduce_sum");
+  if (size() == 1 || tensor.numel() == 0) return;
+  watchdog_->check();
+  const c10::cuda::CUDAGuard guard(device_);
+  const c10::InferenceMode inference;
+  const at::Tensor flat = tensor.view({-1});
+  if (static_cast<int64_t>(flat.nbytes()) <= direct_bytes) {
+    const at::Tensor others = at::empty({size(), flat.numel()}, flat.options());
+    gather(others, flat);
+    sum_in_rank_order(flat, others, rank(), size());
+  } else {
+    const int64_t piece = std::max<int64_t>(piece_bytes / static_cast<int64_t>(flat.element_size()), size());
+    const int64_t largest = std::min(piece, flat.numel());
+    const at::Tensor scratch = at::empty({(largest + size() - 1) / size() * size()}, flat.options());
+    for (int64_t begin = 0; begin < flat.numel(); begin += piece) {
+      reduce_piece(flat.narrow(0, begin, std::min(piece, flat.numel() - begin)), scratch);
+    }
+  }
+  watch_current("all_reduce_sum");
+}
+
+void NcclCommunicator::broadcast(at::Tensor tensor, int root) {
+  check_contiguous(tensor, "broadcast");
+  if (tensor.is_cpu()) return host_.broadcast(std::move(tensor), root);
+  check_device(tensor, "broadcast");
+  if (root < 0 || root >= size())
+    throw Error(fmt::format("broadcast: root {} is not a rank of a group of {}", root, size()));
+  if (size() == 1 || tensor.numel() == 0) return;
+  watchdog_->check();
+  const c10::cuda::CUDAGuard guard(device_);
+  check_nccl(ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8,
+                           root, group_->get(), current()),
+             "ncclBroadcast");
+  watch_current("broadcast");
+}
+
+void NcclCommunicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
+  check_contiguous(tensor, "all_gather");
+  if (tensor.is_cpu()) return host_.all_gather(std::move(out), tensor);
+  check_device(tensor, "all_gather");
+  check_device(out, "all_gather");
+  check_rows(out, tensor, size());
+  if (tensor.numel() == 0) return;
+  watchdog_->check();
+  const c10::cuda::CUDAGuard guard(device_);
+  if (size() == 1) {
+    const c10::InferenceMode inference;
+    out.view({-1}).copy_(tensor.view({-1}));
+    return;
+  }
+  gather(out, tensor);
+  watch_current("all_gather");
+}
+
+// --- set-up ---
+
+// Every kind of collective once, so that NCCL makes its connections now.
+void NcclCommunicator::warm_up() {
+  const c10::cuda::CUDAGuard guard(device_);
+  const c10::InferenceMode inference;
+  const at::Tensor rows = at::empty({size(), 1}, at::TensorOptions().dtype(at::kByte).device(device_));
+  const at::Tensor tokens = at::empty_like(rows);
+  const auto incoming = [&](int r) { return rows.select(0, r); };
+  const auto outgoing = [&](int r) { return tokens.select(0, r); };
+  exchange(outgoing, incoming);
+  gather(rows, outgoing(rank()));
+  check_nccl(ncclBroadcast(rows.const_data_ptr(), rows.mutable_data_ptr(), 1, ncclUint8, 0, group_->get(),
+                           current()),
+             "ncclBroadcast");
+  synchronize(record(current()), "the first collectives of an NCCL group");
+}
+
+// Waits on the host, with the watchdog's eye on the time.
+void NcclCommunicator::synchronize(const NcclEvent& event, const char* what) {
+  watchdog_->watch(event, at::Tensor(), Clock::now() + timeout_, fmt::format("rank {}, {}", rank(), what));
+  while (!event->query()) {
+    watchdog_->check();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+// NCCL's own message for two ranks on one GPU names neither.
+void check_devices_differ(Communicator& host, c10::Device device) {
+  cudaDeviceProp properties{};
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
+  constexpr int64_t id_bytes = sizeof(properties.uuid);
+  const at::Tensor mine = at::empty({id_bytes}, at::kByte);
+  std::memcpy(mine.data_ptr(), &properties.uuid, id_bytes);
+  const at::Tensor all = at::empty({host.size(), id_bytes}, at::kByte);
+  host.all_gather(all, mine);
+  const auto id = [&](int r) {
+    return std::string(static_cast<const char*>(all.const_data_ptr()) + r * id_bytes,
+                       static_cast<size_t>(id_bytes));
+  };
+  std::map<std::string, int> owners;
+  for (int r = 0; r < host.size(); ++r) {
+    const auto [owner, is_new] = owners.emplace(id(r), r);
+    if (is_new) continue;
+    throw UsageError(
+        fmt::format("ranks {} and {} share one GPU ({}), which NCCL does not support: start at most one "
+                    "process per GPU, or start "
+                    "pptrain without a launcher, where ranks are threads and may share a GPU",
+                    owner->second, r, properties.name));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device) {
+  if (!device.is_cuda()) throw Error(fmt::format("NCCL carries CUDA tensors; {} is no GPU", device.str()));
+  if (!device.has_index()) device = c10::Device(at::kCUDA, c10::cuda::current_device());
+  const c10::cuda::CUDAGuard guard(device);
+  check_devices_differ(host, device);
+  auto watchdog = std::make_shared<NcclWatchdog>(device.index());
+  return std::make_unique<NcclCommunicator>(host, nullptr, device, std::move(watchdog), default_timeout);
+}
+
+}  // namespace pptrain::comm

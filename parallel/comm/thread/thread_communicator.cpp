@@ -1,0 +1,352 @@
+#include "parallel/comm/thread/thread_communicator.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <tuple>
+
+#include "parallel/comm/operands.h"
+#include "parallel/comm/split.h"
+
+namespace pptrain::comm {
+namespace detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Where the one thread of a rank sleeps; notified when one of its operations completes or the world fails.
+struct Signal {
+  std::mutex mutex;
+  std::condition_variable wake;
+};
+
+// One side of a message. `done` and `error` are guarded by the owner's signal; `finished` is set by the
+// copying thread.
+struct Operation {
+  Operation(at::Tensor t, Signal& s) : tensor(std::move(t)), owner(s) {}
+  at::Tensor tensor;
+  Signal& owner;
+  std::optional<c10::Event> ready;       // CUDA: recorded when the operation was posted
+  std::shared_ptr<c10::Event> finished;  // CUDA: recorded after the copy
+  bool done = false;
+  std::string error;
+};
+using OperationPtr = std::shared_ptr<Operation>;
+
+// The messages of one directed pair; at most one of the two queues is not empty.
+struct Mailbox {
+  std::mutex mutex;
+  std::deque<OperationPtr> sends;
+  std::deque<OperationPtr> receives;
+  std::mutex stream_mutex;  // one CUDA copy is enqueued at a time
+  std::optional<c10::Stream> from_stream;
+  std::optional<c10::Stream> to_stream;
+};
+
+void complete(Operation& operation, const std::string& error) {
+  {
+    const std::lock_guard lock(operation.owner.mutex);
+    // Before `done`: the owner, which goes on then, is the last to let the tensor go.
+    operation.tensor.reset();
+    operation.error = error;
+    operation.done = true;
+  }
+  operation.owner.wake.notify_all();
+}
+
+// Enqueues the copy on side streams of the two devices, after both operations' `ready`.
+void copy_on_device(Mailbox& box, Operation& send, Operation& receive) {
+  const c10::impl::VirtualGuardImpl guard_impl(send.tensor.device().type());
+  const std::lock_guard lock(box.stream_mutex);
+  const auto side_stream = [&](std::optional<c10::Stream>& stream, c10::Device device) {
+    if (!stream || stream->device() != device) stream = guard_impl.getStreamFromGlobalPool(device);
+    return *stream;
+  };
+  const c10::Stream to = side_stream(box.to_stream, receive.tensor.device());
+  const c10::Stream from =
+      send.tensor.device() == to.device() ? to : side_stream(box.from_stream, send.tensor.device());
+  // A copy between devices runs on the source's stream and orders the destination's after it.
+  const c10::StreamGuard from_guard(from);
+  const c10::StreamGuard to_guard(to);
+  const c10::InferenceMode inference;
+  for (const c10::Stream& stream : {from, to}) {
+    send.ready->block(stream);
+    receive.ready->block(stream);
+  }
+  receive.tensor.copy_(send.tensor, /*non_blocking=*/true);
+  auto finished = std::make_shared<c10::Event>(to.device_type());
+  finished->record(to);
+  for (const at::Tensor* tensor : {&send.tensor, &receive.tensor}) {
+    guard_impl.recordDataPtrOnStream(tensor->storage().data_ptr(), from);
+    if (from != to) guard_impl.recordDataPtrOnStream(tensor->storage().data_ptr(), to);
+  }
+  send.finished = finished;
+  receive.finished = finished;
+}
+
+void transfer(Mailbox& box, Operation& send, Operation& receive) {
+  std::string error;
+  if (send.tensor.scalar_type() != receive.tensor.scalar_type() ||
+      send.tensor.numel() != receive.tensor.numel() ||
+      send.tensor.device().type() != receive.tensor.device().type()) {
+    error = fmt::format("a message does not fit its receive: {} was sent, {} was expected",
+                        describe(send.tensor), describe(receive.tensor));
+  } else if (send.tensor.is_cpu()) {
+    const size_t bytes = send.tensor.nbytes();  // an empty tensor may have no address
+    if (bytes > 0) std::memcpy(receive.tensor.mutable_data_ptr(), send.tensor.const_data_ptr(), bytes);
+  } else {
+    try {
+      copy_on_device(box, send, receive);
+    } catch (const std::exception& e) {
+      error = fmt::format("copying {} to {} failed: {}", describe(send.tensor), describe(receive.tensor),
+                          e.what());
+    }
+  }
+  complete(send, error);
+  complete(receive, error);
+}
+
+// The ranks of one communicator, as world ranks, and their mailboxes.
+struct Group {
+  explicit Group(std::vector<int> ranks)
+      : members(std::move(ranks)), boxes(members.size() * members.size()) {}
+  Mailbox& box(int from, int to) { return boxes[from * members.size() + to]; }
+  const std::vector<int> members;
+  std::deque<Mailbox> boxes;
+};
+
+}  // namespace
+
+struct ThreadWorldState {
+  explicit ThreadWorldState(int size) : signals(size) {}
+
+  // The first call wins; wakes everybody.
+  bool fail(int rank, const std::string& message) {
+    {
+      const std::lock_guard lock(mutex);
+      if (failed) return false;
+      failure = fmt::format("rank {} failed: {}", rank, message);
+      failed = true;
+    }
+    for (Signal& signal : signals) {
+      const std::lock_guard lock(signal.mutex);
+      signal.wake.notify_all();
+    }
+    return true;
+  }
+
+  void throw_if_failed() {
+    if (!failed) return;
+    const std::lock_guard lock(mutex);
+    throw PeerFailure(failure);
+  }
+
+  // The group of one colour of one split: made by the first of its ranks to come, given to each of them once.
+  std::shared_ptr<Group> meet(const Group* parent, int64_t split, const std::vector<int>& members) {
+    const std::lock_guard lock(mutex);
+    const auto key = std::make_tuple(parent, split, members.front());
+    auto& [group, taken] = meeting[key];
+    if (!group) group = std::make_shared<Group>(members);
+    const auto result = group;
+    if (++taken == static_cast<int>(members.size())) meeting.erase(key);
+    return result;
+  }
+
+  std::deque<Signal> signals;
+  std::atomic<bool> failed = false;
+  std::mutex mutex;
+  std::string failure;
+  std::shared_ptr<Group> all;
+  std::map<std::tuple<const Group*, int64_t, int>, std::pair<std::shared_ptr<Group>, int>> meeting;
+};
+
+namespace {
+
+class ThreadWork final : public Work {
+ public:
+  ThreadWork(std::shared_ptr<ThreadWorldState> world, std::shared_ptr<Group> group, OperationPtr operation,
+             int rank, int peer, bool is_send, std::chrono::milliseconds timeout)
+      : world_(std::move(world)),
+        group_(std::move(group)),
+        operation_(std::move(operation)),
+        rank_(rank),
+        peer_(peer),
+        is_send_(is_send),
+        timeout_(timeout) {}
+
+  bool done() override {
+    const std::lock_guard lock(operation_->owner.mutex);
+    if (!operation_->done) world_->throw_if_failed();
+    return operation_->done && (!operation_->finished || operation_->finished->query());
+  }
+
+  void wait(const std::function<std::string()>& what) override {
+    std::unique_lock lock(operation_->owner.mutex);
+    const bool ended = operation_->owner.wake.wait_until(lock, Clock::now() + timeout_,
+                                                         [&] { return operation_->done || world_->failed; });
+    if (!operation_->done) {
+      lock.unlock();
+      world_->throw_if_failed();
+      if (!ended) throw Error(timeout_message(rank_, timeout_, description(), what ? what() : ""));
+    }
+    if (!operation_->error.empty()) {
+      throw Error(fmt::format("rank {}, {}: {}{}{}", rank_, description(), operation_->error,
+                              what ? ": " : "", what ? what() : ""));
+    }
+    if (operation_->finished) {
+      const c10::impl::VirtualGuardImpl guard_impl(operation_->finished->device_type());
+      operation_->finished->block(guard_impl.getStream(device_));
+    }
+  }
+
+  void set_device(c10::Device device) { device_ = device; }
+
+ private:
+  std::string description() const {
+    return fmt::format("{} rank {}", is_send_ ? "its message to be taken by" : "a message from", peer_);
+  }
+
+  std::shared_ptr<ThreadWorldState> world_;
+  std::shared_ptr<Group> group_;
+  OperationPtr operation_;
+  int rank_;
+  int peer_;
+  bool is_send_;
+  std::chrono::milliseconds timeout_;
+  c10::Device device_ = at::kCPU;
+};
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<ThreadWorldState> world, std::shared_ptr<Group> group, int rank,
+                     std::chrono::milliseconds timeout)
+      : world_(std::move(world)), group_(std::move(group)), rank_(rank), timeout_(timeout) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(group_->members.size()); }
+
+  std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override {
+    check_peer(destination, rank_, size(), "isend");
+    return post(tensor, group_->box(rank_, destination), destination, /*is_send=*/true);
+  }
+
+  std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override {
+    check_peer(source, rank_, size(), "irecv");
+    return post(std::move(tensor), group_->box(source, rank_), source, /*is_send=*/false);
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key) override;
+
+  void abort(const std::string& message) override { world_->fail(world_rank(), message); }
+  void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+ private:
+  int world_rank() const { return group_->members[rank_]; }
+
+  std::unique_ptr<Work> post(at::Tensor tensor, Mailbox& box, int peer, bool is_send) {
+    check_contiguous(tensor, is_send ? "isend" : "irecv");
+    world_->throw_if_failed();
+    const c10::Device device = tensor.device();
+    const auto mine = std::make_shared<Operation>(std::move(tensor), world_->signals[world_rank()]);
+    if (!device.is_cpu()) {
+      mine->ready.emplace(device.type());
+      mine->ready->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    }
+    auto work = std::make_unique<ThreadWork>(world_, group_, mine, world_rank(), group_->members[peer],
+                                             is_send, timeout_);
+    work->set_device(device);
+    OperationPtr other;
+    {
+      const std::lock_guard lock(box.mutex);
+      auto& waiting = is_send ? box.receives : box.sends;
+      if (waiting.empty()) {
+        (is_send ? box.sends : box.receives).push_back(mine);
+      } else {
+        other = std::move(waiting.front());
+        waiting.pop_front();
+      }
+    }
+    if (other) is_send ? transfer(box, *mine, *other) : transfer(box, *other, *mine);
+    return work;
+  }
+
+  std::shared_ptr<ThreadWorldState> world_;
+  std::shared_ptr<Group> group_;
+  int rank_;
+  std::chrono::milliseconds timeout_;
+  int64_t splits_ = 0;
+};
+
+std::unique_ptr<Communicator> ThreadCommunicator::split(int color, int key) {
+  const std::vector<int> ranks = ranks_of_color(*this, color, key);
+  std::vector<int> members;
+  int new_rank = 0;
+  for (const int r : ranks) {
+    if (r == rank_) new_rank = static_cast<int>(members.size());
+    members.push_back(group_->members[r]);
+  }
+  auto group = world_->meet(group_.get(), splits_++, members);
+  return std::make_unique<ThreadCommunicator>(world_, std::move(group), new_rank, timeout_);
+}
+
+}  // namespace
+}  // namespace detail
+
+ThreadWorld::ThreadWorld(int size) {
+  if (size < 1) throw Error(fmt::format("a world needs at least one rank, not {}", size));
+  state_ = std::make_shared<detail::ThreadWorldState>(size);
+  std::vector<int> members(size);
+  for (int r = 0; r < size; ++r) members[r] = r;
+  state_->all = std::make_shared<detail::Group>(std::move(members));
+}
+
+std::unique_ptr<Communicator> ThreadWorld::rank(int rank) {
+  if (rank < 0 || rank >= static_cast<int>(state_->signals.size())) {
+    throw Error(fmt::format("rank {} is not in a world of {}", rank, state_->signals.size()));
+  }
+  return std::make_unique<detail::ThreadCommunicator>(state_, state_->all, rank, default_timeout);
+}
+
+void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_main) {
+  ThreadWorld world(size);
+  std::mutex mutex;
+  std::exception_ptr first;        // of the rank that failed first
+  std::exception_ptr consequence;  // of a rank that stopped because another did
+  const auto run = [&](int rank) {
+    const auto comm = world.rank(rank);
+    const auto keep = [&](std::exception_ptr& slot, const std::string& message) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!slot) slot = std::current_exception();
+      }
+      comm->abort(message);
+    };
+    try {
+      rank_main(*comm);
+    } catch (const PeerFailure& e) {
+      keep(consequence, e.what());
+    } catch (const std::exception& e) {
+      keep(first, e.what());
+    } catch (...) {
+      keep(first, "unknown exception");
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < size; ++r) threads.emplace_back(run, r);
+  }
+  if (first) std::rethrow_exception(first);
+  if (consequence) std::rethrow_exception(consequence);
+}
+
+}  // namespace pptrain::comm

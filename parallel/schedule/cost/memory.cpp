@@ -1,0 +1,102 @@
+#include "parallel/schedule/cost/memory.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace pptrain::schedule {
+namespace {
+
+class Account {
+ public:
+  Account(const Schedule& schedule, std::span<const StageBytes> stages)
+      : s_(schedule), stages_(stages), messages_(schedule.has_communication()) {}
+
+  RankBytes run(int rank) {
+    for (const Action& action : s_.actions[rank]) {
+      const int64_t sent = std::exchange(leaving_, 0);
+      if (is_receive(action.kind)) now_.buffers += message(action);
+      if (is_send(action.kind)) leaving_ = message(action);
+      note();
+      for_each_part(action, [&](const Action& part) {
+        if (is_compute(part.kind)) compute(part);
+      });
+      now_.buffers -= sent;
+    }
+    return result_;
+  }
+
+ private:
+  // Of a send or receive: forward over the boundary before the stage that takes it, backward the same back.
+  int64_t message(const Action& action) const {
+    const bool before = action.kind == ActionKind::recv_f || action.kind == ActionKind::send_b;
+    return stages_[before ? action.stage : action.stage + 1].message;
+  }
+
+  // What the rank holds for the boundary between a stage and the next: nothing where there is none, or where
+  // it lies between ranks that exchange no messages.
+  int64_t boundary(int stage) const {
+    if (stage < 0 || stage + 1 >= s_.stages()) return 0;
+    return messages_ || !s_.crosses_ranks(stage) ? stages_[stage + 1].message : 0;
+  }
+
+  void compute(const Action& part) {
+    const StageBytes& stage = stages_[part.stage];
+    switch (part.kind) {
+      case ActionKind::forward:
+        now_.buffers -= boundary(part.stage - 1);
+        now_.activations += stage.activation;
+        work(stage.workspace_forward);
+        if (s_.forward_only) now_.activations -= stage.activation;
+        now_.buffers += boundary(part.stage);
+        break;
+      case ActionKind::backward_weight:
+        work(stage.workspace_backward_weight);
+        now_.weight_operands -= stage.weight_operands;
+        break;
+      default:  // B, I
+        const bool whole = part.kind == ActionKind::backward;
+        now_.buffers -= boundary(part.stage);
+        work(whole ? stage.workspace_backward : stage.workspace_backward_input);
+        now_.activations -= stage.activation;
+        if (!whole) now_.weight_operands += stage.weight_operands;
+        now_.buffers += boundary(part.stage - 1);
+    }
+    note();
+  }
+
+  void work(int64_t workspace) {
+    now_.workspace = workspace;
+    note();
+    now_.workspace = 0;
+  }
+
+  void note() {
+    if (now_.total() > result_.peak.total()) result_.peak = now_;
+    result_.records = std::max(result_.records, now_.activations + now_.weight_operands);
+    result_.buffers = std::max(result_.buffers, now_.buffers);
+  }
+
+  const Schedule& s_;
+  std::span<const StageBytes> stages_;
+  bool messages_;
+  MemorySplit now_;
+  RankBytes result_;
+  int64_t leaving_ = 0;  // sent by the last action
+};
+
+}  // namespace
+
+std::vector<RankBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage) {
+  if (static_cast<int>(per_stage.size()) != lowered.stages()) {
+    throw Error("peak_bytes: a schedule of " + std::to_string(lowered.stages()) + " stages, bytes of " +
+                std::to_string(per_stage.size()));
+  }
+  std::vector<RankBytes> peaks;
+  for (int rank = 0; rank < lowered.ranks; ++rank) peaks.push_back(Account(lowered, per_stage).run(rank));
+  return peaks;
+}
+
+}  // namespace pptrain::schedule

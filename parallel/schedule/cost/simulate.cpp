@@ -1,0 +1,204 @@
+#include "parallel/schedule/cost/simulate.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/base/error.h"
+#include "parallel/schedule/cost/idle_split.h"
+#include "parallel/schedule/proof/replay.h"
+#include "parallel/schedule/proof/speculation.h"
+
+namespace pptrain::schedule {
+namespace {
+
+template <typename T>
+std::vector<T> expanded(std::vector<T> given, size_t size, T fallback, const char* what) {
+  if (given.empty()) given.push_back(std::move(fallback));
+  if (given.size() == 1) given.resize(size, given.front());
+  if (given.size() != size) {
+    throw Error("simulate: " + std::to_string(given.size()) + " " + what + " for " + std::to_string(size));
+  }
+  return given;
+}
+
+class Simulator {
+ public:
+  Simulator(const Schedule& schedule, const Costs& costs, const Start& start)
+      : s_(schedule),
+        start_(start),
+        messages_(schedule.has_communication()),
+        costs_(expanded(costs.stages, static_cast<size_t>(schedule.stages()), StageCost{}, "stage costs")),
+        latency_(expanded(costs.latency, static_cast<size_t>(std::max(schedule.stages() - 1, 1)), 0.0,
+                          "latencies")),
+        overlap_(costs.overlap) {
+    const size_t cells = static_cast<size_t>(s_.stages()) * static_cast<size_t>(s_.microbatches);
+    end_f_.assign(cells, 0);
+    end_b_.assign(cells, 0);
+    posted_f_.assign(cells, 0);
+    posted_b_.assign(cells, 0);
+    free_ = expanded(start.free, static_cast<size_t>(s_.ranks), 0.0, "starting times");
+    for (int boundary = 0; boundary + 1 < s_.stages(); ++boundary)
+      crosses_.push_back(s_.crosses_ranks(boundary));
+    result_.ranks.resize(s_.ranks);
+    for (const auto& list : s_.actions) result_.spans.emplace_back(list.size());
+  }
+
+  Simulation run() {
+    Replay replay(s_, ReceiveModel::at_consumer);
+    if (!replay.run([this](int rank, size_t i, const Action& action) { step(rank, i, action); })) {
+      throw Error("simulate: the schedule " + s_.name + " deadlocks; validate it first");
+    }
+    for (const double time : free_) result_.step_time = std::max(result_.step_time, time);
+    for (int rank = 0; rank < s_.ranks; ++rank) split_idle(rank);
+    return std::move(result_);
+  }
+
+ private:
+  size_t at(int stage, int mb) const {
+    return static_cast<size_t>(stage) * static_cast<size_t>(s_.microbatches) + static_cast<size_t>(mb);
+  }
+
+  // When the input of an action is computed elsewhere, and when it has arrived here.
+  struct Input {
+    double made = 0;
+    double arrived = 0;
+  };
+
+  Input input_of(const Action& action) const {
+    const int stage = action.stage;
+    if (action.kind == ActionKind::forward && stage > 0) {
+      return arrival(stage - 1, end_f_[at(stage - 1, action.microbatch)],
+                     posted_f_[at(stage, action.microbatch)]);
+    }
+    if (is_gradient(action.kind) && stage + 1 < s_.stages()) {
+      return arrival(stage, end_b_[at(stage + 1, action.microbatch)],
+                     posted_b_[at(stage, action.microbatch)]);
+    }
+    return {};
+  }
+
+  Input arrival(int boundary, double made, double posted) const {
+    if (!crosses_[boundary]) return {made, made};
+    return {made, std::max(made, messages_ ? posted : 0.0) + latency_[boundary]};
+  }
+
+  double duration(const Action& action) const {
+    if (action.kind == ActionKind::overlapped_pair) {
+      double sum = 0;
+      for (const Action& part : action.pair) sum += duration(part);
+      return sum * overlap_;
+    }
+    return schedule::duration(costs_[action.stage], action.kind);
+  }
+
+  void step(int rank, size_t i, const Action& action) {
+    Span& span = result_.spans[rank][i];
+    double& free = free_[rank];
+    if (!start_.gate.empty() && i == start_.gate[rank]) free = std::max(free, start_.open);
+    span = {free, free};
+    if (!is_compute(action.kind)) {
+      if (action.kind == ActionKind::recv_f) posted_f_[at(action.stage, action.microbatch)] = free;
+      if (action.kind == ActionKind::recv_b) posted_b_[at(action.stage, action.microbatch)] = free;
+      return;
+    }
+    Input input;
+    for_each_part(action, [&](const Action& part) {
+      const Input one = input_of(part);
+      input.made = std::max(input.made, one.made);
+      input.arrived = std::max(input.arrived, one.arrived);
+    });
+    span.start = std::max(free, input.arrived);
+    span.end = span.start + duration(action);
+    RankTime& time = result_.ranks[rank];
+    time.busy += span.end - span.start;
+    time.wait_for_transfer += span.start - std::min(span.start, std::max(free, input.made));
+    free = span.end;
+    for_each_part(action, [&](const Action& part) {
+      if (part.kind == ActionKind::forward) end_f_[at(part.stage, part.microbatch)] = span.end;
+      if (is_gradient(part.kind)) end_b_[at(part.stage, part.microbatch)] = span.end;
+    });
+  }
+
+  void split_idle(int rank) {
+    const auto& list = s_.actions[rank];
+    const auto& spans = result_.spans[rank];
+    IdleSplit idle(s_.forward_only);
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (!is_compute(list[i].kind)) continue;
+      for_each_part(list[i], [&](const Action& part) { idle.see(part, spans[i]); });
+    }
+    RankTime& time = result_.ranks[rank];
+    double last_end = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (!is_compute(list[i].kind)) continue;
+      idle.add(last_end, spans[i].start, time);
+      last_end = spans[i].end;
+    }
+    idle.add(last_end, result_.step_time, time);
+  }
+
+  const Schedule& s_;
+  const Start& start_;
+  bool messages_;
+  std::vector<StageCost> costs_;
+  std::vector<double> latency_;
+  double overlap_;
+  std::vector<uint8_t> crosses_;  // [boundary]
+  std::vector<double> end_f_;     // [stage x microbatch]
+  std::vector<double> end_b_;
+  std::vector<double> posted_f_;
+  std::vector<double> posted_b_;
+  std::vector<double> free_;  // [rank] when its last action so far ends
+  Simulation result_;
+};
+
+}  // namespace
+
+double duration(const StageCost& cost, ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return cost.forward;
+    case ActionKind::backward_input:
+      return cost.backward_input;
+    case ActionKind::backward_weight:
+      return cost.backward_weight;
+    default:
+      return cost.backward >= 0 ? cost.backward : cost.backward_input + cost.backward_weight;
+  }
+}
+
+double Simulation::bubble(int rank) const {
+  return step_time > 0 ? ranks[rank].idle() / step_time : 0;
+}
+
+double Simulation::bubble() const {
+  double sum = 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) sum += bubble(static_cast<int>(rank));
+  return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
+}
+
+Simulation simulate(const Schedule& schedule, const Costs& costs, const Start& start) {
+  return Simulator(schedule, costs, start).run();
+}
+
+double steady_step_time(const Schedule& schedule, const Costs& costs, StepBoundary boundary) {
+  Start start{.free = std::vector<double>(schedule.ranks, 0.0),
+              .gate = boundary == StepBoundary::barrier ? std::vector<size_t>(schedule.ranks, 0)
+                                                        : speculate(schedule).prefix,
+              .open = 0};
+  constexpr int settling = 8;  // steps until the ranks have found their offsets
+  double settled = 0;
+  for (int step = 0; step < 2 * settling; ++step) {
+    const Simulation one = simulate(schedule, costs, start);
+    if (step + 1 == settling) settled = one.step_time;
+    start.open = one.step_time;
+    for (int rank = 0; rank < schedule.ranks; ++rank) {
+      const auto& spans = one.spans[rank];
+      if (!spans.empty()) start.free[rank] = spans.back().end;
+    }
+  }
+  return (start.open - settled) / settling;
+}
+
+}  // namespace pptrain::schedule

@@ -1,0 +1,24 @@
+#include <algorithm>
+#include <vector>
+
+#include "parallel/schedule/generators/generator_list.h"
+
+namespace pptrain::schedule {
+
+// Breadth-first pipeline (arXiv 2211.05953): GPipe over v stages per rank, all microbatches of a stage before
+// the next stage. Microbatches ascend backwards too.
+void generate_looped_bfs(Schedule& schedule) {
+  for (int rank = 0; rank < schedule.ranks; ++rank) {
+    auto& list = schedule.actions[rank];
+    std::vector<int> stages = schedule.stages_of(rank);
+    for (const int stage : stages) {
+      for (int mb = 0; mb < schedule.microbatches; ++mb) list.push_back(forward(stage, mb));
+    }
+    std::reverse(stages.begin(), stages.end());
+    for (const int stage : stages) {
+      for (int mb = 0; mb < schedule.microbatches; ++mb) list.push_back(backward(stage, mb));
+    }
+  }
+}
+
+}  // namespace pptrain::schedule

@@ -1,0 +1,38 @@
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "parallel/schedule/passes/passes.h"
+
+namespace pptrain::schedule {
+namespace {
+
+// The unit of time in which the forward would run if every rank were always busy. It grows from each stage to
+// the next, so sorting by it gives lists that cannot deadlock, whatever the sizes.
+int64_t slot(const Schedule& s, int stage, int microbatch) {
+  const int64_t v = s.stages_per_rank;
+  if (s.placement == Placement::v) return stage + v * microbatch;
+  const int64_t round = microbatch / s.ranks;
+  return round * s.ranks * v + stage + microbatch % s.ranks;
+}
+
+}  // namespace
+
+Schedule forward_only(const Schedule& schedule, int microbatches) {
+  Schedule result = schedule;
+  result.forward_only = true;
+  if (microbatches > 0) result.microbatches = microbatches;
+  for (int rank = 0; rank < result.ranks; ++rank) {
+    auto& list = result.actions[rank];
+    list.clear();
+    for (const int stage : result.stages_of(rank)) {
+      for (int mb = 0; mb < result.microbatches; ++mb) list.push_back(forward(stage, mb));
+    }
+    std::stable_sort(list.begin(), list.end(), [&](const Action& a, const Action& b) {
+      return slot(result, a.stage, a.microbatch) < slot(result, b.stage, b.microbatch);
+    });
+  }
+  return result;
+}
+
+}  // namespace pptrain::schedule

@@ -1,0 +1,40 @@
+// A schedule as people and tools read it.
+#pragma once
+
+#include <string>
+
+#include "parallel/schedule/cost/simulate.h"
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::schedule {
+
+struct TextOptions {
+  bool colour = false;     // ANSI colours by kind of action
+  int max_columns = 2000;  // time steps drawn; a longer step is cut there, and says so
+};
+
+// One row per rank, time to the right: a column is the shortest action's time, an action spans as many as it
+// takes, idle time is dots. Communication is not drawn. Below it a table per rank: stages, busy and idle
+// time, in flight.
+std::string render_text(const Schedule& schedule, const Simulation& simulation,
+                        const TextOptions& options = {});
+
+// {"schedule", "ranks", "microbatches", "stages_per_rank", "placement", "forward_only", "step_time",
+// "bubble",
+//  "per_rank": [{"rank", "stages", "busy", "fill", "steady", "drain", "barrier", "wait_for_transfer",
+//  "bubble",
+//                "in_flight": {"activations", "weight_operands", "held", "receive_buffers"},
+//                "actions": [{"action", "start", "end"}]}]}
+// Times in the simulation's unit; counts in stage-microbatches.
+std::string render_json(const Schedule& schedule, const Simulation& simulation);
+
+// A timeline to scale as an SVG picture: a row per rank, a box per action with its microbatch, darker for a
+// rank's later stages; a tooltip tells each action and its times. The picture grows with the step, up to 8000
+// pixels.
+std::string render_svg(const Schedule& schedule, const Simulation& simulation);
+
+// Chrome trace events (for Perfetto or chrome://tracing): a track per rank, an event per compute action, and
+// an arrow for what goes from rank to rank. `seconds` is what the simulation's unit of time is in seconds.
+std::string render_trace(const Schedule& schedule, const Simulation& simulation, double seconds = 1);
+
+}  // namespace pptrain::schedule

@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "parallel/schedule/render/render.h"
+
+namespace pptrain::schedule {
+namespace {
+
+constexpr double row_height = 24;
+constexpr double row_gap = 3;
+constexpr double left = 64;
+constexpr double top = 62;
+constexpr double right = 20;
+constexpr double digit_width = 6.2;  // of the 10-pixel font
+constexpr double box_width = 16;     // wanted for the shortest action, so that its microbatch can be read
+constexpr double min_width = 720;
+constexpr double max_width = 8000;
+
+std::string number(double value) {
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%.6g", value);
+  return text.data();
+}
+
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '&') {
+      result += "&amp;";
+    } else if (c == '<') {
+      result += "&lt;";
+    } else if (c == '>') {
+      result += "&gt;";
+    } else if (static_cast<unsigned char>(c) >= 0x20) {
+      result += c;
+    }
+  }
+  return result;
+}
+
+struct Colour {
+  int red;
+  int green;
+  int blue;
+};
+
+Colour base_colour(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return {126, 170, 232};
+    case ActionKind::backward:
+      return {122, 196, 138};
+    case ActionKind::backward_input:
+      return {120, 205, 205};
+    default:
+      return {240, 196, 104};
+  }
+}
+
+// Darker for each further stage of a rank.
+std::string colour(ActionKind kind, int chunk) {
+  const Colour base = base_colour(kind);
+  const double light = std::pow(0.80, chunk);
+  std::array<char, 8> text;
+  std::snprintf(text.data(), text.size(), "#%02x%02x%02x", static_cast<int>(base.red * light) & 255,
+                static_cast<int>(base.green * light) & 255, static_cast<int>(base.blue * light) & 255);
+  return text.data();
+}
+
+class Picture {
+ public:
+  Picture(const Schedule& schedule, const Simulation& simulation) : s_(schedule), simulation_(simulation) {
+    double shortest = simulation.step_time;
+    for (int rank = 0; rank < s_.ranks; ++rank) {
+      for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
+        const Span& span = simulation_.spans[rank][i];
+        if (is_compute(s_.actions[rank][i].kind) && span.end > span.start) {
+          shortest = std::min(shortest, span.end - span.start);
+        }
+      }
+    }
+    const double step = std::max(simulation.step_time, 1e-300);
+    const double wanted = shortest > 0 ? step / shortest * box_width : min_width;
+    scale_ = std::clamp(wanted, min_width, max_width) / step;
+  }
+
+  std::string draw() {
+    const double width = left + simulation_.step_time * scale_ + right;
+    const double bottom = top + s_.ranks * (row_height + row_gap);
+    const std::string width_text = number(std::ceil(width));
+    const std::string height_text = number(bottom + 34);
+    text_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + width_text + "\" height=\"" + height_text +
+            "\" viewBox=\"0 0 " + width_text + " " + height_text +
+            "\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"10\">\n"
+            "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
+    draw_head();
+    for (int rank = 0; rank < s_.ranks; ++rank) draw_row(rank);
+    draw_axis(bottom);
+    return text_ + "</svg>\n";
+  }
+
+ private:
+  double x(double time) const { return left + time * scale_; }
+
+  void label(double at_x, double at_y, const std::string& text, const std::string& more = "") {
+    text_ += "<text x=\"" + number(at_x) + "\" y=\"" + number(at_y) + "\"" + more + ">" + escaped(text) +
+             "</text>\n";
+  }
+
+  void box(double from, double to, double y, double height, const std::string& fill) {
+    text_ += "<rect x=\"" + number(from) + "\" y=\"" + number(y) + "\" width=\"" + number(to - from) +
+             "\" height=\"" + number(height) + "\" fill=\"" + fill +
+             "\" stroke=\"#ffffff\" stroke-width=\"0.6\"/>\n";
+  }
+
+  void draw_head() {
+    label(left, 20,
+          s_.name + ": " + std::to_string(s_.ranks) + " ranks, " + std::to_string(s_.stages()) + " stages, " +
+              std::to_string(s_.microbatches) + " microbatches; step " + number(simulation_.step_time) +
+              ", bubble " + number(std::round(simulation_.bubble() * 1000) / 10) + " %",
+          " font-size=\"14\" fill=\"#222222\"");
+    const std::array<std::pair<ActionKind, const char*>, 4> legend = {
+        {{ActionKind::forward, "F forward"},
+         {ActionKind::backward, "B backward"},
+         {ActionKind::backward_input, "I input gradient"},
+         {ActionKind::backward_weight, "W weight gradient"}}};
+    double at = left;
+    for (const auto& [kind, words] : legend) {
+      box(at, at + 14, 34, 14, colour(kind, 0));
+      label(at + 19, 45, words, " fill=\"#444444\"");
+      at += 132;
+    }
+    if (s_.stages_per_rank > 1) label(at, 45, "darker: the rank's later stages", " fill=\"#444444\"");
+  }
+
+  void draw_row(int rank) {
+    const double y = top + rank * (row_height + row_gap);
+    label(left - 8, y + 16, "rank " + std::to_string(rank), " text-anchor=\"end\" fill=\"#222222\"");
+    box(x(0), x(simulation_.step_time), y, row_height, "#eeeeee");
+    for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
+      const Action& action = s_.actions[rank][i];
+      if (!is_compute(action.kind)) continue;
+      const Span& span = simulation_.spans[rank][i];
+      text_ += "<g><title>" + escaped(to_string(action)) + ": " + number(span.start) + " to " +
+               number(span.end) + "</title>\n";
+      const double height = action.kind == ActionKind::overlapped_pair ? row_height / 2 : row_height;
+      double part_y = y;
+      for_each_part(action, [&](const Action& part) {
+        box(x(span.start), x(span.end), part_y, height, colour(part.kind, part.stage / s_.ranks));
+        microbatch(span, part_y + height / 2 + 3.5, part.microbatch);
+        part_y += height;
+      });
+      text_ += "</g>\n";
+    }
+  }
+
+  void microbatch(const Span& span, double y, int value) {
+    const std::string digits = std::to_string(value);
+    if ((span.end - span.start) * scale_ < digit_width * static_cast<double>(digits.size()) + 2) return;
+    label(x((span.start + span.end) / 2), y, digits, " text-anchor=\"middle\" fill=\"#1a1a1a\"");
+  }
+
+  // About ten ticks, at 1, 2 or 5 times a power of ten.
+  void draw_axis(double y) {
+    const double raw = std::max(simulation_.step_time / 10, 1e-300);
+    const double power = std::pow(10, std::floor(std::log10(raw)));
+    const double ratio = raw / power;
+    const double tick = power * (ratio > 5 ? 10 : ratio > 2 ? 5 : ratio > 1 ? 2 : 1);
+    for (int i = 0; i * tick <= simulation_.step_time * (1 + 1e-9); ++i) {
+      const double at = x(i * tick);
+      text_ += "<line x1=\"" + number(at) + "\" x2=\"" + number(at) + "\" y1=\"" + number(y) + "\" y2=\"" +
+               number(y + 5) + "\" stroke=\"#888888\"/>\n";
+      label(at, y + 17, number(i * tick), " text-anchor=\"middle\" fill=\"#444444\"");
+    }
+  }
+
+  const Schedule& s_;
+  const Simulation& simulation_;
+  double scale_ = 1;  // pixels per unit of time
+  std::string text_;
+};
+
+}  // namespace
+
+std::string render_svg(const Schedule& schedule, const Simulation& simulation) {
+  return Picture(schedule, simulation).draw();
+}
+
+}  // namespace pptrain::schedule

@@ -1,0 +1,325 @@
+"""The program as its users meet it: subcommands, exit codes, launchers, signals, resuming after a kill.
+
+Usage: command_line_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a build without MPI
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.dom.minidom
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+MPIEXEC = sys.argv.pop(1)
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+TEXT = SOURCE / "configs/data/tinyshakespeare.txt"
+
+JOB = f"""
+[model]
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 2
+vocab_size = 256
+[distributed]
+pp = 2
+[train]
+steps = 4
+seq_len = 16
+micro_batch_size = 2
+grad_accum_steps = 4
+grad_clip = 0.5
+[data]
+path = "{TEXT}"
+val_fraction = 0.2
+[optimizer]
+lr = 1e-2
+[lr_schedule]
+warmup_steps = 2
+[eval]
+interval = 2
+batches = 2
+[metrics]
+log_interval = 1
+"""
+
+
+def environment(**extra):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
+    env.update({k: str(v) for k, v in extra.items()})
+    return env
+
+
+def mpi_command(ranks):
+    """Starts that many ranks with the MPI that pptrain is built with, on however few cores."""
+    version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
+    return [MPIEXEC, *(["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []), "-n", ranks]
+
+
+with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_cli_"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.job = self.folder / "job.toml"
+        self.job.write_text(JOB)
+
+    def arguments(self, run_dir, *settings):
+        result = ["--config", self.job, "--set", f'run.dir="{self.folder / run_dir}"']
+        for setting in settings:
+            result += ["--set", setting]
+        return [str(a) for a in result]
+
+    def run_command(self, *command, code=0, timeout=120, cwd=None, **env):
+        done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout,
+                              env=environment(**env), cwd=cwd or self.folder)
+        self.assertEqual(done.returncode, code, f"{command}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def pptrain(self, *arguments, code=0, **env):
+        return self.run_command(PPTRAIN, *arguments, code=code, **env)
+
+    def train(self, run_dir, *settings, code=0):
+        return self.pptrain(*self.arguments(run_dir, *settings), code=code)
+
+    def mpirun(self, ranks, run_dir, *settings, code=0):
+        return self.run_command(*mpi_command(ranks), PPTRAIN, *self.arguments(run_dir, *settings), code=code)
+
+    def numbers(self, run_dir):
+        """What must not depend on the layout: the metrics of each step, and every stored tensor's checksum."""
+        records = []
+        for line in (self.folder / run_dir / "metrics.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            records.append({k: record[k] for k in ("step", "loss", "grad_norm", "lr", "tokens", "eval_loss") if k in record})
+        root = self.folder / run_dir / "checkpoints"
+        manifest = json.loads((root / (root / "latest").read_text().strip() / "manifest.json").read_text())
+        tensors = {f"{stored['file']}/{name}": tensor["xxh3_128"]
+                   for stored in manifest["files"] for name, tensor in stored["tensors"].items()}
+        self.assertGreater(len(records), 3)
+        self.assertGreater(len(tensors), 30)
+        return records, tensors
+
+    # --- subcommands -------------------------------------------------------------------------------------------------
+
+    def test_reference_is_the_shipped_one(self):
+        self.assertEqual(self.pptrain("config", "--reference").stdout, (SOURCE / "configs/reference.toml").read_text())
+        self.assertIn("properties", json.loads(self.pptrain("config", "--schema").stdout))
+
+    def test_check_prints_the_resolved_job_and_its_sizes(self):
+        out = self.pptrain("check", "--config", self.job).stdout
+        self.assertIn("num_hidden_layers = 4", out)
+        self.assertIn("world size  2", out)
+        # 2 embeddings, 4 blocks (q, o: 32 x 32; k, v: 16 x 32; 3 x 48 x 32; two norms), the last norm
+        self.assertIn(f"parameters  {2 * 256 * 32 + 4 * (2 * 1024 + 2 * 512 + 3 * 48 * 32 + 64) + 32}", out)
+
+    def test_every_error_of_a_job_at_once(self):
+        self.job.write_text(JOB.replace("seq_len = 16", "seq_len = -1").replace("lr = 1e-2", 'lrr = 1e-2'))
+        error = self.pptrain("--config", self.job, code=2).stderr
+        self.assertRegex(error, r"job\.toml:\d+:\d+: train\.seq_len")
+        self.assertRegex(error, r"job\.toml:\d+:\d+: optimizer\.lrr")
+        self.assertIn("optimizer.lr", error)
+
+    def test_plan(self):
+        text = self.pptrain("plan", "--config", self.job).stdout
+        self.assertIn("F0", text)
+        # p = 2, m = 4: (p - 1) / (m + p - 1)
+        plan = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json").stdout)
+        self.assertAlmostEqual(plan["uniform_bubble"], 0.2)
+        self.assertEqual([rank["in_flight"]["activations"] for rank in plan["per_rank"]], [2, 1])
+        csv = self.pptrain("plan", "--config", self.job, "--format", "csv").stdout
+        self.assertEqual(len(csv.strip().splitlines()), 2)
+        svg = self.pptrain("plan", "--config", self.job, "--format", "svg").stdout
+        self.assertEqual(xml.dom.minidom.parseString(svg).documentElement.tagName, "svg")
+        trace = json.loads(self.pptrain("plan", "--config", self.job, "--format", "trace").stdout)
+        self.assertEqual(sum(event["ph"] == "X" for event in trace["traceEvents"]), 2 * 2 * 4)
+
+    def test_plan_takes_costs_from_a_device_or_a_trace(self):
+        h100 = self.pptrain("plan", "--config", self.job, "--device", "H100").stdout
+        self.assertIn("modelled for H100", h100)
+        error = self.pptrain("plan", "--config", self.job, "--device", "h300", code=2).stderr
+        self.assertIn("h100, h200", error)
+        ranking = self.pptrain("plan", "--config", self.job, "--search").stdout
+        self.assertIn("zb_h2", ranking)
+        self.train("traced", "profile.trace=true", "train.steps=5")
+        trace = self.folder / "traced/trace.json"
+        compared = self.pptrain("plan", "--config", self.job, "--profile", trace, "--compare", trace).stdout
+        self.assertRegex(compared, r"rank 0 forward, s +\S+ +\S+ +1\.000")
+
+    def test_the_recipes(self):
+        for recipe in sorted((SOURCE / "configs").glob("*.toml")):
+            if recipe.name == "reference.toml":
+                continue
+            with self.subTest(recipe=recipe.name):
+                plan = self.run_command(PPTRAIN, "plan", "--config", recipe, cwd=SOURCE).stdout
+                self.assertIn("tokens/s", plan)
+                if "cuda" in recipe.read_text():
+                    continue
+                self.run_command(PPTRAIN, "--config", recipe, "--set", f"run.dir={self.folder / recipe.stem}",
+                                 "--set", "train.steps=2", "--set", "eval.interval=0", cwd=SOURCE)
+
+    def test_bad_arguments(self):
+        self.pptrain("--config", self.folder / "absent.toml", code=2)
+        self.pptrain("--no-such-flag", code=2)
+        self.pptrain(code=2)
+        self.pptrain("--help")
+
+    # --- launchers ---------------------------------------------------------------------------------------------------
+
+    @with_mpi
+    def test_mpirun_gives_the_bits_of_threads(self):
+        for name, settings in {
+            "plain": [],
+            "wide": ["distributed.pp=3", "distributed.pp_schedule=gpipe", "train.dtype=fp32"],
+            "tied": ["model.tie_word_embeddings=true"],
+            "replicas": ["distributed.dp_replicate=2"],
+        }.items():
+            with self.subTest(name):
+                ranks = {"wide": 3, "replicas": 4}.get(name, 2)
+                self.train(f"{name}_threads", *settings)
+                self.mpirun(ranks, f"{name}_mpi", *settings)
+                self.assertEqual(self.numbers(f"{name}_threads"), self.numbers(f"{name}_mpi"))
+
+    def test_torchrun_variables_give_the_bits_of_threads(self):
+        self.train("threads")
+        port = free_port()
+        ranks = [
+            subprocess.Popen([str(PPTRAIN), *self.arguments("tcp")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env=environment(RANK=r, WORLD_SIZE=2, LOCAL_RANK=r, MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
+            for r in range(2)
+        ]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
+        self.assertEqual(outputs[1][0], "", "only rank 0 prints")
+        self.assertEqual(self.numbers("threads"), self.numbers("tcp"))
+
+    @with_mpi
+    def test_wrong_number_of_processes(self):
+        error = self.mpirun(3, "run", code=2).stderr
+        self.assertIn("pp 2", error)
+        self.assertEqual(error.count("pp 2"), 1, "one rank says it")
+
+    @with_mpi
+    def test_a_fault_of_one_rank_alone(self):
+        missing = self.folder / "missing.toml"
+        error = self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config",
+                                 missing, code=2).stderr
+        self.assertIn(f"rank 1: {missing}", error)
+
+    def test_no_gpu(self):
+        if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0:
+            self.skipTest("this machine has a GPU")
+        self.assertIn("no GPU was found", self.train("run", "run.device=cuda", code=2).stderr)
+
+    # --- stopping and resuming ---------------------------------------------------------------------------------------
+
+    def start_and_wait_for(self, command, run_dir, step):
+        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=environment(), cwd=self.folder)
+        metrics = self.folder / run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not metrics.exists() or metrics.read_text().count('"grad_norm"') < step:
+            self.assertIsNone(process.poll(), "ended too early")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+        return process
+
+    def test_signals_save_and_exit_3(self):
+        steps = "train.steps=400"
+        self.train("whole", steps)
+        for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+            with self.subTest(name):
+                process = self.start_and_wait_for([PPTRAIN, *self.arguments(name, steps)], name, 5)
+                process.send_signal(getattr(signal, name))
+                out, err = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 3, out + err)
+                self.assertIn("stopped by a signal", out)
+        self.train("SIGTERM", steps, "distributed.pp=4", "distributed.pp_schedule=GPipe")
+        self.assertEqual(self.numbers("whole"), self.numbers("SIGTERM"))
+
+    @with_mpi
+    def test_signal_under_mpirun(self):
+        command = [*mpi_command(2), PPTRAIN, *self.arguments("run", "train.steps=2000")]
+        process = self.start_and_wait_for(command, "run", 5)
+        process.send_signal(signal.SIGUSR1)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 3, out + err)
+        self.assertIn("step 1/2000", out, "lines, not a progress bar, where mpirun writes into a pipe")
+        self.assertTrue((self.folder / "run/checkpoints/latest").exists())
+
+    @with_mpi
+    def test_killed_and_resumed_on_another_layout(self):
+        settings = ["train.steps=300", "checkpoint.interval=20"]
+        self.train("whole", *settings)
+        process = self.start_and_wait_for([PPTRAIN, *self.arguments("killed", *settings)], "killed", 90)
+        process.kill()
+        process.communicate(timeout=60)
+        out = self.mpirun(3, "killed", *settings, "distributed.pp=3").stdout
+        self.assertIn("resumed from", out)
+        self.assertEqual(self.numbers("whole"), self.numbers("killed"))
+
+    @with_mpi
+    def test_a_dead_rank_ends_the_others(self):
+        command = [*mpi_command(2), PPTRAIN, *self.arguments("run", "train.steps=100000")]
+        process = self.start_and_wait_for(command, "run", 5)
+        ranks = subprocess.run(["pgrep", "-f", f"^{PPTRAIN} .*{self.folder}"], capture_output=True, text=True).stdout.split()
+        os.kill(int(ranks[1]), signal.SIGKILL)
+        start = time.monotonic()
+        process.communicate(timeout=30)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertLess(time.monotonic() - start, 15)
+
+    def test_a_finished_run_says_so(self):
+        first = self.train("run").stdout
+        self.assertRegex(first, r"done: 4 steps, validation loss \d\.\d+ nats")
+        self.assertIn("nothing to do", self.train("run").stdout)
+        self.assertIn("sound", self.pptrain("verify", self.folder / "run/checkpoints").stdout)
+
+    def test_a_resume_path_without_checkpoint(self):
+        (self.folder / "empty").mkdir()
+        error = self.train("run", f'checkpoint.resume="{self.folder / "empty"}"', code=1).stderr
+        self.assertIn("no complete checkpoint", error)
+
+    # --- failures ----------------------------------------------------------------------------------------------------
+
+    def test_non_finite_steps_are_skipped_then_fatal(self):
+        done = self.train("run", "optimizer.lr=1e30", "train.steps=50", "train.max_skipped_steps=3", "lr_schedule.warmup_steps=0",
+                          "optimizer.weight_decay=0", "eval.interval=0", code=1)
+        self.assertIn("SKIPPED", done.stdout)
+        self.assertIn("max_skipped_steps", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        records = [json.loads(l) for l in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([r["skipped"] for r in records][-3:], [True] * 3)
+
+    def test_unwritable_run_dir(self):
+        (self.folder / "file").write_text("in the way")
+        error = self.train("file/run", code=1).stderr
+        self.assertIn("run.dir: cannot create", error)
+
+    def test_resolved_job_runs_again(self):
+        self.train("first")
+        resolved = self.folder / "first/job.toml"
+        self.pptrain("--config", resolved, "--set", f'run.dir="{self.folder / "second"}"')
+        self.assertEqual(self.numbers("first"), self.numbers("second"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,193 @@
+// With post-validation a run leaves the same bits as with the barrier, whatever is clipped or skipped.
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <utility>
+
+#include "app/plan/pipeline_plan.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using pptrain::test::JobResult;
+using pptrain::test::Overrides;
+using pptrain::test::small_job_text;
+using pptrain::test::TemporaryFolder;
+using pptrain::test::with;
+
+namespace {
+
+struct Layout {
+  std::string schedule;
+  int pp;
+};
+
+const std::vector<Layout> layouts = [] {
+  std::vector<Layout> result;
+  for (const std::string schedule :
+       {"gpipe", "1f1b", "zb_h1", "zb_h2", "zbv", "dualpipe_v", "interleaved_zb"}) {
+    for (const int pp : {1, 2, 3, 4}) result.push_back({schedule, pp});
+  }
+  return result;
+}();
+
+config::JobConfig job_of(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
+                         const Overrides& overrides) {
+  Overrides all = overrides;
+  all.push_back("distributed.pp_schedule=" + layout.schedule);
+  all.push_back(fmt::format("distributed.pp={}", layout.pp));
+  all.push_back(fmt::format("optimizer.post_validation={}", post_validation));
+  return pptrain::test::small_job(small_job_text(), run_dir, all);
+}
+
+JobResult run(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
+              const Overrides& overrides) {
+  const config::JobConfig job = job_of(layout, post_validation, run_dir, overrides);
+  const fault::Shutdown shutdown;
+  const int code =
+      app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+  return pptrain::test::read_result(run_dir, code);
+}
+
+const Overrides base = {"model.num_hidden_layers=8", "train.grad_accum_steps=8", "train.steps=9",
+                        "eval.interval=6", "train.micro_batch_size=1"};
+
+std::vector<nlohmann::json> steps_of(const JobResult& result) {
+  std::vector<nlohmann::json> steps;
+  for (const std::string& line : result.metrics) {
+    const auto record = nlohmann::json::parse(line);
+    if (record.contains("grad_norm")) steps.push_back(record);
+  }
+  return steps;
+}
+
+void check_equal(const JobResult& reference, const JobResult& other) {
+  REQUIRE(other.exit_code == 0);
+  REQUIRE(reference.checksums.size() > 70);
+  CHECK(other.metrics == reference.metrics);
+  CHECK(other.checksums == reference.checksums);
+}
+
+// The grad norm that lies in the middle of those of `overrides`' steps: clipping by it is sometimes active.
+double middle_norm(const TemporaryFolder& folder, const Overrides& overrides) {
+  const JobResult free =
+      run({"gpipe", 1}, false, folder.path() / "free", with(overrides, {"train.grad_clip=0"}));
+  std::vector<double> norms;
+  for (const auto& step : steps_of(free)) norms.push_back(step.at("grad_norm"));
+  std::ranges::sort(norms);
+  return norms[norms.size() / 2];
+}
+
+void check_layouts(const Overrides& overrides) {
+  const TemporaryFolder folder;
+  const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
+  for (const Layout& layout : layouts) {
+    CAPTURE(layout.schedule, layout.pp, overrides);
+    check_equal(reference,
+                run(layout, true, folder.path() / (layout.schedule + std::to_string(layout.pp)), overrides));
+  }
+}
+
+// A checkpoint of step 0 in which the embedding of the byte k is NaN: steps whose data have a k are not
+// finite.
+std::filesystem::path poisoned_checkpoint(const std::filesystem::path& root, const Overrides& overrides) {
+  const config::JobConfig job = job_of({"gpipe", 1}, false, root / "unused", overrides);
+  app::run_ranks(job, [&](app::RunContext& context) {
+    const schedule::Schedule placement = app::training_schedule(job);
+    app::RankModel model(context, app::stage_layers(job, context.model.layers), placement);
+    model.initialise();
+    auto contents = model.contents();
+    for (auto& tensor : contents[0].files.at("model")) {
+      if (tensor.name == "embed.weight") tensor.tensor.select(0, 'k').fill_(NAN);
+    }
+    checkpoint::save(context.mesh.world(), root, {}, {}, "", contents, 0);
+    return 0;
+  });
+  return root / "step_0";
+}
+
+}  // namespace
+
+TEST_CASE("post-validation gives the bits of the barrier where nothing is clipped") {
+  check_layouts(with(base, {"train.grad_clip=0"}));
+  check_layouts(with(base, {"train.grad_clip=1e6", "train.dtype=bf16", "model.tie_word_embeddings=true"}));
+}
+
+TEST_CASE("post-validation gives the bits of the barrier where some steps or all are clipped") {
+  const TemporaryFolder folder;
+  const std::string clip = "train.grad_clip=" + std::to_string(middle_norm(folder, base));
+  check_layouts(with(base, {clip}));
+  check_layouts(with(base, {clip, "train.dtype=bf16", "model.tie_word_embeddings=true"}));
+  check_layouts(with(base, {"train.grad_clip=1e-3"}));
+}
+
+TEST_CASE("post-validation gives the bits of the barrier where some steps are not finite") {
+  const TemporaryFolder folder;
+  const std::string start =
+      "checkpoint.resume=" + poisoned_checkpoint(folder.path() / "poisoned", base).string();
+  const Overrides overrides =
+      with(base, {start, "train.grad_clip=0", "train.max_skipped_steps=100", "train.steps=12"});
+  const JobResult once = run({"gpipe", 1}, false, folder.path() / "once", overrides);
+  int skipped = 0;
+  for (const auto& step : steps_of(once)) skipped += step.at("skipped").get<bool>();
+  REQUIRE((skipped > 2 && skipped < 10));
+  check_layouts(overrides);
+}
+
+TEST_CASE("too many skipped steps end a run as they do with the barrier") {
+  const TemporaryFolder folder;
+  const std::string start =
+      "checkpoint.resume=" + poisoned_checkpoint(folder.path() / "poisoned", base).string();
+  const Overrides overrides = with(base, {start, "train.max_skipped_steps=1"});
+  for (const bool post_validation : {false, true}) {
+    CHECK_THROWS_WITH(run({"zb_h2", 2}, post_validation, folder.path() / "run", overrides),
+                      pptrain::test::contains_text("max_skipped_steps = 1"));
+  }
+}
+
+TEST_CASE("post-validation gives the bits of the barrier on replicas") {
+  const TemporaryFolder folder;
+  const Overrides replicas = with(base, {"distributed.dp_replicate=2", "train.grad_accum_steps=4"});
+  const std::string clip = "train.grad_clip=" + std::to_string(middle_norm(folder, replicas));
+  for (const Overrides& overrides : {with(replicas, {"train.grad_clip=0"}), with(replicas, {clip})}) {
+    const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
+    for (const Layout& layout :
+         {Layout{"1f1b", 2}, Layout{"zb_h2", 2}, Layout{"zbv", 2}, Layout{"zb_h2", 3}}) {
+      CAPTURE(layout.schedule, layout.pp);
+      check_equal(reference, run(layout, true, folder.path() / "run", overrides));
+    }
+  }
+}
+
+TEST_CASE("a run with post-validation resumes from any checkpoint, and any run from its") {
+  const TemporaryFolder folder;
+  const std::string clip = "train.grad_clip=" + std::to_string(middle_norm(folder, base));
+  const Overrides overrides = with(base, {clip, "checkpoint.interval=4", "checkpoint.keep_last_n=0"});
+  const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
+  for (const auto& [first, second] :
+       {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
+    const auto run_dir = folder.path() / ("run" + std::to_string(2 * first + second));
+    run({"zb_h2", 2}, first, run_dir, overrides);
+    std::filesystem::remove_all(run_dir / "checkpoints/step_9");
+    std::filesystem::remove_all(run_dir / "checkpoints/step_8");
+    std::ofstream(run_dir / "checkpoints/latest") << "step_4\n";
+    check_equal(reference, run({"zbv", 2}, second, run_dir, with(overrides, {"checkpoint.resume=auto"})));
+  }
+}
+
+TEST_CASE("a signal stops a run with post-validation soon, and it resumes bit for bit") {
+  const TemporaryFolder folder;
+  const Overrides overrides = with(base, {"train.grad_clip=0", "eval.interval=0"});
+  const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
+  const auto run_dir = folder.path() / "run";
+  const config::JobConfig job = job_of({"zb_h2", 2}, true, run_dir, overrides);
+  const fault::Shutdown shutdown;
+  std::raise(SIGTERM);
+  const int code =
+      app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+  CHECK(code == 3);
+  const size_t done = pptrain::test::read_result(run_dir, code).metrics.size();
+  CHECK((done > 0 && done <= 3));
+  check_equal(reference, run({"zb_h2", 2}, true, run_dir, with(overrides, {"checkpoint.resume=auto"})));
+}

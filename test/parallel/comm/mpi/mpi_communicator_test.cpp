@@ -1,0 +1,49 @@
+#include "parallel/comm/mpi/mpi_communicator.h"
+
+#include <chrono>
+
+#include "test/support/catch.h"
+#include "test/support/mpirun.h"
+
+namespace pptrain::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using pptrain::test::contains_text;
+
+test::Ended mpirun(int size, const std::string& mode) {
+  return test::mpirun(size, {COMM_RANK, mode}, 60);
+}
+
+TEST_CASE("MPI does what a transport must") {
+  if (!test::has_mpi()) {
+    REQUIRE_THROWS(make_mpi_world());
+    return;
+  }
+  const int size = GENERATE(2, 3);
+  const test::Ended ended = mpirun(size, "exercise");
+  INFO(ended.output);
+  REQUIRE(ended.code == 0);
+}
+
+TEST_CASE("MPI: a failed rank ends the job within seconds") {
+  if (!test::has_mpi()) return;
+  const std::string mode = GENERATE("abort", "die", "throw");
+  const auto start = Clock::now();
+  const test::Ended ended = mpirun(3, mode);
+  INFO(mode << "\n" << ended.output);
+  REQUIRE(Clock::now() - start < std::chrono::seconds(20));
+  REQUIRE(ended.code != 0);
+  if (mode != "die") REQUIRE_THAT(ended.output, contains_text("boom"));
+}
+
+TEST_CASE("MPI: a wait for a silent process ends with the timeout and says what for") {
+  if (!test::has_mpi()) return;
+  const test::Ended ended = mpirun(2, "timeout");
+  INFO(ended.output);
+  REQUIRE(ended.code != 0);
+  REQUIRE_THAT(ended.output, contains_text("RECV_B stage 5 microbatch 7") && contains_text("waited 0.1 s"));
+}
+
+}  // namespace
+}  // namespace pptrain::comm

@@ -1,0 +1,100 @@
+#include "parallel/comm/thread/thread_communicator.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "core/base/error.h"
+#include "test/parallel/comm/exercise.h"
+#include "test/support/catch.h"
+
+namespace pptrain::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using pptrain::test::contains_text;
+
+TEST_CASE("threads do what a transport must") {
+  at::set_num_threads(1);
+  const int size = GENERATE(2, 3, 5);
+  CAPTURE(size);
+  REQUIRE_NOTHROW(run_thread_ranks(size, test::exercise));
+}
+
+TEST_CASE("a world of one thread needs no partner") {
+  run_thread_ranks(1, [](Communicator& world) {
+    world.barrier();
+    const at::Tensor tensor = at::zeros({3});
+    world.all_reduce_sum(tensor);
+    world.broadcast(tensor, 0);
+    if (all_reduce_sum(world, std::vector<double>{2.5})[0] != 2.5) throw Error("sum of one");
+  });
+}
+
+TEST_CASE("a rank that throws wakes all others at once, and its exception is the one to see") {
+  std::atomic<int> woken = 0;
+  const auto start = Clock::now();
+  const auto run = [&] {
+    run_thread_ranks(4, [&](Communicator& world) {
+      const auto pair = world.split(world.rank() / 2, 0);
+      if (world.rank() == 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        throw UsageError("no such file");
+      }
+      try {
+        // Ranks 0 and 1 wait for each other, rank 3 for the one that fails.
+        const at::Tensor tensor = at::zeros({1});
+        pair->irecv(tensor, 1 - pair->rank())->wait({});
+      } catch (const PeerFailure& e) {
+        if (std::string(e.what()).find("rank 2 failed: no such file") != std::string::npos) ++woken;
+        throw;
+      }
+    });
+  };
+  REQUIRE_THROWS_AS(run(), UsageError);
+  REQUIRE(woken == 3);
+  REQUIRE(Clock::now() - start < std::chrono::seconds(5));
+}
+
+TEST_CASE("a later call sees the failure too") {
+  ThreadWorld world(2);
+  const auto first = world.rank(0);
+  const auto second = world.rank(1);
+  const at::Tensor tensor = at::zeros({1});
+  const auto work = first->irecv(tensor, 1);
+  REQUIRE_FALSE(work->done());
+  second->abort("boom");
+  REQUIRE_THROWS_AS(work->done(), PeerFailure);
+  REQUIRE_THROWS_WITH(first->isend(tensor, 1), contains_text("rank 1 failed: boom"));
+}
+
+TEST_CASE("a wait for a silent thread ends with the timeout and says what for") {
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  run_thread_ranks(2, [&](Communicator& world) {
+    const std::string message = test::provoke_timeout(world);
+    const std::lock_guard lock(mutex);
+    messages.push_back(message);
+  });
+  REQUIRE(messages.size() == 2);
+  for (const std::string& message : messages) {
+    REQUIRE_THAT(message, contains_text("RECV_B stage 5 microbatch 7") && contains_text("waited 0.1 s"));
+  }
+}
+
+TEST_CASE("a message of another size or type than its receive is an error on both sides") {
+  ThreadWorld world(2);
+  const auto sender = world.rank(0);
+  const auto receiver = world.rank(1);
+  const auto send = sender->isend(at::zeros({3}), 1);
+  const auto receive = receiver->irecv(at::zeros({4}), 0);
+  REQUIRE_THROWS_WITH(send->wait({}), contains_text("3 x Float") && contains_text("4 x Float"));
+  REQUIRE_THROWS_WITH(receive->wait({}), contains_text("does not fit"));
+}
+
+}  // namespace
+}  // namespace pptrain::comm

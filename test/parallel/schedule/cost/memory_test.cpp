@@ -1,0 +1,111 @@
+#include "parallel/schedule/cost/memory.h"
+
+#include "core/base/error.h"
+#include "parallel/schedule/cost/in_flight.h"
+#include "parallel/schedule/csv.h"
+#include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::schedule;
+
+namespace {
+
+std::vector<RankBytes> uniform(const Schedule& s, const StageBytes& stage) {
+  return peak_bytes(s, std::vector<StageBytes>(s.stages(), stage));
+}
+
+// With one byte for each thing that in_flight counts, the peaks are its counts.
+void check_unit_bytes(const Schedule& s) {
+  const auto counts = in_flight(s);
+  const auto activations = uniform(s, {.activation = 1});
+  const auto operands = uniform(s, {.weight_operands = 1});
+  const auto both = uniform(s, {.activation = 1, .weight_operands = 1});
+  const auto messages = uniform(s, {.message = 1});
+  for (int r = 0; r < s.ranks; ++r) {
+    CAPTURE(s.name, s.ranks, s.stages_per_rank, s.microbatches, r);
+    CHECK(activations[r].records == counts[r].activations);
+    CHECK(operands[r].records == counts[r].weight_operands);
+    CHECK(both[r].records == counts[r].held);
+    CHECK(both[r].peak.total() == counts[r].held);
+    CHECK(messages[r].buffers >= counts[r].receive_buffers);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("with unit bytes the peaks are the counts, in every schedule") {
+  int checked = 0;
+  for (const std::string& name : schedule_names()) {
+    for (int p = 1; p <= 4; ++p) {
+      for (int m = 1; m <= 8; ++m) {
+        Schedule s;
+        try {
+          s = make_schedule({.name = name, .ranks = p, .microbatches = m});
+        } catch (const UsageError&) {
+          continue;
+        }
+        if (s.forward_only) continue;
+        check_unit_bytes(s);
+        check_unit_bytes(lower(s));
+        ++checked;
+      }
+    }
+  }
+  CHECK(checked > 200);
+}
+
+TEST_CASE("stages of unequal size: the peak is where the bytes are, not the count") {
+  // One rank, stages 0 and 1: two microbatches of the small stage, one of the large.
+  const Schedule s = parse_csv("0F0,0F1,1F0,1B0,0B0,1F1,1B1,0B1\n");
+  REQUIRE(s.stages() == 2);
+  const std::vector<StageBytes> stages = {
+      {.activation = 10, .workspace_forward = 3, .workspace_backward = 4},
+      {.activation = 100, .workspace_forward = 30, .workspace_backward = 20, .message = 7}};
+  const RankBytes rank = peak_bytes(s, stages)[0];
+  CHECK(rank.records == 120);
+  CHECK(rank.peak.activations == 120);
+  CHECK(rank.peak.workspace == 30);
+  CHECK(rank.peak.weight_operands == 0);
+  // Outputs of both forwards of stage 0 waited for stage 1, which has taken the first.
+  CHECK(rank.peak.buffers == 7);
+  CHECK(rank.buffers == 14);
+}
+
+TEST_CASE("operands that I leaves wait for W, and each action has its own workspace") {
+  const Schedule s = parse_csv("0F0,0I0,0F1,0W0,0B1\n");
+  const RankBytes rank = uniform(s, {.activation = 10,
+                                     .weight_operands = 8,
+                                     .workspace_forward = 1,
+                                     .workspace_backward = 2,
+                                     .workspace_backward_input = 5,
+                                     .workspace_backward_weight = 3})[0];
+  CHECK(rank.records == 18);
+  CHECK(rank.peak.total() == 21);  // W0 runs while F1's activations are there
+  CHECK(rank.peak.activations == 10);
+  CHECK(rank.peak.weight_operands == 8);
+  CHECK(rank.peak.workspace == 3);
+}
+
+TEST_CASE("messages: a receive from its post, an output to one action after its send") {
+  const Schedule s = parse_csv(
+      "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0B1\n"
+      "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n");
+  const auto ranks = uniform(s, {.message = 5});
+  CHECK(ranks[0].buffers == 10);  // F1's output next to F0's, which leaves; then the two receives
+  CHECK(ranks[1].buffers == 10);
+  // Without communication nothing is held for it.
+  CHECK(uniform(parse_csv("0F0,0B0\n1F0,1B0\n"), {.message = 5})[0].buffers == 0);
+}
+
+TEST_CASE("a forward-only schedule keeps nothing from one forward to the next") {
+  const auto ranks =
+      uniform(parse_csv("0F0,0F1\n1F0,1F1\n"), {.activation = 10, .workspace_forward = 2, .message = 0});
+  CHECK(ranks[0].records == 10);
+  CHECK(ranks[0].peak.total() == 12);
+}
+
+TEST_CASE("bytes of another number of stages are refused") {
+  CHECK_THROWS_AS(peak_bytes(parse_csv("0F0,0B0\n1F0,1B0\n"), std::vector<StageBytes>(3)), Error);
+}
