@@ -4,12 +4,12 @@
 
 namespace pptrain::models {
 
-Block::Block(nn::ParameterStore& store, const std::string& name, const BlockConfig& config)
+Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config)
     : recompute_(config.recompute),
-      attention_norm_(store, name + ".attn_norm", config.attention.hidden, config.norm_eps),
-      attention_(store, name + ".attn", config.attention),
-      mlp_norm_(store, name + ".mlp_norm", config.attention.hidden, config.norm_eps),
-      mlp_(store, name + ".mlp", config.attention.hidden, config.intermediate, config.mlp_bias,
+      attention_norm_(group, name + ".attn_norm", config.attention.hidden, config.norm_eps),
+      attention_(group, name + ".attn", config.attention),
+      mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps),
+      mlp_(group, name + ".mlp", config.attention.hidden, config.intermediate, config.mlp_bias,
            config.init_std, config.init_std) {}
 
 void Block::fill(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,

@@ -42,7 +42,7 @@ class Block {
   };
 
   // Declares `<name>.attn_norm.weight`, `<name>.attn.*`, `<name>.mlp_norm.weight` and `<name>.mlp.*`.
-  Block(nn::ParameterStore& store, const std::string& name, const BlockConfig& config);
+  Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config);
 
   // positions: int32 [batch, seq]. Reuses the memory of in.delta; keeps in.stream where there is no delta.
   // `saved` is left without what the recompute policy drops.

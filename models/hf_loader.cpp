@@ -46,18 +46,18 @@ void refuse_left_over(TransformerStage& stage, const io::HfCheckpoint& checkpoin
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir) {
   const io::HfCheckpoint checkpoint(hf_dir);
   refuse_left_over(stage, checkpoint);
-  for (nn::Parameter& parameter : stage.parameters().parameters()) {
-    const std::string name = hf_name(parameter.spec.name, stage.tied());
+  for (nn::Slice* slice : stage.parameters().slices()) {
+    const std::string name = hf_name(slice->spec.name, stage.tied());
     const at::Tensor stored = checkpoint.tensor(name);
-    if (stored.sizes() != parameter.master.sizes()) {
+    if (stored.sizes() != at::IntArrayRef(slice->spec.shape)) {
       throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]", hf_dir.string(),
-                              name, fmt::join(stored.sizes(), ", "), parameter.spec.name,
-                              fmt::join(parameter.master.sizes(), ", ")));
+                              name, fmt::join(stored.sizes(), ", "), slice->spec.name,
+                              fmt::join(slice->spec.shape, ", ")));
     }
     if (!stored.is_floating_point()) {
       throw Error(fmt::format("{}: tensor {} does not hold floating-point numbers", hf_dir.string(), name));
     }
-    parameter.master.copy_(stored);
+    nn::copy_slice(stored, slice->shape, slice->master);
   }
   stage.parameters().refresh_compute();
 }

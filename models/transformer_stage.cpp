@@ -31,17 +31,21 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   BlockConfig block = find_architecture(model.arch).block(model);
   block.recompute = recompute;
   if (slice.embedding)
-    embedding_.emplace(store_, "embed", model.vocab, model.hidden, model.initializer_range);
+    embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden,
+                       model.initializer_range);
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
-    blocks_.emplace_back(store_, fmt::format("layers.{}", layer), block);
+    const std::string name = fmt::format("layers.{}", layer);
+    blocks_.emplace_back(store_.add_group(name), name, block);
   }
   if (slice.head) {
-    norm_.emplace(store_, "norm", model.hidden, model.norm_eps);
-    head_weight_ = &store_.add({{.name = "head.weight",
-                                 .shape = {model.vocab, model.hidden},
-                                 .init_std = model.initializer_range,
-                                 .init_name = model.tied ? "embed.weight" : ""}});
+    nn::ParameterGroup& group = store_.add_group("head");
+    norm_.emplace(group, "norm", model.hidden, model.norm_eps);
+    head_weight_ = &group.add({{.name = "head.weight",
+                                .shape = {model.vocab, model.hidden},
+                                .role = nn::Role::head,
+                                .init_std = model.initializer_range,
+                                .init_name = model.tied ? "embed.weight" : ""}});
     head_.emplace(*head_weight_);
   }
 }

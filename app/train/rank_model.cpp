@@ -5,7 +5,7 @@
 #include <array>
 
 #include "core/base/error.h"
-#include "core/optim/grad_norm.h"
+#include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
 #include "parallel/pipeline/tied_gradient.h"
 
@@ -30,7 +30,7 @@ RankModel::RankModel(RunContext& context, const std::vector<std::pair<int, int>>
     part.stage = std::make_unique<models::TransformerStage>(context.model, models::stage_slice(layers, index),
                                                             recompute);
     part.stage->materialise(context.device, compute_dtype(context.job));
-    part.optimizer = std::make_unique<optim::AdamW>(part.stage->parameters(), context.job.optimizer);
+    part.optimizer = optim::make_optimizer(context.job.optimizer, part.stage->parameters().shards());
     parts_.push_back(std::move(part));
   }
   prepare_norm();
@@ -42,18 +42,17 @@ std::vector<pipeline::Stage*> RankModel::stages() {
   return result;
 }
 
-bool RankModel::is_tied_copy(const nn::Parameter& parameter) const {
-  return context_.model.tied && parameter.spec.name == "head.weight";
+bool RankModel::is_tied_copy(const nn::Slice& slice) const {
+  return context_.model.tied && slice.spec.name == "head.weight";
 }
 
 void RankModel::prepare_norm() {
   std::vector<std::string> names;
   for (Part& part : parts_) {
-    const auto parameters = part.stage->parameters().parameters();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (is_tied_copy(parameters[i])) continue;
-      part.counted.push_back(i);
-      names.push_back(parameters[i].spec.name);
+    for (nn::Slice* slice : part.stage->parameters().slices()) {
+      if (is_tied_copy(*slice)) continue;
+      part.counted.push_back(slice);
+      names.push_back(slice->spec.name);
     }
   }
   norm_.emplace(context_.mesh.along(mesh::Axis::pp), names);
@@ -75,15 +74,15 @@ void RankModel::load(const checkpoint::Reader& reader) {
         fmt::format("the checkpoint holds {} parameters, the job's model has {}: it is another model's",
                     stored, norm_->parameters()));
   }
-  const auto source = [&](const nn::Parameter& p) {
-    return is_tied_copy(p) ? std::string("embed.weight") : p.spec.name;
+  const auto source = [&](const nn::Slice& slice) {
+    return is_tied_copy(slice) ? std::string("embed.weight") : slice.spec.name;
   };
   for (Part& part : parts_) {
-    for (nn::Parameter& p : part.stage->parameters().parameters())
-      reader.read(model_file, source(p), p.master);
+    for (nn::Slice* slice : part.stage->parameters().slices())
+      reader.read(model_file, source(*slice), slice->master);
     part.stage->parameters().refresh_compute();
     for (const optim::StateTensor& state : part.optimizer->state()) {
-      reader.read(state.file, source(*state.parameter), state.tensor);
+      reader.read(state.file, source(*state.slice), state.tensor);
     }
     part.optimizer->set_step(reader.state().optimizer_step);
   }
@@ -96,12 +95,12 @@ std::vector<checkpoint::StageContents> RankModel::contents() const {
   for (const Part& part : parts_) {
     checkpoint::StageContents& stage = result.emplace_back();
     stage.stage = part.stage->index();
-    for (const nn::Parameter& p : part.stage->parameters().parameters()) {
-      if (!is_tied_copy(p)) stage.files[model_file].push_back({p.spec.name, p.master});
+    for (const nn::Slice* slice : part.stage->parameters().slices()) {
+      if (!is_tied_copy(*slice)) stage.files[model_file].push_back({slice->spec.name, slice->master});
     }
     for (const optim::StateTensor& state : part.optimizer->state()) {
-      if (!is_tied_copy(*state.parameter))
-        stage.files[state.file].push_back({state.parameter->spec.name, state.tensor});
+      if (!is_tied_copy(*state.slice))
+        stage.files[state.file].push_back({state.slice->spec.name, state.tensor});
     }
   }
   return result;
@@ -117,7 +116,10 @@ void RankModel::discard() {
 
 void RankModel::reduce_gradients(pipeline::Stage& stage) {
   if (context_.mesh.size(mesh::Axis::dp_replicate) == 1) return;
-  context_.mesh.along(mesh::Axis::dp_replicate).all_reduce_sum(stage.parameters().flat_grad());
+  for (nn::ParameterGroup& group : stage.parameters().groups()) {
+    for (nn::ParameterGroup::Whole& whole : group.whole())
+      context_.mesh.along(mesh::Axis::dp_replicate).all_reduce_sum(whole.grad);
+  }
 }
 
 void RankModel::sum_tied_gradients() {
@@ -134,8 +136,8 @@ void RankModel::sum_tied_gradients() {
 std::vector<double> RankModel::squared_norms() {
   std::vector<double> counted;
   for (Part& part : parts_) {
-    const std::vector<double> squares = optim::squared_norms(part.stage->parameters());
-    for (const size_t i : part.counted) counted.push_back(squares[i]);
+    const std::vector<double> squares = optim::squared_norms(part.counted);
+    counted.insert(counted.end(), squares.begin(), squares.end());
   }
   return counted;
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "app/train/run_context.h"
-#include "core/optim/adamw.h"
+#include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/schedule/schedule.h"
@@ -50,10 +50,10 @@ class RankModel {
  private:
   struct Part {
     std::unique_ptr<models::TransformerStage> stage;
-    std::unique_ptr<optim::AdamW> optimizer;
-    std::vector<size_t> counted;  // parameters that enter the norm: all but the copy of a tied weight
+    std::unique_ptr<optim::Optimizer> optimizer;
+    std::vector<nn::Slice*> counted;  // that enter the norm: all but the copy of a tied weight
   };
-  bool is_tied_copy(const nn::Parameter& parameter) const;
+  bool is_tied_copy(const nn::Slice& slice) const;
   void prepare_norm();
 
   RunContext& context_;

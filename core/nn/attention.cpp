@@ -25,12 +25,12 @@ const AttentionConfig& checked(const std::string& name, const AttentionConfig& c
   return config;
 }
 
-Weight* add_norm(ParameterStore& store, const std::string& name, int64_t dim) {
-  return &store.add({{.name = name + ".weight", .shape = {dim}, .init = Init::ones, .weight_decay = false}});
+Weight* add_norm(ParameterGroup& group, const std::string& name, int64_t dim) {
+  return &group.add({{.name = name + ".weight", .shape = {dim}, .role = Role::norm, .init = Init::ones}});
 }
 
-std::optional<Tensor> master_of(const Weight* weight) {
-  return weight == nullptr ? std::nullopt : std::optional(weight->master);
+std::optional<Tensor> weight_of(const Weight* weight) {
+  return weight == nullptr ? std::nullopt : std::optional(weight->compute);
 }
 
 std::optional<Tensor> grad_of(const Weight* weight) {
@@ -52,18 +52,18 @@ Heads split_heads(const Tensor& qkv, const Tensor& positions, const AttentionCon
 
 }  // namespace
 
-Attention::Attention(ParameterStore& store, const std::string& name, const AttentionConfig& config)
+Attention::Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config)
     : config_(checked(name, config)),
-      qkv_(store, config.hidden,
+      qkv_(group, config.hidden,
            {{name + ".q", config.heads * config.head_dim},
             {name + ".k", config.kv_heads * config.head_dim},
             {name + ".v", config.kv_heads * config.head_dim}},
            config.qkv_bias, config.init_std),
-      o_(store, config.heads * config.head_dim, {{name + ".o", config.hidden}}, config.o_bias,
+      o_(group, config.heads * config.head_dim, {{name + ".o", config.hidden}}, config.o_bias,
          config.o_init_std) {
   if (config.qk_norm) {
-    q_norm_ = add_norm(store, name + ".q_norm", config.head_dim);
-    k_norm_ = add_norm(store, name + ".k_norm", config.head_dim);
+    q_norm_ = add_norm(group, name + ".q_norm", config.head_dim);
+    k_norm_ = add_norm(group, name + ".k_norm", config.head_dim);
   }
 }
 
@@ -84,8 +84,8 @@ Tensor Attention::forward(const Tensor& x, const Tensor& positions, const kernel
     saved.q_rstd = at::empty({batch, seq, config_.heads}, f32);
     saved.k_rstd = at::empty({batch, seq, config_.kv_heads}, f32);
   }
-  kernels::norm_rope(heads.q, master_of(q_norm_), config_.norm_eps, rope, positions, saved.q, saved.q_rstd);
-  kernels::norm_rope(heads.k, master_of(k_norm_), config_.norm_eps, rope, positions, saved.k, saved.k_rstd);
+  kernels::norm_rope(heads.q, weight_of(q_norm_), config_.norm_eps, rope, positions, saved.q, saved.q_rstd);
+  kernels::norm_rope(heads.k, weight_of(k_norm_), config_.norm_eps, rope, positions, saved.k, saved.k_rstd);
   AttentionStatistics statistics;
   saved.out = causal_attention(saved.q, saved.k, heads.v, statistics).view({x.size(0), o_.in_features()});
   saved.logsumexp = std::move(statistics.logsumexp);
@@ -100,9 +100,9 @@ Tensor Attention::qkv_gradient(Saved& saved, AttentionGradients grads, const ker
   const Heads heads = split_heads(saved.qkv, saved.positions, config_);
   Heads to = split_heads(dqkv, saved.positions, config_);
   to.v.copy_(grads.dv);
-  kernels::norm_rope_backward(grads.dk, heads.k, master_of(k_norm_), saved.k_rstd, rope, saved.positions,
+  kernels::norm_rope_backward(grads.dk, heads.k, weight_of(k_norm_), saved.k_rstd, rope, saved.positions,
                               to.k, grad_of(k_norm_));
-  kernels::norm_rope_backward(grads.dq, heads.q, master_of(q_norm_), saved.q_rstd, rope, saved.positions,
+  kernels::norm_rope_backward(grads.dq, heads.q, weight_of(q_norm_), saved.q_rstd, rope, saved.positions,
                               to.q, grad_of(q_norm_));
   return dqkv;
 }

@@ -43,7 +43,7 @@ class Attention {
   };
 
   // Declares `<name>.{q,k,v,o}.weight`, biases and `<name>.{q_norm,k_norm}.weight`.
-  Attention(ParameterStore& store, const std::string& name, const AttentionConfig& config);
+  Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config);
 
   // x: T [batch * seq, hidden] -> T [batch * seq, hidden]. positions: int32 [batch, seq].
   at::Tensor forward(const at::Tensor& x, const at::Tensor& positions, const kernels::RopeTable& rope,

@@ -6,10 +6,13 @@
 
 namespace pptrain::nn {
 
-Embedding::Embedding(ParameterStore& store, const std::string& name, int64_t vocab, int64_t dim,
+Embedding::Embedding(ParameterGroup& group, const std::string& name, int64_t vocab, int64_t dim,
                      double init_std)
     : dim_(dim),
-      weight_(&store.add({{.name = name + ".weight", .shape = {vocab, dim}, .init_std = init_std}})) {}
+      weight_(&group.add({{.name = name + ".weight",
+                           .shape = {vocab, dim},
+                           .role = Role::embedding,
+                           .init_std = init_std}})) {}
 
 at::Tensor Embedding::forward(const at::Tensor& tokens) const {
   at::Tensor out = at::empty({tokens.numel(), dim_}, weight_->compute.options());

@@ -11,7 +11,7 @@ namespace pptrain::nn {
 
 class Embedding {
  public:
-  Embedding(ParameterStore& store, const std::string& name, int64_t vocab, int64_t dim,
+  Embedding(ParameterGroup& group, const std::string& name, int64_t vocab, int64_t dim,
             double init_std);  // `<name>.weight`
 
   at::Tensor forward(const at::Tensor& tokens) const;  // int64 [batch, seq] -> T [batch * seq, dim]

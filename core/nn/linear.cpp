@@ -8,7 +8,7 @@
 
 namespace pptrain::nn {
 
-Linear::Linear(ParameterStore& store, int64_t in_features, std::vector<LinearPart> parts, bool bias,
+Linear::Linear(ParameterGroup& group, int64_t in_features, std::vector<LinearPart> parts, bool bias,
                double init_std)
     : in_(in_features), out_(0) {
   std::vector<ParameterSpec> weights;
@@ -17,14 +17,12 @@ Linear::Linear(ParameterStore& store, int64_t in_features, std::vector<LinearPar
     out_ += part.out_features;
     weights.push_back(
         {.name = part.name + ".weight", .shape = {part.out_features, in_}, .init_std = init_std});
-    biases.push_back({.name = part.name + ".bias",
-                      .shape = {part.out_features},
-                      .init = Init::zeros,
-                      .weight_decay = false});
+    biases.push_back(
+        {.name = part.name + ".bias", .shape = {part.out_features}, .role = Role::bias, .init = Init::zeros});
   }
-  weight_ = &store.add(std::move(weights));
+  weight_ = &group.add(std::move(weights));
   if (bias) {
-    bias_ = &store.add(std::move(biases));
+    bias_ = &group.add(std::move(biases));
   }
 }
 

@@ -20,7 +20,7 @@ class Linear {
  public:
   // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part; the parts' outputs are
   // concatenated.
-  Linear(ParameterStore& store, int64_t in_features, std::vector<LinearPart> parts, bool bias,
+  Linear(ParameterGroup& group, int64_t in_features, std::vector<LinearPart> parts, bool bias,
          double init_std);
 
   at::Tensor forward(const at::Tensor& x) const;          // T [rows, in] -> T [rows, out]

@@ -1,7 +1,5 @@
 #include "core/nn/parameter.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/Generator.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
@@ -10,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "core/base/error.h"
@@ -17,46 +16,41 @@
 namespace pptrain::nn {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // elements
+constexpr int64_t alignment = 64;  // elements
 
-int64_t round_up(int64_t n) {
-  return (n + kAlignment - 1) / kAlignment * kAlignment;
+int64_t round_up(int64_t n, int64_t multiple = alignment) {
+  return (n + multiple - 1) / multiple * multiple;
 }
 
 int64_t element_count(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// FNV-1a (Fowler, Noll, Vo) over the bytes of the name.
-uint64_t hash_name(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : name) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+void check_spec(const ParameterSpec& spec) {
+  if (spec.shape.empty() || std::ranges::any_of(spec.shape, [](int64_t n) { return n <= 0; })) {
+    throw Error(fmt::format("parameter '{}' has the shape [{}]: every dim must be positive", spec.name,
+                            fmt::join(spec.shape, ", ")));
   }
-  return hash;
-}
-
-// Finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): every input bit reaches every output bit, so
-// that the low half alone, which is what seeds ATen's Mersenne twister, still depends on the whole name and
-// seed.
-uint64_t mix(uint64_t z) {
-  z += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
+  if (!spec.cut) return;
+  const Cut& cut = *spec.cut;
+  if (cut.dim < 0 || cut.dim >= static_cast<int>(spec.shape.size()) || cut.begin < 0 || cut.size <= 0 ||
+      cut.begin + cut.size > spec.shape[cut.dim]) {
+    throw Error(fmt::format("parameter '{}' of shape [{}] has no indices [{}, {}) of dim {}", spec.name,
+                            fmt::join(spec.shape, ", "), cut.begin, cut.begin + cut.size, cut.dim));
+  }
 }
 
 std::vector<int64_t> stacked_shape(std::span<const ParameterSpec> parts) {
-  std::vector<int64_t> shape = parts.front().shape;
+  std::vector<int64_t> shape = parts.front().local_shape();
   for (const ParameterSpec& part : parts.subspan(1)) {
-    if (part.shape.size() != shape.size() ||
-        !std::equal(shape.begin() + 1, shape.end(), part.shape.begin() + 1)) {
+    const std::vector<int64_t> other = part.local_shape();
+    if (other.size() != shape.size() || !std::equal(shape.begin() + 1, shape.end(), other.begin() + 1)) {
       throw Error(fmt::format(
           "parameter '{}' of shape [{}] cannot be stacked under '{}' of shape [{}]: all dims but the first "
           "must agree",
-          part.name, fmt::join(part.shape, ", "), parts.front().name, fmt::join(parts.front().shape, ", ")));
+          part.name, fmt::join(other, ", "), parts.front().name, fmt::join(shape, ", ")));
     }
-    shape[0] += part.shape[0];
+    shape[0] += other[0];
   }
   return shape;
 }
@@ -65,124 +59,248 @@ at::Tensor view_of(const at::Tensor& flat, int64_t offset, at::IntArrayRef shape
   return flat.narrow(0, offset, c10::multiply_integers(shape)).view(shape);
 }
 
-}  // namespace
-
-Weight& ParameterStore::add(std::vector<ParameterSpec> parts) {
-  if (materialised_) {
-    throw Error("a parameter was declared after its store was materialised");
-  }
-  if (parts.empty()) {
-    throw Error("a weight needs at least one parameter");
-  }
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const ParameterSpec& part = parts[i];
-    if (part.shape.empty() ||
-        std::any_of(part.shape.begin(), part.shape.end(), [](int64_t n) { return n <= 0; })) {
-      throw Error(fmt::format("parameter '{}' has the shape [{}]: every dim must be positive", part.name,
-                              fmt::join(part.shape, ", ")));
-    }
-    const bool repeated = std::any_of(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(i),
-                                      [&](const ParameterSpec& p) { return p.name == part.name; });
-    if (repeated || find(part.name) != nullptr) {
-      throw Error(fmt::format("parameter '{}' is declared twice", part.name));
-    }
-  }
-  const std::vector<int64_t> shape = stacked_shape(parts);
-  const auto meta = at::TensorOptions().device(at::kMeta).dtype(at::kFloat);
-  Weight& weight = weights_.emplace_back();
-  weight.master = weight.compute = weight.grad = at::empty(shape, meta);
-  weight.first_parameter = parameters_.size();
-  weight.parts = parts.size();
-  weight.offset = padded_size_;
-  padded_size_ += round_up(element_count(shape));
-  for (ParameterSpec& part : parts) {
-    const at::Tensor tensor = at::empty(part.shape, meta);
-    parameters_.push_back({.spec = std::move(part), .master = tensor, .compute = tensor, .grad = tensor});
-  }
-  return weight;
+// The box that layers see of a parameter, and of it the elements [begin, end).
+SliceShape slice_shape(const ParameterSpec& spec, int64_t begin, int64_t end) {
+  SliceShape shape = whole_slice(spec.shape);
+  shape.box = spec.local_shape();
+  if (spec.cut) shape.offset[spec.cut->dim] = spec.cut->begin;
+  shape.begin = begin;
+  shape.end = end;
+  return shape;
 }
 
-void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients) {
-  if (materialised_) {
-    throw Error("a parameter store was materialised twice");
+}  // namespace
+
+std::vector<int64_t> ParameterSpec::local_shape() const {
+  std::vector<int64_t> local = shape;
+  if (cut) local[cut->dim] = cut->size;
+  return local;
+}
+
+Weight& ParameterGroup::add(std::vector<ParameterSpec> parts) {
+  if (materialised_) throw Error("a parameter was declared after its group was materialised");
+  if (parts.empty()) throw Error("a weight needs at least one parameter");
+  for (auto part = parts.begin(); part != parts.end(); ++part) {
+    check_spec(*part);
+    const auto same_name = [&](const ParameterSpec& other) { return other.name == part->name; };
+    const bool repeated =
+        std::any_of(parts.begin(), part, same_name) || std::ranges::any_of(declared_, [&](const Declared& d) {
+          return std::ranges::any_of(d.parts, same_name);
+        });
+    if (repeated) throw Error(fmt::format("parameter '{}' is declared twice", part->name));
+    if (part->role != parts.front().role)
+      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different roles", part->name,
+                              parts.front().name));
   }
+  const std::vector<int64_t> shape = stacked_shape(parts);
+  Declared& declared = declared_.emplace_back();
+  declared.size = element_count(shape);
+  declared.weight.compute = declared.weight.grad =
+      at::empty(shape, at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
+  declared.parts = std::move(parts);
+  return declared.weight;
+}
+
+// Places each weight in the buffer of the type that it computes in.
+void ParameterGroup::lay_out(at::ScalarType compute_dtype) {
+  for (Declared& declared : declared_) {
+    const at::ScalarType type = declared.parts.front().role == Role::norm ? at::kFloat : compute_dtype;
+    const auto found = std::ranges::find(types_, type);
+    declared.buffer = static_cast<size_t>(found - types_.begin());
+    if (found == types_.end()) {
+      types_.push_back(type);
+      sizes_.push_back(0);
+    }
+    declared.offset = sizes_[declared.buffer];
+    sizes_[declared.buffer] += round_up(declared.size);
+  }
+  for (int64_t& size : sizes_) size = round_up(size, alignment * division_.parts);
+}
+
+void ParameterGroup::allocate(size_t buffer, at::Device device, bool with_gradients) {
+  const int64_t size = sizes_[buffer];
+  const int64_t piece = size / division_.parts;
+  const int64_t first = piece * division_.part;
+  const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
+  Whole& whole = whole_.emplace_back();
+  Shard& shard = shards_.emplace_back();
+  shard.master = at::zeros({piece}, options);
+  const bool shared = types_[buffer] == at::kFloat && division_.parts == 1;
+  whole.compute = shared ? shard.master : at::zeros({size}, options.dtype(types_[buffer]));
+  if (!shared) shard.compute = whole.compute.narrow(0, first, piece);
+  if (with_gradients) {
+    whole.grad = at::zeros({size}, options);
+    shard.grad = whole.grad.narrow(0, first, piece);
+  }
+}
+
+// Those of this rank's piece.
+void ParameterGroup::add_slices(const Declared& declared) {
+  Shard& shard = shards_[declared.buffer];
+  const int64_t piece = shard.master.numel();
+  const int64_t first = piece * division_.part;
+  int64_t at = declared.offset;
+  for (const ParameterSpec& spec : declared.parts) {
+    const int64_t size = element_count(spec.local_shape());
+    const int64_t begin = std::clamp<int64_t>(first - at, 0, size);
+    const int64_t end = std::clamp<int64_t>(first + piece - at, begin, size);
+    if (begin < end) {
+      Slice slice{.spec = spec,
+                  .shape = slice_shape(spec, begin, end),
+                  .offset = at + begin - first,
+                  .master = {},
+                  .grad = {},
+                  .compute = {}};
+      const auto shape =
+          slice.shape.covers_box() ? slice.shape.box : std::vector<int64_t>{slice.shape.numel()};
+      slice.master = view_of(shard.master, slice.offset, shape);
+      slice.compute = shard.compute.defined() ? view_of(shard.compute, slice.offset, shape) : slice.master;
+      if (shard.grad.defined()) slice.grad = view_of(shard.grad, slice.offset, shape);
+      order_.emplace_back(declared.buffer, shard.slices.size());
+      shard.slices.push_back(std::move(slice));
+    }
+    at += size;
+  }
+}
+
+void ParameterGroup::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
+                                 const Division& division) {
+  if (materialised_) throw Error("a parameter group was materialised twice");
   if (compute_dtype != at::kFloat && compute_dtype != at::kBFloat16) {
     throw Error(
         fmt::format("parameters compute in float32 or bfloat16, not {}", c10::toString(compute_dtype)));
   }
-  const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
-  flat_master_ = at::zeros({padded_size_}, options);
-  flat_compute_ =
-      compute_dtype == at::kFloat ? flat_master_ : at::zeros({padded_size_}, options.dtype(compute_dtype));
-  flat_grad_ = with_gradients ? at::zeros({padded_size_}, options) : at::Tensor();
+  if (division.parts < 1 || division.part < 0 || division.part >= division.parts)
+    throw Error(fmt::format("part {} of {} parts of a parameter group", division.part, division.parts));
+  division_ = division;
   compute_dtype_ = compute_dtype;
-  materialised_ = true;
-  for (Weight& weight : weights_) {
-    int64_t offset = weight.offset;
-    const std::vector<int64_t> shape = weight.master.sizes().vec();
-    weight.master = view_of(flat_master_, offset, shape);
-    weight.compute = view_of(flat_compute_, offset, shape);
-    weight.grad = with_gradients ? view_of(flat_grad_, offset, shape) : at::Tensor();
-    for (size_t i = weight.first_parameter; i < weight.first_parameter + weight.parts; ++i) {
-      Parameter& parameter = parameters_[i];
-      parameter.master = view_of(flat_master_, offset, parameter.spec.shape);
-      parameter.compute = view_of(flat_compute_, offset, parameter.spec.shape);
-      parameter.grad = with_gradients ? view_of(flat_grad_, offset, parameter.spec.shape) : at::Tensor();
-      offset += parameter.master.numel();
-    }
+  lay_out(compute_dtype);
+  for (size_t buffer = 0; buffer < types_.size(); ++buffer) allocate(buffer, device, with_gradients);
+  for (Declared& declared : declared_) {
+    const Whole& whole = whole_[declared.buffer];
+    const std::vector<int64_t> shape = declared.weight.compute.sizes().vec();
+    declared.weight.compute = view_of(whole.compute, declared.offset, shape);
+    declared.weight.grad = with_gradients ? view_of(whole.grad, declared.offset, shape) : at::Tensor();
+    add_slices(declared);
   }
+  materialised_ = true;
 }
 
-void ParameterStore::initialise(uint64_t seed) {
-  for (Parameter& parameter : parameters_) {
-    if (parameter.master.device().is_cpu()) {
-      fill_initial_values(parameter.spec, seed, parameter.master);
-    } else {
-      at::Tensor values = at::empty(parameter.spec.shape, at::TensorOptions().dtype(at::kFloat));
-      fill_initial_values(parameter.spec, seed, values);
-      parameter.master.copy_(values);
-    }
-  }
+void ParameterGroup::initialise(uint64_t seed) {
+  for (Slice* slice : slices()) fill_initial_values(slice->spec, slice->shape, seed, slice->master);
   refresh_compute();
 }
 
-void ParameterStore::refresh_compute() {
-  if (compute_dtype_ != at::kFloat) {
-    flat_compute_.copy_(flat_master_);
+void ParameterGroup::refresh_compute() {
+  for (Shard& shard : shards_) {
+    if (shard.compute.defined()) shard.compute.copy_(shard.master);
   }
+}
+
+void ParameterGroup::zero_grad() {
+  for (Whole& whole : whole_) {
+    if (whole.grad.defined()) whole.grad.zero_();
+  }
+}
+
+std::vector<Shard*> ParameterGroup::shards() {
+  std::vector<Shard*> result;
+  for (Shard& shard : shards_) result.push_back(&shard);
+  return result;
+}
+
+std::vector<Slice*> ParameterGroup::slices() {
+  std::vector<Slice*> result;
+  for (const auto& [buffer, place] : order_) result.push_back(&shards_[buffer].slices[place]);
+  return result;
+}
+
+Slice* ParameterGroup::find(std::string_view name) {
+  for (Slice* slice : slices()) {
+    if (slice->spec.name == name) return slice;
+  }
+  return nullptr;
+}
+
+std::vector<const ParameterSpec*> ParameterGroup::specs() const {
+  std::vector<const ParameterSpec*> result;
+  for (const Declared& declared : declared_) {
+    for (const ParameterSpec& spec : declared.parts) result.push_back(&spec);
+  }
+  return result;
+}
+
+int64_t ParameterGroup::parameter_count() const {
+  return std::accumulate(declared_.begin(), declared_.end(), int64_t{0},
+                         [](int64_t sum, const Declared& d) { return sum + d.size; });
+}
+
+ParameterGroup& ParameterStore::add_group(std::string name) {
+  return groups_.emplace_back(std::move(name));
+}
+
+void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients) {
+  compute_dtype_ = compute_dtype;
+  for (ParameterGroup& group : groups_) group.materialise(device, compute_dtype, with_gradients);
+}
+
+void ParameterStore::initialise(uint64_t seed) {
+  for (ParameterGroup& group : groups_) group.initialise(seed);
+}
+
+void ParameterStore::refresh_compute() {
+  for (ParameterGroup& group : groups_) group.refresh_compute();
 }
 
 void ParameterStore::zero_grad() {
-  if (flat_grad_.defined()) {
-    flat_grad_.zero_();
-  }
+  for (ParameterGroup& group : groups_) group.zero_grad();
 }
 
-Parameter* ParameterStore::find(std::string_view name) {
-  const auto found = std::find_if(parameters_.begin(), parameters_.end(),
-                                  [&](const Parameter& parameter) { return parameter.spec.name == name; });
-  return found == parameters_.end() ? nullptr : &*found;
+std::vector<Shard*> ParameterStore::shards() {
+  std::vector<Shard*> result;
+  for (ParameterGroup& group : groups_) {
+    for (Shard* shard : group.shards()) result.push_back(shard);
+  }
+  return result;
+}
+
+std::vector<Slice*> ParameterStore::slices() {
+  std::vector<Slice*> result;
+  for (ParameterGroup& group : groups_) {
+    for (Slice* slice : group.slices()) result.push_back(slice);
+  }
+  return result;
+}
+
+Slice* ParameterStore::find(std::string_view name) {
+  for (ParameterGroup& group : groups_) {
+    if (Slice* slice = group.find(name)) return slice;
+  }
+  return nullptr;
+}
+
+std::vector<const ParameterSpec*> ParameterStore::specs() const {
+  std::vector<const ParameterSpec*> result;
+  for (const ParameterGroup& group : groups_) {
+    for (const ParameterSpec* spec : group.specs()) result.push_back(spec);
+  }
+  return result;
 }
 
 int64_t ParameterStore::parameter_count() const {
-  return std::accumulate(parameters_.begin(), parameters_.end(), int64_t{0},
-                         [](int64_t sum, const Parameter& p) { return sum + p.master.numel(); });
+  return std::accumulate(groups_.begin(), groups_.end(), int64_t{0},
+                         [](int64_t sum, const ParameterGroup& g) { return sum + g.parameter_count(); });
 }
 
-void fill_initial_values(const ParameterSpec& spec, uint64_t seed, at::Tensor& out) {
-  switch (spec.init) {
-    case Init::ones:
-      out.fill_(1);
-      return;
-    case Init::zeros:
-      out.zero_();
-      return;
-    case Init::normal: {
-      const std::string& name = spec.init_name.empty() ? spec.name : spec.init_name;
-      const auto generator = at::make_generator<at::CPUGeneratorImpl>(mix(hash_name(name) ^ mix(seed)));
-      out.normal_(0, spec.init_std, generator);
-      return;
-    }
+void copy_slice(const at::Tensor& whole, const SliceShape& slice, at::Tensor& out) {
+  if (slice.is_whole()) {
+    out.copy_(whole);
+    return;
+  }
+  const at::Tensor from = whole.reshape({-1});
+  const at::Tensor to = out.view({-1});
+  for (const ElementRun& run : element_runs(slice)) {
+    to.narrow(0, run.local, run.length).copy_(from.narrow(0, run.global, run.length));
   }
 }
 

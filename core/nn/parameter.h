@@ -1,101 +1,180 @@
-// Parameters of one stage: where the master weights, compute weights and main gradients live.
+// Parameters of one stage: what they are, in which groups they are gathered, reduced and freed, and which
+// part of each this rank answers for.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <deque>
-#include <span>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "core/nn/slice.h"
 
 namespace pptrain::nn {
 
 enum class Init { normal, ones, zeros };
 
-// What a parameter is, before it has any memory. `name` is global ("layers.17.attn.q.weight"): it, with the
-// seed, alone decides the initial values, whichever rank builds it.
+// What a parameter is for. Norms compute in float32 under every compute type; norms and biases do not decay.
+enum class Role { matrix, embedding, head, norm, bias };
+
+// Layers of this rank compute with the indices [begin, begin + size) of dim `dim` alone, under tensor or
+// expert parallelism.
+struct Cut {
+  int dim = 0;
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+// What a parameter is, before it has any memory. `name` and `shape` are global ("layers.17.attn.q.weight"):
+// the name, with the seed, alone decides the initial values, whichever rank builds which part of it.
 struct ParameterSpec {
   std::string name;
   std::vector<int64_t> shape;
+  Role role = Role::matrix;
   Init init = Init::normal;
   double init_std = 0.02;
-  bool weight_decay = true;
   // Initial values are those of this name instead, so that a copy (a tied head) starts equal. Empty: `name`.
   std::string init_name = {};
+  std::optional<Cut> cut = std::nullopt;
+
+  std::vector<int64_t> local_shape() const;  // what this rank's layers see
 };
 
-// One named parameter: views into its store's flat buffers.
-struct Parameter {
+// This rank's part of one parameter, as views of a shard's buffers: of the parameter's local shape where the
+// slice is all of it, else flat.
+struct Slice {
   ParameterSpec spec;
+  SliceShape shape;
+  int64_t offset = 0;  // in the shard's flat buffers, in elements
   at::Tensor master;   // float32
-  at::Tensor compute;  // compute type; the same memory as master when that is float32
-  at::Tensor grad;     // float32 main gradient
+  at::Tensor grad;     // float32 main gradient; undefined in a group without gradients
+  at::Tensor compute;  // compute type; the same memory as master where that is float32
+};
+
+// What this rank answers for of parameters that compute in one type: flat buffers of equal size, with gaps
+// between the slices that stay zero.
+struct Shard {
+  at::Tensor master;          // float32
+  at::Tensor grad;            // float32; undefined without gradients
+  at::Tensor compute;         // undefined where layers compute with the masters themselves
+  std::vector<Slice> slices;  // ascending
 };
 
 // What a layer computes with: one or several parameters stacked along dim 0 (q, k, v; gate, up), so that one
-// matrix product serves them all. Tensors are meta tensors until the store is materialised.
+// matrix product serves them all. Meta tensors until the group is materialised.
 struct Weight {
-  at::Tensor master;           // float32 [rows of all parts, ...]
-  at::Tensor compute;          // compute type
-  at::Tensor grad;             // float32
-  size_t first_parameter = 0;  // index in ParameterStore::parameters()
-  size_t parts = 0;
-  int64_t offset = 0;  // in elements, into the flat buffers; a multiple of 64
+  at::Tensor compute;  // compute type, float32 for norms; [rows of all parts, ...]
+  at::Tensor grad;     // float32
 };
 
-// Owns the flat buffers of one stage. Weights are laid out in the order of `add`, each at a multiple of 64
-// elements, so that matrix products see the same alignment (and give the same bits) on every layout. The gaps
-// are zero.
-class ParameterStore {
+// How a group is divided: this rank answers for the part-th of `parts` equal pieces of each of its buffers.
+struct Division {
+  int part = 0;
+  int parts = 1;
+};
+
+// Parameters that are gathered, reduced and freed together: the embedding; one block; the final norm and
+// head. Weights lie in flat buffers, those of one compute type in one, each at a multiple of 64 elements, so
+// that matrix products see the same alignment (and give the same bits) on every layout.
+class ParameterGroup {
  public:
-  ParameterStore() = default;
-  ParameterStore(const ParameterStore&) = delete;
-  ParameterStore& operator=(const ParameterStore&) = delete;
+  explicit ParameterGroup(std::string name = {}) : name_(std::move(name)) {}
+  ParameterGroup(const ParameterGroup&) = delete;
+  ParameterGroup& operator=(const ParameterGroup&) = delete;
 
   // Declares parameters that share all dims but the first and are stacked along it. The reference stays
-  // valid. Throws Error if parts disagree, a name is repeated, or the store is materialised.
+  // valid. Throws Error if parts disagree, a name is repeated, or the group is materialised.
   Weight& add(std::vector<ParameterSpec> parts);
 
-  // Allocates: float32 master, float32 zero gradients (unless `with_gradients` is false), compute copies.
-  // compute_dtype: float32 or bfloat16. Weights are uninitialised until initialise() or a loader fills the
-  // masters.
-  void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true);
+  // Allocates: masters of this rank's part, and the whole compute weights and zero gradients (unless
+  // `with_gradients` is false). compute_dtype: float32 or bfloat16. Masters are zero until initialise() or a
+  // loader fills them.
+  void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
+                   const Division& division = {});
 
-  // Fills every master from (seed, name) alone, then refreshes compute. Values are generated on the CPU, so
-  // they do not depend on the device.
+  // Fills this rank's masters from (seed, names) alone, then refreshes its part of the compute weights.
   void initialise(uint64_t seed);
 
-  // compute = master rounded. Call after masters change outside the optimizer.
+  // compute = master rounded, of this rank's part. Call after masters change outside the optimizer.
   void refresh_compute();
 
   void zero_grad();
 
-  std::span<Parameter> parameters() { return parameters_; }
-  std::span<const Parameter> parameters() const { return parameters_; }
-  const std::deque<Weight>& weights() const { return weights_; }
-  Parameter* find(std::string_view name);
+  const std::string& name() const { return name_; }
+  std::vector<Shard*> shards();
+  std::vector<Slice*> slices();  // in the order of add(); those of other ranks alone are not there
+  Slice* find(std::string_view name);
 
-  // Flat buffers over all weights, gaps included: [padded_size()]. The gaps stay zero.
-  at::Tensor& flat_master() { return flat_master_; }
-  at::Tensor& flat_compute() { return flat_compute_; }
-  at::Tensor& flat_grad() { return flat_grad_; }
-  int64_t padded_size() const { return padded_size_; }
-  int64_t parameter_count() const;  // elements, gaps excluded
+  // The buffers over all ranks of the division, one for each of shards(): what is gathered into, and what is
+  // reduced. Piece p of Division::parts has the elements [p, p + 1) * size / parts.
+  struct Whole {
+    at::Tensor compute;  // float32 or the compute type; the masters' memory where that is whole and float32
+    at::Tensor grad;     // float32; undefined without gradients
+  };
+  std::vector<Whole>& whole() { return whole_; }
+  const Division& division() const { return division_; }
 
+  std::vector<const ParameterSpec*> specs() const;  // all that was added, in order
+  int64_t parameter_count() const;  // elements of the local shapes, over all parts, gaps excluded
   at::ScalarType compute_dtype() const { return compute_dtype_; }
-  bool materialised() const { return materialised_; }
 
  private:
-  std::vector<Parameter> parameters_;
-  std::deque<Weight> weights_;
-  at::Tensor flat_master_, flat_compute_, flat_grad_;
-  int64_t padded_size_ = 0;
+  struct Declared {
+    std::vector<ParameterSpec> parts;
+    Weight weight;
+    size_t buffer = 0;   // index into shards_ and whole_
+    int64_t offset = 0;  // in the whole buffer
+    int64_t size = 0;    // elements
+  };
+  void lay_out(at::ScalarType compute_dtype);
+  void allocate(size_t buffer, at::Device device, bool with_gradients);
+  void add_slices(const Declared& declared);
+
+  std::string name_;
+  std::deque<Declared> declared_;
+  std::vector<at::ScalarType> types_;  // [buffer]
+  std::vector<int64_t> sizes_;         // [buffer] elements over all parts, gaps included
+  std::vector<Whole> whole_;
+  std::deque<Shard> shards_;
+  std::vector<std::pair<size_t, size_t>> order_;  // buffer and place in its slices, in the order of add()
+  Division division_;
   at::ScalarType compute_dtype_ = at::kFloat;
   bool materialised_ = false;
 };
 
-// Fills `out` (float32, CPU) with the initial values of `spec` under `seed`.
-void fill_initial_values(const ParameterSpec& spec, uint64_t seed, at::Tensor& out);
+// The groups of one stage.
+class ParameterStore {
+ public:
+  ParameterGroup& add_group(std::string name);  // the reference stays valid
+
+  // The same for every group.
+  void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true);
+  void initialise(uint64_t seed);
+  void refresh_compute();
+  void zero_grad();
+
+  std::deque<ParameterGroup>& groups() { return groups_; }
+  std::vector<Shard*> shards();
+  std::vector<Slice*> slices();
+  Slice* find(std::string_view name);
+  std::vector<const ParameterSpec*> specs() const;
+  int64_t parameter_count() const;
+  at::ScalarType compute_dtype() const { return compute_dtype_; }
+
+ private:
+  std::deque<ParameterGroup> groups_;
+  at::ScalarType compute_dtype_ = at::kFloat;
+};
+
+// Copies a slice of the whole parameter (any floating-point type, any device) into `out` (float32,
+// slice.numel() elements).
+void copy_slice(const at::Tensor& whole, const SliceShape& slice, at::Tensor& out);
+
+// Fills `out` (float32, any device, slice.numel() elements) with a slice of the initial values of `spec`
+// under `seed`.
+void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uint64_t seed, at::Tensor& out);
 
 }  // namespace pptrain::nn

@@ -9,19 +9,19 @@
 
 namespace pptrain::nn {
 
-RmsNorm::RmsNorm(ParameterStore& store, const std::string& name, int64_t dim, double eps)
+RmsNorm::RmsNorm(ParameterGroup& group, const std::string& name, int64_t dim, double eps)
     : eps_(eps),
-      weight_(&store.add(
-          {{.name = name + ".weight", .shape = {dim}, .init = Init::ones, .weight_decay = false}})) {}
+      weight_(
+          &group.add({{.name = name + ".weight", .shape = {dim}, .role = Role::norm, .init = Init::ones}})) {}
 
 RmsNorm::Output RmsNorm::forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const {
   at::Tensor y = at::empty_like(x);
   saved.rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   if (delta.defined()) {
-    kernels::add_rms_norm(x, delta, weight_->master, eps_, delta, y, saved.rstd);
+    kernels::add_rms_norm(x, delta, weight_->compute, eps_, delta, y, saved.rstd);
     saved.x = delta;
   } else {
-    kernels::rms_norm(x, weight_->master, eps_, y, saved.rstd);
+    kernels::rms_norm(x, weight_->compute, eps_, y, saved.rstd);
     saved.x = x;
   }
   return {.sum = saved.x, .y = y};
@@ -29,7 +29,7 @@ RmsNorm::Output RmsNorm::forward(const at::Tensor& x, at::Tensor delta, Saved& s
 
 at::Tensor RmsNorm::backward(const Saved& saved, const at::Tensor& dy, const at::Tensor& residual_grad) {
   at::Tensor dx = dy;
-  kernels::rms_norm_backward(dy, saved.x, weight_->master, saved.rstd,
+  kernels::rms_norm_backward(dy, saved.x, weight_->compute, saved.rstd,
                              residual_grad.defined() ? std::optional(residual_grad) : std::nullopt, dx,
                              weight_->grad);
   return dx;

@@ -20,7 +20,7 @@ class RmsNorm {
     at::Tensor y;    // T [rows, dim]
   };
 
-  RmsNorm(ParameterStore& store, const std::string& name, int64_t dim,
+  RmsNorm(ParameterGroup& group, const std::string& name, int64_t dim,
           double eps);  // declares `<name>.weight`
 
   // delta may be undefined. Its memory is reused for the sum: the caller gives it up.

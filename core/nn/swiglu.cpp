@@ -8,10 +8,10 @@
 
 namespace pptrain::nn {
 
-SwiGlu::SwiGlu(ParameterStore& store, const std::string& name, int64_t hidden, int64_t intermediate,
+SwiGlu::SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
                bool bias, double init_std, double down_init_std)
-    : gate_up_(store, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std),
-      down_(store, intermediate, {{name + ".down", hidden}}, bias, down_init_std) {}
+    : gate_up_(group, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std),
+      down_(group, intermediate, {{name + ".down", hidden}}, bias, down_init_std) {}
 
 void SwiGlu::activate(const at::Tensor& x, Saved& saved) const {
   saved.x = x;

@@ -20,7 +20,7 @@ class SwiGlu {
   };
 
   // Declares `<name>.{gate,up,down}.weight` (and biases).
-  SwiGlu(ParameterStore& store, const std::string& name, int64_t hidden, int64_t intermediate, bool bias,
+  SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate, bool bias,
          double init_std, double down_init_std);
 
   // The two halves of the forward pass: what fills `saved`, and down's product with saved.act, T [rows,

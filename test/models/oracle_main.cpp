@@ -23,8 +23,8 @@
 
 #include "core/config/hf_config.h"
 #include "core/io/safetensors.h"
-#include "core/optim/adamw.h"
-#include "core/optim/grad_norm.h"
+#include "core/optim/optimizer.h"
+#include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
 #include "models/model_config.h"
 #include "models/transformer_stage.h"
@@ -46,7 +46,7 @@ class Model {
           std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, i)));
       stages_.back()->materialise(at::kCPU, at::kFloat);
       models::load_hf_weights(*stages_.back(), hf_dir);
-      optimizers_.push_back(std::make_unique<optim::AdamW>(stages_.back()->parameters(), options));
+      optimizers_.push_back(optim::make_optimizer(options, stages_.back()->parameters().shards()));
     }
   }
 
@@ -75,7 +75,7 @@ class Model {
   // Each of the model's parameters once: without the copy that a tied head is.
   NamedTensors gradients(int64_t tokens) {
     NamedTensors result;
-    for_each([&](const nn::Parameter& parameter, double) {
+    for_each([&](const nn::Slice& parameter, double) {
       result.emplace_back("gradient." + models::hf_name(parameter.spec.name, false),
                           parameter.grad / static_cast<double>(tokens));
     });
@@ -84,7 +84,7 @@ class Model {
 
   double gradient_norm() {
     double sum = 0;
-    for_each([&](const nn::Parameter&, double squared) { sum += squared; });
+    for_each([&](const nn::Slice&, double squared) { sum += squared; });
     return std::sqrt(sum);
   }
 
@@ -96,17 +96,17 @@ class Model {
   template <class Visit>
   void for_each(const Visit& visit) {
     for (auto& stage : stages_) {
-      const std::vector<double> squared = optim::squared_norms(stage->parameters());
-      const auto parameters = stage->parameters().parameters();
-      for (size_t i = 0; i < parameters.size(); ++i) {
-        if (stage->tied() && parameters[i].spec.name == "head.weight") continue;
-        visit(parameters[i], squared[i]);
+      const auto slices = stage->parameters().slices();
+      const std::vector<double> squared = optim::squared_norms(slices);
+      for (size_t i = 0; i < slices.size(); ++i) {
+        if (stage->tied() && slices[i]->spec.name == "head.weight") continue;
+        visit(*slices[i], squared[i]);
       }
     }
   }
 
   std::vector<std::unique_ptr<models::TransformerStage>> stages_;
-  std::vector<std::unique_ptr<optim::AdamW>> optimizers_;
+  std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
 };
 
 std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at::Tensor& labels) {

@@ -25,8 +25,8 @@ namespace {
 class PlainModel {
  public:
   PlainModel(const models::ModelConfig& model, nn::ParameterStore& store) : model_(model) {
-    for (const auto& p : store.parameters()) {
-      if (!(model.tied && p.spec.name == "head.weight")) weights_[p.spec.name] = leaf(p.master);
+    for (const nn::Slice* p : store.slices()) {
+      if (!(model.tied && p->spec.name == "head.weight")) weights_[p->spec.name] = leaf(p->master);
     }
     if (model.tied) weights_["head.weight"] = weights_.at("embed.weight");
   }
@@ -127,15 +127,15 @@ TEST_CASE("a model's loss and gradients are autograd's") {
   CHECK(sum.tokens == 2 * 8);
   CHECK(sum.loss == Approx(loss.item<double>()).epsilon(exact ? 1e-6 : 1e-2));
   for (auto& stage : stages) {
-    for (const auto& p : stage->parameters().parameters()) {
-      INFO(p.spec.name);
-      if (tied && p.spec.name == "head.weight") continue;
-      Tensor grad = p.grad;
-      if (tied && p.spec.name == "embed.weight") grad = grad + stages[1]->head_weight()->grad;
+    for (const nn::Slice* p : stage->parameters().slices()) {
+      INFO(p->spec.name);
+      if (tied && p->spec.name == "head.weight") continue;
+      Tensor grad = p->grad;
+      if (tied && p->spec.name == "embed.weight") grad = grad + stages[1]->head_weight()->grad;
       // A softmax does not see what all keys share, so that most of k's bias gradient cancels and rounding
       // shows.
-      const bool cancels = p.spec.name.ends_with(".k.bias");
-      CHECK(relative_error(grad, plain.grad(p.spec.name)) < (exact ? 1e-5 : cancels ? 0.25 : 6e-2));
+      const bool cancels = p->spec.name.ends_with(".k.bias");
+      CHECK(relative_error(grad, plain.grad(p->spec.name)) < (exact ? 1e-5 : cancels ? 0.25 : 6e-2));
     }
   }
 }

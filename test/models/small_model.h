@@ -47,14 +47,14 @@ inline Stages build_stages(const models::ModelConfig& model, const std::vector<i
         model, models::stage_slice(assignment, static_cast<int>(i)), recompute));
     stage.materialise(at::kCPU, dtype);
     stage.parameters().initialise(seed);
-    for (auto& parameter : stage.parameters().parameters()) {
-      if (parameter.spec.init == nn::Init::normal) continue;
-      nn::ParameterSpec noise = parameter.spec;
+    for (nn::Slice* slice : stage.parameters().slices()) {
+      if (slice->spec.init == nn::Init::normal) continue;
+      nn::ParameterSpec noise = slice->spec;
       noise.init = nn::Init::normal;
       noise.init_std = 0.2;
-      at::Tensor values = at::empty_like(parameter.master);
-      nn::fill_initial_values(noise, seed, values);
-      parameter.master.add_(values);
+      at::Tensor values = at::empty_like(slice->master);
+      nn::fill_initial_values(noise, nn::whole_slice(noise.shape), seed, values);
+      slice->master.add_(values);
     }
     stage.parameters().refresh_compute();
   }

@@ -66,7 +66,7 @@ Result run_step(Stages& stages, const std::vector<data::Microbatch>& batches, Ba
     CHECK(stage->saved_microbatches() == 0);
     CHECK(stage->pending_weight_gradients() == 0);
     CHECK(stage->saved_bytes() == 0);
-    for (const auto& p : stage->parameters().parameters()) result.grads[p.spec.name] = p.grad;
+    for (const nn::Slice* p : stage->parameters().slices()) result.grads[p->spec.name] = p->grad;
   }
   return result;
 }
@@ -158,7 +158,8 @@ TEST_CASE("forward alone gives the loss of the training forward, and keeps nothi
   CHECK(evaluated.loss == trained.loss);
   CHECK(evaluated.tokens == trained.tokens);
   for (auto& stage : stages) CHECK(stage->saved_microbatches() == 0);
-  CHECK(stages[0]->parameters().flat_grad().count_nonzero().item<int64_t>() == 0);
+  for (const nn::Slice* p : stages[0]->parameters().slices())
+    CHECK(p->grad.count_nonzero().item<int64_t>() == 0);
   CHECK(stages[1]->take_loss().tokens == 0);
   // Logits of chosen rows are those rows of all logits; their cross entropy is the loss.
   const Tensor logits = stages[1]->logits(batches[0], boundary);
@@ -179,23 +180,23 @@ TEST_CASE("the copy of a tied embedding starts equal, whichever stage builds it"
   REQUIRE(one[0]->embedding_weight() != nullptr);
   CHECK(two[0]->head_weight() == nullptr);
   CHECK(two[1]->embedding_weight() == nullptr);
-  for (const Tensor& copy : {one[0]->head_weight()->master, two[1]->head_weight()->master}) {
-    CHECK(same_bits(copy, one[0]->embedding_weight()->master));
+  for (const Tensor& copy : {one[0]->head_weight()->compute, two[1]->head_weight()->compute}) {
+    CHECK(same_bits(copy, one[0]->embedding_weight()->compute));
   }
   CHECK(one[0]->head_weight()->grad.data_ptr() != one[0]->embedding_weight()->grad.data_ptr());
   Stages untied = build_stages(small_model("llama", false), {4}, at::kFloat);
-  CHECK(!same_bits(untied[0]->head_weight()->master, untied[0]->embedding_weight()->master));
+  CHECK(!same_bits(untied[0]->head_weight()->compute, untied[0]->embedding_weight()->compute));
 }
 
-TEST_CASE("parameters are named globally and decay only as matrices") {
+TEST_CASE("parameters are named globally, and vectors are norms or biases") {
   models::TransformerStage stage(small_model("qwen3", false),
                                  {.index = 1, .first_layer = 3, .end_layer = 4, .head = true});
   std::vector<std::string> names;
-  for (const auto& p : stage.parameters().parameters()) {
-    names.push_back(p.spec.name);
-    CHECK(p.spec.weight_decay == (p.spec.shape.size() > 1));
-    CHECK(p.master.is_meta());
+  for (const nn::ParameterSpec* spec : stage.parameters().specs()) {
+    names.push_back(spec->name);
+    CHECK((spec->role == nn::Role::norm || spec->role == nn::Role::bias) == (spec->shape.size() == 1));
   }
+  CHECK(stage.parameters().slices().empty());  // nothing has memory yet
   std::sort(names.begin(), names.end());
   CHECK(names == std::vector<std::string>{
                      "head.weight", "layers.3.attn.k.bias", "layers.3.attn.k.weight",

@@ -47,9 +47,9 @@ Tensors hf_tensors(const models::ModelConfig& model) {
   const at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kHalf};
   Tensors tensors;
   size_t i = 0;
-  for (const auto& p : whole[0]->parameters().parameters()) {
-    if (model.tied && p.spec.name == "head.weight") continue;
-    tensors[models::hf_name(p.spec.name, model.tied)] = p.master.to(types[i++ % 3]).clone();
+  for (const nn::Slice* p : whole[0]->parameters().slices()) {
+    if (model.tied && p->spec.name == "head.weight") continue;
+    tensors[models::hf_name(p->spec.name, model.tied)] = p->master.to(types[i++ % 3]).clone();
   }
   return tensors;
 }
@@ -112,11 +112,12 @@ TEST_CASE("a stage takes its own tensors of a directory, of any floating-point t
   Stages stages = build_stages(model, {1, 2, 1}, at::kBFloat16, 99);
   for (auto& stage : stages) {
     models::load_hf_weights(*stage, folder.path());
-    for (const auto& p : stage->parameters().parameters()) {
-      INFO(p.spec.name);
-      const Tensor expected = tensors.at(models::hf_name(p.spec.name, tied)).to(at::kFloat);
-      CHECK(same_bits(p.master, expected));
-      CHECK(same_bits(p.compute, expected.to(at::kBFloat16)));
+    for (const nn::Slice* p : stage->parameters().slices()) {
+      INFO(p->spec.name);
+      const Tensor expected = tensors.at(models::hf_name(p->spec.name, tied)).to(at::kFloat);
+      CHECK(same_bits(p->master, expected));
+      CHECK(p->compute.scalar_type() == (p->spec.role == nn::Role::norm ? at::kFloat : at::kBFloat16));
+      CHECK(same_bits(p->compute, expected.to(p->compute.scalar_type())));
     }
   }
 }

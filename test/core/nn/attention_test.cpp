@@ -10,6 +10,7 @@
 #include "core/kernels/cpu/attention.h"
 #include "core/nn/rope.h"
 #include "test/core/kernels/compare.h"
+#include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -35,7 +36,7 @@ struct Oracle {
   std::vector<std::pair<std::string, Tensor>> weights;
 };
 
-Oracle plain_layer(nn::ParameterStore& store, const nn::AttentionConfig& c, const Tensor& x,
+Oracle plain_layer(nn::ParameterGroup& store, const nn::AttentionConfig& c, const Tensor& x,
                    const Tensor& positions, const kernels::RopeTable& rope) {
   Oracle o{.x = leaf(x), .y = {}, .weights = {}};
   const auto weight = [&](const std::string& name) {
@@ -90,9 +91,9 @@ const nn::AttentionConfig kConfigs[] = {
      .o_init_std = 0.2},
 };
 
-void fill_vectors(nn::ParameterStore& store) {
-  for (nn::Parameter& p : store.parameters()) {
-    if (p.master.dim() == 1) p.master.uniform_(0.5, 1.5);
+void fill_vectors(nn::ParameterGroup& store) {
+  for (nn::Slice* p : store.slices()) {
+    if (p->master.dim() == 1) p->master.uniform_(0.5, 1.5);
   }
   store.refresh_compute();
 }
@@ -162,7 +163,7 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   const auto index = GENERATE(0, 1, 2, 3);
   const nn::AttentionConfig config = kConfigs[index];
   const int64_t batch = 2, seq = 21;
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   nn::Attention layer(store, "attn", config);
   store.materialise(at::kCPU, type);
   store.initialise(5);
@@ -181,7 +182,7 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   CHECK(relative_error(layer.backward_input(saved, dy, rope, queue), oracle.x.grad()) < 2 * tolerance(type));
   CHECK_FALSE(saved.qkv.defined());
   CHECK_FALSE(saved.out.defined());
-  CHECK(oracle.weights.size() == store.parameters().size());
+  CHECK(oracle.weights.size() == store.slices().size());
   for (const auto& [name, weight] : oracle.weights) {
     INFO(name);
     // A constant added to all keys changes no softmax: the k bias has no gradient but rounding.
@@ -191,19 +192,19 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   }
 
   SECTION("deferred equals immediate bit for bit") {
-    const Tensor immediate = store.flat_grad().clone();
+    const Tensor immediate = all_gradients(store);
     store.zero_grad();
     nn::WeightGradQueue deferred(Mode::deferred);
     layer.forward(x, positions, rope, saved);
     layer.backward_input(saved, dy, rope, deferred);
     CHECK(deferred.size() == 2);
     deferred.run();
-    CHECK(same_bits(store.flat_grad(), immediate));
+    CHECK(same_bits(all_gradients(store), immediate));
   }
 }
 
 TEST_CASE("Attention refuses heads that cannot be grouped", "[nn]") {
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   CHECK_THROWS_AS(nn::Attention(store, "a", {.hidden = 8, .heads = 4, .kv_heads = 3, .head_dim = 2}), Error);
   CHECK_THROWS_AS(nn::Attention(store, "a", {.hidden = 8, .heads = 4, .kv_heads = 2, .head_dim = 3}), Error);
 }

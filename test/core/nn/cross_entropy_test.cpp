@@ -18,7 +18,7 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto chunk_bytes = GENERATE(1, 40000, 1 << 24);  // one row, some rows with a rest, all rows at a time
   const int64_t rows = 150, hidden = 24, vocab = 123;
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}, .init_std = 0.5}});
   store.materialise(at::kCPU, type);
   store.initialise(2);
@@ -47,7 +47,7 @@ TEST_CASE("a NaN in the hidden state is a NaN in the loss", "[nn]") {
   at::set_num_threads(1);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const c10::InferenceMode inference;
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   nn::Weight& weight = store.add({{.name = "head.weight", .shape = {50, 16}}});
   store.materialise(at::kCPU, type);
   store.initialise(2);

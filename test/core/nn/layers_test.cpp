@@ -9,6 +9,7 @@
 #include "core/nn/swiglu.h"
 #include "core/nn/weight_grad_queue.h"
 #include "test/core/kernels/compare.h"
+#include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -25,12 +26,12 @@ struct Setup {
   }
 };
 
-void prepare(nn::ParameterStore& store, at::ScalarType type) {
+void prepare(nn::ParameterGroup& store, at::ScalarType type) {
   store.materialise(at::kCPU, type);
   store.initialise(3);
 }
 
-Tensor oracle_weight(nn::ParameterStore& store, const std::string& name) {
+Tensor oracle_weight(nn::ParameterGroup& store, const std::string& name) {
   return leaf(store.find(name)->compute);
 }
 
@@ -40,16 +41,16 @@ TEST_CASE("Linear: forward, backward_input, backward_weight", "[nn]") {
   const Setup setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const bool bias = GENERATE(false, true);
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   nn::Linear layer(store, 19, {{"a", 8}, {"b", 5}}, bias, 0.3);
   prepare(store, type);
   if (bias) {
     store.find("a.bias")->master.normal_();
     store.find("b.bias")->master.normal_();
     store.refresh_compute();
-    CHECK_FALSE(store.find("a.bias")->spec.weight_decay);
+    CHECK(store.find("a.bias")->spec.role == nn::Role::bias);
   }
-  CHECK(store.find("a.weight")->spec.weight_decay);
+  CHECK(store.find("a.weight")->spec.role == nn::Role::matrix);
   CHECK(layer.out_features() == 13);
 
   const Tensor x = random({11, 19}, type), dy = random({11, 13}, type);
@@ -82,11 +83,11 @@ TEST_CASE("RmsNorm: with and without an addition and a residual gradient", "[nn]
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const bool delta = GENERATE(false, true);
   const bool residual = GENERATE(false, true);
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   nn::RmsNorm layer(store, "norm", 37, 1e-6);
   prepare(store, type);
   store.find("norm.weight")->master.uniform_(0.5, 1.5);
-  CHECK_FALSE(store.find("norm.weight")->spec.weight_decay);
+  CHECK(store.find("norm.weight")->spec.role == nn::Role::norm);
 
   const Tensor x = random({9, 37}, type), d = random({9, 37}, type), dy = random({9, 37}, type),
                dr = random({9, 37}, type);
@@ -112,7 +113,7 @@ TEST_CASE("SwiGlu: forward, backward_input, backward_weight", "[nn]") {
   const Setup setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const bool bias = GENERATE(false, true);
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   nn::SwiGlu layer(store, "mlp", 24, 37, bias, 0.3, 0.2);
   prepare(store, type);
   const Tensor x = random({13, 24}, type), dy = random({13, 24}, type);
@@ -133,7 +134,7 @@ TEST_CASE("SwiGlu: forward, backward_input, backward_weight", "[nn]") {
   CHECK_FALSE(saved.act.defined());
   CHECK(queue.size() == 2);
   CHECK(nn::storage_bytes(queue.operands()) == (13 * (37 + 24) + 13 * (24 + 2 * 37)) * x.element_size());
-  CHECK(store.flat_grad().abs().sum().item<float>() == 0);
+  CHECK(all_gradients(store).abs().sum().item<float>() == 0);
   queue.run();
   CHECK(queue.size() == 0);
   CHECK(relative_error(store.find("mlp.gate.weight")->grad, gate.grad()) < 2 * tolerance(type));
@@ -144,7 +145,7 @@ TEST_CASE("SwiGlu: forward, backward_input, backward_weight", "[nn]") {
 TEST_CASE("Embedding: rows out, gradients in", "[nn]") {
   const Setup setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   nn::Embedding layer(store, "embed", 9, 21, 1.0);
   prepare(store, type);
   const Tensor tokens = at::tensor({1, 8, 1, 0, 4, 1}, at::kLong).view({2, 3});
@@ -162,7 +163,7 @@ TEST_CASE("deferred weight gradients equal immediate ones bit for bit", "[nn]") 
   const Tensor x = random({2, 31, 24}, type), dy = random({2, 31, 24}, type);
   const auto gradients = [&](Mode mode) {
     const c10::InferenceMode inference;
-    nn::ParameterStore store;
+    nn::ParameterGroup store;
     nn::SwiGlu layer(store, "mlp", 24, 40, true, 0.3, 0.2);
     prepare(store, type);
     std::vector<nn::WeightGradQueue> queues(2, nn::WeightGradQueue(mode));
@@ -172,7 +173,7 @@ TEST_CASE("deferred weight gradients equal immediate ones bit for bit", "[nn]") 
       layer.backward_input(saved, dy[microbatch], queues[static_cast<size_t>(microbatch)]);
     }
     for (nn::WeightGradQueue& queue : queues) queue.run();
-    return store.flat_grad().clone();
+    return all_gradients(store);
   };
   CHECK(same_bits(gradients(Mode::immediate), gradients(Mode::deferred)));
 }

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 
 #include <cmath>
+#include <map>
+#include <string>
 
 #include "core/base/error.h"
 #include "test/core/kernels/compare.h"
@@ -20,67 +22,127 @@ nn::ParameterSpec matrix(const std::string& name, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-TEST_CASE("a store lays weights out at multiples of 64 elements, parts stacked without gaps", "[nn]") {
-  nn::ParameterStore store;
-  nn::Weight& first = store.add({matrix("q", 3, 5), matrix("k", 2, 5)});
-  nn::Weight& second =
-      store.add({{.name = "norm", .shape = {7}, .init = nn::Init::ones, .weight_decay = false}});
-  CHECK(first.master.is_meta());
-  CHECK(store.parameter_count() == 32);
-  store.materialise(at::kCPU, at::kBFloat16);
-  CHECK(first.offset == 0);
-  CHECK(second.offset == 64);
-  CHECK(store.padded_size() == 128);
-  store.initialise(1);
+TEST_CASE("a group lays weights out at multiples of 64 elements, parts stacked without gaps", "[nn]") {
+  nn::ParameterGroup group("layers.0");
+  nn::Weight& first = group.add({matrix("q", 3, 5), matrix("k", 2, 5)});
+  nn::Weight& norm =
+      group.add({{.name = "norm", .shape = {7}, .role = nn::Role::norm, .init = nn::Init::ones}});
+  nn::Weight& last = group.add({matrix("o", 5, 3)});
+  CHECK(first.compute.is_meta());
+  CHECK(group.parameter_count() == 47);
+  group.materialise(at::kCPU, at::kBFloat16);
+  group.initialise(1);
 
-  CHECK(first.master.sizes() == at::IntArrayRef({5, 5}));
-  CHECK(same_bits(first.master, at::cat({store.find("q")->master, store.find("k")->master})));
-  CHECK(first.master.const_data_ptr() == store.flat_master().const_data_ptr());
-  CHECK(same_bits(first.compute, first.master.to(at::kBFloat16)));
-  CHECK(second.master.eq(1).all().item<bool>());
-  CHECK(store.flat_master().narrow(0, 25, 39).eq(0).all().item<bool>());
-  CHECK(store.flat_master().narrow(0, 71, 57).eq(0).all().item<bool>());
-  CHECK(reinterpret_cast<uintptr_t>(second.compute.const_data_ptr()) % 64 == 0);
+  // Matrices in one buffer; norms, which compute in float32, in another.
+  REQUIRE(group.shards().size() == 2);
+  const nn::Shard& matrices = *group.shards()[0];
+  const nn::Shard& norms = *group.shards()[1];
+  CHECK(matrices.master.numel() == 128);
+  CHECK(norms.master.numel() == 64);
+  CHECK_FALSE(norms.compute.defined());
+  CHECK(first.compute.sizes() == at::IntArrayRef({5, 5}));
+  CHECK(first.compute.scalar_type() == at::kBFloat16);
+  CHECK(same_bits(first.compute,
+                  at::cat({group.find("q")->master, group.find("k")->master}).to(at::kBFloat16)));
+  CHECK(norm.compute.const_data_ptr() == group.find("norm")->master.const_data_ptr());
+  CHECK(norm.compute.eq(1).all().item<bool>());
+  CHECK(reinterpret_cast<uintptr_t>(last.compute.const_data_ptr()) % 64 == 0);
+  CHECK(group.find("o")->offset == 64);
+  CHECK(matrices.master.narrow(0, 25, 39).eq(0).all().item<bool>());
 
-  store.find("k")->grad.fill_(2);
+  std::vector<std::string> names;
+  for (const nn::Slice* slice : group.slices()) {
+    names.push_back(slice->spec.name);
+    CHECK(slice->shape.is_whole());
+    CHECK(slice->master.sizes() == at::IntArrayRef(slice->spec.shape));
+  }
+  CHECK(names == std::vector<std::string>{"q", "k", "norm", "o"});
+
+  group.find("k")->grad.fill_(2);
   CHECK(first.grad.sum().item<float>() == 20);
-  store.zero_grad();
-  CHECK(store.flat_grad().abs().sum().item<float>() == 0);
+  group.zero_grad();
+  CHECK(first.grad.abs().sum().item<float>() == 0);
 
-  store.find("q")->master.fill_(3);
-  store.refresh_compute();
-  CHECK(store.find("q")->compute.eq(3).all().item<bool>());
-  CHECK(store.find("nobody") == nullptr);
+  group.find("q")->master.fill_(3);
+  group.refresh_compute();
+  CHECK(group.find("q")->compute.eq(3).all().item<bool>());
+  CHECK(group.find("nobody") == nullptr);
 }
 
 TEST_CASE("float32 compute shares the masters' memory, and gradients are optional", "[nn]") {
-  nn::ParameterStore store;
-  nn::Weight& weight = store.add({matrix("w", 2, 2)});
-  store.materialise(at::kCPU, at::kFloat, /*with_gradients=*/false);
-  CHECK(weight.compute.const_data_ptr() == weight.master.const_data_ptr());
+  nn::ParameterGroup group;
+  nn::Weight& weight = group.add({matrix("w", 2, 2)});
+  group.materialise(at::kCPU, at::kFloat, /*with_gradients=*/false);
+  CHECK(weight.compute.const_data_ptr() == group.find("w")->master.const_data_ptr());
   CHECK_FALSE(weight.grad.defined());
-  store.zero_grad();
+  group.zero_grad();
 }
 
-TEST_CASE("a store refuses declarations that cannot be right", "[nn]") {
-  nn::ParameterStore store;
-  store.add({matrix("w", 2, 2)});
-  CHECK_THROWS_WITH(store.add({matrix("w", 3, 2)}), contains_text("'w'"));
-  CHECK_THROWS_WITH(store.add({matrix("a", 3, 2), matrix("a", 3, 2)}), contains_text("'a'"));
-  CHECK_THROWS_WITH(store.add({matrix("a", 3, 2), matrix("b", 3, 4)}), contains_text("[3, 4]"));
-  CHECK_THROWS_AS(store.add({matrix("c", 0, 2)}), Error);
-  CHECK(store.find("a") == nullptr);
-  CHECK_THROWS_AS(store.materialise(at::kCPU, at::kHalf), Error);
-  store.materialise(at::kCPU, at::kFloat);
-  CHECK_THROWS_AS(store.add({matrix("d", 3, 2)}), Error);
-  CHECK_THROWS_AS(store.materialise(at::kCPU, at::kFloat), Error);
+TEST_CASE("the parts of a divided group together are the whole group", "[nn]") {
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const int parts = GENERATE(1, 2, 3, 5);
+  const auto declare = [](nn::ParameterGroup& group) {
+    group.add({matrix("q", 11, 13), matrix("k", 7, 13)});
+    group.add({{.name = "norm", .shape = {70}, .role = nn::Role::norm, .init = nn::Init::ones}});
+    group.add({{.name = "cut", .shape = {9, 20}, .cut = nn::Cut{.dim = 1, .begin = 5, .size = 8}}});
+  };
+  nn::ParameterGroup whole;
+  declare(whole);
+  whole.materialise(at::kCPU, type);
+  whole.initialise(4);
+  std::map<std::string, int64_t> seen;  // elements
+  for (int part = 0; part < parts; ++part) {
+    nn::ParameterGroup group;
+    declare(group);
+    group.materialise(at::kCPU, type, true, {.part = part, .parts = parts});
+    group.initialise(4);
+    int64_t held = 0;
+    for (const nn::Shard* shard : group.shards()) held += shard->master.numel();
+    CHECK(held * parts <= (11 * 13 + 7 * 13 + 70 + 72) + 64 * 4 + 2 * 64 * parts);
+    for (const nn::Slice* slice : group.slices()) {
+      const nn::Slice& all = *whole.find(slice->spec.name);
+      CHECK(slice->shape.begin == seen[slice->spec.name]);
+      seen[slice->spec.name] += slice->shape.numel();
+      const auto range = [&](const Tensor& t) {
+        return t.reshape({-1}).narrow(0, slice->shape.begin, slice->shape.numel());
+      };
+      CHECK(same_bits(slice->master.reshape({-1}), range(all.master)));
+      CHECK(same_bits(slice->compute.reshape({-1}), range(all.compute)));
+      CHECK(slice->grad.numel() == slice->shape.numel());
+    }
+  }
+  CHECK(seen == std::map<std::string, int64_t>{{"q", 143}, {"k", 91}, {"norm", 70}, {"cut", 72}});
+  // What is cut out of a parameter has the values that it has in the whole.
+  nn::ParameterGroup uncut;
+  uncut.add({matrix("cut", 9, 20)});
+  uncut.materialise(at::kCPU, type);
+  uncut.initialise(4);
+  CHECK(whole.find("cut")->master.sizes() == at::IntArrayRef({9, 8}));
+  CHECK(same_bits(whole.find("cut")->master, uncut.find("cut")->master.narrow(1, 5, 8).contiguous()));
+}
+
+TEST_CASE("a group refuses declarations that cannot be right", "[nn]") {
+  nn::ParameterGroup group;
+  group.add({matrix("w", 2, 2)});
+  CHECK_THROWS_WITH(group.add({matrix("w", 3, 2)}), contains_text("'w'"));
+  CHECK_THROWS_WITH(group.add({matrix("a", 3, 2), matrix("a", 3, 2)}), contains_text("'a'"));
+  CHECK_THROWS_WITH(group.add({matrix("a", 3, 2), matrix("b", 3, 4)}), contains_text("[3, 4]"));
+  CHECK_THROWS_AS(group.add({matrix("c", 0, 2)}), Error);
+  CHECK_THROWS_AS(
+      group.add({{.name = "d", .shape = {4, 2}, .cut = nn::Cut{.dim = 0, .begin = 3, .size = 2}}}), Error);
+  CHECK(group.find("a") == nullptr);
+  CHECK_THROWS_AS(group.materialise(at::kCPU, at::kHalf), Error);
+  CHECK_THROWS_AS(group.materialise(at::kCPU, at::kFloat, true, {.part = 2, .parts = 2}), Error);
+  group.materialise(at::kCPU, at::kFloat);
+  CHECK_THROWS_AS(group.add({matrix("d", 3, 2)}), Error);
+  CHECK_THROWS_AS(group.materialise(at::kCPU, at::kFloat), Error);
 }
 
 TEST_CASE("initial values depend on name and seed alone", "[nn]") {
   const nn::ParameterSpec spec{.name = "layers.3.attn.q.weight", .shape = {64, 48}, .init_std = 0.02};
   const auto values = [](nn::ParameterSpec s, uint64_t seed) {
     Tensor out = at::empty(s.shape);
-    nn::fill_initial_values(s, seed, out);
+    nn::fill_initial_values(s, nn::whole_slice(s.shape), seed, out);
     return out;
   };
   const Tensor reference = values(spec, 7);
@@ -99,7 +161,7 @@ TEST_CASE("initial values depend on name and seed alone", "[nn]") {
   CHECK(std::abs(reference.std().item<double>() / 0.02 - 1) < 0.05);
   CHECK(std::abs(reference.mean().item<double>()) < 0.002);
 
-  nn::ParameterStore alone, together;
+  nn::ParameterGroup alone, together;
   alone.add({spec});
   together.add({matrix("before", 5, 48)});
   together.add({other, spec});

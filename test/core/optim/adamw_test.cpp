@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
-#include "core/optim/grad_norm.h"
+#include "core/optim/squared_norms.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -20,16 +20,24 @@ namespace {
 
 const config::OptimizerSection kOptions{.betas = {0.9, 0.95}, .eps = 1e-8, .weight_decay = 0.1};
 
-void declare(nn::ParameterStore& store) {
+void declare(nn::ParameterGroup& store) {
   store.add({{.name = "q.weight", .shape = {5, 7}}, {.name = "k.weight", .shape = {3, 7}}});
-  store.add({{.name = "norm.weight", .shape = {7}, .init = nn::Init::ones, .weight_decay = false}});
-  store.add({{.name = "bias", .shape = {70}, .init = nn::Init::zeros, .weight_decay = false}});
+  store.add({{.name = "norm.weight", .shape = {7}, .role = nn::Role::norm, .init = nn::Init::ones}});
+  store.add({{.name = "bias", .shape = {70}, .role = nn::Role::bias, .init = nn::Init::zeros}});
   store.add({{.name = "out.weight", .shape = {9, 33}}});
 }
 
-Tensor gradient(const nn::Parameter& p, int64_t step) {
+Tensor gradient(const nn::Slice& p, int64_t step) {
   return at::sin(at::arange(p.master.numel(), at::kFloat) * 0.7 + static_cast<double>(step))
       .view(p.master.sizes());
+}
+
+// Masters and compute weights, gaps included.
+void check_same(nn::ParameterGroup& a, nn::ParameterGroup& b) {
+  for (size_t i = 0; i < a.shards().size(); ++i) {
+    CHECK(same_bits(a.shards()[i]->master, b.shards()[i]->master));
+    CHECK(same_bits(a.whole()[i].compute, b.whole()[i].compute));
+  }
 }
 
 }  // namespace
@@ -37,14 +45,15 @@ Tensor gradient(const nn::Parameter& p, int64_t step) {
 TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases", "[optim]") {
   at::set_num_threads(1);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   declare(store);
   store.materialise(at::kCPU, type);
   store.initialise(1);
 
   std::vector<Tensor> oracle;
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  for (const nn::Parameter& p : store.parameters()) {
+  for (const nn::Slice* slice : store.slices()) {
+    const nn::Slice& p = *slice;
     oracle.push_back(p.master.clone().requires_grad_(true));
     auto options = std::make_unique<torch::optim::AdamWOptions>(1.0);
     options->betas({0.9, 0.95})
@@ -52,19 +61,18 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
         .weight_decay(p.spec.name.ends_with("t.weight") || p.spec.name[1] == '.' ? 0.1 : 0);
     groups.emplace_back(std::vector<Tensor>{oracle.back()}, std::move(options));
   }
-  CHECK(store.find("norm.weight")->spec.weight_decay == false);
   torch::optim::AdamW reference(groups, torch::optim::AdamWOptions(1.0));
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto& options =
         static_cast<const torch::optim::AdamWOptions&>(reference.param_groups()[i].options());
-    REQUIRE((options.weight_decay() != 0) == store.parameters()[i].spec.weight_decay);
+    REQUIRE((options.weight_decay() != 0) == (store.slices()[i]->spec.shape.size() > 1));
   }
 
-  optim::AdamW adamw(store, kOptions);
+  optim::AdamW adamw(store.shards(), kOptions);
   for (int64_t step = 0; step < 8; ++step) {
     const double lr = 1e-2 / static_cast<double>(step + 1);
     for (size_t i = 0; i < oracle.size(); ++i) {
-      nn::Parameter& p = store.parameters()[i];
+      nn::Slice& p = *store.slices()[i];
       p.grad.copy_(gradient(p, step) * 4);
       oracle[i].mutable_grad() = gradient(p, step) * 2;
       static_cast<torch::optim::AdamWOptions&>(reference.param_groups()[i].options()).lr(lr);
@@ -73,47 +81,50 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
     const c10::InferenceMode inference;
     adamw.step(lr, 0.5);
     for (size_t i = 0; i < oracle.size(); ++i) {
-      const nn::Parameter& p = store.parameters()[i];
+      const nn::Slice& p = *store.slices()[i];
       INFO(p.spec.name << " step " << step);
       CHECK((p.master - oracle[i].detach()).abs().max().item<double>() < 5e-7);
-      CHECK(same_bits(p.compute, p.master.to(type)));
+      CHECK(p.compute.scalar_type() == (p.spec.role == nn::Role::norm ? at::kFloat : type));
+      CHECK(same_bits(p.compute, p.master.to(p.compute.scalar_type())));
     }
   }
   CHECK(adamw.step_count() == 8);
   // The gaps between the weights are still zero.
   double in_parameters = 0;
-  for (const nn::Parameter& p : store.parameters())
-    in_parameters += p.master.abs().sum(at::kDouble).item<double>();
-  CHECK(store.flat_master().abs().sum(at::kDouble).item<double>() == Approx(in_parameters).epsilon(1e-12));
+  for (const nn::Slice* p : store.slices()) in_parameters += p->master.abs().sum(at::kDouble).item<double>();
+  double in_buffers = 0;
+  for (const nn::Shard* shard : store.shards())
+    in_buffers += shard->master.abs().sum(at::kDouble).item<double>();
+  CHECK(in_buffers == Approx(in_parameters).epsilon(1e-12));
 }
 
 TEST_CASE("AdamW's state, saved and restored, continues bit for bit", "[optim]") {
   at::set_num_threads(1);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  nn::ParameterStore whole, half;
+  nn::ParameterGroup whole, half;
   declare(whole);
   declare(half);
   whole.materialise(at::kCPU, type);
   half.materialise(at::kCPU, type);
   whole.initialise(1);
   half.initialise(1);
-  const auto steps = [](nn::ParameterStore& store, optim::AdamW& adamw, int64_t from, int64_t to) {
+  const auto steps = [](nn::ParameterGroup& store, optim::AdamW& adamw, int64_t from, int64_t to) {
     for (int64_t step = from; step < to; ++step) {
-      for (nn::Parameter& p : store.parameters()) p.grad.copy_(gradient(p, step));
+      for (nn::Slice* p : store.slices()) p->grad.copy_(gradient(*p, step));
       adamw.step(1e-2, 1);
     }
   };
-  optim::AdamW straight(whole, kOptions);
+  optim::AdamW straight(whole.shards(), kOptions);
   steps(whole, straight, 0, 6);
-  optim::AdamW first(half, kOptions);
+  optim::AdamW first(half.shards(), kOptions);
   steps(half, first, 0, 3);
-  optim::AdamW second(half, kOptions);
+  optim::AdamW second(half.shards(), kOptions);
   const std::vector<optim::StateTensor> from = first.state(), to = second.state();
-  REQUIRE(from.size() == 2 * half.parameters().size());
+  REQUIRE(from.size() == 2 * half.slices().size());
   for (size_t i = 0; i < from.size(); ++i) {
     CHECK(from[i].file == to[i].file);
-    CHECK(from[i].parameter == to[i].parameter);
-    CHECK(from[i].tensor.sizes() == from[i].parameter->master.sizes());
+    CHECK(from[i].slice == to[i].slice);
+    CHECK(from[i].tensor.sizes() == from[i].slice->master.sizes());
     CHECK(from[i].tensor.is_contiguous());
     to[i].tensor.copy_(from[i].tensor);
   }
@@ -121,71 +132,148 @@ TEST_CASE("AdamW's state, saved and restored, continues bit for bit", "[optim]")
   CHECK(from[1].file == "adamw.exp_avg_sq");
   second.set_step(first.step_count());
   steps(half, second, 3, 6);
-  CHECK(same_bits(whole.flat_master(), half.flat_master()));
+  check_same(whole, half);
 }
 
 TEST_CASE("AdamW refuses what it cannot run on", "[optim]") {
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   declare(store);
-  CHECK_THROWS_AS(optim::AdamW(store, kOptions), Error);
   store.materialise(at::kCPU, at::kFloat, /*with_gradients=*/false);
-  CHECK_THROWS_AS(optim::AdamW(store, kOptions), Error);
+  CHECK_THROWS_AS(optim::AdamW(store.shards(), kOptions), Error);
 }
 
 TEST_CASE("squared_norms: one per parameter, in order, and not finite where the gradient is not", "[optim]") {
   at::set_num_threads(1);
-  nn::ParameterStore store;
+  nn::ParameterGroup store;
   declare(store);
   store.materialise(at::kCPU, at::kBFloat16);
-  for (nn::Parameter& p : store.parameters()) p.grad.normal_();
-  const std::vector<double> norms = optim::squared_norms(store);
+  for (nn::Slice* p : store.slices()) p->grad.normal_();
+  const std::vector<double> norms = optim::squared_norms(store.slices());
   REQUIRE(norms.size() == 5);
   for (size_t i = 0; i < norms.size(); ++i) {
     CHECK(norms[i] ==
-          Approx(store.parameters()[i].grad.to(at::kDouble).pow(2).sum().item<double>()).epsilon(1e-13));
+          Approx(store.slices()[i]->grad.to(at::kDouble).pow(2).sum().item<double>()).epsilon(1e-13));
   }
   store.find("bias")->grad[3] = std::nan("");
-  CHECK(std::isnan(optim::squared_norms(store)[3]));
-  CHECK(std::isfinite(optim::squared_norms(store)[4]));
+  CHECK(std::isnan(optim::squared_norms(store.slices())[3]));
+  CHECK(std::isfinite(optim::squared_norms(store.slices())[4]));
 }
 
 TEST_CASE("AdamW takes a step back bit for bit, NaN or not", "[optim]") {
   at::set_num_threads(1);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const bool poisoned = GENERATE(false, true);
-  nn::ParameterStore straight_store, undone_store;
-  for (nn::ParameterStore* store : {&straight_store, &undone_store}) {
+  nn::ParameterGroup straight_store, undone_store;
+  for (nn::ParameterGroup* store : {&straight_store, &undone_store}) {
     store->add({{.name = "large.weight", .shape = {300, 301}}});
     declare(*store);
     store->materialise(at::kCPU, type);
     store->initialise(1);
   }
-  optim::AdamW straight(straight_store, kOptions);
-  optim::AdamW undone(undone_store, kOptions);
+  optim::AdamW straight(straight_store.shards(), kOptions);
+  optim::AdamW undone(undone_store.shards(), kOptions);
   CHECK_THROWS_AS(undone.undo(), Error);
   undone.keep_previous();
   CHECK_THROWS_AS(undone.undo(), Error);
-  const auto set_gradients = [](nn::ParameterStore& store, int64_t step) {
-    for (nn::Parameter& p : store.parameters()) p.grad.copy_(gradient(p, step));
+  const auto set_gradients = [](nn::ParameterGroup& store, int64_t step) {
+    for (nn::Slice* p : store.slices()) p->grad.copy_(gradient(*p, step));
   };
   for (int64_t step = 0; step < 4; ++step) {
     set_gradients(undone_store, step);
-    if (poisoned) undone_store.parameters()[0].grad.fill_(NAN);
+    if (poisoned) undone_store.slices()[0]->grad.fill_(NAN);
     undone.step(1e-2, 1);
     undone.undo();
     CHECK(undone.step_count() == step);
     CHECK_THROWS_AS(undone.undo(), Error);
-    CHECK(same_bits(undone_store.flat_master(), straight_store.flat_master()));
-    CHECK(same_bits(undone_store.flat_compute(), straight_store.flat_compute()));
+    check_same(undone_store, straight_store);
 
     set_gradients(straight_store, step);
     set_gradients(undone_store, step);
     straight.step(1e-2, 0.5);
     undone.step(1e-2, 0.5);
-    CHECK(same_bits(undone_store.flat_master(), straight_store.flat_master()));
-    CHECK(same_bits(undone_store.flat_compute(), straight_store.flat_compute()));
+    check_same(undone_store, straight_store);
     for (size_t i = 0; i < straight.state().size(); ++i) {
       CHECK(same_bits(undone.state()[i].tensor, straight.state()[i].tensor));
     }
   }
+}
+
+TEST_CASE("AdamW on the parts of a divided group gives the bits of the whole group", "[optim]") {
+  at::set_num_threads(1);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const int parts = GENERATE(2, 3);
+  nn::ParameterGroup whole;
+  declare(whole);
+  whole.materialise(at::kCPU, type);
+  whole.initialise(1);
+  optim::AdamW reference(whole.shards(), kOptions);
+  for (nn::Slice* p : whole.slices()) p->grad.copy_(gradient(*p, 1));
+  reference.step(1e-2, 0.5);
+  for (int part = 0; part < parts; ++part) {
+    nn::ParameterGroup group;
+    declare(group);
+    group.materialise(at::kCPU, type, true, {.part = part, .parts = parts});
+    group.initialise(1);
+    optim::AdamW adamw(group.shards(), kOptions);
+    const auto range = [](const nn::Slice& slice, const Tensor& t) {
+      return t.reshape({-1}).narrow(0, slice.shape.begin, slice.shape.numel());
+    };
+    for (nn::Slice* p : group.slices()) p->grad.view({-1}).copy_(range(*p, whole.find(p->spec.name)->grad));
+    adamw.step(1e-2, 0.5);
+    for (const nn::Slice* p : group.slices()) {
+      const nn::Slice& all = *whole.find(p->spec.name);
+      CHECK(same_bits(p->master.reshape({-1}), range(*p, all.master)));
+      CHECK(same_bits(p->compute.reshape({-1}), range(*p, all.compute)));
+    }
+  }
+}
+
+namespace {
+
+// Plain gradient descent with one state value that counts steps: what undo() must take back of an optimizer
+// that does not keep what it overwrites itself.
+class Descent final : public optim::Optimizer {
+ public:
+  explicit Descent(std::vector<nn::Shard*> shards) : Optimizer(std::move(shards), {"descent.count"}, 0) {}
+
+ protected:
+  void update(Run& run, const StepArguments& arguments) override {
+    CHECK_FALSE(run.previous.has_value());
+    run.now.master.sub_(run.grad, arguments.lr * arguments.grad_scale);
+    run.now.state[0].add_(1);
+    if (run.compute) run.compute->copy_(run.now.master);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("undo takes back a step of any optimizer", "[optim]") {
+  nn::ParameterGroup group;
+  declare(group);
+  group.materialise(at::kCPU, at::kBFloat16);
+  group.initialise(1);
+  for (nn::Slice* p : group.slices()) p->grad.copy_(gradient(*p, 0));
+  Descent descent(group.shards());
+  descent.keep_previous();
+  descent.step(1e-2, 1);
+  const Tensor master = group.find("out.weight")->master.clone();
+  const Tensor compute = group.find("out.weight")->compute.clone();
+  descent.step(1e-2, 1);
+  CHECK_FALSE(same_bits(group.find("out.weight")->master, master));
+  descent.undo();
+  CHECK(same_bits(group.find("out.weight")->master, master));
+  CHECK(same_bits(group.find("out.weight")->compute, compute));
+  CHECK(descent.state().front().tensor.eq(1).all().item<bool>());
+  CHECK(descent.step_count() == 1);
+}
+
+TEST_CASE("optimizers are made by name", "[optim]") {
+  nn::ParameterGroup group;
+  declare(group);
+  group.materialise(at::kCPU, at::kFloat);
+  CHECK(optim::make_optimizer(kOptions, group.shards())->state().front().file == "adamw.exp_avg");
+  config::OptimizerSection unknown = kOptions;
+  unknown.name = "sgd";
+  CHECK_THROWS_WITH(optim::make_optimizer(unknown, group.shards()), contains_text("adamw"));
+  CHECK(optim::optimizer_footprint(kOptions).state == 8);
 }
