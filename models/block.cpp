@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/nn/swiglu.h"
+
 namespace pptrain::models {
 
 Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config)
@@ -9,21 +11,28 @@ Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConf
       attention_norm_(group, name + ".attn_norm", config.attention.hidden, config.norm_eps),
       attention_(group, name + ".attn", config.attention),
       mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps),
-      mlp_(group, name + ".mlp", config.attention.hidden, config.intermediate, config.mlp_bias,
-           config.init_std, config.init_std) {}
+      mlp_(std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
+                                        config.mlp_bias, config.init_std, config.init_std)),
+      region_(std::make_shared<nn::Region>()) {}
 
 void Block::fill(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
                  Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
   in.stream.reset();
-  at::Tensor attended = attention_.forward(normed, positions, rope, saved.attention);
-  mlp_.activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, saved.mlp);
+  at::Tensor attended =
+      region_->leave(attention_.forward(region_->enter(std::move(normed)), positions, rope, saved.attention));
+  activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, saved);
+}
+
+void Block::activate(at::Tensor normed, Saved& saved) const {
+  if (!saved.mlp) saved.mlp = mlp_->make_saved();
+  mlp_->activate(region_->enter(std::move(normed)), *saved.mlp);
 }
 
 Residual Block::forward(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
                         Saved& saved) const {
   fill(std::move(in), positions, rope, saved);
-  Residual out{.stream = saved.mlp_norm.x, .delta = mlp_.project(saved.mlp)};
+  Residual out{.stream = saved.mlp_norm.x, .delta = region_->leave(mlp_->project(*saved.mlp))};
   drop(saved);
   return out;
 }
@@ -38,7 +47,7 @@ void Block::drop(Saved& saved) const {
     saved.mlp_norm.rstd.reset();
   }
   saved.attention_norm.rstd.reset();
-  saved.mlp = {};
+  mlp_->drop(*saved.mlp);
 }
 
 // A norm of a sum that was rounded before has the bits of the norm fused with the addition.
@@ -48,18 +57,21 @@ void Block::recompute(Saved& saved, const kernels::RopeTable& rope) const {
     fill({.stream = saved.attention_norm.x, .delta = {}}, positions, rope, saved);
   } else if (recompute_ == Recompute::selective) {
     saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
-    mlp_.activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, saved.mlp);
+    activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, saved);
   }
 }
 
 at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
                                  nn::WeightGradQueue& queue) {
   recompute(saved, rope);
-  at::Tensor grad = mlp_.backward_input(saved.mlp, dy, queue);
+  at::Tensor grad =
+      region_->enter_backward(mlp_->backward_input(*saved.mlp, region_->leave_backward(dy), queue));
+  saved.mlp.reset();
   grad = mlp_norm_.backward(saved.mlp_norm, grad, dy);
   saved.mlp_norm = {};
   const at::Tensor sum_grad = std::move(grad);
-  grad = attention_.backward_input(saved.attention, sum_grad, rope, queue);
+  grad = region_->enter_backward(
+      attention_.backward_input(saved.attention, region_->leave_backward(sum_grad), rope, queue));
   grad = attention_norm_.backward(saved.attention_norm, grad, sum_grad);
   saved.attention_norm = {};
   return grad;
@@ -67,21 +79,23 @@ at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const kerne
 
 std::vector<at::Tensor> saved_tensors(const Block::Saved& saved) {
   const auto& attention = saved.attention;
-  return {saved.attention_norm.x,
-          saved.attention_norm.rstd,
-          saved.mlp_norm.x,
-          saved.mlp_norm.rstd,
-          attention.x,
-          attention.qkv,
-          attention.q,
-          attention.k,
-          attention.q_rstd,
-          attention.k_rstd,
-          attention.out,
-          attention.logsumexp,
-          saved.mlp.x,
-          saved.mlp.gate_up,
-          saved.mlp.act};
+  std::vector<at::Tensor> result{saved.attention_norm.x,
+                                 saved.attention_norm.rstd,
+                                 saved.mlp_norm.x,
+                                 saved.mlp_norm.rstd,
+                                 attention.x,
+                                 attention.qkv,
+                                 attention.q,
+                                 attention.k,
+                                 attention.q_rstd,
+                                 attention.k_rstd,
+                                 attention.out,
+                                 attention.logsumexp};
+  if (saved.mlp) {
+    const std::vector<at::Tensor> inner = saved.mlp->tensors();
+    result.insert(result.end(), inner.begin(), inner.end());
+  }
+  return result;
 }
 
 }  // namespace pptrain::models

@@ -3,14 +3,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/kernels/kernels.h"
 #include "core/nn/attention.h"
+#include "core/nn/feed_forward.h"
 #include "core/nn/parameter.h"
+#include "core/nn/region.h"
 #include "core/nn/rms_norm.h"
-#include "core/nn/swiglu.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/model_config.h"
 
@@ -38,7 +40,7 @@ class Block {
     nn::RmsNorm::Saved attention_norm;
     nn::Attention::Saved attention;
     nn::RmsNorm::Saved mlp_norm;
-    nn::SwiGlu::Saved mlp;
+    std::unique_ptr<nn::FeedForward::Saved> mlp;  // null where it holds nothing
   };
 
   // Declares `<name>.attn_norm.weight`, `<name>.attn.*`, `<name>.mlp_norm.weight` and `<name>.mlp.*`.
@@ -58,6 +60,7 @@ class Block {
  private:
   // The forward pass up to the last product: all that fills `saved`.
   void fill(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope, Saved& saved) const;
+  void activate(at::Tensor normed, Saved& saved) const;  // the feed-forward's part of it
   void drop(Saved& saved) const;
   void recompute(Saved& saved, const kernels::RopeTable& rope) const;  // what drop() dropped
 
@@ -65,7 +68,8 @@ class Block {
   nn::RmsNorm attention_norm_;
   nn::Attention attention_;
   nn::RmsNorm mlp_norm_;
-  nn::SwiGlu mlp_;
+  std::unique_ptr<nn::FeedForward> mlp_;
+  std::shared_ptr<const nn::Region> region_;
 };
 
 // Every tensor that `saved` holds, positions excepted; some share memory, some are undefined.

@@ -119,12 +119,12 @@ Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const kernels::
     grads = causal_attention_backward(o_.backward_input(dy).view(q.sizes()), q, k, v,
                                       saved.out.view(q.sizes()), statistics);
   }
-  queue.push(o_, std::move(saved.out), dy);
+  queue.push(o_, {std::move(saved.out), dy});
   Tensor dqkv = qkv_gradient(saved, std::move(grads), rope);
   const Tensor x = std::move(saved.x);
   saved = {};
   Tensor dx = qkv_.backward_input(dqkv);
-  queue.push(qkv_, x, std::move(dqkv));
+  queue.push(qkv_, {x, std::move(dqkv)});
   return dx;
 }
 

@@ -3,10 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/nn/parameter.h"
+#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
 
@@ -16,7 +18,7 @@ struct LinearPart {
   int64_t out_features = 0;
 };
 
-class Linear {
+class Linear final : public HasWeightGradient {
  public:
   // Declares `<name>.weight` [out, in] (and `<name>.bias` [out]) for each part; the parts' outputs are
   // concatenated.
@@ -28,6 +30,9 @@ class Linear {
   // Weight (and bias) main gradients += those of (x, dy). x: T [rows, in]; dy: T [rows, out], contiguous
   // both.
   void backward_weight(const at::Tensor& x, const at::Tensor& dy);
+  void backward_weight(std::span<const at::Tensor> operands) override {  // x, dy
+    backward_weight(operands[0], operands[1]);
+  }
 
   int64_t in_features() const { return in_; }
   int64_t out_features() const { return out_; }

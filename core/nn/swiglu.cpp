@@ -7,30 +7,42 @@
 #include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
+namespace {
+
+SwiGlu::Saved& own(FeedForward::Saved& saved) {
+  return static_cast<SwiGlu::Saved&>(saved);
+}
+
+}  // namespace
 
 SwiGlu::SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
                bool bias, double init_std, double down_init_std)
     : gate_up_(group, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std),
       down_(group, intermediate, {{name + ".down", hidden}}, bias, down_init_std) {}
 
-void SwiGlu::activate(const at::Tensor& x, Saved& saved) const {
-  saved.x = x;
-  saved.gate_up = gate_up_.forward(x);
-  saved.act = at::empty({x.size(0), down_.in_features()}, x.options());
-  kernels::swiglu(saved.gate_up, saved.act);
+void SwiGlu::activate(const at::Tensor& x, FeedForward::Saved& saved) const {
+  Saved& s = own(saved);
+  s.x = x;
+  s.gate_up = gate_up_.forward(x);
+  s.act = at::empty({x.size(0), down_.in_features()}, x.options());
+  kernels::swiglu(s.gate_up, s.act);
 }
 
-at::Tensor SwiGlu::forward(const at::Tensor& x, Saved& saved) const {
-  activate(x, saved);
-  return project(saved);
+at::Tensor SwiGlu::project(const FeedForward::Saved& saved) const {
+  return down_.forward(static_cast<const Saved&>(saved).act);
 }
 
-at::Tensor SwiGlu::backward_input(Saved& saved, const at::Tensor& dy, WeightGradQueue& queue) {
-  queue.push(down_, std::move(saved.act), dy);
-  at::Tensor d_gate_up = std::move(saved.gate_up);
+void SwiGlu::drop(FeedForward::Saved& saved) const {
+  own(saved) = {};
+}
+
+at::Tensor SwiGlu::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, WeightGradQueue& queue) {
+  Saved& s = own(saved);
+  queue.push(down_, {std::move(s.act), dy});
+  at::Tensor d_gate_up = std::move(s.gate_up);
   kernels::swiglu_backward(down_.backward_input(dy), d_gate_up, d_gate_up);
   at::Tensor dx = gate_up_.backward_input(d_gate_up);
-  queue.push(gate_up_, std::move(saved.x), std::move(d_gate_up));
+  queue.push(gate_up_, {std::move(s.x), std::move(d_gate_up)});
   return dx;
 }
 

@@ -1,34 +1,36 @@
-// Gated feed-forward: down(silu(gate(x)) * up(x)).
+// Gated feed-forward: down(silu(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "core/nn/feed_forward.h"
 #include "core/nn/linear.h"
 #include "core/nn/parameter.h"
-#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
 
-class SwiGlu {
+class SwiGlu final : public FeedForward {
  public:
-  struct Saved {
+  struct Saved final : FeedForward::Saved {
     at::Tensor x;        // T [rows, hidden]
     at::Tensor gate_up;  // T [rows, 2 * intermediate]
     at::Tensor act;      // T [rows, intermediate]: operand of the down weight gradient
+    std::vector<at::Tensor> tensors() const override { return {x, gate_up, act}; }
   };
 
   // Declares `<name>.{gate,up,down}.weight` (and biases).
   SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate, bool bias,
          double init_std, double down_init_std);
 
-  // The two halves of the forward pass: what fills `saved`, and down's product with saved.act, T [rows,
-  // hidden].
-  void activate(const at::Tensor& x, Saved& saved) const;
-  at::Tensor project(const Saved& saved) const { return down_.forward(saved.act); }
-  at::Tensor forward(const at::Tensor& x, Saved& saved) const;  // T [rows, hidden] -> T [rows, hidden]
-  at::Tensor backward_input(Saved& saved, const at::Tensor& dy, WeightGradQueue& queue);
+  std::unique_ptr<FeedForward::Saved> make_saved() const override { return std::make_unique<Saved>(); }
+  void activate(const at::Tensor& x, FeedForward::Saved& saved) const override;
+  at::Tensor project(const FeedForward::Saved& saved) const override;
+  void drop(FeedForward::Saved& saved) const override;
+  at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, WeightGradQueue& queue) override;
 
  private:
   Linear gate_up_;

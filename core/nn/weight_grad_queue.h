@@ -4,14 +4,23 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 namespace pptrain::nn {
 
-class Linear;
+// A layer whose weight gradient can be taken later than its input gradient.
+class HasWeightGradient {
+ public:
+  // Adds to the weight's main gradient what follows from the operands that the layer has pushed.
+  virtual void backward_weight(std::span<const at::Tensor> operands) = 0;
 
-// Holds, per pending weight gradient, its two operands and nothing else. One queue serves one microbatch of
-// one stage.
+ protected:
+  ~HasWeightGradient() = default;
+};
+
+// Holds, per pending weight gradient, its operands and nothing else. One queue serves one microbatch of one
+// stage.
 class WeightGradQueue {
  public:
   enum class Mode {
@@ -20,19 +29,19 @@ class WeightGradQueue {
   };
   explicit WeightGradQueue(Mode mode) : mode_(mode) {}
 
-  // layer.weight gradient += dy^T x. x: T [rows, in]; dy: T [rows, out]. `layer` must outlive the queue.
-  void push(Linear& layer, at::Tensor x, at::Tensor dy);
+  // Calls layer.backward_weight(operands), now or in run(). `layer` must outlive the queue.
+  void push(HasWeightGradient& layer, std::vector<at::Tensor> operands);
 
-  // Computes what is pending, in push order, freeing each pair of operands when done.
+  // Computes what is pending, in push order, freeing the operands of each when it is done.
   void run();
 
   size_t size() const { return pending_.size(); }
-  std::vector<at::Tensor> operands() const;  // held, two for each pending weight gradient
+  std::vector<at::Tensor> operands() const;  // of all that is pending
 
  private:
   struct Pending {
-    Linear* layer;
-    at::Tensor x, dy;
+    HasWeightGradient* layer;
+    std::vector<at::Tensor> operands;
   };
   Mode mode_;
   std::vector<Pending> pending_;
