@@ -12,17 +12,15 @@ Block::Block(nn::ParameterStore& store, const std::string& name, const BlockConf
       mlp_(store, name + ".mlp", config.attention.hidden, config.intermediate, config.mlp_bias,
            config.init_std, config.init_std) {}
 
-void Block::fill(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
-                 Saved& saved) const {
+void Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
   in.stream.reset();
-  at::Tensor attended = attention_.forward(normed, positions, rope, saved.attention);
+  at::Tensor attended = attention_.forward(normed, tokens, saved.attention);
   mlp_.activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, saved.mlp);
 }
 
-Residual Block::forward(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
-                        Saved& saved) const {
-  fill(std::move(in), positions, rope, saved);
+Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
+  fill(std::move(in), tokens, saved);
   Residual out{.stream = saved.mlp_norm.x, .delta = mlp_.project(saved.mlp)};
   drop(saved);
   return out;
@@ -31,7 +29,7 @@ Residual Block::forward(Residual in, const at::Tensor& positions, const kernels:
 void Block::drop(Saved& saved) const {
   if (recompute_ == Recompute::none) return;
   if (recompute_ == Recompute::full) {
-    saved.attention.positions = std::exchange(saved.attention, {}).positions;
+    saved.attention = {};
     saved.mlp_norm = {};
   } else {
     saved.attention.x.reset();
@@ -42,46 +40,33 @@ void Block::drop(Saved& saved) const {
 }
 
 // A norm of a sum that was rounded before has the bits of the norm fused with the addition.
-void Block::recompute(Saved& saved, const kernels::RopeTable& rope) const {
+void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
   if (recompute_ == Recompute::full) {
-    const at::Tensor positions = saved.attention.positions;
-    fill({.stream = saved.attention_norm.x, .delta = {}}, positions, rope, saved);
+    fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
   } else if (recompute_ == Recompute::selective) {
     saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
     mlp_.activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, saved.mlp);
   }
 }
 
-at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
+at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                                  nn::WeightGradQueue& queue) {
-  recompute(saved, rope);
+  recompute(saved, tokens);
   at::Tensor grad = mlp_.backward_input(saved.mlp, dy, queue);
   grad = mlp_norm_.backward(saved.mlp_norm, grad, dy);
   saved.mlp_norm = {};
   const at::Tensor sum_grad = std::move(grad);
-  grad = attention_.backward_input(saved.attention, sum_grad, rope, queue);
+  grad = attention_.backward_input(saved.attention, sum_grad, tokens, queue);
   grad = attention_norm_.backward(saved.attention_norm, grad, sum_grad);
   saved.attention_norm = {};
   return grad;
 }
 
 std::vector<at::Tensor> saved_tensors(const Block::Saved& saved) {
-  const auto& attention = saved.attention;
-  return {saved.attention_norm.x,
-          saved.attention_norm.rstd,
-          saved.mlp_norm.x,
-          saved.mlp_norm.rstd,
-          attention.x,
-          attention.qkv,
-          attention.q,
-          attention.k,
-          attention.q_rstd,
-          attention.k_rstd,
-          attention.out,
-          attention.logsumexp,
-          saved.mlp.x,
-          saved.mlp.gate_up,
-          saved.mlp.act};
+  std::vector<at::Tensor> result = saved.attention.tensors();
+  result.insert(result.end(), {saved.attention_norm.x, saved.attention_norm.rstd, saved.mlp_norm.x,
+                               saved.mlp_norm.rstd, saved.mlp.x, saved.mlp.gate_up, saved.mlp.act});
+  return result;
 }
 
 }  // namespace pptrain::models
