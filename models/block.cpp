@@ -6,21 +6,21 @@
 
 namespace pptrain::models {
 
-Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config)
+Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
+             const Seams& seams)
     : recompute_(config.recompute),
       attention_norm_(group, name + ".attn_norm", config.attention.hidden, config.norm_eps),
-      attention_(group, name + ".attn", config.attention),
+      attention_(group, name + ".attn", config.attention, seams.attention),
       mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps),
       mlp_(std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
                                         config.mlp_bias, config.init_std, config.init_std)),
-      region_(std::make_shared<nn::Region>()) {}
+      region_(seams.region) {}
 
-void Block::fill(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
-                 Saved& saved) const {
+void Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
   in.stream.reset();
   at::Tensor attended =
-      region_->leave(attention_.forward(region_->enter(std::move(normed)), positions, rope, saved.attention));
+      region_->leave(attention_.forward(region_->enter(std::move(normed)), tokens, saved.attention));
   activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, saved);
 }
 
@@ -29,9 +29,8 @@ void Block::activate(at::Tensor normed, Saved& saved) const {
   mlp_->activate(region_->enter(std::move(normed)), *saved.mlp);
 }
 
-Residual Block::forward(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
-                        Saved& saved) const {
-  fill(std::move(in), positions, rope, saved);
+Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
+  fill(std::move(in), tokens, saved);
   Residual out{.stream = saved.mlp_norm.x, .delta = region_->leave(mlp_->project(*saved.mlp))};
   drop(saved);
   return out;
@@ -40,7 +39,7 @@ Residual Block::forward(Residual in, const at::Tensor& positions, const kernels:
 void Block::drop(Saved& saved) const {
   if (recompute_ == Recompute::none) return;
   if (recompute_ == Recompute::full) {
-    saved.attention.positions = std::exchange(saved.attention, {}).positions;
+    saved.attention = {};
     saved.mlp_norm = {};
   } else {
     saved.attention.x.reset();
@@ -51,19 +50,18 @@ void Block::drop(Saved& saved) const {
 }
 
 // A norm of a sum that was rounded before has the bits of the norm fused with the addition.
-void Block::recompute(Saved& saved, const kernels::RopeTable& rope) const {
+void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
   if (recompute_ == Recompute::full) {
-    const at::Tensor positions = saved.attention.positions;
-    fill({.stream = saved.attention_norm.x, .delta = {}}, positions, rope, saved);
+    fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
   } else if (recompute_ == Recompute::selective) {
     saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
     activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, saved);
   }
 }
 
-at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
+at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                                  nn::WeightGradQueue& queue) {
-  recompute(saved, rope);
+  recompute(saved, tokens);
   at::Tensor grad =
       region_->enter_backward(mlp_->backward_input(*saved.mlp, region_->leave_backward(dy), queue));
   saved.mlp.reset();
@@ -71,26 +69,16 @@ at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const kerne
   saved.mlp_norm = {};
   const at::Tensor sum_grad = std::move(grad);
   grad = region_->enter_backward(
-      attention_.backward_input(saved.attention, region_->leave_backward(sum_grad), rope, queue));
+      attention_.backward_input(saved.attention, region_->leave_backward(sum_grad), tokens, queue));
   grad = attention_norm_.backward(saved.attention_norm, grad, sum_grad);
   saved.attention_norm = {};
   return grad;
 }
 
 std::vector<at::Tensor> saved_tensors(const Block::Saved& saved) {
-  const auto& attention = saved.attention;
-  std::vector<at::Tensor> result{saved.attention_norm.x,
-                                 saved.attention_norm.rstd,
-                                 saved.mlp_norm.x,
-                                 saved.mlp_norm.rstd,
-                                 attention.x,
-                                 attention.qkv,
-                                 attention.q,
-                                 attention.k,
-                                 attention.q_rstd,
-                                 attention.k_rstd,
-                                 attention.out,
-                                 attention.logsumexp};
+  std::vector<at::Tensor> result = saved.attention.tensors();
+  result.insert(result.end(),
+                {saved.attention_norm.x, saved.attention_norm.rstd, saved.mlp_norm.x, saved.mlp_norm.rstd});
   if (saved.mlp) {
     const std::vector<at::Tensor> inner = saved.mlp->tensors();
     result.insert(result.end(), inner.begin(), inner.end());

@@ -7,12 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "core/kernels/kernels.h"
 #include "core/nn/attention.h"
+#include "core/nn/attention_product.h"
 #include "core/nn/feed_forward.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
 #include "core/nn/rms_norm.h"
+#include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/model_config.h"
 
@@ -34,6 +35,12 @@ struct Residual {
   at::Tensor delta;
 };
 
+// Where other ranks come into a block. By default a rank computes alone, with all of its tokens.
+struct Seams {
+  std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
+  std::shared_ptr<nn::AttentionProduct> attention = nn::make_local_attention();
+};
+
 class Block {
  public:
   struct Saved {
@@ -44,25 +51,25 @@ class Block {
   };
 
   // Declares `<name>.attn_norm.weight`, `<name>.attn.*`, `<name>.mlp_norm.weight` and `<name>.mlp.*`.
-  Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config);
+  Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
+        const Seams& seams = {});
 
-  // positions: int32 [batch, seq]. Reuses the memory of in.delta; keeps in.stream where there is no delta.
-  // `saved` is left without what the recompute policy drops.
-  Residual forward(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope,
-                   Saved& saved) const;
+  // Reuses the memory of in.delta; keeps in.stream where there is no delta. `saved` is left without what the
+  // recompute policy drops.
+  Residual forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
 
-  // dy: T [rows, hidden], the gradient of stream + delta of the output -> the same of the input. Computes
-  // again what was dropped, and frees `saved` as it goes. With a deferred queue dy stays in use until the
-  // queue has run.
-  at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
+  // dy: T [rows, hidden], the gradient of stream + delta of the output -> the same of the input. `tokens`: as
+  // in the forward pass. Computes again what was dropped, and frees `saved` as it goes. With a deferred queue
+  // dy stays in use until the queue has run.
+  at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                             nn::WeightGradQueue& queue);
 
  private:
   // The forward pass up to the last product: all that fills `saved`.
-  void fill(Residual in, const at::Tensor& positions, const kernels::RopeTable& rope, Saved& saved) const;
+  void fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
   void activate(at::Tensor normed, Saved& saved) const;  // the feed-forward's part of it
   void drop(Saved& saved) const;
-  void recompute(Saved& saved, const kernels::RopeTable& rope) const;  // what drop() dropped
+  void recompute(Saved& saved, const nn::TokenInfo& tokens) const;  // what drop() dropped
 
   Recompute recompute_;
   nn::RmsNorm attention_norm_;
@@ -72,7 +79,7 @@ class Block {
   std::shared_ptr<const nn::Region> region_;
 };
 
-// Every tensor that `saved` holds, positions excepted; some share memory, some are undefined.
+// Every tensor that `saved` holds; some share memory, some are undefined.
 std::vector<at::Tensor> saved_tensors(const Block::Saved& saved);
 
 }  // namespace pptrain::models

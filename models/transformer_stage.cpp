@@ -1,5 +1,7 @@
 #include "models/transformer_stage.h"
 
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
@@ -56,13 +58,42 @@ void TransformerStage::materialise(at::Device device, at::ScalarType compute_dty
                               model_.rope_linear, device);
 }
 
-Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input) const {
-  if (data.seq > model_.max_seq) {
-    throw Error(fmt::format("stage {}: a sequence of {} tokens, but the rotary tables end at {}",
-                            slice_.index, data.seq, model_.max_seq));
+at::Tensor TransformerStage::empty_boundary(const data::Microbatch& data) const {
+  return at::empty({data.segments.tokens(), model_.hidden},
+                   at::TensorOptions(store_.compute_dtype()).device(data.positions.device()));
+}
+
+// The rotary tables must reach every position. Reading the positions themselves would wait for a GPU, whose
+// kernel gives NaN beyond the tables.
+nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
+  const int64_t tokens = data.segments.tokens();
+  if (data.positions.dim() != 1 || data.positions.size(0) != tokens) {
+    throw Error(fmt::format("stage {}: positions [{}] of a list of {} tokens", slice_.index,
+                            fmt::join(data.positions.sizes(), ", "), tokens));
   }
-  if (embedding_) return {.stream = embedding_->forward(data.tokens), .delta = {}};
-  const int64_t rows = data.batch * data.seq;
+  if (data.segments.longest > model_.max_seq) {
+    throw Error(fmt::format("stage {}: a document of {} tokens, but the rotary tables end at {}",
+                            slice_.index, data.segments.longest, model_.max_seq));
+  }
+  if (data.positions.is_cpu()) {
+    const auto [low, high] = at::aminmax(data.positions);
+    if (low.item<int>() < 0 || high.item<int>() >= model_.max_seq) {
+      throw Error(fmt::format("stage {}: positions from {} to {}, but the rotary tables hold [0, {})",
+                              slice_.index, low.item<int>(), high.item<int>(), model_.max_seq));
+    }
+  }
+  return {.positions = data.positions, .segments = data.segments, .rope = rope_};
+}
+
+Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input) const {
+  const int64_t rows = data.segments.tokens();
+  if (embedding_) {
+    if (data.tokens.dim() != 1 || data.tokens.size(0) != rows) {
+      throw Error(fmt::format("stage {}: ids [{}] of a list of {} tokens", slice_.index,
+                              fmt::join(data.tokens.sizes(), ", "), rows));
+    }
+    return {.stream = embedding_->forward(data.tokens), .delta = {}};
+  }
   if (!input.defined() || input.dim() != 2 || input.size(0) != rows || input.size(1) != model_.hidden) {
     throw Error(
         fmt::format("stage {}: its input must be [{}, {}], not {}", slice_.index, rows, model_.hidden,
@@ -72,10 +103,11 @@ Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input)
 }
 
 Residual TransformerStage::run_blocks(const data::Microbatch& data, at::Tensor input) const {
+  const nn::TokenInfo info = info_of(data);
   Residual residual = enter(data, std::move(input));
   for (const auto& block : blocks_) {
     Block::Saved dropped;
-    residual = block.forward(std::move(residual), data.positions, rope_, dropped);
+    residual = block.forward(std::move(residual), info, dropped);
   }
   return residual;
 }
@@ -91,12 +123,14 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
     throw Error(fmt::format("stage {}: microbatch {} ran forward twice without a backward", slice_.index,
                             microbatch));
   }
+  nn::TokenInfo info = info_of(data);
   Residual residual = enter(data, std::move(input));
   Record& record = records_[microbatch];
+  record.info = std::move(info);
   if (embedding_) record.tokens = data.tokens;
   record.blocks.resize(blocks_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    residual = blocks_[i].forward(std::move(residual), data.positions, rope_, record.blocks[i]);
+    residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]);
   }
   // The sum rounds as the fused one in the next stage's norm would.
   if (!head_) return residual.delta.add_(residual.stream);
@@ -104,7 +138,7 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
   nn::RmsNorm::Saved saved;
   const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
   at::Tensor dh = at::empty_like(normed.y);
-  add_loss(head_->forward_backward(normed.y, data.labels.reshape({-1}), dh), data.labels);
+  add_loss(head_->forward_backward(normed.y, data.labels, dh), data.labels);
   record.dy = norm_->backward(saved, dh, {});
   return {};
 }
@@ -114,7 +148,7 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
   if (!head_) return residual.delta.add_(residual.stream);
   nn::RmsNorm::Saved dropped;
   const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
-  add_loss(head_->forward(normed.y, data.labels.reshape({-1})), data.labels);
+  add_loss(head_->forward(normed.y, data.labels), data.labels);
   return {};
 }
 
@@ -139,7 +173,7 @@ TransformerStage::Record TransformerStage::take_record(int microbatch) {
 at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::WeightGradQueue& queue) {
   at::Tensor grad = head_ ? std::move(record.dy) : std::move(dy);
   for (size_t i = blocks_.size(); i-- > 0;) {
-    grad = blocks_[i].backward_input(record.blocks[i], grad, rope_, queue);
+    grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queue);
   }
   return grad;
 }

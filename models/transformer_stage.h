@@ -14,6 +14,7 @@
 #include "core/nn/embedding.h"
 #include "core/nn/parameter.h"
 #include "core/nn/rms_norm.h"
+#include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/block.h"
 #include "models/model_config.h"
@@ -56,12 +57,12 @@ class TransformerStage final : public pipeline::Stage {
   int index() const override { return slice_.index; }
   bool is_first() const override { return slice_.embedding; }
   bool is_last() const override { return slice_.head; }
-  int64_t hidden() const override { return model_.hidden; }
-  at::ScalarType boundary_dtype() const override { return store_.compute_dtype(); }
+  at::Tensor empty_boundary(const data::Microbatch& data) const override;  // T [tokens, hidden]
 
   // The record keeps `input` (read only) until the microbatch's backward.
   at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) override;
   at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) override;
+  at::Tensor logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) override;
   at::Tensor backward(int microbatch, at::Tensor dy) override;
   // dy is an operand of W: it stays in use, read only, until backward_weight.
   at::Tensor backward_input(int microbatch, at::Tensor dy) override;
@@ -72,10 +73,6 @@ class TransformerStage final : public pipeline::Stage {
   size_t pending_weight_gradients() const override { return pending_.size(); }
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
-
-  // Last stage: T [rows, vocab] of every row of the microbatch, or of `rows` (int64, indices into batch *
-  // seq) alone.
-  at::Tensor logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows = {});
 
   // Null where this stage does not hold it.
   nn::Weight* embedding_weight() { return embedding_ ? &embedding_->weight() : nullptr; }
@@ -93,6 +90,7 @@ class TransformerStage final : public pipeline::Stage {
 
  private:
   struct Record {
+    nn::TokenInfo info;
     at::Tensor tokens;  // first stage
     std::vector<Block::Saved> blocks;
     at::Tensor dy;  // last stage: gradient at the last block's output, taken in F
@@ -102,6 +100,7 @@ class TransformerStage final : public pipeline::Stage {
     at::Tensor tokens, embedding_dy;  // first stage
   };
 
+  nn::TokenInfo info_of(const data::Microbatch& data) const;
   Residual enter(const data::Microbatch& data, at::Tensor input) const;
   Residual run_blocks(const data::Microbatch& data, at::Tensor input) const;
   void add_loss(const at::Tensor& loss, const at::Tensor& labels);

@@ -181,12 +181,12 @@ void Trainer::open_sinks() {
 
 void Trainer::train_step() {
   const auto begin = Clock::now();
-  run_pipeline();
+  const int64_t targets = run_pipeline();
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
   ++state_.step;
   state_.next_sample += loader_.samples_per_step();
   const double lr = lr_.at(state_.step - 1);
-  const double unclipped = 1.0 / static_cast<double>(loader_.targets_per_step());
+  const double unclipped = 1.0 / static_cast<double>(targets);
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {
       post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped},
@@ -205,14 +205,15 @@ void Trainer::train_step() {
   settle(step, state_.step, seconds_since(begin));
 }
 
-void Trainer::run_pipeline() {
-  const auto microbatches = profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); });
+int64_t Trainer::run_pipeline() {
+  const data::Step step = profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); });
   if (post_validation_ && post_validation_->pending()) {
-    executor_.run(microbatches, [this] { return validate(); });
+    executor_.run(step.microbatches, [this] { return validate(); });
   } else {
     zero_gradients();
-    executor_.run(microbatches);
+    executor_.run(step.microbatches);
   }
+  return step.targets;
 }
 
 bool Trainer::validate() {

@@ -43,7 +43,7 @@ class Trainer {
   void open_sinks();
   void announce() const;
   void train_step();
-  void run_pipeline();
+  int64_t run_pipeline();  // of the next step; its labels that count, over all data ranks
   void zero_gradients();
   bool validate();  // the pending step; false if it was redone or skipped
   Step judge(const pipeline::LossSum& loss, double norm);  // norm: of the gradient of the loss sum

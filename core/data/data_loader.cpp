@@ -22,11 +22,13 @@ struct Row {
 
 at::Tensor host_tensor(const LoaderOptions& options) {
   const auto kind = at::TensorOptions().dtype(at::kLong).pinned_memory(options.device.is_cuda());
-  return at::empty({options.micro_batch_size, options.seq_len}, kind);
+  return at::empty({options.micro_batch_size * options.seq_len}, kind);
 }
 
-std::span<int64_t> row_of(const at::Tensor& tensor, int64_t row, int64_t seq_len) {
-  return {tensor.data_ptr<int64_t>() + row * seq_len, static_cast<size_t>(seq_len)};
+// The tokens of one row in a microbatch's list; none where the list is undefined.
+std::span<int64_t> row_of(const at::Tensor& list, int64_t row, int64_t seq_len) {
+  if (!list.defined()) return {};
+  return {list.data_ptr<int64_t>() + row * seq_len, static_cast<size_t>(seq_len)};
 }
 
 void fill_row(const TokenDataset& dataset, Row row, std::span<int64_t> buffer, std::span<int64_t> tokens,
@@ -40,30 +42,45 @@ void fill_row(const TokenDataset& dataset, Row row, std::span<int64_t> buffer, s
   }
 }
 
-// row(i): the i-th row of the step over all data ranks.
-std::vector<Microbatch> load_step(const TokenDataset& dataset, const LoaderOptions& options,
-                                  const std::function<Row(int64_t)>& row) {
+// Rows of a step over all data ranks, by their number.
+using Rows = std::function<Row(int64_t)>;
+
+// Rows `first` and following, as many as fit.
+Microbatch load_microbatch(const TokenDataset& dataset, const LoaderOptions& options, const Rows& rows,
+                           int64_t first, std::span<int64_t> buffer) {
+  Microbatch microbatch;
+  if (options.need_tokens) microbatch.tokens = host_tensor(options);
+  if (options.need_labels) microbatch.labels = host_tensor(options);
+  for (int64_t i = 0; i < options.micro_batch_size; ++i) {
+    const Row row = rows(first + i);
+    microbatch.targets += row.targets;
+    if (options.need_tokens || options.need_labels) {
+      fill_row(dataset, row, buffer, row_of(microbatch.tokens, i, options.seq_len),
+               row_of(microbatch.labels, i, options.seq_len));
+    }
+  }
+  // Pinned memory that a copy still reads is not handed out again before the copy is done.
+  if (options.need_tokens) microbatch.tokens = microbatch.tokens.to(options.device, /*non_blocking=*/true);
+  if (options.need_labels) microbatch.labels = microbatch.labels.to(options.device, /*non_blocking=*/true);
+  return microbatch;
+}
+
+Step load_step(const TokenDataset& dataset, const LoaderOptions& options, const Rows& rows) {
   const int64_t b = options.micro_batch_size;
   const int64_t seq = options.seq_len;
   const at::Tensor positions =
-      at::arange(seq, at::TensorOptions().dtype(at::kInt)).expand({b, seq}).contiguous().to(options.device);
+      at::arange(seq, at::TensorOptions().dtype(at::kInt)).repeat({b}).to(options.device);
+  const kernels::Segments segments = kernels::equal_segments(b, seq, options.device);
   std::vector<int64_t> buffer(static_cast<size_t>(seq) + 1);
-  std::vector<Microbatch> step;
+  Step step;
   for (int64_t j = 0; j < options.microbatches; ++j) {
-    Microbatch microbatch{.tokens = {}, .labels = {}, .positions = positions, .batch = b, .seq = seq};
-    if (options.need_tokens) microbatch.tokens = host_tensor(options);
-    if (options.need_labels) microbatch.labels = host_tensor(options);
     const int64_t first = (j * options.dp_size + options.dp_rank) * b;
-    for (int64_t i = 0; i < b && (options.need_tokens || options.need_labels); ++i) {
-      fill_row(dataset, row(first + i), buffer,
-               options.need_tokens ? row_of(microbatch.tokens, i, seq) : std::span<int64_t>{},
-               options.need_labels ? row_of(microbatch.labels, i, seq) : std::span<int64_t>{});
-    }
-    // Pinned memory that a copy still reads is not handed out again before the copy is done.
-    if (options.need_tokens) microbatch.tokens = microbatch.tokens.to(options.device, /*non_blocking=*/true);
-    if (options.need_labels) microbatch.labels = microbatch.labels.to(options.device, /*non_blocking=*/true);
-    step.push_back(std::move(microbatch));
+    Microbatch& microbatch =
+        step.microbatches.emplace_back(load_microbatch(dataset, options, rows, first, buffer));
+    microbatch.positions = positions;
+    microbatch.segments = segments;
   }
+  for (int64_t i = 0; i < options.samples_per_step(); ++i) step.targets += rows(i).targets;
   return step;
 }
 
@@ -95,10 +112,10 @@ DataLoader::DataLoader(TokenDataset dataset, const LoaderOptions& options, bool 
       options_(checked(options)),
       sampler_(checked_samples(dataset_, options_.seq_len), shuffle, seed) {}
 
-std::vector<Microbatch> DataLoader::step(int64_t next_sample) const {
+Step DataLoader::step(int64_t next_sample) const {
   const int64_t seq = options_.seq_len;
-  return load_step(dataset_, options_,
-                   [&](int64_t i) { return Row{.first = sampler_(next_sample + i) * seq, .targets = seq}; });
+  const auto rows = [&](int64_t i) { return Row{.first = sampler_(next_sample + i) * seq, .targets = seq}; };
+  return load_step(dataset_, options_, rows);
 }
 
 ValidationLoader::ValidationLoader(TokenDataset dataset, const LoaderOptions& options, int64_t batches)
@@ -121,10 +138,11 @@ std::vector<Microbatch> ValidationLoader::batch(int64_t index) const {
   }
   const int64_t seq = options_.seq_len;
   const int64_t first_row = index * options_.samples_per_step();
-  return load_step(dataset_, options_, [&](int64_t i) {
+  const auto rows = [&](int64_t i) {
     const int64_t first = (first_row + i) * seq;
     return Row{.first = first, .targets = std::clamp<int64_t>(dataset_.size() - 1 - first, 0, seq)};
-  });
+  };
+  return load_step(dataset_, options_, rows).microbatches;
 }
 
 int64_t ValidationLoader::valid_tokens() const {

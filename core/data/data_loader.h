@@ -27,6 +27,12 @@ struct LoaderOptions {
   int64_t samples_per_step() const { return dp_size * microbatches * micro_batch_size; }
 };
 
+// One step's data for one rank.
+struct Step {
+  std::vector<Microbatch> microbatches;
+  int64_t targets = 0;  // labels that count, over all data ranks
+};
+
 // A step takes the next D*m*b samples in the sampler's order. Microbatch j consists of the step's samples
 // [j*D*b, (j+1)*D*b); data rank d takes the d-th contiguous share of b of them.
 class DataLoader {
@@ -34,12 +40,10 @@ class DataLoader {
   // Throws Error when the dataset is shorter than one sample, saying how many tokens are needed.
   DataLoader(TokenDataset dataset, const LoaderOptions& options, bool shuffle, uint64_t seed);
 
-  // This rank's m microbatches of the step that starts at `next_sample`, which then grows by
-  // samples_per_step().
-  std::vector<Microbatch> step(int64_t next_sample) const;
+  // The step that starts at `next_sample`, which then grows by samples_per_step(). Rows are documents, all of
+  // seq_len tokens.
+  Step step(int64_t next_sample) const;
   int64_t samples_per_step() const { return options_.samples_per_step(); }
-  // Labels of a step that count, over all data ranks.
-  int64_t targets_per_step() const { return options_.samples_per_step() * options_.seq_len; }
   int64_t samples_per_epoch() const { return sampler_.samples(); }
 
  private:
@@ -50,7 +54,7 @@ class DataLoader {
 
 // Validation: samples in file order, divided into batches as steps are. Every token after the first is a
 // target once: a last sample that is shorter than seq_len and the rows missing in the last batch are filled
-// up with token 0 and ignore_label.
+// up with token 0 and ignore_label. So every row is a document of seq_len tokens, the filling ones too.
 class ValidationLoader {
  public:
   // batches: at most so many; 0: all. Throws Error when there is nothing to predict (fewer than two tokens).

@@ -5,20 +5,22 @@
 
 #include <cstdint>
 
+#include "core/kernels/segments.h"
+
 namespace pptrain::data {
 
 // Labels with this value do not count.
 inline constexpr int64_t ignore_label = -100;
 
-// Every rank derives its microbatches from the same sampler, so shapes are known everywhere without a
-// handshake. tokens are defined on ranks that hold the first stage, labels where the last stage is; positions
-// everywhere.
+// One list of tokens: the documents, or rows, of the microbatch one after the other. Every rank derives its
+// microbatches from the same sampler, so all but the ids is known everywhere without a handshake. tokens are
+// defined on ranks that hold the first stage, labels where the last stage is; the rest everywhere.
 struct Microbatch {
-  at::Tensor tokens;     // int64 [batch, seq]
-  at::Tensor labels;     // int64 [batch, seq]
-  at::Tensor positions;  // int32 [batch, seq]
-  int64_t batch = 0;
-  int64_t seq = 0;
+  at::Tensor tokens;           // int64 [T]
+  at::Tensor labels;           // int64 [T]
+  at::Tensor positions;        // int32 [T]: each token's place in its document
+  kernels::Segments segments;  // where the documents lie
+  int64_t targets = 0;         // labels that count
 };
 
 }  // namespace pptrain::data

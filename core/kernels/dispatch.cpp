@@ -85,10 +85,10 @@ class Checks {
 
 void check_rope(const Checks& checks, const Tensor& x, const RopeTable& rope, const Tensor& positions) {
   const int64_t max_position = rope.cos.defined() ? rope.cos.size(0) : 0;
-  checks.require(x.size(3) % 2 == 0, "head_dim must be even")
-      .dense("rope.cos", rope.cos, at::kFloat, {max_position, x.size(3) / 2})
-      .dense("rope.sin", rope.sin, at::kFloat, {max_position, x.size(3) / 2})
-      .dense("positions", positions, at::kInt, {x.size(0), x.size(1)});
+  checks.require(x.size(2) % 2 == 0, "head_dim must be even")
+      .dense("rope.cos", rope.cos, at::kFloat, {max_position, x.size(2) / 2})
+      .dense("rope.sin", rope.sin, at::kFloat, {max_position, x.size(2) / 2})
+      .dense("positions", positions, at::kInt, {x.size(0)});
 }
 
 }  // namespace
@@ -141,13 +141,13 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
 
 void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps, const RopeTable& rope,
                const Tensor& positions, Tensor& y, Tensor& rstd) {
-  const Checks checks = Checks("norm_rope", x).compute("x", x, 4);
-  const auto shape = {x.size(0), x.size(1), x.size(2), x.size(3)};
+  const Checks checks = Checks("norm_rope", x).compute("x", x, 3);
+  const auto shape = {x.size(0), x.size(1), x.size(2)};
   checks.strided("x", x, x.scalar_type(), shape).strided("y", y, x.scalar_type(), shape);
   check_rope(checks, x, rope, positions);
   if (weight) {
-    checks.dense("weight", *weight, at::kFloat, {x.size(3)})
-        .dense("rstd", rstd, at::kFloat, {x.size(0), x.size(1), x.size(2)});
+    checks.dense("weight", *weight, at::kFloat, {x.size(2)})
+        .dense("rstd", rstd, at::kFloat, {x.size(0), x.size(1)});
   }
   PPTRAIN_DISPATCH(x, norm_rope, x, weight, eps, rope, positions, y, rstd);
 }
@@ -155,16 +155,16 @@ void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps,
 void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,
                         const Tensor& rstd, const RopeTable& rope, const Tensor& positions, Tensor& dx,
                         const std::optional<Tensor>& weight_grad) {
-  const Checks checks = Checks("norm_rope_backward", dy).compute("dy", dy, 4);
-  const auto shape = {dy.size(0), dy.size(1), dy.size(2), dy.size(3)};
+  const Checks checks = Checks("norm_rope_backward", dy).compute("dy", dy, 3);
+  const auto shape = {dy.size(0), dy.size(1), dy.size(2)};
   checks.strided("dy", dy, dy.scalar_type(), shape).strided("dx", dx, dy.scalar_type(), shape);
   check_rope(checks, dy, rope, positions);
   if (weight) {
     checks.require(weight_grad.has_value(), "weight_grad is missing")
         .strided("x", x, dy.scalar_type(), shape)
-        .dense("weight", *weight, at::kFloat, {dy.size(3)})
-        .dense("weight_grad", *weight_grad, at::kFloat, {dy.size(3)})
-        .dense("rstd", rstd, at::kFloat, {dy.size(0), dy.size(1), dy.size(2)});
+        .dense("weight", *weight, at::kFloat, {dy.size(2)})
+        .dense("weight_grad", *weight_grad, at::kFloat, {dy.size(2)})
+        .dense("rstd", rstd, at::kFloat, {dy.size(0), dy.size(1)});
   }
   PPTRAIN_DISPATCH(dy, norm_rope_backward, dy, x, weight, rstd, rope, positions, dx, weight_grad);
 }

@@ -44,15 +44,15 @@ struct RopeTable {
   Tensor sin;
 };
 
-// x: T [batch, seq, heads, head_dim], any strides with the last one 1 (a view of the fused qkv). Each head is
+// x: T [tokens, heads, head_dim], any strides with the last one 1 (a view of the fused qkv). Each head is
 // normalised with `weight` (float32 [head_dim]) where given, then rotated in the "half" layout of Hugging
-// Face's Llama: pairs (i, i + head_dim / 2), angle position * inv_freq[i]. positions: int32 [batch, seq]. y:
-// as x, other strides allowed; without weight y may be x itself. rstd: float32 [batch, seq, heads], written
-// only with weight.
+// Face's Llama: pairs (i, i + head_dim / 2), angle position * inv_freq[i]. positions: int32 [tokens]. y: as
+// x, other strides allowed; without weight y may be x itself. rstd: float32 [tokens, heads], written only
+// with weight.
 void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps, const RopeTable& rope,
                const Tensor& positions, Tensor& y, Tensor& rstd);
 
-// Gradient of norm_rope. dy, x, dx: T [batch, seq, heads, head_dim], any strides with the last one 1 (dx is a
+// Gradient of norm_rope. dy, x, dx: T [tokens, heads, head_dim], any strides with the last one 1 (dx is a
 // view of the fused dqkv). x and rstd are read, and weight_grad (float32 [head_dim]) accumulated, only with
 // weight. Without weight dx may be dy itself.
 void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,

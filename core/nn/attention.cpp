@@ -4,10 +4,11 @@
 #include <ATen/ops/empty_like.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <optional>
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/nn/causal_attention.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
 namespace {
@@ -37,23 +38,31 @@ std::optional<Tensor> grad_of(const Weight* weight) {
   return weight == nullptr ? std::nullopt : std::optional(weight->grad);
 }
 
-// q, k and v parts of a fused [batch * seq, (heads + 2 kv_heads) * head_dim], as [batch, seq, heads |
-// kv_heads, head_dim].
+// q, k and v parts of a fused [tokens, (heads + 2 kv_heads) * head_dim], as [tokens, heads | kv_heads,
+// head_dim].
 struct Heads {
   Tensor q, k, v;
 };
 
-Heads split_heads(const Tensor& qkv, const Tensor& positions, const AttentionConfig& c) {
-  const Tensor all = qkv.view({positions.size(0), positions.size(1), c.heads + 2 * c.kv_heads, c.head_dim});
-  return {.q = all.narrow(2, 0, c.heads),
-          .k = all.narrow(2, c.heads, c.kv_heads),
-          .v = all.narrow(2, c.heads + c.kv_heads, c.kv_heads)};
+Heads split_heads(const Tensor& qkv, const AttentionConfig& c) {
+  const Tensor all = qkv.view({qkv.size(0), c.heads + 2 * c.kv_heads, c.head_dim});
+  return {.q = all.narrow(1, 0, c.heads),
+          .k = all.narrow(1, c.heads, c.kv_heads),
+          .v = all.narrow(1, c.heads + c.kv_heads, c.kv_heads)};
 }
 
 }  // namespace
 
-Attention::Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config)
+std::vector<Tensor> Attention::Saved::tensors() const {
+  std::vector<Tensor> result = product.tensors();
+  result.insert(result.end(), {x, qkv, q_rstd, k_rstd, out});
+  return result;
+}
+
+Attention::Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
+                     std::shared_ptr<AttentionProduct> product)
     : config_(checked(name, config)),
+      product_(std::move(product)),
       qkv_(group, config.hidden,
            {{name + ".q", config.heads * config.head_dim},
             {name + ".k", config.kv_heads * config.head_dim},
@@ -67,60 +76,50 @@ Attention::Attention(ParameterGroup& group, const std::string& name, const Atten
   }
 }
 
-Tensor Attention::forward(const Tensor& x, const Tensor& positions, const kernels::RopeTable& rope,
-                          Saved& saved) const {
+Tensor Attention::forward(const Tensor& x, const TokenInfo& tokens, Saved& saved) const {
   saved.x = x;
-  saved.positions = positions;
   saved.qkv = qkv_.forward(x);
-  const Heads heads = split_heads(saved.qkv, positions, config_);
-  saved.q = heads.q;
-  saved.k = heads.k;
+  const Heads heads = split_heads(saved.qkv, config_);
+  Tensor q = heads.q;
+  Tensor k = heads.k;
   if (config_.qk_norm) {
-    const int64_t batch = positions.size(0);
-    const int64_t seq = positions.size(1);
     const auto f32 = x.options().dtype(at::kFloat);
-    saved.q = at::empty({batch, seq, config_.heads, config_.head_dim}, x.options());
-    saved.k = at::empty({batch, seq, config_.kv_heads, config_.head_dim}, x.options());
-    saved.q_rstd = at::empty({batch, seq, config_.heads}, f32);
-    saved.k_rstd = at::empty({batch, seq, config_.kv_heads}, f32);
+    q = at::empty(heads.q.sizes(), x.options());
+    k = at::empty(heads.k.sizes(), x.options());
+    saved.q_rstd = at::empty({x.size(0), config_.heads}, f32);
+    saved.k_rstd = at::empty({x.size(0), config_.kv_heads}, f32);
   }
-  kernels::norm_rope(heads.q, weight_of(q_norm_), config_.norm_eps, rope, positions, saved.q, saved.q_rstd);
-  kernels::norm_rope(heads.k, weight_of(k_norm_), config_.norm_eps, rope, positions, saved.k, saved.k_rstd);
-  AttentionStatistics statistics;
-  saved.out = causal_attention(saved.q, saved.k, heads.v, statistics).view({x.size(0), o_.in_features()});
-  saved.logsumexp = std::move(statistics.logsumexp);
-  saved.rng_seed = std::move(statistics.rng_seed);
-  saved.rng_offset = std::move(statistics.rng_offset);
+  kernels::norm_rope(heads.q, weight_of(q_norm_), config_.norm_eps, tokens.rope, tokens.positions, q,
+                     saved.q_rstd);
+  kernels::norm_rope(heads.k, weight_of(k_norm_), config_.norm_eps, tokens.rope, tokens.positions, k,
+                     saved.k_rstd);
+  saved.out = product_->forward(q, k, heads.v, tokens, saved.product).view({x.size(0), o_.in_features()});
   return o_.forward(saved.out);
 }
 
-Tensor Attention::qkv_gradient(Saved& saved, AttentionGradients grads, const kernels::RopeTable& rope) {
+Tensor Attention::qkv_gradient(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens) {
   // Without QK-norm nothing reads q and k again, so that the gradient takes their place.
   Tensor dqkv = config_.qk_norm ? at::empty_like(saved.qkv) : saved.qkv;
-  const Heads heads = split_heads(saved.qkv, saved.positions, config_);
-  Heads to = split_heads(dqkv, saved.positions, config_);
+  const Heads heads = split_heads(saved.qkv, config_);
+  Heads to = split_heads(dqkv, config_);
   to.v.copy_(grads.dv);
-  kernels::norm_rope_backward(grads.dk, heads.k, weight_of(k_norm_), saved.k_rstd, rope, saved.positions,
-                              to.k, grad_of(k_norm_));
-  kernels::norm_rope_backward(grads.dq, heads.q, weight_of(q_norm_), saved.q_rstd, rope, saved.positions,
-                              to.q, grad_of(q_norm_));
+  kernels::norm_rope_backward(grads.dk, heads.k, weight_of(k_norm_), saved.k_rstd, tokens.rope,
+                              tokens.positions, to.k, grad_of(k_norm_));
+  kernels::norm_rope_backward(grads.dq, heads.q, weight_of(q_norm_), saved.q_rstd, tokens.rope,
+                              tokens.positions, to.q, grad_of(q_norm_));
   return dqkv;
 }
 
-Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const kernels::RopeTable& rope,
+Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const TokenInfo& tokens,
                                  WeightGradQueue& queue) {
-  AttentionGradients grads;
+  Tensor dqkv;
   {
-    const AttentionStatistics statistics{std::move(saved.logsumexp), std::move(saved.rng_seed),
-                                         std::move(saved.rng_offset)};
-    const Tensor q = std::move(saved.q);
-    const Tensor k = std::move(saved.k);
-    const Tensor v = split_heads(saved.qkv, saved.positions, config_).v;
-    grads = causal_attention_backward(o_.backward_input(dy).view(q.sizes()), q, k, v,
-                                      saved.out.view(q.sizes()), statistics);
+    const AttentionGradients grads =
+        product_->backward(o_.backward_input(dy).view({dy.size(0), config_.heads, config_.head_dim}), tokens,
+                           std::move(saved.product));
+    queue.push(o_, {std::move(saved.out), dy});
+    dqkv = qkv_gradient(saved, grads, tokens);
   }
-  queue.push(o_, {std::move(saved.out), dy});
-  Tensor dqkv = qkv_gradient(saved, std::move(grads), rope);
   const Tensor x = std::move(saved.x);
   saved = {};
   Tensor dx = qkv_.backward_input(dqkv);

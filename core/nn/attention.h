@@ -1,16 +1,17 @@
-// Causal grouped-query self-attention block: qkv projection, optional QK-norm, RoPE, scaled dot product,
-// output projection. See causal_attention.h for the product.
+// Causal grouped-query self-attention: qkv projection, optional QK-norm, RoPE, an AttentionProduct, output
+// projection.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
+#include <memory>
 #include <string>
+#include <vector>
 
-#include "core/kernels/kernels.h"
-#include "core/nn/causal_attention.h"
+#include "core/nn/attention_product.h"
 #include "core/nn/linear.h"
 #include "core/nn/parameter.h"
+#include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
@@ -31,33 +32,35 @@ struct AttentionConfig {
 class Attention {
  public:
   struct Saved {
-    at::Tensor x;  // T [batch * seq, hidden]: operand of the qkv weight gradient
-    at::Tensor
-        qkv;  // T [batch * seq, (heads + 2 kv_heads) * head_dim]; v lives here (q, k too without QK-norm)
-    at::Tensor q, k;                  // T [batch, seq, heads | kv_heads, head_dim], after norm and rotation
-    at::Tensor q_rstd, k_rstd;        // float32, with QK-norm only
-    at::Tensor out;                   // T [batch * seq, heads * head_dim]: operand of the o weight gradient
-    at::Tensor logsumexp;             // as the library returns it
-    at::Tensor rng_seed, rng_offset;  // CUDA library's, unused without dropout
-    at::Tensor positions;             // int32 [batch, seq]
+    at::Tensor x;  // T [tokens, hidden]: operand of the qkv weight gradient
+    // T [tokens, (heads + 2 kv_heads) * head_dim]. The product's v is a view of it; so are its q and k
+    // without QK-norm, which are rotated in place.
+    at::Tensor qkv;
+    at::Tensor q_rstd, k_rstd;  // float32 [tokens, heads | kv_heads], with QK-norm only
+    at::Tensor out;             // T [tokens, heads * head_dim]: operand of the o weight gradient
+    AttentionProduct::Saved product;
+
+    std::vector<at::Tensor> tensors() const;  // all of them; some share memory, some are undefined
   };
 
   // Declares `<name>.{q,k,v,o}.weight`, biases and `<name>.{q_norm,k_norm}.weight`.
-  Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config);
+  Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
+            std::shared_ptr<AttentionProduct> product = make_local_attention());
 
-  // x: T [batch * seq, hidden] -> T [batch * seq, hidden]. positions: int32 [batch, seq].
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& positions, const kernels::RopeTable& rope,
-                     Saved& saved) const;
+  // x: T [tokens, hidden] -> T [tokens, hidden].
+  at::Tensor forward(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const;
 
-  // dy: T [batch * seq, hidden] -> dx. Frees `saved` as it goes; weight gradients go to `queue`.
-  at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const kernels::RopeTable& rope,
+  // dy: T [tokens, hidden] -> dx. `tokens`: as in the forward pass. Frees `saved` as it goes; weight
+  // gradients go to `queue`.
+  at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue);
 
  private:
   // Gradient of the fused qkv output, in a buffer of its own or in the place of saved.qkv.
-  at::Tensor qkv_gradient(Saved& saved, AttentionGradients grads, const kernels::RopeTable& rope);
+  at::Tensor qkv_gradient(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens);
 
   AttentionConfig config_;
+  std::shared_ptr<AttentionProduct> product_;
   Linear qkv_;
   Linear o_;
   Weight* q_norm_ = nullptr;

@@ -16,12 +16,12 @@ Embedding::Embedding(ParameterGroup& group, const std::string& name, int64_t voc
 
 at::Tensor Embedding::forward(const at::Tensor& tokens) const {
   at::Tensor out = at::empty({tokens.numel(), dim_}, weight_->compute.options());
-  kernels::embedding(tokens.reshape({-1}), weight_->compute, out);
+  kernels::embedding(tokens, weight_->compute, out);
   return out;
 }
 
 void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& dy) {
-  kernels::embedding_backward(tokens.reshape({-1}), dy, weight_->grad);
+  kernels::embedding_backward(tokens, dy, weight_->grad);
 }
 
 }  // namespace pptrain::nn

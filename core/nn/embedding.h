@@ -14,7 +14,7 @@ class Embedding {
   Embedding(ParameterGroup& group, const std::string& name, int64_t vocab, int64_t dim,
             double init_std);  // `<name>.weight`
 
-  at::Tensor forward(const at::Tensor& tokens) const;  // int64 [batch, seq] -> T [batch * seq, dim]
+  at::Tensor forward(const at::Tensor& tokens) const;  // int64 [tokens] -> T [tokens, dim]
   void backward_weight(const at::Tensor& tokens, const at::Tensor& dy);
 
   Weight& weight() { return *weight_; }

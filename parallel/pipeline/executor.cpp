@@ -1,6 +1,5 @@
 #include "parallel/pipeline/executor.h"
 
-#include <ATen/ops/empty.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -102,7 +101,7 @@ void Executor::throw_away_prefix() {
     if (schedule::is_receive(action.kind)) {
       post_receive(action);
     } else {
-      send(boundary_tensor(action), action);
+      send(empty_boundary(action), action);
     }
   }
   for (auto* received : {&received_inputs_, &received_gradients_}) {
@@ -222,16 +221,13 @@ void Executor::wait_for(Receive& receive, const Action& action) {
   });
 }
 
-at::Tensor Executor::boundary_tensor(const Action& action) {
-  Stage& s = stage(action.stage);
-  const data::Microbatch& data = microbatches_[action.microbatch];
-  return at::empty({data.batch * data.seq, s.hidden()},
-                   at::TensorOptions(s.boundary_dtype()).device(data.positions.device()));
+at::Tensor Executor::empty_boundary(const Action& action) {
+  return stage(action.stage).empty_boundary(microbatches_[action.microbatch]);
 }
 
 void Executor::post_receive(const Action& action) {
   const bool forward = action.kind == ActionKind::recv_f;
-  at::Tensor tensor = boundary_tensor(action);
+  at::Tensor tensor = empty_boundary(action);
   const int source = schedule_.rank_of(forward ? action.stage - 1 : action.stage + 1);
   auto work = pipeline_.irecv(tensor, source);
   auto& received = forward ? received_inputs_ : received_gradients_;

@@ -90,7 +90,7 @@ class Executor {
   void send(at::Tensor tensor, const schedule::Action& action);
   at::Tensor take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
                         const schedule::Action& action, bool expected);
-  at::Tensor boundary_tensor(const schedule::Action& action);  // of a message's shape; without values
+  at::Tensor empty_boundary(const schedule::Action& action);  // for the action's message
   void wait_for(Receive& receive, const schedule::Action& action);
   void reap_sends(bool wait);
   void finish();

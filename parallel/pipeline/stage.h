@@ -24,14 +24,21 @@ class Stage {
   virtual int index() const = 0;
   virtual bool is_first() const = 0;
   virtual bool is_last() const = 0;
-  virtual int64_t hidden() const = 0;  // boundary tensors are T [batch * seq, hidden]
-  virtual at::ScalarType boundary_dtype() const = 0;
+
+  // A tensor without values of the type and shape, on the device, of this microbatch's at the stage's
+  // boundaries: its input, its output and their gradients, all of one kind on every stage. The executor
+  // receives into such tensors.
+  virtual at::Tensor empty_boundary(const data::Microbatch& data) const = 0;
 
   // F. `input` is undefined on the first stage; the result is undefined on the last, which keeps the loss.
   virtual at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) = 0;
 
   // Forward without records, for evaluation. The last stage keeps the loss.
   virtual at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) = 0;
+
+  // Last stage: T [rows, vocab] of the tokens that `rows` (int64, places in the token list) names, or of all
+  // where it is undefined. Without records. Throws Error on other stages.
+  virtual at::Tensor logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) = 0;
 
   // B: input and weight gradients at once. `dy` is undefined on the last stage, the result on the first.
   virtual at::Tensor backward(int microbatch, at::Tensor dy) = 0;

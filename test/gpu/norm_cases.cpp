@@ -26,27 +26,25 @@ struct Size {
 const std::vector<Size> sizes{{1, 1}, {3, 8}, {5, 7}, {4, 129}, {37, 64}, {2, 5000}, {1, 12288}};
 
 struct HeadsSize {
-  int64_t batch;
-  int64_t seq;
+  int64_t tokens;
   int64_t heads;
   int64_t head_dim;
 };
-const std::vector<HeadsSize> heads_sizes{{1, 1, 1, 2},  {2, 3, 5, 6},    {2, 5, 3, 16},  {1, 3, 70, 64},
-                                         {2, 3, 4, 80}, {1, 9, 33, 128}, {1, 2, 2, 640}, {1, 2050, 1, 8}};
+const std::vector<HeadsSize> heads_sizes{{1, 1, 2},  {6, 5, 6},    {10, 3, 16}, {3, 70, 64},
+                                         {6, 4, 80}, {9, 33, 128}, {2, 2, 640}, {2050, 1, 8}};
 
-// The q part of a fused [batch, seq, (heads + 2) * head_dim], `shift` elements in.
+// The q part of a fused [tokens, (heads + 2) * head_dim], `shift` elements in.
 Tensor view_of_fused(const Tensor& fused, const HeadsSize& s, int64_t shift) {
   const int64_t width = (s.heads + 2) * s.head_dim;
-  return fused.as_strided({s.batch, s.seq, s.heads, s.head_dim}, {s.seq * width, width, s.head_dim, 1},
-                          shift);
+  return fused.as_strided({s.tokens, s.heads, s.head_dim}, {width, s.head_dim, 1}, shift);
 }
 
 Tensor fused_input(const Backend& b, const HeadsSize& s, at::ScalarType type, uint64_t seed, int64_t shift) {
-  return view_of_fused(b.random({s.batch, s.seq, (s.heads + 2) * s.head_dim}, type, seed), s, shift);
+  return view_of_fused(b.random({s.tokens, (s.heads + 2) * s.head_dim}, type, seed), s, shift);
 }
 
 Tensor fused_output(const Backend& b, const HeadsSize& s, at::ScalarType type, int64_t shift) {
-  return view_of_fused(b.output({s.batch, s.seq, (s.heads + 2) * s.head_dim}, type), s, shift);
+  return view_of_fused(b.output({s.tokens, (s.heads + 2) * s.head_dim}, type), s, shift);
 }
 
 RopeTable table(const Backend& b, int64_t positions, int64_t head_dim) {
@@ -56,7 +54,7 @@ RopeTable table(const Backend& b, int64_t positions, int64_t head_dim) {
 }
 
 Tensor positions_of(const Backend& b, const HeadsSize& s) {
-  return b.random_integers(s.seq + 3, s.batch * s.seq, 9).to(at::kInt).view({s.batch, s.seq});
+  return b.random_integers(s.tokens + 3, s.tokens, 9).to(at::kInt);
 }
 
 }  // namespace
@@ -184,16 +182,16 @@ TEST_CASE("norm_rope", "[gpu]") {
   for (const auto type : types) {
     for (const auto& s : heads_sizes) {
       for (const int64_t shift : {int64_t{0}, s.head_dim, int64_t{1}}) {
-        CAPTURE(type, s.batch, s.seq, s.heads, s.head_dim, shift);
+        CAPTURE(type, s.tokens, s.heads, s.head_dim, shift);
         compare([&](const Backend& b) -> std::vector<Tensor> {
           const Tensor x = fused_input(b, s, type, 1, shift);
           const Tensor weight = b.random({s.head_dim}, at::kFloat, 2);
-          Tensor rstd = b.output({s.batch, s.seq, s.heads}, at::kFloat);
+          Tensor rstd = b.output({s.tokens, s.heads}, at::kFloat);
           Tensor normed = fused_output(b, s, type, 0);
-          b.norm_rope(x, weight, eps, table(b, s.seq + 3, s.head_dim), positions_of(b, s), normed, rstd);
+          b.norm_rope(x, weight, eps, table(b, s.tokens + 3, s.head_dim), positions_of(b, s), normed, rstd);
           Tensor in_place = x.clone(at::MemoryFormat::Contiguous);
           Tensor unused;
-          b.norm_rope(in_place, std::nullopt, eps, table(b, s.seq + 3, s.head_dim), positions_of(b, s),
+          b.norm_rope(in_place, std::nullopt, eps, table(b, s.tokens + 3, s.head_dim), positions_of(b, s),
                       in_place, unused);
           return {normed, rstd, in_place};
         });
@@ -209,15 +207,15 @@ TEST_CASE("norm_rope writes nothing but its view", "[gpu]") {
   const Backend& b = subject();
   for (const auto type : types) {
     for (const int64_t shift : {0, 16, 1}) {
-      const HeadsSize s{2, 3, 3, 16};
-      Tensor fused = b.output({2, 3, 5 * 16}, type);
+      const HeadsSize s{6, 3, 16};
+      Tensor fused = b.output({6, 5 * 16}, type);
       Tensor y = view_of_fused(fused, s, shift);
-      Tensor rstd = b.output({2, 3, 3}, at::kFloat);
-      b.norm_rope(fused_input(b, s, type, 1, 0), b.random({16}, at::kFloat, 2), eps, table(b, 6, 16),
+      Tensor rstd = b.output({6, 3}, at::kFloat);
+      b.norm_rope(fused_input(b, s, type, 1, 0), b.random({16}, at::kFloat, 2), eps, table(b, 9, 16),
                   positions_of(b, s), y, rstd);
       CHECK(y.isnan().sum().item<int64_t>() == 0);
       y.zero_();
-      CHECK(fused.isnan().sum().item<int64_t>() == 2 * 3 * 2 * 16);
+      CHECK(fused.isnan().sum().item<int64_t>() == 6 * 2 * 16);
     }
   }
 }
@@ -229,14 +227,14 @@ TEST_CASE("norm_rope_backward", "[gpu]") {
   for (const auto type : types) {
     for (const auto& s : heads_sizes) {
       for (const int64_t shift : {int64_t{0}, s.head_dim, int64_t{1}}) {
-        CAPTURE(type, s.batch, s.seq, s.heads, s.head_dim, shift);
+        CAPTURE(type, s.tokens, s.heads, s.head_dim, shift);
         compare(
             [&](const Backend& b) -> std::vector<Tensor> {
               const Tensor x = fused_input(b, s, type, 1, 0);
-              const Tensor dy = b.random({s.batch, s.seq, s.heads, s.head_dim}, type, 3);
+              const Tensor dy = b.random({s.tokens, s.heads, s.head_dim}, type, 3);
               const Tensor weight = b.random({s.head_dim}, at::kFloat, 2);
-              const Tensor rstd = b.random({s.batch, s.seq, s.heads}, at::kFloat, 4).abs();
-              const RopeTable rope = table(b, s.seq + 3, s.head_dim);
+              const Tensor rstd = b.random({s.tokens, s.heads}, at::kFloat, 4).abs();
+              const RopeTable rope = table(b, s.tokens + 3, s.head_dim);
               Tensor dx = fused_output(b, s, type, shift);
               Tensor weight_grad = b.random({s.head_dim}, at::kFloat, 5);
               b.norm_rope_backward(dy, x, weight, rstd, rope, positions_of(b, s), dx, weight_grad);
@@ -256,13 +254,13 @@ TEST_CASE("norm_rope gives NaN for a position outside the table", "[gpu]") {
     return;
   }
   const Backend& b = subject();
-  Tensor x = b.random({1, 2, 1, 8}, at::kFloat, 1);
-  const Tensor positions = at::full({1, 2}, 3, at::TensorOptions().dtype(at::kInt).device(b.device));
-  positions.select(1, 1).fill_(4);
+  Tensor x = b.random({2, 1, 8}, at::kFloat, 1);
+  const Tensor positions = at::full({2}, 3, at::TensorOptions().dtype(at::kInt).device(b.device));
+  positions[1].fill_(4);
   Tensor rstd;
   b.norm_rope(x, std::nullopt, eps, table(b, 4, 8), positions, x, rstd);
-  CHECK(x.select(1, 0).isnan().sum().item<int64_t>() == 0);
-  CHECK(x.select(1, 1).isnan().sum().item<int64_t>() == 8);
+  CHECK(x[0].isnan().sum().item<int64_t>() == 0);
+  CHECK(x[1].isnan().sum().item<int64_t>() == 8);
 }
 
 TEST_CASE("no rows, nothing done", "[gpu]") {

@@ -50,10 +50,13 @@ class Model {
     }
   }
 
+  // [documents, longest, vocab]; all documents are of one length.
   at::Tensor logits(const data::Microbatch& data) {
     at::Tensor x;
     for (size_t i = 0; i + 1 < stages_.size(); ++i) x = stages_[i]->forward_only(data, std::move(x));
-    return stages_.back()->logits(data, std::move(x)).view({data.batch, data.seq, -1});
+    return stages_.back()
+        ->logits(data, std::move(x), {})
+        .view({data.segments.documents(), data.segments.longest, -1});
   }
 
   // Gradients of the sum over `microbatches`, one after the other as 1F1B does.
@@ -114,11 +117,11 @@ std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at
   for (int64_t i = 0; i < tokens.size(0); ++i) {
     const int64_t batch = tokens.size(1);
     const int64_t seq = tokens.size(2);
-    result.push_back({.tokens = tokens[i],
-                      .labels = labels[i],
-                      .positions = at::arange(seq, at::kInt).expand({batch, seq}).contiguous(),
-                      .batch = batch,
-                      .seq = seq});
+    result.push_back({.tokens = tokens[i].reshape({-1}),
+                      .labels = labels[i].reshape({-1}),
+                      .positions = at::arange(seq, at::kInt).repeat({batch}),
+                      .segments = kernels::equal_segments(batch, seq, at::kCPU),
+                      .targets = labels[i].ne(data::ignore_label).sum().item<int64_t>()});
   }
   return result;
 }

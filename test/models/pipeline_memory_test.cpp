@@ -44,13 +44,15 @@ class Rank {
     int index() const override { return stage.index(); }
     bool is_first() const override { return stage.is_first(); }
     bool is_last() const override { return stage.is_last(); }
-    int64_t hidden() const override { return stage.hidden(); }
-    at::ScalarType boundary_dtype() const override { return stage.boundary_dtype(); }
+    Tensor empty_boundary(const data::Microbatch& data) const override { return stage.empty_boundary(data); }
     Tensor forward(int microbatch, const data::Microbatch& data, Tensor input) override {
       return rank_.seen(stage.forward(microbatch, data, std::move(input)));
     }
     Tensor forward_only(const data::Microbatch& data, Tensor input) override {
       return stage.forward_only(data, std::move(input));
+    }
+    Tensor logits(const data::Microbatch& data, Tensor input, const Tensor& rows) override {
+      return stage.logits(data, std::move(input), rows);
     }
     Tensor backward(int microbatch, Tensor dy) override {
       return rank_.seen(stage.backward(microbatch, std::move(dy)));

@@ -3,7 +3,9 @@
 
 #include <ATen/Functions.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,18 +63,34 @@ inline Stages build_stages(const models::ModelConfig& model, const std::vector<i
   return stages;
 }
 
-// Some labels do not count. The second sequence starts in the middle, as a packed or sliced one would.
+// Documents of these lengths in one list. Where `late` is given, the positions of that document end where the
+// rotary tables do, as those of a document that was cut would.
+inline data::Microbatch random_documents(const models::ModelConfig& model,
+                                         const std::vector<int64_t>& lengths, int seed,
+                                         std::optional<size_t> late = std::nullopt) {
+  at::manual_seed(static_cast<uint64_t>(seed));
+  std::vector<int32_t> starts{0};
+  std::vector<at::Tensor> positions;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    starts.push_back(starts.back() + static_cast<int32_t>(lengths[i]));
+    positions.push_back(at::arange(lengths[i], at::kInt) +
+                        static_cast<int64_t>(i == late ? model.max_seq - lengths[i] : 0));
+  }
+  const int64_t tokens = starts.back();
+  data::Microbatch data{.tokens = at::randint(model.vocab, {tokens}, at::kLong),
+                        .labels = at::randint(model.vocab, {tokens}, at::kLong),
+                        .positions = at::cat(positions),
+                        .segments = kernels::make_segments(starts, at::kCPU),
+                        .targets = tokens - static_cast<int64_t>(lengths.size())};
+  // One label of each document does not count.
+  for (size_t i = 0; i < lengths.size(); ++i) data.labels[starts[i] + lengths[i] / 2] = data::ignore_label;
+  return data;
+}
+
 inline data::Microbatch random_microbatch(const models::ModelConfig& model, int64_t batch, int64_t seq,
                                           int seed) {
-  at::manual_seed(static_cast<uint64_t>(seed));
-  data::Microbatch data{.tokens = at::randint(model.vocab, {batch, seq}, at::kLong),
-                        .labels = at::randint(model.vocab, {batch, seq}, at::kLong),
-                        .positions = at::arange(seq, at::kInt).repeat({batch, 1}),
-                        .batch = batch,
-                        .seq = seq};
-  data.labels.select(1, seq / 2).fill_(data::ignore_label);
-  if (batch > 1) data.positions.select(0, 1).add_(static_cast<int64_t>(model.max_seq - seq));
-  return data;
+  return random_documents(model, std::vector<int64_t>(static_cast<size_t>(batch), seq), seed,
+                          batch > 1 ? std::optional<size_t>(1) : std::nullopt);
 }
 
 }  // namespace pptrain::test

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,9 +34,10 @@ struct Result {
 
 std::vector<data::Microbatch> microbatches(const models::ModelConfig& model) {
   std::vector<data::Microbatch> result;
-  const std::vector<std::pair<int64_t, int64_t>> shapes = {{2, 9}, {1, 16}, {3, 5}};
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    result.push_back(random_microbatch(model, shapes[i].first, shapes[i].second, static_cast<int>(i)));
+  const std::vector<std::vector<int64_t>> lengths = {{9, 9}, {16}, {5, 1, 8, 3}};
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    result.push_back(random_documents(model, lengths[i], static_cast<int>(i),
+                                      lengths[i].size() > 1 ? std::optional<size_t>(1) : std::nullopt));
   }
   return result;
 }
@@ -92,7 +94,7 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   const auto batches = microbatches(model);
   Stages whole = build_stages(model, {4}, dtype);
   const Result expected = run_step(whole, batches, Backward::at_once);
-  CHECK(expected.loss.tokens == 2 * 8 + 15 + 3 * 4);
+  CHECK(expected.loss.tokens == 2 * 8 + 15 + (17 - 4));
   for (const auto& [name, grad] : expected.grads) {
     INFO(name);
     CHECK(grad.norm().item<double>() > 0);
@@ -112,6 +114,55 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
         CHECK(same_bits(actual.grads.at(name), grad));
       }
     }
+  }
+}
+
+TEST_CASE("packed documents give the sum of what each gives alone") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const auto model = small_model(arch, true);
+  const data::Microbatch packed = random_documents(model, {5, 1, 16, 9}, 4, 3);
+  std::vector<data::Microbatch> alone;
+  for (int64_t i = 0; i < packed.segments.documents(); ++i) {
+    const auto own = [&](const Tensor& x) {
+      return x.narrow(0, packed.segments.first(i), packed.segments.length(i));
+    };
+    alone.push_back({.tokens = own(packed.tokens),
+                     .labels = own(packed.labels),
+                     .positions = own(packed.positions),
+                     .segments = kernels::equal_segments(1, packed.segments.length(i), at::kCPU),
+                     .targets = packed.segments.length(i) - 1});
+  }
+  Stages together = build_stages(model, {2, 2}, at::kFloat);
+  Stages each = build_stages(model, {2, 2}, at::kFloat);
+  const Result actual = run_step(together, {packed}, Backward::at_once);
+  const Result expected = run_step(each, alone, Backward::at_once);
+  CHECK(actual.loss.tokens == packed.targets);
+  CHECK(expected.loss.tokens == packed.targets);
+  CHECK(actual.loss.loss == Approx(expected.loss.loss).epsilon(1e-6));
+  for (const auto& [name, grad] : expected.grads) {
+    INFO(name);
+    // A softmax does not see what all keys share: k's bias has no gradient but rounding.
+    if (!name.ends_with(".k.bias")) CHECK(relative_error(actual.grads.at(name), grad) < 1e-5);
+  }
+}
+
+TEST_CASE("a stage says what its boundary tensors are") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto model = small_model("qwen3", false);
+  Stages stages = build_stages(model, {2, 2}, dtype);
+  for (const data::Microbatch& data : microbatches(model)) {
+    const Tensor output = stages[0]->forward(0, data, {});
+    for (const auto& stage : stages) {
+      const Tensor boundary = stage->empty_boundary(data);
+      CHECK(boundary.sizes() == output.sizes());
+      CHECK(boundary.scalar_type() == output.scalar_type());
+      CHECK(boundary.is_contiguous());
+    }
+    stages[0]->discard();
   }
 }
 
@@ -162,13 +213,12 @@ TEST_CASE("forward alone gives the loss of the training forward, and keeps nothi
     CHECK(p->grad.count_nonzero().item<int64_t>() == 0);
   CHECK(stages[1]->take_loss().tokens == 0);
   // Logits of chosen rows are those rows of all logits; their cross entropy is the loss.
-  const Tensor logits = stages[1]->logits(batches[0], boundary);
+  const Tensor logits = stages[1]->logits(batches[0], boundary, {});
   const Tensor rows = at::tensor({3, 0}, at::kLong);
   CHECK(relative_error(stages[1]->logits(batches[0], boundary, rows), logits.index_select(0, rows)) <
         tolerance(dtype));
-  const Tensor loss =
-      at::nll_loss(at::log_softmax(logits.to(at::kDouble), -1), batches[0].labels.reshape({-1}), {},
-                   at::Reduction::Sum, data::ignore_label);
+  const Tensor loss = at::nll_loss(at::log_softmax(logits.to(at::kDouble), -1), batches[0].labels, {},
+                                   at::Reduction::Sum, data::ignore_label);
   CHECK(trained.loss == Approx(loss.item<double>()).epsilon(dtype == at::kFloat ? 1e-6 : 1e-2));
 }
 
@@ -220,7 +270,7 @@ TEST_CASE("the bytes that a record holds are as predicted") {
   for (size_t i = 0; i < batches.size(); ++i) {
     Tensor x;
     for (auto& stage : stages) x = stage->forward(static_cast<int>(i), batches[i], x);
-    tokens += batches[i].batch * batches[i].seq;
+    tokens += batches[i].segments.tokens();
     for (auto& stage : stages) {
       INFO("stage " << stage->index() << ", " << tokens << " tokens");
       CHECK(stage->saved_bytes() ==
@@ -276,8 +326,19 @@ TEST_CASE("misuse is an error that names stage and microbatch") {
   CHECK(stages[1]->saved_microbatches() == 0);
   CHECK(error_of([&] {
           stages[0]->forward_only(random_microbatch(small_model("llama", false), 1, 17, 1), {});
-        }) == "stage 0: a sequence of 17 tokens, but the rotary tables end at 16");
-  CHECK(error_of([&] { stages[0]->logits(data, {}); }) ==
+        }) == "stage 0: a document of 17 tokens, but the rotary tables end at 16");
+  auto beyond = data;
+  beyond.positions = data.positions + 13;
+  CHECK(error_of([&] { stages[0]->forward_only(beyond, {}); }) ==
+        "stage 0: positions from 13 to 16, but the rotary tables hold [0, 16)");
+  beyond.positions = data.positions.narrow(0, 0, 3);
+  CHECK(error_of([&] { stages[0]->forward_only(beyond, {}); }) ==
+        "stage 0: positions [3] of a list of 4 tokens");
+  beyond = data;
+  beyond.tokens = data.tokens.view({2, 2});
+  CHECK(error_of([&] { stages[0]->forward_only(beyond, {}); }) ==
+        "stage 0: ids [2, 2] of a list of 4 tokens");
+  CHECK(error_of([&] { stages[0]->logits(data, {}, {}); }) ==
         "stage 0 has no head: only the last stage gives logits");
   CHECK_THROWS_AS(models::TransformerStage(model, {.index = 0, .first_layer = 2, .end_layer = 2}), Error);
   CHECK_THROWS_AS(models::TransformerStage(model, {.index = 0, .first_layer = 2, .end_layer = 5}), Error);

@@ -15,14 +15,15 @@ namespace {
 
 using at::Tensor;
 
-// One head of a [batch, seq, heads, head_dim] tensor: a row-major [seq, head_dim] matrix.
+// One head of a [tokens, heads, head_dim] tensor, from token `first` on: a row-major [tokens, head_dim]
+// matrix.
 template <class T>
-Matrix<const T> head_in(const Tensor& x, int64_t batch, int64_t head) {
-  return {in<T>(x) + batch * x.stride(0) + head * x.stride(2), x.stride(1)};
+Matrix<const T> head_in(const Tensor& x, int64_t first, int64_t head) {
+  return {in<T>(x) + first * x.stride(0) + head * x.stride(1), x.stride(0)};
 }
 template <class T>
-Matrix<T> head_out(const Tensor& x, int64_t batch, int64_t head) {
-  return {out<T>(x) + batch * x.stride(0) + head * x.stride(2), x.stride(1)};
+Matrix<T> head_out(const Tensor& x, int64_t first, int64_t head) {
+  return {out<T>(x) + first * x.stride(0) + head * x.stride(1), x.stride(0)};
 }
 template <class T>
 Matrix<T> from_row(Matrix<T> matrix, int64_t row) {
@@ -30,21 +31,31 @@ Matrix<T> from_row(Matrix<T> matrix, int64_t row) {
 }
 
 // Query rows taken at a time: their scores should stay in the second-level cache, and products prefer many.
+constexpr int64_t kMostRows = 128;
 int64_t block_rows(int64_t seq) {
   constexpr int64_t kScores = int64_t{1} << 17;
-  return std::clamp<int64_t>(kScores / seq / 32 * 32, 32, 128);
+  return std::clamp<int64_t>(kScores / seq / 32 * 32, 32, kMostRows);
 }
 
-// Working memory of one thread: uninitialised, reused from head to head.
+// Scores of the widest block that any document takes.
+int64_t most_scores(const Segments& segments) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < segments.documents(); ++i) {
+    most = std::max(most, block_rows(segments.length(i)) * segments.length(i));
+  }
+  return most;
+}
+
+// Working memory of one thread: uninitialised, reused from head to head and from document to document.
 template <class T>
 struct Workspace {
-  Workspace(int64_t block, int64_t seq, int64_t head_dim, bool backward)
-      : scores(allocate<float>(block * seq)),
-        dweights(allocate<float>(backward ? block * seq : 0)),
-        weights(allocate<T>(block * seq)),
-        dscores(allocate<T>(backward ? block * seq : 0)),
-        product(allocate<float>(block * head_dim)),
-        sums(allocate<float>(block)) {}
+  Workspace(int64_t size, int64_t head_dim, bool backward)
+      : scores(allocate<float>(size)),
+        dweights(allocate<float>(backward ? size : 0)),
+        weights(allocate<T>(size)),
+        dscores(allocate<T>(backward ? size : 0)),
+        product(allocate<float>(kMostRows * head_dim)),
+        sums(allocate<float>(kMostRows)) {}
 
   template <class U>
   static std::unique_ptr<U[]> allocate(int64_t size) {
@@ -56,26 +67,26 @@ struct Workspace {
   std::unique_ptr<float[]> product, sums;
 };
 
-template <class T>
+// The work on one head of one document.
 struct Shape {
-  int64_t seq, heads, group, head_dim, block;
+  int64_t start, seq;  // the document's tokens: [start, start + seq)
+  int64_t head_dim, block;
   float scale;
 
-  Shape(const Tensor& q, const Tensor& k)
-      : seq(q.size(1)),
-        heads(q.size(2)),
-        group(q.size(2) / k.size(2)),
-        head_dim(q.size(3)),
-        block(block_rows(q.size(1))),
-        scale(static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3))))) {}
+  Shape(const Segments& segments, int64_t document, int64_t dim)
+      : start(segments.first(document)),
+        seq(segments.length(document)),
+        head_dim(dim),
+        block(block_rows(seq)),
+        scale(static_cast<float>(1 / std::sqrt(static_cast<double>(dim)))) {}
 
-  // Rows of the block that starts at query `first`, and the keys that they may see.
-  int64_t rows(int64_t first) const { return std::min(block, seq - first); }
-  int64_t keys(int64_t first) const { return std::min(first + block, seq); }
+  // Rows of the block that starts at the document's query `row`, and the keys that they may see.
+  int64_t rows(int64_t row) const { return std::min(block, seq - row); }
+  int64_t keys(int64_t row) const { return std::min(row + block, seq); }
 };
 
 template <class T>
-void forward_head(const Shape<T>& s, Matrix<const T> q, Matrix<const T> k, Matrix<const T> v, Matrix<T> out,
+void forward_head(const Shape& s, Matrix<const T> q, Matrix<const T> k, Matrix<const T> v, Matrix<T> out,
                   float* logsumexp, Workspace<T>& workspace) {
   float* scores = workspace.scores.get();
   T* weights = workspace.weights.get();
@@ -108,7 +119,7 @@ struct BackwardHead {
 };
 
 template <class T>
-void backward_head(const Shape<T>& s, const BackwardHead<T>& h, Workspace<T>& workspace) {
+void backward_head(const Shape& s, const BackwardHead<T>& h, Workspace<T>& workspace) {
   float* scores = workspace.scores.get();
   float* dweights = workspace.dweights.get();
   T* weights = workspace.weights.get();
@@ -149,54 +160,60 @@ bool has_attention() {
   return has_gemm();
 }
 
-void causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& result, Tensor& logsumexp) {
+// Threads share heads first, and documents within a head: so each gets a share of every document, long or
+// short.
+void causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& segments,
+                      Tensor& result, Tensor& logsumexp) {
+  const int64_t documents = segments.documents();
+  const int64_t group = q.size(1) / k.size(1);
   by_type(q, [&]<class T>(T) {
-    const Shape<T> s(q, k);
-    parallel_for(q.size(0) * s.heads, 1, [&](int64_t begin, int64_t end) {
-      Workspace<T> workspace(s.block, s.seq, s.head_dim, /*backward=*/false);
+    parallel_for(q.size(1) * documents, 1, [&](int64_t begin, int64_t end) {
+      Workspace<T> workspace(most_scores(segments), q.size(2), /*backward=*/false);
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t batch = i / s.heads;
-        const int64_t head = i % s.heads;
-        forward_head<T>(s, head_in<T>(q, batch, head), head_in<T>(k, batch, head / s.group),
-                        head_in<T>(v, batch, head / s.group), head_out<T>(result, batch, head),
-                        out<float>(logsumexp) + i * s.seq, workspace);
+        const int64_t head = i / documents;
+        const Shape s(segments, i % documents, q.size(2));
+        forward_head<T>(s, head_in<T>(q, s.start, head), head_in<T>(k, s.start, head / group),
+                        head_in<T>(v, s.start, head / group), head_out<T>(result, s.start, head),
+                        out<float>(logsumexp) + head * q.size(0) + s.start, workspace);
       }
     });
   });
 }
 
 void causal_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const Tensor& result, const Tensor& logsumexp, Tensor& dq, Tensor& dk,
-                               Tensor& dv) {
+                               const Segments& segments, const Tensor& result, const Tensor& logsumexp,
+                               Tensor& dq, Tensor& dk, Tensor& dv) {
+  const int64_t documents = segments.documents();
+  const int64_t kv_heads = k.size(1);
+  const int64_t group = q.size(1) / kv_heads;
+  const int64_t head_dim = q.size(2);
   by_type(q, [&]<class T>(T) {
-    const Shape<T> s(q, k);
-    const int64_t kv_heads = k.size(2);
-    parallel_for(q.size(0) * kv_heads, 1, [&](int64_t begin, int64_t end) {
-      Workspace<T> workspace(s.block, s.seq, s.head_dim, /*backward=*/true);
-      std::vector<float> sum_dk(static_cast<size_t>(s.seq * s.head_dim));
+    parallel_for(kv_heads * documents, 1, [&](int64_t begin, int64_t end) {
+      const TypedLoops<T>& table = typed<T>(loops());
+      Workspace<T> workspace(most_scores(segments), head_dim, /*backward=*/true);
+      std::vector<float> sum_dk(static_cast<size_t>(segments.longest * head_dim));
       std::vector<float> sum_dv(sum_dk.size());
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t batch = i / kv_heads;
-        const int64_t kv_head = i % kv_heads;
-        std::fill(sum_dk.begin(), sum_dk.end(), 0.0F);
-        std::fill(sum_dv.begin(), sum_dv.end(), 0.0F);
-        for (int64_t head = kv_head * s.group; head < (kv_head + 1) * s.group; ++head) {
-          const BackwardHead<T> args{.dout = head_in<T>(dout, batch, head),
-                                     .q = head_in<T>(q, batch, head),
-                                     .k = head_in<T>(k, batch, kv_head),
-                                     .v = head_in<T>(v, batch, kv_head),
-                                     .out = head_in<T>(result, batch, head),
-                                     .logsumexp = in<float>(logsumexp) + (batch * s.heads + head) * s.seq,
-                                     .dq = head_out<T>(dq, batch, head),
+        const int64_t kv_head = i / documents;
+        const Shape s(segments, i % documents, head_dim);
+        std::fill_n(sum_dk.begin(), s.seq * head_dim, 0.0F);
+        std::fill_n(sum_dv.begin(), s.seq * head_dim, 0.0F);
+        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+          const BackwardHead<T> args{.dout = head_in<T>(dout, s.start, head),
+                                     .q = head_in<T>(q, s.start, head),
+                                     .k = head_in<T>(k, s.start, kv_head),
+                                     .v = head_in<T>(v, s.start, kv_head),
+                                     .out = head_in<T>(result, s.start, head),
+                                     .logsumexp = in<float>(logsumexp) + head * q.size(0) + s.start,
+                                     .dq = head_out<T>(dq, s.start, head),
                                      .dk = sum_dk.data(),
                                      .dv = sum_dv.data()};
           backward_head<T>(s, args, workspace);
         }
-        const Matrix<T> to_dk = head_out<T>(dk, batch, kv_head);
-        const Matrix<T> to_dv = head_out<T>(dv, batch, kv_head);
-        const TypedLoops<T>& table = typed<T>(loops());
-        table.divide_rows(sum_dk.data(), nullptr, to_dk.data, to_dk.stride, s.seq, s.head_dim);
-        table.divide_rows(sum_dv.data(), nullptr, to_dv.data, to_dv.stride, s.seq, s.head_dim);
+        const Matrix<T> to_dk = head_out<T>(dk, s.start, kv_head);
+        const Matrix<T> to_dv = head_out<T>(dv, s.start, kv_head);
+        table.divide_rows(sum_dk.data(), nullptr, to_dk.data, to_dk.stride, s.seq, head_dim);
+        table.divide_rows(sum_dv.data(), nullptr, to_dv.data, to_dv.stride, s.seq, head_dim);
       }
     });
   });

@@ -35,11 +35,11 @@ struct RmsNormBackwardArgs {
   int64_t dim;
 };
 
-// [batch, seq, heads, head_dim] with strides in elements; the last stride is 1.
+// [tokens, heads, head_dim] with strides in elements; the last stride is 1.
 template <class T>
 struct HeadsView {
   T* data;
-  int64_t stride_batch, stride_seq, stride_head;
+  int64_t stride_token, stride_head;
 };
 
 template <class T>
@@ -53,7 +53,7 @@ struct NormRopeArgs {
   const float* cos;
   const float* sin;
   const int32_t* positions;
-  int64_t tokens, seq, heads, head_dim;
+  int64_t tokens, heads, head_dim;
 };
 
 template <class T>

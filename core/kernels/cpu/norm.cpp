@@ -26,7 +26,7 @@ void run_rms_norm(const Tensor& x, const Tensor* delta, const Tensor& weight, do
 
 template <class T>
 HeadsView<T> heads_view(const Tensor& x, T* data) {
-  return {.data = data, .stride_batch = x.stride(0), .stride_seq = x.stride(1), .stride_head = x.stride(2)};
+  return {.data = data, .stride_token = x.stride(0), .stride_head = x.stride(1)};
 }
 
 template <class T>
@@ -41,10 +41,9 @@ NormRopeArgs<T> norm_rope_args(const Tensor& x, const std::optional<Tensor>& wei
           .cos = in<float>(rope.cos),
           .sin = in<float>(rope.sin),
           .positions = in<int32_t>(positions),
-          .tokens = x.size(0) * x.size(1),
-          .seq = x.size(1),
-          .heads = x.size(2),
-          .head_dim = x.size(3)};
+          .tokens = x.size(0),
+          .heads = x.size(1),
+          .head_dim = x.size(2)};
 }
 
 }  // namespace

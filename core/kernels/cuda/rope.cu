@@ -14,24 +14,22 @@ namespace {
 constexpr int64_t most_threads = 256;
 constexpr int64_t most_shared_bytes = 48 * 1024;
 
-// A view [batch, seq, heads, head_dim] whose last stride is 1.
+// A view [tokens, heads, head_dim] whose last stride is 1.
 template <typename T>
 struct Heads {
   T* data;
-  int64_t batch_stride;
-  int64_t seq_stride;
+  int64_t token_stride;
   int64_t head_stride;
 
-  __device__ T* at(int64_t b, int64_t s, int64_t h) const {
-    return data + b * batch_stride + s * seq_stride + h * head_stride;
+  __device__ T* at(int64_t token, int64_t head) const {
+    return data + token * token_stride + head * head_stride;
   }
 };
 
 // A head is worked on by `lanes` neighbouring lanes of a warp, so several heads share a warp. Lane l takes
 // packs l, l + lanes, ... of the first half and the packs that lie head_dim / 2 further.
 struct HeadShape {
-  int64_t tokens;  // batch * seq
-  int64_t seq;
+  int64_t tokens;
   int64_t heads;
   int64_t half;  // head_dim / 2
   int lanes;     // a power of two, at most 32
@@ -67,8 +65,6 @@ __global__ void norm_rope_kernel(Heads<const T> x, const float* weight, float ep
                                  HeadShape shape, Heads<T> y, float* rstd) {
   constexpr int N = pack_width<T>;
   const int64_t token = blockIdx.x;
-  const int64_t batch = token / shape.seq;
-  const int64_t position = token % shape.seq;
   const int64_t half = shape.half;
   const int lane = static_cast<int>(threadIdx.x) % shape.lanes;
   const int64_t first = static_cast<int64_t>(lane) * N;
@@ -79,8 +75,8 @@ __global__ void norm_rope_kernel(Heads<const T> x, const float* weight, float ep
   for (int64_t turn = 0; turn < shape.heads; turn += groups) {
     const int64_t head = turn + group;
     const bool active = head < shape.heads;
-    const T* const in = x.at(batch, position, active ? head : 0);
-    T* const out = y.at(batch, position, active ? head : 0);
+    const T* const in = x.at(token, active ? head : 0);
+    T* const out = y.at(token, active ? head : 0);
     float r = 1.0F;
     if constexpr (kNorm) {
       float squares = 0.0F;
@@ -152,15 +148,13 @@ template <typename T, bool kVector>
 __global__ void rope_backward_kernel(Heads<const T> dy, RopeView rope, HeadShape shape, Heads<T> dx) {
   constexpr int N = pack_width<T>;
   const int64_t token = blockIdx.x;
-  const int64_t batch = token / shape.seq;
-  const int64_t position = token % shape.seq;
   const int64_t half = shape.half;
   const int64_t first = static_cast<int64_t>(threadIdx.x % shape.lanes) * N;
   const int64_t stride = static_cast<int64_t>(shape.lanes) * N;
   const int64_t groups = static_cast<int64_t>(blockDim.x) / shape.lanes;
   for (int64_t head = threadIdx.x / shape.lanes; head < shape.heads; head += groups) {
-    const T* const in = dy.at(batch, position, head);
-    T* const out = dx.at(batch, position, head);
+    const T* const in = dy.at(token, head);
+    T* const out = dx.at(token, head);
     for (int64_t i = first; i < half; i += stride) {
       float a[N];
       float b[N];
@@ -194,14 +188,12 @@ __global__ void norm_rope_backward_kernel(Heads<const T> dy, Heads<const T> x, c
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * tokens_per_block;
   const int64_t end = begin + tokens_per_block < shape.tokens ? begin + tokens_per_block : shape.tokens;
   for (int64_t token = begin; token < end; ++token) {
-    const int64_t batch = token / shape.seq;
-    const int64_t position = token % shape.seq;
     for (int64_t turn = 0; turn < shape.heads; turn += groups) {
       const int64_t head = turn + group;
       const bool active = head < shape.heads;
-      const T* const gradient = dy.at(batch, position, active ? head : 0);
-      const T* const in = x.at(batch, position, active ? head : 0);
-      T* const out = dx.at(batch, position, active ? head : 0);
+      const T* const gradient = dy.at(token, active ? head : 0);
+      const T* const in = x.at(token, active ? head : 0);
+      T* const out = dx.at(token, active ? head : 0);
       const float r = rstd[token * shape.heads + (active ? head : 0)];
       float dot = 0.0F;
       for (int64_t i = first; active && i < half; i += stride) {
@@ -258,16 +250,16 @@ __global__ void norm_rope_backward_kernel(Heads<const T> dy, Heads<const T> x, c
 
 template <typename T>
 Heads<const T> read_view(const Tensor& t) {
-  return {input<T>(t), t.stride(0), t.stride(1), t.stride(2)};
+  return {input<T>(t), t.stride(0), t.stride(1)};
 }
 
 template <typename T>
 Heads<T> write_view(const Tensor& t) {
-  return {output<T>(t), t.stride(0), t.stride(1), t.stride(2)};
+  return {output<T>(t), t.stride(0), t.stride(1)};
 }
 
 bool has_strides_of(const Tensor& t, int64_t pack) {
-  return t.stride(0) % pack == 0 && t.stride(1) % pack == 0 && t.stride(2) % pack == 0;
+  return t.stride(0) % pack == 0 && t.stride(1) % pack == 0;
 }
 
 RopeView view_of(const RopeTable& rope, const Tensor& positions) {
@@ -275,10 +267,10 @@ RopeView view_of(const RopeTable& rope, const Tensor& positions) {
 }
 
 HeadShape shape_of(const Tensor& x, int pack) {
-  const int64_t half = x.size(3) / 2;
+  const int64_t half = x.size(2) / 2;
   const auto packs = static_cast<uint64_t>(ceil_div(half, pack));
   const auto lanes = static_cast<int>(std::min<uint64_t>(std::bit_ceil(packs), warp_size));
-  return {x.size(0) * x.size(1), x.size(1), x.size(2), half, lanes};
+  return {x.size(0), x.size(1), half, lanes};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
 #include "test/core/data/token_files.h"
@@ -26,19 +27,28 @@ TokenDataset counting(const ScratchFolder& folder, int64_t tokens) {
 
 using Rows = std::vector<std::vector<int64_t>>;
 
-Rows rows(const at::Tensor& tensor) {
+// The documents of a microbatch: `list` is its tokens or its labels.
+Rows rows(const Microbatch& microbatch, const at::Tensor& list) {
+  const auto& starts = microbatch.segments.host_starts;
+  REQUIRE(list.sizes() == at::IntArrayRef{starts.back()});
   Rows result;
-  for (int64_t i = 0; i < tensor.size(0); ++i) {
-    const auto* row = tensor.data_ptr<int64_t>() + i * tensor.size(1);
-    result.emplace_back(row, row + tensor.size(1));
+  for (size_t i = 0; i + 1 < starts.size(); ++i) {
+    const auto* first = list.data_ptr<int64_t>();
+    result.emplace_back(first + starts[i], first + starts[i + 1]);
   }
   return result;
 }
+Rows tokens_of(const Microbatch& microbatch) {
+  return rows(microbatch, microbatch.tokens);
+}
+Rows labels_of(const Microbatch& microbatch) {
+  return rows(microbatch, microbatch.labels);
+}
 
-Rows all_tokens(const std::vector<Microbatch>& step) {
+Rows all_tokens(const std::vector<Microbatch>& microbatches) {
   Rows result;
-  for (const Microbatch& microbatch : step) {
-    for (auto& row : rows(microbatch.tokens)) result.push_back(row);
+  for (const Microbatch& microbatch : microbatches) {
+    for (auto& row : tokens_of(microbatch)) result.push_back(row);
   }
   return result;
 }
@@ -51,18 +61,31 @@ TEST_CASE("unshuffled microbatches, written out") {
                           false, 0);
   CHECK(loader.samples_per_epoch() == 4);
   CHECK(loader.samples_per_step() == 2);
-  const auto step = loader.step(2);
+  const auto [step, targets] = loader.step(2);
   REQUIRE(step.size() == 2);
-  CHECK(rows(step[0].tokens) == Rows{{8, 9, 10, 11}});
-  CHECK(rows(step[0].labels) == Rows{{9, 10, 11, 12}});
-  CHECK(rows(step[1].tokens) == Rows{{12, 13, 14, 15}});
-  CHECK(rows(step[1].labels) == Rows{{13, 14, 15, 16}});
-  CHECK(step[1].batch == 1);
-  CHECK(step[1].seq == 4);
-  CHECK(step[1].positions.scalar_type() == at::kInt);
-  CHECK(step[1].positions.equal(at::tensor(at::ArrayRef<int>{0, 1, 2, 3}, at::kInt).view({1, 4})));
+  CHECK(tokens_of(step[0]) == Rows{{8, 9, 10, 11}});
+  CHECK(labels_of(step[0]) == Rows{{9, 10, 11, 12}});
+  CHECK(tokens_of(step[1]) == Rows{{12, 13, 14, 15}});
+  CHECK(labels_of(step[1]) == Rows{{13, 14, 15, 16}});
+  CHECK(step[1].targets == 4);
+  CHECK(targets == 8);
   // The epoch wraps inside a step.
-  CHECK(all_tokens(loader.step(3)) == Rows{{12, 13, 14, 15}, {0, 1, 2, 3}});
+  CHECK(all_tokens(loader.step(3).microbatches) == Rows{{12, 13, 14, 15}, {0, 1, 2, 3}});
+}
+
+TEST_CASE("the rows of a microbatch are one list of equal documents") {
+  const ScratchFolder folder;
+  const DataLoader loader(counting(folder, 50), {.seq_len = 3, .micro_batch_size = 4, .microbatches = 2},
+                          true, 1);
+  for (const Microbatch& microbatch : loader.step(0).microbatches) {
+    CHECK(microbatch.tokens.sizes() == at::IntArrayRef{12});
+    CHECK(microbatch.labels.sizes() == at::IntArrayRef{12});
+    CHECK(microbatch.segments.host_starts == std::vector<int32_t>{0, 3, 6, 9, 12});
+    CHECK(microbatch.segments.longest == 3);
+    CHECK(microbatch.segments.starts.equal(at::tensor({0, 3, 6, 9, 12}, at::kInt)));
+    CHECK(microbatch.positions.scalar_type() == at::kInt);
+    CHECK(microbatch.positions.equal(at::tensor({0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2}, at::kInt)));
+  }
 }
 
 TEST_CASE("a rank reads what its stages need") {
@@ -71,11 +94,14 @@ TEST_CASE("a rank reads what its stages need") {
   for (const bool tokens : {false, true}) {
     for (const bool labels : {false, true}) {
       const DataLoader loader(dataset, {.seq_len = 4, .need_tokens = tokens, .need_labels = labels}, true, 0);
-      const auto step = loader.step(0);
-      CHECK(step[0].tokens.defined() == tokens);
-      CHECK(step[0].labels.defined() == labels);
-      CHECK(step[0].positions.sizes() == at::IntArrayRef{1, 4});
-      CHECK(step[0].seq == 4);
+      const Step step = loader.step(0);
+      const Microbatch& microbatch = step.microbatches.at(0);
+      CHECK(microbatch.tokens.defined() == tokens);
+      CHECK(microbatch.labels.defined() == labels);
+      CHECK(microbatch.positions.sizes() == at::IntArrayRef{4});
+      CHECK(microbatch.segments.tokens() == 4);
+      CHECK(microbatch.targets == 4);
+      CHECK(step.targets == 4);
     }
   }
 }
@@ -84,12 +110,12 @@ TEST_CASE("labels are the tokens one further on") {
   const ScratchFolder folder;
   const DataLoader loader(counting(folder, 1000), {.seq_len = 7, .micro_batch_size = 3, .microbatches = 5},
                           true, 11);
-  for (const Microbatch& microbatch : loader.step(45)) {
-    auto expected = rows(microbatch.tokens);
+  for (const Microbatch& microbatch : loader.step(45).microbatches) {
+    auto expected = tokens_of(microbatch);
     for (auto& row : expected) {
       for (int64_t& id : row) ++id;
     }
-    CHECK(rows(microbatch.labels) == expected);
+    CHECK(labels_of(microbatch) == expected);
   }
 }
 
@@ -101,7 +127,7 @@ TEST_CASE("data ranks together see the rows of one rank with as many rows more")
     const DataLoader whole(dataset, {.seq_len = seq_len, .micro_batch_size = dp * b, .microbatches = m}, true,
                            3);
     for (int64_t next = 0; next < 500; next += whole.samples_per_step()) {
-      const auto expected = whole.step(next);
+      const Step expected = whole.step(next);
       for (int64_t j = 0; j < m; ++j) {
         Rows together;
         for (int64_t d = 0; d < dp; ++d) {
@@ -110,9 +136,11 @@ TEST_CASE("data ranks together see the rows of one rank with as many rows more")
               {.seq_len = seq_len, .micro_batch_size = b, .microbatches = m, .dp_size = dp, .dp_rank = d},
               true, 3);
           REQUIRE(share.samples_per_step() == whole.samples_per_step());
-          for (auto& row : rows(share.step(next)[j].tokens)) together.push_back(row);
+          const Step step = share.step(next);
+          REQUIRE(step.targets == expected.targets);
+          for (auto& row : tokens_of(step.microbatches[j])) together.push_back(row);
         }
-        REQUIRE(together == rows(expected[j].tokens));
+        REQUIRE(together == tokens_of(expected.microbatches[j]));
       }
     }
   }
@@ -124,14 +152,14 @@ TEST_CASE("a resumed run goes on where it stopped, also with another batch shape
   const DataLoader loader(dataset, {.seq_len = seq_len, .micro_batch_size = 2, .microbatches = 3}, true, 8);
   Rows uninterrupted;
   for (int64_t step = 0; step < 50; ++step) {
-    for (auto& row : all_tokens(loader.step(step * 6))) uninterrupted.push_back(row);
+    for (auto& row : all_tokens(loader.step(step * 6).microbatches)) uninterrupted.push_back(row);
   }
   for (const int64_t stop : {6, 96, 102, 150}) {
     const DataLoader resumed(dataset, {.seq_len = seq_len, .micro_batch_size = 1, .microbatches = 6}, true,
                              8);
     Rows rest(uninterrupted.begin(), uninterrupted.begin() + stop);
     for (int64_t next = stop; next < 300; next += 6) {
-      for (auto& row : all_tokens(resumed.step(next))) rest.push_back(row);
+      for (auto& row : all_tokens(resumed.step(next).microbatches)) rest.push_back(row);
     }
     CHECK(rest == uninterrupted);
   }
@@ -151,16 +179,18 @@ TEST_CASE("every validation token is a target exactly once") {
   for (int64_t tokens = 2; tokens < 60; ++tokens) {
     const auto dataset = counting(folder, tokens);
     std::vector<int> counted(static_cast<size_t>(tokens), 0);
-    int64_t valid = 0;
+    int64_t valid = 0, told = 0;
     for (int64_t d = 0; d < 2; ++d) {
       const ValidationLoader loader(
           dataset, {.seq_len = 3, .micro_batch_size = 2, .microbatches = 2, .dp_size = 2, .dp_rank = d}, 0);
       valid = loader.valid_tokens();
       for (int64_t i = 0; i < loader.batches(); ++i) {
         for (const Microbatch& microbatch : loader.batch(i)) {
-          const auto inputs = rows(microbatch.tokens);
-          const auto labels = rows(microbatch.labels);
-          REQUIRE(labels.size() == 2);
+          const auto inputs = tokens_of(microbatch);
+          const auto labels = labels_of(microbatch);
+          REQUIRE(microbatch.segments.host_starts == std::vector<int32_t>{0, 3, 6});  // filling rows too
+          REQUIRE(microbatch.targets == microbatch.labels.ne(ignore_label).sum().item<int64_t>());
+          told += microbatch.targets;
           for (size_t r = 0; r < labels.size(); ++r) {
             for (size_t s = 0; s < labels[r].size(); ++s) {
               if (labels[r][s] == ignore_label) {
@@ -178,7 +208,26 @@ TEST_CASE("every validation token is a target exactly once") {
     once[0] = 0;
     REQUIRE(counted == once);
     REQUIRE(valid == tokens - 1);
+    REQUIRE(told == valid);
   }
+}
+
+TEST_CASE("a rank without labels knows how many of them count") {
+  const ScratchFolder folder;
+  const auto dataset = counting(folder, 21);  // rows of 6: three whole, one of 2 targets, the rest filling
+  std::vector<int64_t> targets;
+  for (const bool labels : {true, false}) {
+    const ValidationLoader loader(dataset,
+                                  {.seq_len = 6,
+                                   .micro_batch_size = 1,
+                                   .microbatches = 3,
+                                   .dp_size = 2,
+                                   .dp_rank = 1,
+                                   .need_labels = labels},
+                                  0);
+    for (const Microbatch& microbatch : loader.batch(0)) targets.push_back(microbatch.targets);
+  }
+  CHECK(targets == std::vector<int64_t>{6, 2, 0, 6, 2, 0});
 }
 
 TEST_CASE("validation stops after the batches asked for") {

@@ -41,13 +41,13 @@ inline at::Tensor random(at::IntArrayRef shape, at::ScalarType type) {
   return at::randn(shape).to(type);
 }
 
-// x as Hugging Face's Llama rotates it: x cos + rotate_half(x) sin. x: [batch, seq, heads, head_dim];
-// cos, sin: [batch, seq, head_dim / 2].
+// x as Hugging Face's Llama rotates it: x cos + rotate_half(x) sin. x: [tokens, heads, head_dim]; cos, sin:
+// [tokens, head_dim / 2].
 inline at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   const auto halves = x.chunk(2, -1);
   const at::Tensor rotated = at::cat({-halves[1], halves[0]}, -1);
-  const at::Tensor c = at::cat({cos, cos}, -1).unsqueeze(2);
-  const at::Tensor s = at::cat({sin, sin}, -1).unsqueeze(2);
+  const at::Tensor c = at::cat({cos, cos}, -1).unsqueeze(1);
+  const at::Tensor s = at::cat({sin, sin}, -1).unsqueeze(1);
   return x * c + rotated * s;
 }
 

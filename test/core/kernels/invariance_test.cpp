@@ -35,11 +35,11 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   kernels::rms_norm_backward(dy, x, weight, rstd, y, dx, grad);
   results.insert(results.end(), {y, rstd, dx, grad});
 
-  const Tensor q = random({1, rows, heads, head_dim}, type), dq = random({1, rows, heads, head_dim}, type);
+  const Tensor q = random({rows, heads, head_dim}, type), dq = random({rows, heads, head_dim}, type);
   const kernels::RopeTable table{.cos = at::randn({rows, head_dim / 2}, f32),
                                  .sin = at::randn({rows, head_dim / 2}, f32)};
-  const Tensor positions = at::arange(rows, at::kInt).view({1, rows}), norm = at::rand({head_dim}, f32);
-  Tensor rotated = at::empty_like(q), head_rstd = at::empty({1, rows, heads}, f32), out = at::empty_like(q);
+  const Tensor positions = at::arange(rows, at::kInt), norm = at::rand({head_dim}, f32);
+  Tensor rotated = at::empty_like(q), head_rstd = at::empty({rows, heads}, f32), out = at::empty_like(q);
   Tensor norm_grad = at::zeros({head_dim}, f32);
   kernels::norm_rope(q, norm, 1e-6, table, positions, rotated, head_rstd);
   kernels::norm_rope_backward(dq, q, norm, head_rstd, table, positions, out, norm_grad);

@@ -8,7 +8,10 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <cmath>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "parallel/comm/thread/thread_communicator.h"
@@ -21,26 +24,30 @@ using namespace pptrain;
 
 namespace {
 
-constexpr int64_t rows = 6, width = 4;
+constexpr int64_t width = 4;
 
 // F: x + 1 (the first stage starts from the microbatch's token). B: dy * 2. The last stage adds up what it is
-// given.
+// given. Microbatch i has 4 + i % 3 tokens.
 class CountingStage final : public pipeline::Stage {
  public:
   CountingStage(int index, int stages) : index_(index), stages_(stages) {}
   int index() const override { return index_; }
   bool is_first() const override { return index_ == 0; }
   bool is_last() const override { return index_ == stages_ - 1; }
-  int64_t hidden() const override { return width; }
-  at::ScalarType boundary_dtype() const override { return at::kFloat; }
+  at::Tensor empty_boundary(const data::Microbatch& data) const override {
+    return at::full({data.segments.tokens(), width}, std::nan(""));
+  }
 
   at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) override {
     if (microbatch == fail_at) throw Error("broken on purpose");
-    saved_.push_back(microbatch);
+    saved_.push_back({microbatch, data.segments.tokens()});
     return step_forward(data, input);
   }
   at::Tensor forward_only(const data::Microbatch& data, at::Tensor input) override {
     return step_forward(data, input);
+  }
+  at::Tensor logits(const data::Microbatch&, at::Tensor, const at::Tensor&) override {
+    throw Error("no logits here");
   }
   at::Tensor backward(int microbatch, at::Tensor dy) override {
     at::Tensor dx = backward_input(microbatch, dy);
@@ -48,10 +55,12 @@ class CountingStage final : public pipeline::Stage {
     return dx;
   }
   at::Tensor backward_input(int microbatch, at::Tensor dy) override {
-    if (saved_.front() != microbatch) throw Error("backward out of order");
+    const auto [forward, tokens] = saved_.front();
+    if (forward != microbatch) throw Error("backward out of order");
     saved_.erase(saved_.begin());
     ++pending_;
-    at::Tensor in = is_last() ? at::full({rows, width}, 1.0) : dy;
+    at::Tensor in = is_last() ? at::full({tokens, width}, 1.0) : dy;
+    if (in.sizes() != at::IntArrayRef({tokens, width})) throw Error("a gradient of the wrong shape");
     gradient += in.sum().item<double>();
     return is_first() ? at::Tensor() : at::mul(in, 2);
   }
@@ -69,18 +78,19 @@ class CountingStage final : public pipeline::Stage {
 
  private:
   at::Tensor step_forward(const data::Microbatch& data, const at::Tensor& input) {
+    const int64_t tokens = data.segments.tokens();
     at::Tensor x =
-        is_first() ? at::full({rows, width}, static_cast<double>(data.tokens[0][0].item<int64_t>())) : input;
-    if (x.sizes() != at::IntArrayRef({rows, width})) throw Error("an input of the wrong shape");
+        is_first() ? at::full({tokens, width}, static_cast<double>(data.tokens[0].item<int64_t>())) : input;
+    if (x.sizes() != at::IntArrayRef({tokens, width})) throw Error("an input of the wrong shape");
     x = at::add(x, 1);
     if (!is_last()) return x;
     loss_.loss += x.sum().item<double>();
-    loss_.tokens += rows;
+    loss_.tokens += tokens;
     return {};
   }
 
   int index_, stages_;
-  std::vector<int> saved_;
+  std::vector<std::pair<int, int64_t>> saved_;  // microbatch, its tokens
   size_t pending_ = 0;
   pipeline::LossSum loss_;
   nn::ParameterStore store_;
@@ -94,11 +104,30 @@ schedule::Schedule lowered_schedule(const std::string& name, int ranks, int micr
 std::vector<data::Microbatch> microbatches(int m) {
   std::vector<data::Microbatch> result;
   for (int i = 0; i < m; ++i) {
-    result.push_back({.tokens = at::full({2, 3}, 10 * i, at::kLong),
-                      .labels = at::zeros({2, 3}, at::kLong),
-                      .positions = at::zeros({2, 3}, at::kInt),
-                      .batch = 2,
-                      .seq = 3});
+    const int32_t tokens = 4 + i % 3;
+    result.push_back({.tokens = at::full({tokens}, 10 * i, at::kLong),
+                      .labels = at::zeros({tokens}, at::kLong),
+                      .positions = at::zeros({tokens}, at::kInt),
+                      .segments = kernels::make_segments({0, 3, tokens}, at::kCPU),
+                      .targets = tokens});
+  }
+  return result;
+}
+
+// Of all microbatches and stages of a pipeline of p.
+struct Expected {
+  double loss = 0;  // the sum of 10 i + p in every element of microbatch i
+  int64_t tokens = 0;
+  double gradient(int p, int stage) const {
+    return static_cast<double>(tokens * width * (int64_t{1} << (p - 1 - stage)));
+  }
+};
+
+Expected expected(int p, int m) {
+  Expected result;
+  for (int i = 0; i < m; ++i) {
+    result.tokens += 4 + i % 3;
+    result.loss += static_cast<double>((4 + i % 3) * width * (10 * i + p));
   }
   return result;
 }
@@ -135,15 +164,12 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
             CHECK(stage.saved_microbatches() == 0);
             CHECK(stage.pending_weight_gradients() == 0);
             if (!stage.is_last()) continue;
-            // sum over microbatches of (10 i + p) in every element
-            const double expected =
-                static_cast<double>(rows * width) * (5.0 * m * (m - 1) + static_cast<double>(p * m));
-            CHECK(loss.loss == expected);
-            CHECK(loss.tokens == rows * m);
-            CHECK(again.loss == expected);
+            CHECK(loss.loss == expected(p, m).loss);
+            CHECK(loss.tokens == expected(p, m).tokens);
+            CHECK(again.loss == expected(p, m).loss);
           }
           const std::lock_guard lock(mutex);
-          CHECK(stage.gradient == 2.0 * m * rows * width * (1 << (p - 1 - world.rank())));
+          CHECK(stage.gradient == 2 * expected(p, m).gradient(p, world.rank()));
           CHECK(reduced == 2);
         });
       }
@@ -222,11 +248,8 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
             CAPTURE(name, p, m, world.rank(), confirmed);
             CHECK(asked == 1);
             CHECK(stage.saved_microbatches() == 0);
-            CHECK(stage.gradient - before == 1.0 * m * rows * width * (1 << (p - 1 - world.rank())));
-            if (stage.is_last()) {
-              CHECK(loss.loss ==
-                    static_cast<double>(rows * width) * (5.0 * m * (m - 1) + static_cast<double>(p * m)));
-            }
+            CHECK(stage.gradient - before == expected(p, m).gradient(p, world.rank()));
+            if (stage.is_last()) CHECK(loss.loss == expected(p, m).loss);
           }
         });
       }

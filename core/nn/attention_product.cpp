@@ -1,0 +1,40 @@
+#include "core/nn/attention_product.h"
+
+namespace pptrain::nn {
+namespace {
+
+using at::Tensor;
+
+class LocalAttention final : public AttentionProduct {
+ public:
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const TokenInfo& tokens,
+                 Saved& saved) override {
+    Tensor out = causal_attention(q, k, v, tokens.segments, saved.statistics);
+    saved.q = q;
+    saved.k = k;
+    saved.v = v;
+    saved.out = out;
+    return out;
+  }
+
+  AttentionGradients backward(const Tensor& dout, const TokenInfo& tokens, Saved saved) override {
+    return causal_attention_backward(dout, saved.q, saved.k, saved.v, tokens.segments, saved.out,
+                                     saved.statistics);
+  }
+};
+
+}  // namespace
+
+std::vector<Tensor> AttentionProduct::Saved::tensors() const {
+  std::vector<Tensor> result{q, k, v, out};
+  for (const auto& call : statistics.calls) {
+    result.insert(result.end(), {call.logsumexp, call.rng_seed, call.rng_offset});
+  }
+  return result;
+}
+
+std::shared_ptr<AttentionProduct> make_local_attention() {
+  return std::make_shared<LocalAttention>();
+}
+
+}  // namespace pptrain::nn
