@@ -97,11 +97,12 @@ std::vector<checkpoint::StageContents> RankModel::contents() const {
     checkpoint::StageContents& stage = result.emplace_back();
     stage.stage = part.stage->index();
     for (const nn::Parameter& p : part.stage->parameters().parameters()) {
-      if (!is_tied_copy(p)) stage.files[model_file].push_back({p.spec.name, p.master});
+      if (!is_tied_copy(p))
+        stage.files[model_file].push_back(checkpoint::whole_tensor(p.spec.name, p.master));
     }
     for (const optim::StateTensor& state : part.optimizer->state()) {
       if (!is_tied_copy(*state.parameter))
-        stage.files[state.file].push_back({state.parameter->spec.name, state.tensor});
+        stage.files[state.file].push_back(checkpoint::whole_tensor(state.parameter->spec.name, state.tensor));
     }
   }
   return result;
