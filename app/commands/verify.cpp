@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "app/commands/commands.h"
 #include "core/base/error.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {
 
@@ -17,12 +19,11 @@ int verify(const std::string& checkpoint_dir) {
   if (!fs::is_directory(checkpoint_dir))
     throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
   std::vector<fs::path> folders;
-  for (const auto& entry : fs::directory_iterator(checkpoint_dir)) {
-    if (entry.is_directory() && entry.path().filename().string().starts_with("step_"))
-      folders.push_back(entry.path());
+  for (const checkpoint::StepFolder& folder : checkpoint::list_step_folders(checkpoint_dir)) {
+    folders.push_back(folder.path);
   }
-  if (folders.empty()) folders.push_back(checkpoint_dir);
-  std::ranges::sort(folders);
+  std::ranges::reverse(folders);  // ascending steps
+  if (folders.empty()) folders.emplace_back(checkpoint_dir);
   bool sound = true;
   for (const fs::path& folder : folders) {
     const std::vector<std::string> problems = checkpoint::verify(folder);

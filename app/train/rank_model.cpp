@@ -79,10 +79,10 @@ void RankModel::load(const checkpoint::Reader& reader) {
   };
   for (Part& part : parts_) {
     for (nn::Slice* slice : part.stage->parameters().slices())
-      reader.read(model_file, source(*slice), slice->master);
+      reader.read(model_file, source(*slice), slice->shape, slice->master);
     part.stage->parameters().refresh_compute();
     for (const optim::StateTensor& state : part.optimizer->state()) {
-      reader.read(state.file, source(*state.slice), state.tensor);
+      reader.read(state.file, source(*state.slice), state.slice->shape, state.tensor);
     }
     part.optimizer->set_step(reader.state().optimizer_step);
   }
@@ -96,11 +96,13 @@ std::vector<checkpoint::StageContents> RankModel::contents() const {
     checkpoint::StageContents& stage = result.emplace_back();
     stage.stage = part.stage->index();
     for (const nn::Slice* slice : part.stage->parameters().slices()) {
-      if (!is_tied_copy(*slice)) stage.files[model_file].push_back({slice->spec.name, slice->master});
+      if (!is_tied_copy(*slice))
+        stage.files[model_file].push_back({slice->spec.name, slice->shape, slice->master});
     }
     for (const optim::StateTensor& state : part.optimizer->state()) {
-      if (!is_tied_copy(*state.slice))
-        stage.files[state.file].push_back({state.slice->spec.name, state.tensor});
+      const nn::Slice& slice = *state.slice;
+      if (!is_tied_copy(slice))
+        stage.files[state.file].push_back({slice.spec.name, slice.shape, state.tensor});
     }
   }
   return result;

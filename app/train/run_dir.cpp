@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
-#include <fstream>
 #include <system_error>
 #include <vector>
 
@@ -11,23 +10,13 @@
 #include "core/config/loader.h"
 #include "core/io/atomic_file.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-std::optional<int64_t> step_of(const fs::path& folder) {
-  const std::string name = folder.filename().string();
-  constexpr std::string_view prefix = "step_";
-  if (!name.starts_with(prefix) || name.size() == prefix.size()) return std::nullopt;
-  if (name.find_first_not_of("0123456789", prefix.size()) != std::string::npos ||
-      name.size() > 18 + prefix.size()) {
-    return std::nullopt;
-  }
-  return std::stoll(name.substr(prefix.size()));
-}
 
 fs::path first_free(const fs::path& base) {
   for (int i = 1;; ++i) {
@@ -43,25 +32,22 @@ std::optional<fs::path> choose_checkpoint(const config::JobConfig& job) {
   if (resume == "none") return std::nullopt;
   const auto report = [](const std::string& text) { spdlog::warn("{}", text); };
   if (resume == "auto") return checkpoint::find_resumable(fs::path(job.run.dir) / "checkpoints", report);
-  if (fs::exists(fs::path(resume) / "manifest.json") || step_of(resume)) return fs::path(resume);
+  const bool step_folder = checkpoint::parse_step_folder(fs::path(resume).filename().string()).has_value();
+  if (step_folder || fs::exists(fs::path(resume) / "manifest.json")) return fs::path(resume);
   if (auto found = checkpoint::find_resumable(resume, report)) return found;
   if (auto found = checkpoint::find_resumable(fs::path(resume) / "checkpoints", report)) return found;
   throw Error(fmt::format("checkpoint.resume: no complete checkpoint in {}", resume));
 }
 
 void set_aside_later_checkpoints(const fs::path& checkpoint_root, int64_t step) {
-  if (!fs::is_directory(checkpoint_root)) return;
-  std::vector<fs::path> later;
-  for (const auto& entry : fs::directory_iterator(checkpoint_root)) {
-    const auto at = step_of(entry.path());
-    if (entry.is_directory() && at && *at > step) later.push_back(entry.path());
-  }
+  std::vector<checkpoint::StepFolder> later = checkpoint::list_step_folders(checkpoint_root);
+  std::erase_if(later, [&](const checkpoint::StepFolder& folder) { return folder.step <= step; });
   if (later.empty()) return;
   const fs::path aside = first_free(checkpoint_root);
   std::error_code error;
   fs::create_directory(aside, error);
-  for (const fs::path& folder : later) {
-    if (!error) fs::rename(folder, aside / folder.filename(), error);
+  for (const checkpoint::StepFolder& folder : later) {
+    if (!error) fs::rename(folder.path, aside / folder.path.filename(), error);
   }
   if (error) {
     throw Error(fmt::format("cannot move earlier checkpoints from {} to {}: {}", checkpoint_root.string(),

@@ -17,6 +17,7 @@
 #include "core/metrics/memory.h"
 #include "core/metrics/peak_flops.h"
 #include "models/flops.h"
+#include "parallel/checkpoint/step_folders.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {
@@ -286,7 +287,7 @@ std::optional<double> Trainer::evaluate() {
 }
 
 fs::path Trainer::save() {
-  const fs::path folder = checkpoint_root_ / fmt::format("step_{}", state_.step);
+  const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
   if (saved_step_ == state_.step) return folder;
   checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, describe_layout(context_.job, layers_),
                    config::to_toml(context_.job), model_.contents(), context_.job.checkpoint.keep_last_n);
@@ -302,7 +303,7 @@ int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
   sinks_.clear();
   profile_.finish();
   if (!context_.root()) return stopped ? 3 : 0;
-  const fs::path folder = checkpoint_root_ / fmt::format("step_{}", state_.step);
+  const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
   if (stopped) {
     spdlog::info("stopped by a signal at step {}; saved {}. Run the same command to resume.", state_.step,
                  folder.string());

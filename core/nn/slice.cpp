@@ -18,19 +18,6 @@ int64_t product(const std::vector<int64_t>& shape, size_t first = 0) {
                          std::multiplies<>());
 }
 
-void check(const SliceShape& s) {
-  const size_t dims = s.global.size();
-  bool inside = s.offset.size() == dims && s.box.size() == dims;
-  for (size_t i = 0; inside && i < dims; ++i) {
-    inside = s.offset[i] >= 0 && s.box[i] >= 0 && s.box[i] <= s.global[i] - s.offset[i];
-  }
-  if (!inside || s.begin < 0 || s.begin > s.end || s.end > product(s.box)) {
-    throw Error(fmt::format(
-        "a slice of elements [{}, {}) of the box [{}] at [{}] lies outside of its parameter [{}]", s.begin,
-        s.end, fmt::join(s.box, ", "), fmt::join(s.offset, ", "), fmt::join(s.global, ", ")));
-  }
-}
-
 // Of the box's element `at` (row-major), its place in the global tensor.
 int64_t global_place(const SliceShape& s, int64_t at) {
   int64_t place = 0;
@@ -53,6 +40,19 @@ int64_t contiguous(const SliceShape& s) {
 
 }  // namespace
 
+void check_slice(const SliceShape& s) {
+  const size_t dims = s.global.size();
+  bool inside = s.offset.size() == dims && s.box.size() == dims;
+  for (size_t i = 0; inside && i < dims; ++i) {
+    inside = s.offset[i] >= 0 && s.box[i] >= 0 && s.box[i] <= s.global[i] - s.offset[i];
+  }
+  if (!inside || s.begin < 0 || s.begin > s.end || s.end > product(s.box)) {
+    throw Error(fmt::format(
+        "a slice of elements [{}, {}) of the box [{}] at [{}] lies outside of its parameter [{}]", s.begin,
+        s.end, fmt::join(s.box, ", "), fmt::join(s.offset, ", "), fmt::join(s.global, ", ")));
+  }
+}
+
 bool SliceShape::covers_box() const {
   return begin == 0 && end == product(box);
 }
@@ -70,7 +70,7 @@ SliceShape whole_slice(std::vector<int64_t> global) {
 }
 
 std::vector<ElementRun> element_runs(const SliceShape& slice) {
-  check(slice);
+  check_slice(slice);
   std::vector<ElementRun> runs;
   if (slice.numel() == 0) return runs;
   const int64_t longest = contiguous(slice);

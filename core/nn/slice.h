@@ -22,6 +22,9 @@ struct SliceShape {
   friend bool operator==(const SliceShape&, const SliceShape&) = default;
 };
 
+// Throws Error for a box outside the global tensor or a range outside the box.
+void check_slice(const SliceShape& slice);
+
 // All of a parameter.
 SliceShape whole_slice(std::vector<int64_t> global);
 
@@ -34,7 +37,7 @@ struct ElementRun {
 };
 
 // The slice as runs, ascending and as long as can be: one run unless a dim other than the first is cut.
-// Throws Error for a box outside the global tensor or a range outside the box.
+// Throws Error as check_slice does.
 std::vector<ElementRun> element_runs(const SliceShape& slice);
 
 }  // namespace pptrain::nn

@@ -1,11 +1,14 @@
 #include "parallel/checkpoint/manifest.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
+#include <algorithm>
+#include <exception>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "core/base/error.h"
@@ -17,24 +20,73 @@ namespace pptrain::checkpoint {
 
 using nlohmann::json;
 
+namespace {
+
+constexpr int max_parts = 99999;
+
+// Shapes of outside files, before anything is computed with them.
+void check_shape(const std::vector<int64_t>& shape) {
+  constexpr int64_t max_elements = std::numeric_limits<int64_t>::max() / 16;  // of the largest type
+  int64_t elements = 1;
+  for (const int64_t size : shape) {
+    if (size < 0 || (size > 0 && elements > max_elements / size)) {
+      throw Error(fmt::format("[{}] cannot be the shape of a tensor", fmt::join(shape, ", ")));
+    }
+    elements *= size;
+  }
+}
+
+// A number of parts, or one that check_file_name refuses.
+int bounded(int64_t parts) {
+  return static_cast<int>(std::clamp<int64_t>(parts, 0, max_parts + 1));
+}
+
+TensorEntry parse_tensor(const json& j) {
+  TensorEntry t;
+  j.at("dtype").get_to(t.dtype);
+  j.at("xxh3_128").get_to(t.checksum);
+  const auto shape = j.at("shape").get<std::vector<int64_t>>();
+  check_shape(shape);
+  t.slice = nn::whole_slice(shape);
+  if (const auto slice = j.find("slice"); slice != j.end()) {
+    slice->at("offset").get_to(t.slice.offset);
+    slice->at("box").get_to(t.slice.box);
+    slice->at("begin").get_to(t.slice.begin);
+    slice->at("end").get_to(t.slice.end);
+    nn::check_slice(t.slice);
+  }
+  return t;
+}
+
+}  // namespace
+
 // Found by nlohmann::json through their namespace.
 void to_json(json& j, const TensorEntry& t) {
-  j = {{"dtype", t.dtype}, {"shape", t.shape}, {"xxh3_128", t.checksum}};
-}
-void from_json(const json& j, TensorEntry& t) {
-  j.at("dtype").get_to(t.dtype);
-  j.at("shape").get_to(t.shape);
-  j.at("xxh3_128").get_to(t.checksum);
+  j = {{"dtype", t.dtype}, {"shape", t.slice.global}, {"xxh3_128", t.checksum}};
+  if (t.slice.is_whole()) return;
+  j["slice"] = {
+      {"offset", t.slice.offset}, {"box", t.slice.box}, {"begin", t.slice.begin}, {"end", t.slice.end}};
 }
 void to_json(json& j, const FileEntry& f) {
   j = {{"stage", f.stage}, {"file", f.file}, {"bytes", f.bytes}, {"tensors", f.tensors}};
+  if (f.parts == 1) return;
+  j["part"] = f.part + 1;  // as in the file's name
+  j["parts"] = f.parts;
 }
 void from_json(const json& j, FileEntry& f) {
   j.at("stage").get_to(f.stage);
   j.at("file").get_to(f.file);
   j.at("bytes").get_to(f.bytes);
-  j.at("tensors").get_to(f.tensors);
-  check_file_name(f.file);
+  f.part = bounded(j.value("part", int64_t{1})) - 1;
+  f.parts = bounded(j.value("parts", int64_t{1}));
+  check_file_name(f);
+  for (const auto& [name, tensor] : j.at("tensors").get_ref<const json::object_t&>()) {
+    try {
+      f.tensors[name] = parse_tensor(tensor);
+    } catch (const Error& error) {
+      throw Error(fmt::format("the tensor '{}' of {}: {}", name, f.path().string(), error.what()));
+    }
+  }
 }
 void to_json(json& j, const RunState& s) {
   j = {{"step", s.step},
@@ -58,7 +110,8 @@ void from_json(const json& j, RunState& s) {
 namespace {
 
 constexpr const char* format_name = "pptrain checkpoint";
-constexpr int format_version = 1;
+constexpr int format_version = 2;
+constexpr int oldest_version = 1;
 constexpr const char* own_checksum = "manifest_xxh3_128";
 
 // Of everything else in the manifest, in a form that does not depend on white space.
@@ -68,30 +121,35 @@ std::string checksum_without_own(json document) {
   return io::checksum_hex(std::as_bytes(std::span(text)));
 }
 
-Manifest parse(const json& document, const std::string& what) {
+Manifest parse(const json& document) {
   if (!document.is_object() || document.value("format", "") != format_name) {
-    throw Error(what + ": not the manifest of a checkpoint");
+    throw Error("not the manifest of a checkpoint");
   }
-  if (document.value("version", 0) != format_version) {
-    throw Error(fmt::format("{}: version {} of the format; this program reads version {}", what,
-                            document.value("version", 0), format_version));
+  const int version = document.value("version", 0);
+  if (version < oldest_version || version > format_version) {
+    throw Error(fmt::format("version {} of the format; this program reads versions {} to {}", version,
+                            oldest_version, format_version));
   }
   if (document.value(own_checksum, "") != checksum_without_own(document)) {
-    throw Error(what + ": its checksum is wrong; it is damaged");
+    throw Error("its checksum is wrong; it is damaged");
   }
   Manifest manifest;
   document.at("state").get_to(manifest.state);
   document.at("layout").get_to(manifest.layout);
   document.at("job").get_to(manifest.job_toml);
   document.at("files").get_to(manifest.files);
-  check_names_differ(manifest.files);
   return manifest;
 }
 
 }  // namespace
 
+std::vector<int64_t> TensorEntry::stored_shape() const {
+  return slice.covers_box() ? slice.box : std::vector{slice.numel()};
+}
+
 std::filesystem::path FileEntry::path() const {
-  return std::filesystem::path(fmt::format("stage_{}", stage)) / (file + ".safetensors");
+  const std::string numbered = parts == 1 ? file : fmt::format("{}.{:05}-of-{:05}", file, part + 1, parts);
+  return std::filesystem::path(fmt::format("stage_{}", stage)) / (numbered + ".safetensors");
 }
 
 std::string to_text(const Manifest& manifest) {
@@ -124,28 +182,25 @@ Manifest read_manifest(const std::filesystem::path& step_dir) {
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   const json document = io::parse_strict_json(text, what);
   try {
-    return parse(document, what);
-  } catch (const json::exception& error) {
+    return parse(document);
+  } catch (const std::exception& error) {  // Error or json::exception
     throw Error(fmt::format("{}: {}", what, error.what()));
   }
 }
 
-void check_names_differ(const std::vector<FileEntry>& files) {
-  std::map<std::pair<std::string, std::string>, int> stage_of;
-  for (const FileEntry& file : files) {
-    for (const auto& [name, tensor] : file.tensors) {
-      const auto [found, added] = stage_of.emplace(std::pair(file.file, name), file.stage);
-      if (!added) {
-        throw Error(fmt::format("checkpoint: the tensor '{}' of {} is on stage {} and on stage {}", name,
-                                file.file, found->second, file.stage));
-      }
-    }
+void check_file_name(const FileEntry& entry) {
+  const std::string& name = entry.file;
+  if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos) {
+    throw Error(fmt::format("'{}' cannot be the name of a file", name));
+  }
+  if (entry.part < 0 || entry.part >= entry.parts || entry.parts > max_parts) {
+    throw Error(fmt::format("'{}': part {} of {} parts; they count from 0 and are {} at most", name,
+                            entry.part, entry.parts, max_parts));
   }
 }
 
-void check_file_name(const std::string& name) {
-  const bool good = !name.empty() && name.front() != '.' && name.find('/') == std::string::npos;
-  if (!good) throw Error(fmt::format("checkpoint: '{}' cannot be the name of a file", name));
+std::string describe(const std::string& dtype, const std::vector<int64_t>& shape) {
+  return fmt::format("{} [{}]", dtype, fmt::join(shape, ", "));
 }
 
 }  // namespace pptrain::checkpoint

@@ -13,19 +13,25 @@ namespace pptrain::checkpoint {
 
 inline constexpr const char* manifest_name = "manifest.json";
 
+// What one file holds of one tensor: all of it or a slice.
 struct TensorEntry {
   std::string dtype;  // as safetensors names it
-  std::vector<int64_t> shape;
-  std::string checksum;  // XXH3-128 of the tensor's bytes
+  nn::SliceShape slice;
+  std::string checksum;  // XXH3-128 of the stored bytes
+
+  // Its shape in the file: the box's where the slice is a whole box, else [elements].
+  std::vector<int64_t> stored_shape() const;
 };
 
 struct FileEntry {
   int stage = 0;
-  std::string file;    // "model"
+  std::string file;  // "model"
+  int part = 0;      // 0 to parts - 1
+  int parts = 1;
   uint64_t bytes = 0;  // of the whole file
   std::map<std::string, TensorEntry> tensors;
 
-  // "stage_0/model.safetensors", below the checkpoint's folder.
+  // "stage_0/model.safetensors", "stage_0/model.00001-of-00004.safetensors", below the checkpoint's folder.
   std::filesystem::path path() const;
 };
 
@@ -36,18 +42,20 @@ struct Manifest {
   std::vector<FileEntry> files;
 };
 
-// Text that parse_* gives back. A manifest carries a checksum of itself.
+// Text that parse_files and read_manifest give back. A manifest carries a checksum of itself.
 std::string to_text(const Manifest& manifest);
 std::string to_text(const std::vector<FileEntry>& files);
 std::vector<FileEntry> parse_files(const std::string& text);
 
-// Throws Error that names the file and what is wrong with it.
+// Reads format 2, and format 1, which is format 2 without slices and parts. Each slice lies within its
+// tensor; whether a tensor's slices are all of it, coverage.h tells. Throws Error that names the file and
+// what is wrong with it.
 Manifest read_manifest(const std::filesystem::path& step_dir);
 
-// Throws Error that names the tensor and both stages if one file kind has a tensor twice.
-void check_names_differ(const std::vector<FileEntry>& files);
+// Throws Error unless "model", "adamw.exp_avg", ... and the part serve as a file's name.
+void check_file_name(const FileEntry& entry);
 
-// "model", "adamw.exp_avg": throws Error unless it serves as a file's name.
-void check_file_name(const std::string& name);
+// "F32 [3, 5]".
+std::string describe(const std::string& dtype, const std::vector<int64_t>& shape);
 
 }  // namespace pptrain::checkpoint

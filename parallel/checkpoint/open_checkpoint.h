@@ -14,7 +14,7 @@ namespace pptrain::checkpoint {
 io::SafetensorsReader open_file(const std::filesystem::path& step_dir, const FileEntry& entry);
 
 // Differences between the file's header and the manifest, in words: tensors missing, unknown, of another type
-// or shape.
+// or stored shape.
 std::vector<std::string> compare(const io::SafetensorsReader& file, const FileEntry& entry);
 
 // Reads every byte of the tensor. Throws Error that names tensor and file if its checksum is not the

@@ -1,5 +1,7 @@
 #include "parallel/checkpoint/step_folders.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <charconv>
 #include <functional>
@@ -12,7 +14,7 @@ constexpr std::string_view step_prefix = "step_";
 }
 
 std::string step_folder_name(int64_t step) {
-  return std::string(step_prefix) + std::to_string(step);
+  return fmt::format("{}{}", step_prefix, step);
 }
 
 std::optional<int64_t> parse_step_folder(const std::string& name) {
@@ -20,7 +22,6 @@ std::optional<int64_t> parse_step_folder(const std::string& name) {
   int64_t step = 0;
   const char* const end = name.data() + name.size();
   const auto [rest, error] = std::from_chars(name.data() + step_prefix.size(), end, step);
-  // "step_007" is not ours: a step has one name.
   if (error != std::errc() || rest != end || step < 0 || name != step_folder_name(step)) return std::nullopt;
   return step;
 }

@@ -1,4 +1,4 @@
-// The names in a folder of checkpoints.
+// The names in a folder of checkpoints: whoever makes or reads one does it here.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@ namespace pptrain::checkpoint {
 inline constexpr const char* temporary_prefix = ".tmp_";
 inline constexpr const char* latest_name = "latest";
 
+// "step_17".
 std::string step_folder_name(int64_t step);
-// The step of "step_17"; nothing for other names.
+// The step of a name that step_folder_name gives; nothing for others, "step_007" and "step_best" among them.
 std::optional<int64_t> parse_step_folder(const std::string& name);
 
 struct StepFolder {

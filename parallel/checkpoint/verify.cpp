@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "core/io/mapped_file.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/coverage.h"
 #include "parallel/checkpoint/open_checkpoint.h"
 #include "parallel/checkpoint/step_folders.h"
 
@@ -76,6 +77,10 @@ std::vector<std::string> verify(const fs::path& step_dir) {
   try {
     const Manifest manifest = read_manifest(step_dir);
     for (const FileEntry& entry : manifest.files) verify_file(step_dir, entry, problems);
+    if (!problems.empty()) return problems;  // the slices are judged once they are what the files hold
+    for (const std::string& problem : coverage_problems(manifest.files)) {
+      problems.push_back(fmt::format("'{}': {}", step_dir.string(), problem));
+    }
   } catch (const Error& error) {
     problems.emplace_back(error.what());
   }

@@ -10,6 +10,7 @@
 #include "core/io/output_file.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/coverage.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
 
@@ -76,16 +77,13 @@ class Save {
       if (entry.path().filename().string().starts_with(temporary_prefix)) leftovers.push_back(entry.path());
     }
     for (const fs::path& leftover : leftovers) remove(leftover);
-    fs::create_directory(temporary_, error);
-    if (error) throw io::file_error("cannot create the folder", temporary_, error.value());
+    create_folder(temporary_);
   }
 
   std::vector<FileEntry> write(const std::vector<StageContents>& stages) const {
     std::vector<FileEntry> written;
     for (const StageContents& stage : stages) {
-      for (const auto& [file, tensors] : stage.files) {
-        written.push_back(write_file(stage.stage, file, tensors));
-      }
+      for (const auto& [file, tensors] : stage.files) written.push_back(write_file(stage, file, tensors));
       if (!stage.files.empty()) io::sync_folder((temporary_ / written.back().path()).parent_path());
     }
     return written;
@@ -105,7 +103,8 @@ class Save {
   // Rank 0: from here on the checkpoint exists.
   void publish(const Manifest& manifest, int64_t keep_last_n) const {
     if (!is_root()) return;
-    check_names_differ(manifest.files);
+    const auto problems = coverage_problems(manifest.files);
+    if (!problems.empty()) throw Error(problems.front());
     const std::string text = to_text(manifest);
     io::OutputFile file(temporary_ / manifest_name);
     file.write(std::as_bytes(std::span(text)));
@@ -127,24 +126,51 @@ class Save {
     if (error) throw io::file_error("cannot remove", path, error.value());
   }
 
-  FileEntry write_file(int stage, const std::string& file, const std::vector<NamedTensor>& tensors) const {
-    check_file_name(file);
-    FileEntry entry{.stage = stage, .file = file, .bytes = 0, .tensors = {}};
-    const fs::path path = temporary_ / entry.path();
-    std::error_code error;
-    fs::create_directory(path.parent_path(), error);
-    if (error) throw io::file_error("cannot create the folder", path.parent_path(), error.value());
+  FileEntry write_file(const StageContents& stage, const std::string& file,
+                       const std::vector<NamedTensor>& tensors) const {
+    FileEntry entry{.stage = stage.stage,
+                    .file = file,
+                    .part = stage.part,
+                    .parts = stage.parts,
+                    .bytes = 0,
+                    .tensors = {}};
+    check_file_name(entry);
+    std::vector<NamedTensor> stored;  // as they lie in the file
     std::vector<io::TensorSpec> specs;
-    for (const auto& [name, tensor] : tensors)
-      specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-    io::SafetensorsWriter writer(path, specs);
-    for (const auto& [name, tensor] : tensors) {
-      entry.tensors[name] = {.dtype = io::dtype_name(tensor.scalar_type()),
-                             .shape = tensor.sizes().vec(),
-                             .checksum = writer.write(name, tensor)};
+    for (const NamedTensor& t : tensors) {
+      const TensorEntry described = describe_slice(t);
+      if (t.slice.numel() == 0 && !t.slice.is_whole()) continue;
+      stored.push_back({t.name, t.slice, t.tensor.contiguous().view(described.stored_shape())});
+      specs.push_back({t.name, t.tensor.scalar_type(), described.stored_shape()});
+      entry.tensors[t.name] = described;
     }
+    const fs::path path = temporary_ / entry.path();
+    create_folder(path.parent_path());
+    io::SafetensorsWriter writer(path, specs);
+    for (const NamedTensor& t : stored) entry.tensors[t.name].checksum = writer.write(t.name, t.tensor);
     entry.bytes = writer.finish();
     return entry;
+  }
+
+  // All but the checksum.
+  static TensorEntry describe_slice(const NamedTensor& t) {
+    try {
+      nn::check_slice(t.slice);
+    } catch (const Error& error) {
+      throw Error(fmt::format("the tensor '{}': {}", t.name, error.what()));
+    }
+    if (t.tensor.numel() != t.slice.numel()) {
+      throw Error(fmt::format("the tensor '{}' has {} elements, its slice {}", t.name, t.tensor.numel(),
+                              t.slice.numel()));
+    }
+    return {.dtype = io::dtype_name(t.tensor.scalar_type()), .slice = t.slice, .checksum = {}};
+  }
+
+  // That it is there already is no failure: several ranks may create one stage's folder at once.
+  static void create_folder(const fs::path& folder) {
+    std::error_code error;
+    fs::create_directory(folder, error);
+    if (error) throw io::file_error("cannot create the folder", folder, error.value());
   }
 
   // A folder leaves under a temporary name, so that one half removed never looks like a checkpoint.
@@ -166,6 +192,11 @@ class Save {
 };
 
 }  // namespace
+
+NamedTensor whole_tensor(std::string name, at::Tensor tensor) {
+  nn::SliceShape slice = nn::whole_slice(tensor.sizes().vec());
+  return {.name = std::move(name), .slice = std::move(slice), .tensor = std::move(tensor)};
+}
 
 void save(comm::Communicator& world, const fs::path& root, const RunState& state, const Layout& layout,
           const std::string& job_toml, const std::vector<StageContents>& stages, int64_t keep_last_n) {

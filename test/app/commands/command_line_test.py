@@ -293,6 +293,17 @@ class CommandLine(unittest.TestCase):
         self.assertIn("nothing to do", self.train("run").stdout)
         self.assertIn("sound", self.pptrain("verify", self.folder / "run/checkpoints").stdout)
 
+    def test_verify_takes_the_steps_in_order(self):
+        self.train("run", "train.steps=12", "checkpoint.interval=1", "checkpoint.keep_last_n=0", "eval.interval=0")
+        checkpoints = self.folder / "run/checkpoints"
+        (checkpoints / "step_007").mkdir()
+        lines = self.pptrain("verify", checkpoints).stdout.splitlines()
+        self.assertEqual(lines, [f"{checkpoints}/step_{step}: sound" for step in range(1, 13)])
+        (checkpoints / "step_11/manifest.json").unlink()
+        damaged = self.pptrain("verify", checkpoints, code=1).stdout.splitlines()
+        self.assertEqual(damaged[:10] + damaged[11:], lines[:10] + lines[11:])
+        self.assertIn("step_11: ", damaged[10])
+
     def test_a_resume_path_without_checkpoint(self):
         (self.folder / "empty").mkdir()
         error = self.train("run", f'checkpoint.resume="{self.folder / "empty"}"', code=1).stderr

@@ -1,4 +1,6 @@
 // A resumed run equals the uninterrupted one bit for bit, also on another layout.
+#include "app/train/run_dir.h"
+#include "core/base/error.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -83,6 +85,23 @@ TEST_CASE("a new run sets earlier checkpoints aside") {
   CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_6"));
   CHECK(std::filesystem::exists(run_dir / "checkpoints/step_2"));
   CHECK_FALSE(std::filesystem::exists(run_dir / "checkpoints/step_4"));
+}
+
+TEST_CASE("step_007 is no checkpoint's folder, for nobody") {
+  const TemporaryFolder folder;
+  const auto root = folder.path() / "checkpoints";
+  for (const char* name : {"step_2", "step_007", "step_10", "step_best"}) {
+    std::filesystem::create_directories(root / name);
+  }
+  pptrain::app::set_aside_later_checkpoints(root, 2);
+  CHECK(std::filesystem::exists(folder.path() / "checkpoints.1/step_10"));
+  for (const char* name : {"step_2", "step_007", "step_best"}) CHECK(std::filesystem::exists(root / name));
+  const auto chosen = [&](const std::string& name) {
+    return pptrain::app::choose_checkpoint(pptrain::test::small_job(
+        small_job_text(), folder.path(), {"checkpoint.resume=\"" + (root / name).string() + "\""}));
+  };
+  CHECK(chosen("step_2") == root / "step_2");
+  CHECK_THROWS_WITH(chosen("step_007"), pptrain::test::contains_text("no complete checkpoint in"));
 }
 
 TEST_CASE("a smaller model does not resume from a larger one's checkpoint") {

@@ -27,12 +27,6 @@ Found find(const fs::path& root) {
   return found;
 }
 
-void overwrite(const fs::path& file, const std::function<void(std::string&)>& change) {
-  std::string bytes = ScratchFolder::read_file(file);
-  change(bytes);
-  ScratchFolder::write_file(file, bytes);
-}
-
 // Steps 1 and 2 are saved, `damage` hits step 2: verify must name `what`, and a resumed run take step 1 and
 // say why.
 void check_refused(const std::string& what, const std::function<void(const ScratchFolder&)>& damage,
@@ -150,9 +144,9 @@ TEST_CASE("a manifest that is missing, cut or changed is refused") {
       text.replace(text.find("\"next_sample\": 24"), 17, "\"next_sample\": 25");
     });
   });
-  check_refused("version 2", [&](const auto& folder) {
+  check_refused("version 3 of the format; this program reads versions 1 to 2", [&](const auto& folder) {
     overwrite(manifest(folder),
-              [](std::string& text) { text.replace(text.find("\"version\": 1"), 12, "\"version\": 2"); });
+              [](std::string& text) { text.replace(text.find("\"version\": 2"), 12, "\"version\": 3"); });
   });
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/io/scratch_folder.h"
@@ -39,7 +40,7 @@ inline checkpoint::StageContents example_stage(int stage, int stages, int64_t st
   for (int layer = layers * stage / stages; layer < layers * (stage + 1) / stages; ++layer) {
     for (const std::string& file : example_files) {
       for (const std::string& name : example_names(layer)) {
-        contents.files[file].push_back({name, example_tensor(file, name, step)});
+        contents.files[file].push_back(checkpoint::whole_tensor(name, example_tensor(file, name, step)));
       }
     }
   }
@@ -67,6 +68,27 @@ inline void save_example(const std::filesystem::path& root, int64_t step, int pp
     checkpoint::save(world, root, example_state(step), {{"pp", std::to_string(pp)}}, example_job, mine,
                      keep_last_n);
   });
+}
+
+// Every rank of `ranks` saves; returns the messages of the Errors, by rank ("" where none was thrown).
+inline std::vector<std::string> messages_of(int ranks,
+                                            const std::function<void(comm::Communicator&)>& save_on_rank) {
+  std::vector<std::string> messages(static_cast<size_t>(ranks));
+  comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
+    try {
+      save_on_rank(world);
+    } catch (const Error& error) {
+      messages[static_cast<size_t>(world.rank())] = error.what();
+    }
+  });
+  return messages;
+}
+
+// Changes the bytes of a file.
+inline void overwrite(const std::filesystem::path& file, const std::function<void(std::string&)>& change) {
+  std::string bytes = ScratchFolder::read_file(file);
+  change(bytes);
+  ScratchFolder::write_file(file, bytes);
 }
 
 // True if every tensor of the step reads back.

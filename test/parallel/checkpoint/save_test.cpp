@@ -15,20 +15,6 @@ using namespace pptrain::test;
 
 namespace {
 
-// Every rank of `ranks` saves; returns the messages of the Errors, by rank ("" where none was thrown).
-std::vector<std::string> messages_of(int ranks,
-                                     const std::function<void(comm::Communicator&)>& save_on_rank) {
-  std::vector<std::string> messages(static_cast<size_t>(ranks));
-  comm::run_thread_ranks(ranks, [&](comm::Communicator& world) {
-    try {
-      save_on_rank(world);
-    } catch (const Error& error) {
-      messages[static_cast<size_t>(world.rank())] = error.what();
-    }
-  });
-  return messages;
-}
-
 // Files of this process cannot grow beyond `bytes` while this lives, as on a full disk.
 class FileSizeLimit {
  public:
@@ -136,19 +122,24 @@ TEST_CASE("a step saved again replaces the old one") {
   CHECK(verify(folder / "step_4").empty());
 }
 
-TEST_CASE("a tensor name on two stages fails on every rank before anything is renamed") {
+TEST_CASE("a tensor on two stages fails on every rank before anything is renamed") {
   const ScratchFolder folder;
   save_example(folder.path(), 1);
-  const auto messages = messages_of(3, [&](comm::Communicator& world) {
-    StageContents stage = example_stage(world.rank(), 3, 2);
-    if (world.rank() == 2)
-      stage.files["model"].push_back({"layers.0.norm.weight", at::empty({1}, at::kFloat)});
-    save(world, folder.path(), example_state(2), {}, example_job, {stage}, 1);
-  });
-  for (const std::string& message : messages) {
-    CHECK_THAT(message, contains_text("'layers.0.norm.weight' of model is on stage 0 and on stage 2"));
-  }
-  CHECK(entries(folder.path()) == std::set<std::string>{"latest", "step_1"});
+  const std::string name = "layers.0.norm.weight";
+  const auto refused_with = [&](const at::Tensor& second, const std::string& text) {
+    const auto messages = messages_of(3, [&](comm::Communicator& world) {
+      StageContents stage = example_stage(world.rank(), 3, 2);
+      if (world.rank() == 2) stage.files["model"].push_back(whole_tensor(name, second));
+      save(world, folder.path(), example_state(2), {}, example_job, {stage}, 1);
+    });
+    for (const std::string& message : messages) CHECK_THAT(message, contains_text(text));
+    CHECK(entries(folder.path()) == std::set<std::string>{"latest", "step_1"});
+  };
+  refused_with(example_tensor("model", name, 2),
+               "(rank 0): the tensor 'layers.0.norm.weight' of model: its elements [0, 5) of 5 are stored "
+               "twice, in stage_0/model.safetensors and in stage_2/model.safetensors");
+  refused_with(at::empty({1}, at::kFloat),
+               "it is F32 [1, 5] in stage_0/model.safetensors, but F32 [1] in stage_2/model.safetensors");
 }
 
 TEST_CASE("one rank's failure is every rank's") {
@@ -169,13 +160,14 @@ TEST_CASE("one rank's failure is every rank's") {
   all_say(save_with([](auto& world, auto& stage) {
             if (world.rank() == 1) stage.files["../model"] = stage.files["model"];
           }),
-          "(rank 1): checkpoint: '../model' cannot be the name of a file");
+          "(rank 1): '../model' cannot be the name of a file");
   all_say(save_with([](auto& world, auto& stage) {
             if (world.rank() > 0) stage.files["model"].push_back(stage.files["model"].front());
           }),
           "(rank 1)");
   all_say(save_with([](auto& world, auto& stage) {
-            if (world.rank() == 2) stage.files["model"].push_back({"\xff", at::empty({1}, at::kFloat)});
+            if (world.rank() == 2)
+              stage.files["model"].push_back(whole_tensor("\xff", at::empty({1}, at::kFloat)));
           }),
           "(rank 2)");
   // Two ranks write one stage's file.
@@ -190,7 +182,8 @@ TEST_CASE("a disk that is full fails clearly and leaves the older checkpoint") {
   save_example(folder.path(), 1);
   const auto save_big = [&](comm::Communicator& world) {
     StageContents stage = example_stage(world.rank(), 2, 2);
-    if (world.rank() == 1) stage.files["model"].push_back({"big", at::empty({1 << 16}, at::kFloat)});
+    if (world.rank() == 1)
+      stage.files["model"].push_back(whole_tensor("big", at::empty({1 << 16}, at::kFloat)));
     save(world, folder.path(), example_state(2), {}, example_job, {stage}, 1);
   };
   {
