@@ -120,17 +120,16 @@ void ParameterGroup::lay_out(at::ScalarType compute_dtype) {
 void ParameterGroup::allocate(size_t buffer, at::Device device, bool with_gradients) {
   const int64_t size = sizes_[buffer];
   const int64_t piece = size / division_.parts;
-  const int64_t first = piece * division_.part;
   const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
   Whole& whole = whole_.emplace_back();
   Shard& shard = shards_.emplace_back();
   shard.master = at::zeros({piece}, options);
-  const bool shared = types_[buffer] == at::kFloat && division_.parts == 1;
-  whole.compute = shared ? shard.master : at::zeros({size}, options.dtype(types_[buffer]));
-  if (!shared) shard.compute = whole.compute.narrow(0, first, piece);
+  const auto compute = options.dtype(types_[buffer]);
+  if (types_[buffer] != at::kFloat) shard.compute = at::zeros({piece}, compute);
+  whole.compute = division_.parts > 1 ? at::zeros({size}, compute) : shard.rounded();
   if (with_gradients) {
     whole.grad = at::zeros({size}, options);
-    shard.grad = whole.grad.narrow(0, first, piece);
+    shard.grad = whole.grad.narrow(0, piece * division_.part, piece);
   }
 }
 
@@ -194,6 +193,26 @@ void ParameterGroup::initialise(uint64_t seed) {
 void ParameterGroup::refresh_compute() {
   for (Shard& shard : shards_) {
     if (shard.compute.defined()) shard.compute.copy_(shard.master);
+  }
+}
+
+void ParameterGroup::release_whole_compute() {
+  if (division_.parts == 1) return;
+  for (Whole& whole : whole_) {
+    c10::StorageImpl& storage = *whole.compute.storage().unsafeGetStorageImpl();
+    storage.set_data_ptr_noswap(storage.allocator()->allocate(0));
+    storage.set_nbytes(0);
+  }
+}
+
+void ParameterGroup::restore_whole_compute() {
+  if (division_.parts == 1) return;
+  for (Whole& whole : whole_) {
+    c10::StorageImpl& storage = *whole.compute.storage().unsafeGetStorageImpl();
+    const size_t bytes = static_cast<size_t>(whole.compute.numel()) * whole.compute.element_size();
+    if (storage.nbytes() == bytes) continue;
+    storage.set_data_ptr_noswap(storage.allocator()->allocate(bytes));
+    storage.set_nbytes(bytes);
   }
 }
 

@@ -59,8 +59,10 @@ struct Slice {
 struct Shard {
   at::Tensor master;          // float32
   at::Tensor grad;            // float32; undefined without gradients
-  at::Tensor compute;         // undefined where layers compute with the masters themselves
+  at::Tensor compute;         // masters rounded; undefined where layers compute in float32
   std::vector<Slice> slices;  // ascending
+
+  const at::Tensor& rounded() const { return compute.defined() ? compute : master; }
 };
 
 // What a layer computes with: one or several parameters stacked along dim 0 (q, k, v; gate, up), so that one
@@ -108,14 +110,21 @@ class ParameterGroup {
   std::vector<Slice*> slices();  // in the order of add(); those of other ranks alone are not there
   Slice* find(std::string_view name);
 
-  // The buffers over all ranks of the division, one for each of shards(): what is gathered into, and what is
-  // reduced. Piece p of Division::parts has the elements [p, p + 1) * size / parts.
+  // The buffers over all ranks of the division, one for each of shards(): piece p of Division::parts has the
+  // elements [p, p + 1) * size / parts. Weights are gathered into `compute` from each rank's Shard::rounded(),
+  // and stay as they were when masters change until they are gathered again; gradients are summed over ranks
+  // into each rank's piece of `grad`. In a group that is not divided they are the shard's own memory.
   struct Whole {
     at::Tensor compute;  // float32 or the compute type; the masters' memory where that is whole and float32
     at::Tensor grad;     // float32; undefined without gradients
   };
   std::vector<Whole>& whole() { return whole_; }
   const Division& division() const { return division_; }
+
+  // Frees the whole compute weights of a divided group, and takes memory for them again, without values. What
+  // layers hold of them stays valid.
+  void release_whole_compute();
+  void restore_whole_compute();
 
   std::vector<const ParameterSpec*> specs() const;  // all that was added, in order
   int64_t parameter_count() const;  // elements of the local shapes, over all parts, gaps excluded

@@ -39,12 +39,6 @@ const Entry& find(const std::string& name) {
   throw UsageError(fmt::format("optimizer.name: \"{}\" is not one of {}", name, fmt::join(names, ", ")));
 }
 
-// Whether compute weights are the masters rounded; else they share their memory, or are a copy to be
-// gathered.
-bool rounds(const nn::Shard& shard) {
-  return shard.compute.defined() && shard.compute.scalar_type() != at::kFloat;
-}
-
 bool decays(nn::Role role) {
   return role != nn::Role::norm && role != nn::Role::bias;
 }
@@ -86,7 +80,7 @@ Optimizer::Run Optimizer::make_run(const Range& range) const {
           .compute = {},
           .previous = {},
           .weight_decay = range.decays ? weight_decay_ : 0};
-  if (rounds(shard)) run.compute = part(shard.compute);
+  if (shard.compute.defined()) run.compute = part(shard.compute);
   if (!previous_.empty()) run.previous = parts(previous_[range.shard]);
   return run;
 }
@@ -102,9 +96,6 @@ void Optimizer::step(double lr, double grad_scale) {
       run.previous.reset();
     }
     update(run, {.lr = lr, .grad_scale = grad_scale, .step = steps_});
-  }
-  for (const nn::Shard* shard : shards_) {
-    if (shard->compute.defined() && !rounds(*shard)) shard->compute.copy_(shard->master);
   }
   can_undo_ = !previous_.empty();
 }
