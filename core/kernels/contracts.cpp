@@ -1,5 +1,7 @@
 // What each kernel accepts: dtypes, shapes and strides of its arguments. Checked once, before a back end sees
 // them.
+#include <limits>
+
 #include "core/kernels/back_ends.h"
 #include "core/kernels/checks.h"
 #include "core/kernels/kernels.h"
@@ -157,6 +159,12 @@ void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, cons
       .dense("bias_grad", bias_grad, at::kFloat, {dy.size(1)});
 }
 
+void check_normal_values(const Checks& checks, const Tensor& out, uint64_t, int64_t first, double) {
+  checks.require(out.scalar_type() == at::kFloat && out.is_contiguous(), "out must be contiguous float32")
+      .require(first >= 0 && first <= std::numeric_limits<int64_t>::max() - out.numel(),
+               "values are numbered from 0 to 2^63 - 1");
+}
+
 void check_adamw(const Checks& checks, const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
                  const Tensor& exp_avg_sq, const std::optional<Tensor>& compute, const AdamWArgs& args,
                  const std::optional<AdamWPrevious>& previous) {
@@ -198,6 +206,7 @@ void add_contracts() {
   linear.accept(check_linear);
   accumulate_weight_gradient.accept(check_accumulate_weight_gradient);
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient);
+  normal_values.accept(check_normal_values);
   adamw.accept(check_adamw);
   sum_of_squares.accept(check_sum_of_squares);
 }

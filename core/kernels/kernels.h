@@ -110,6 +110,13 @@ inline Kernel<void(const Tensor& dy, const Tensor& x, Tensor& weight_grad)> accu
 // bias_grad += column sums of dy, in row order. dy: T [rows, out]; bias_grad: float32 [out].
 inline Kernel<void(const Tensor& dy, Tensor& bias_grad)> accumulate_bias_gradient{"accumulate_bias_gradient"};
 
+// --- Initial values ---
+
+// Element i of out becomes std times standard normal value number first + i of the key, rounded to float32: a
+// function of key and number alone, so that any slice of a parameter can be made where it lies, with the same
+// bits on every back end (normal_value.h). out: float32, contiguous, any shape; first >= 0.
+inline Kernel<void(Tensor& out, uint64_t key, int64_t first, double std)> normal_values{"normal_values"};
+
 // --- Optimizer ---
 
 struct AdamWArgs {

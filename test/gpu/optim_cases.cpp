@@ -170,3 +170,21 @@ TEST_CASE("sum_of_squares", "[gpu]") {
         1e-12);
   }
 }
+
+TEST_CASE("normal values have the CPU's bits, whatever slice is made", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const int64_t size : {0, 1, 6, 1023, 40001}) {
+    for (const int64_t first : {int64_t{0}, int64_t{3}, int64_t{1} << 40}) {
+      CAPTURE(size, first);
+      const Work work = [&](const Backend& b) -> std::vector<Tensor> {
+        Tensor out = b.output({size}, at::kFloat);
+        b(kernels::normal_values, out, 0x0123456789abcdefULL, first, 0.02);
+        return {out};
+      };
+      compare(work);
+      CHECK(same_bits(work(reference())[0], work(subject())[0]));
+    }
+  }
+}

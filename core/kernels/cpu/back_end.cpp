@@ -7,6 +7,7 @@ void add_cross_entropy_kernels();
 void add_embedding_kernels();
 void add_matmul_kernels();
 void add_norm_kernels();
+void add_normal_kernels();
 void add_optimizer_kernels();
 void add_swiglu_kernels();
 
@@ -15,6 +16,7 @@ void add_kernels() {
   add_embedding_kernels();
   add_matmul_kernels();
   add_norm_kernels();
+  add_normal_kernels();
   add_optimizer_kernels();
   add_swiglu_kernels();
 }

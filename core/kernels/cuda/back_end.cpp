@@ -7,6 +7,7 @@ void add_cross_entropy_kernels();
 void add_embedding_kernels();
 void add_gemm_kernels();
 void add_norm_kernels();
+void add_normal_kernels();
 void add_optim_kernels();
 void add_rope_kernels();
 void add_swiglu_kernels();
@@ -16,6 +17,7 @@ void add_kernels() {
   add_embedding_kernels();
   add_gemm_kernels();
   add_norm_kernels();
+  add_normal_kernels();
   add_optim_kernels();
   add_rope_kernels();
   add_swiglu_kernels();
