@@ -1,11 +1,12 @@
-// Fused kernels, for tensors where memory traffic bounds the step. Each function runs on the device of its
-// tensors: core/kernels/cpu and core/kernels/cuda implement the same interface.
+// Fused kernels, for tensors where memory traffic bounds the step, and matrix products. A kernel is called
+// like a function and runs on the device of its tensors: core/kernels/cpu and core/kernels/cuda implement
+// each of them.
 //
 // Conventions: T is the compute type of activations (float32 or bfloat16); arithmetic inside a kernel is
 // float32. [rows, dim] tensors are contiguous unless said otherwise. Outputs are allocated by the caller and
 // may not alias inputs unless said otherwise. Kernels are deterministic: the same inputs give the same bits,
 // whatever the rank. CUDA kernels are asynchronous on the current stream. Every function is safe to call from
-// several threads.
+// several threads. A wrong argument is an Error that names kernel and argument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,30 +14,33 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/kernels/kernel.h"
+
 namespace pptrain::kernels {
 
 using at::Tensor;
 
-// --- RMSNorm (Zhang & Sennrich, arXiv 1910.07467)
-// ------------------------------------------------------------------
+// --- RMSNorm (Zhang & Sennrich, arXiv 1910.07467) ---
 
 // y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps). x, y: T [rows, dim]; weight: float32 [dim];
 // rstd: float32 [rows].
-void rms_norm(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd);
+inline Kernel<void(const Tensor& x, const Tensor& weight, double eps, Tensor& y, Tensor& rstd)> rms_norm{
+    "rms_norm"};
 
 // sum = x + delta, rounded to T; y and rstd as rms_norm of the rounded sum, so that the fused and the
 // separate form agree bit for bit. sum may alias x or delta.
-void add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& sum,
-                  Tensor& y, Tensor& rstd);
+inline Kernel<void(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps, Tensor& sum,
+                   Tensor& y, Tensor& rstd)>
+    add_rms_norm{"add_rms_norm"};
 
 // dx = d(rms_norm)/dx applied to dy, plus residual_grad where given, rounded once; weight_grad += its
 // gradient, summed over rows in row order. dy, x, residual_grad, dx: T [rows, dim]; weight, weight_grad:
 // float32 [dim]; rstd: float32 [rows]. dx may alias dy or residual_grad.
-void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
-                       const std::optional<Tensor>& residual_grad, Tensor& dx, Tensor& weight_grad);
+inline Kernel<void(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
+                   const std::optional<Tensor>& residual_grad, Tensor& dx, Tensor& weight_grad)>
+    rms_norm_backward{"rms_norm_backward"};
 
-// --- Heads: optional per-head RMSNorm (Qwen3's QK-norm), then rotary embedding
-// -------------------------------------
+// --- Heads: optional per-head RMSNorm (Qwen3's QK-norm), then rotary embedding ---
 
 // Rotary tables: cos, sin: float32 [max_position, head_dim / 2].
 struct RopeTable {
@@ -49,58 +53,71 @@ struct RopeTable {
 // Face's Llama: pairs (i, i + head_dim / 2), angle position * inv_freq[i]. positions: int32 [tokens]. y: as
 // x, other strides allowed; without weight y may be x itself. rstd: float32 [tokens, heads], written only
 // with weight.
-void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps, const RopeTable& rope,
-               const Tensor& positions, Tensor& y, Tensor& rstd);
+inline Kernel<void(const Tensor& x, const std::optional<Tensor>& weight, double eps, const RopeTable& rope,
+                   const Tensor& positions, Tensor& y, Tensor& rstd)>
+    norm_rope{"norm_rope"};
 
 // Gradient of norm_rope. dy, x, dx: T [tokens, heads, head_dim], any strides with the last one 1 (dx is a
 // view of the fused dqkv). x and rstd are read, and weight_grad (float32 [head_dim]) accumulated, only with
 // weight. Without weight dx may be dy itself.
-void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,
-                        const Tensor& rstd, const RopeTable& rope, const Tensor& positions, Tensor& dx,
-                        const std::optional<Tensor>& weight_grad);
+inline Kernel<void(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
+                   const RopeTable& rope, const Tensor& positions, Tensor& dx,
+                   const std::optional<Tensor>& weight_grad)>
+    norm_rope_backward{"norm_rope_backward"};
 
-// --- SwiGLU (Shazeer, arXiv 2002.05202)
-// -----------------------------------------------------------------------------
+// --- SwiGLU (Shazeer, arXiv 2002.05202) ---
 
 // y = silu(gate) * up. gate_up: T [rows, 2 * dim], gate first; y: T [rows, dim].
-void swiglu(const Tensor& gate_up, Tensor& y);
+inline Kernel<void(const Tensor& gate_up, Tensor& y)> swiglu{"swiglu"};
 
 // dgate_up may alias gate_up. dy: T [rows, dim].
-void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up);
+inline Kernel<void(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up)> swiglu_backward{
+    "swiglu_backward"};
 
-// --- Cross entropy
-// ---------------------------------------------------------------------------------------------------
+// --- Cross entropy ---
 
 // Per-row negative log-likelihood in nats, for logits T [rows, vocab] and labels int64 [rows]; a row with
 // label -100 has loss 0. loss: float32 [rows]. With want_gradient, logits become the gradient of the row sum
 // (softmax - one-hot; 0 in ignored rows), rounded to T.
-void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want_gradient);
+inline Kernel<void(Tensor& logits, const Tensor& labels, Tensor& loss, bool want_gradient)> cross_entropy{
+    "cross_entropy"};
 
-// --- Embedding
-// -------------------------------------------------------------------------------------------------------
+// --- Embedding ---
 
 // out[i] = weight[tokens[i]]. tokens: int64 [rows]; weight: T [vocab, dim]; out: T [rows, dim].
-void embedding(const Tensor& tokens, const Tensor& weight, Tensor& out);
+inline Kernel<void(const Tensor& tokens, const Tensor& weight, Tensor& out)> embedding{"embedding"};
 
 // weight_grad[tokens[i]] += dy[i], in row order. dy: T [rows, dim]; weight_grad: float32 [vocab, dim].
-void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_grad);
+inline Kernel<void(const Tensor& tokens, const Tensor& dy, Tensor& weight_grad)> embedding_backward{
+    "embedding_backward"};
 
-// --- Matrix products
-// ---------------------------------------------------------------------------------------------------
+// --- Matrix products ---
 
 // out = a b, summed in float32 and rounded once, by the library that is fastest at this shape. a: T [rows,
 // inner]; b: T [inner, cols]; out: T [rows, cols].
-void matmul(const Tensor& a, const Tensor& b, Tensor& out);
+inline Kernel<void(const Tensor& a, const Tensor& b, Tensor& out)> matmul{"matmul"};
+
+// out = x weight^T + bias. x: T [rows, in], whose rows may lie apart; weight: T [out, in]; bias: T [out];
+// out: T [rows, out].
+inline Kernel<void(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out)>
+    linear{"linear"};
 
 // weight_grad += dy^T x, with float32 accumulation all the way. dy: T [rows, out]; x: T [rows, in];
 // weight_grad: float32 [out, in].
-void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad);
+inline Kernel<void(const Tensor& dy, const Tensor& x, Tensor& weight_grad)> accumulate_weight_gradient{
+    "accumulate_weight_gradient"};
 
 // bias_grad += column sums of dy, in row order. dy: T [rows, out]; bias_grad: float32 [out].
-void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad);
+inline Kernel<void(const Tensor& dy, Tensor& bias_grad)> accumulate_bias_gradient{"accumulate_bias_gradient"};
 
-// --- Optimizer
-// -------------------------------------------------------------------------------------------------------
+// --- Initial values ---
+
+// Element i of out becomes std times standard normal value number first + i of the key, rounded to float32: a
+// function of key and number alone, so that any slice of a parameter can be made where it lies, with the same
+// bits on every back end (normal_value.h). out: float32, contiguous, any shape; first >= 0.
+inline Kernel<void(Tensor& out, uint64_t key, int64_t first, double std)> normal_values{"normal_values"};
+
+// --- Optimizer ---
 
 struct AdamWArgs {
   double lr = 0;
@@ -119,12 +136,13 @@ struct AdamWPrevious {
 
 // AdamW (Loshchilov & Hutter, arXiv 1711.05101), with PyTorch's arithmetic. All float32 of one size;
 // `compute`, where given, receives the new weight rounded to bfloat16.
-void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
-           const std::optional<Tensor>& compute, const AdamWArgs& args,
-           const std::optional<AdamWPrevious>& previous = std::nullopt);
+inline Kernel<void(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
+                   const std::optional<Tensor>& compute, const AdamWArgs& args,
+                   const std::optional<AdamWPrevious>& previous)>
+    adamw{"adamw"};
 
 // out (float64 scalar tensor on x's device) = sum of x^2. x: float32, contiguous. The order of summation
 // depends on the size of x alone.
-void sum_of_squares(const Tensor& x, Tensor out);
+inline Kernel<void(const Tensor& x, const Tensor& out)> sum_of_squares{"sum_of_squares"};
 
 }  // namespace pptrain::kernels

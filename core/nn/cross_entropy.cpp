@@ -1,9 +1,9 @@
 #include "core/nn/cross_entropy.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/kernels/kernels.h"
 
@@ -32,7 +32,7 @@ at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels
     at::Tensor logits = buffer.narrow(0, 0, n);
     at::Tensor chunk_loss = loss.narrow(0, start, n);
     const at::Tensor chunk_h = h.narrow(0, start, n);
-    at::mm_out(logits, chunk_h, weight.t());
+    kernels::linear(chunk_h, weight, std::nullopt, logits);
     kernels::cross_entropy(logits, flat_labels.narrow(0, start, n), chunk_loss, dh != nullptr);
     if (dh != nullptr) {
       at::Tensor chunk_dh = dh->narrow(0, start, n);
@@ -53,7 +53,10 @@ at::Tensor LinearCrossEntropy::forward_backward(const at::Tensor& h, const at::T
 }
 
 at::Tensor LinearCrossEntropy::logits(const at::Tensor& h) const {
-  return at::mm(h, weight_->compute.t());
+  const at::Tensor& weight = weight_->compute;
+  at::Tensor logits = at::empty({h.size(0), weight.size(0)}, h.options());
+  kernels::linear(h, weight, std::nullopt, logits);
+  return logits;
 }
 
 }  // namespace pptrain::nn

@@ -1,8 +1,7 @@
 // Initial values of parameters: a function of name, seed and the element's place alone.
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/Generator.h>
-#include <ATen/ops/empty.h>
+#include <string_view>
 
+#include "core/kernels/kernels.h"
 #include "core/nn/parameter.h"
 
 namespace pptrain::nn {
@@ -36,11 +35,12 @@ void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uin
       out.zero_();
       return;
     case Init::normal: {
-      const std::string& name = spec.init_name.empty() ? spec.name : spec.init_name;
-      const auto generator = at::make_generator<at::CPUGeneratorImpl>(mix(hash_name(name) ^ mix(seed)));
-      at::Tensor whole = at::empty(slice.global, at::TensorOptions().dtype(at::kFloat));
-      whole.normal_(0, spec.init_std, generator);
-      copy_slice(whole, slice, out);
+      const uint64_t key = mix(hash_name(spec.init_name.empty() ? spec.name : spec.init_name) ^ mix(seed));
+      const at::Tensor flat = out.view({-1});
+      for (const ElementRun& run : element_runs(slice)) {
+        at::Tensor values = flat.narrow(0, run.local, run.length);
+        kernels::normal_values(values, key, run.global, spec.init_std);
+      }
       return;
     }
   }

@@ -1,8 +1,8 @@
 #include "core/nn/linear.h"
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
+
+#include <optional>
 
 #include "core/kernels/kernels.h"
 
@@ -27,8 +27,9 @@ Linear::Linear(ParameterGroup& group, int64_t in_features, std::vector<LinearPar
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  const at::Tensor weight_t = weight_->compute.t();
-  return bias_ == nullptr ? at::mm(x, weight_t) : at::addmm(bias_->compute, x, weight_t);
+  at::Tensor y = at::empty({x.size(0), out_}, x.options());
+  kernels::linear(x, weight_->compute, bias_ == nullptr ? std::nullopt : std::optional(bias_->compute), y);
+  return y;
 }
 
 at::Tensor Linear::backward_input(const at::Tensor& dy) const {

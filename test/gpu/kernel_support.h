@@ -4,31 +4,25 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <type_traits>
 #include <vector>
 
-#include "core/kernels/backend.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::test {
 
 using at::Tensor;
 
-// The functions of kernels.h as one back end has them, and the device of their tensors.
+// One back end's kernels, called without the checks of kernels.h, and the device of their tensors.
 struct Backend {
   at::Device device;
-  decltype(&kernels::cpu::rms_norm) rms_norm;
-  decltype(&kernels::cpu::add_rms_norm) add_rms_norm;
-  decltype(&kernels::cpu::rms_norm_backward) rms_norm_backward;
-  decltype(&kernels::cpu::norm_rope) norm_rope;
-  decltype(&kernels::cpu::norm_rope_backward) norm_rope_backward;
-  decltype(&kernels::cpu::swiglu) swiglu;
-  decltype(&kernels::cpu::swiglu_backward) swiglu_backward;
-  decltype(&kernels::cpu::cross_entropy) cross_entropy;
-  decltype(&kernels::cpu::embedding) embedding;
-  decltype(&kernels::cpu::embedding_backward) embedding_backward;
-  decltype(&kernels::cpu::accumulate_weight_gradient) accumulate_weight_gradient;
-  decltype(&kernels::cpu::accumulate_bias_gradient) accumulate_bias_gradient;
-  decltype(&kernels::cpu::adamw) adamw;
-  decltype(&kernels::cpu::sum_of_squares) sum_of_squares;
+  kernels::BackEnd back_end;
+
+  // b(kernels::swiglu, gate_up, y)
+  template <class... Args>
+  void operator()(const kernels::Kernel<void(Args...)>& kernel, std::type_identity_t<Args>... args) const {
+    kernel.implementation(back_end)(args...);
+  }
 
   // Normal values times `scale`, the same for the same seed on every back end.
   Tensor random(at::IntArrayRef shape, at::ScalarType type, uint64_t seed, double scale = 1.0) const;

@@ -9,6 +9,7 @@
 #include "test/support/catch.h"
 
 using namespace pptrain::test;
+namespace kernels = pptrain::kernels;
 
 namespace {
 
@@ -28,9 +29,9 @@ TEST_CASE("swiglu and its gradient, in place too", "[gpu]") {
         const Tensor dy = b.random({3, dim}, type, 2);
         Tensor y = b.output({3, dim}, type);
         Tensor dgate_up = b.output({3, 2 * dim}, type);
-        b.swiglu(gate_up, y);
-        b.swiglu_backward(dy, gate_up, dgate_up);
-        b.swiglu_backward(dy, gate_up, gate_up);
+        b(kernels::swiglu, gate_up, y);
+        b(kernels::swiglu_backward, dy, gate_up, dgate_up);
+        b(kernels::swiglu_backward, dy, gate_up, gate_up);
         return {y, dgate_up, gate_up};
       });
     }
@@ -52,9 +53,9 @@ TEST_CASE("cross_entropy", "[gpu]") {
         labels[2] = -100;
         Tensor loss = b.output({rows}, at::kFloat);
         Tensor loss_alone = b.output({rows}, at::kFloat);
-        b.cross_entropy(logits, labels, loss_alone, false);
+        b(kernels::cross_entropy, logits, labels, loss_alone, false);
         CHECK(same_bits(logits, untouched));
-        b.cross_entropy(logits, labels, loss, true);
+        b(kernels::cross_entropy, logits, labels, loss, true);
         CHECK(same_bits(loss, loss_alone));
         return {loss, logits};
       });
@@ -79,7 +80,7 @@ TEST_CASE("cross_entropy with huge, equal and infinite logits", "[gpu]") {
   labels[5] = 3;
   logits = logits.to(b.device);
   Tensor loss = b.output({6}, at::kFloat);
-  b.cross_entropy(logits, labels.to(b.device), loss, true);
+  b(kernels::cross_entropy, logits, labels.to(b.device), loss, true);
   const Tensor result = loss.cpu();
   CHECK(result[0].item<float>() == Approx(std::log(64.0)).epsilon(1e-5));
   CHECK(result[1].item<float>() == Approx(std::log(32.0)).epsilon(1e-5));
@@ -102,15 +103,15 @@ TEST_CASE("labels and tokens outside the vocabulary give NaN, not an access outs
   bad[1] = -1;
   Tensor logits = b.random({2, 8}, at::kFloat, 1);
   Tensor loss = b.random({2}, at::kFloat, 2);
-  b.cross_entropy(logits, bad.to(b.device), loss, true);
+  b(kernels::cross_entropy, logits, bad.to(b.device), loss, true);
   CHECK(loss.isnan().sum().item<int64_t>() == 2);
   CHECK(logits.isnan().sum().item<int64_t>() == 16);
   Tensor out = b.random({2, 4}, at::kFloat, 3);
-  b.embedding(bad.to(b.device), b.random({8, 4}, at::kFloat, 4), out);
+  b(kernels::embedding, bad.to(b.device), b.random({8, 4}, at::kFloat, 4), out);
   CHECK(out.isnan().sum().item<int64_t>() == 8);
   Tensor grad = b.random({8, 4}, at::kFloat, 5);
   const Tensor before = grad.clone();
-  b.embedding_backward(bad.to(b.device), b.random({2, 4}, at::kFloat, 6), grad);
+  b(kernels::embedding_backward, bad.to(b.device), b.random({2, 4}, at::kFloat, 6), grad);
   CHECK(same_bits(grad, before));
 }
 
@@ -126,8 +127,8 @@ TEST_CASE("embedding and its gradient: exactly the CPU's, with many equal tokens
           const Tensor tokens = b.random_integers(17, rows, 1);
           Tensor out = b.output({rows, dim}, type);
           Tensor weight_grad = b.random({19, dim}, at::kFloat, 4);
-          b.embedding(tokens, b.random({19, dim}, type, 2), out);
-          b.embedding_backward(tokens, b.random({rows, dim}, type, 3), weight_grad);
+          b(kernels::embedding, tokens, b.random({19, dim}, type, 2), out);
+          b(kernels::embedding_backward, tokens, b.random({rows, dim}, type, 3), weight_grad);
           return {out, weight_grad};
         };
         compare(work);

@@ -10,7 +10,8 @@
 #include "test/support/catch.h"
 
 using namespace pptrain::test;
-using pptrain::kernels::RopeTable;
+namespace kernels = pptrain::kernels;
+using kernels::RopeTable;
 
 namespace {
 
@@ -69,7 +70,7 @@ TEST_CASE("rms_norm", "[gpu]") {
       compare([&, rows = rows, dim = dim](const Backend& b) -> std::vector<Tensor> {
         Tensor y = b.output({rows, dim}, type);
         Tensor rstd = b.output({rows}, at::kFloat);
-        b.rms_norm(b.random({rows, dim}, type, 1), b.random({dim}, at::kFloat, 2), eps, y, rstd);
+        b(kernels::rms_norm, b.random({rows, dim}, type, 1), b.random({dim}, at::kFloat, 2), eps, y, rstd);
         return {y, rstd};
       });
     }
@@ -87,8 +88,8 @@ TEST_CASE("add_rms_norm equals addition then rms_norm, bit for bit, in place too
         Tensor sum = b.random({rows, dim}, type, 1);
         Tensor y = b.output({rows, dim}, type);
         Tensor rstd = b.output({rows}, at::kFloat);
-        b.add_rms_norm(sum, b.random({rows, dim}, type, 3), b.random({dim}, at::kFloat, 2), eps, sum, y,
-                       rstd);
+        b(kernels::add_rms_norm, sum, b.random({rows, dim}, type, 3), b.random({dim}, at::kFloat, 2), eps,
+          sum, y, rstd);
         return {sum, y, rstd};
       };
       compare(fused);
@@ -97,7 +98,7 @@ TEST_CASE("add_rms_norm equals addition then rms_norm, bit for bit, in place too
       CHECK(same_bits(result[0], sum));
       Tensor y = subject().output({rows, dim}, type);
       Tensor rstd = subject().output({rows}, at::kFloat);
-      subject().rms_norm(sum, subject().random({dim}, at::kFloat, 2), eps, y, rstd);
+      subject()(kernels::rms_norm, sum, subject().random({dim}, at::kFloat, 2), eps, y, rstd);
       CHECK(same_bits(result[1], y));
       CHECK(same_bits(result[2], rstd));
     }
@@ -118,13 +119,13 @@ TEST_CASE("rms_norm_backward, with and without residual, in place too", "[gpu]")
               const Tensor weight = b.random({dim}, at::kFloat, 2);
               Tensor rstd = b.output({rows}, at::kFloat);
               Tensor y = b.output({rows, dim}, type);
-              b.rms_norm(x, weight, eps, y, rstd);
+              b(kernels::rms_norm, x, weight, eps, y, rstd);
               Tensor dy = b.random({rows, dim}, type, 4);
               const std::optional<Tensor> residual =
                   in_place ? std::nullopt : std::optional(b.random({rows, dim}, type, 5));
               Tensor dx = in_place ? dy : b.output({rows, dim}, type);
               Tensor weight_grad = b.random({dim}, at::kFloat, 6);
-              b.rms_norm_backward(dy, x, weight, rstd, residual, dx, weight_grad);
+              b(kernels::rms_norm_backward, dy, x, weight, rstd, residual, dx, weight_grad);
               return {dx, weight_grad};
             },
             1e-4);
@@ -142,8 +143,8 @@ TEST_CASE("rms_norm_backward with the largest number of strips", "[gpu]") {
         const Tensor dy = b.random({2051, 3}, at::kFloat, 4);
         Tensor dx = b.output({2051, 3}, at::kFloat);
         Tensor weight_grad = b.random({3}, at::kFloat, 6);
-        b.rms_norm_backward(dy, b.random({2051, 3}, at::kFloat, 1), b.random({3}, at::kFloat, 2),
-                            b.random({2051}, at::kFloat, 3).abs(), std::nullopt, dx, weight_grad);
+        b(kernels::rms_norm_backward, dy, b.random({2051, 3}, at::kFloat, 1), b.random({3}, at::kFloat, 2),
+          b.random({2051}, at::kFloat, 3).abs(), std::nullopt, dx, weight_grad);
         return {dx, weight_grad};
       },
       1e-3);
@@ -163,9 +164,9 @@ TEST_CASE("results do not depend on alignment", "[gpu]") {
     Tensor rstd = b.output({6}, at::kFloat);
     Tensor weight_grad = b.random({256}, at::kFloat, 6);
     Tensor bias_grad = b.random({256}, at::kFloat, 7);
-    b.rms_norm(x_at, weight, eps, y, rstd);
-    b.rms_norm_backward(dy_at, x_at, weight, rstd, std::nullopt, dx, weight_grad);
-    b.accumulate_bias_gradient(dy_at, bias_grad);
+    b(kernels::rms_norm, x_at, weight, eps, y, rstd);
+    b(kernels::rms_norm_backward, dy_at, x_at, weight, rstd, std::nullopt, dx, weight_grad);
+    b(kernels::accumulate_bias_gradient, dy_at, bias_grad);
     return {y, rstd, dx, weight_grad, bias_grad};
   };
   const auto aligned = run(x, dy);
@@ -188,11 +189,12 @@ TEST_CASE("norm_rope", "[gpu]") {
           const Tensor weight = b.random({s.head_dim}, at::kFloat, 2);
           Tensor rstd = b.output({s.tokens, s.heads}, at::kFloat);
           Tensor normed = fused_output(b, s, type, 0);
-          b.norm_rope(x, weight, eps, table(b, s.tokens + 3, s.head_dim), positions_of(b, s), normed, rstd);
+          b(kernels::norm_rope, x, weight, eps, table(b, s.tokens + 3, s.head_dim), positions_of(b, s),
+            normed, rstd);
           Tensor in_place = x.clone(at::MemoryFormat::Contiguous);
           Tensor unused;
-          b.norm_rope(in_place, std::nullopt, eps, table(b, s.tokens + 3, s.head_dim), positions_of(b, s),
-                      in_place, unused);
+          b(kernels::norm_rope, in_place, std::nullopt, eps, table(b, s.tokens + 3, s.head_dim),
+            positions_of(b, s), in_place, unused);
           return {normed, rstd, in_place};
         });
       }
@@ -211,8 +213,8 @@ TEST_CASE("norm_rope writes nothing but its view", "[gpu]") {
       Tensor fused = b.output({6, 5 * 16}, type);
       Tensor y = view_of_fused(fused, s, shift);
       Tensor rstd = b.output({6, 3}, at::kFloat);
-      b.norm_rope(fused_input(b, s, type, 1, 0), b.random({16}, at::kFloat, 2), eps, table(b, 9, 16),
-                  positions_of(b, s), y, rstd);
+      b(kernels::norm_rope, fused_input(b, s, type, 1, 0), b.random({16}, at::kFloat, 2), eps,
+        table(b, 9, 16), positions_of(b, s), y, rstd);
       CHECK(y.isnan().sum().item<int64_t>() == 0);
       y.zero_();
       CHECK(fused.isnan().sum().item<int64_t>() == 6 * 2 * 16);
@@ -237,10 +239,10 @@ TEST_CASE("norm_rope_backward", "[gpu]") {
               const RopeTable rope = table(b, s.tokens + 3, s.head_dim);
               Tensor dx = fused_output(b, s, type, shift);
               Tensor weight_grad = b.random({s.head_dim}, at::kFloat, 5);
-              b.norm_rope_backward(dy, x, weight, rstd, rope, positions_of(b, s), dx, weight_grad);
+              b(kernels::norm_rope_backward, dy, x, weight, rstd, rope, positions_of(b, s), dx, weight_grad);
               Tensor in_place = dy.clone();
-              b.norm_rope_backward(in_place, x, std::nullopt, Tensor(), rope, positions_of(b, s), in_place,
-                                   std::nullopt);
+              b(kernels::norm_rope_backward, in_place, x, std::nullopt, Tensor(), rope, positions_of(b, s),
+                in_place, std::nullopt);
               return {dx, weight_grad, in_place};
             },
             2e-4);
@@ -258,7 +260,7 @@ TEST_CASE("norm_rope gives NaN for a position outside the table", "[gpu]") {
   const Tensor positions = at::full({2}, 3, at::TensorOptions().dtype(at::kInt).device(b.device));
   positions[1].fill_(4);
   Tensor rstd;
-  b.norm_rope(x, std::nullopt, eps, table(b, 4, 8), positions, x, rstd);
+  b(kernels::norm_rope, x, std::nullopt, eps, table(b, 4, 8), positions, x, rstd);
   CHECK(x[0].isnan().sum().item<int64_t>() == 0);
   CHECK(x[1].isnan().sum().item<int64_t>() == 8);
 }
@@ -272,8 +274,8 @@ TEST_CASE("no rows, nothing done", "[gpu]") {
   Tensor rstd = b.output({0}, at::kFloat);
   Tensor grad = b.random({16}, at::kFloat, 1);
   const Tensor before = grad.clone();
-  b.rms_norm(y, grad, eps, y, rstd);
-  b.rms_norm_backward(y, y, grad, rstd, std::nullopt, y, grad);
-  b.accumulate_bias_gradient(y, grad);
+  b(kernels::rms_norm, y, grad, eps, y, rstd);
+  b(kernels::rms_norm_backward, y, y, grad, rstd, std::nullopt, y, grad);
+  b(kernels::accumulate_bias_gradient, y, grad);
   CHECK(same_bits(grad, before));
 }

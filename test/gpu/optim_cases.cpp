@@ -1,11 +1,13 @@
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::test;
-using pptrain::kernels::AdamWArgs;
+namespace kernels = pptrain::kernels;
+using kernels::AdamWArgs;
 
 namespace {
 
@@ -26,12 +28,34 @@ TEST_CASE("weight and bias gradients accumulate", "[gpu]") {
             const Tensor dy = b.random({rows, out}, type, 1);
             Tensor weight_grad = b.random({out, in}, at::kFloat, 3);
             Tensor bias_grad = b.random({out}, at::kFloat, 4);
-            b.accumulate_weight_gradient(dy, b.random({rows, in}, type, 2), weight_grad);
-            b.accumulate_bias_gradient(dy, bias_grad);
+            b(kernels::accumulate_weight_gradient, dy, b.random({rows, in}, type, 2), weight_grad);
+            b(kernels::accumulate_bias_gradient, dy, bias_grad);
             return {weight_grad, bias_grad};
           },
           1e-4);
     }
+  }
+}
+
+TEST_CASE("matrix products", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    CAPTURE(type);
+    compare(
+        [&](const Backend& b) -> std::vector<Tensor> {
+          const Tensor x = b.random({5, 24}, type, 1);
+          const Tensor weight = b.random({40, 24}, type, 2);
+          Tensor y = b.output({5, 40}, type);
+          Tensor without_bias = b.output({5, 40}, type);
+          Tensor dx = b.output({5, 24}, type);
+          b(kernels::linear, x, weight, b.random({40}, type, 3), y);
+          b(kernels::linear, x, weight, std::nullopt, without_bias);
+          b(kernels::matmul, b.random({5, 40}, type, 4), weight, dx);
+          return {y, without_bias, dx};
+        },
+        1e-4);
   }
 }
 
@@ -45,7 +69,7 @@ TEST_CASE("bias gradient over many rows and columns", "[gpu]") {
       compare(
           [&, rows = rows, out = out](const Backend& b) -> std::vector<Tensor> {
             Tensor bias_grad = b.random({out}, at::kFloat, 4);
-            b.accumulate_bias_gradient(b.random({rows, out}, type, 1), bias_grad);
+            b(kernels::accumulate_bias_gradient, b.random({rows, out}, type, 1), bias_grad);
             return {bias_grad};
           },
           1e-3);
@@ -66,9 +90,9 @@ TEST_CASE("adamw over several steps, with and without the compute copy", "[gpu]"
         Tensor exp_avg_sq = b.random({size}, at::kFloat, 2, 0.0);
         Tensor compute = b.output({size}, at::kBFloat16);
         for (int64_t step = 1; step <= 3; ++step) {
-          b.adamw(weight, b.random({size}, at::kFloat, 10 + static_cast<uint64_t>(step)), exp_avg, exp_avg_sq,
-                  copy ? std::optional(compute) : std::nullopt,
-                  AdamWArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step}, std::nullopt);
+          b(kernels::adamw, weight, b.random({size}, at::kFloat, 10 + static_cast<uint64_t>(step)), exp_avg,
+            exp_avg_sq, copy ? std::optional(compute) : std::nullopt,
+            AdamWArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step}, std::nullopt);
         }
         if (copy) {
           CHECK(same_bits(compute, weight.to(at::kBFloat16)));
@@ -93,11 +117,11 @@ TEST_CASE("adamw keeps what it overwrites", "[gpu]") {
       Tensor exp_avg = b.random({size}, at::kFloat, 2);
       Tensor exp_avg_sq = b.random({size}, at::kFloat, 3).abs();
       const std::array<Tensor, 3> before{weight.clone(), exp_avg.clone(), exp_avg_sq.clone()};
-      const pptrain::kernels::AdamWPrevious previous{.weight = place(b.output({size}, at::kFloat)),
-                                                     .exp_avg = place(b.output({size}, at::kFloat)),
-                                                     .exp_avg_sq = place(b.output({size}, at::kFloat))};
-      b.adamw(weight, b.random({size}, at::kFloat, 4), exp_avg, exp_avg_sq, std::nullopt,
-              AdamWArgs{.lr = 0.01}, previous);
+      const kernels::AdamWPrevious previous{.weight = place(b.output({size}, at::kFloat)),
+                                            .exp_avg = place(b.output({size}, at::kFloat)),
+                                            .exp_avg_sq = place(b.output({size}, at::kFloat))};
+      b(kernels::adamw, weight, b.random({size}, at::kFloat, 4), exp_avg, exp_avg_sq, std::nullopt,
+        AdamWArgs{.lr = 0.01}, previous);
       CHECK(same_bits(previous.weight, before[0]));
       CHECK(same_bits(previous.exp_avg, before[1]));
       CHECK(same_bits(previous.exp_avg_sq, before[2]));
@@ -119,8 +143,9 @@ TEST_CASE("adamw and sum_of_squares do not depend on alignment", "[gpu]") {
     Tensor compute = place(b.random({1003}, at::kBFloat16, 4));
     const Tensor grad = place(b.random({1003}, at::kFloat, 5));
     Tensor squares = b.output({}, at::kDouble);
-    b.adamw(weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7}, std::nullopt);
-    b.sum_of_squares(grad, squares);
+    b(kernels::adamw, weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7},
+      std::nullopt);
+    b(kernels::sum_of_squares, grad, squares);
     return {weight, exp_avg, exp_avg_sq, compute, squares};
   };
   const auto even = run(false);
@@ -139,9 +164,27 @@ TEST_CASE("sum_of_squares", "[gpu]") {
     compare(
         [&](const Backend& b) -> std::vector<Tensor> {
           Tensor out = b.output({}, at::kDouble);
-          b.sum_of_squares(b.random({size}, at::kFloat, 1), out);
+          b(kernels::sum_of_squares, b.random({size}, at::kFloat, 1), out);
           return {out};
         },
         1e-12);
+  }
+}
+
+TEST_CASE("normal values have the CPU's bits, whatever slice is made", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const int64_t size : {0, 1, 6, 1023, 40001}) {
+    for (const int64_t first : {int64_t{0}, int64_t{3}, int64_t{1} << 40}) {
+      CAPTURE(size, first);
+      const Work work = [&](const Backend& b) -> std::vector<Tensor> {
+        Tensor out = b.output({size}, at::kFloat);
+        b(kernels::normal_values, out, 0x0123456789abcdefULL, first, 0.02);
+        return {out};
+      };
+      compare(work);
+      CHECK(same_bits(work(reference())[0], work(subject())[0]));
+    }
   }
 }

@@ -3,10 +3,10 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/kernels/backend.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cpu {
 namespace {
@@ -39,6 +39,10 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
       typed<T>(loops()).cross_entropy(args, scratch.data(), first, last);
     });
   });
+}
+
+void add_cross_entropy_kernels() {
+  kernels::cross_entropy.implement(BackEnd::cpu, cross_entropy);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -3,10 +3,10 @@
 #include <cstring>
 
 #include "core/base/error.h"
-#include "core/kernels/backend.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cpu {
 namespace {
@@ -50,6 +50,11 @@ void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_g
                                            first, last);
     });
   });
+}
+
+void add_embedding_kernels() {
+  kernels::embedding.implement(BackEnd::cpu, embedding);
+  kernels::embedding_backward.implement(BackEnd::cpu, embedding_backward);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -1,9 +1,9 @@
 #include <vector>
 
-#include "core/kernels/backend.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cpu {
 namespace {
@@ -101,6 +101,14 @@ void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<T
                   backward(args, scratch.data(), sum, first, last);
                 });
   });
+}
+
+void add_norm_kernels() {
+  kernels::rms_norm.implement(BackEnd::cpu, rms_norm);
+  kernels::add_rms_norm.implement(BackEnd::cpu, add_rms_norm);
+  kernels::rms_norm_backward.implement(BackEnd::cpu, rms_norm_backward);
+  kernels::norm_rope.implement(BackEnd::cpu, norm_rope);
+  kernels::norm_rope_backward.implement(BackEnd::cpu, norm_rope_backward);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -2,10 +2,10 @@
 #include <cmath>
 #include <vector>
 
-#include "core/kernels/backend.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cpu {
 
@@ -38,7 +38,7 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
   });
 }
 
-void sum_of_squares(const Tensor& x, Tensor result) {
+void sum_of_squares(const Tensor& x, const Tensor& result) {
   constexpr int64_t kBlock = int64_t{1} << 16;
   const int64_t size = x.numel();
   const int64_t blocks = (size + kBlock - 1) / kBlock;
@@ -54,6 +54,11 @@ void sum_of_squares(const Tensor& x, Tensor result) {
     total += sum;
   }
   *out<double>(result) = total;
+}
+
+void add_optimizer_kernels() {
+  kernels::adamw.implement(BackEnd::cpu, adamw);
+  kernels::sum_of_squares.implement(BackEnd::cpu, sum_of_squares);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -1,7 +1,7 @@
-#include "core/kernels/backend.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cpu {
 
@@ -20,6 +20,11 @@ void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up) 
     parallel_for(dy.size(0), row_grain(args.dim),
                  [&](int64_t first, int64_t last) { typed<T>(loops()).swiglu_backward(args, first, last); });
   });
+}
+
+void add_swiglu_kernels() {
+  kernels::swiglu.implement(BackEnd::cpu, swiglu);
+  kernels::swiglu_backward.implement(BackEnd::cpu, swiglu_backward);
 }
 
 }  // namespace pptrain::kernels::cpu

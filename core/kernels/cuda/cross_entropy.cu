@@ -3,9 +3,9 @@
 #include <cfloat>
 #include <cmath>
 
-#include "core/kernels/backend.h"
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -106,6 +106,10 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
              vocab, want_gradient, output<float>(loss));
     });
   });
+}
+
+void add_cross_entropy_kernels() {
+  kernels::cross_entropy.implement(BackEnd::cuda, cross_entropy);
 }
 
 }  // namespace pptrain::kernels::cuda

@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "core/kernels/backend.h"
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -124,6 +124,11 @@ void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_g
              rows_of_sorted, input<T>(dy), rows, weight_grad.size(0), dim, output<float>(weight_grad));
     });
   });
+}
+
+void add_embedding_kernels() {
+  kernels::embedding.implement(BackEnd::cuda, embedding);
+  kernels::embedding_backward.implement(BackEnd::cuda, embedding_backward);
 }
 
 }  // namespace pptrain::kernels::cuda

@@ -1,10 +1,14 @@
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
 
-#include "core/kernels/backend.h"
+#include <optional>
+
 #include "core/kernels/cuda/blas.h"
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/partial_sums.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -36,6 +40,18 @@ __global__ void column_sums_kernel(const T* dy, int64_t rows, int64_t rows_per_b
 }
 
 }  // namespace
+
+void matmul(const Tensor& a, const Tensor& b, Tensor& out) {
+  at::mm_out(out, a, b);
+}
+
+void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out) {
+  if (bias) {
+    at::addmm_out(out, *bias, x, weight.t());
+  } else {
+    at::mm_out(out, x, weight.t());
+  }
+}
 
 // cuBLAS is column-major. A contiguous row-major [r, c] is a column-major [c, r] with leading dimension c. So
 //   weight_grad [out, in] += dy^T x   reads, transposed,   weight_grad' [in, out] += x' dy'^T
@@ -84,6 +100,13 @@ void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
     });
   });
   add_partial_sums(partials, bias_grad);
+}
+
+void add_gemm_kernels() {
+  kernels::matmul.implement(BackEnd::cuda, matmul);
+  kernels::linear.implement(BackEnd::cuda, linear);
+  kernels::accumulate_weight_gradient.implement(BackEnd::cuda, accumulate_weight_gradient);
+  kernels::accumulate_bias_gradient.implement(BackEnd::cuda, accumulate_bias_gradient);
 }
 
 }  // namespace pptrain::kernels::cuda

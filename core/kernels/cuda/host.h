@@ -1,5 +1,5 @@
 // Host side of a kernel: choice of element type and of the vector path, launch sizes. Dtypes, shapes and
-// strides have been checked by dispatch.cpp; only limits of this back end are checked here.
+// strides have been checked (contracts.cpp); only limits of this back end are checked here.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -3,11 +3,7 @@
 
 #include <cmath>
 
-#ifdef __CUDACC__
-#define PPTRAIN_HOST_DEVICE __host__ __device__
-#else
-#define PPTRAIN_HOST_DEVICE
-#endif
+#include "core/kernels/host_device.h"
 
 namespace pptrain::kernels::cuda {
 

@@ -1,9 +1,9 @@
 #include <ATen/core/Tensor.h>
 
-#include "core/kernels/backend.h"
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/partial_sums.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -192,6 +192,12 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
     });
   });
   add_partial_sums(partials, weight_grad);
+}
+
+void add_norm_kernels() {
+  kernels::rms_norm.implement(BackEnd::cuda, rms_norm);
+  kernels::add_rms_norm.implement(BackEnd::cuda, add_rms_norm);
+  kernels::rms_norm_backward.implement(BackEnd::cuda, rms_norm_backward);
 }
 
 }  // namespace pptrain::kernels::cuda

@@ -3,10 +3,10 @@
 
 #include <cmath>
 
-#include "core/kernels/backend.h"
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -147,7 +147,7 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
   });
 }
 
-void sum_of_squares(const Tensor& x, Tensor out) {
+void sum_of_squares(const Tensor& x, const Tensor& out) {
   const DeviceGuard guard(x.device());
   const int64_t size = x.numel();
   const int64_t packs_per_block = static_cast<int64_t>(threads_per_block) * 4;
@@ -160,6 +160,11 @@ void sum_of_squares(const Tensor& x, Tensor out) {
   });
   launch("sum_of_squares", sum_kernel, 1, threads_per_block, 0, input<double>(partials), blocks,
          output<double>(out));
+}
+
+void add_optim_kernels() {
+  kernels::adamw.implement(BackEnd::cuda, adamw);
+  kernels::sum_of_squares.implement(BackEnd::cuda, sum_of_squares);
 }
 
 }  // namespace pptrain::kernels::cuda

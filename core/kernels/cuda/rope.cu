@@ -2,11 +2,11 @@
 
 #include <bit>
 
-#include "core/kernels/backend.h"
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
 #include "core/kernels/cuda/partial_sums.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -354,6 +354,11 @@ void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<T
                                                                       *weight_grad);
               });
   });
+}
+
+void add_rope_kernels() {
+  kernels::norm_rope.implement(BackEnd::cuda, norm_rope);
+  kernels::norm_rope_backward.implement(BackEnd::cuda, norm_rope_backward);
 }
 
 }  // namespace pptrain::kernels::cuda

@@ -1,9 +1,9 @@
 #include <ATen/core/Tensor.h>
 
-#include "core/kernels/backend.h"
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -94,6 +94,11 @@ void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up) 
              output<T>(dgate_up));
     });
   });
+}
+
+void add_swiglu_kernels() {
+  kernels::swiglu.implement(BackEnd::cuda, swiglu);
+  kernels::swiglu_backward.implement(BackEnd::cuda, swiglu_backward);
 }
 
 }  // namespace pptrain::kernels::cuda

@@ -97,11 +97,11 @@ TEST_CASE("adamw and sums do not depend on where in a buffer an element lies", "
                v0 = at::rand({size}, f32);
   const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
   Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), compute = at::empty({size}, at::kBFloat16);
-  kernels::adamw(w, g, m, v, compute, args);
+  kernels::adamw(w, g, m, v, compute, args, std::nullopt);
   for (int64_t i = 0; i < size; ++i) {
     Tensor w1 = w0.narrow(0, i, 1).clone(), m1 = m0.narrow(0, i, 1).clone(), v1 = v0.narrow(0, i, 1).clone();
     Tensor c1 = at::empty({1}, at::kBFloat16);
-    kernels::adamw(w1, g.narrow(0, i, 1), m1, v1, c1, args);
+    kernels::adamw(w1, g.narrow(0, i, 1), m1, v1, c1, args, std::nullopt);
     REQUIRE(same_bits(w1, w.narrow(0, i, 1)));
     REQUIRE(same_bits(m1, m.narrow(0, i, 1)));
     REQUIRE(same_bits(v1, v.narrow(0, i, 1)));
@@ -121,7 +121,7 @@ TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
   const auto row = [&](int64_t i) { return kept[i].narrow(0, offset, size); };
   const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
   kernels::adamw(w, g, m, v, std::nullopt, args, kernels::AdamWPrevious{row(0), row(1), row(2)});
-  kernels::adamw(w1, g, m1, v1, std::nullopt, args);
+  kernels::adamw(w1, g, m1, v1, std::nullopt, args, std::nullopt);
   at::set_num_threads(1);
   CHECK(same_bits(row(0), w0));
   CHECK(same_bits(row(1), m0));
@@ -134,7 +134,7 @@ TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
 
 TEST_CASE("zero gaps stay zero under adamw", "[kernels]") {
   Tensor w = at::zeros({64}, f32), m = at::zeros({64}, f32), v = at::zeros({64}, f32);
-  kernels::adamw(w, at::zeros({64}, f32), m, v, std::nullopt, {.lr = 1, .weight_decay = 0.1});
+  kernels::adamw(w, at::zeros({64}, f32), m, v, std::nullopt, {.lr = 1, .weight_decay = 0.1}, std::nullopt);
   CHECK(w.abs().sum().item<float>() == 0);
 }
 
@@ -216,9 +216,9 @@ TEST_CASE("rounding to bfloat16 is ATen's", "[kernels]") {
   values[2] = std::numeric_limits<float>::max();
   values[3] = 1.00390625F;  // halfway between two bfloat16 values
   Tensor m = at::zeros_like(values), v = at::ones_like(values), compute = at::empty({4096}, at::kBFloat16);
-  kernels::adamw(values, at::zeros_like(values), m, v, compute, {.lr = 0});
+  kernels::adamw(values, at::zeros_like(values), m, v, compute, {.lr = 0}, std::nullopt);
   CHECK(same_bits(compute, values.to(at::kBFloat16)));
   values[7] = std::nan("");
-  kernels::adamw(values, at::zeros_like(values), m, v, compute, {.lr = 0});
+  kernels::adamw(values, at::zeros_like(values), m, v, compute, {.lr = 0}, std::nullopt);
   CHECK(std::isnan(compute[7].item<float>()));
 }

@@ -269,6 +269,23 @@ TEST_CASE("matmul, also with a long inner dimension", "[kernels]") {
   CHECK(relative_error(out, a.to(at::kDouble).mm(b.to(at::kDouble))) < tolerance(type));
 }
 
+TEST_CASE("linear is x weight^T + bias, with the bits of ATen's products", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto [rows, in, outputs] = GENERATE(std::tuple{1, 5, 7}, std::tuple{33, 200, 64});
+  const Tensor wide = random({rows, in + 3}, type), weight = random({outputs, in}, type);
+  const Tensor bias = random({outputs}, type), x = wide.narrow(1, 1, in);  // rows that lie apart
+  const Tensor product = x.to(at::kDouble).mm(weight.to(at::kDouble).t());
+  Tensor out = at::empty({rows, outputs}, x.options());
+  kernels::linear(x, weight, std::nullopt, out);
+  CHECK(same_bits(out, at::mm(x, weight.t())));
+  CHECK(relative_error(out, product) < tolerance(type));
+  kernels::linear(x, weight, bias, out);
+  CHECK(same_bits(out, at::addmm(bias, x, weight.t())));
+  CHECK(relative_error(out, product + bias.to(at::kDouble)) < tolerance(type));
+  CHECK_THROWS_AS(kernels::linear(x, weight, bias.narrow(0, 1, outputs - 1), out), Error);
+}
+
 TEST_CASE("sum_of_squares", "[kernels]") {
   const SingleThread setup;
   const auto size = GENERATE(1, 31, 33, 1000, 200001);

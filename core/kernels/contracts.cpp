@@ -1,0 +1,214 @@
+// What each kernel accepts: dtypes, shapes and strides of its arguments. Checked once, before a back end sees
+// them.
+#include <limits>
+
+#include "core/kernels/back_ends.h"
+#include "core/kernels/checks.h"
+#include "core/kernels/kernels.h"
+
+namespace pptrain::kernels {
+namespace {
+
+void check_rope(const Checks& checks, const Tensor& x, const RopeTable& rope, const Tensor& positions) {
+  const int64_t max_position = rope.cos.defined() ? rope.cos.size(0) : 0;
+  checks.require(x.size(2) % 2 == 0, "head_dim must be even")
+      .dense("rope.cos", rope.cos, at::kFloat, {max_position, x.size(2) / 2})
+      .dense("rope.sin", rope.sin, at::kFloat, {max_position, x.size(2) / 2})
+      .dense("positions", positions, at::kInt, {x.size(0)});
+}
+
+void check_rms_norm(const Checks& checks, const Tensor& x, const Tensor& weight, double, const Tensor& y,
+                    const Tensor& rstd) {
+  checks.compute("x", x, 2);
+  const int64_t rows = x.size(0);
+  const int64_t dim = x.size(1);
+  checks.dense("x", x, x.scalar_type(), {rows, dim})
+      .dense("weight", weight, at::kFloat, {dim})
+      .dense("y", y, x.scalar_type(), {rows, dim})
+      .dense("rstd", rstd, at::kFloat, {rows});
+}
+
+void check_add_rms_norm(const Checks& checks, const Tensor& x, const Tensor& delta, const Tensor& weight,
+                        double, const Tensor& sum, const Tensor& y, const Tensor& rstd) {
+  checks.compute("x", x, 2);
+  const int64_t rows = x.size(0);
+  const int64_t dim = x.size(1);
+  checks.dense("x", x, x.scalar_type(), {rows, dim})
+      .dense("delta", delta, x.scalar_type(), {rows, dim})
+      .dense("weight", weight, at::kFloat, {dim})
+      .dense("sum", sum, x.scalar_type(), {rows, dim})
+      .dense("y", y, x.scalar_type(), {rows, dim})
+      .dense("rstd", rstd, at::kFloat, {rows});
+}
+
+void check_rms_norm_backward(const Checks& checks, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                             const Tensor& rstd, const std::optional<Tensor>& residual_grad, const Tensor& dx,
+                             const Tensor& weight_grad) {
+  checks.compute("x", x, 2);
+  const int64_t rows = x.size(0);
+  const int64_t dim = x.size(1);
+  checks.dense("x", x, x.scalar_type(), {rows, dim})
+      .dense("dy", dy, x.scalar_type(), {rows, dim})
+      .dense("weight", weight, at::kFloat, {dim})
+      .dense("rstd", rstd, at::kFloat, {rows})
+      .dense("dx", dx, x.scalar_type(), {rows, dim})
+      .dense("weight_grad", weight_grad, at::kFloat, {dim});
+  if (residual_grad) {
+    checks.dense("residual_grad", *residual_grad, x.scalar_type(), {rows, dim});
+  }
+}
+
+void check_norm_rope(const Checks& checks, const Tensor& x, const std::optional<Tensor>& weight, double,
+                     const RopeTable& rope, const Tensor& positions, const Tensor& y, const Tensor& rstd) {
+  checks.compute("x", x, 3);
+  const auto shape = {x.size(0), x.size(1), x.size(2)};
+  checks.strided("x", x, x.scalar_type(), shape).strided("y", y, x.scalar_type(), shape);
+  check_rope(checks, x, rope, positions);
+  if (weight) {
+    checks.dense("weight", *weight, at::kFloat, {x.size(2)})
+        .dense("rstd", rstd, at::kFloat, {x.size(0), x.size(1)});
+  }
+}
+
+void check_norm_rope_backward(const Checks& checks, const Tensor& dy, const Tensor& x,
+                              const std::optional<Tensor>& weight, const Tensor& rstd, const RopeTable& rope,
+                              const Tensor& positions, const Tensor& dx,
+                              const std::optional<Tensor>& weight_grad) {
+  checks.compute("dy", dy, 3);
+  const auto shape = {dy.size(0), dy.size(1), dy.size(2)};
+  checks.strided("dy", dy, dy.scalar_type(), shape).strided("dx", dx, dy.scalar_type(), shape);
+  check_rope(checks, dy, rope, positions);
+  if (weight) {
+    checks.require(weight_grad.has_value(), "weight_grad is missing")
+        .strided("x", x, dy.scalar_type(), shape)
+        .dense("weight", *weight, at::kFloat, {dy.size(2)})
+        .dense("weight_grad", *weight_grad, at::kFloat, {dy.size(2)})
+        .dense("rstd", rstd, at::kFloat, {dy.size(0), dy.size(1)});
+  }
+}
+
+void check_swiglu(const Checks& checks, const Tensor& gate_up, const Tensor& y) {
+  checks.compute("y", y, 2)
+      .dense("y", y, y.scalar_type(), {y.size(0), y.size(1)})
+      .dense("gate_up", gate_up, y.scalar_type(), {y.size(0), 2 * y.size(1)});
+}
+
+void check_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor& gate_up,
+                           const Tensor& dgate_up) {
+  checks.compute("dy", dy, 2)
+      .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
+      .dense("gate_up", gate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
+      .dense("dgate_up", dgate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)});
+}
+
+void check_cross_entropy(const Checks& checks, const Tensor& logits, const Tensor& labels, const Tensor& loss,
+                         bool) {
+  checks.compute("logits", logits, 2);
+  const int64_t rows = logits.size(0);
+  checks.dense("logits", logits, logits.scalar_type(), {rows, logits.size(1)})
+      .dense("labels", labels, at::kLong, {rows})
+      .dense("loss", loss, at::kFloat, {rows});
+}
+
+void check_embedding(const Checks& checks, const Tensor& tokens, const Tensor& weight, const Tensor& out) {
+  checks.compute("weight", weight, 2)
+      .dense("weight", weight, weight.scalar_type(), {weight.size(0), weight.size(1)})
+      .dense("tokens", tokens, at::kLong, {tokens.numel()})
+      .dense("out", out, weight.scalar_type(), {tokens.numel(), weight.size(1)});
+}
+
+void check_embedding_backward(const Checks& checks, const Tensor& tokens, const Tensor& dy,
+                              const Tensor& weight_grad) {
+  checks.compute("dy", dy, 2);
+  checks.dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
+      .dense("tokens", tokens, at::kLong, {dy.size(0)})
+      .require(weight_grad.dim() == 2, "weight_grad must have 2 dims")
+      .dense("weight_grad", weight_grad, at::kFloat, {weight_grad.size(0), dy.size(1)});
+}
+
+void check_matmul(const Checks& checks, const Tensor& a, const Tensor& b, const Tensor& out) {
+  checks.compute("a", a, 2).compute("b", b, 2);
+  checks.dense("a", a, a.scalar_type(), {a.size(0), a.size(1)})
+      .dense("b", b, a.scalar_type(), {a.size(1), b.size(1)})
+      .dense("out", out, a.scalar_type(), {a.size(0), b.size(1)});
+}
+
+void check_linear(const Checks& checks, const Tensor& x, const Tensor& weight,
+                  const std::optional<Tensor>& bias, const Tensor& out) {
+  checks.compute("x", x, 2).compute("weight", weight, 2);
+  const int64_t outputs = weight.size(0);
+  checks.strided("x", x, x.scalar_type(), {x.size(0), weight.size(1)})
+      .dense("weight", weight, x.scalar_type(), {outputs, weight.size(1)})
+      .dense("out", out, x.scalar_type(), {x.size(0), outputs});
+  if (bias) {
+    checks.dense("bias", *bias, x.scalar_type(), {outputs});
+  }
+}
+
+void check_accumulate_weight_gradient(const Checks& checks, const Tensor& dy, const Tensor& x,
+                                      const Tensor& weight_grad) {
+  checks.compute("dy", dy, 2).compute("x", x, 2);
+  checks.dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
+      .dense("x", x, dy.scalar_type(), {dy.size(0), x.size(1)})
+      .dense("weight_grad", weight_grad, at::kFloat, {dy.size(1), x.size(1)});
+}
+
+void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, const Tensor& bias_grad) {
+  checks.compute("dy", dy, 2)
+      .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
+      .dense("bias_grad", bias_grad, at::kFloat, {dy.size(1)});
+}
+
+void check_normal_values(const Checks& checks, const Tensor& out, uint64_t, int64_t first, double) {
+  checks.require(out.scalar_type() == at::kFloat && out.is_contiguous(), "out must be contiguous float32")
+      .require(first >= 0 && first <= std::numeric_limits<int64_t>::max() - out.numel(),
+               "values are numbered from 0 to 2^63 - 1");
+}
+
+void check_adamw(const Checks& checks, const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
+                 const Tensor& exp_avg_sq, const std::optional<Tensor>& compute, const AdamWArgs& args,
+                 const std::optional<AdamWPrevious>& previous) {
+  const int64_t size = weight.numel();
+  checks.dense("weight", weight, at::kFloat, {size})
+      .dense("grad", grad, at::kFloat, {size})
+      .dense("exp_avg", exp_avg, at::kFloat, {size})
+      .dense("exp_avg_sq", exp_avg_sq, at::kFloat, {size})
+      .require(args.step >= 1, "steps are counted from 1");
+  if (compute) {
+    checks.dense("compute", *compute, at::kBFloat16, {size});
+  }
+  if (previous) {
+    checks.dense("previous.weight", previous->weight, at::kFloat, {size})
+        .dense("previous.exp_avg", previous->exp_avg, at::kFloat, {size})
+        .dense("previous.exp_avg_sq", previous->exp_avg_sq, at::kFloat, {size});
+  }
+}
+
+void check_sum_of_squares(const Checks& checks, const Tensor& x, const Tensor& out) {
+  checks.require(x.scalar_type() == at::kFloat && x.is_contiguous(), "x must be contiguous float32")
+      .dense("out", out, at::kDouble, {});
+}
+
+}  // namespace
+
+void add_contracts() {
+  rms_norm.accept(check_rms_norm);
+  add_rms_norm.accept(check_add_rms_norm);
+  rms_norm_backward.accept(check_rms_norm_backward);
+  norm_rope.accept(check_norm_rope);
+  norm_rope_backward.accept(check_norm_rope_backward);
+  swiglu.accept(check_swiglu);
+  swiglu_backward.accept(check_swiglu_backward);
+  cross_entropy.accept(check_cross_entropy);
+  embedding.accept(check_embedding);
+  embedding_backward.accept(check_embedding_backward);
+  matmul.accept(check_matmul);
+  linear.accept(check_linear);
+  accumulate_weight_gradient.accept(check_accumulate_weight_gradient);
+  accumulate_bias_gradient.accept(check_accumulate_bias_gradient);
+  normal_values.accept(check_normal_values);
+  adamw.accept(check_adamw);
+  sum_of_squares.accept(check_sum_of_squares);
+}
+
+}  // namespace pptrain::kernels

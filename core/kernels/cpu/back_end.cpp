@@ -1,0 +1,24 @@
+// One line a file of this folder: each adds the kernels that it implements.
+#include "core/kernels/back_ends.h"
+
+namespace pptrain::kernels::cpu {
+
+void add_cross_entropy_kernels();
+void add_embedding_kernels();
+void add_matmul_kernels();
+void add_norm_kernels();
+void add_normal_kernels();
+void add_optimizer_kernels();
+void add_swiglu_kernels();
+
+void add_kernels() {
+  add_cross_entropy_kernels();
+  add_embedding_kernels();
+  add_matmul_kernels();
+  add_norm_kernels();
+  add_normal_kernels();
+  add_optimizer_kernels();
+  add_swiglu_kernels();
+}
+
+}  // namespace pptrain::kernels::cpu

@@ -1,0 +1,71 @@
+// A kernel: a function on tensors that each back end implements for its device. kernels.h declares the
+// kernels, contracts.cpp says what each of them accepts, and every back end hands in its implementations.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <type_traits>
+
+#include "core/kernels/back_ends.h"
+#include "core/kernels/checks.h"
+
+namespace pptrain::kernels {
+
+template <class Signature>
+class Kernel;
+
+// The first argument is a tensor; its device chooses the back end.
+template <class... Args>
+class Kernel<void(Args...)> {
+ public:
+  // How a check sees an argument: it changes none.
+  template <class T>
+  using Seen = std::conditional_t<std::is_reference_v<T>, const std::remove_reference_t<T>&, T>;
+  using Function = void (*)(Args...);
+  using Check = void (*)(const Checks&, Seen<Args>...);
+
+  // The name is the kernel's in messages. Constant initialisation: kernels exist before any code runs.
+  explicit constexpr Kernel(const char* name) : name_(name) {}
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  // Checks the arguments, then runs the implementation for the device of the first one. Throws Error where
+  // the check fails, or that back end lacks the kernel.
+  void operator()(Args... args) const {
+    define_kernels();
+    const at::Tensor& first = first_of(args...);
+    check_(Checks(name_, first), args...);
+    find(first.is_cuda() ? BackEnd::cuda : BackEnd::cpu)(args...);
+  }
+
+  // One back end's implementation, without the checks. Throws Error where there is none.
+  Function implementation(BackEnd back_end) const {
+    define_kernels();
+    return find(back_end);
+  }
+
+  // Called once for each kernel, and once for each back end that has it, by what define_kernels calls.
+  void accept(Check check) { check_ = check; }
+  void implement(BackEnd back_end, Function function) { functions_[index(back_end)] = function; }
+
+ private:
+  static constexpr std::size_t index(BackEnd back_end) { return static_cast<std::size_t>(back_end); }
+  template <class... Rest>
+  static const at::Tensor& first_of(const at::Tensor& first, const Rest&...) {
+    return first;
+  }
+
+  Function find(BackEnd back_end) const {
+    const Function function = functions_[index(back_end)];
+    if (function == nullptr) fail_without_implementation(name_, back_end);
+    return function;
+  }
+
+  const char* name_;
+  Check check_ = nullptr;
+  std::array<Function, 2> functions_{};
+};
+
+}  // namespace pptrain::kernels
