@@ -73,8 +73,8 @@ inline data::Microbatch random_documents(const models::ModelConfig& model,
   std::vector<at::Tensor> positions;
   for (size_t i = 0; i < lengths.size(); ++i) {
     starts.push_back(starts.back() + static_cast<int32_t>(lengths[i]));
-    positions.push_back(at::arange(lengths[i], at::kInt) +
-                        static_cast<int64_t>(i == late ? model.max_seq - lengths[i] : 0));
+    const int64_t first = i == late ? model.max_seq - lengths[i] : 0;
+    positions.push_back(at::arange(first, first + lengths[i], at::kInt));
   }
   const int64_t tokens = starts.back();
   data::Microbatch data{.tokens = at::randint(model.vocab, {tokens}, at::kLong),
