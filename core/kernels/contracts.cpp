@@ -1,9 +1,10 @@
-// What each kernel accepts: dtypes, shapes and strides of its arguments. Checked once, before a back end sees
-// them.
+// What each kernel accepts (dtypes, shapes and strides of its arguments, checked before a back end sees
+// them), and what it costs, where that is not its arguments' bytes once.
 #include <limits>
 
 #include "core/kernels/back_ends.h"
 #include "core/kernels/checks.h"
+#include "core/kernels/cost.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels {
@@ -15,6 +16,13 @@ void check_rope(const Checks& checks, const Tensor& x, const RopeTable& rope, co
       .dense("rope.cos", rope.cos, at::kFloat, {max_position, x.size(2) / 2})
       .dense("rope.sin", rope.sin, at::kFloat, {max_position, x.size(2) / 2})
       .dense("positions", positions, at::kInt, {x.size(0)});
+}
+
+// A row of both tables for each position, and the positions.
+Cost cost_rope(const RopeTable& rope, const Tensor& positions) {
+  Cost cost = moving(positions);
+  cost.bytes += static_cast<double>(2 * positions.numel() * rope.cos.size(1)) * sizeof(float);
+  return cost;
 }
 
 void check_rms_norm(const Checks& checks, const Tensor& x, const Tensor& weight, double, const Tensor& y,
@@ -58,6 +66,12 @@ void check_rms_norm_backward(const Checks& checks, const Tensor& dy, const Tenso
   }
 }
 
+Cost cost_rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
+                            const std::optional<Tensor>& residual_grad, const Tensor& dx,
+                            const Tensor& weight_grad) {
+  return moving(dy, x, weight, rstd, residual_grad, dx, weight_grad, weight_grad);
+}
+
 void check_norm_rope(const Checks& checks, const Tensor& x, const std::optional<Tensor>& weight, double,
                      const RopeTable& rope, const Tensor& positions, const Tensor& y, const Tensor& rstd) {
   checks.compute("x", x, 3);
@@ -68,6 +82,13 @@ void check_norm_rope(const Checks& checks, const Tensor& x, const std::optional<
     checks.dense("weight", *weight, at::kFloat, {x.size(2)})
         .dense("rstd", rstd, at::kFloat, {x.size(0), x.size(1)});
   }
+}
+
+Cost cost_norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double, const RopeTable& rope,
+                    const Tensor& positions, const Tensor& y, const Tensor& rstd) {
+  Cost cost = cost_rope(rope, positions);
+  cost.bytes += bytes_of(x) + bytes_of(y) + (weight ? bytes_of(weight) + bytes_of(rstd) : 0);
+  return cost;
 }
 
 void check_norm_rope_backward(const Checks& checks, const Tensor& dy, const Tensor& x,
@@ -85,6 +106,15 @@ void check_norm_rope_backward(const Checks& checks, const Tensor& dy, const Tens
         .dense("weight_grad", *weight_grad, at::kFloat, {dy.size(2)})
         .dense("rstd", rstd, at::kFloat, {dy.size(0), dy.size(1)});
   }
+}
+
+Cost cost_norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,
+                             const Tensor& rstd, const RopeTable& rope, const Tensor& positions,
+                             const Tensor& dx, const std::optional<Tensor>& weight_grad) {
+  Cost cost = cost_rope(rope, positions);
+  cost.bytes += bytes_of(dy) + bytes_of(dx);
+  if (weight) cost.bytes += bytes_of(x) + bytes_of(weight) + bytes_of(rstd) + 2 * bytes_of(weight_grad);
+  return cost;
 }
 
 void check_swiglu(const Checks& checks, const Tensor& gate_up, const Tensor& y) {
@@ -110,11 +140,20 @@ void check_cross_entropy(const Checks& checks, const Tensor& logits, const Tenso
       .dense("loss", loss, at::kFloat, {rows});
 }
 
+Cost cost_cross_entropy(const Tensor& logits, const Tensor& labels, const Tensor& loss, bool want_gradient) {
+  return want_gradient ? moving(logits, logits, labels, loss) : moving(logits, labels, loss);
+}
+
 void check_embedding(const Checks& checks, const Tensor& tokens, const Tensor& weight, const Tensor& out) {
   checks.compute("weight", weight, 2)
       .dense("weight", weight, weight.scalar_type(), {weight.size(0), weight.size(1)})
       .dense("tokens", tokens, at::kLong, {tokens.numel()})
       .dense("out", out, weight.scalar_type(), {tokens.numel(), weight.size(1)});
+}
+
+// Only the rows that tokens name are read.
+Cost cost_embedding(const Tensor& tokens, const Tensor&, const Tensor& out) {
+  return moving(tokens, out, out);
 }
 
 void check_embedding_backward(const Checks& checks, const Tensor& tokens, const Tensor& dy,
@@ -126,11 +165,30 @@ void check_embedding_backward(const Checks& checks, const Tensor& tokens, const 
       .dense("weight_grad", weight_grad, at::kFloat, {weight_grad.size(0), dy.size(1)});
 }
 
+// A row of the table is read and written for each token.
+Cost cost_embedding_backward(const Tensor& tokens, const Tensor& dy, const Tensor&) {
+  Cost cost = moving(tokens, dy);
+  cost.bytes += 2.0 * static_cast<double>(dy.numel()) * sizeof(float);
+  return cost;
+}
+
+// Operations of a product with these results, each a sum over `inner` terms.
+double product_flops(const Tensor& out, int64_t inner) {
+  return 2.0 * static_cast<double>(out.numel()) * static_cast<double>(inner);
+}
+
 void check_matmul(const Checks& checks, const Tensor& a, const Tensor& b, const Tensor& out) {
   checks.compute("a", a, 2).compute("b", b, 2);
   checks.dense("a", a, a.scalar_type(), {a.size(0), a.size(1)})
       .dense("b", b, a.scalar_type(), {a.size(1), b.size(1)})
       .dense("out", out, a.scalar_type(), {a.size(0), b.size(1)});
+}
+
+Cost cost_matmul(const Tensor& a, const Tensor& b, const Tensor& out) {
+  Cost cost = moving(a, b, out);
+  cost.product_flops = product_flops(out, a.size(1));
+  cost.weight_bytes = bytes_of(b);
+  return cost;
 }
 
 void check_linear(const Checks& checks, const Tensor& x, const Tensor& weight,
@@ -145,6 +203,14 @@ void check_linear(const Checks& checks, const Tensor& x, const Tensor& weight,
   }
 }
 
+Cost cost_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                 const Tensor& out) {
+  Cost cost = moving(x, weight, bias, out);
+  cost.product_flops = product_flops(out, x.size(1));
+  cost.weight_bytes = bytes_of(weight);
+  return cost;
+}
+
 void check_accumulate_weight_gradient(const Checks& checks, const Tensor& dy, const Tensor& x,
                                       const Tensor& weight_grad) {
   checks.compute("dy", dy, 2).compute("x", x, 2);
@@ -153,10 +219,21 @@ void check_accumulate_weight_gradient(const Checks& checks, const Tensor& dy, co
       .dense("weight_grad", weight_grad, at::kFloat, {dy.size(1), x.size(1)});
 }
 
+// The gradient is read and written; no weights are.
+Cost cost_accumulate_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& weight_grad) {
+  Cost cost = moving(dy, x, weight_grad, weight_grad);
+  cost.product_flops = product_flops(weight_grad, dy.size(0));
+  return cost;
+}
+
 void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, const Tensor& bias_grad) {
   checks.compute("dy", dy, 2)
       .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
       .dense("bias_grad", bias_grad, at::kFloat, {dy.size(1)});
+}
+
+Cost cost_accumulate_bias_gradient(const Tensor& dy, const Tensor& bias_grad) {
+  return moving(dy, bias_grad, bias_grad);
 }
 
 void check_normal_values(const Checks& checks, const Tensor& out, uint64_t, int64_t first, double) {
@@ -184,6 +261,15 @@ void check_adamw(const Checks& checks, const Tensor& weight, const Tensor& grad,
   }
 }
 
+// Weight and moments are read and written.
+Cost cost_adamw(const Tensor& weight, const Tensor& grad, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+                const std::optional<Tensor>& compute, const AdamWArgs&,
+                const std::optional<AdamWPrevious>& previous) {
+  Cost cost = moving(weight, weight, grad, exp_avg, exp_avg, exp_avg_sq, exp_avg_sq, compute);
+  if (previous) cost += {.bytes = moving(previous->weight, previous->exp_avg, previous->exp_avg_sq).bytes};
+  return cost;
+}
+
 void check_sum_of_squares(const Checks& checks, const Tensor& x, const Tensor& out) {
   checks.require(x.scalar_type() == at::kFloat && x.is_contiguous(), "x must be contiguous float32")
       .dense("out", out, at::kDouble, {});
@@ -194,20 +280,20 @@ void check_sum_of_squares(const Checks& checks, const Tensor& x, const Tensor& o
 void add_contracts() {
   rms_norm.accept(check_rms_norm);
   add_rms_norm.accept(check_add_rms_norm);
-  rms_norm_backward.accept(check_rms_norm_backward);
-  norm_rope.accept(check_norm_rope);
-  norm_rope_backward.accept(check_norm_rope_backward);
+  rms_norm_backward.accept(check_rms_norm_backward, cost_rms_norm_backward);
+  norm_rope.accept(check_norm_rope, cost_norm_rope);
+  norm_rope_backward.accept(check_norm_rope_backward, cost_norm_rope_backward);
   swiglu.accept(check_swiglu);
   swiglu_backward.accept(check_swiglu_backward);
-  cross_entropy.accept(check_cross_entropy);
-  embedding.accept(check_embedding);
-  embedding_backward.accept(check_embedding_backward);
-  matmul.accept(check_matmul);
-  linear.accept(check_linear);
-  accumulate_weight_gradient.accept(check_accumulate_weight_gradient);
-  accumulate_bias_gradient.accept(check_accumulate_bias_gradient);
+  cross_entropy.accept(check_cross_entropy, cost_cross_entropy);
+  embedding.accept(check_embedding, cost_embedding);
+  embedding_backward.accept(check_embedding_backward, cost_embedding_backward);
+  matmul.accept(check_matmul, cost_matmul);
+  linear.accept(check_linear, cost_linear);
+  accumulate_weight_gradient.accept(check_accumulate_weight_gradient, cost_accumulate_weight_gradient);
+  accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
-  adamw.accept(check_adamw);
+  adamw.accept(check_adamw, cost_adamw);
   sum_of_squares.accept(check_sum_of_squares);
 }
 

@@ -1,5 +1,6 @@
 // A kernel: a function on tensors that each back end implements for its device. kernels.h declares the
-// kernels, contracts.cpp says what each of them accepts, and every back end hands in its implementations.
+// kernels, contracts.cpp says what each of them accepts and costs, and every back end hands in its
+// implementations.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +11,8 @@
 
 #include "core/kernels/back_ends.h"
 #include "core/kernels/checks.h"
+#include "core/kernels/cost.h"
+#include "core/kernels/dry_run.h"
 
 namespace pptrain::kernels {
 
@@ -20,11 +23,12 @@ class Kernel;
 template <class... Args>
 class Kernel<void(Args...)> {
  public:
-  // How a check sees an argument: it changes none.
+  // How checks and costs see an argument: they change none.
   template <class T>
   using Seen = std::conditional_t<std::is_reference_v<T>, const std::remove_reference_t<T>&, T>;
   using Function = void (*)(Args...);
   using Check = void (*)(const Checks&, Seen<Args>...);
+  using CostOf = Cost (*)(Seen<Args>...);
 
   // The name is the kernel's in messages. Constant initialisation: kernels exist before any code runs.
   explicit constexpr Kernel(const char* name) : name_(name) {}
@@ -32,11 +36,13 @@ class Kernel<void(Args...)> {
   Kernel& operator=(const Kernel&) = delete;
 
   // Checks the arguments, then runs the implementation for the device of the first one. Throws Error where
-  // the check fails, or that back end lacks the kernel.
+  // the check fails, or that back end lacks the kernel. In a DryRun, with tensors of the meta device, it
+  // records its cost and does nothing else.
   void operator()(Args... args) const {
     define_kernels();
     const at::Tensor& first = first_of(args...);
     check_(Checks(name_, first), args...);
+    if (first.is_meta()) return record(cost_(args...));
     find(first.is_cuda() ? BackEnd::cuda : BackEnd::cpu)(args...);
   }
 
@@ -47,7 +53,14 @@ class Kernel<void(Args...)> {
   }
 
   // Called once for each kernel, and once for each back end that has it, by what define_kernels calls.
-  void accept(Check check) { check_ = check; }
+  void accept(Check check, CostOf cost) {
+    check_ = check;
+    cost_ = cost;
+  }
+  // It moves each tensor of its arguments once.
+  void accept(Check check) {
+    accept(check, [](Seen<Args>... args) { return moving(args...); });
+  }
   void implement(BackEnd back_end, Function function) { functions_[index(back_end)] = function; }
 
  private:
@@ -65,6 +78,7 @@ class Kernel<void(Args...)> {
 
   const char* name_;
   Check check_ = nullptr;
+  CostOf cost_ = nullptr;
   std::array<Function, 2> functions_{};
 };
 

@@ -1,0 +1,47 @@
+// What work on tensors costs a device, in numbers from which a model derives seconds.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+namespace pptrain::kernels {
+
+// A product takes its operations or its weights' bytes, whichever is longer; everything else takes its bytes.
+struct Cost {
+  double product_flops = 0;    // of matrix products: 2 m n k each
+  double attention_flops = 0;  // of attention's two products, and of their gradients
+  double bytes = 0;            // read and written, by products too
+  double weight_bytes = 0;     // of `bytes`: the weights (second operands) that products read
+  int64_t kernels = 0;         // launches
+
+  Cost& operator+=(const Cost& other);
+  Cost& operator-=(const Cost& other);
+  friend Cost operator+(Cost a, const Cost& b) { return a += b; }
+  friend Cost operator-(Cost a, const Cost& b) { return a -= b; }
+  bool operator==(const Cost&) const = default;
+};
+
+// Bytes of the elements of one argument of a kernel.
+inline double bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
+}
+inline double bytes_of(const std::optional<at::Tensor>& tensor) {
+  return tensor ? bytes_of(*tensor) : 0;
+}
+template <class T>
+requires std::is_arithmetic_v<T>
+double bytes_of(T) {
+  return 0;
+}
+
+// One launch that reads or writes each tensor of its arguments once. A tensor that is read and written counts
+// twice where it is given twice.
+template <class... Args>
+Cost moving(const Args&... args) {
+  return {.bytes = (0.0 + ... + bytes_of(args)), .kernels = 1};
+}
+
+}  // namespace pptrain::kernels

@@ -1,0 +1,244 @@
+// Dry runs: what each kernel records on meta tensors against a count by hand, and the memory of meta tensors
+// against the sum of their storages.
+#include "core/kernels/dry_run.h"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/core/InferenceMode.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/kernels/kernels.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+using kernels::Cost;
+using kernels::DryRun;
+
+namespace {
+
+Tensor meta(at::IntArrayRef shape, at::ScalarType type = at::kFloat) {
+  return at::empty(shape, at::TensorOptions().dtype(type).device(at::kMeta));
+}
+
+Cost cost_of(const std::function<void()>& work) {
+  const DryRun run;
+  work();
+  return run.cost();
+}
+
+Cost moved(double bytes) {
+  return {.bytes = bytes, .kernels = 1};
+}
+
+constexpr double kEps = 1e-5;
+const std::optional<Tensor> none;
+
+}  // namespace
+
+TEST_CASE("norms and activations record their arguments' bytes", "[dry_run]") {
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const double t = type == at::kFloat ? 4 : 2;  // bytes of an activation
+  const Tensor x = meta({6, 10}, type), weight = meta({10}), rstd = meta({6}), wide = meta({6, 20}, type);
+  Tensor y = meta({6, 10}, type), out = rstd, grad = meta({10}), dwide = meta({6, 20}, type);
+  CHECK(cost_of([&] { kernels::rms_norm(x, weight, kEps, y, out); }) == moved(2 * 60 * t + 40 + 24));
+  CHECK(cost_of([&] { kernels::add_rms_norm(x, x, weight, kEps, y, y, out); }) ==
+        moved(4 * 60 * t + 40 + 24));
+  // The weight's gradient is read and written.
+  CHECK(cost_of([&] { kernels::rms_norm_backward(x, x, weight, rstd, none, y, grad); }) ==
+        moved(3 * 60 * t + 40 + 24 + 2 * 40));
+  CHECK(cost_of([&] { kernels::rms_norm_backward(x, x, weight, rstd, x, y, grad); }) ==
+        moved(4 * 60 * t + 40 + 24 + 2 * 40));
+  CHECK(cost_of([&] { kernels::swiglu(wide, y); }) == moved((120 + 60) * t));
+  CHECK(cost_of([&] { kernels::swiglu_backward(x, wide, dwide); }) == moved((60 + 120 + 120) * t));
+}
+
+TEST_CASE("products record operations, and the weights they read apart", "[dry_run]") {
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const double t = type == at::kFloat ? 4 : 2;
+  const double flops = 2 * 6 * 10 * 20;
+  const Tensor x = meta({6, 10}, type), weight = meta({20, 10}, type), bias = meta({20}, type),
+               dy = meta({6, 20}, type);
+  Tensor y = meta({6, 20}, type), dx = meta({6, 10}, type), grad = meta({20, 10}), bias_grad = meta({20});
+  const double operands = (60 + 200 + 120) * t;
+  CHECK(cost_of([&] { kernels::linear(x, weight, none, y); }) ==
+        Cost{.product_flops = flops, .bytes = operands, .weight_bytes = 200 * t, .kernels = 1});
+  CHECK(cost_of([&] { kernels::linear(x, weight, bias, y); }) ==
+        Cost{.product_flops = flops, .bytes = operands + 20 * t, .weight_bytes = 200 * t, .kernels = 1});
+  CHECK(cost_of([&] { kernels::matmul(dy, weight, dx); }) ==
+        Cost{.product_flops = flops, .bytes = operands, .weight_bytes = 200 * t, .kernels = 1});
+  // The float32 gradient is read and written; no weights are read.
+  CHECK(cost_of([&] { kernels::accumulate_weight_gradient(dy, x, grad); }) ==
+        Cost{.product_flops = flops, .bytes = (120 + 60) * t + 2 * 200 * 4, .kernels = 1});
+  CHECK(cost_of([&] { kernels::accumulate_bias_gradient(dy, bias_grad); }) == moved(120 * t + 2 * 20 * 4));
+}
+
+TEST_CASE("embedding and cross entropy record what they touch", "[dry_run]") {
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const double t = type == at::kFloat ? 4 : 2;
+  const Tensor tokens = meta({6}, at::kLong), table = meta({1000, 10}, type);
+  Tensor out = meta({6, 10}, type), table_grad = meta({1000, 10}), logits = meta({6, 1000}, type),
+         loss = meta({6});
+  CHECK(cost_of([&] { kernels::embedding(tokens, table, out); }) == moved(48 + 2 * 60 * t));
+  CHECK(cost_of([&] { kernels::embedding_backward(tokens, out, table_grad); }) ==
+        moved(48 + 60 * t + 2 * 60 * 4));
+  CHECK(cost_of([&] { kernels::cross_entropy(logits, tokens, loss, false); }) == moved(6000 * t + 48 + 24));
+  CHECK(cost_of([&] { kernels::cross_entropy(logits, tokens, loss, true); }) ==
+        moved(2 * 6000 * t + 48 + 24));
+}
+
+TEST_CASE("norm_rope records rows of the tables, not the tables", "[dry_run]") {
+  const Tensor positions = meta({2, 3}, at::kInt), weight = meta({8});
+  const Tensor fused = meta({2, 3, 7, 8}, at::kBFloat16);
+  const Tensor x = fused.narrow(2, 1, 5);  // 240 elements
+  const kernels::RopeTable table{.cos = meta({4096, 4}), .sin = meta({4096, 4})};
+  Tensor y = meta({2, 3, 5, 8}, at::kBFloat16), dx = y, rstd = meta({2, 3, 5}), undefined;
+  const std::optional<Tensor> weight_grad = meta({8});
+  const double angles = 6 * 4 + 6 * 2 * 4 * 4;  // positions, and a row of cos and sin for each
+  CHECK(cost_of([&] { kernels::norm_rope(x, none, kEps, table, positions, y, undefined); }) ==
+        moved(2 * 480 + angles));
+  CHECK(cost_of([&] { kernels::norm_rope(x, weight, kEps, table, positions, y, rstd); }) ==
+        moved(2 * 480 + angles + 32 + 120));
+  CHECK(cost_of([&] { kernels::norm_rope_backward(y, x, none, undefined, table, positions, dx, none); }) ==
+        moved(2 * 480 + angles));
+  CHECK(cost_of([&] {
+          kernels::norm_rope_backward(y, x, weight, rstd, table, positions, dx, weight_grad);
+        }) == moved(3 * 480 + angles + 32 + 120 + 2 * 32));
+}
+
+TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]") {
+  Tensor weight = meta({100}), exp_avg = meta({100}), exp_avg_sq = meta({100});
+  const Tensor grad = meta({100}), compute = meta({100}, at::kBFloat16), sum = meta({}, at::kDouble);
+  const kernels::AdamWPrevious previous{meta({100}), meta({100}), meta({100})};
+  const auto step = [&](const std::optional<Tensor>& copy,
+                        const std::optional<kernels::AdamWPrevious>& kept) {
+    return cost_of([&] { kernels::adamw(weight, grad, exp_avg, exp_avg_sq, copy, {.lr = 1}, kept); });
+  };
+  CHECK(step(none, std::nullopt) == moved(7 * 400));
+  CHECK(step(compute, previous) == moved(7 * 400 + 200 + 3 * 400));
+  CHECK(cost_of([&] { kernels::sum_of_squares(grad, sum); }) == moved(400 + 8));
+  CHECK(cost_of([&] { kernels::normal_values(weight, 1, 0, 1); }) == moved(400));
+}
+
+TEST_CASE("a dry run checks arguments, and kernels refuse meta tensors outside of one", "[dry_run]") {
+  const Tensor wide = meta({6, 20});
+  Tensor y = meta({6, 10}), wrong = meta({6, 9}), real = at::empty({6, 10});
+  CHECK_THROWS_WITH(kernels::swiglu(wide, y),
+                    contains_text("no back end for device meta outside of a dry run"));
+  const DryRun run;
+  CHECK_THROWS_WITH(kernels::swiglu(wide, wrong), contains_text("kernel swiglu: gate_up"));
+  CHECK_THROWS_AS(kernels::swiglu(wide, real), Error);
+  CHECK(run.cost() == Cost{});
+  CHECK(kernels::is_dry(wide));
+  CHECK_FALSE(kernels::is_dry(real));
+  CHECK_FALSE(kernels::is_dry(Tensor()));
+}
+
+TEST_CASE("costs of one thread add up in its innermost dry run", "[dry_run]") {
+  const Cost attention{.attention_flops = 5, .bytes = 7, .kernels = 2};
+  kernels::record(attention);  // nowhere
+  const DryRun outer;
+  const Tensor wide = meta({6, 20});
+  Tensor y = meta({6, 10});
+  kernels::swiglu(wide, y);
+  kernels::record(attention);
+  const Cost before = outer.cost();
+  CHECK(before == moved(720) + attention);
+  {
+    const DryRun inner;
+    kernels::swiglu(wide, y);
+    CHECK(inner.cost() == moved(720));
+  }
+  std::thread([&] {
+    kernels::record(attention);
+    const DryRun elsewhere;
+    kernels::record(attention);
+    CHECK(elsewhere.cost() == attention);
+  }).join();
+  CHECK(outer.cost() == before);
+  kernels::swiglu(wide, y);
+  CHECK(outer.cost() - before == moved(720));
+}
+
+TEST_CASE("meta tensors count as much as their storages, from making to end", "[dry_run]") {
+  const bool inference = GENERATE(false, true);
+  const c10::InferenceMode mode(inference);
+  const auto options = at::TensorOptions().device(at::kMeta);
+  const Tensor earlier = meta({1000});
+  DryRun run;
+  CHECK(run.current_bytes() == 0);
+  std::vector<Tensor> all;
+  const auto expected = [&] {
+    int64_t bytes = 0;
+    for (const Tensor& tensor : all) bytes += static_cast<int64_t>(tensor.storage().nbytes());
+    return bytes;
+  };
+  const auto keep = [&](const Tensor& tensor, int64_t bytes) {
+    all.push_back(tensor);
+    CHECK(static_cast<int64_t>(tensor.storage().nbytes()) == bytes);
+    CHECK(run.current_bytes() == expected());
+  };
+  keep(at::empty({3, 5}, options.dtype(at::kFloat)), 60);
+  keep(at::zeros({3, 5}, options.dtype(at::kBFloat16)), 30);
+  keep(at::empty_like(all[0]), 60);
+  keep(at::empty_strided({2, 2}, {10, 1}, options.dtype(at::kFloat)), 48);
+  keep(at::ones({3, 5}).to(at::kMeta), 60);
+  keep(all[0].to(at::kDouble), 120);
+  keep(all[0] + all[2], 60);
+  keep(all[0].t().contiguous(), 60);
+  keep(at::mm(all[0], all[2].t()), 36);
+  keep(at::cat({all[0], all[2]}), 120);
+  keep(all[0].sum(at::kDouble), 8);
+  keep(at::empty({0}, options), 0);
+  keep(earlier.clone(), 4000);
+  const int64_t bytes = run.current_bytes();
+  const Tensor view = all[0].narrow(0, 1, 2).view({10}), same = all[0];
+  CHECK(run.current_bytes() == bytes);
+  all[0] = Tensor();
+  CHECK(run.current_bytes() == bytes);  // `same` and the view hold it
+  CHECK(run.peak_bytes() == bytes);
+  all.pop_back();
+  CHECK(run.current_bytes() == bytes - 4000);
+  CHECK(run.peak_bytes() == bytes);
+  run.reset_peak();
+  CHECK(run.peak_bytes() == bytes - 4000);
+  meta({100});  // gone at once
+  CHECK(run.peak_bytes() == bytes - 4000 + 400);
+  CHECK(run.current_bytes() == bytes - 4000);
+}
+
+TEST_CASE("memory counts where a tensor was made, wherever it ends", "[dry_run]") {
+  auto outer = std::make_unique<DryRun>();
+  Tensor early = meta({10});
+  Tensor late;
+  {
+    const DryRun inner;
+    late = meta({100});
+    CHECK(inner.current_bytes() == 400);
+    CHECK(outer->current_bytes() == 40);
+    early = Tensor();
+    CHECK(inner.current_bytes() == 400);
+    CHECK(outer->current_bytes() == 0);
+  }
+  CHECK(outer->current_bytes() == 0);
+  late = Tensor();  // after its run
+  CHECK(outer->current_bytes() == 0);
+  Tensor moved = meta({20});
+  std::thread([&] {
+    const Tensor other = meta({30});  // no run on this thread
+    CHECK(outer->current_bytes() == 80);
+    moved = Tensor();
+  }).join();
+  CHECK(outer->current_bytes() == 0);
+  CHECK(outer->peak_bytes() == 80);
+  Tensor last = meta({20});
+  outer.reset();
+  last = Tensor();
+}
