@@ -14,7 +14,7 @@
 #include "app/plan/search.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "parallel/schedule/csv.h"
+#include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/render/render.h"
 #include "parallel/schedule/render/trace_names.h"
 

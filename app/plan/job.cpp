@@ -8,8 +8,8 @@
 #include "app/plan/search.h"
 #include "core/base/error.h"
 #include "core/config/nearest.h"
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/render/csv.h"
 
 namespace pptrain::app {
 

@@ -2,9 +2,9 @@
 
 #include "app/plan/job.h"
 #include "parallel/pipeline/split_layers.h"
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
 
 namespace pptrain::app {
 

@@ -99,7 +99,7 @@ Prediction predict(const JobConfig& job, const CostSource& source) {
   p.pipeline = schedule::simulate(p.lowered, p.costs);
 
   p.bytes = resident_bytes(job, model, p.lowered, p.layers);
-  const std::vector<schedule::RankBytes> peaks =
+  const std::vector<schedule::PeakBytes> peaks =
       schedule::peak_bytes(p.lowered, stage_bytes(job, model, p.layers));
   const int64_t replicas = job.distributed.dp_replicate;
   for (int rank = 0; rank < p.lowered.ranks; ++rank) {

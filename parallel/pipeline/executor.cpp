@@ -107,7 +107,7 @@ void Executor::throw_away_prefix() {
   for (auto* received : {&received_inputs_, &received_gradients_}) {
     for (auto& [key, receive] : *received) {
       const auto kind = received == &received_inputs_ ? ActionKind::recv_f : ActionKind::recv_b;
-      wait_for(receive, {kind, key.first, key.second, {}});
+      wait_for(receive, {kind, key.first, key.second});
     }
     received->clear();
   }
@@ -140,8 +140,7 @@ void Executor::execute(const Action& action) {
     case ActionKind::reshard:
       throw Error("UNSHARD and RESHARD need sharded parameters, which this build does not have");
     case ActionKind::overlapped_pair:
-      for (const Action& half : action.pair) compute(half);
-      return;
+      return schedule::for_each_part(action, [this](const Action& part) { compute(part); });
     default:
       return compute(action);
   }

@@ -1,9 +1,9 @@
 #include "parallel/schedule/action.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <array>
 #include <charconv>
-#include <string_view>
-#include <utility>
 
 #include "core/base/error.h"
 
@@ -17,6 +17,7 @@ struct Word {
 };
 
 constexpr std::array<Word, 11> words = {{
+    // in the order of ActionKind
     {ActionKind::forward, "F", true},
     {ActionKind::backward, "B", true},
     {ActionKind::backward_input, "I", true},
@@ -29,6 +30,12 @@ constexpr std::array<Word, 11> words = {{
     {ActionKind::reshard, "RESHARD", false},
     {ActionKind::reduce_grad, "REDUCE_GRAD", false},
 }};
+static_assert([] {
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i].kind != static_cast<ActionKind>(i)) return false;
+  }
+  return true;
+}());
 constexpr std::string_view overlap_word = "OVERLAP_F_B";
 
 std::string_view trim(std::string_view text) {
@@ -38,11 +45,12 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(blank) - first + 1);
 }
 
-[[noreturn]] void refuse(std::string_view text, const std::string& why) {
-  throw UsageError(
-      "'" + std::string(text) + "' is not a schedule action: " + why +
-      ". An action reads <stage><F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B><microbatch>, "
-      "<stage><UNSHARD|RESHARD|REDUCE_GRAD> or (<F action>;<B action>)OVERLAP_F_B, for example 2F0");
+[[noreturn]] void refuse(std::string_view text, std::string_view why) {
+  throw UsageError(fmt::format(
+      "'{}' is not a schedule action: {}. An action reads "
+      "<stage><F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B><microbatch>, "
+      "<stage><UNSHARD|RESHARD|REDUCE_GRAD> or (<F action>;<B action>)OVERLAP_F_B, for example 2F0",
+      text, why));
 }
 
 bool is_digit(char c) {
@@ -53,7 +61,7 @@ int to_int(std::string_view digits, std::string_view whole) {
   int value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   if (error != std::errc() || end != digits.data() + digits.size()) {
-    refuse(whole, std::string(digits) + " is not a number in range");
+    refuse(whole, fmt::format("{} is not a number in range", digits));
   }
   return value;
 }
@@ -72,14 +80,12 @@ Action parse_single(std::string_view text, std::string_view whole) {
     const std::string_view microbatch = text.substr(word_end);
     if (word.has_microbatch && microbatch.empty()) refuse(whole, "the microbatch number is missing");
     if (!word.has_microbatch && !microbatch.empty()) {
-      refuse(whole, std::string(word.text) + " is of a whole stage and has no microbatch number");
+      refuse(whole, fmt::format("{} is of a whole stage and has no microbatch number", word.text));
     }
-    return {word.kind,
-            to_int(text.substr(0, digits), whole),
-            word.has_microbatch ? to_int(microbatch, whole) : -1,
-            {}};
+    return {word.kind, to_int(text.substr(0, digits), whole),
+            word.has_microbatch ? to_int(microbatch, whole) : -1};
   }
-  refuse(whole, std::string(name) + " is unknown");
+  refuse(whole, fmt::format("{} is unknown", name));
 }
 
 Action parse_pair(std::string_view text) {
@@ -91,71 +97,40 @@ Action parse_pair(std::string_view text) {
   if (semicolon == std::string_view::npos || inside.find(';', semicolon + 1) != std::string_view::npos) {
     refuse(text, "a pair has exactly two actions with ';' between them");
   }
-  Action first = parse_single(trim(inside.substr(0, semicolon)), text);
-  Action second = parse_single(trim(inside.substr(semicolon + 1)), text);
+  const Action first = parse_single(trim(inside.substr(0, semicolon)), text);
+  const Action second = parse_single(trim(inside.substr(semicolon + 1)), text);
   if (first.kind != ActionKind::forward || !is_gradient(second.kind)) {
     refuse(text, "a pair is an F, then a B or I");
   }
-  return overlapped(std::move(first), std::move(second));
+  return overlapped(first, second);
 }
 
 }  // namespace
 
-Action forward(int stage, int microbatch) {
-  return {ActionKind::forward, stage, microbatch, {}};
-}
-Action backward(int stage, int microbatch) {
-  return {ActionKind::backward, stage, microbatch, {}};
-}
-Action backward_input(int stage, int microbatch) {
-  return {ActionKind::backward_input, stage, microbatch, {}};
-}
-Action backward_weight(int stage, int microbatch) {
-  return {ActionKind::backward_weight, stage, microbatch, {}};
-}
-
-Action overlapped(Action forward, Action backward) {
-  Action action{ActionKind::overlapped_pair, -1, -1, {}};
-  action.pair.reserve(2);
-  action.pair.push_back(std::move(forward));
-  action.pair.push_back(std::move(backward));
-  return action;
-}
-
-bool is_compute(ActionKind kind) {
-  return kind <= ActionKind::backward_weight || kind == ActionKind::overlapped_pair;
-}
-
-bool is_communication(ActionKind kind) {
-  return is_send(kind) || is_receive(kind);
-}
-bool is_send(ActionKind kind) {
-  return kind == ActionKind::send_f || kind == ActionKind::send_b;
-}
-bool is_receive(ActionKind kind) {
-  return kind == ActionKind::recv_f || kind == ActionKind::recv_b;
-}
-bool is_gradient(ActionKind kind) {
-  return kind == ActionKind::backward || kind == ActionKind::backward_input;
+Action overlapped(const Action& forward, const Action& backward) {
+  if (forward.kind != ActionKind::forward || !is_gradient(backward.kind)) {
+    throw Error(fmt::format("{} and {} make no overlapped pair, which is an F, then a B or I",
+                            to_string(forward), to_string(backward)));
+  }
+  return {.kind = ActionKind::overlapped_pair,
+          .stage = forward.stage,
+          .microbatch = forward.microbatch,
+          .backward_stage = backward.stage,
+          .backward_microbatch = backward.microbatch,
+          .backward_kind = backward.kind};
 }
 
 std::string to_string(const Action& action) {
   if (action.kind == ActionKind::overlapped_pair) {
-    std::string text = "(";
-    for (size_t i = 0; i < action.pair.size(); ++i) {
-      if (i > 0) text += ';';
-      text += to_string(action.pair[i]);
-    }
-    return text + ")" + std::string(overlap_word);
+    return fmt::format("({};{}){}", to_string(forward_of(action)), to_string(backward_of(action)),
+                       overlap_word);
   }
-  std::string text = std::to_string(action.stage);
-  for (const Word& word : words) {
-    if (word.kind == action.kind) text += word.text;
-  }
-  return action.microbatch < 0 ? text : text + std::to_string(action.microbatch);
+  const std::string_view word = words[static_cast<size_t>(action.kind)].text;
+  if (action.microbatch < 0) return fmt::format("{}{}", action.stage, word);
+  return fmt::format("{}{}{}", action.stage, word, action.microbatch);
 }
 
-Action parse_action(const std::string& text) {
+Action parse_action(std::string_view text) {
   const std::string_view trimmed = trim(text);
   if (trimmed.empty()) refuse(text, "it is empty");
   return trimmed.front() == '(' ? parse_pair(trimmed) : parse_single(trimmed, trimmed);

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
+#include <string_view>
 
 namespace pptrain::schedule {
 
@@ -19,44 +19,76 @@ enum class ActionKind : uint8_t {
   unshard,          // UNSHARD
   reshard,          // RESHARD
   reduce_grad,      // REDUCE_GRAD: of a stage, after its last weight gradient
-  overlapped_pair,  // OVERLAP_F_B: the two actions of `pair`, run as one
+  overlapped_pair,  // OVERLAP_F_B: a forward and a backward of another microbatch, scheduled as one
 };
 
+// What is done, to which microbatch of which stage. A list holds millions of them: no part is on the heap.
 struct Action {
   ActionKind kind = ActionKind::forward;
-  int stage = 0;
-  int microbatch = -1;       // -1 for actions of a whole stage
-  std::vector<Action> pair;  // overlapped_pair only: a forward, then a backward
+  int stage = 0;        // of an overlapped pair: its forward's, like `microbatch`
+  int microbatch = -1;  // -1 for actions of a whole stage
+  // Of an overlapped pair alone: its backward, B or I.
+  int backward_stage = -1;
+  int backward_microbatch = -1;
+  ActionKind backward_kind = ActionKind::backward;
 
   friend bool operator==(const Action&, const Action&) = default;
 };
 
-Action forward(int stage, int microbatch);
-Action backward(int stage, int microbatch);
-Action backward_input(int stage, int microbatch);
-Action backward_weight(int stage, int microbatch);
-Action overlapped(Action forward, Action backward);
+constexpr Action forward(int stage, int microbatch) {
+  return {ActionKind::forward, stage, microbatch};
+}
+constexpr Action backward(int stage, int microbatch) {
+  return {ActionKind::backward, stage, microbatch};
+}
+constexpr Action backward_input(int stage, int microbatch) {
+  return {ActionKind::backward_input, stage, microbatch};
+}
+constexpr Action backward_weight(int stage, int microbatch) {
+  return {ActionKind::backward_weight, stage, microbatch};
+}
 
-bool is_compute(ActionKind kind);        // F, B, I, W or an overlapped pair
-bool is_communication(ActionKind kind);  // the four sends and receives
+constexpr bool is_compute(ActionKind kind) {  // F, B, I, W or an overlapped pair
+  return kind <= ActionKind::backward_weight || kind == ActionKind::overlapped_pair;
+}
+constexpr bool is_send(ActionKind kind) {
+  return kind == ActionKind::send_f || kind == ActionKind::send_b;
+}
+constexpr bool is_receive(ActionKind kind) {
+  return kind == ActionKind::recv_f || kind == ActionKind::recv_b;
+}
+constexpr bool is_communication(ActionKind kind) {
+  return is_send(kind) || is_receive(kind);
+}
+constexpr bool is_gradient(ActionKind kind) {  // B or I: what produces the gradient of a stage's input
+  return kind == ActionKind::backward || kind == ActionKind::backward_input;
+}
 
-bool is_send(ActionKind kind);
-bool is_receive(ActionKind kind);
-bool is_gradient(ActionKind kind);  // B or I: what produces the gradient of a stage's input
+// A forward and a B or I as one action. Throws Error if they are anything else.
+Action overlapped(const Action& forward, const Action& backward);
 
-// Calls `visit` with the action itself, or with each of the two of an overlapped pair.
+// The two of an overlapped pair.
+constexpr Action forward_of(const Action& pair) {
+  return forward(pair.stage, pair.microbatch);
+}
+constexpr Action backward_of(const Action& pair) {
+  return {pair.backward_kind, pair.backward_stage, pair.backward_microbatch};
+}
+
+// Calls `visit` with the action itself, or with the forward and then the backward of an overlapped pair.
 template <typename Visit>
-void for_each_part(const Action& action, Visit&& visit) {
+constexpr void for_each_part(const Action& action, Visit&& visit) {
   if (action.kind != ActionKind::overlapped_pair) {
     visit(action);
     return;
   }
-  for (const Action& part : action.pair) visit(part);
+  visit(forward_of(action));
+  visit(backward_of(action));
 }
 
 // PyTorch's text: "2F0", "1SEND_F3", "0UNSHARD", "(0F3;3B0)OVERLAP_F_B".
 std::string to_string(const Action& action);
 // Throws UsageError on text that is not an action. PyTorch's FULL_BACKWARD is read as B.
-Action parse_action(const std::string& text);
+Action parse_action(std::string_view text);
 
 }  // namespace pptrain::schedule

@@ -30,4 +30,21 @@ bool Schedule::has_communication() const {
   return false;
 }
 
+Schedule Schedule::without_actions() const {
+  return {.name = name,
+          .ranks = ranks,
+          .stages_per_rank = stages_per_rank,
+          .microbatches = microbatches,
+          .placement = placement,
+          .forward_only = forward_only,
+          .actions = std::vector<std::vector<Action>>(static_cast<size_t>(ranks))};
+}
+
+PlacementTable::PlacementTable(const Schedule& schedule) {
+  for (int stage = 0; stage < schedule.stages(); ++stage) rank_of.push_back(schedule.rank_of(stage));
+  for (size_t stage = 0; stage + 1 < rank_of.size(); ++stage) {
+    crosses.push_back(rank_of[stage] != rank_of[stage + 1]);
+  }
+}
+
 }  // namespace pptrain::schedule

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,23 @@ struct Schedule {
   // Does what stage s and stage s + 1 exchange go from one rank to another?
   bool crosses_ranks(int boundary) const { return rank_of(boundary) != rank_of(boundary + 1); }
   bool has_communication() const;  // any send or receive among the actions
+
+  // Places in a table over [stage x microbatch].
+  size_t cells() const { return cell(stages(), 0); }
+  size_t cell(int stage, int microbatch) const {
+    return static_cast<size_t>(stage) * static_cast<size_t>(microbatches) + static_cast<size_t>(microbatch);
+  }
+
+  // The same name, sizes and placement, with an empty list for each rank.
+  Schedule without_actions() const;
+};
+
+// rank_of and crosses_ranks as tables, for what walks over all actions.
+struct PlacementTable {
+  explicit PlacementTable(const Schedule& schedule);
+
+  std::vector<int> rank_of;      // [stage]
+  std::vector<uint8_t> crosses;  // [boundary]: one fewer than stages
 };
 
 }  // namespace pptrain::schedule

@@ -8,8 +8,8 @@ namespace {
 
 class Counter {
  public:
-  Counter(const Schedule& schedule, int rank, bool messages)
-      : s_(schedule), list_(schedule.actions[rank]), messages_(messages) {}
+  Counter(const Schedule& schedule, const PlacementTable& table, int rank, bool messages)
+      : s_(schedule), table_(table), list_(schedule.actions[rank]), messages_(messages) {}
 
   InFlight run() {
     for (const Action& action : list_) {
@@ -26,8 +26,8 @@ class Counter {
 
  private:
   void finish(const Action& part) {
-    const bool from_previous = part.stage > 0 && s_.crosses_ranks(part.stage - 1);
-    const bool from_next = part.stage + 1 < s_.stages() && s_.crosses_ranks(part.stage);
+    const bool from_previous = part.stage > 0 && table_.crosses[part.stage - 1];
+    const bool from_next = part.stage + 1 < s_.stages() && table_.crosses[part.stage];
     if (messages_ && part.kind == ActionKind::forward && from_previous) --buffers_;
     if (messages_ && is_gradient(part.kind) && from_next) --buffers_;
     if (is_gradient(part.kind)) --activations_;
@@ -43,6 +43,7 @@ class Counter {
   }
 
   const Schedule& s_;
+  const PlacementTable& table_;
   const std::vector<Action>& list_;
   bool messages_;
   InFlight peak_;
@@ -55,8 +56,11 @@ class Counter {
 
 std::vector<InFlight> in_flight(const Schedule& schedule) {
   const bool messages = schedule.has_communication();
+  const PlacementTable table(schedule);
   std::vector<InFlight> peaks;
-  for (int rank = 0; rank < schedule.ranks; ++rank) peaks.push_back(Counter(schedule, rank, messages).run());
+  for (int rank = 0; rank < schedule.ranks; ++rank) {
+    peaks.push_back(Counter(schedule, table, rank, messages).run());
+  }
   return peaks;
 }
 

@@ -13,8 +13,7 @@ struct InFlight {
   int activations = 0;      // F done, B or I not yet: full records
   int weight_operands = 0;  // I done, W not yet: what I leaves for W
   int held = 0;             // F done, B or W not yet: the two together at their worst
-  int receive_buffers =
-      0;  // posted, and the action that uses them not done; 0 in a schedule without communication
+  int receive_buffers = 0;  // posted, and the action that uses them not done; 0 without communication
 };
 
 // The peaks of each rank. An action counts while it runs: a forward's records before the backward that

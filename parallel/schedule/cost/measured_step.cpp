@@ -1,8 +1,9 @@
 #include "parallel/schedule/cost/measured_step.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <limits>
-#include <string>
 
 #include "core/base/error.h"
 #include "parallel/schedule/cost/idle_split.h"
@@ -20,13 +21,9 @@ struct Occupied {
 class Splitter {
  public:
   Splitter(const Schedule& schedule, std::span<const RankStep> ranks)
-      : s_(schedule),
-        ranks_(ranks),
-        end_f_(static_cast<size_t>(s_.stages()) * static_cast<size_t>(s_.microbatches), -never),
-        end_b_(end_f_) {
+      : s_(schedule), ranks_(ranks), end_f_(s_.cells(), -never), end_b_(end_f_) {
     if (ranks.size() != s_.actions.size()) {
-      throw Error("split_step: " + std::to_string(ranks.size()) + " ranks for a schedule of " +
-                  std::to_string(s_.actions.size()));
+      throw Error(fmt::format("split_step: {} ranks for a schedule of {}", ranks.size(), s_.actions.size()));
     }
     for (const auto& list : s_.actions) actions_.push_back(timed_actions(list));
     for (size_t rank = 0; rank < ranks.size(); ++rank) note_ends(rank);
@@ -59,30 +56,25 @@ class Splitter {
   }
 
  private:
-  size_t at(int stage, int microbatch) const {
-    return static_cast<size_t>(stage) * static_cast<size_t>(s_.microbatches) +
-           static_cast<size_t>(microbatch);
-  }
-
   void note_ends(size_t rank) {
     if (ranks_[rank].actions.size() != actions_[rank].size()) {
-      throw Error("split_step: " + std::to_string(ranks_[rank].actions.size()) + " times for " +
-                  std::to_string(actions_[rank].size()) + " actions of rank " + std::to_string(rank));
+      throw Error(fmt::format("split_step: {} times for {} actions of rank {}", ranks_[rank].actions.size(),
+                              actions_[rank].size(), rank));
     }
     for (size_t i = 0; i < actions_[rank].size(); ++i) {
       const Action& action = actions_[rank][i];
       const double end = ranks_[rank].actions[i].end;
-      if (action.kind == ActionKind::forward) end_f_[at(action.stage, action.microbatch)] = end;
-      if (is_gradient(action.kind)) end_b_[at(action.stage, action.microbatch)] = end;
+      if (action.kind == ActionKind::forward) end_f_[s_.cell(action.stage, action.microbatch)] = end;
+      if (is_gradient(action.kind)) end_b_[s_.cell(action.stage, action.microbatch)] = end;
     }
   }
 
   double input_made(const Action& action) const {
     if (action.kind == ActionKind::forward && action.stage > 0 && s_.crosses_ranks(action.stage - 1)) {
-      return end_f_[at(action.stage - 1, action.microbatch)];
+      return end_f_[s_.cell(action.stage - 1, action.microbatch)];
     }
     if (is_gradient(action.kind) && action.stage + 1 < s_.stages() && s_.crosses_ranks(action.stage)) {
-      return end_b_[at(action.stage + 1, action.microbatch)];
+      return end_b_[s_.cell(action.stage + 1, action.microbatch)];
     }
     return -never;
   }

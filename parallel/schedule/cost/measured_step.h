@@ -9,8 +9,8 @@
 
 namespace pptrain::schedule {
 
-// What of a rank's list takes its time, in the list's order: everything but sends and receives, the halves of
-// an overlapped pair apart.
+// The actions of a rank's list that take time, in its order: all but sends and receives. The two of an
+// overlapped pair are listed apart.
 std::vector<Action> timed_actions(const std::vector<Action>& list);
 
 // What one rank did in one step, in seconds on a clock that all ranks share.
@@ -21,10 +21,10 @@ struct RankStep {
 };
 
 // Splits each rank's step: `busy` is its actions and its work; busy + idle() is the length of its step. The
-// barrier lasts from the rank's last action to the end of its step. Idle time before an action counts as
-// wait_for_transfer from the moment when the rank that makes the action's input had made it (all of it, where
-// this rank made it itself): the transfer, and this rank's own posting of sends and receives. Throws Error if
-// the ranks or the numbers of actions are not the schedule's.
+// barrier lasts from the rank's last action to the end of its step. Of the idle time before an action,
+// wait_for_transfer is the part after the action's input was made (all of it where this rank made the input):
+// the transfer, and this rank's posting of sends and receives. Throws Error if the ranks or the numbers of
+// actions are not the schedule's.
 std::vector<RankTime> split_step(const Schedule& schedule, std::span<const RankStep> ranks);
 
 }  // namespace pptrain::schedule

@@ -1,7 +1,8 @@
 #include "parallel/schedule/cost/memory.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "core/base/error.h"
@@ -9,12 +10,14 @@
 namespace pptrain::schedule {
 namespace {
 
+// One rank's, while its list is walked.
 class Account {
  public:
-  Account(const Schedule& schedule, std::span<const StageBytes> stages)
-      : s_(schedule), stages_(stages), messages_(schedule.has_communication()) {}
+  Account(const Schedule& schedule, const PlacementTable& table, std::span<const StageBytes> stages,
+          bool messages)
+      : s_(schedule), table_(table), stages_(stages), messages_(messages) {}
 
-  RankBytes run(int rank) {
+  PeakBytes run(int rank) {
     for (const Action& action : s_.actions[rank]) {
       const int64_t sent = std::exchange(leaving_, 0);
       if (is_receive(action.kind)) now_.buffers += message(action);
@@ -39,7 +42,7 @@ class Account {
   // it lies between ranks that exchange no messages.
   int64_t boundary(int stage) const {
     if (stage < 0 || stage + 1 >= s_.stages()) return 0;
-    return messages_ || !s_.crosses_ranks(stage) ? stages_[stage + 1].message : 0;
+    return messages_ || !table_.crosses[stage] ? stages_[stage + 1].message : 0;
   }
 
   void compute(const Action& part) {
@@ -80,22 +83,27 @@ class Account {
   }
 
   const Schedule& s_;
+  const PlacementTable& table_;
   std::span<const StageBytes> stages_;
   bool messages_;
   MemorySplit now_;
-  RankBytes result_;
+  PeakBytes result_;
   int64_t leaving_ = 0;  // sent by the last action
 };
 
 }  // namespace
 
-std::vector<RankBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage) {
+std::vector<PeakBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage) {
   if (static_cast<int>(per_stage.size()) != lowered.stages()) {
-    throw Error("peak_bytes: a schedule of " + std::to_string(lowered.stages()) + " stages, bytes of " +
-                std::to_string(per_stage.size()));
+    throw Error(
+        fmt::format("peak_bytes: a schedule of {} stages, bytes of {}", lowered.stages(), per_stage.size()));
   }
-  std::vector<RankBytes> peaks;
-  for (int rank = 0; rank < lowered.ranks; ++rank) peaks.push_back(Account(lowered, per_stage).run(rank));
+  const PlacementTable table(lowered);
+  const bool messages = lowered.has_communication();
+  std::vector<PeakBytes> peaks;
+  for (int rank = 0; rank < lowered.ranks; ++rank) {
+    peaks.push_back(Account(lowered, table, per_stage, messages).run(rank));
+  }
   return peaks;
 }
 

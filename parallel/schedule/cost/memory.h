@@ -10,9 +10,9 @@
 
 namespace pptrain::schedule {
 
-// Of one microbatch on one stage. A workspace is what an action holds at its peak beside the activations or
-// operands that it fills or frees: its input and output tensors count in it while it runs, where they are
-// not part of these.
+// Of one microbatch on one stage. A workspace is the most that an action holds besides activations and weight
+// operands. Its input and output tensors count in the workspace while it runs, unless they are among the
+// activations or operands that it keeps.
 struct StageBytes {
   int64_t activation = 0;       // from F to B or I; the stage's input included
   int64_t weight_operands = 0;  // from I to W
@@ -32,15 +32,17 @@ struct MemorySplit {
   int64_t total() const { return activations + weight_operands + workspace + buffers; }
 };
 
-struct RankBytes {
+// Of one rank.
+struct PeakBytes {
   MemorySplit peak;     // at the moment of the largest total
   int64_t records = 0;  // the most of activations and weight operands together, at any moment
   int64_t buffers = 0;  // the most of buffers, at any moment
 };
 
 // The peaks of each rank; per_stage[s] is stage s. A receive holds its buffer from where it is posted, a send
-// until the action after it is done; what is not sent or received in a schedule without communication counts
-// nothing. The two of an overlapped pair run in turn. Throws Error if per_stage is not one entry per stage.
-std::vector<RankBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage);
+// holds its tensor until the action after it is done. In a schedule without communication, what would travel
+// between ranks counts nothing. The two of an overlapped pair run in turn. Throws Error if per_stage is not
+// one entry per stage.
+std::vector<PeakBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage);
 
 }  // namespace pptrain::schedule

@@ -1,8 +1,8 @@
 #include "parallel/schedule/cost/simulate.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
-#include <cstdint>
-#include <string>
 
 #include "core/base/error.h"
 #include "parallel/schedule/cost/idle_split.h"
@@ -17,7 +17,7 @@ std::vector<T> expanded(std::vector<T> given, size_t size, T fallback, const cha
   if (given.empty()) given.push_back(std::move(fallback));
   if (given.size() == 1) given.resize(size, given.front());
   if (given.size() != size) {
-    throw Error("simulate: " + std::to_string(given.size()) + " " + what + " for " + std::to_string(size));
+    throw Error(fmt::format("simulate: {} {} for {}", given.size(), what, size));
   }
   return given;
 }
@@ -27,20 +27,20 @@ class Simulator {
   Simulator(const Schedule& schedule, const Costs& costs, const Start& start)
       : s_(schedule),
         start_(start),
+        table_(schedule),
         messages_(schedule.has_communication()),
         costs_(expanded(costs.stages, static_cast<size_t>(schedule.stages()), StageCost{}, "stage costs")),
         latency_(expanded(costs.latency, static_cast<size_t>(std::max(schedule.stages() - 1, 1)), 0.0,
                           "latencies")),
-        overlap_(costs.overlap) {
-    const size_t cells = static_cast<size_t>(s_.stages()) * static_cast<size_t>(s_.microbatches);
-    end_f_.assign(cells, 0);
-    end_b_.assign(cells, 0);
-    posted_f_.assign(cells, 0);
-    posted_b_.assign(cells, 0);
-    free_ = expanded(start.free, static_cast<size_t>(s_.ranks), 0.0, "starting times");
-    for (int boundary = 0; boundary + 1 < s_.stages(); ++boundary)
-      crosses_.push_back(s_.crosses_ranks(boundary));
-    result_.ranks.resize(s_.ranks);
+        overlap_(costs.overlap),
+        end_f_(schedule.cells()),
+        end_b_(schedule.cells()),
+        free_(expanded(start.free, static_cast<size_t>(schedule.ranks), 0.0, "starting times")) {
+    if (messages_) {
+      posted_f_.resize(schedule.cells());
+      posted_b_.resize(schedule.cells());
+    }
+    result_.ranks.resize(static_cast<size_t>(s_.ranks));
     for (const auto& list : s_.actions) result_.spans.emplace_back(list.size());
   }
 
@@ -55,10 +55,6 @@ class Simulator {
   }
 
  private:
-  size_t at(int stage, int mb) const {
-    return static_cast<size_t>(stage) * static_cast<size_t>(s_.microbatches) + static_cast<size_t>(mb);
-  }
-
   // When the input of an action is computed elsewhere, and when it has arrived here.
   struct Input {
     double made = 0;
@@ -67,27 +63,24 @@ class Simulator {
 
   Input input_of(const Action& action) const {
     const int stage = action.stage;
+    const int mb = action.microbatch;
     if (action.kind == ActionKind::forward && stage > 0) {
-      return arrival(stage - 1, end_f_[at(stage - 1, action.microbatch)],
-                     posted_f_[at(stage, action.microbatch)]);
+      return arrival(stage - 1, end_f_[s_.cell(stage - 1, mb)], posted_f_, s_.cell(stage, mb));
     }
     if (is_gradient(action.kind) && stage + 1 < s_.stages()) {
-      return arrival(stage, end_b_[at(stage + 1, action.microbatch)],
-                     posted_b_[at(stage, action.microbatch)]);
+      return arrival(stage, end_b_[s_.cell(stage + 1, mb)], posted_b_, s_.cell(stage, mb));
     }
     return {};
   }
 
-  Input arrival(int boundary, double made, double posted) const {
-    if (!crosses_[boundary]) return {made, made};
-    return {made, std::max(made, messages_ ? posted : 0.0) + latency_[boundary]};
+  Input arrival(int boundary, double made, const std::vector<double>& posted, size_t cell) const {
+    if (!table_.crosses[boundary]) return {made, made};
+    return {made, std::max(made, messages_ ? posted[cell] : 0.0) + latency_[boundary]};
   }
 
   double duration(const Action& action) const {
     if (action.kind == ActionKind::overlapped_pair) {
-      double sum = 0;
-      for (const Action& part : action.pair) sum += duration(part);
-      return sum * overlap_;
+      return (duration(forward_of(action)) + duration(backward_of(action))) * overlap_;
     }
     return schedule::duration(costs_[action.stage], action.kind);
   }
@@ -98,8 +91,8 @@ class Simulator {
     if (!start_.gate.empty() && i == start_.gate[rank]) free = std::max(free, start_.open);
     span = {free, free};
     if (!is_compute(action.kind)) {
-      if (action.kind == ActionKind::recv_f) posted_f_[at(action.stage, action.microbatch)] = free;
-      if (action.kind == ActionKind::recv_b) posted_b_[at(action.stage, action.microbatch)] = free;
+      if (action.kind == ActionKind::recv_f) posted_f_[s_.cell(action.stage, action.microbatch)] = free;
+      if (action.kind == ActionKind::recv_b) posted_b_[s_.cell(action.stage, action.microbatch)] = free;
       return;
     }
     Input input;
@@ -115,8 +108,8 @@ class Simulator {
     time.wait_for_transfer += span.start - std::min(span.start, std::max(free, input.made));
     free = span.end;
     for_each_part(action, [&](const Action& part) {
-      if (part.kind == ActionKind::forward) end_f_[at(part.stage, part.microbatch)] = span.end;
-      if (is_gradient(part.kind)) end_b_[at(part.stage, part.microbatch)] = span.end;
+      if (part.kind == ActionKind::forward) end_f_[s_.cell(part.stage, part.microbatch)] = span.end;
+      if (is_gradient(part.kind)) end_b_[s_.cell(part.stage, part.microbatch)] = span.end;
     });
   }
 
@@ -132,7 +125,7 @@ class Simulator {
     double last_end = 0;
     for (size_t i = 0; i < list.size(); ++i) {
       if (!is_compute(list[i].kind)) continue;
-      idle.add(last_end, spans[i].start, time);
+      if (spans[i].start > last_end) idle.add(last_end, spans[i].start, time);
       last_end = spans[i].end;
     }
     idle.add(last_end, result_.step_time, time);
@@ -140,14 +133,14 @@ class Simulator {
 
   const Schedule& s_;
   const Start& start_;
+  PlacementTable table_;
   bool messages_;
   std::vector<StageCost> costs_;
   std::vector<double> latency_;
   double overlap_;
-  std::vector<uint8_t> crosses_;  // [boundary]
-  std::vector<double> end_f_;     // [stage x microbatch]
+  std::vector<double> end_f_;  // [stage x microbatch]
   std::vector<double> end_b_;
-  std::vector<double> posted_f_;
+  std::vector<double> posted_f_;  // by the receiver's stage; empty without communication
   std::vector<double> posted_b_;
   std::vector<double> free_;  // [rank] when its last action so far ends
   Simulation result_;

@@ -1,6 +1,9 @@
+#include <spdlog/fmt/fmt.h>
+
 #include <deque>
 #include <vector>
 
+#include "core/base/error.h"
 #include "parallel/schedule/generators/generator_list.h"
 
 namespace pptrain::schedule {
@@ -39,7 +42,7 @@ class RankList {
   int backwards_[2] = {0, 0};
 };
 
-void generate(Schedule& schedule, int rank) {
+void generate_rank(Schedule& schedule, int rank) {
   const int below = schedule.ranks - 1 - rank;
   RankList list(schedule, rank);
   for (int n = 0; n < 2 * below; ++n) list.f(0);
@@ -70,13 +73,29 @@ void generate(Schedule& schedule, int rank) {
   for (int n = 0; n < rank + 1; ++n) list.w();
 }
 
+void check(const Schedule& s) {
+  if (s.microbatches >= 2 * s.ranks) return;
+  throw UsageError(
+      fmt::format("dualpipe_v on {} ranks needs at least {} microbatches (two per rank), and there are {}: "
+                  "raise the number "
+                  "of microbatches to {}, or use zbv, which takes any number",
+                  s.ranks, 2 * s.ranks, s.microbatches, 2 * s.ranks));
+}
+
+void generate(Schedule& schedule) {
+  schedule.placement = Placement::v;
+  for (int rank = 0; rank < schedule.ranks; ++rank) generate_rank(schedule, rank);
+}
+
 }  // namespace
 
 // DualPipeV (DeepSeek's DualPipe, cut in half to a V as Sea AI Lab proposed): in its steady phase a forward
 // of one stage runs with a backward of the rank's other stage, so that each hides the other's communication.
-void generate_dualpipe_v(Schedule& schedule) {
-  schedule.placement = Placement::v;
-  for (int rank = 0; rank < schedule.ranks; ++rank) generate(schedule, rank);
-}
+const Generator dualpipe_v = {.name = "dualpipe_v",
+                              .alias = "dualpipev",
+                              .default_stages_per_rank = 2,
+                              .only_stages_per_rank = 2,
+                              .check = check,
+                              .generate = generate};
 
 }  // namespace pptrain::schedule

@@ -1,10 +1,9 @@
 #include "parallel/schedule/generators/generator_list.h"
 
 namespace pptrain::schedule {
+namespace {
 
-// GPipe (arXiv 1811.06965): all forwards, then all backwards. Backwards ascend in the microbatch here, as
-// everywhere, so that gradients are summed in one order under every schedule.
-void generate_gpipe(Schedule& schedule) {
+void generate(Schedule& schedule) {
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     auto& list = schedule.actions[rank];
     list.reserve(2 * static_cast<size_t>(schedule.microbatches));
@@ -12,5 +11,11 @@ void generate_gpipe(Schedule& schedule) {
     for (int mb = 0; mb < schedule.microbatches; ++mb) list.push_back(backward(rank, mb));
   }
 }
+
+}  // namespace
+
+// GPipe (arXiv 1811.06965): all forwards, then all backwards. Backwards ascend in the microbatch here, as
+// everywhere, so that gradients are summed in one order under every schedule.
+const Generator gpipe = {.name = "gpipe", .alias = "gpipe", .only_stages_per_rank = 1, .generate = generate};
 
 }  // namespace pptrain::schedule

@@ -2,9 +2,15 @@
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
+namespace {
 
-void generate_inference(Schedule& schedule) {
+void generate(Schedule& schedule) {
   schedule = forward_only(schedule);
 }
+
+}  // namespace
+
+// Forwards alone, on any number of stages per rank.
+const Generator inference = {.name = "inference", .alias = "forwardonly", .generate = generate};
 
 }  // namespace pptrain::schedule

@@ -6,6 +6,12 @@
 
 namespace pptrain::schedule {
 
+// Microbatches of a round: m over as many rounds as fit p; 0 if m does not divide so.
+int microbatches_per_round(int ranks, int microbatches);
+
+// Throws UsageError, with the nearest numbers of microbatches that would do, if rounds do not divide m.
+void check_rounds(const Schedule& schedule);
+
 class InterleavedOrder {
  public:
   InterleavedOrder(const Schedule& schedule, int rank, int round)

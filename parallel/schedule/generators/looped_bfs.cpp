@@ -4,10 +4,9 @@
 #include "parallel/schedule/generators/generator_list.h"
 
 namespace pptrain::schedule {
+namespace {
 
-// Breadth-first pipeline (arXiv 2211.05953): GPipe over v stages per rank, all microbatches of a stage before
-// the next stage. Microbatches ascend backwards too.
-void generate_looped_bfs(Schedule& schedule) {
+void generate(Schedule& schedule) {
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     auto& list = schedule.actions[rank];
     std::vector<int> stages = schedule.stages_of(rank);
@@ -20,5 +19,12 @@ void generate_looped_bfs(Schedule& schedule) {
     }
   }
 }
+
+}  // namespace
+
+// Breadth-first pipeline (arXiv 2211.05953): GPipe over v stages per rank, all microbatches of a stage before
+// the next stage. Microbatches ascend backwards too.
+const Generator looped_bfs = {
+    .name = "looped_bfs", .alias = "loopedbfs", .default_stages_per_rank = 2, .generate = generate};
 
 }  // namespace pptrain::schedule

@@ -48,7 +48,7 @@ std::deque<Action> slot_order(const Schedule& schedule, int rank, const FirstSlo
   std::deque<Action> list;
   std::deque<Action> waiting;  // W's whose I is listed
   int64_t next = 0;
-  for (Timed& one : timed) {
+  for (const Timed& one : timed) {
     for (; next < one.slot && next <= last_forward && !waiting.empty(); ++next) {
       list.push_back(waiting.front());
       waiting.pop_front();
@@ -57,7 +57,7 @@ std::deque<Action> slot_order(const Schedule& schedule, int rank, const FirstSlo
     if (one.action.kind == ActionKind::backward_input) {
       waiting.push_back(backward_weight(one.action.stage, one.action.microbatch));
     }
-    list.push_back(std::move(one.action));
+    list.push_back(one.action);
   }
   return list;
 }
@@ -69,12 +69,11 @@ class Squeeze {
  public:
   Squeeze(Schedule& schedule, std::vector<std::deque<Action>> lists)
       : s_(schedule), lists_(std::move(lists)) {
-    const size_t cells = static_cast<size_t>(s_.stages()) * static_cast<size_t>(s_.microbatches);
-    forward_end_.assign(cells, never);
-    input_end_.assign(cells, never);
+    forward_end_.assign(s_.cells(), never);
+    input_end_.assign(s_.cells(), never);
     held_.assign(s_.ranks, 0);
     drain_.resize(s_.ranks);
-    weight_listed_.assign(cells, 0);
+    weight_listed_.assign(s_.cells(), 0);
     for (const auto& list : lists_) note_list(list);
   }
 
@@ -90,9 +89,7 @@ class Squeeze {
   static constexpr int64_t never = std::numeric_limits<int64_t>::max();
 
   size_t at(const Action& action) const { return at(action.stage, action.microbatch); }
-  size_t at(int stage, int mb) const {
-    return static_cast<size_t>(stage) * static_cast<size_t>(s_.microbatches) + static_cast<size_t>(mb);
-  }
+  size_t at(int stage, int mb) const { return s_.cell(stage, mb); }
 
   // The memory that the slots need, and which W's have a slot.
   void note_list(const std::deque<Action>& list) {
@@ -196,9 +193,6 @@ void generate(Schedule& schedule, Slots&& slots) {
   Squeeze(schedule, std::move(lists)).run();
 }
 
-}  // namespace
-
-// About half the activations of 1F1B.
 void generate_v_half(Schedule& schedule) {
   const int p = schedule.ranks;
   const int c = p % 2 == 0 ? 3 : 0;
@@ -207,11 +201,26 @@ void generate_v_half(Schedule& schedule) {
   });
 }
 
-// About a third of the activations of 1F1B.
 void generate_v_min(Schedule& schedule) {
   const int p = schedule.ranks;
   const int c = p % 3 == 0 ? 2 : 0;
   generate(schedule, [&](int r) { return FirstSlots{r, 2 * p - r - 1, 2 * p + c + r, 4 * p + c - r - 1}; });
 }
+
+}  // namespace
+
+// About half the activations of 1F1B.
+const Generator v_half = {.name = "v_half",
+                          .alias = "vhalf",
+                          .default_stages_per_rank = 2,
+                          .only_stages_per_rank = 2,
+                          .generate = generate_v_half};
+
+// About a third of the activations of 1F1B.
+const Generator v_min = {.name = "v_min",
+                         .alias = "vmin",
+                         .default_stages_per_rank = 2,
+                         .only_stages_per_rank = 2,
+                         .generate = generate_v_min};
 
 }  // namespace pptrain::schedule

@@ -32,12 +32,7 @@ class RankList {
   int microbatches_;
 };
 
-}  // namespace
-
-// ZB-V (arXiv 2401.10241, section 6): two stages per rank on a V, so that the last stage is on the first
-// rank; the memory of 1F1B, and no bubble inside the parallelogram if F = I = W. The pattern needs 2p - 1
-// microbatches: with fewer it is made for so many, and what is beyond the last is left out.
-void generate_zbv(Schedule& schedule) {
+void generate(Schedule& schedule) {
   schedule.placement = Placement::v;
   const int p = schedule.ranks;
   const int built_for = std::max(2 * p - 1, schedule.microbatches);
@@ -56,5 +51,16 @@ void generate_zbv(Schedule& schedule) {
     while (list.weights[0] < list.inputs[0]) list.w(0);
   }
 }
+
+}  // namespace
+
+// ZB-V (arXiv 2401.10241, section 6): two stages per rank on a V, so that the last stage is on the first
+// rank; the memory of 1F1B, and no bubble inside the parallelogram if F = I = W. The pattern needs 2p - 1
+// microbatches: with fewer it is made for so many, and what is beyond the last is left out.
+const Generator zbv = {.name = "zbv",
+                       .alias = "zbvzerobubble",
+                       .default_stages_per_rank = 2,
+                       .only_stages_per_rank = 2,
+                       .generate = generate};
 
 }  // namespace pptrain::schedule

@@ -14,6 +14,7 @@ void generate(Schedule& schedule, int rank, int round, int warm_up, int lag) {
   const int total = schedule.microbatches * schedule.stages_per_rank;
   warm_up = std::min(warm_up, total);
   auto& list = schedule.actions[rank];
+  list.reserve(3 * static_cast<size_t>(total));
   int weights = 0;
   for (int i = 0; i < total + warm_up; ++i) {
     if (i < total) list.push_back(order.forward_at(i));
@@ -24,24 +25,18 @@ void generate(Schedule& schedule, int rank, int round, int warm_up, int lag) {
   while (weights < total) list.push_back(order.backward_weight_at(weights++));
 }
 
-}  // namespace
-
-// ZB-H1: the memory of 1F1B, a third of its bubble. Rank r is r W's behind, which fill its end.
 void generate_zb_h1(Schedule& schedule) {
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     generate(schedule, rank, schedule.microbatches, schedule.ranks - 1 - rank, rank);
   }
 }
 
-// ZB-H2: enough forwards ahead that the first I finds no gap, and W's behind that fill the end as far: each
-// rank is busy without a gap (if F = I = W and m >= 2p - 1) and holds 2p - 1 microbatches.
 void generate_zb_h2(Schedule& schedule) {
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     generate(schedule, rank, schedule.microbatches, 2 * (schedule.ranks - 1 - rank), 2 * rank);
   }
 }
 
-// ZB-H1 with v stages per rank, in the order of interleaved 1F1B.
 void generate_interleaved_zb(Schedule& schedule) {
   const int round = microbatches_per_round(schedule.ranks, schedule.microbatches);
   for (int rank = 0; rank < schedule.ranks; ++rank) {
@@ -49,5 +44,23 @@ void generate_interleaved_zb(Schedule& schedule) {
     generate(schedule, rank, round, warm_up, rank);
   }
 }
+
+}  // namespace
+
+// ZB-H1: the memory of 1F1B, a third of its bubble. Rank r is r W's behind, which fill its end.
+const Generator zb_h1 = {
+    .name = "zb_h1", .alias = "zb1p", .only_stages_per_rank = 1, .generate = generate_zb_h1};
+
+// ZB-H2: enough forwards ahead that the first I finds no gap, and W's behind that fill the end as far: each
+// rank is busy without a gap (if F = I = W and m >= 2p - 1) and holds 2p - 1 microbatches.
+const Generator zb_h2 = {
+    .name = "zb_h2", .alias = "zb2p", .only_stages_per_rank = 1, .generate = generate_zb_h2};
+
+// ZB-H1 with v stages per rank, in the order of interleaved 1F1B.
+const Generator interleaved_zb = {.name = "interleaved_zb",
+                                  .alias = "interleavedzerobubble",
+                                  .default_stages_per_rank = 2,
+                                  .check = check_rounds,
+                                  .generate = generate_interleaved_zb};
 
 }  // namespace pptrain::schedule

@@ -1,114 +1,123 @@
 #include <algorithm>
-#include <map>
-#include <utility>
+#include <iterator>
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/schedule/passes/consumers.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
 namespace {
 
-// What is sent over one channel, as the receives of it, in the order of the sends.
-using Channels = std::map<std::pair<int, int>, std::vector<Action>>;  // {to, from}
-
-// A receive and the place in the compute list that it goes before.
 struct PlacedReceive {
-  size_t before;
+  size_t before;  // this compute action of the rank, by its number
   Action action;
 };
 
+// What one rank receives from another, in the order of the sends.
+struct Channel {
+  int from;
+  std::vector<PlacedReceive> receives;
+};
+
 Action receive_of(const Action& send) {
-  return send.kind == ActionKind::send_f ? Action{ActionKind::recv_f, send.stage + 1, send.microbatch, {}}
-                                         : Action{ActionKind::recv_b, send.stage - 1, send.microbatch, {}};
+  return send.kind == ActionKind::send_f ? Action{ActionKind::recv_f, send.stage + 1, send.microbatch}
+                                         : Action{ActionKind::recv_b, send.stage - 1, send.microbatch};
 }
 
-// The sends that follow a compute action: of a pair, the forward's first.
-template <typename Visit>
-void for_each_send(const Schedule& s, const Action& action, Visit&& visit) {
-  for_each_part(action, [&](const Action& part) {
-    if (part.kind == ActionKind::forward && part.stage + 1 < s.stages() && s.crosses_ranks(part.stage)) {
-      visit(Action{ActionKind::send_f, part.stage, part.microbatch, {}});
-    }
-    if (is_gradient(part.kind) && part.stage > 0 && s.crosses_ranks(part.stage - 1)) {
-      visit(Action{ActionKind::send_b, part.stage, part.microbatch, {}});
-    }
-  });
-}
+class CommunicationPass {
+ public:
+  explicit CommunicationPass(const Schedule& schedule)
+      : s_(schedule),
+        table_(schedule),
+        consumers_(schedule),
+        channels_(static_cast<size_t>(schedule.ranks)) {}
 
-Channels collect_channels(const Schedule& s) {
-  Channels channels;
-  for (int rank = 0; rank < s.ranks; ++rank) {
-    for (const Action& action : s.actions[rank]) {
-      for_each_send(s, action, [&](const Action& send) {
+  Schedule run() {
+    // Senders in ascending order: a rank's channels are then sorted by sender.
+    for (int rank = 0; rank < s_.ranks; ++rank) collect_sends(rank);
+    Schedule result = s_.without_actions();
+    for (int rank = 0; rank < s_.ranks; ++rank) result.actions[rank] = lowered(rank);
+    return result;
+  }
+
+ private:
+  // The sends that follow a compute action: of a pair, the forward's first.
+  template <typename Visit>
+  void for_each_send(const Action& action, Visit&& visit) const {
+    for_each_part(action, [&](const Action& part) {
+      if (part.kind == ActionKind::forward && part.stage + 1 < s_.stages() && table_.crosses[part.stage]) {
+        visit(Action{ActionKind::send_f, part.stage, part.microbatch});
+      }
+      if (is_gradient(part.kind) && part.stage > 0 && table_.crosses[part.stage - 1]) {
+        visit(Action{ActionKind::send_b, part.stage, part.microbatch});
+      }
+    });
+  }
+
+  void collect_sends(int rank) {
+    for (const Action& action : s_.actions[rank]) {
+      for_each_send(action, [&](const Action& send) {
         const Action receive = receive_of(send);
-        channels[{s.rank_of(receive.stage), rank}].push_back(receive);
+        channel(table_.rank_of[receive.stage], rank).receives.push_back({consumers_.of(receive), receive});
       });
     }
   }
-  return channels;
-}
 
-// Where each message is used: [0 for F, 1 for B or I][stage x microbatch] place in the list of its rank.
-std::vector<size_t> consumers(const Schedule& s, bool of_forward) {
-  std::vector<size_t> places(static_cast<size_t>(s.stages()) * s.microbatches);
-  for (const auto& list : s.actions) {
-    for (size_t i = 0; i < list.size(); ++i) {
-      for_each_part(list[i], [&](const Action& part) {
-        if (of_forward ? part.kind == ActionKind::forward : is_gradient(part.kind)) {
-          places[static_cast<size_t>(part.stage) * s.microbatches + part.microbatch] = i;
+  Channel& channel(int to, int from) {
+    auto& incoming = channels_[to];
+    if (incoming.empty() || incoming.back().from != from) incoming.push_back({from, {}});
+    return incoming.back();
+  }
+
+  // Each receive before its consumer, or before that of a later message of the channel if that comes first.
+  std::vector<PlacedReceive> placed_receives(int rank) {
+    std::vector<PlacedReceive> placed;
+    for (Channel& channel : channels_[rank]) {
+      auto& receives = channel.receives;
+      for (size_t i = receives.size(); i-- > 1;) {
+        receives[i - 1].before = std::min(receives[i - 1].before, receives[i].before);
+      }
+      std::vector<PlacedReceive> merged;
+      merged.reserve(placed.size() + receives.size());
+      std::ranges::merge(placed, receives, std::back_inserter(merged), {}, &PlacedReceive::before,
+                         &PlacedReceive::before);
+      placed = std::move(merged);
+    }
+    return placed;
+  }
+
+  std::vector<Action> lowered(int rank) {
+    const auto& list = s_.actions[rank];
+    const std::vector<PlacedReceive> receives = placed_receives(rank);
+    std::vector<Action> result;
+    result.reserve(2 * list.size() + receives.size());
+    auto receive = receives.begin();
+    size_t computes = 0;
+    for (const Action& action : list) {
+      if (is_compute(action.kind)) {
+        for (; receive != receives.end() && receive->before == computes; ++receive) {
+          result.push_back(receive->action);
         }
-      });
+        ++computes;
+      }
+      result.push_back(action);
+      for_each_send(action, [&](const Action& send) { result.push_back(send); });
     }
+    return result;
   }
-  return places;
-}
 
-// Each receive before its consumer, or before that of a later message of the channel if that comes first.
-std::vector<std::vector<PlacedReceive>> place_receives(const Schedule& s) {
-  const std::vector<size_t> used_f = consumers(s, true);
-  const std::vector<size_t> used_b = consumers(s, false);
-  std::vector<std::vector<PlacedReceive>> placed(s.ranks);
-  for (const auto& [channel, receives] : collect_channels(s)) {
-    auto& list = placed[channel.first];
-    const size_t first = list.size();
-    for (const Action& receive : receives) {
-      const auto& used = receive.kind == ActionKind::recv_f ? used_f : used_b;
-      list.push_back(
-          {used[static_cast<size_t>(receive.stage) * s.microbatches + receive.microbatch], receive});
-    }
-    for (size_t i = list.size() - 1; i > first; --i) {
-      list[i - 1].before = std::min(list[i - 1].before, list[i].before);
-    }
-  }
-  for (auto& list : placed) {
-    std::stable_sort(list.begin(), list.end(),
-                     [](const PlacedReceive& a, const PlacedReceive& b) { return a.before < b.before; });
-  }
-  return placed;
-}
+  const Schedule& s_;
+  PlacementTable table_;
+  Consumers consumers_;
+  std::vector<std::vector<Channel>> channels_;  // [receiving rank]
+};
 
 }  // namespace
 
 Schedule add_communication(const Schedule& schedule) {
   if (schedule.has_communication()) throw Error("add_communication: the schedule has communication already");
-  auto placed = place_receives(schedule);
-  Schedule result = schedule;
-  for (int rank = 0; rank < schedule.ranks; ++rank) {
-    const auto& list = schedule.actions[rank];
-    auto& lowered = result.actions[rank];
-    lowered.clear();
-    lowered.reserve(3 * list.size());
-    auto receive = placed[rank].begin();
-    for (size_t i = 0; i < list.size(); ++i) {
-      for (; receive != placed[rank].end() && receive->before == i; ++receive) {
-        lowered.push_back(std::move(receive->action));
-      }
-      lowered.push_back(list[i]);
-      for_each_send(schedule, list[i], [&](Action send) { lowered.push_back(std::move(send)); });
-    }
-  }
-  return result;
+  return CommunicationPass(schedule).run();
 }
 
 }  // namespace pptrain::schedule

@@ -19,12 +19,11 @@ int64_t slot(const Schedule& s, int stage, int microbatch) {
 }  // namespace
 
 Schedule forward_only(const Schedule& schedule, int microbatches) {
-  Schedule result = schedule;
+  Schedule result = schedule.without_actions();
   result.forward_only = true;
   if (microbatches > 0) result.microbatches = microbatches;
   for (int rank = 0; rank < result.ranks; ++rank) {
     auto& list = result.actions[rank];
-    list.clear();
     for (const int stage : result.stages_of(rank)) {
       for (int mb = 0; mb < result.microbatches; ++mb) list.push_back(forward(stage, mb));
     }

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cstdint>
 #include <unordered_map>
 #include <vector>
 
+#include "parallel/schedule/passes/consumers.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::schedule {
@@ -17,83 +17,72 @@ struct ChannelState {
 // One rank's list: its compute actions are numbered, and a receive stands before one of them.
 class Hoist {
  public:
-  Hoist(const Schedule& schedule, int rank, int lookahead)
-      : s_(schedule), list_(schedule.actions[rank]), lookahead_(static_cast<size_t>(std::max(lookahead, 0))) {
-    number_consumers();
-  }
+  Hoist(const Schedule& schedule, const PlacementTable& table, const Consumers& consumers, int rank,
+        int lookahead)
+      : table_(table),
+        consumers_(consumers),
+        list_(schedule.actions[rank]),
+        lookahead_(static_cast<size_t>(std::max(lookahead, 0))) {}
 
+  // A receive that moves goes before the last compute action, which therefore is held back in `last_`
+  // with the sends that follow it; one that does not waits in `staying_` for the next compute action.
   std::vector<Action> run() {
-    place_receives();
-    std::vector<Action> result;
-    result.reserve(list_.size());
-    size_t compute = 0;
-    const auto emit_receives = [&] {
-      for (const Action* receive : before_[compute]) result.push_back(*receive);
-    };
+    result_.reserve(list_.size());
     for (const Action& action : list_) {
-      if (is_receive(action.kind)) continue;
-      if (is_compute(action.kind)) {
-        emit_receives();
-        ++compute;
+      if (is_receive(action.kind)) {
+        place(action);
+        continue;
       }
-      result.push_back(action);
+      if (is_compute(action.kind)) {
+        flush();
+        ++computes_;
+      }
+      last_.push_back(action);
     }
-    emit_receives();
-    return result;
+    flush();
+    return std::move(result_);
   }
 
  private:
-  int64_t key(bool of_forward, int stage, int microbatch) const {
-    return (static_cast<int64_t>(stage) * s_.microbatches + microbatch) * 2 + of_forward;
-  }
-
-  void number_consumers() {
-    for (const Action& action : list_) {
-      if (!is_compute(action.kind)) continue;
-      for_each_part(action, [&](const Action& part) {
-        if (part.kind == ActionKind::forward) used_[key(true, part.stage, part.microbatch)] = computes_;
-        if (is_gradient(part.kind)) used_[key(false, part.stage, part.microbatch)] = computes_;
-      });
-      ++computes_;
+  void flush() {
+    for (auto* actions : {&last_, &staying_}) {
+      result_.insert(result_.end(), actions->begin(), actions->end());
+      actions->clear();
     }
   }
 
-  void place_receives() {
-    before_.resize(computes_ + 1);
-    size_t compute = 0;
-    for (const Action& action : list_) {
-      compute += is_compute(action.kind);
-      if (!is_receive(action.kind)) continue;
-      const bool is_f = action.kind == ActionKind::recv_f;
-      ChannelState& channel = channels_[s_.rank_of(is_f ? action.stage - 1 : action.stage + 1)];
-      const size_t place = place_of(channel, compute);
-      channel.last_place = place;
-      channel.waiting.push_back(used_.at(key(is_f, action.stage, action.microbatch)));
-      before_[place].push_back(&action);
-    }
+  void place(const Action& receive) {
+    const bool is_f = receive.kind == ActionKind::recv_f;
+    ChannelState& channel = channels_[table_.rank_of[is_f ? receive.stage - 1 : receive.stage + 1]];
+    channel.last_place = place_in(channel);
+    channel.waiting.push_back(consumers_.of(receive));
+    (channel.last_place < computes_ ? result_ : staying_).push_back(receive);
   }
 
-  size_t place_of(ChannelState& channel, size_t compute) const {
-    const size_t earlier = std::max(compute == 0 ? 0 : compute - 1, channel.last_place);
+  // The compute action that the receive goes before: the next one, or the one before that.
+  size_t place_in(ChannelState& channel) const {
+    const size_t earlier = std::max(computes_ == 0 ? 0 : computes_ - 1, channel.last_place);
     std::erase_if(channel.waiting, [&](size_t consumer) { return consumer < earlier; });
-    return channel.waiting.size() <= lookahead_ ? earlier : compute;
+    return channel.waiting.size() <= lookahead_ ? earlier : computes_;
   }
 
-  const Schedule& s_;
+  const PlacementTable& table_;
+  const Consumers& consumers_;
   const std::vector<Action>& list_;
   size_t lookahead_;
-  size_t computes_ = 0;
-  std::unordered_map<int64_t, size_t> used_;
+  size_t computes_ = 0;                             // compute actions so far
   std::unordered_map<int, ChannelState> channels_;  // by the sender's rank
-  std::vector<std::vector<const Action*>> before_;  // [compute action]
+  std::vector<Action> last_, staying_, result_;
 };
 
 }  // namespace
 
 Schedule hoist_receives(const Schedule& schedule, int lookahead) {
-  Schedule result = schedule;
+  const PlacementTable table(schedule);
+  const Consumers consumers(schedule);
+  Schedule result = schedule.without_actions();
   for (int rank = 0; rank < schedule.ranks; ++rank) {
-    result.actions[rank] = Hoist(schedule, rank, lookahead).run();
+    result.actions[rank] = Hoist(schedule, table, consumers, rank, lookahead).run();
   }
   return result;
 }

@@ -1,4 +1,5 @@
-#include <utility>
+#include <algorithm>
+#include <iterator>
 
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/proof/validate.h"
@@ -17,11 +18,13 @@ bool has_reduce_grad(const Schedule& schedule) {
 
 }  // namespace
 
-Schedule compute_only(Schedule schedule) {
-  for (auto& list : schedule.actions) {
-    std::erase_if(list, [](const Action& action) { return !is_compute(action.kind); });
+Schedule compute_only(const Schedule& schedule) {
+  Schedule result = schedule.without_actions();
+  for (int rank = 0; rank < schedule.ranks; ++rank) {
+    std::ranges::copy_if(schedule.actions[rank], std::back_inserter(result.actions[rank]),
+                         [](const Action& action) { return is_compute(action.kind); });
   }
-  return schedule;
+  return result;
 }
 
 Schedule lower(Schedule schedule, const LowerOptions& options) {

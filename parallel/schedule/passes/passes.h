@@ -23,7 +23,7 @@ Schedule hoist_receives(const Schedule& schedule, int lookahead = 1);
 Schedule add_reduce_grad(const Schedule& schedule);
 
 // The compute actions alone.
-Schedule compute_only(Schedule schedule);
+Schedule compute_only(const Schedule& schedule);
 
 // The forwards alone on the same ranks, stages and placement, for evaluation and generation; `microbatches`
 // of 0 keeps the number. A rank takes its forwards in the order in which a full pipeline offers them:

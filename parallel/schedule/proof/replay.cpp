@@ -3,18 +3,9 @@
 namespace pptrain::schedule {
 
 Replay::Replay(const Schedule& schedule, ReceiveModel model)
-    : schedule_(schedule), model_(model), microbatches_(schedule.microbatches) {
-  const int stages = schedule.stages();
-  const size_t cells = static_cast<size_t>(stages) * static_cast<size_t>(microbatches_);
-  const bool messages = schedule.has_communication();
-  for (int stage = 0; stage < stages; ++stage) {
-    rank_of_.push_back(schedule.rank_of(stage));
-    by_message_.push_back(messages && stage + 1 < stages && schedule.crosses_ranks(stage));
-  }
-  forward_.assign(cells, 0);
-  backward_.assign(cells, 0);
-  computed_f_.assign(cells, 0);
-  computed_b_.assign(cells, 0);
+    : schedule_(schedule), model_(model), table_(schedule), by_message_(table_.crosses) {
+  if (!schedule.has_communication()) by_message_.assign(by_message_.size(), 0);
+  states_.assign(schedule.cells(), 0);
   next_.assign(schedule.ranks, 0);
   for (const auto& list : schedule.actions) ends_.push_back(list.size());
   queued_.assign(schedule.ranks, 0);
@@ -25,25 +16,21 @@ bool Replay::ready(const Action& action) const {
   const int mb = action.microbatch;
   switch (action.kind) {
     case ActionKind::forward:
-      return stage == 0 || forward_[at(stage - 1, mb)];
+      return stage == 0 || is(arrived_f, stage - 1, mb);
     case ActionKind::backward:
     case ActionKind::backward_input:
-      return computed_f_[at(stage, mb)] && (stage + 1 == schedule_.stages() || backward_[at(stage + 1, mb)]);
+      return is(computed_f, stage, mb) && (stage + 1 == schedule_.stages() || is(arrived_b, stage + 1, mb));
     case ActionKind::backward_weight:
-      return computed_b_[at(stage, mb)];
-    case ActionKind::send_f:
-      return computed_f_[at(stage, mb)];
     case ActionKind::send_b:
-      return computed_b_[at(stage, mb)];
+      return is(computed_b, stage, mb);
+    case ActionKind::send_f:
+      return is(computed_f, stage, mb);
     case ActionKind::recv_f:
-      return model_ == ReceiveModel::at_consumer || forward_[at(stage - 1, mb)];
+      return model_ == ReceiveModel::at_consumer || is(arrived_f, stage - 1, mb);
     case ActionKind::recv_b:
-      return model_ == ReceiveModel::at_consumer || backward_[at(stage + 1, mb)];
+      return model_ == ReceiveModel::at_consumer || is(arrived_b, stage + 1, mb);
     case ActionKind::overlapped_pair:
-      for (const Action& part : action.pair) {
-        if (!ready(part)) return false;
-      }
-      return true;
+      return ready(forward_of(action)) && ready(backward_of(action));
     default:
       return true;
   }
@@ -51,25 +38,26 @@ bool Replay::ready(const Action& action) const {
 
 void Replay::done(const Action& action) {
   const int stage = action.stage;
-  const int mb = action.microbatch;
+  const auto mark = [&](State state) { states_[schedule_.cell(stage, action.microbatch)] |= state; };
   switch (action.kind) {
     case ActionKind::forward:
-      computed_f_[at(stage, mb)] = 1;
+      mark(computed_f);
       if (stage + 1 == schedule_.stages() || by_message_[stage]) return;
       [[fallthrough]];
     case ActionKind::send_f:
-      forward_[at(stage, mb)] = 1;
-      return wake(rank_of_[stage + 1]);
+      mark(arrived_f);
+      return wake(table_.rank_of[stage + 1]);
     case ActionKind::backward:
     case ActionKind::backward_input:
-      computed_b_[at(stage, mb)] = 1;
+      mark(computed_b);
       if (stage == 0 || by_message_[stage - 1]) return;
       [[fallthrough]];
     case ActionKind::send_b:
-      backward_[at(stage, mb)] = 1;
-      return wake(rank_of_[stage - 1]);
+      mark(arrived_b);
+      return wake(table_.rank_of[stage - 1]);
     case ActionKind::overlapped_pair:
-      for (const Action& part : action.pair) done(part);
+      done(forward_of(action));
+      done(backward_of(action));
       return;
     default:
       return;

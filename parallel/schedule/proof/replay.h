@@ -3,6 +3,7 @@
 // simulation adds the times. Linear in the number of actions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -34,8 +35,11 @@ class Replay {
   const std::vector<size_t>& positions() const { return next_; }
 
  private:
-  size_t at(int stage, int microbatch) const {
-    return static_cast<size_t>(stage) * static_cast<size_t>(microbatches_) + static_cast<size_t>(microbatch);
+  // What has happened to a microbatch of a stage. `arrived`: the neighbouring stage's rank can use it.
+  enum State : uint8_t { computed_f = 1, arrived_f = 2, computed_b = 4, arrived_b = 8 };
+
+  bool is(State state, int stage, int microbatch) const {
+    return (states_[schedule_.cell(stage, microbatch)] & state) != 0;
   }
   bool ready(const Action& action) const;
   void done(const Action& action);
@@ -43,17 +47,13 @@ class Replay {
 
   const Schedule& schedule_;
   ReceiveModel model_;
-  int microbatches_;
-  std::vector<int> rank_of_;         // [stage]
+  PlacementTable table_;
   std::vector<uint8_t> by_message_;  // [boundary] what crosses it travels in a message
-  std::vector<uint8_t> forward_;     // [stage x microbatch] the output can be used by the next stage's rank
-  std::vector<uint8_t> backward_;    // the same of the input gradient and the previous stage's rank
-  std::vector<uint8_t> computed_f_;  // computed on its own rank
-  std::vector<uint8_t> computed_b_;
-  std::vector<size_t> next_;     // [rank]
-  std::vector<size_t> ends_;     // [rank]
-  std::vector<int> queue_;       // ranks that may be able to go on
-  std::vector<uint8_t> queued_;  // [rank]
+  std::vector<uint8_t> states_;      // [stage x microbatch] of State
+  std::vector<size_t> next_;         // [rank]
+  std::vector<size_t> ends_;         // [rank]
+  std::vector<int> queue_;           // ranks that may be able to go on
+  std::vector<uint8_t> queued_;      // [rank]
 };
 
 template <typename Visit>

@@ -8,18 +8,15 @@ namespace pptrain::schedule {
 
 // Throws Error unless
 //  - every action is on the rank of its stage, and every stage x microbatch has exactly one F and exactly one
-//  B, or
-//    one I and one W (F alone in a forward-only schedule);
+//    B, or one I and one W (F alone in a forward-only schedule);
 //  - F comes before B or I, I before W, and a stage takes its microbatches in ascending order in F, in B/I
-//  and in
-//    B/W, so that sums over microbatches have one order under every schedule;
+//    and in B/W, so that sums over microbatches have one order under every schedule;
 //  - where there is communication: exactly one send and one receive for what goes from rank to rank, none for
-//  what
-//    stays; a send after what it sends, a receive before what uses it; and the receives on each directed
+//    what stays; a send after what it sends, a receive before what uses it; and the receives on each directed
 //    channel (rank to rank) in the order of the sends on it;
-//  - what an UNSHARD frees or needs, and REDUCE_GRAD, come in an order that works;
+//  - UNSHARD, RESHARD and REDUCE_GRAD come where the stage's parameters and gradients allow them;
 //  - running each rank's list in order, with sends that never block, comes to its end. `model` says where a
-//  rank waits.
+//    rank waits.
 // The message names the rank, the place in its list and the action, and shows the grid with that cell marked.
 // Needs time and memory linear in the number of actions.
 void validate(const Schedule& schedule, ReceiveModel model = ReceiveModel::at_consumer);

@@ -1,6 +1,7 @@
 // A schedule as people and tools read it.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "parallel/schedule/cost/simulate.h"
@@ -23,10 +24,15 @@ std::string render_text(const Schedule& schedule, const Simulation& simulation,
 // "bubble",
 //  "per_rank": [{"rank", "stages", "busy", "fill", "steady", "drain", "barrier", "wait_for_transfer",
 //  "bubble",
-//                "in_flight": {"activations", "weight_operands", "held", "receive_buffers"},
-//                "actions": [{"action", "start", "end"}]}]}
-// Times in the simulation's unit; counts in stage-microbatches.
-std::string render_json(const Schedule& schedule, const Simulation& simulation);
+//                "in_flight": {"activations", "weight_operands", "held", "receive_buffers"}}]}
+// Times in the simulation's unit; counts in stage-microbatches. A caller may add members of its own.
+nlohmann::ordered_json summary_json(const Schedule& schedule, const Simulation& simulation);
+
+// The text of a summary; with `actions` its last member is "actions", every rank's list with the times of
+// each action, one a line: [[{"action", "start", "end"}, ...], ...].
+std::string render_json(const nlohmann::ordered_json& summary);
+std::string render_json_with_actions(const nlohmann::ordered_json& summary, const Schedule& schedule,
+                                     const Simulation& simulation);
 
 // A timeline to scale as an SVG picture: a row per rank, a box per action with its microbatch, darker for a
 // rank's later stages; a tooltip tells each action and its times. The picture grows with the step, up to 8000

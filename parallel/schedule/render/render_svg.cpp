@@ -1,8 +1,11 @@
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "parallel/schedule/render/render.h"
@@ -19,12 +22,6 @@ constexpr double digit_width = 6.2;  // of the 10-pixel font
 constexpr double box_width = 16;     // wanted for the shortest action, so that its microbatch can be read
 constexpr double min_width = 720;
 constexpr double max_width = 8000;
-
-std::string number(double value) {
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.6g", value);
-  return text.data();
-}
 
 std::string escaped(const std::string& text) {
   std::string result;
@@ -65,10 +62,8 @@ Colour base_colour(ActionKind kind) {
 std::string colour(ActionKind kind, int chunk) {
   const Colour base = base_colour(kind);
   const double light = std::pow(0.80, chunk);
-  std::array<char, 8> text;
-  std::snprintf(text.data(), text.size(), "#%02x%02x%02x", static_cast<int>(base.red * light) & 255,
-                static_cast<int>(base.green * light) & 255, static_cast<int>(base.blue * light) & 255);
-  return text.data();
+  const auto part = [&](int value) { return static_cast<int>(value * light) & 255; };
+  return fmt::format("#{:02x}{:02x}{:02x}", part(base.red), part(base.green), part(base.blue));
 }
 
 class Picture {
@@ -91,12 +86,10 @@ class Picture {
   std::string draw() {
     const double width = left + simulation_.step_time * scale_ + right;
     const double bottom = top + s_.ranks * (row_height + row_gap);
-    const std::string width_text = number(std::ceil(width));
-    const std::string height_text = number(bottom + 34);
-    text_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + width_text + "\" height=\"" + height_text +
-            "\" viewBox=\"0 0 " + width_text + " " + height_text +
-            "\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"10\">\n"
-            "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
+    add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.6g}\" height=\"{1:.6g}\" "
+        "viewBox=\"0 0 {0:.6g} {1:.6g}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"10\">\n"
+        "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
+        std::ceil(width), bottom + 34);
     draw_head();
     for (int rank = 0; rank < s_.ranks; ++rank) draw_row(rank);
     draw_axis(bottom);
@@ -106,22 +99,26 @@ class Picture {
  private:
   double x(double time) const { return left + time * scale_; }
 
-  void label(double at_x, double at_y, const std::string& text, const std::string& more = "") {
-    text_ += "<text x=\"" + number(at_x) + "\" y=\"" + number(at_y) + "\"" + more + ">" + escaped(text) +
-             "</text>\n";
+  template <typename... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
+  }
+
+  void label(double at_x, double at_y, const std::string& text, std::string_view more = "") {
+    add("<text x=\"{:.6g}\" y=\"{:.6g}\"{}>{}</text>\n", at_x, at_y, more, escaped(text));
   }
 
   void box(double from, double to, double y, double height, const std::string& fill) {
-    text_ += "<rect x=\"" + number(from) + "\" y=\"" + number(y) + "\" width=\"" + number(to - from) +
-             "\" height=\"" + number(height) + "\" fill=\"" + fill +
-             "\" stroke=\"#ffffff\" stroke-width=\"0.6\"/>\n";
+    add("<rect x=\"{:.6g}\" y=\"{:.6g}\" width=\"{:.6g}\" height=\"{:.6g}\" fill=\"{}\" stroke=\"#ffffff\" "
+        "stroke-width=\"0.6\"/>\n",
+        from, y, to - from, height, fill);
   }
 
   void draw_head() {
     label(left, 20,
-          s_.name + ": " + std::to_string(s_.ranks) + " ranks, " + std::to_string(s_.stages()) + " stages, " +
-              std::to_string(s_.microbatches) + " microbatches; step " + number(simulation_.step_time) +
-              ", bubble " + number(std::round(simulation_.bubble() * 1000) / 10) + " %",
+          fmt::format("{}: {} ranks, {} stages, {} microbatches; step {:.6g}, bubble {:.6g} %", s_.name,
+                      s_.ranks, s_.stages(), s_.microbatches, simulation_.step_time,
+                      std::round(simulation_.bubble() * 1000) / 10),
           " font-size=\"14\" fill=\"#222222\"");
     const std::array<std::pair<ActionKind, const char*>, 4> legend = {
         {{ActionKind::forward, "F forward"},
@@ -139,14 +136,13 @@ class Picture {
 
   void draw_row(int rank) {
     const double y = top + rank * (row_height + row_gap);
-    label(left - 8, y + 16, "rank " + std::to_string(rank), " text-anchor=\"end\" fill=\"#222222\"");
+    label(left - 8, y + 16, fmt::format("rank {}", rank), " text-anchor=\"end\" fill=\"#222222\"");
     box(x(0), x(simulation_.step_time), y, row_height, "#eeeeee");
     for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
       const Action& action = s_.actions[rank][i];
       if (!is_compute(action.kind)) continue;
       const Span& span = simulation_.spans[rank][i];
-      text_ += "<g><title>" + escaped(to_string(action)) + ": " + number(span.start) + " to " +
-               number(span.end) + "</title>\n";
+      add("<g><title>{}: {:.6g} to {:.6g}</title>\n", to_string(action), span.start, span.end);
       const double height = action.kind == ActionKind::overlapped_pair ? row_height / 2 : row_height;
       double part_y = y;
       for_each_part(action, [&](const Action& part) {
@@ -159,7 +155,7 @@ class Picture {
   }
 
   void microbatch(const Span& span, double y, int value) {
-    const std::string digits = std::to_string(value);
+    const std::string digits = fmt::to_string(value);
     if ((span.end - span.start) * scale_ < digit_width * static_cast<double>(digits.size()) + 2) return;
     label(x((span.start + span.end) / 2), y, digits, " text-anchor=\"middle\" fill=\"#1a1a1a\"");
   }
@@ -172,9 +168,9 @@ class Picture {
     const double tick = power * (ratio > 5 ? 10 : ratio > 2 ? 5 : ratio > 1 ? 2 : 1);
     for (int i = 0; i * tick <= simulation_.step_time * (1 + 1e-9); ++i) {
       const double at = x(i * tick);
-      text_ += "<line x1=\"" + number(at) + "\" x2=\"" + number(at) + "\" y1=\"" + number(y) + "\" y2=\"" +
-               number(y + 5) + "\" stroke=\"#888888\"/>\n";
-      label(at, y + 17, number(i * tick), " text-anchor=\"middle\" fill=\"#444444\"");
+      add("<line x1=\"{0:.6g}\" x2=\"{0:.6g}\" y1=\"{1:.6g}\" y2=\"{2:.6g}\" stroke=\"#888888\"/>\n", at, y,
+          y + 5);
+      label(at, y + 17, fmt::format("{:.6g}", i * tick), " text-anchor=\"middle\" fill=\"#444444\"");
     }
   }
 

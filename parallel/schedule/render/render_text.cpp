@@ -1,7 +1,8 @@
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -12,26 +13,36 @@ namespace pptrain::schedule {
 namespace {
 
 std::string number(double value) {
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.4g", value);
-  return text.data();
+  return fmt::format("{:.4g}", value);
 }
 
 std::string percent(double fraction) {
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.1f %%", 100 * fraction);
-  return text.data();
+  return fmt::format("{:.1f} %", 100 * fraction);
 }
 
 // "F0" where a rank has one stage, "2F0" where the stage is to be told, "0F3+3B0" for a pair.
 std::string label(const Schedule& s, const Action& action) {
-  std::string text;
+  if (action.kind == ActionKind::overlapped_pair) {
+    return fmt::format("{}+{}", label(s, forward_of(action)), label(s, backward_of(action)));
+  }
+  const std::string full = to_string(action);
+  return s.stages_per_rank == 1 ? full.substr(full.find_first_of("FBIW")) : full;
+}
+
+size_t digits(int value) {
+  size_t count = 1;
+  for (; value >= 10; value /= 10) ++count;
+  return count;
+}
+
+// Of label(), without making it.
+size_t label_width(const Schedule& s, const Action& action) {
+  size_t width = 0;
   for_each_part(action, [&](const Action& part) {
-    const std::string full = to_string(part);
-    text +=
-        (text.empty() ? "" : "+") + (s.stages_per_rank == 1 ? full.substr(full.find_first_of("FBIW")) : full);
+    const size_t stage = s.stages_per_rank == 1 ? 0 : digits(part.stage);
+    width += (width > 0 ? 1 : 0) + stage + 1 + digits(part.microbatch);
   });
-  return text;
+  return width;
 }
 
 const char* colour_of(ActionKind kind) {
@@ -63,25 +74,28 @@ class Grid {
   }
 
   std::string draw() const {
-    const size_t margin = ("rank " + std::to_string(s_.ranks - 1) + " ").size();
-    std::string text = fit("", margin);
-    for (size_t c = 0; c < columns_; ++c) text += fit(std::to_string(c), width_, ' ');
-    text = rtrim(text) + "\n";
-    for (int rank = 0; rank < s_.ranks; ++rank)
-      text += fit("rank " + std::to_string(rank), margin) + row(rank) + "\n";
-    if (columns_ < column(simulation_.step_time)) {
-      text += "(the first " + std::to_string(columns_) + " of " +
-              std::to_string(column(simulation_.step_time)) + " columns)\n";
+    const size_t margin = fmt::formatted_size("rank {} ", s_.ranks - 1);
+    std::string text(margin, ' ');
+    for (size_t c = 0; c < columns_; ++c) text += fit(fmt::to_string(c), width_);
+    text = rtrim(std::move(text)) + '\n';
+    for (int rank = 0; rank < s_.ranks; ++rank) {
+      text += fmt::format("{:<{}}{}\n", fmt::format("rank {}", rank), margin, row(rank));
     }
-    return text + "a column is " + number(unit_) + "\n";
+    if (columns_ < column(simulation_.step_time)) {
+      text += fmt::format("(the first {} of {} columns)\n", columns_, column(simulation_.step_time));
+    }
+    return text + fmt::format("a column is {}\n", number(unit_));
   }
 
  private:
   static std::string fit(std::string text, size_t width, char fill = ' ') {
-    if (text.size() < width) text += std::string(width - text.size(), fill);
-    return text.substr(0, width);
+    text.resize(width, fill);
+    return text;
   }
-  static std::string rtrim(const std::string& text) { return text.substr(0, text.find_last_not_of(' ') + 1); }
+  static std::string rtrim(std::string text) {
+    text.resize(text.find_last_not_of(' ') + 1);
+    return text;
+  }
 
   size_t column(double time) const { return static_cast<size_t>(std::lround(time / unit_)); }
 
@@ -91,13 +105,13 @@ class Grid {
     const Span& span = simulation_.spans[rank][i];
     const double time = span.end - span.start;
     if (time > 0 && (unit_ <= 0 || time < unit_)) unit_ = time;
-    width_ = std::max(width_, label(s_, action).size() + 1);
+    width_ = std::max(width_, label_width(s_, action) + 1);
   }
 
   std::string row(int rank) const {
     std::string text;
     size_t at = 0;
-    for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
+    for (size_t i = 0; i < s_.actions[rank].size() && at < columns_; ++i) {
       const Action& action = s_.actions[rank][i];
       if (!is_compute(action.kind)) continue;
       const Span& span = simulation_.spans[rank][i];
@@ -136,18 +150,9 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   std::string text;
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
-      text += std::string(widths[i] - row[i].size() + (i ? 2 : 0), ' ') + row[i];
+      text += fmt::format("{}{:>{}}", i > 0 ? "  " : "", row[i], widths[i]);
     }
     text += "\n";
-  }
-  return text;
-}
-
-std::string join(const std::vector<int>& numbers) {
-  std::string text;
-  for (const int value : numbers) {
-    if (!text.empty()) text += ',';
-    text += std::to_string(value);
   }
   return text;
 }
@@ -155,11 +160,12 @@ std::string join(const std::vector<int>& numbers) {
 }  // namespace
 
 std::string render_text(const Schedule& schedule, const Simulation& simulation, const TextOptions& options) {
-  std::string text = schedule.name + ": " + std::to_string(schedule.ranks) + " ranks, " +
-                     std::to_string(schedule.stages()) + " stages (" + to_string(schedule.placement) + "), " +
-                     std::to_string(schedule.microbatches) + " microbatches\n\n";
-  text += Grid(schedule, simulation, options).draw() + "\n";
-  text += "step time " + number(simulation.step_time) + ", bubble " + percent(simulation.bubble()) + "\n\n";
+  std::string text =
+      fmt::format("{}: {} ranks, {} stages ({}), {} microbatches\n\n", schedule.name, schedule.ranks,
+                  schedule.stages(), to_string(schedule.placement), schedule.microbatches);
+  text += Grid(schedule, simulation, options).draw();
+  text += fmt::format("\nstep time {}, bubble {}\n\n", number(simulation.step_time),
+                      percent(simulation.bubble()));
   std::vector<std::vector<std::string>> rows = {{"rank", "stages", "busy", "fill", "steady", "drain",
                                                  "barrier", "bubble", "activations in flight",
                                                  "with weight operands", "receive buffers"}};
@@ -167,10 +173,10 @@ std::string render_text(const Schedule& schedule, const Simulation& simulation, 
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     const RankTime& time = simulation.ranks[rank];
     const InFlight& peak = peaks[rank];
-    rows.push_back({std::to_string(rank), join(schedule.stages_of(rank)), number(time.busy),
-                    number(time.fill), number(time.steady), number(time.drain), number(time.barrier),
-                    percent(simulation.bubble(rank)), std::to_string(peak.activations),
-                    std::to_string(peak.held), std::to_string(peak.receive_buffers)});
+    rows.push_back({fmt::to_string(rank), fmt::format("{}", fmt::join(schedule.stages_of(rank), ",")),
+                    number(time.busy), number(time.fill), number(time.steady), number(time.drain),
+                    number(time.barrier), percent(simulation.bubble(rank)), fmt::to_string(peak.activations),
+                    fmt::to_string(peak.held), fmt::to_string(peak.receive_buffers)});
   }
   return text + table(rows) + "in flight: counted in microbatches of one stage\n";
 }

@@ -1,72 +1,68 @@
+#include <spdlog/fmt/fmt.h>
+
+#include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 
-#include "parallel/schedule/render/json_text.h"
 #include "parallel/schedule/render/render.h"
 #include "parallel/schedule/render/trace_names.h"
 
 namespace pptrain::schedule {
 namespace {
 
+// Written by hand: with millions of events nlohmann's values would fill gigabytes. Nothing here but the
+// schedule's name can need an escape.
 class Trace {
  public:
   Trace(const Schedule& schedule, const Simulation& simulation, double seconds)
       : s_(schedule), simulation_(simulation), microseconds_(seconds * 1e6) {}
 
   std::string str() {
-    add(JsonObject()
-            .add("ph", json_quoted("M"))
-            .add("name", json_quoted("process_name"))
-            .add("pid", 0)
-            .add("args", JsonObject().add("name", json_quoted("pptrain plan: " + s_.name)).str()));
+    text_ = R"({"displayTimeUnit": "ms", "traceEvents": [)";
+    text_ += fmt::format(R"({}{{"ph": "M", "name": "process_name", "pid": 0, "args": {{"name": {}}}}})", '\n',
+                         nlohmann::json("pptrain plan: " + s_.name).dump());
     for (int rank = 0; rank < s_.ranks; ++rank) {
-      add(event("M", "thread_name", rank)
-              .add("args", JsonObject().add("name", json_quoted("rank " + std::to_string(rank))).str()));
+      add(R"({{"ph": "M", "name": "thread_name", "pid": 0, "tid": {0}, "args": {{"name": "rank {0}"}}}})",
+          rank);
       for (size_t i = 0; i < s_.actions[rank].size(); ++i) add_action(rank, i);
     }
-    return "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + events_ + "\n]}\n";
+    return text_ + "\n]}\n";
   }
 
  private:
-  void add(const JsonObject& object) { events_ += (events_.empty() ? "" : ",\n") + object.str(); }
-
-  JsonObject event(const char* phase, const std::string& name, int rank) const {
-    return JsonObject()
-        .add("ph", json_quoted(phase))
-        .add("name", json_quoted(name))
-        .add("pid", 0)
-        .add("tid", rank);
+  template <typename... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    text_ += ",\n";
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
   }
 
   void add_action(int rank, size_t i) {
     const Action& action = s_.actions[rank][i];
     if (!is_compute(action.kind)) return;
     const Span& span = simulation_.spans[rank][i];
-    add(event("X", to_string(action), rank)
-            .add("cat", json_quoted(trace_category(action.kind)))
-            .add("ts", span.start * microseconds_)
-            .add("dur", (span.end - span.start) * microseconds_));
+    add(R"({{"ph": "X", "name": "{}", "pid": 0, "tid": {}, "cat": "{}", "ts": {}, "dur": {}}})",
+        to_string(action), rank, trace_category(action.kind), span.start * microseconds_,
+        (span.end - span.start) * microseconds_);
     for_each_part(action, [&](const Action& part) { add_arrows(rank, span, part); });
   }
 
   // An arrow begins in the action that makes the value and ends in the one that uses it, with one id.
   void add_arrows(int rank, const Span& span, const Action& part) {
-    if (const auto value = value_sent(s_, part)) add(arrow("s", rank, *value, span.end));
+    if (const auto value = value_sent(s_, part)) add_arrow('s', rank, *value, span.end, "");
     if (const auto value = value_received(s_, part)) {
-      add(arrow("f", rank, *value, span.start).add("bp", json_quoted("e")));
+      add_arrow('f', rank, *value, span.start, R"(, "bp": "e")");
     }
   }
 
-  JsonObject arrow(const char* phase, int rank, const std::string& value, double time) const {
-    return event(phase, "send", rank)
-        .add("cat", json_quoted("transfer"))
-        .add("id", json_quoted(value))
-        .add("ts", time * microseconds_);
+  void add_arrow(char phase, int rank, const std::string& value, double time, const char* more) {
+    add(R"({{"ph": "{}", "name": "send", "pid": 0, "tid": {}, "cat": "transfer", "id": "{}", "ts": {}{}}})",
+        phase, rank, value, time * microseconds_, more);
   }
 
   const Schedule& s_;
   const Simulation& simulation_;
   double microseconds_;
-  std::string events_;
+  std::string text_;
 };
 
 }  // namespace

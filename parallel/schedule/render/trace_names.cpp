@@ -1,5 +1,7 @@
 #include "parallel/schedule/render/trace_names.h"
 
+#include <spdlog/fmt/fmt.h>
+
 namespace pptrain::schedule {
 namespace {
 
@@ -11,7 +13,7 @@ std::optional<std::string> crossing(const Schedule& schedule, const Action& acti
   if (boundary < 0 || boundary + 1 >= schedule.stages() || !schedule.crosses_ranks(boundary))
     return std::nullopt;
   const int maker = forward ? boundary : boundary + 1;
-  return std::to_string(maker) + (forward ? "F" : "B") + std::to_string(action.microbatch);
+  return fmt::format("{}{}{}", maker, forward ? 'F' : 'B', action.microbatch);
 }
 
 }  // namespace

@@ -12,13 +12,13 @@ TEST_CASE("actions are written as PyTorch writes them, and read back") {
       {backward(12, 34), "12B34"},
       {backward_input(0, 7), "0I7"},
       {backward_weight(1, 1), "1W1"},
-      {{ActionKind::send_f, 0, 1, {}}, "0SEND_F1"},
-      {{ActionKind::recv_f, 1, 1, {}}, "1RECV_F1"},
-      {{ActionKind::send_b, 1, 1, {}}, "1SEND_B1"},
-      {{ActionKind::recv_b, 0, 1, {}}, "0RECV_B1"},
-      {{ActionKind::unshard, 3, -1, {}}, "3UNSHARD"},
-      {{ActionKind::reshard, 3, -1, {}}, "3RESHARD"},
-      {{ActionKind::reduce_grad, 0, -1, {}}, "0REDUCE_GRAD"},
+      {{ActionKind::send_f, 0, 1}, "0SEND_F1"},
+      {{ActionKind::recv_f, 1, 1}, "1RECV_F1"},
+      {{ActionKind::send_b, 1, 1}, "1SEND_B1"},
+      {{ActionKind::recv_b, 0, 1}, "0RECV_B1"},
+      {{ActionKind::unshard, 3, -1}, "3UNSHARD"},
+      {{ActionKind::reshard, 3, -1}, "3RESHARD"},
+      {{ActionKind::reduce_grad, 0, -1}, "0REDUCE_GRAD"},
       {overlapped(forward(0, 3), backward(3, 0)), "(0F3;3B0)OVERLAP_F_B"},
   };
   for (const auto& [action, text] : cases) {
@@ -28,6 +28,14 @@ TEST_CASE("actions are written as PyTorch writes them, and read back") {
   }
   CHECK(parse_action("5FULL_BACKWARD3") == backward(5, 3));
   CHECK(parse_action("( 0F3 ; 3I0 )OVERLAP_F_B") == overlapped(forward(0, 3), backward_input(3, 0)));
+}
+
+TEST_CASE("a pair is a forward, then a backward, and can be taken apart") {
+  const Action pair = overlapped(forward(0, 3), backward_input(3, 1));
+  CHECK(forward_of(pair) == forward(0, 3));
+  CHECK(backward_of(pair) == backward_input(3, 1));
+  CHECK_THROWS_AS(overlapped(backward(3, 0), forward(0, 3)), Error);
+  CHECK_THROWS_AS(overlapped(forward(0, 3), backward_weight(3, 0)), Error);
 }
 
 TEST_CASE("what is not an action is refused") {

@@ -1,7 +1,7 @@
 #include "parallel/schedule/cost/in_flight.h"
 
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::schedule;

@@ -2,9 +2,9 @@
 #include "parallel/schedule/cost/measured_step.h"
 
 #include "core/base/error.h"
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -2,9 +2,9 @@
 
 #include "core/base/error.h"
 #include "parallel/schedule/cost/in_flight.h"
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -12,7 +12,7 @@ using namespace pptrain::schedule;
 
 namespace {
 
-std::vector<RankBytes> uniform(const Schedule& s, const StageBytes& stage) {
+std::vector<PeakBytes> uniform(const Schedule& s, const StageBytes& stage) {
   return peak_bytes(s, std::vector<StageBytes>(s.stages(), stage));
 }
 
@@ -63,7 +63,7 @@ TEST_CASE("stages of unequal size: the peak is where the bytes are, not the coun
   const std::vector<StageBytes> stages = {
       {.activation = 10, .workspace_forward = 3, .workspace_backward = 4},
       {.activation = 100, .workspace_forward = 30, .workspace_backward = 20, .message = 7}};
-  const RankBytes rank = peak_bytes(s, stages)[0];
+  const PeakBytes rank = peak_bytes(s, stages)[0];
   CHECK(rank.records == 120);
   CHECK(rank.peak.activations == 120);
   CHECK(rank.peak.workspace == 30);
@@ -75,7 +75,7 @@ TEST_CASE("stages of unequal size: the peak is where the bytes are, not the coun
 
 TEST_CASE("operands that I leaves wait for W, and each action has its own workspace") {
   const Schedule s = parse_csv("0F0,0I0,0F1,0W0,0B1\n");
-  const RankBytes rank = uniform(s, {.activation = 10,
+  const PeakBytes rank = uniform(s, {.activation = 10,
                                      .weight_operands = 8,
                                      .workspace_forward = 1,
                                      .workspace_backward = 2,

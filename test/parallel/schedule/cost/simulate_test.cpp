@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/proof/validate.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

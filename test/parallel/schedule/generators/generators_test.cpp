@@ -74,7 +74,6 @@ TEST_CASE("every schedule is sound for every size that it allows, within its mem
   CHECK(canonical_schedule_name("ScheduleDualPipeV") == "dualpipe_v");
   CHECK(canonical_schedule_name("DualPipeV") == "dualpipe_v");
   CHECK(canonical_schedule_name("ZB-H1") == "zb_h1");
-  CHECK(schedule_names().size() == 12);
   for (const std::string& name : schedule_names()) {
     int sizes = 0;
     for (int p = 1; p <= 16; ++p) {

@@ -3,9 +3,9 @@
 #include "core/base/error.h"
 #include "parallel/schedule/cost/in_flight.h"
 #include "parallel/schedule/cost/simulate.h"
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/proof/validate.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

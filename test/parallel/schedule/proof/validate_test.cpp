@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -114,7 +114,7 @@ TEST_CASE("actions in the wrong order are refused") {
   CHECK_THAT(refusal(parse_csv("0F0,0F1,0I0,0B1,0W0")), contains_text("ascending") && contains_text(">0B1<"));
   Schedule pair = parse_csv("0F0,(0F1;0B1)OVERLAP_F_B,0B0");
   CHECK_THAT(refusal(pair), contains_text(">(0F1;0B1)OVERLAP_F_B<"));
-  std::swap(pair.actions[0][1].pair[0], pair.actions[0][1].pair[1]);
+  pair.actions[0][1].backward_kind = ActionKind::backward_weight;
   CHECK_THAT(refusal(pair), contains_text("an F, then a B or I"));
 }
 

@@ -43,7 +43,9 @@ TEST_CASE("the json holds the grid, the bubble and the bounds") {
   Schedule s = lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 4}));
   s.name = "a \"b\" \\ \n";
   const Simulation simulation = simulate(s);
-  const auto json = nlohmann::json::parse(render_json(s, simulation));
+  const auto summary = nlohmann::json::parse(render_json(summary_json(s, simulation)));
+  CHECK_FALSE(summary.contains("actions"));
+  auto json = nlohmann::json::parse(render_json_with_actions(summary_json(s, simulation), s, simulation));
   CHECK(json["schedule"] == s.name);
   CHECK(json["bubble"].get<double>() == simulation.bubble());
   CHECK(json["bubble"].get<double>() == Approx(0.2));
@@ -51,9 +53,18 @@ TEST_CASE("the json holds the grid, the bubble and the bounds") {
   CHECK(json["per_rank"][0]["in_flight"]["activations"] == 2);
   CHECK(json["per_rank"][1]["in_flight"]["activations"] == 1);
   CHECK(json["per_rank"][1]["stages"] == nlohmann::json::array({1}));
-  CHECK(json["per_rank"][0]["actions"].size() == s.actions[0].size());
-  CHECK(json["per_rank"][0]["actions"][0]["action"] == "0F0");
-  CHECK(json["per_rank"][0]["actions"][0]["end"] == 1.0);
+  REQUIRE(json["actions"].size() == 2);
+  for (int rank = 0; rank < 2; ++rank) {
+    REQUIRE(json["actions"][rank].size() == s.actions[rank].size());
+    for (size_t i = 0; i < s.actions[rank].size(); ++i) {
+      const auto& action = json["actions"][rank][i];
+      CHECK(action["action"] == to_string(s.actions[rank][i]));
+      CHECK(action["start"].get<double>() == simulation.spans[rank][i].start);
+      CHECK(action["end"].get<double>() == simulation.spans[rank][i].end);
+    }
+  }
+  json.erase("actions");
+  CHECK(json == summary);
 }
 
 TEST_CASE("the trace has an event per compute action and an arrow per message") {

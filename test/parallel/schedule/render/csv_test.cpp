@@ -1,4 +1,4 @@
-#include "parallel/schedule/csv.h"
+#include "parallel/schedule/render/csv.h"
 
 #include <fstream>
 #include <sstream>

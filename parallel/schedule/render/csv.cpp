@@ -1,9 +1,12 @@
-#include "parallel/schedule/csv.h"
+#include "parallel/schedule/render/csv.h"
+
+#include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "core/base/error.h"
@@ -13,7 +16,7 @@
 namespace pptrain::schedule {
 namespace {
 
-// An action and the cell it was read from.
+// Where an action was read, counted from 1.
 struct Cell {
   int row = 0;
   int column = 0;
@@ -36,8 +39,8 @@ class Parser {
   }
 
  private:
-  [[noreturn]] void fail(Cell cell, const std::string& why) const {
-    throw UsageError(name_ + ":" + std::to_string(cell.row) + ":" + std::to_string(cell.column) + ": " + why);
+  [[noreturn]] void fail(Cell cell, std::string_view why) const {
+    throw UsageError(fmt::format("{}:{}:{}: {}", name_, cell.row, cell.column, why));
   }
 
   void read_rows() {
@@ -76,7 +79,7 @@ class Parser {
   // Who owns the stage, and how many microbatches there are.
   void note(const Action& action, Cell cell) {
     if (action.stage >= max_number || action.microbatch >= max_number) {
-      fail(cell, to_string(action) + ": numbers end at " + std::to_string(max_number - 1));
+      fail(cell, fmt::format("{}: numbers end at {}", to_string(action), max_number - 1));
     }
     backward_ |= action.kind != ActionKind::forward && is_compute(action.kind);
     schedule_.microbatches = std::max(schedule_.microbatches, action.microbatch + 1);
@@ -84,8 +87,8 @@ class Parser {
     Cell& owner = owner_[action.stage];
     if (owner.row == 0) owner = cell;
     if (owner.row != cell.row) {
-      fail(cell, "stage " + std::to_string(action.stage) + " is in row " + std::to_string(owner.row) +
-                     " already; a stage lives on one rank");
+      fail(cell,
+           fmt::format("stage {} is in row {} already; a stage lives on one rank", action.stage, owner.row));
     }
   }
 
@@ -94,21 +97,20 @@ class Parser {
     schedule_.forward_only = !backward_;
     const int stages = static_cast<int>(owner_.size());
     for (int stage = 0; stage < stages; ++stage) {
-      if (owner_[stage].row == 0)
-        throw UsageError(name_ + ": stage " + std::to_string(stage) + " has no action");
+      if (owner_[stage].row == 0) throw UsageError(fmt::format("{}: stage {} has no action", name_, stage));
     }
     if (stages % schedule_.ranks != 0) {
-      throw UsageError(name_ + ": " + std::to_string(stages) + " stages do not divide over " +
-                       std::to_string(schedule_.ranks) + " ranks (rows)");
+      throw UsageError(
+          fmt::format("{}: {} stages do not divide over {} ranks (rows)", name_, stages, schedule_.ranks));
     }
     schedule_.stages_per_rank = stages / schedule_.ranks;
-    // A digit too many would make the proof fill memory with what is missing.
+    // The proof keeps a table of stages x microbatches: one number with a digit too many would fill memory.
     size_t actions = 0;
     for (const auto& list : schedule_.actions) actions += list.size();
-    if (static_cast<size_t>(stages) * static_cast<size_t>(schedule_.microbatches) > 16 * actions) {
-      throw UsageError(name_ + ": " + std::to_string(stages) + " stages and microbatches up to " +
-                       std::to_string(schedule_.microbatches - 1) + " need many more than the file's " +
-                       std::to_string(actions) + " actions");
+    if (schedule_.cells() > 16 * actions) {
+      throw UsageError(
+          fmt::format("{}: {} stages and microbatches up to {} need many more than the file's {} actions",
+                      name_, stages, schedule_.microbatches - 1, actions));
     }
   }
 
