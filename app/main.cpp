@@ -3,12 +3,11 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
-#include <thread>
+#include <sstream>
+#include <string>
 
 #include "app/commands/commands.h"
 #include "core/base/error.h"
-#include "parallel/comm/bootstrap.h"
 
 namespace {
 
@@ -23,6 +22,11 @@ void add_job_options(CLI::App& command, JobArguments& arguments) {
       ->option_text("KEY=VALUE")
       ->expected(1)
       ->take_all();
+}
+
+std::string without_last_newline(std::string text) {
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
 }
 
 int run(int argc, char** argv) {
@@ -79,14 +83,20 @@ int run(int argc, char** argv) {
   try {
     cli.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return cli.exit(error) == 0 ? 0 : 2;
+    std::ostringstream out, text;
+    const bool asked = cli.exit(error, out, text) == 0;  // --help, --version
+    fmt::print("{}", out.str());
+    if (asked) return 0;
+    // Subcommands are no work of several ranks: whoever runs one speaks for itself.
+    if (!cli.get_subcommands().empty()) throw pptrain::UsageError(without_last_newline(text.str()));
+    return pptrain::app::refuse(without_last_newline(text.str()));
   }
   if (*check) return pptrain::app::check(check_arguments);
   if (*plan) return pptrain::app::plan(plan_arguments);
   if (*verify) return pptrain::app::verify(checkpoint_dir);
   if (*config) return schema ? pptrain::app::print_schema() : pptrain::app::print_reference();
   if (train_arguments.config.empty())
-    throw pptrain::UsageError("--config is required: pptrain --config job.toml (see --help)");
+    return pptrain::app::refuse("--config is required: pptrain --config job.toml (see --help)");
   return pptrain::app::train(train_arguments);
 }
 
@@ -97,11 +107,7 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const pptrain::UsageError& error) {
-    // As a rule every process of a launched job finds the same fault: rank 0 says it, and the launcher then
-    // ends the others, which must not end before. Whoever is left has a fault of its own host.
-    const int rank = pptrain::comm::detect_launch().rank;
-    if (rank != 0) std::this_thread::sleep_for(std::chrono::seconds(3));
-    fmt::print(stderr, "{}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), error.what());
+    fmt::print(stderr, "{}\n", error.what());
     return 2;
   } catch (const std::exception& error) {
     fmt::print(stderr, "pptrain: {}\n", error.what());

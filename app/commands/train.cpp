@@ -1,16 +1,27 @@
 // pptrain --config job.toml
+#include <optional>
+
 #include "app/commands/commands.h"
 #include "app/plan/job.h"
 #include "app/train/run_context.h"
 #include "app/train/trainer.h"
+#include "core/base/error.h"
 #include "core/fault/shutdown.h"
 
 namespace pptrain::app {
 
 int train(const JobArguments& arguments) {
-  const config::JobConfig job = load_job(arguments);
-  const fault::Shutdown shutdown;
-  return run_ranks(job, [&](RunContext& context) { return Trainer(context, shutdown).run(); });
+  std::optional<fault::Shutdown> shutdown;
+  const auto load = [&] {
+    config::JobConfig job = load_job(arguments);
+    shutdown.emplace();  // from here on a signal asks for an orderly stop
+    return job;
+  };
+  return run_ranks(load, [&](RunContext& context) { return Trainer(context, *shutdown).run(); });
+}
+
+int refuse(const std::string& fault) {
+  return run_ranks([&]() -> config::JobConfig { throw UsageError(fault); }, {});
 }
 
 }  // namespace pptrain::app

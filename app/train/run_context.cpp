@@ -6,12 +6,15 @@
 #include <c10/core/InferenceMode.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <thread>
+#include <memory>
+#include <optional>
 
 #include "core/base/error.h"
 #include "core/kernels/device_name.h"
+#include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
 #include "parallel/comm/nccl/nccl_communicator.h"
 #include "parallel/comm/thread/thread_communicator.h"
@@ -20,19 +23,24 @@ namespace pptrain::app {
 
 namespace {
 
+constexpr int usage_exit_code = 2;
+
 at::Device choose_device(const config::JobConfig& job, int local_rank) {
   if (job.run.device == "cpu") return at::kCPU;
   const int count = kernels::gpu_count();
   if (count == 0) {
     throw UsageError(
         "run.device: \"cuda\" is asked for, but no GPU was found (or this pptrain was built without CUDA). "
-        "Use "
-        "run.device = \"cpu\", or check nvidia-smi and build where nvcc is on PATH.");
+        "Use run.device = \"cpu\", or check nvidia-smi and build where nvcc is on PATH.");
   }
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % count)};
 }
 
-// Which rank failed, and on which stage; a UsageError stays one.
+std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
+  return std::chrono::milliseconds(static_cast<int64_t>(job.distributed.timeout_s * 1000));
+}
+
+// Puts the rank before the message of an error of `body`; a UsageError stays one.
 template <typename Body>
 int named(const mesh::MeshShape& shape, int rank, Body&& body) {
   const auto who = [&] {
@@ -53,20 +61,20 @@ int named(const mesh::MeshShape& shape, int rank, Body&& body) {
 
 class RankStart {
  public:
-  RankStart(const config::JobConfig& job, const models::ModelConfig& model,
-            const std::function<int(RunContext&)>& body)
-      : job_(job), model_(model), shape_(mesh_shape(job)), body_(body) {}
+  RankStart(const config::JobConfig& job, const std::function<int(RunContext&)>& body)
+      : job_(job),
+        model_(models::make_model_config(job.model, job.train.seq_len)),
+        shape_(mesh_shape(job)),
+        body_(body) {}
 
-  int operator()(comm::Communicator& host, int local_rank, bool use_nccl) const {
+  // `world` carries tensors of `device`.
+  int operator()(comm::Communicator& world, at::Device device) const {
     at::set_num_threads(static_cast<int>(job_.run.threads));
     const c10::InferenceMode inference;
-    host.set_timeout(std::chrono::milliseconds(static_cast<int64_t>(job_.distributed.timeout_s * 1000)));
-    return named(shape_, host.rank(), [&] {
-      const at::Device device = choose_device(job_, local_rank);
-      const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
-      std::unique_ptr<comm::Communicator> nccl;
-      if (use_nccl && device.is_cuda()) nccl = comm::make_nccl(host, device);
-      mesh::DeviceMesh mesh(nccl ? *nccl : host, shape_);
+    const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
+    world.set_timeout(timeout_of(job_));
+    return named(shape_, world.rank(), [&] {
+      mesh::DeviceMesh mesh(world, shape_);
       RunContext context{.job = job_, .model = model_, .mesh = mesh, .device = device};
       return body_(context);
     });
@@ -76,10 +84,34 @@ class RankStart {
 
  private:
   const config::JobConfig& job_;
-  const models::ModelConfig& model_;
+  models::ModelConfig model_;
   mesh::MeshShape shape_;
   const std::function<int(RunContext&)>& body_;
 };
+
+int run_threads(const config::JobConfig& job, const std::function<int(RunContext&)>& body) {
+  const RankStart start(job, body);
+  std::atomic<int> code = 0;
+  comm::run_thread_ranks(start.shape().world_size(), [&](comm::Communicator& world) {
+    const int result = start(world, choose_device(job, world.rank()));
+    if (world.rank() == 0) code = result;
+  });
+  return code;
+}
+
+// The world of `launch`, even where this rank has a fault to tell it. Where the others cannot be reached, the
+// fault is what to say.
+std::unique_ptr<comm::Communicator> meet(comm::Launch launch, const std::string& fault) {
+  // Others may never come, for instance where the user starts one process by hand to see what is wrong.
+  constexpr std::chrono::milliseconds patience_with_a_fault = std::chrono::seconds(30);
+  if (!fault.empty()) launch.rendezvous.timeout = std::min(launch.rendezvous.timeout, patience_with_a_fault);
+  try {
+    return comm::make_world(launch);
+  } catch (const std::exception&) {
+    if (fault.empty()) throw;
+    throw UsageError(fmt::format("rank {}: {}", launch.rank, fault));
+  }
+}
 
 }  // namespace
 
@@ -89,41 +121,45 @@ mesh::MeshShape mesh_shape(const config::JobConfig& job) {
           .dp_replicate = static_cast<int>(d.dp_replicate),
           .dp_shard = static_cast<int>(d.dp_shard),
           .cp = static_cast<int>(d.cp),
-          .tp = static_cast<int>(d.tp)};
+          .tp = static_cast<int>(d.tp),
+          .ep = static_cast<int>(d.ep)};
 }
 
 int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)>& body) {
-  const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
-  const RankStart start(job, model, body);
+  return run_ranks([&] { return job; }, body);
+}
+
+int run_ranks(const std::function<config::JobConfig()>& load, const std::function<int(RunContext&)>& body) {
   const comm::Launch launch = comm::detect_launch();
-  if (launch.kind == comm::LaunchKind::threads) {
-    std::atomic<int> code = 0;
-    comm::run_thread_ranks(start.shape().world_size(), [&](comm::Communicator& world) {
-      const int result = start(world, world.rank(), /*use_nccl=*/false);
-      if (world.rank() == 0) code = result;
-    });
-    return code;
-  }
-  mesh::check_world_size(start.shape(), launch.world_size);  // before any transport is set up
-  const std::unique_ptr<comm::Communicator> world = comm::make_world(launch);
-  return run_in_world(*world, launch.local_rank, job, body);
+  if (launch.kind == comm::LaunchKind::threads) return run_threads(load(), body);
+  std::optional<config::JobConfig> job;
+  const std::string fault = comm::fault_of([&] {
+    job = load();
+    mesh::check_world_size(mesh_shape(*job), launch.world_size);
+  });
+  const std::unique_ptr<comm::Communicator> world = meet(launch, fault);
+  if (!comm::agree(*world, fault)) return usage_exit_code;
+  return run_in_world(*world, launch.local_rank, *job, body);
 }
 
 int run_in_world(comm::Communicator& world, int local_rank, const config::JobConfig& job,
                  const std::function<int(RunContext&)>& body) {
-  const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
-  const RankStart start(job, model, body);
-  mesh::check_world_size(start.shape(), world.size());
+  world.set_timeout(timeout_of(job));
+  std::optional<RankStart> start;
+  at::Device device = at::kCPU;
+  const std::string own_fault = comm::fault_of([&] {
+    start.emplace(job, body);
+    mesh::check_world_size(start->shape(), world.size());
+    device = choose_device(job, local_rank);
+  });
+  if (!comm::agree(world, own_fault)) return usage_exit_code;
   try {
-    return start(world, local_rank, /*use_nccl=*/true);
-  } catch (const UsageError& error) {
-    // As a rule every rank finds the same fault, and rank 0 says it and ends with exit code 2. A fault of
-    // this rank's host alone is said here, after rank 0 had the time to.
-    if (world.rank() != 0) {
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-      world.abort(error.what());
-    }
-    throw;
+    std::unique_ptr<comm::Communicator> nccl;
+    const std::string common_fault = comm::fault_of([&] {
+      if (device.is_cuda()) nccl = comm::make_nccl(world, device);  // all ranks find two on one GPU, or none does
+    });
+    if (!comm::agree(world, common_fault)) return usage_exit_code;
+    return (*start)(nccl ? *nccl : world, device);
   } catch (const PeerFailure&) {
     throw;
   } catch (const std::exception& error) {

@@ -1,7 +1,10 @@
-// The transport interface: point-to-point with work handles, and collectives built on it. One communicator is
-// one group of ranks; calls on it are made by one thread, in the same order on all its ranks (sends and
-// receives of one pair of ranks match in order; there are no tags). Collectives and split() exchange messages
-// of the same order: none may be called between an isend or irecv and its partner's counterpart.
+// The transport interface: point-to-point with work handles, and collectives. One communicator is one group of
+// ranks; its calls are made by one thread of each rank.
+//
+// What matches what, without tags: of the messages between two ranks, the first send matches the first receive,
+// the second the second, and so on. Collectives match collectives, in the order in which they are started, which
+// is the same on all ranks; they never meet the messages of isend and irecv. Operations under way may be waited
+// for in any order.
 //
 // A failed or silent peer never leaves a rank waiting: every wait ends with PeerFailure when another rank has
 // failed, and with Error once the communicator's timeout has passed.
@@ -10,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -28,7 +32,12 @@ class Work {
   // CPU transports: returns when the operation is complete. CUDA transports: orders the current stream after
   // it. `what` describes the wait in the schedule's terms, for the message of a timeout.
   virtual void wait(const std::function<std::string()>& what = {}) = 0;
+  // Blocks for at most `time`. True once wait() would not block; may throw what wait() would throw.
+  virtual bool wait_for(std::chrono::milliseconds time) = 0;
 };
+
+// Elements for each rank of a group, by rank.
+using Counts = std::span<const int64_t>;
 
 class Communicator {
  public:
@@ -57,20 +66,55 @@ class Communicator {
   // Splits into groups of equal color, ordered by key then rank. Collective over this communicator.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  // Collectives. The defaults are built on isend/irecv; sums are taken in rank order, so that they do not
-  // depend on the transport: ((x0 + x1) + x2) + ... in the tensor's own type. In place; tensor: contiguous.
-  virtual void all_reduce_sum(at::Tensor tensor);
-  virtual void broadcast(at::Tensor tensor, int root);
-  virtual void barrier();
-  // One row per rank: out[r] = tensor of rank r. out: [size, ...tensor].
-  virtual void all_gather(at::Tensor out, const at::Tensor& tensor);
+  // --- collectives; tensors are contiguous ---
+  // Sums are taken in rank order, so that they do not depend on the transport or on the way they are asked
+  // for: ((x0 + x1) + x2) + ... in the tensor's own type.
 
-  // Tells every rank of the job that this one has failed: their waits end with PeerFailure (threads), or
+  // In place. Scratch: 16 MiB (64 MiB on NCCL) at most.
+  virtual void all_reduce_sum(at::Tensor tensor) = 0;
+  virtual void broadcast(at::Tensor tensor, int root) = 0;
+  virtual void barrier() = 0;
+  // One row per rank: out[r] = tensor of rank r. out: [size, ...tensor].
+  virtual void all_gather(at::Tensor out, const at::Tensor& tensor) = 0;
+
+  // The same with handles. They go on while the rank computes; any number may be under way, finished in any
+  // order. Tensors are used as flat lists of elements; they must stay untouched (results) or unchanged
+  // (operands) until the work is done, and the work keeps them alive. Beyond that:
+  // - iall_gather and iall_to_all hold nothing;
+  // - the sums of one communicator are taken one after another, in a thread of its own (on NCCL: on the
+  //   group's stream). A sum that waits for its turn holds nothing; the one whose turn it is holds the scratch
+  //   of all_reduce_sum. On NCCL every sum under way holds scratch.
+  // Throws Error where sizes do not fit, before anything is sent.
+
+  // In place.
+  std::unique_ptr<Work> iall_reduce_sum(at::Tensor tensor);
+  // The sum over ranks of `tensor`, of which this rank gets its part: rank 0 the first counts[0] elements, rank
+  // 1 the next counts[1], ... out: [counts[rank]]; tensor: [sum of counts]. Without counts: equal parts. The
+  // bits are those of all_reduce_sum. `out` may be this rank's part of `tensor` itself.
+  std::unique_ptr<Work> ireduce_scatter_sum(at::Tensor out, const at::Tensor& tensor, Counts counts = {});
+  // The tensors of all ranks, by rank. out: [sum of counts]; tensor: [counts[rank]]. Without counts: equal
+  // parts. `tensor` may be this rank's part of `out` itself.
+  std::unique_ptr<Work> iall_gather(at::Tensor out, const at::Tensor& tensor, Counts counts = {});
+  // To each rank its part of `tensor`, from each rank a part of `out`, both by rank. out: [sum of from];
+  // tensor: [sum of to]; to[r] here is from[rank] on rank r. The two must not overlap.
+  std::unique_ptr<Work> iall_to_all(at::Tensor out, Counts from, const at::Tensor& tensor, Counts to);
+
+  // Tells every rank of the job that this one has failed: their waits end with PeerFailure (threads, TCP), or
   // their processes end (MPI, after `message` is on standard error).
   virtual void abort(const std::string& message) = 0;
 
   // Waits that last longer end with Error. Communicators split off later inherit the value.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+
+ protected:
+  // The collectives above for groups of two ranks or more, with flat tensors that fit and one count per rank.
+  virtual std::unique_ptr<Work> start_all_reduce_sum(at::Tensor tensor) = 0;
+  virtual std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
+                                                         std::vector<int64_t> counts) = 0;
+  virtual std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor,
+                                                 std::vector<int64_t> counts) = 0;
+  virtual std::unique_ptr<Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
+                                                 std::vector<int64_t> to) = 0;
 };
 
 // --- host-side helpers on any communicator (CPU tensors under the hood) ---

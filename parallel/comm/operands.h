@@ -6,6 +6,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <chrono>
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "core/base/error.h"
@@ -18,6 +20,12 @@ inline void check_peer(int peer, int rank, int size, const char* what) {
   if (peer < 0 || peer >= size || peer == rank) {
     throw Error(fmt::format("{}: rank {} of {} cannot exchange with rank {}: give another rank of the group",
                             what, rank, size, peer));
+  }
+}
+
+inline void check_root(int root, int size) {
+  if (root < 0 || root >= size) {
+    throw Error(fmt::format("broadcast: root {} is not a rank of a group of {}", root, size));
   }
 }
 
@@ -47,6 +55,34 @@ inline void check_rows(const at::Tensor& out, const at::Tensor& tensor, int size
     throw Error(fmt::format("all_gather: `out` ({}) must hold one row per rank of {} ({} ranks)",
                             describe(out), describe(tensor), size));
   }
+}
+
+inline void check_same_kind(const at::Tensor& a, const at::Tensor& b, const char* what) {
+  if (a.scalar_type() != b.scalar_type() || a.device() != b.device()) {
+    throw Error(fmt::format("{}: tensors of one kind are needed, not {} and {}", what, describe(a), describe(b)));
+  }
+}
+
+// One count per rank, none negative, `elements` in all.
+inline void check_counts(std::span<const int64_t> counts, int size, int64_t elements, const char* what) {
+  if (static_cast<int64_t>(counts.size()) != size) {
+    throw Error(fmt::format("{}: {} counts were given for {} ranks", what, counts.size(), size));
+  }
+  int64_t sum = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    if (counts[r] < 0) throw Error(fmt::format("{}: the count of rank {} is {}", what, r, counts[r]));
+    sum += counts[r];
+  }
+  if (sum != elements) {
+    throw Error(fmt::format("{}: the counts add up to {}, but the tensor has {} elements", what, sum, elements));
+  }
+}
+
+// out <- tensor, which may be the same memory. Both flat.
+inline void copy_own_part(at::Tensor out, const at::Tensor& tensor) {
+  if (tensor.numel() == 0 || out.const_data_ptr() == tensor.const_data_ptr()) return;
+  const c10::InferenceMode inference;
+  out.copy_(tensor, /*non_blocking=*/true);
 }
 
 inline std::string timeout_message(int rank, std::chrono::milliseconds timeout, const std::string& operation,

@@ -2,14 +2,61 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <span>
 #include <utility>
 
 #include "core/base/error.h"
+#include "parallel/comm/self_communicator.h"
 
 namespace pptrain::mesh {
 namespace {
 
-constexpr std::array<Axis, axis_count> axes{Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
+constexpr std::array axes{Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
+constexpr std::array groups{Group::batch, Group::fsdp, Group::loss, Group::stage, Group::ep, Group::efsdp};
+static_assert(axes.size() == axis_count && groups.size() == group_count);
+
+// The axes that a group spans; for ep and efsdp, those whose ranks the two share out between them.
+std::span<const Axis> axes_of(Group group) {
+  static constexpr std::array batch{Axis::dp_replicate, Axis::dp_shard};
+  static constexpr std::array fsdp{Axis::dp_shard, Axis::cp};
+  static constexpr std::array loss{Axis::dp_replicate, Axis::dp_shard, Axis::cp};
+  static constexpr std::array stage{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
+  static constexpr std::array expert{Axis::dp_shard, Axis::cp, Axis::tp};
+  switch (group) {
+    case Group::batch:
+      return batch;
+    case Group::fsdp:
+      return fsdp;
+    case Group::loss:
+      return loss;
+    case Group::stage:
+      return stage;
+    case Group::ep:
+    case Group::efsdp:
+      return expert;
+  }
+  throw Error("unknown group");
+}
+
+int ranks_of(const MeshShape& shape, std::span<const Axis> span) {
+  int size = 1;
+  for (const Axis axis : span) size *= shape.size(axis);
+  return size;
+}
+
+// All ranks that differ from `at` along `span` alone.
+std::vector<int> spanned(const MeshShape& shape, Coordinates at, std::span<const Axis> span) {
+  if (span.empty()) return {rank_at(shape, at)};
+  std::vector<int> ranks;
+  for (int i = 0; i < shape.size(span.front()); ++i) {
+    at[static_cast<int>(span.front())] = i;
+    for (const int rank : spanned(shape, at, span.subspan(1))) ranks.push_back(rank);
+  }
+  return ranks;
+}
 
 // Neighbours around the ring, both ways: what stages exchange under any placement, tied ends included.
 std::vector<std::pair<int, int>> ring(int size) {
@@ -40,6 +87,24 @@ const char* name(Axis axis) {
   throw Error("unknown axis");
 }
 
+const char* name(Group group) {
+  switch (group) {
+    case Group::batch:
+      return "batch";
+    case Group::fsdp:
+      return "fsdp";
+    case Group::loss:
+      return "loss";
+    case Group::stage:
+      return "stage";
+    case Group::ep:
+      return "ep";
+    case Group::efsdp:
+      return "efsdp";
+  }
+  throw Error("unknown group");
+}
+
 int MeshShape::size(Axis axis) const {
   switch (axis) {
     case Axis::pp:
@@ -54,6 +119,12 @@ int MeshShape::size(Axis axis) const {
       return tp;
   }
   throw Error("unknown axis");
+}
+
+int MeshShape::size(Group group) const {
+  if (group == Group::ep) return ep;
+  const int ranks = ranks_of(*this, axes_of(group));
+  return group == Group::efsdp ? ranks / ep : ranks;
 }
 
 std::string MeshShape::describe() const {
@@ -99,13 +170,41 @@ std::vector<int> group(const MeshShape& shape, int rank, Axis axis) {
   return ranks;
 }
 
-void check_world_size(const MeshShape& shape, int ranks) {
+std::vector<int> group(const MeshShape& shape, int rank, Group group) {
+  const std::vector<int> ranks = spanned(shape, coordinates(shape, rank), axes_of(group));
+  if (group != Group::ep && group != Group::efsdp) return ranks;
+  const auto place = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
+  const bool across = group == Group::efsdp;
+  const int first = across ? place % shape.ep : place / shape.ep * shape.ep;
+  std::vector<int> part;
+  for (int i = 0; i < shape.size(group); ++i) part.push_back(ranks[first + i * (across ? shape.ep : 1)]);
+  return part;
+}
+
+void check_shape(const MeshShape& shape) {
+  int64_t ranks = 1;
   for (const Axis axis : axes) {
     if (shape.size(axis) < 1) {
       throw UsageError(
           fmt::format("distributed.{} = {}: an axis has at least 1 rank", name(axis), shape.size(axis)));
     }
+    ranks *= shape.size(axis);
+    if (ranks > std::numeric_limits<int>::max()) {
+      throw UsageError(fmt::format("distributed: pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {} are too many "
+                                   "ranks",
+                                   shape.pp, shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp));
+    }
   }
+  const int replica = shape.dp_shard * shape.cp * shape.tp;
+  if (shape.ep >= 1 && replica % shape.ep == 0) return;
+  throw UsageError(
+      fmt::format("distributed.ep = {} does not divide dp_shard {} x cp {} x tp {} = {}, whose ranks share out the "
+                  "experts",
+                  shape.ep, shape.dp_shard, shape.cp, shape.tp, replica));
+}
+
+void check_world_size(const MeshShape& shape, int ranks) {
+  check_shape(shape);
   if (ranks == shape.world_size()) return;
   throw UsageError(
       fmt::format("the job needs {} ranks, but {} {} launched: start {} processes, or change the factors in "
@@ -116,12 +215,15 @@ void check_world_size(const MeshShape& shape, int ranks) {
 DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
   check_world_size(shape, world.size());
   at_ = coordinates(shape, world.rank());
-  for (const Axis axis : axes) {
-    // A group is named by its first rank.
-    const int color = group(shape, world.rank(), axis).front();
-    groups_[static_cast<int>(axis)] = world.split(color, at_[static_cast<int>(axis)]);
-  }
+  for (const Axis axis : axes) axes_[static_cast<int>(axis)] = make(group(shape, world.rank(), axis));
+  for (const Group span : groups) groups_[static_cast<int>(span)] = make(group(shape, world.rank(), span));
   along(Axis::pp).connect(ring(shape.pp));
+}
+
+// A split names a group by its first rank. Groups of one name have one size, so either all ranks split or none.
+std::unique_ptr<comm::Communicator> DeviceMesh::make(const std::vector<int>& ranks) {
+  if (ranks.size() == 1) return comm::make_self(world_);
+  return world_.split(ranks.front(), world_.rank());
 }
 
 }  // namespace pptrain::mesh

@@ -15,41 +15,68 @@ enum class Axis { pp, dp_replicate, dp_shard, cp, tp };
 inline constexpr int axis_count = 5;
 const char* name(Axis axis);
 
+// Groups that span several axes, named as in torchtitan's ParallelDims. Ranks of a group are in world order.
+enum class Group {
+  batch,  // dp_replicate x dp_shard: ranks that read different samples
+  fsdp,   // dp_shard x cp: ranks over which a parameter group is cut into shards
+  loss,   // dp_replicate x dp_shard x cp: ranks over which losses and token counts are summed
+  stage,  // dp_replicate x dp_shard x cp x tp: all ranks that hold the same pipeline stages
+  ep,     // `ep` neighbours within dp_shard x cp x tp: ranks that hold different experts of the same layers
+  efsdp,  // dp_shard x cp x tp / ep: ranks with the same experts, over which an expert parameter group is cut
+};
+inline constexpr int group_count = 6;
+const char* name(Group group);
+
 struct MeshShape {
   int pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1;
+  // Of the dp_shard x cp x tp ranks of a stage's replica, so many in a row share out the experts. No factor of
+  // the world's size.
+  int ep = 1;
+
   int world_size() const { return pp * dp_replicate * dp_shard * cp * tp; }
   int size(Axis axis) const;
+  int size(Group group) const;
   // "pp 2 x dp_replicate 2 = 4": the factors above 1, for messages.
   std::string describe() const;
 };
 
+// Throws UsageError for a shape that no world has: a factor below 1, too many ranks, or an ep that does not
+// divide dp_shard * cp * tp.
+void check_shape(const MeshShape& shape);
+// The same, and UsageError that names every factor when the world has another number of ranks than the shape.
+void check_world_size(const MeshShape& shape, int ranks);
+
+// --- pure functions of a shape that check_shape accepts; they throw Error for ranks outside of it ---
 using Coordinates = std::array<int, axis_count>;
 Coordinates coordinates(const MeshShape& shape, int rank);
 int rank_at(const MeshShape& shape, const Coordinates& at);
-// World ranks of the group of `rank` along `axis`, in axis order.
+// World ranks of the group of `rank`, ascending; along an axis, that is in axis order.
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis);
+std::vector<int> group(const MeshShape& shape, int rank, Group group);
 
-// Throws UsageError that names every factor when the world has another number of ranks than the shape.
-void check_world_size(const MeshShape& shape, int ranks);
-
-// One rank's communicators. Groups are set up eagerly, in the same order on every rank.
+// One rank's communicators. All are set up eagerly, in the same order on every rank.
 class DeviceMesh {
  public:
-  // Throws UsageError that names the factors when world.size() differs from the shape's.
+  // Throws as check_world_size does. `world` must outlive the mesh.
   DeviceMesh(comm::Communicator& world, const MeshShape& shape);
 
   const MeshShape& shape() const { return shape_; }
   int rank() const { return world_.rank(); }
   int coordinate(Axis axis) const { return at_[static_cast<int>(axis)]; }
   int size(Axis axis) const { return shape_.size(axis); }
+  int size(Group group) const { return shape_.size(group); }
   comm::Communicator& world() { return world_; }
-  comm::Communicator& along(Axis axis) { return *groups_[static_cast<int>(axis)]; }
+  comm::Communicator& along(Axis axis) { return *axes_[static_cast<int>(axis)]; }
+  comm::Communicator& of(Group group) { return *groups_[static_cast<int>(group)]; }
 
  private:
+  std::unique_ptr<comm::Communicator> make(const std::vector<int>& ranks);
+
   comm::Communicator& world_;
   MeshShape shape_;
   Coordinates at_;
-  std::array<std::unique_ptr<comm::Communicator>, axis_count> groups_;
+  std::array<std::unique_ptr<comm::Communicator>, axis_count> axes_;
+  std::array<std::unique_ptr<comm::Communicator>, group_count> groups_;
 };
 
 }  // namespace pptrain::mesh

@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/signal_block.h"
 
@@ -231,24 +232,20 @@ class MpiWork final : public Work {
   void wait(const std::function<std::string()>& what) override {
     Session& session = *channel_->session;
     std::unique_lock lock(session.mutex);
-    if (session.test(transfer_)) return transfer_.tensor.reset();
-    const Waiting waiting(session, lock);
-    const auto deadline = Clock::now() + timeout_;
-    Backoff backoff;
-    while (!session.test(transfer_)) {
-      lock.unlock();
-      backoff.pause();
-      lock.lock();
-      if (backoff.patient() && Clock::now() > deadline) {
-        session.failed = true;
-        throw Error(timeout_message(
-            rank_, timeout_,
-            fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
-                        transfer_.peer),
-            what ? what() : ""));
-      }
+    if (!poll_for(timeout_, lock)) {
+      session.failed = true;
+      throw Error(timeout_message(
+          rank_, timeout_,
+          fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
+                      transfer_.peer),
+          what ? what() : ""));
     }
     transfer_.tensor.reset();
+  }
+
+  bool wait_for(std::chrono::milliseconds time) override {
+    std::unique_lock lock(channel_->session->mutex);
+    return poll_for(time, lock);
   }
 
  private:
@@ -266,19 +263,37 @@ class MpiWork final : public Work {
     Session& session_;
   };
 
+  // True once the transfer is complete; false after `time`. Under the lock, which others get in between.
+  bool poll_for(std::chrono::milliseconds time, std::unique_lock<std::mutex>& lock) {
+    Session& session = *channel_->session;
+    if (session.test(transfer_)) return true;
+    const Waiting waiting(session, lock);
+    const auto deadline = Clock::now() + time;
+    Backoff backoff;
+    while (!session.test(transfer_)) {
+      lock.unlock();
+      backoff.pause();
+      lock.lock();
+      if (backoff.patient() && Clock::now() > deadline) return false;
+    }
+    return true;
+  }
+
   std::shared_ptr<Channel> channel_;
   Transfer transfer_;
   int rank_;
   std::chrono::milliseconds timeout_;
 };
 
-class MpiCommunicator final : public Communicator {
+// The lanes of a communicator are tags of one MPI communicator.
+class MpiCommunicator final : public MessageCommunicator {
  public:
-  MpiCommunicator(MPI_Comm comm, std::shared_ptr<Session> session, std::chrono::milliseconds timeout)
-      : channel_(std::make_shared<Channel>(comm, std::move(session))), timeout_(timeout) {
+  MpiCommunicator(std::shared_ptr<Channel> channel, std::chrono::milliseconds timeout,
+                  Lane lane = Lane::messages)
+      : MessageCommunicator(timeout), channel_(std::move(channel)), tag_(static_cast<int>(lane)) {
     const std::lock_guard lock(channel_->session->mutex);
-    check(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
-    check(MPI_Comm_size(comm, &size_), "MPI_Comm_size");
+    check(MPI_Comm_rank(channel_->comm, &rank_), "MPI_Comm_rank");
+    check(MPI_Comm_size(channel_->comm, &size_), "MPI_Comm_size");
   }
 
   int rank() const override { return rank_; }
@@ -298,7 +313,7 @@ class MpiCommunicator final : public Communicator {
     std::unique_lock lock(channel_->session->mutex);
     check(MPI_Comm_split(channel_->comm, color, key, &part), "MPI_Comm_split");
     lock.unlock();
-    return std::make_unique<MpiCommunicator>(part, channel_->session, timeout_);
+    return std::make_unique<MpiCommunicator>(std::make_shared<Channel>(part, channel_->session), timeout());
   }
 
   void progress() override {
@@ -314,9 +329,11 @@ class MpiCommunicator final : public Communicator {
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
 
-  void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
-
  private:
+  std::unique_ptr<Communicator> on_lane(Lane lane) const override {
+    return std::make_unique<MpiCommunicator>(channel_, timeout(), lane);
+  }
+
   std::unique_ptr<Work> start(at::Tensor tensor, int peer, bool is_send) {
     check_peer(peer, rank_, size_, is_send ? "isend" : "irecv");
     check_cpu(tensor, "MPI");
@@ -333,8 +350,8 @@ class MpiCommunicator final : public Communicator {
     do {
       const int count = static_cast<int>(std::min(left, chunk_bytes));
       MPI_Request request = MPI_REQUEST_NULL;
-      check(is_send ? MPI_Isend(data, count, MPI_BYTE, peer, 0, channel_->comm, &request)
-                    : MPI_Irecv(data, count, MPI_BYTE, peer, 0, channel_->comm, &request),
+      check(is_send ? MPI_Isend(data, count, MPI_BYTE, peer, tag_, channel_->comm, &request)
+                    : MPI_Irecv(data, count, MPI_BYTE, peer, tag_, channel_->comm, &request),
             is_send ? "MPI_Isend" : "MPI_Irecv");
       transfer.requests.push_back(request);
       transfer.expected_last = count;
@@ -342,13 +359,13 @@ class MpiCommunicator final : public Communicator {
       left -= count;
     } while (left > 0);
     if (!channel_->session->test(transfer)) channel_->session->count(transfer);
-    return std::make_unique<MpiWork>(channel_, std::move(transfer), rank_, timeout_);
+    return std::make_unique<MpiWork>(channel_, std::move(transfer), rank_, timeout());
   }
 
   std::shared_ptr<Channel> channel_;
+  int tag_;
   int rank_ = 0;
   int size_ = 1;
-  std::chrono::milliseconds timeout_;
 };
 
 }  // namespace
@@ -380,7 +397,8 @@ std::unique_ptr<Communicator> make_mpi_world() {
   auto session = std::make_shared<Session>();
   MPI_Comm world = MPI_COMM_NULL;
   check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
-  return std::make_unique<MpiCommunicator>(world, std::move(session), default_timeout);
+  return std::make_unique<MpiCommunicator>(std::make_shared<Channel>(world, std::move(session)),
+                                           default_timeout);
 }
 
 }  // namespace pptrain::comm

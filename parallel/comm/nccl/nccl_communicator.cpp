@@ -12,10 +12,13 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "core/base/cuda_handle.h"
+#include "parallel/comm/collectives.h"
 #include "parallel/comm/nccl/nccl_watchdog.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/rank_order_sum.h"
@@ -68,6 +71,13 @@ NcclEvent record(c10::cuda::CUDAStream stream) {
   return event;
 }
 
+void make_stream(CudaStream& stream) {
+  int least = 0;
+  int greatest = 0;
+  C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  C10_CUDA_CHECK(cudaStreamCreateWithPriority(stream.receive(), cudaStreamNonBlocking, greatest));
+}
+
 // One direction of traffic between two ranks: its own communicator and its own stream, so that no other
 // traffic can stand in its way. The sender is rank 0 of the two.
 struct Link {
@@ -75,21 +85,19 @@ struct Link {
   std::unique_ptr<Group> group;
 };
 
+// What runs on a side stream until `finished`, on `tensors` (scratch included). `what` names it in messages.
 class NcclWork final : public Work {
  public:
-  NcclWork(WatchdogPtr watchdog, NcclEvent finished, at::Tensor tensor, std::chrono::milliseconds timeout,
-           int rank, int peer, bool is_send)
+  NcclWork(WatchdogPtr watchdog, NcclEvent finished, std::vector<at::Tensor> tensors,
+           std::chrono::milliseconds timeout, std::string what)
       : watchdog_(std::move(watchdog)),
         finished_(std::move(finished)),
-        tensor_(std::move(tensor)),
+        tensors_(std::move(tensors)),
         timeout_(timeout),
-        rank_(rank),
-        peer_(peer),
-        is_send_(is_send) {}
-  // The side stream may still use the tensor.
+        what_(std::move(what)) {}
+  // The side stream may still use the tensors.
   ~NcclWork() override {
-    if (tensor_.defined())
-      watchdog_->watch(finished_, std::move(tensor_), Clock::now() + timeout_, description(""));
+    if (!tensors_.empty()) watchdog_->watch(finished_, std::move(tensors_), Clock::now() + timeout_, what_);
   }
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
@@ -97,32 +105,28 @@ class NcclWork final : public Work {
   bool done() override {
     watchdog_->check();
     if (!finished_->query()) return false;
-    tensor_.reset();
+    tensors_.clear();
     return true;
   }
 
-  // From here on the current stream is behind the side stream, so the tensor's memory may go to other uses on
+  // From here on the current stream is behind the side stream, so the tensors' memory may go to other uses on
   // it.
   void wait(const std::function<std::string()>& what) override {
     watchdog_->check();
     finished_->block(c10::cuda::getCurrentCUDAStream(finished_->device_index()));
-    watchdog_->watch(finished_, at::Tensor(), Clock::now() + timeout_, description(what ? what() : ""));
-    tensor_.reset();
+    watchdog_->watch(finished_, {}, Clock::now() + timeout_, what ? fmt::format("{}: {}", what_, what()) : what_);
+    tensors_.clear();
   }
+
+  // wait() blocks the current stream, never the host.
+  bool wait_for(std::chrono::milliseconds /*time*/) override { return true; }
 
  private:
-  std::string description(const std::string& what) const {
-    return fmt::format("rank {}, {} rank {}{}{}", rank_, is_send_ ? "a message to" : "a message from", peer_,
-                       what.empty() ? "" : ": ", what);
-  }
-
   WatchdogPtr watchdog_;
   NcclEvent finished_;
-  at::Tensor tensor_;
+  std::vector<at::Tensor> tensors_;
   std::chrono::milliseconds timeout_;
-  int rank_;
-  int peer_;
-  bool is_send_;
+  std::string what_;
 };
 
 class NcclCommunicator final : public Communicator {
@@ -137,6 +141,8 @@ class NcclCommunicator final : public Communicator {
         timeout_(timeout) {
     if (size() == 1) return;
     const std::string id = broadcast_string(host_, rank() == 0 ? new_id() : "", 0);
+    const c10::cuda::CUDAGuard guard(device_);
+    make_stream(stream_);
     group_ = std::make_unique<Group>(watchdog_, id, rank(), size());
     warm_up();
   }
@@ -167,11 +173,20 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
+  std::unique_ptr<Work> start_all_reduce_sum(at::Tensor tensor) override;
+  std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
+                                                 std::vector<int64_t> counts) override;
+  std::unique_ptr<Work> start_all_gather(at::Tensor out, at::Tensor tensor,
+                                         std::vector<int64_t> counts) override;
+  std::unique_ptr<Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
+                                         std::vector<int64_t> to) override;
+
   c10::cuda::CUDAStream current() const { return c10::cuda::getCurrentCUDAStream(device_.index()); }
-  void watch_current(const char* what) {
-    watchdog_->watch(record(current()), at::Tensor(), Clock::now() + timeout_,
-                     fmt::format("rank {}, {}", rank(), what));
-  }
+  template <typename Body>
+  std::unique_ptr<Work> on_stream(cudaStream_t side, const std::string& what, std::vector<at::Tensor> tensors,
+                                  Body&& body);
+  template <typename Body>
+  std::unique_ptr<Work> collective(const char* name, std::vector<at::Tensor> tensors, Body&& body);
   void check_device(const at::Tensor& tensor, const char* what) const {
     check_contiguous(tensor, what);
     if (tensor.device() != device_) {
@@ -189,12 +204,14 @@ class NcclCommunicator final : public Communicator {
   void exchange(Outgoing&& outgoing, Incoming&& incoming);
   void reduce_piece(at::Tensor flat, at::Tensor scratch);
   void gather(at::Tensor out, const at::Tensor& tensor);
+  void broadcast_bytes(at::Tensor tensor, int root);
 
   std::unique_ptr<Communicator> owned_;
   Communicator& host_;
   c10::Device device_;
   WatchdogPtr watchdog_;
   std::chrono::milliseconds timeout_;
+  CudaStream stream_;  // of the group's collectives; goes after the group
   std::unique_ptr<Group> group_;
   std::map<std::pair<int, int>, Link> links_;
 };
@@ -227,10 +244,7 @@ void NcclCommunicator::make_link(int sender, int receiver) {
     host_.irecv(id, sender)->wait([] { return "the set-up of an NCCL link"; });
   }
   Link link;
-  int least = 0;
-  int greatest = 0;
-  C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-  C10_CUDA_CHECK(cudaStreamCreateWithPriority(link.handle.receive(), cudaStreamNonBlocking, greatest));
+  make_stream(link.handle);
   const std::string text(static_cast<const char*>(id.const_data_ptr()), static_cast<size_t>(id.numel()));
   link.group = std::make_unique<Group>(watchdog_, text, sends ? 0 : 1, 2);
   links_.emplace(std::pair(sender, receiver), std::move(link));
@@ -251,25 +265,40 @@ Link& NcclCommunicator::link(int sender, int receiver) {
   return found->second;
 }
 
-std::unique_ptr<Work> NcclCommunicator::start(at::Tensor tensor, int sender, int receiver) {
-  const bool sends = sender == rank();
-  check_device(tensor, sends ? "isend" : "irecv");
+// Runs `body` on the stream `side`, behind what the current stream holds now. The work keeps `tensors`.
+template <typename Body>
+std::unique_ptr<Work> NcclCommunicator::on_stream(cudaStream_t side, const std::string& what,
+                                                  std::vector<at::Tensor> tensors, Body&& body) {
   watchdog_->check();
-  const Link& way = link(sender, receiver);
   const c10::cuda::CUDAGuard guard(device_);
-  const auto stream = c10::cuda::getStreamFromExternal(way.handle.get(), device_.index());
+  const auto stream = c10::cuda::getStreamFromExternal(side, device_.index());
   at::cuda::CUDAEvent ready;
   ready.record(current());
   ready.block(stream);
-  const size_t bytes = tensor.nbytes();
-  if (sends) {
-    check_nccl(ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, way.group->get(), stream), "ncclSend");
-  } else {
-    check_nccl(ncclRecv(tensor.mutable_data_ptr(), bytes, ncclUint8, 0, way.group->get(), stream),
-               "ncclRecv");
+  {
+    const c10::cuda::CUDAStreamGuard on(stream);
+    const c10::InferenceMode inference;
+    body();
   }
-  return std::make_unique<NcclWork>(watchdog_, record(stream), std::move(tensor), timeout_, rank(),
-                                    sends ? receiver : sender, sends);
+  return std::make_unique<NcclWork>(watchdog_, record(stream), std::move(tensors), timeout_,
+                                    fmt::format("rank {}, {}", rank(), what));
+}
+
+std::unique_ptr<Work> NcclCommunicator::start(at::Tensor tensor, int sender, int receiver) {
+  const bool sends = sender == rank();
+  check_device(tensor, sends ? "isend" : "irecv");
+  const Link& way = link(sender, receiver);
+  const std::string what = sends ? fmt::format("a message to rank {}", receiver)
+                                 : fmt::format("a message from rank {}", sender);
+  return on_stream(way.handle.get(), what, {tensor}, [&] {
+    const size_t bytes = tensor.nbytes();
+    if (sends) {
+      check_nccl(ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, way.group->get(), current()), "ncclSend");
+    } else {
+      check_nccl(ncclRecv(tensor.mutable_data_ptr(), bytes, ncclUint8, 0, way.group->get(), current()),
+                 "ncclRecv");
+    }
+  });
 }
 
 std::unique_ptr<Work> NcclCommunicator::isend(const at::Tensor& tensor, int destination) {
@@ -291,6 +320,16 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
 }
 
 // --- collectives: bytes move with NCCL, sums are taken here in rank order ---
+//
+// All of a group run on its one stream, in the order in which they are started, which is the same on all ranks.
+// Scratch is allocated on the caller's stream and kept by the work, as the other tensors are.
+
+template <typename Body>
+std::unique_ptr<Work> NcclCommunicator::collective(const char* name, std::vector<at::Tensor> tensors,
+                                                   Body&& body) {
+  for (const at::Tensor& tensor : tensors) check_device(tensor, name);
+  return on_stream(stream_.get(), name, std::move(tensors), std::forward<Body>(body));
+}
 
 // outgoing(r), incoming(r): what goes to and comes from rank r; empty tensors do not travel.
 template <typename Outgoing, typename Incoming>
@@ -335,84 +374,121 @@ void NcclCommunicator::reduce_piece(at::Tensor flat, at::Tensor scratch) {
   exchange([&](int) { return own; }, chunk);
 }
 
+std::unique_ptr<Work> NcclCommunicator::start_all_reduce_sum(at::Tensor tensor) {
+  if (tensor.is_cpu()) return host_.iall_reduce_sum(std::move(tensor));
+  const c10::cuda::CUDAGuard guard(device_);
+  const int64_t n = tensor.numel();
+  if (static_cast<int64_t>(tensor.nbytes()) <= direct_bytes) {
+    const at::Tensor others = at::empty({size(), n}, tensor.options());
+    return collective("all_reduce_sum", {tensor, others}, [&] {
+      gather(others, tensor);
+      sum_in_rank_order(tensor, others, rank(), size());
+    });
+  }
+  const int64_t piece = std::max<int64_t>(piece_bytes / static_cast<int64_t>(tensor.element_size()), size());
+  const at::Tensor scratch =
+      at::empty({(std::min(piece, n) + size() - 1) / size() * size()}, tensor.options());
+  return collective("all_reduce_sum", {tensor, scratch}, [&] {
+    for (int64_t begin = 0; begin < n; begin += piece) {
+      reduce_piece(tensor.narrow(0, begin, std::min(piece, n - begin)), scratch);
+    }
+  });
+}
+
+std::unique_ptr<Work> NcclCommunicator::start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
+                                                                 std::vector<int64_t> counts) {
+  if (tensor.is_cpu()) return host_.ireduce_scatter_sum(std::move(out), tensor, counts);
+  const c10::cuda::CUDAGuard guard(device_);
+  const int64_t mine = counts[rank()];
+  const Windows windows = make_windows(counts, static_cast<int64_t>(tensor.element_size()), piece_bytes);
+  const at::Tensor scratch = at::empty({size() * std::min(windows.length, mine)}, tensor.options());
+  return collective("reduce_scatter_sum", {out, tensor, scratch}, [&] {
+    const Parts parts(tensor, counts);
+    const Parts outs(out, std::span(&mine, 1));
+    copy_own_part(out, parts[rank()]);
+    for (int64_t w = 0; w < windows.count; ++w) {
+      const at::Tensor own = outs.window(0, w, windows.length);
+      const at::Tensor others = scratch.narrow(0, 0, size() * own.numel()).view({size(), own.numel()});
+      exchange([&](int r) { return parts.window(r, w, windows.length); },
+               [&](int r) { return others.select(0, r); });
+      if (own.numel() > 0) sum_in_rank_order(own, others, rank(), size());
+    }
+  });
+}
+
+std::unique_ptr<Work> NcclCommunicator::start_all_gather(at::Tensor out, at::Tensor tensor,
+                                                         std::vector<int64_t> counts) {
+  if (tensor.is_cpu()) return host_.iall_gather(std::move(out), tensor, counts);
+  return collective("all_gather", {out, tensor}, [&] {
+    if (std::ranges::adjacent_find(counts, std::ranges::not_equal_to()) == counts.end()) {
+      return gather(out, tensor);
+    }
+    const Parts parts(out, counts);
+    copy_own_part(parts[rank()], tensor);
+    exchange([&](int) { return tensor; }, [&](int r) { return parts[r]; });
+  });
+}
+
+std::unique_ptr<Work> NcclCommunicator::start_all_to_all(at::Tensor out, std::vector<int64_t> from,
+                                                         at::Tensor tensor, std::vector<int64_t> to) {
+  if (tensor.is_cpu()) return host_.iall_to_all(std::move(out), from, tensor, to);
+  return collective("all_to_all", {out, tensor}, [&] {
+    const Parts incoming(out, from);
+    const Parts outgoing(tensor, to);
+    copy_own_part(incoming[rank()], outgoing[rank()]);
+    exchange([&](int r) { return outgoing[r]; }, [&](int r) { return incoming[r]; });
+  });
+}
+
 void NcclCommunicator::all_reduce_sum(at::Tensor tensor) {
   check_contiguous(tensor, "all_reduce_sum");
   if (tensor.is_cpu()) return host_.all_reduce_sum(std::move(tensor));
-  check_device(tensor, "all_reduce_sum");
-  if (size() == 1 || tensor.numel() == 0) return;
-  watchdog_->check();
-  const c10::cuda::CUDAGuard guard(device_);
-  const c10::InferenceMode inference;
-  const at::Tensor flat = tensor.view({-1});
-  if (static_cast<int64_t>(flat.nbytes()) <= direct_bytes) {
-    const at::Tensor others = at::empty({size(), flat.numel()}, flat.options());
-    gather(others, flat);
-    sum_in_rank_order(flat, others, rank(), size());
-  } else {
-    const int64_t piece = std::max<int64_t>(piece_bytes / static_cast<int64_t>(flat.element_size()), size());
-    const int64_t largest = std::min(piece, flat.numel());
-    const at::Tensor scratch = at::empty({(largest + size() - 1) / size() * size()}, flat.options());
-    for (int64_t begin = 0; begin < flat.numel(); begin += piece) {
-      reduce_piece(flat.narrow(0, begin, std::min(piece, flat.numel() - begin)), scratch);
-    }
-  }
-  watch_current("all_reduce_sum");
+  iall_reduce_sum(std::move(tensor))->wait();
 }
 
 void NcclCommunicator::broadcast(at::Tensor tensor, int root) {
   check_contiguous(tensor, "broadcast");
   if (tensor.is_cpu()) return host_.broadcast(std::move(tensor), root);
-  check_device(tensor, "broadcast");
-  if (root < 0 || root >= size())
-    throw Error(fmt::format("broadcast: root {} is not a rank of a group of {}", root, size()));
+  check_root(root, size());
   if (size() == 1 || tensor.numel() == 0) return;
-  watchdog_->check();
-  const c10::cuda::CUDAGuard guard(device_);
+  collective("broadcast", {tensor}, [&] { broadcast_bytes(tensor, root); })->wait();
+}
+
+void NcclCommunicator::broadcast_bytes(at::Tensor tensor, int root) {
   check_nccl(ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8,
                            root, group_->get(), current()),
              "ncclBroadcast");
-  watch_current("broadcast");
 }
 
 void NcclCommunicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
   check_contiguous(tensor, "all_gather");
   if (tensor.is_cpu()) return host_.all_gather(std::move(out), tensor);
-  check_device(tensor, "all_gather");
-  check_device(out, "all_gather");
+  check_contiguous(out, "all_gather");
   check_rows(out, tensor, size());
-  if (tensor.numel() == 0) return;
-  watchdog_->check();
-  const c10::cuda::CUDAGuard guard(device_);
-  if (size() == 1) {
-    const c10::InferenceMode inference;
-    out.view({-1}).copy_(tensor.view({-1}));
-    return;
-  }
-  gather(out, tensor);
-  watch_current("all_gather");
+  iall_gather(std::move(out), tensor)->wait();
 }
 
 // --- set-up ---
 
 // Every kind of collective once, so that NCCL makes its connections now.
 void NcclCommunicator::warm_up() {
-  const c10::cuda::CUDAGuard guard(device_);
   const c10::InferenceMode inference;
   const at::Tensor rows = at::empty({size(), 1}, at::TensorOptions().dtype(at::kByte).device(device_));
   const at::Tensor tokens = at::empty_like(rows);
   const auto incoming = [&](int r) { return rows.select(0, r); };
   const auto outgoing = [&](int r) { return tokens.select(0, r); };
-  exchange(outgoing, incoming);
-  gather(rows, outgoing(rank()));
-  check_nccl(ncclBroadcast(rows.const_data_ptr(), rows.mutable_data_ptr(), 1, ncclUint8, 0, group_->get(),
-                           current()),
-             "ncclBroadcast");
+  const auto work = collective("the first collectives of an NCCL group", {rows, tokens}, [&] {
+    exchange(outgoing, incoming);
+    gather(rows, outgoing(rank()));
+    broadcast_bytes(rows, 0);
+  });
+  work->wait();
   synchronize(record(current()), "the first collectives of an NCCL group");
 }
 
 // Waits on the host, with the watchdog's eye on the time.
 void NcclCommunicator::synchronize(const NcclEvent& event, const char* what) {
-  watchdog_->watch(event, at::Tensor(), Clock::now() + timeout_, fmt::format("rank {}, {}", rank(), what));
+  watchdog_->watch(event, {}, Clock::now() + timeout_, fmt::format("rank {}, {}", rank(), what));
   while (!event->query()) {
     watchdog_->check();
     std::this_thread::sleep_for(std::chrono::microseconds(100));

@@ -47,9 +47,10 @@ void NcclWatchdog::remove(ncclComm_t comm, bool in_order) {
   static_cast<void>(in_order ? ncclCommDestroy(comm) : ncclCommAbort(comm));
 }
 
-void NcclWatchdog::watch(NcclEvent event, at::Tensor tensor, Clock::time_point deadline, std::string what) {
+void NcclWatchdog::watch(NcclEvent event, std::vector<at::Tensor> tensors, Clock::time_point deadline,
+                         std::string what) {
   const std::lock_guard lock(mutex_);
-  entries_.push_back({std::move(event), std::move(tensor), deadline, std::move(what)});
+  entries_.push_back({std::move(event), std::move(tensors), deadline, std::move(what)});
 }
 
 void NcclWatchdog::check() {

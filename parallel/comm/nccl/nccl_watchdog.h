@@ -40,16 +40,15 @@ class NcclWatchdog {
   // Destroys the communicator, unless it was aborted.
   void remove(ncclComm_t comm, bool in_order);
 
-  // `event` is to be reached by `deadline`; `what` is for the error. Keeps `tensor`, which may be undefined,
-  // until then.
-  void watch(NcclEvent event, at::Tensor tensor, Clock::time_point deadline, std::string what);
+  // `event` is to be reached by `deadline`; `what` is for the error. Keeps `tensors` until then.
+  void watch(NcclEvent event, std::vector<at::Tensor> tensors, Clock::time_point deadline, std::string what);
   // Forgets what has been reached, and throws Error once the watchdog has aborted NCCL.
   void check();
 
  private:
   struct Entry {
     NcclEvent event;
-    at::Tensor tensor;
+    std::vector<at::Tensor> tensors;
     Clock::time_point deadline;
     std::string what;
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_engine.h"
@@ -28,6 +29,10 @@ class TcpWork final : public Work {
     const auto outcome = engine_->poll(operation_);
     if (outcome == TcpEngine::Outcome::failed) engine_->throw_failure();
     return outcome == TcpEngine::Outcome::complete;
+  }
+
+  bool wait_for(std::chrono::milliseconds time) override {
+    return engine_->wait(operation_, std::chrono::steady_clock::now() + time) != TcpEngine::Outcome::timeout;
   }
 
   void wait(const std::function<std::string()>& what) override {
@@ -56,7 +61,7 @@ class TcpWork final : public Work {
   std::chrono::milliseconds timeout_;
 };
 
-// Mixes bits so that the channels of different splits do not meet (the finaliser of SplitMix64, Steele et al.
+// Mixes bits so that the channels of different splits and lanes do not meet (the finaliser of SplitMix64, Steele et al.
 // 2014).
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -64,16 +69,16 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-class TcpCommunicator final : public Communicator {
+class TcpCommunicator final : public MessageCommunicator {
  public:
   // members: world ranks of the group.
   TcpCommunicator(EnginePtr engine, uint64_t channel, std::vector<int> members, int rank,
                   std::chrono::milliseconds timeout)
-      : engine_(std::move(engine)),
+      : MessageCommunicator(timeout),
+        engine_(std::move(engine)),
         channel_(channel),
         members_(std::move(members)),
-        rank_(rank),
-        timeout_(timeout) {}
+        rank_(rank) {}
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }
@@ -101,25 +106,28 @@ class TcpCommunicator final : public Communicator {
     const int new_rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
     const uint64_t channel =
         mix(mix(channel_ + ++splits_) + static_cast<uint64_t>(static_cast<uint32_t>(color)));
-    return std::make_unique<TcpCommunicator>(engine_, channel, std::move(members), new_rank, timeout_);
+    return std::make_unique<TcpCommunicator>(engine_, channel, std::move(members), new_rank, timeout());
   }
 
   void abort(const std::string& message) override {
     engine_->fail(fmt::format("rank {} failed: {}", members_[rank_], message));
   }
 
-  void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
-
  private:
+  // Splits count from 1 up, so a lane's number with the highest bit set is no split's.
+  std::unique_ptr<Communicator> on_lane(Lane lane) const override {
+    const uint64_t channel = mix(channel_ + ((uint64_t{1} << 63) | static_cast<uint64_t>(lane)));
+    return std::make_unique<TcpCommunicator>(engine_, channel, members_, rank_, timeout());
+  }
+
   std::unique_ptr<Work> work(TcpEngine::OperationPtr operation, int peer, bool is_send) const {
-    return std::make_unique<TcpWork>(engine_, std::move(operation), members_[rank_], peer, is_send, timeout_);
+    return std::make_unique<TcpWork>(engine_, std::move(operation), members_[rank_], peer, is_send, timeout());
   }
 
   EnginePtr engine_;
   uint64_t channel_;
   std::vector<int> members_;
   int rank_;
-  std::chrono::milliseconds timeout_;
   uint64_t splits_ = 0;
 };
 

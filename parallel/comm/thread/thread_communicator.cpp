@@ -15,6 +15,7 @@
 #include <thread>
 #include <tuple>
 
+#include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/split.h"
 
@@ -24,7 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Where the one thread of a rank sleeps; notified when one of its operations completes or the world fails.
+// Where the threads of a rank sleep: its own, and those that run its sums. Notified when one of its operations
+// completes or the world fails.
 struct Signal {
   std::mutex mutex;
   std::condition_variable wake;
@@ -43,7 +45,7 @@ struct Operation {
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
-// The messages of one directed pair; at most one of the two queues is not empty.
+// The messages of one directed pair on one lane; at most one of the two queues is not empty.
 struct Mailbox {
   std::mutex mutex;
   std::deque<OperationPtr> sends;
@@ -119,8 +121,10 @@ void transfer(Mailbox& box, Operation& send, Operation& receive) {
 // The ranks of one communicator, as world ranks, and their mailboxes.
 struct Group {
   explicit Group(std::vector<int> ranks)
-      : members(std::move(ranks)), boxes(members.size() * members.size()) {}
-  Mailbox& box(int from, int to) { return boxes[from * members.size() + to]; }
+      : members(std::move(ranks)), boxes(lane_count * members.size() * members.size()) {}
+  Mailbox& box(Lane lane, int from, int to) {
+    return boxes[(static_cast<size_t>(lane) * members.size() + from) * members.size() + to];
+  }
   const std::vector<int> members;
   std::deque<Mailbox> boxes;
 };
@@ -190,10 +194,14 @@ class ThreadWork final : public Work {
     return operation_->done && (!operation_->finished || operation_->finished->query());
   }
 
+  bool wait_for(std::chrono::milliseconds time) override {
+    std::unique_lock lock(operation_->owner.mutex);
+    return wait_for(time, lock);
+  }
+
   void wait(const std::function<std::string()>& what) override {
     std::unique_lock lock(operation_->owner.mutex);
-    const bool ended = operation_->owner.wake.wait_until(lock, Clock::now() + timeout_,
-                                                         [&] { return operation_->done || world_->failed; });
+    const bool ended = wait_for(timeout_, lock);
     if (!operation_->done) {
       lock.unlock();
       world_->throw_if_failed();
@@ -212,6 +220,10 @@ class ThreadWork final : public Work {
   void set_device(c10::Device device) { device_ = device; }
 
  private:
+  bool wait_for(std::chrono::milliseconds time, std::unique_lock<std::mutex>& lock) {
+    return operation_->owner.wake.wait_for(lock, time, [&] { return operation_->done || world_->failed; });
+  }
+
   std::string description() const {
     return fmt::format("{} rank {}", is_send_ ? "its message to be taken by" : "a message from", peer_);
   }
@@ -226,31 +238,38 @@ class ThreadWork final : public Work {
   c10::Device device_ = at::kCPU;
 };
 
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public MessageCommunicator {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadWorldState> world, std::shared_ptr<Group> group, int rank,
-                     std::chrono::milliseconds timeout)
-      : world_(std::move(world)), group_(std::move(group)), rank_(rank), timeout_(timeout) {}
+                     std::chrono::milliseconds timeout, Lane lane = Lane::messages)
+      : MessageCommunicator(timeout),
+        world_(std::move(world)),
+        group_(std::move(group)),
+        rank_(rank),
+        lane_(lane) {}
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(group_->members.size()); }
 
   std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override {
     check_peer(destination, rank_, size(), "isend");
-    return post(tensor, group_->box(rank_, destination), destination, /*is_send=*/true);
+    return post(tensor, group_->box(lane_, rank_, destination), destination, /*is_send=*/true);
   }
 
   std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override {
     check_peer(source, rank_, size(), "irecv");
-    return post(std::move(tensor), group_->box(source, rank_), source, /*is_send=*/false);
+    return post(std::move(tensor), group_->box(lane_, source, rank_), source, /*is_send=*/false);
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override;
 
   void abort(const std::string& message) override { world_->fail(world_rank(), message); }
-  void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
 
  private:
+  std::unique_ptr<Communicator> on_lane(Lane lane) const override {
+    return std::make_unique<ThreadCommunicator>(world_, group_, rank_, timeout(), lane);
+  }
+
   int world_rank() const { return group_->members[rank_]; }
 
   std::unique_ptr<Work> post(at::Tensor tensor, Mailbox& box, int peer, bool is_send) {
@@ -263,7 +282,7 @@ class ThreadCommunicator final : public Communicator {
       mine->ready->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     }
     auto work = std::make_unique<ThreadWork>(world_, group_, mine, world_rank(), group_->members[peer],
-                                             is_send, timeout_);
+                                             is_send, timeout());
     work->set_device(device);
     OperationPtr other;
     {
@@ -283,7 +302,7 @@ class ThreadCommunicator final : public Communicator {
   std::shared_ptr<ThreadWorldState> world_;
   std::shared_ptr<Group> group_;
   int rank_;
-  std::chrono::milliseconds timeout_;
+  Lane lane_;
   int64_t splits_ = 0;
 };
 
@@ -296,7 +315,7 @@ std::unique_ptr<Communicator> ThreadCommunicator::split(int color, int key) {
     members.push_back(group_->members[r]);
   }
   auto group = world_->meet(group_.get(), splits_++, members);
-  return std::make_unique<ThreadCommunicator>(world_, std::move(group), new_rank, timeout_);
+  return std::make_unique<ThreadCommunicator>(world_, std::move(group), new_rank, timeout());
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ std::vector<test::Ended> run_ranks(const std::string& mode, int size, int starte
 }
 
 TEST_CASE("TCP does what a transport must") {
-  const int size = GENERATE(2, 3);
+  const int size = GENERATE(2, 3, 5);
   CAPTURE(size);
   for (const test::Ended& rank : run_ranks("exercise", size, size)) {
     INFO(rank.output);

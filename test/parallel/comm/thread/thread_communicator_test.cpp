@@ -20,7 +20,7 @@ using pptrain::test::contains_text;
 
 TEST_CASE("threads do what a transport must") {
   at::set_num_threads(1);
-  const int size = GENERATE(2, 3, 5);
+  const int size = GENERATE(2, 3, 4, 5);
   CAPTURE(size);
   REQUIRE_NOTHROW(run_thread_ranks(size, test::exercise));
 }
@@ -32,7 +32,73 @@ TEST_CASE("a world of one thread needs no partner") {
     world.all_reduce_sum(tensor);
     world.broadcast(tensor, 0);
     if (all_reduce_sum(world, std::vector<double>{2.5})[0] != 2.5) throw Error("sum of one");
+    test::exercise_collectives(world);
   });
+}
+
+TEST_CASE("a failed rank ends the sums that are under way") {
+  std::atomic<int> woken = 0;
+  const auto start = Clock::now();
+  const auto run = [&] {
+    run_thread_ranks(3, [&](Communicator& world) {
+      if (world.rank() == 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        throw UsageError("no such file");
+      }
+      const at::Tensor tensor = at::zeros({100'000});
+      const auto first = world.iall_reduce_sum(tensor);
+      const auto second = world.iall_reduce_sum(tensor);
+      for (const auto& work : {first.get(), second.get()}) {
+        try {
+          work->wait([] { return "step 7"; });
+        } catch (const PeerFailure& e) {
+          const std::string message = e.what();
+          if (message.find("no such file: step 7") != std::string::npos) ++woken;
+        }
+      }
+    });
+  };
+  REQUIRE_THROWS_AS(run(), UsageError);
+  REQUIRE(woken == 4);
+  REQUIRE(Clock::now() - start < std::chrono::seconds(5));
+}
+
+TEST_CASE("a rank that fails does not wait for its own sums") {
+  const auto start = Clock::now();
+  const auto run = [] {
+    run_thread_ranks(2, [](Communicator& world) {
+      const auto apart = world.split(0, 0);
+      if (world.rank() == 1) return;
+      const auto work = apart->iall_reduce_sum(at::zeros({100'000}));
+      throw UsageError("a wrong job");
+    });
+  };
+  REQUIRE_THROWS_AS(run(), Error);
+  REQUIRE(Clock::now() - start < std::chrono::seconds(5));
+}
+
+TEST_CASE("a sum that a rank does not take part in ends with the timeout and says what for") {
+  ThreadWorld world(2);
+  const auto first = world.rank(0);
+  const auto second = world.rank(1);
+  first->set_timeout(std::chrono::milliseconds(100));
+  const auto work = first->iall_reduce_sum(at::zeros({100'000}));
+  REQUIRE_FALSE(work->wait_for(std::chrono::milliseconds(1)));
+  REQUIRE_THROWS_WITH(work->wait([] { return "REDUCE_GRAD stage 1"; }),
+                      contains_text("iall_reduce_sum") && contains_text("waited 0.1 s") &&
+                          contains_text("REDUCE_GRAD stage 1"));
+}
+
+TEST_CASE("parts that do not fit each other are an error on both sides") {
+  ThreadWorld world(2);
+  const auto first = world.rank(0);
+  const auto second = world.rank(1);
+  const std::vector<int64_t> none{0, 0};
+  const std::vector<int64_t> three_of_first{3, 0};
+  const auto sends_none = first->iall_to_all(at::zeros({0}), none, at::zeros({0}), none);
+  const auto wants_three = second->iall_to_all(at::zeros({3}), three_of_first, at::zeros({0}), none);
+  REQUIRE_THROWS_WITH(sends_none->wait({}), contains_text("0 x Float") && contains_text("3 x Float"));
+  REQUIRE_THROWS_WITH(wants_three->wait({}), contains_text("does not fit"));
 }
 
 TEST_CASE("a rank that throws wakes all others at once, and its exception is the one to see") {

@@ -1,0 +1,55 @@
+// Collectives made of isend and irecv. Each is a function of a communicator whose messages are its own alone:
+// those of two collectives on it come in the order in which they are called, which is the same on all ranks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "parallel/comm/communicator.h"
+
+namespace pptrain::comm {
+
+// How a collective waits for one of its messages; `what` says what for.
+using Patience = std::function<void(Work& work, const char* what)>;
+// Waits as Work::wait does, with the communicator's timeout.
+void wait_for_message(Work& work, const char* what);
+
+// --- blocking; tensors are flat ---
+void run_all_reduce_sum(Communicator& comm, at::Tensor tensor, const Patience& wait);
+void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor& tensor,
+                        std::span<const int64_t> counts, const Patience& wait);
+void run_broadcast(Communicator& comm, at::Tensor tensor, int root);
+void run_barrier(Communicator& comm);
+
+// --- one exchange of messages, so all are posted at once; tensors are flat ---
+std::unique_ptr<Work> start_all_gather(Communicator& comm, at::Tensor out, const at::Tensor& tensor,
+                                       std::span<const int64_t> counts);
+// Empty parts are sent too: a rank that expects another number of elements fails instead of waiting.
+std::unique_ptr<Work> start_all_to_all(Communicator& comm, at::Tensor out, std::span<const int64_t> from,
+                                       const at::Tensor& tensor, std::span<const int64_t> to);
+
+// A tensor cut into one part per rank, by rank.
+class Parts {
+ public:
+  Parts(at::Tensor flat, std::span<const int64_t> counts);
+  at::Tensor operator[](int rank) const { return flat_.narrow(0, begins_[rank], counts_[rank]); }
+  // Elements [window * length, (window + 1) * length) of the rank's part, as far as it goes.
+  at::Tensor window(int rank, int64_t window, int64_t length) const;
+
+ private:
+  at::Tensor flat_;
+  std::vector<int64_t> counts_;
+  std::vector<int64_t> begins_;
+};
+
+// A reduce-scatter goes through all parts together, window by window, so that `size` windows fit into
+// `scratch_bytes`.
+struct Windows {
+  int64_t length = 0;  // elements of a part
+  int64_t count = 0;
+};
+Windows make_windows(std::span<const int64_t> counts, int64_t element_bytes, int64_t scratch_bytes);
+
+}  // namespace pptrain::comm
