@@ -53,67 +53,51 @@ int named(const mesh::MeshShape& shape, int rank, Body&& body) {
 
 class RankStart {
  public:
-  RankStart(const config::JobConfig& job, const models::ModelConfig& model,
-            const std::function<int(RunContext&)>& body)
-      : job_(job), model_(model), shape_(mesh_shape(job)), body_(body) {}
+  RankStart(const Plan& plan, const std::function<int(RunContext&)>& body) : plan_(plan), body_(body) {}
 
   int operator()(comm::Communicator& host, int local_rank, bool use_nccl) const {
-    at::set_num_threads(static_cast<int>(job_.run.threads));
+    const config::JobConfig& job = plan_.job;
+    at::set_num_threads(static_cast<int>(job.run.threads));
     const c10::InferenceMode inference;
-    host.set_timeout(std::chrono::milliseconds(static_cast<int64_t>(job_.distributed.timeout_s * 1000)));
-    return named(shape_, host.rank(), [&] {
-      const at::Device device = choose_device(job_, local_rank);
+    host.set_timeout(std::chrono::milliseconds(static_cast<int64_t>(job.distributed.timeout_s * 1000)));
+    return named(plan_.mesh, host.rank(), [&] {
+      const at::Device device = choose_device(job, local_rank);
       const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
       std::unique_ptr<comm::Communicator> nccl;
       if (use_nccl && device.is_cuda()) nccl = comm::make_nccl(host, device);
-      mesh::DeviceMesh mesh(nccl ? *nccl : host, shape_);
-      RunContext context{.job = job_, .model = model_, .mesh = mesh, .device = device};
+      mesh::DeviceMesh mesh(nccl ? *nccl : host, plan_.mesh);
+      RunContext context{.plan = plan_, .mesh = mesh, .device = device};
       return body_(context);
     });
   }
 
-  const mesh::MeshShape& shape() const { return shape_; }
-
  private:
-  const config::JobConfig& job_;
-  const models::ModelConfig& model_;
-  mesh::MeshShape shape_;
+  const Plan& plan_;
   const std::function<int(RunContext&)>& body_;
 };
 
 }  // namespace
 
-mesh::MeshShape mesh_shape(const config::JobConfig& job) {
-  const config::DistributedSection& d = job.distributed;
-  return {.pp = static_cast<int>(d.pp),
-          .dp_replicate = static_cast<int>(d.dp_replicate),
-          .dp_shard = static_cast<int>(d.dp_shard),
-          .cp = static_cast<int>(d.cp),
-          .tp = static_cast<int>(d.tp)};
-}
-
-int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)>& body) {
-  const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
-  const RankStart start(job, model, body);
+int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body) {
+  const RankStart start(plan, body);
   const comm::Launch launch = comm::detect_launch();
   if (launch.kind == comm::LaunchKind::threads) {
     std::atomic<int> code = 0;
-    comm::run_thread_ranks(start.shape().world_size(), [&](comm::Communicator& world) {
+    comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
       const int result = start(world, world.rank(), /*use_nccl=*/false);
       if (world.rank() == 0) code = result;
     });
     return code;
   }
-  mesh::check_world_size(start.shape(), launch.world_size);  // before any transport is set up
+  mesh::check_world_size(plan.mesh, launch.world_size);  // before any transport is set up
   const std::unique_ptr<comm::Communicator> world = comm::make_world(launch);
-  return run_in_world(*world, launch.local_rank, job, body);
+  return run_in_world(*world, launch.local_rank, plan, body);
 }
 
-int run_in_world(comm::Communicator& world, int local_rank, const config::JobConfig& job,
+int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body) {
-  const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
-  const RankStart start(job, model, body);
-  mesh::check_world_size(start.shape(), world.size());
+  const RankStart start(plan, body);
+  mesh::check_world_size(plan.mesh, world.size());
   try {
     return start(world, local_rank, /*use_nccl=*/true);
   } catch (const UsageError& error) {

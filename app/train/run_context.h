@@ -5,33 +5,30 @@
 
 #include <functional>
 
-#include "core/config/job_config.h"
-#include "models/model_config.h"
+#include "app/plan/plan.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/mesh/device_mesh.h"
 
 namespace pptrain::app {
 
 struct RunContext {
-  const config::JobConfig& job;
-  const models::ModelConfig& model;
+  const Plan& plan;
   mesh::DeviceMesh& mesh;
   at::Device device;
+  const config::JobConfig& job = plan.job;
+  const models::ModelConfig& model = plan.model;
 
   bool root() const { return mesh.rank() == 0; }  // the one rank that prints and writes metrics
 };
 
 // Starts this process's ranks as the launcher (or its absence) says, and runs `body` on each, under inference
 // mode and with run.threads CPU threads. Returns the exit code of rank 0's body (of this process's rank,
-// under a launcher). Throws UsageError where the launch contradicts the job, and Error naming the rank that
+// under a launcher). Throws UsageError where the launch contradicts the plan, and Error naming the rank that
 // failed.
-int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)>& body);
+int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body);
 
-// The same on a world that is there already, by this process's rank in it: several jobs can share one world.
-int run_in_world(comm::Communicator& world, int local_rank, const config::JobConfig& job,
+// The same on a world that is there already, by this process's rank in it: several plans can share one world.
+int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body);
-
-// The mesh that a job asks for.
-mesh::MeshShape mesh_shape(const config::JobConfig& job);
 
 }  // namespace pptrain::app
