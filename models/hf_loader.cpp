@@ -5,11 +5,13 @@
 
 #include <charconv>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "core/base/error.h"
 #include "core/io/hf_checkpoint.h"
+#include "models/registry.h"
 #include "models/weight_map.h"
 
 namespace pptrain::models {
@@ -27,9 +29,10 @@ std::optional<int> layer_of(std::string_view global) {
 
 // A weight that the file has and the model lacks (a bias, most likely) would give wrong results without a
 // word.
-void refuse_left_over(TransformerStage& stage, const io::HfCheckpoint& checkpoint) {
+void refuse_left_over(TransformerStage& stage, std::span<const WeightName> names,
+                      const io::HfCheckpoint& checkpoint) {
   for (const std::string& name : checkpoint.names()) {
-    const auto global = global_name(name);
+    const auto global = global_name(names, name);
     const auto layer = global ? layer_of(*global) : std::nullopt;
     if (layer && *layer >= stage.slice().first_layer && *layer < stage.slice().end_layer &&
         stage.parameters().find(*global) == nullptr) {
@@ -45,9 +48,10 @@ void refuse_left_over(TransformerStage& stage, const io::HfCheckpoint& checkpoin
 
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir) {
   const io::HfCheckpoint checkpoint(hf_dir);
-  refuse_left_over(stage, checkpoint);
+  const std::span<const WeightName> names = find_architecture(stage.model().arch).weights;
+  refuse_left_over(stage, names, checkpoint);
   for (nn::Slice* slice : stage.parameters().slices()) {
-    const std::string name = hf_name(slice->spec.name, stage.tied());
+    const std::string name = hf_name(names, slice->spec.name, stage.tied());
     const at::Tensor stored = checkpoint.tensor(name);
     if (stored.sizes() != at::IntArrayRef(slice->spec.shape)) {
       throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]", hf_dir.string(),

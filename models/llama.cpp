@@ -1,11 +1,23 @@
 #include "models/llama.h"
 
+#include <algorithm>
+
+#include "models/hf_json.h"
+#include "models/registry.h"
+
 namespace pptrain::models {
+namespace {
 
-// Every key of [model] exists in Llama's config.json.
-void check_llama(const ModelConfig&) {}
+void read_hf(const HfJson& json, config::ModelSection& model) {
+  model.num_key_value_heads = json.size("num_key_value_heads", model.num_attention_heads);
+  model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
+  model.max_position_embeddings = json.size("max_position_embeddings", 2048);
+  model.attention_bias = json.flag("attention_bias", false);
+  model.mlp_bias = json.flag("mlp_bias", false);
+}
 
-// attention_bias gives q, k, v and o a bias each.
+}  // namespace
+
 BlockConfig llama_block(const ModelConfig& model) {
   return {.attention = {.hidden = model.hidden,
                         .heads = model.heads,
@@ -22,5 +34,13 @@ BlockConfig llama_block(const ModelConfig& model) {
           .norm_eps = model.norm_eps,
           .init_std = model.initializer_range};
 }
+
+constinit const Architecture llama = {.name = "llama",
+                                      .hf_model_type = "llama",
+                                      .hf_class = "LlamaForCausalLM",
+                                      .weights = decoder_weights,
+                                      .block = llama_block,
+                                      .read_hf = read_hf,
+                                      .check = nullptr};
 
 }  // namespace pptrain::models

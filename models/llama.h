@@ -1,4 +1,5 @@
-// Llama 2 and 3, dense (Touvron et al., arXiv 2307.09288; Grattafiori et al., arXiv 2407.21783).
+// Llama 2 and 3, dense (Touvron et al., arXiv 2307.09288; Grattafiori et al., arXiv 2407.21783). Its block is
+// the one that others change.
 #pragma once
 
 #include "models/block.h"
@@ -6,7 +7,7 @@
 
 namespace pptrain::models {
 
-void check_llama(const ModelConfig& model);
+// attention_bias gives q, k, v and o a bias each.
 BlockConfig llama_block(const ModelConfig& model);
 
 }  // namespace pptrain::models

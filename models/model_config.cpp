@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <initializer_list>
+#include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
@@ -28,30 +30,60 @@ void set_rope_scaling(const config::RopeScaling& scaling, ModelConfig& model) {
   }
 }
 
-void check(const ModelConfig& model) {
-  const std::pair<const char*, int64_t> sizes[] = {{"num_hidden_layers", model.layers},
-                                                   {"hidden_size", model.hidden},
-                                                   {"intermediate_size", model.intermediate},
-                                                   {"num_attention_heads", model.heads},
-                                                   {"num_key_value_heads", model.kv_heads},
-                                                   {"head_dim", model.head_dim},
-                                                   {"vocab_size", model.vocab}};
-  for (const auto& [key, value] : sizes) {
-    if (value < 1) {
-      throw UsageError(
-          fmt::format("model.{}: {} is not a size; set it, or take it from a Hugging Face directory "
-                      "with model.hf_dir",
-                      key, value));
+void check_sizes(const config::ModelSection& m, const config::ReportConflict& report) {
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"model.hidden_size", m.hidden_size},
+      {"model.intermediate_size", m.intermediate_size},
+      {"model.num_hidden_layers", m.num_hidden_layers},
+      {"model.num_attention_heads", m.num_attention_heads},
+      {"model.vocab_size", m.vocab_size},
+  };
+  for (const auto& [option, size] : sizes) {
+    if (size > 0) continue;
+    const std::string text = "is required where there is no model.hf_dir: give an integer above 0";
+    if (m.hf_dir.empty()) {
+      report({option}, text);
+    } else {
+      report({option, "model.hf_dir"}, text);
     }
   }
-  if (model.heads % model.kv_heads != 0) {
-    throw UsageError(
-        fmt::format("model.num_key_value_heads: {} does not divide model.num_attention_heads = {}",
-                    model.kv_heads, model.heads));
+}
+
+void check_heads(const config::ModelSection& m, const config::ReportConflict& report) {
+  if (m.num_attention_heads == 0) return;
+  if (m.num_key_value_heads != 0 && m.num_attention_heads % m.num_key_value_heads != 0) {
+    report({"model.num_key_value_heads", "model.num_attention_heads", "model.hf_dir"},
+           fmt::format("num_attention_heads = {} is not divisible by num_key_value_heads = {}",
+                       m.num_attention_heads, m.num_key_value_heads));
   }
-  if (model.head_dim % 2 != 0) {
-    throw UsageError(
-        fmt::format("model.head_dim: {} is odd, but rotary embedding turns pairs", model.head_dim));
+  if (m.head_dim == 0 && m.hidden_size % m.num_attention_heads != 0) {
+    report(
+        {"model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
+        fmt::format("hidden_size = {} is not divisible by num_attention_heads = {}: change one of them, or "
+                    "give model.head_dim",
+                    m.hidden_size, m.num_attention_heads));
+    return;
+  }
+  const int64_t head_dim = m.head_dim != 0 ? m.head_dim : m.hidden_size / m.num_attention_heads;
+  if (head_dim % 2 != 0) {
+    report(
+        {"model.head_dim", "model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
+        fmt::format("{} = {} is odd: rotary embeddings need an even one",
+                    m.head_dim != 0 ? "head_dim" : "head_dim (hidden_size / num_attention_heads)", head_dim));
+  }
+}
+
+void check_positions(const config::ModelSection& m, int64_t seq_len, const config::ReportConflict& report) {
+  const config::RopeScaling& rope = m.rope_scaling;
+  if (rope.rope_type == "llama3" && rope.high_freq_factor <= rope.low_freq_factor) {
+    report({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"},
+           fmt::format("high_freq_factor = {} is not above low_freq_factor = {}", rope.high_freq_factor,
+                       rope.low_freq_factor));
+  }
+  if (m.max_position_embeddings != 0 && seq_len > m.max_position_embeddings) {
+    report({"train.seq_len", "model.max_position_embeddings"},
+           fmt::format("seq_len = {} is longer than model.max_position_embeddings = {}", seq_len,
+                       m.max_position_embeddings));
   }
 }
 
@@ -65,43 +97,45 @@ Recompute make_recompute(const std::string& name) {
       "train.recompute: \"{}\" is not known; valid are \"none\", \"selective\" and \"full\"", name));
 }
 
+void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report) {
+  check_sizes(section, report);
+  check_heads(section, report);
+  if (const auto check = find_architecture(section.arch).check) check(section, report);
+  check_positions(section, seq_len, report);
+  if (section.num_key_value_heads == 0) section.num_key_value_heads = section.num_attention_heads;
+  if (section.head_dim == 0 && section.num_attention_heads > 0) {
+    section.head_dim = section.hidden_size / section.num_attention_heads;
+  }
+  if (section.max_position_embeddings == 0) section.max_position_embeddings = seq_len;
+}
+
 ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_len) {
+  if (seq_len < 1) throw UsageError(fmt::format("train.seq_len: {} is not a length", seq_len));
+  config::ModelSection finished = section;
+  finish_model(finished, seq_len,
+               [](std::initializer_list<std::string_view> options, const std::string& text) {
+                 throw UsageError(fmt::format("{}: {}", *options.begin(), text));
+               });
   ModelConfig model{
-      .arch = section.arch,
-      .layers = section.num_hidden_layers,
-      .hidden = section.hidden_size,
-      .intermediate = section.intermediate_size,
-      .heads = section.num_attention_heads,
-      .kv_heads = section.num_key_value_heads > 0 ? section.num_key_value_heads : section.num_attention_heads,
-      .head_dim = section.head_dim,
-      .vocab = section.vocab_size,
+      .arch = finished.arch,
+      .layers = finished.num_hidden_layers,
+      .hidden = finished.hidden_size,
+      .intermediate = finished.intermediate_size,
+      .heads = finished.num_attention_heads,
+      .kv_heads = finished.num_key_value_heads,
+      .head_dim = finished.head_dim,
+      .vocab = finished.vocab_size,
       .max_seq = seq_len,
-      .rope_theta = section.rope_theta,
+      .rope_theta = finished.rope_theta,
       .rope_llama3 = {},
       .rope_linear = {},
-      .norm_eps = section.rms_norm_eps,
-      .initializer_range = section.initializer_range,
-      .tied = section.tie_word_embeddings,
-      .attention_bias = section.attention_bias,
-      .mlp_bias = section.mlp_bias,
+      .norm_eps = finished.rms_norm_eps,
+      .initializer_range = finished.initializer_range,
+      .tied = finished.tie_word_embeddings,
+      .attention_bias = finished.attention_bias,
+      .mlp_bias = finished.mlp_bias,
   };
-  if (model.head_dim == 0 && model.heads > 0) {
-    if (model.hidden % model.heads != 0) {
-      throw UsageError(
-          fmt::format("model.num_attention_heads: {} does not divide model.hidden_size = {}; set "
-                      "model.head_dim",
-                      model.heads, model.hidden));
-    }
-    model.head_dim = model.hidden / model.heads;
-  }
-  set_rope_scaling(section.rope_scaling, model);
-  check(model);
-  find_architecture(model.arch).check(model);
-  if (seq_len < 1) throw UsageError(fmt::format("train.seq_len: {} is not a length", seq_len));
-  if (section.max_position_embeddings > 0 && seq_len > section.max_position_embeddings) {
-    throw UsageError(fmt::format("train.seq_len: {} is over model.max_position_embeddings = {}", seq_len,
-                                 section.max_position_embeddings));
-  }
+  set_rope_scaling(finished.rope_scaling, model);
   return model;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/config/job_config.h"
+#include "core/config/loader.h"
 #include "core/nn/rope.h"
 
 namespace pptrain::models {
@@ -40,10 +41,14 @@ enum class Recompute {
 // From train.recompute. Throws UsageError for another word.
 Recompute make_recompute(const std::string& name);
 
-// From a resolved [model] section; 0 stands for the default where job_config.h says so. `seq_len`: the
-// longest sequence of the run. Throws UsageError that names the key: an unknown arch or rope_type, a size
-// below 1, sizes that do not fit each other, a key that the arch does not have, seq_len over
-// max_position_embeddings.
+// The rules of [model], said once: reports sizes that are missing or do not fit each other, settings that the
+// architecture does not have, and a run longer than max_position_embeddings; then sets what 0 stands for
+// (num_key_value_heads, head_dim, max_position_embeddings). `seq_len`: the longest sequence of the run.
+// Throws UsageError for an unknown arch.
+void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report);
+
+// From a [model] section, whose zeros finish_model may have set or not. Throws UsageError that names the key:
+// the first thing that finish_model reports, an unknown arch or rope_type, a seq_len below 1.
 ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_len);
 
 }  // namespace pptrain::models

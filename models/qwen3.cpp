@@ -1,20 +1,39 @@
-#include "models/qwen3.h"
-
-#include "core/base/error.h"
+// Qwen3, dense (Yang et al., arXiv 2505.09388): Llama's block with an RMSNorm on each head of q and k before
+// rotation.
+#include "models/hf_json.h"
 #include "models/llama.h"
+#include "models/registry.h"
 
 namespace pptrain::models {
+namespace {
 
-void check_qwen3(const ModelConfig& model) {
-  if (model.mlp_bias)
-    throw UsageError("model.mlp_bias: qwen3 has no bias in its feed-forward layers; remove the key");
+BlockConfig block(const ModelConfig& model) {
+  BlockConfig config = llama_block(model);
+  config.attention.qk_norm = true;
+  return config;
 }
 
-// Llama's block with a norm on each head's queries and keys.
-BlockConfig qwen3_block(const ModelConfig& model) {
-  BlockConfig block = llama_block(model);
-  block.attention.qk_norm = true;
-  return block;
+void read_hf(const HfJson& json, config::ModelSection& model) {
+  model.num_key_value_heads = json.size("num_key_value_heads", 32);
+  model.head_dim = json.size("head_dim", 128);
+  model.max_position_embeddings = json.size("max_position_embeddings", 32768);
+  model.attention_bias = json.flag("attention_bias", false);
 }
+
+void check(const config::ModelSection& model, const config::ReportConflict& report) {
+  if (model.mlp_bias) {
+    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "qwen3 has no biases in its MLP");
+  }
+}
+
+}  // namespace
+
+constinit const Architecture qwen3 = {.name = "qwen3",
+                                      .hf_model_type = "qwen3",
+                                      .hf_class = "Qwen3ForCausalLM",
+                                      .weights = decoder_weights,
+                                      .block = block,
+                                      .read_hf = read_hf,
+                                      .check = check};
 
 }  // namespace pptrain::models

@@ -1,26 +1,42 @@
 // The architectures by name: the one list to extend when a model is added.
 #pragma once
 
-#include <string>
+#include <span>
 #include <string_view>
-#include <vector>
 
+#include "core/config/job_config.h"
+#include "core/config/loader.h"
 #include "models/block.h"
 #include "models/model_config.h"
+#include "models/weight_map.h"
 
 namespace pptrain::models {
 
+class HfJson;
+
+// All that is said of one architecture.
 struct Architecture {
-  std::string_view name;             // model.arch
-  std::string_view hf_architecture;  // Hugging Face's class, for config.json
-  // Throws UsageError for a key of [model] that this architecture does not have.
-  void (*check)(const ModelConfig&);
+  std::string_view name;           // model.arch
+  std::string_view hf_model_type;  // config.json's model_type
+  std::string_view hf_class;       // its `architectures`: the class in transformers
+  std::span<const WeightName> weights;
+
+  // What the architecture fixes.
   BlockConfig (*block)(const ModelConfig&);
+  // Reads what differs from one architecture to the next, with transformers' defaults: kv heads, head_dim,
+  // max_position_embeddings, biases. The other sizes are there already. Refuses what is not supported.
+  void (*read_hf)(const HfJson& json, config::ModelSection& model);
+  // Reports settings of [model] that the architecture does not have. Null where there are none.
+  void (*check)(const config::ModelSection& model, const config::ReportConflict& report);
 };
+
+// Each is defined in the file of its name.
+extern const Architecture llama;
+extern const Architecture qwen3;
+
+inline constexpr const Architecture* architectures[] = {&llama, &qwen3};
 
 // Throws UsageError that lists the known names.
 const Architecture& find_architecture(std::string_view name);
-
-std::vector<std::string_view> architecture_names();
 
 }  // namespace pptrain::models

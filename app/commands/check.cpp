@@ -2,12 +2,9 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "app/commands/commands.h"
-#include "app/plan/job.h"
-#include "app/plan/pipeline_plan.h"
-#include "app/train/run_context.h"
+#include "app/plan/load_plan.h"
 #include "core/config/loader.h"
 #include "models/flops.h"
-#include "models/model_config.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::app {
@@ -22,32 +19,29 @@ std::string in_units(int64_t bytes) {
 }  // namespace
 
 int check(const JobArguments& arguments) {
-  const config::JobConfig job = load_job(arguments);
-  const models::ModelConfig model = models::make_model_config(job.model, job.train.seq_len);
-  const pipeline::LayerAssignment layers = stage_layers(job, model.layers);
-  training_schedule(job);  // proves it
-  const mesh::MeshShape shape = mesh_shape(job);
+  const Plan plan = load_plan(arguments.config, arguments.set);
+  const config::JobConfig& job = plan.job;
   const bool bf16 = job.train.dtype == "bf16";
   const int64_t rows = job.train.micro_batch_size * job.train.seq_len;
 
   fmt::print("{}\n", config::to_toml(job));
-  fmt::print("# world size  {} ({})\n", shape.world_size(), shape.describe());
+  fmt::print("# world size  {} ({})\n", plan.mesh.world_size(), plan.mesh.describe());
   fmt::print("# tokens a step  {}\n", rows * job.train.grad_accum_steps * job.distributed.dp_replicate);
   fmt::print(
       "# stage  layers      parameters     weights   gradients   optimizer  activations of one microbatch\n");
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const models::StageSlice slice = models::stage_slice(layers, static_cast<int>(i));
-    const models::StageSize size = models::stage_size(model, slice, bf16);
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
+    const models::StageSize size = models::stage_size(plan.model, slice, bf16);
     const int64_t kept = job.optimizer.post_validation ? size.previous_bytes() : 0;
-    const bool copy = model.tied && slice.head;
+    const bool copy = plan.model.tied && slice.head;
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), size.parameters,
                in_units(size.weight_bytes), in_units(size.gradient_bytes),
                in_units(size.optimizer_bytes + kept),
-               in_units(models::activation_bytes(model, slice, rows, bf16)),
+               in_units(models::activation_bytes(plan.model, slice, rows, bf16)),
                copy ? "  (holds a copy of the tied embedding)" : "");
   }
-  fmt::print("# parameters  {}\n", models::parameter_count(model));
+  fmt::print("# parameters  {}\n", models::parameter_count(plan.model));
   return 0;
 }
 

@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands/commands.h"
-#include "app/plan/job.h"
-#include "app/plan/measured_costs.h"
+#include "app/plan/load_plan.h"
 #include "app/plan/prediction.h"
 #include "app/plan/search.h"
+#include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "parallel/schedule/render/csv.h"
@@ -21,8 +21,6 @@
 namespace pptrain::app {
 
 namespace {
-
-using config::JobConfig;
 
 constexpr int grid_columns = 160;  // of the text; the other formats have all
 
@@ -56,24 +54,24 @@ std::string render_bytes(const Prediction& p) {
   return out;
 }
 
-std::string text_plan(const JobConfig& job, const Prediction& p, const CostSource& source, bool colour) {
+std::string text_plan(const Plan& plan, const Prediction& p, const CostSource& source, bool colour) {
+  const schedule::Schedule& compute = plan.compute;
   std::string out = fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}; costs {}\n\n",
-                                job.distributed.pp_schedule, p.compute.ranks, p.compute.stages_per_rank,
-                                fmt::join(pipeline::layers_per_stage(p.layers), "+"), source.description);
-  out += schedule::render_text(p.compute, schedule::simulate(p.compute, p.costs),
+                                plan.job.distributed.pp_schedule, compute.ranks, compute.stages_per_rank,
+                                fmt::join(pipeline::layers_per_stage(plan.layers), "+"), source.description);
+  out += schedule::render_text(compute, schedule::simulate(compute, p.costs),
                                {.colour = colour, .max_columns = grid_columns});
   out += fmt::format(
-      "\nstep {:.4g} s, {:.0f} tokens/s; bubble {:.1f} % of the step ({:.1f} % of the pipeline alone; {:.1f} "
-      "% if "
-      "all stages cost the same and B = 2 F)\n\n",
+      "\nstep {:.4g} s, {:.0f} tokens/s; bubble {:.1f} % of the step ({:.1f} % of the pipeline alone; "
+      "{:.1f} % if all stages cost the same and B = 2 F)\n\n",
       p.step_time, p.tokens_per_s, 100 * p.bubble(), 100 * p.pipeline.bubble(),
-      100 * schedule::simulate(p.compute).bubble());
+      100 * schedule::simulate(compute).bubble());
   return out + render_times(p) + '\n' + render_bytes(p);
 }
 
-std::string json_plan(const Prediction& p, const CostSource& source) {
-  auto plan = nlohmann::ordered_json::parse(schedule::render_json(p.lowered, p.pipeline));
-  plan["uniform_bubble"] = schedule::simulate(p.compute).bubble();
+std::string json_plan(const Plan& of, const Prediction& p, const CostSource& source) {
+  auto plan = nlohmann::ordered_json::parse(schedule::render_json(of.schedule, p.pipeline));
+  plan["uniform_bubble"] = schedule::simulate(of.compute).bubble();
   plan["costs"] = source.description;
   plan["predicted_step_time"] = p.step_time;
   plan["predicted_tokens_per_s"] = p.tokens_per_s;
@@ -89,34 +87,48 @@ std::string json_plan(const Prediction& p, const CostSource& source) {
   return plan.dump(2) + '\n';
 }
 
-std::string render(const PlanArguments& arguments, const JobConfig& job, const CostSource& source) {
-  const Prediction p = predict(job, source);
-  if (arguments.format == "csv") return schedule::write_csv(p.compute, schedule::CsvCells::stepped);
-  if (arguments.format == "json") return json_plan(p, source);
-  if (arguments.format == "svg") return schedule::render_svg(p.lowered, p.pipeline);
-  if (arguments.format == "trace") return schedule::render_trace(p.lowered, p.pipeline);
+std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source) {
+  const Prediction p = predict(plan, source);
+  if (arguments.format == "csv") return schedule::write_csv(plan.compute, schedule::CsvCells::stepped);
+  if (arguments.format == "json") return json_plan(plan, p, source);
+  if (arguments.format == "svg") return schedule::render_svg(plan.schedule, p.pipeline);
+  if (arguments.format == "trace") return schedule::render_trace(plan.schedule, p.pipeline);
   const bool colour =
       arguments.output.empty() && isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
-  return text_plan(job, p, source, colour);
+  return text_plan(plan, p, source, colour);
 }
 
-std::string search_plan(const JobConfig& job, const CostSource& source) {
-  const double budget = memory_budget(job, source);
-  const std::vector<Candidate> found = search(job, source, {.microbatches = true, .budget = budget});
+std::string search_plan(const PlanBase& base, const CostSource& source) {
+  const double budget = memory_budget(base, source);
+  const std::vector<Candidate> found = search(base, source, {.microbatches = true, .budget = budget});
   return fmt::format("costs {}\n", source.description) + render_ranking(found, budget);
 }
 
+// The plan of the run that wrote the trace, of the job's model.
+Plan plan_of(const TracedRun& run, config::JobConfig job) {
+  job.distributed = {};
+  job.distributed.pp = run.pp;
+  job.distributed.dp_replicate = run.dp_replicate;
+  job.distributed.pp_schedule = run.schedule;
+  job.distributed.pp_stages_per_rank = run.stages_per_rank;
+  job.distributed.pp_split = {.text = "", .layers = run.layers_per_stage};
+  job.train.seq_len = run.seq_len;
+  job.train.micro_batch_size = run.micro_batch_size;
+  job.train.grad_accum_steps = run.microbatches;
+  job.train.dtype = run.dtype;
+  job.train.recompute = run.recompute;
+  job.optimizer.post_validation = run.post_validation;
+  return make_plan(job);
+}
+
 // The run that wrote the trace, predicted with these costs, beside what it measured.
-std::string compare(const JobConfig& job, const std::string& trace_path, const CostSource& source) {
+std::string compare(const Plan& of_job, const std::string& trace_path, const CostSource& source) {
   const TraceSummary trace = read_trace(trace_path);
-  JobConfig traced = job;
-  traced.distributed = trace.job.distributed;
-  traced.train = trace.job.train;
-  traced.optimizer.post_validation = trace.job.optimizer.post_validation;
-  const Prediction p = predict(traced, source);
+  const Plan plan = plan_of(trace.run, of_job.job);
+  const Prediction p = predict(plan, source);
   std::string out =
-      fmt::format("{} on {} ranks, {} microbatches; costs {}\n\n", traced.distributed.pp_schedule,
-                  p.compute.ranks, p.compute.microbatches, source.description);
+      fmt::format("{} on {} ranks, {} microbatches; costs {}\n\n", plan.job.distributed.pp_schedule,
+                  plan.compute.ranks, plan.compute.microbatches, source.description);
   out += fmt::format("{:<24} {:>12} {:>12} {:>8}\n", "", "predicted", "measured", "ratio");
   const auto row = [&](const std::string& what, double predicted, double measured) {
     out += fmt::format("{:<24} {:>12.6g} {:>12.6g} {:>8}\n", what, predicted, measured,
@@ -124,9 +136,9 @@ std::string compare(const JobConfig& job, const std::string& trace_path, const C
   };
   row("step, s", p.step_time, trace.step_time);
   row("bubble, of the step", p.bubble(), value_or_zero(trace.bubble, "bubble"));
-  for (int rank = 0; rank < p.compute.ranks; ++rank) {
+  for (int rank = 0; rank < plan.compute.ranks; ++rank) {
     std::map<std::string, double> predicted;
-    for (const schedule::Action& action : p.compute.actions[rank]) {
+    for (const schedule::Action& action : plan.compute.actions[rank]) {
       schedule::for_each_part(action, [&](const schedule::Action& part) {
         predicted[schedule::trace_category(part.kind)] +=
             schedule::duration(p.costs.stages[part.stage], part.kind);
@@ -134,7 +146,7 @@ std::string compare(const JobConfig& job, const std::string& trace_path, const C
     }
     predicted["optimizer"] = p.optimizer_time[rank];
     for (const auto& [kind, seconds] : predicted) {
-      const auto& measured = trace.by_kind.at(static_cast<size_t>(rank * traced.distributed.dp_replicate));
+      const auto& measured = trace.ranks.at(static_cast<size_t>(rank * plan.mesh.dp_replicate));
       row(fmt::format("rank {} {}, s", rank, kind), seconds, value_or_zero(measured, kind));
     }
   }
@@ -144,12 +156,19 @@ std::string compare(const JobConfig& job, const std::string& trace_path, const C
 }  // namespace
 
 int plan(const PlanArguments& arguments) {
-  const JobConfig job = arguments.search ? load_open_job(arguments) : load_job(arguments);
-  const std::string costs = !arguments.costs.empty() ? arguments.costs : job.distributed.pp_costs;
-  const CostSource source = make_cost_source(job, costs);
-  const std::string text = arguments.search             ? search_plan(job, source)
-                           : !arguments.compare.empty() ? compare(job, arguments.compare, source)
-                                                        : render(arguments, job, source);
+  const auto source = [&](const PlanBase& base) {
+    return make_cost_source(base, arguments.costs.empty() ? base.job.distributed.pp_costs : arguments.costs);
+  };
+  std::string text;
+  if (arguments.search) {
+    const PlanBase base = load_plan_base(arguments.config, arguments.set);
+    text = search_plan(base, source(base));
+  } else {
+    const Plan plan = load_plan(arguments.config, arguments.set);
+    const CostSource costs = arguments.costs.empty() && plan.costs ? *plan.costs : source(plan);
+    text =
+        arguments.compare.empty() ? render(arguments, plan, costs) : compare(plan, arguments.compare, costs);
+  }
   if (arguments.output.empty()) {
     fmt::print("{}", text);
   } else {

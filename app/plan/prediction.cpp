@@ -1,128 +1,83 @@
 #include "app/plan/prediction.h"
 
-#include <spdlog/fmt/fmt.h>
-
 #include <algorithm>
 
-#include "app/plan/measured_costs.h"
-#include "app/plan/pipeline_plan.h"
-#include "core/base/error.h"
 #include "models/flops.h"
 #include "models/workspace.h"
 #include "parallel/schedule/cost/memory.h"
-#include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {
 
 namespace {
 
-using config::JobConfig;
-
-models::ModelConfig model_of(const JobConfig& job) {
-  return models::make_model_config(job.model, job.train.seq_len);
-}
-
-bool is_trace(const std::string& costs) {
-  return costs.ends_with(".json");
+bool is_bf16(const Plan& plan) {
+  return plan.job.train.dtype == "bf16";
 }
 
 // What the ranks keep between steps.
-std::vector<RankBytes> resident_bytes(const JobConfig& job, const models::ModelConfig& model,
-                                      const schedule::Schedule& schedule,
-                                      const pipeline::LayerAssignment& layers) {
-  std::vector<RankBytes> ranks(static_cast<size_t>(schedule.ranks));
-  for (int stage = 0; stage < schedule.stages(); ++stage) {
+std::vector<RankBytes> resident_bytes(const Plan& plan) {
+  std::vector<RankBytes> ranks(static_cast<size_t>(plan.schedule.ranks));
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
     const models::StageSize size =
-        models::stage_size(model, models::stage_slice(layers, stage), job.train.dtype == "bf16");
-    RankBytes& rank = ranks[schedule.rank_of(stage)];
+        models::stage_size(plan.model, models::stage_slice(plan.layers, stage), is_bf16(plan));
+    RankBytes& rank = ranks[plan.schedule.rank_of(stage)];
     rank.weights += size.weight_bytes;
     rank.gradients += size.gradient_bytes;
     rank.optimizer += size.optimizer_bytes;
-    if (job.optimizer.post_validation) rank.optimizer += size.previous_bytes();
+    if (plan.job.optimizer.post_validation) rank.optimizer += size.previous_bytes();
   }
   return ranks;
 }
 
-std::vector<schedule::StageBytes> stage_bytes(const JobConfig& job, const models::ModelConfig& model,
-                                              const pipeline::LayerAssignment& layers) {
-  const int64_t tokens = job.train.micro_batch_size * job.train.seq_len;
+std::vector<schedule::StageBytes> stage_bytes(const Plan& plan) {
+  const config::TrainSection& train = plan.job.train;
   std::vector<schedule::StageBytes> result;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    result.push_back(models::stage_bytes(model, models::stage_slice(layers, static_cast<int>(i)), tokens,
-                                         job.train.dtype == "bf16",
-                                         models::make_recompute(job.train.recompute)));
+  for (size_t i = 0; i < plan.layers.size(); ++i) {
+    result.push_back(models::stage_bytes(plan.model, models::stage_slice(plan.layers, static_cast<int>(i)),
+                                         train.micro_batch_size * train.seq_len, is_bf16(plan),
+                                         models::make_recompute(train.recompute)));
   }
   return result;
 }
 
+std::vector<RankBytes> peak_bytes(const Plan& plan) {
+  std::vector<RankBytes> ranks = resident_bytes(plan);
+  const auto peaks = schedule::peak_bytes(plan.schedule, stage_bytes(plan));
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const schedule::MemorySplit& peak = peaks[rank].peak;
+    ranks[rank].activations = peak.activations + peak.weight_operands + peak.workspace;
+    ranks[rank].buffers = peak.buffers;
+  }
+  return ranks;
+}
+
 }  // namespace
 
-const models::DeviceModel& default_device(const JobConfig& job) {
-  return models::find_device(job.run.device == "cpu" ? "cpu" : "h100");
-}
-
-models::Workload workload_of(const JobConfig& job) {
-  return {.batch = job.train.micro_batch_size,
-          .seq = job.train.seq_len,
-          .bfloat16 = job.train.dtype == "bf16",
-          .threads = job.run.threads,
-          .recompute = models::make_recompute(job.train.recompute),
-          .keeps_previous = job.optimizer.post_validation};
-}
-
-CostSource make_cost_source(const JobConfig& job, const std::string& costs) {
-  if (is_trace(costs)) return measured_costs(job, costs);
-  const std::string name = costs.empty() ? std::string(default_device(job).name) : costs;
-  return {.device = models::find_device(name), .description = "modelled for " + name};
-}
-
-models::CostModel make_cost_model(const JobConfig& job, const CostSource& source) {
-  return {model_of(job), workload_of(job), source.device, source.calibration};
-}
-
-schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers) {
-  schedule::Costs costs;
-  for (size_t i = 0; i < layers.size(); ++i)
-    costs.stages.push_back(model.stage(models::stage_slice(layers, static_cast<int>(i))));
-  costs.latency = {model.transfer()};
-  return costs;
-}
-
-Prediction predict(const JobConfig& job, const CostSource& source) {
-  const models::ModelConfig model = model_of(job);
-  const models::CostModel costs = make_cost_model(job, source);
+Prediction predict(const Plan& plan, const CostSource& source) {
+  const models::CostModel costs = make_cost_model(plan, source);
+  const config::TrainSection& train = plan.job.train;
+  const int64_t replicas = plan.mesh.dp_replicate;
   Prediction p;
-  p.layers = stage_layers(job, model.layers);
-  p.lowered = training_schedule(job);
-  p.compute = schedule::compute_only(p.lowered);
-  p.costs = simulation_costs(costs, p.layers);
-  p.pipeline = schedule::simulate(p.lowered, p.costs);
-
-  p.bytes = resident_bytes(job, model, p.lowered, p.layers);
-  const std::vector<schedule::PeakBytes> peaks =
-      schedule::peak_bytes(p.lowered, stage_bytes(job, model, p.layers));
-  const int64_t replicas = job.distributed.dp_replicate;
-  for (int rank = 0; rank < p.lowered.ranks; ++rank) {
-    RankBytes& bytes = p.bytes[rank];
-    const schedule::MemorySplit& peak = peaks[rank].peak;
-    bytes.activations = peak.activations + peak.weight_operands + peak.workspace;
-    bytes.buffers = peak.buffers;
+  p.costs = simulation_costs(costs, plan.layers);
+  p.pipeline = schedule::simulate(plan.schedule, p.costs);
+  p.bytes = peak_bytes(plan);
+  for (const RankBytes& bytes : p.bytes) {
     const int64_t parameters = bytes.gradients / 4;
     p.optimizer_time.push_back(costs.optimizer(parameters) + costs.all_reduce(bytes.gradients, replicas));
   }
   const double slowest = std::ranges::max(p.optimizer_time);
-  if (job.optimizer.post_validation) {
-    p.step_time = schedule::steady_step_time(p.lowered, p.costs, schedule::StepBoundary::post_validation) +
-                  costs.overhead() + slowest;
+  if (plan.job.optimizer.post_validation) {
+    p.step_time =
+        schedule::steady_step_time(plan.schedule, p.costs, schedule::StepBoundary::post_validation) +
+        costs.overhead() + slowest;
   } else {
-    p.step_time = p.pipeline.step_time + costs.exchange(p.lowered.ranks) + costs.overhead() + slowest;
+    p.step_time = p.pipeline.step_time + costs.exchange(plan.schedule.ranks) + costs.overhead() + slowest;
   }
   // With post-validation a step begins while others end the one before: fill and drain then overlap.
   for (const double own : p.optimizer_time)
     p.barrier.push_back(std::max(0.0, p.step_time - p.pipeline.step_time - own));
-  p.tokens_per_s = static_cast<double>(job.train.micro_batch_size * job.train.seq_len *
-                                       job.train.grad_accum_steps * replicas) /
-                   p.step_time;
+  const int64_t tokens = train.micro_batch_size * train.seq_len * train.grad_accum_steps * replicas;
+  p.tokens_per_s = static_cast<double>(tokens) / p.step_time;
   return p;
 }
 

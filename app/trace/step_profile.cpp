@@ -6,6 +6,7 @@
 
 #include "app/trace/trace_file.h"
 #include "core/io/atomic_file.h"
+#include "core/kernels/device_name.h"
 #include "parallel/comm/clock_offset.h"
 
 namespace pptrain::app {
@@ -16,11 +17,8 @@ constexpr int64_t steps_between_alignments = 100;  // of the hosts' clocks
 
 }  // namespace
 
-StepProfile::StepProfile(RunContext& context, const schedule::Schedule& schedule,
-                         const std::vector<std::pair<int, int>>& layers, pipeline::Executor& executor)
+StepProfile::StepProfile(RunContext& context, pipeline::Executor& executor)
     : context_(context),
-      schedule_(schedule),
-      layers_(layers),
       executor_(executor),
       pipeline_(context.mesh.along(mesh::Axis::pp).host().split(0, context.mesh.coordinate(mesh::Axis::pp))) {
 }
@@ -106,7 +104,7 @@ metrics::Bubble StepProfile::measure(const StepTrace& trace) {
   }
   std::vector<double> sums(5, 0.0);  // over ranks, of fractions of the step
   if (pipeline.rank() == 0) {
-    const std::vector<schedule::RankTime> times = schedule::split_step(schedule_, ranks);
+    const std::vector<schedule::RankTime> times = schedule::split_step(context_.plan.schedule, ranks);
     for (size_t r = 0; r < times.size(); ++r) {
       const auto& t = times[r];
       const double length = ranks[r].step.end - ranks[r].step.start;
@@ -140,7 +138,8 @@ void StepProfile::write() {
     std::vector<std::vector<StepTrace>> ranks;
     for (const auto& numbers : gathered) ranks.push_back(decode(numbers));
     const auto path = std::filesystem::path(context_.job.run.dir) / "trace.json";
-    io::write_file_atomically(path, render_trace_file(context_, schedule_, layers_, ranks, bubbles_));
+    const std::string device = context_.device.is_cpu() ? "cpu" : kernels::device_name(context_.device);
+    io::write_file_atomically(path, render_trace_file(context_.plan, device, ranks, bubbles_));
   }
   traces_.clear();
   bubbles_.clear();

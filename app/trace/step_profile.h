@@ -16,9 +16,8 @@ namespace pptrain::app {
 
 class StepProfile {
  public:
-  // `layers`: [start, end) of each stage. All must outlive the profile.
-  StepProfile(RunContext& context, const schedule::Schedule& schedule,
-              const std::vector<std::pair<int, int>>& layers, pipeline::Executor& executor);
+  // Both must outlive the profile.
+  StepProfile(RunContext& context, pipeline::Executor& executor);
 
   // Collective, as settle and finish: the step begins now.
   void begin_step(int64_t step);
@@ -57,8 +56,6 @@ class StepProfile {
   void write();
 
   RunContext& context_;
-  const schedule::Schedule& schedule_;
-  const std::vector<std::pair<int, int>>& layers_;
   pipeline::Executor& executor_;
   std::unique_ptr<comm::Communicator> pipeline_;  // its own: messages of the next step may be under way
   std::chrono::nanoseconds clock_offset_{0};

@@ -1,14 +1,16 @@
 #include "app/trace/trace_file.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
-#include "core/kernels/device_name.h"
+#include "core/base/error.h"
 #include "core/metrics/sinks.h"
-#include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/render/trace_names.h"
 
 namespace pptrain::app {
@@ -17,17 +19,99 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* format = "pptrain trace 1";
+
+// Every key, for the writer and the reader. The first are Chrome's.
+namespace keys {
+constexpr const char* events = "traceEvents";
+constexpr const char* other = "otherData";
+constexpr const char* phase = "ph";
+constexpr const char* name = "name";
+constexpr const char* category = "cat";
+constexpr const char* process = "pid";
+constexpr const char* thread = "tid";
+constexpr const char* time = "ts";
+constexpr const char* duration = "dur";
+constexpr const char* arguments = "args";
+constexpr const char* stage = "stage";
+constexpr const char* microbatch = "microbatch";
+constexpr const char* step = "step";
+constexpr const char* format = "format";
+constexpr const char* model = "model";
+constexpr const char* steps = "steps";
+constexpr const char* step_time = "step_time_s";
+}  // namespace keys
+
+// Categories beside those of actions (schedule::trace_category).
+constexpr const char* phase_category = "phase";
+constexpr const char* wait_category = "wait";
+
+// The keys of `otherData`, and of its `model`, with their fields.
+template <typename Run, typename Visit>
+void for_each_key(Run& run, const Visit& visit) {
+  visit("schedule", run.schedule);
+  visit("placement", run.placement);
+  visit("pp", run.pp);
+  visit("dp_replicate", run.dp_replicate);
+  visit("stages_per_rank", run.stages_per_rank);
+  visit("layers_per_stage", run.layers_per_stage);
+  visit("microbatches", run.microbatches);
+  visit("micro_batch_size", run.micro_batch_size);
+  visit("seq_len", run.seq_len);
+  visit("dtype", run.dtype);
+  visit("recompute", run.recompute);
+  visit("post_validation", run.post_validation);
+  visit("device", run.device);
+  visit("threads", run.threads);
+}
+
+template <typename Model, typename Visit>
+void for_each_model_key(Model& model, const Visit& visit) {
+  visit("arch", model.arch);
+  visit("layers", model.layers);
+  visit("hidden", model.hidden);
+  visit("intermediate", model.intermediate);
+  visit("heads", model.heads);
+  visit("kv_heads", model.kv_heads);
+  visit("head_dim", model.head_dim);
+  visit("vocab", model.vocab);
+  visit("tied", model.tied);
+}
+
+TracedRun traced_run(const Plan& plan, const std::string& device) {
+  const config::TrainSection& train = plan.job.train;
+  return {.schedule = plan.schedule.name,
+          .placement = schedule::to_string(plan.schedule.placement),
+          .pp = plan.mesh.pp,
+          .dp_replicate = plan.mesh.dp_replicate,
+          .stages_per_rank = plan.schedule.stages_per_rank,
+          .layers_per_stage = pipeline::layers_per_stage(plan.layers),
+          .microbatches = plan.schedule.microbatches,
+          .micro_batch_size = train.micro_batch_size,
+          .seq_len = train.seq_len,
+          .dtype = train.dtype,
+          .recompute = train.recompute,
+          .post_validation = plan.job.optimizer.post_validation,
+          .device = device,
+          .threads = plan.job.run.threads,
+          .model = plan.model};
+}
+
+// --- writing
+
 class TraceFile {
  public:
-  TraceFile(const RunContext& context, const schedule::Schedule& schedule,
-            const std::vector<std::vector<StepTrace>>& ranks)
-      : context_(context), s_(schedule), ranks_(ranks) {
+  TraceFile(const Plan& plan, const std::vector<std::vector<StepTrace>>& ranks)
+      : mesh_(plan.mesh), s_(plan.schedule), ranks_(ranks) {
     origin_ = ranks[0][0].span.start;
     for (const auto& steps : ranks) origin_ = std::min(origin_, steps[0].span.start);
   }
 
   std::string events() {
-    add({{"ph", "M"}, {"name", "process_name"}, {"pid", 0}, {"args", {{"name", "pptrain"}}}});
+    add({{keys::phase, "M"},
+         {keys::name, "process_name"},
+         {keys::process, 0},
+         {keys::arguments, {{keys::name, "pptrain"}}}});
     for (size_t rank = 0; rank < ranks_.size(); ++rank) add_rank(static_cast<int>(rank));
     return text_;
   }
@@ -39,32 +123,36 @@ class TraceFile {
   double microseconds(double seconds) const { return std::round((seconds - origin_) * 1e9) / 1e3; }
 
   Json event(const char* phase, const std::string& name, const std::string& category, double time) const {
-    return {{"ph", phase}, {"name", name}, {"cat", category},
-            {"pid", 0},    {"tid", rank_}, {"ts", microseconds(time)}};
+    return {{keys::phase, phase}, {keys::name, name},    {keys::category, category},
+            {keys::process, 0},   {keys::thread, rank_}, {keys::time, microseconds(time)}};
   }
 
   Json complete(const std::string& name, const std::string& category, const schedule::Span& span) const {
     Json json = event("X", name, category, span.start);
-    json["dur"] = std::round((microseconds(span.end) - microseconds(span.start)) * 1e3) / 1e3;
+    json[keys::duration] = std::round((microseconds(span.end) - microseconds(span.start)) * 1e3) / 1e3;
     return json;
   }
 
   void add_rank(int rank) {
     rank_ = rank;
-    const mesh::MeshShape& shape = context_.mesh.shape();
-    const int pipeline_rank = mesh::coordinates(shape, rank)[static_cast<int>(mesh::Axis::pp)];
-    replica_ = rank % (shape.world_size() / shape.pp);  // pp is the outermost axis
+    const int pipeline_rank = mesh::coordinates(mesh_, rank)[static_cast<int>(mesh::Axis::pp)];
+    const int replicas = mesh_.world_size() / mesh_.pp;
+    replica_ = rank % replicas;  // pp is the outermost axis
     const std::vector<int> stages = s_.stages_of(pipeline_rank);
     std::string track =
         fmt::format("rank {} (stage{} {})", rank, stages.size() == 1 ? "" : "s", fmt::join(stages, ", "));
-    if (shape.world_size() > shape.pp) track += fmt::format(", replica {}", replica_);
-    add({{"ph", "M"}, {"name", "thread_name"}, {"pid", 0}, {"tid", rank}, {"args", {{"name", track}}}});
+    if (replicas > 1) track += fmt::format(", replica {}", replica_);
+    add({{keys::phase, "M"},
+         {keys::name, "thread_name"},
+         {keys::process, 0},
+         {keys::thread, rank},
+         {keys::arguments, {{keys::name, track}}}});
     const std::vector<schedule::Action> actions = schedule::timed_actions(s_.actions[pipeline_rank]);
     for (const StepTrace& step : ranks_[rank]) {
       for (size_t i = 0; i < actions.size(); ++i) add_action(actions[i], step.actions.at(i), step.step);
       for (const PhaseSpan& phase : step.phases) {
-        Json json = complete(name(phase.phase), "phase", phase.span);
-        json["args"] = {{"step", step.step}};
+        Json json = complete(name(phase.phase), phase_category, phase.span);
+        json[keys::arguments] = {{keys::step, step.step}};
         add(json);
       }
     }
@@ -72,15 +160,16 @@ class TraceFile {
 
   void add_action(const schedule::Action& action, const ActionSpan& time, int64_t step) {
     const std::string text = schedule::to_string(action);
-    const Json args = {{"stage", action.stage}, {"microbatch", action.microbatch}, {"step", step}};
+    const Json args = {
+        {keys::stage, action.stage}, {keys::microbatch, action.microbatch}, {keys::step, step}};
     const auto received = schedule::value_received(s_, action);
     if (received && time.span.start > time.wait) {
-      Json wait = complete("wait for " + text, "wait", {time.wait, time.span.start});
-      wait["args"] = args;
+      Json wait = complete(fmt::format("wait for {}", text), wait_category, {time.wait, time.span.start});
+      wait[keys::arguments] = args;
       add(wait);
     }
     Json json = complete(text, schedule::trace_category(action.kind), time.span);
-    json["args"] = args;
+    json[keys::arguments] = args;
     add(json);
     if (const auto value = schedule::value_sent(s_, action)) add_arrow("s", *value, time.span.end, step);
     if (received) add_arrow("f", *received, time.span.start, step);
@@ -94,7 +183,7 @@ class TraceFile {
     add(json);
   }
 
-  const RunContext& context_;
+  const mesh::MeshShape& mesh_;
   const schedule::Schedule& s_;
   const std::vector<std::vector<StepTrace>>& ranks_;
   double origin_ = 0;
@@ -102,34 +191,12 @@ class TraceFile {
   std::string text_;
 };
 
-Json model_json(const models::ModelConfig& model) {
-  return {{"arch", model.arch},         {"layers", model.layers},
-          {"hidden", model.hidden},     {"intermediate", model.intermediate},
-          {"heads", model.heads},       {"kv_heads", model.kv_heads},
-          {"head_dim", model.head_dim}, {"vocab", model.vocab},
-          {"tied", model.tied}};
-}
-
-// What a reader needs to take the times for costs of another run.
-Json job_json(const RunContext& context, const schedule::Schedule& schedule,
-              const std::vector<std::pair<int, int>>& layers) {
-  const config::JobConfig& job = context.job;
-  return {{"format", "pptrain trace 1"},
-          {"schedule", schedule.name},
-          {"placement", schedule::to_string(schedule.placement)},
-          {"pp", schedule.ranks},
-          {"dp_replicate", job.distributed.dp_replicate},
-          {"stages_per_rank", schedule.stages_per_rank},
-          {"layers_per_stage", pipeline::layers_per_stage(layers)},
-          {"microbatches", schedule.microbatches},
-          {"micro_batch_size", job.train.micro_batch_size},
-          {"seq_len", job.train.seq_len},
-          {"dtype", job.train.dtype},
-          {"recompute", job.train.recompute},
-          {"post_validation", job.optimizer.post_validation},
-          {"device", context.device.is_cpu() ? "cpu" : kernels::device_name(context.device)},
-          {"threads", job.run.threads},
-          {"model", model_json(context.model)}};
+Json to_json(const TracedRun& run) {
+  Json json{{keys::format, format}};
+  for_each_key(run, [&](const char* key, const auto& field) { json[key] = field; });
+  Json& model = json[keys::model];
+  for_each_model_key(run.model, [&](const char* key, const auto& field) { model[key] = field; });
+  return json;
 }
 
 Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
@@ -138,23 +205,109 @@ Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
   for (size_t i = 0; i < bubbles.size(); ++i) {
     double longest = 0;
     for (const auto& rank : ranks) longest = std::max(longest, rank[i].span.end - rank[i].span.start);
-    Json step{{"step", ranks[0][i].step}, {"step_time_s", longest}};
+    Json step{{keys::step, ranks[0][i].step}, {keys::step_time, longest}};
     step.update(Json::parse(metrics::to_json(bubbles[i])));
     steps.push_back(step);
   }
   return steps;
 }
 
+// --- reading
+
+TracedRun to_run(const Json& other) {
+  if (other.at(keys::format) != format) throw UsageError(fmt::format("its format is not \"{}\"", format));
+  TracedRun run;
+  for_each_key(run, [&](const char* key, auto& field) { other.at(key).get_to(field); });
+  const Json& model = other.at(keys::model);
+  for_each_model_key(run.model, [&](const char* key, auto& field) { model.at(key).get_to(field); });
+  return run;
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// Returns the steps' numbers.
+std::vector<int64_t> read_steps(const Json& steps, TraceSummary& summary) {
+  std::vector<int64_t> numbers;
+  std::vector<double> times;
+  for (const Json& step : steps) {
+    numbers.push_back(step.at(keys::step));
+    times.push_back(step.at(keys::step_time));
+    for (const auto& [key, value] : step.items()) {
+      if (key.starts_with("bubble")) summary.bubble[key] += value.get<double>();
+    }
+  }
+  if (numbers.empty()) throw UsageError("it has no steps");
+  for (auto& [key, value] : summary.bubble) value /= static_cast<double>(numbers.size());
+  summary.step_time = median(times);
+  return numbers;
+}
+
+void read_events(const Json& events, const std::vector<int64_t>& steps, TraceSummary& summary) {
+  const size_t ranks = static_cast<size_t>(summary.run.pp * summary.run.dp_replicate);
+  const double count = static_cast<double>(steps.size());
+  summary.ranks.resize(ranks);
+  summary.stages.resize(summary.run.layers_per_stage.size());
+  const std::string communication = schedule::trace_category(schedule::ActionKind::reduce_grad);
+  std::map<std::pair<size_t, std::string>, int> actions;  // by stage and category
+  for (const Json& event : events) {
+    if (event.at(keys::phase) != "X") continue;
+    const Json& arguments = event.at(keys::arguments);
+    if (std::ranges::find(steps, arguments.at(keys::step).get<int64_t>()) == steps.end()) continue;
+    const std::string category = event.at(keys::category);
+    const bool phase = category == phase_category;
+    const std::string kind = phase ? event.at(keys::name).get<std::string>() : category;
+    const double seconds = event.at(keys::duration).get<double>() * 1e-6;
+    summary.ranks.at(event.at(keys::thread).get<size_t>())[kind] += seconds;
+    if (phase) {
+      summary.phases[kind] += seconds;
+    } else if (category != wait_category && category != communication) {
+      const auto stage = arguments.at(keys::stage).get<size_t>();
+      summary.stages.at(stage)[category] += seconds;
+      ++actions[{stage, category}];
+    }
+  }
+  for (const auto& [key, number] : actions) summary.stages[key.first][key.second] /= number;
+  for (auto& [name, seconds] : summary.phases) seconds = seconds / count / static_cast<double>(ranks);
+  for (auto& kinds : summary.ranks) {
+    for (auto& [kind, seconds] : kinds) seconds /= count;
+  }
+}
+
+TraceSummary summarise(const Json& trace) {
+  const Json& other = trace.at(keys::other);
+  TraceSummary summary{.run = to_run(other), .bubble = {}, .phases = {}, .stages = {}, .ranks = {}};
+  read_events(trace.at(keys::events), read_steps(other.at(keys::steps), summary), summary);
+  return summary;
+}
+
 }  // namespace
 
-std::string render_trace_file(const RunContext& context, const schedule::Schedule& schedule,
-                              const std::vector<std::pair<int, int>>& layers,
+std::string render_trace_file(const Plan& plan, const std::string& device,
                               const std::vector<std::vector<StepTrace>>& ranks,
                               const std::vector<metrics::Bubble>& bubbles) {
-  Json other = job_json(context, schedule, layers);
-  other["steps"] = steps_json(ranks, bubbles);
-  return "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " + other.dump() + ",\n\"traceEvents\": [\n" +
-         TraceFile(context, schedule, ranks).events() + "\n]}\n";
+  Json other = to_json(traced_run(plan, device));
+  other[keys::steps] = steps_json(ranks, bubbles);
+  return fmt::format("{{\"displayTimeUnit\": \"ms\",\n\"{}\": {},\n\"{}\": [\n{}\n]}}\n", keys::other,
+                     other.dump(), keys::events, TraceFile(plan, ranks).events());
+}
+
+TraceSummary read_trace(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  if (!file) {
+    throw UsageError(
+        fmt::format("{}: cannot be read; expected a trace.json of profile.trace", path.string()));
+  }
+  try {
+    return summarise(Json::parse(file));
+  } catch (const Json::exception& error) {
+    throw UsageError(
+        fmt::format("{}: not a trace of pptrain (profile.trace): {}", path.string(), error.what()));
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{}: not a trace to take costs from: {}", path.string(), error.what()));
+  }
 }
 
 }  // namespace pptrain::app

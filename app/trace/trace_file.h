@@ -1,21 +1,62 @@
-// trace.json: what every rank did when, in some steps of a run. The format is in README.md.
+// trace.json: what every rank did when, in some steps of a run. Here it is written, and read for its times.
+// The format is in README.md.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
+#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "app/plan/plan.h"
 #include "app/trace/step_trace.h"
-#include "app/train/run_context.h"
 #include "core/metrics/step_record.h"
-#include "parallel/schedule/schedule.h"
+#include "models/model_config.h"
 
 namespace pptrain::app {
 
-// `ranks`: [rank of the world][traced step]. `bubbles`: [traced step].
-std::string render_trace_file(const RunContext& context, const schedule::Schedule& schedule,
-                              const std::vector<std::pair<int, int>>& layers,
+// The run that a trace is of: what a reader needs to take its times for costs of another run.
+struct TracedRun {
+  std::string schedule;
+  std::string placement;  // loop | v
+  int64_t pp = 1;
+  int64_t dp_replicate = 1;
+  int64_t stages_per_rank = 1;
+  std::vector<int64_t> layers_per_stage;
+  int64_t microbatches = 1;
+  int64_t micro_batch_size = 1;
+  int64_t seq_len = 1;
+  std::string dtype;
+  std::string recompute;
+  bool post_validation = false;
+  std::string device;  // cpu, or the GPU's name
+  int64_t threads = 1;
+  models::ModelConfig model;  // its arch, sizes and `tied` alone
+};
+
+// `device`: cpu, or the GPU's name. `ranks`: [rank of the world][traced step]. `bubbles`: [traced step].
+std::string render_trace_file(const Plan& plan, const std::string& device,
                               const std::vector<std::vector<StepTrace>>& ranks,
                               const std::vector<metrics::Bubble>& bubbles);
+
+// What a trace says, taken together over its steps and ranks. Times in seconds.
+struct TraceSummary {
+  TracedRun run;
+  double step_time = 0;                  // median of the traced steps
+  std::map<std::string, double> bubble;  // fractions of the step, mean over steps: bubble, bubble_fill, ...
+  std::map<std::string, double> phases;  // mean of a rank and step: "optimizer", "data", ...
+  // [stage] mean of one action, by category: forward, backward, ...
+  std::vector<std::map<std::string, double>> stages;
+  // [rank of the world] of a step, by category; phases by name.
+  std::vector<std::map<std::string, double>> ranks;
+};
+
+// Throws UsageError that names the file where it is no trace of pptrain.
+TraceSummary read_trace(const std::filesystem::path& path);
+
+inline double value_or_zero(const std::map<std::string, double>& values, const std::string& key) {
+  const auto found = values.find(key);
+  return found == values.end() ? 0 : found->second;
+}
 
 }  // namespace pptrain::app

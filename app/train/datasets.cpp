@@ -9,8 +9,9 @@ data::Split open_data(const config::JobConfig& job, int64_t vocab_size) {
   return data::open_split(source, vocab_size, job.data.val_fraction, job.data.val_path);
 }
 
-data::LoaderOptions loader_options(const RunContext& context, const schedule::Schedule& placement) {
+data::LoaderOptions loader_options(const RunContext& context) {
   const config::TrainSection& train = context.job.train;
+  const schedule::Schedule& schedule = context.plan.schedule;
   const mesh::DeviceMesh& mesh = context.mesh;
   const int pp = mesh.coordinate(mesh::Axis::pp);
   return {.seq_len = train.seq_len,
@@ -18,8 +19,8 @@ data::LoaderOptions loader_options(const RunContext& context, const schedule::Sc
           .microbatches = train.grad_accum_steps,
           .dp_size = mesh.size(mesh::Axis::dp_replicate),
           .dp_rank = mesh.coordinate(mesh::Axis::dp_replicate),
-          .need_tokens = pp == placement.rank_of(0),
-          .need_labels = pp == placement.rank_of(placement.stages() - 1),
+          .need_tokens = pp == schedule.rank_of(0),
+          .need_labels = pp == schedule.rank_of(schedule.stages() - 1),
           .device = context.device};
 }
 

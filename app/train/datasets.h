@@ -4,13 +4,12 @@
 #include "app/train/run_context.h"
 #include "core/data/data_loader.h"
 #include "core/data/token_dataset.h"
-#include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
 
 data::Split open_data(const config::JobConfig& job, int64_t vocab_size);
 
 // Tokens for the rank of the first stage, labels for the rank of the last.
-data::LoaderOptions loader_options(const RunContext& context, const schedule::Schedule& placement);
+data::LoaderOptions loader_options(const RunContext& context);
 
 }  // namespace pptrain::app

@@ -8,20 +8,20 @@ namespace pptrain::app {
 
 namespace {
 
-data::ValidationLoader open_validation(const RunContext& context, const schedule::Schedule& placement) {
+data::ValidationLoader open_validation(const RunContext& context) {
   data::Split split = open_data(context.job, context.model.vocab);
   if (!split.validation)
     throw UsageError("eval.interval: the job has no validation data (data.val_fraction, data.val_path)");
-  return {*split.validation, loader_options(context, placement), context.job.eval.batches};
+  return {*split.validation, loader_options(context), context.job.eval.batches};
 }
 
 }  // namespace
 
-Evaluator::Evaluator(RunContext& context, RankModel& model, const schedule::Schedule& training)
+Evaluator::Evaluator(RunContext& context, RankModel& model)
     : model_(model),
-      loader_(open_validation(context, training)),
+      loader_(open_validation(context)),
       executor_(model.stages(), context.mesh.along(mesh::Axis::pp),
-                schedule::lower(schedule::forward_only(training), {.reduce_grad = false}),
+                schedule::lower(schedule::forward_only(context.plan.schedule), {.reduce_grad = false}),
                 pipeline::Executor::Mode::evaluate) {}
 
 pipeline::LossSum Evaluator::run() {

@@ -10,9 +10,9 @@ namespace pptrain::app {
 
 class Evaluator {
  public:
-  // `training`: the lowered training schedule, whose placement the evaluation shares. Throws UsageError where
-  // the job has no validation data. All must outlive the evaluator.
-  Evaluator(RunContext& context, RankModel& model, const schedule::Schedule& training);
+  // The stages lie as they do in training. Throws UsageError where the job has no validation data. Both must
+  // outlive the evaluator.
+  Evaluator(RunContext& context, RankModel& model);
 
   // Mean loss in nats over the valid tokens of eval.batches batches, the same on every rank. Collective.
   pipeline::LossSum run();

@@ -61,39 +61,31 @@ int named(const mesh::MeshShape& shape, int rank, Body&& body) {
 
 class RankStart {
  public:
-  RankStart(const config::JobConfig& job, const std::function<int(RunContext&)>& body)
-      : job_(job),
-        model_(models::make_model_config(job.model, job.train.seq_len)),
-        shape_(mesh_shape(job)),
-        body_(body) {}
+  RankStart(const Plan& plan, const std::function<int(RunContext&)>& body) : plan_(plan), body_(body) {}
 
   // `world` carries tensors of `device`.
   int operator()(comm::Communicator& world, at::Device device) const {
-    at::set_num_threads(static_cast<int>(job_.run.threads));
+    at::set_num_threads(static_cast<int>(plan_.job.run.threads));
     const c10::InferenceMode inference;
     const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
-    world.set_timeout(timeout_of(job_));
-    return named(shape_, world.rank(), [&] {
-      mesh::DeviceMesh mesh(world, shape_);
-      RunContext context{.job = job_, .model = model_, .mesh = mesh, .device = device};
+    world.set_timeout(timeout_of(plan_.job));
+    return named(plan_.mesh, world.rank(), [&] {
+      mesh::DeviceMesh mesh(world, plan_.mesh);
+      RunContext context{.plan = plan_, .mesh = mesh, .device = device};
       return body_(context);
     });
   }
 
-  const mesh::MeshShape& shape() const { return shape_; }
-
  private:
-  const config::JobConfig& job_;
-  models::ModelConfig model_;
-  mesh::MeshShape shape_;
+  const Plan& plan_;
   const std::function<int(RunContext&)>& body_;
 };
 
-int run_threads(const config::JobConfig& job, const std::function<int(RunContext&)>& body) {
-  const RankStart start(job, body);
+int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
+  const RankStart start(plan, body);
   std::atomic<int> code = 0;
-  comm::run_thread_ranks(start.shape().world_size(), [&](comm::Communicator& world) {
-    const int result = start(world, choose_device(job, world.rank()));
+  comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
+    const int result = start(world, choose_device(plan.job, world.rank()));
     if (world.rank() == 0) code = result;
   });
   return code;
@@ -115,51 +107,41 @@ std::unique_ptr<comm::Communicator> meet(comm::Launch launch, const std::string&
 
 }  // namespace
 
-mesh::MeshShape mesh_shape(const config::JobConfig& job) {
-  const config::DistributedSection& d = job.distributed;
-  return {.pp = static_cast<int>(d.pp),
-          .dp_replicate = static_cast<int>(d.dp_replicate),
-          .dp_shard = static_cast<int>(d.dp_shard),
-          .cp = static_cast<int>(d.cp),
-          .tp = static_cast<int>(d.tp),
-          .ep = static_cast<int>(d.ep)};
+int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body) {
+  return run_ranks([&] { return plan; }, body);
 }
 
-int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)>& body) {
-  return run_ranks([&] { return job; }, body);
-}
-
-int run_ranks(const std::function<config::JobConfig()>& load, const std::function<int(RunContext&)>& body) {
+int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body) {
   const comm::Launch launch = comm::detect_launch();
   if (launch.kind == comm::LaunchKind::threads) return run_threads(load(), body);
-  std::optional<config::JobConfig> job;
+  std::optional<Plan> plan;
   const std::string fault = comm::fault_of([&] {
-    job = load();
-    mesh::check_world_size(mesh_shape(*job), launch.world_size);
+    plan = load();
+    mesh::check_world_size(plan->mesh, launch.world_size);
   });
   const std::unique_ptr<comm::Communicator> world = meet(launch, fault);
   if (!comm::agree(*world, fault)) return usage_exit_code;
-  return run_in_world(*world, launch.local_rank, *job, body);
+  return run_in_world(*world, launch.local_rank, *plan, body);
 }
 
-int run_in_world(comm::Communicator& world, int local_rank, const config::JobConfig& job,
+int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body) {
-  world.set_timeout(timeout_of(job));
-  std::optional<RankStart> start;
+  world.set_timeout(timeout_of(plan.job));
+  const RankStart start(plan, body);
   at::Device device = at::kCPU;
   const std::string own_fault = comm::fault_of([&] {
-    start.emplace(job, body);
-    mesh::check_world_size(start->shape(), world.size());
-    device = choose_device(job, local_rank);
+    mesh::check_world_size(plan.mesh, world.size());
+    device = choose_device(plan.job, local_rank);
   });
   if (!comm::agree(world, own_fault)) return usage_exit_code;
   try {
     std::unique_ptr<comm::Communicator> nccl;
     const std::string common_fault = comm::fault_of([&] {
-      if (device.is_cuda()) nccl = comm::make_nccl(world, device);  // all ranks find two on one GPU, or none does
+      if (device.is_cuda())
+        nccl = comm::make_nccl(world, device);  // all ranks find two on one GPU, or none does
     });
     if (!comm::agree(world, common_fault)) return usage_exit_code;
-    return (*start)(nccl ? *nccl : world, device);
+    return start(nccl ? *nccl : world, device);
   } catch (const PeerFailure&) {
     throw;
   } catch (const std::exception& error) {

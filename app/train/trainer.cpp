@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "app/plan/pipeline_plan.h"
 #include "app/train/datasets.h"
 #include "app/train/run_dir.h"
 #include "core/base/error.h"
@@ -43,18 +42,17 @@ double clip_coefficient(double norm, double max_norm) {
   return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
 }
 
-data::DataLoader open_training_data(const RunContext& context, const schedule::Schedule& placement) {
-  return {open_data(context.job, context.model.vocab).train, loader_options(context, placement),
+data::DataLoader open_training_data(const RunContext& context) {
+  return {open_data(context.job, context.model.vocab).train, loader_options(context),
           context.job.data.shuffle, static_cast<uint64_t>(context.job.run.seed)};
 }
 
-checkpoint::Layout describe_layout(const config::JobConfig& job,
-                                   const std::vector<std::pair<int, int>>& layers) {
-  return {{"pp", std::to_string(job.distributed.pp)},
-          {"dp_replicate", std::to_string(job.distributed.dp_replicate)},
-          {"pp_schedule", job.distributed.pp_schedule},
-          {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), ","))},
-          {"seq_len", std::to_string(job.train.seq_len)}};
+checkpoint::Layout describe_layout(const Plan& plan) {
+  return {{"pp", fmt::to_string(plan.mesh.pp)},
+          {"dp_replicate", fmt::to_string(plan.mesh.dp_replicate)},
+          {"pp_schedule", plan.job.distributed.pp_schedule},
+          {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
+          {"seq_len", fmt::to_string(plan.job.train.seq_len)}};
 }
 
 }  // namespace
@@ -63,17 +61,15 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
     : context_(context),
       shutdown_(shutdown),
       checkpoint_root_(fs::path(context.job.run.dir) / "checkpoints"),
-      layers_(stage_layers(context.job, context.model.layers)),
-      schedule_(training_schedule(context.job)),
-      model_(context, layers_, schedule_),
-      loader_(open_training_data(context, schedule_)),
-      executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), schedule_,
+      model_(context, context.plan.layers, context.plan.schedule),
+      loader_(open_training_data(context)),
+      executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
                 pipeline::Executor::Mode::train),
-      profile_(context, schedule_, layers_, executor_),
+      profile_(context, executor_),
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.on_reduce_grad([this](pipeline::Stage& stage) { model_.reduce_gradients(stage); });
-  if (context.job.eval.interval > 0) evaluator_.emplace(context, model_, schedule_);
+  if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
   flops_per_token_ = models::flops_per_token(context.model, context.job.train.seq_len);
 }
@@ -87,8 +83,7 @@ int Trainer::run() {
     if (context_.root()) {
       spdlog::info(
           "nothing to do: {} is at step {} of {}. Start anew with --set checkpoint.resume=none, or train on "
-          "with "
-          "a larger train.steps.",
+          "with a larger train.steps.",
           context_.job.run.dir, state_.step, steps);
     }
     return 0;
@@ -157,7 +152,7 @@ void Trainer::announce() const {
                context_.mesh.shape().describe(), context_.mesh.shape().world_size(), context_.device.str(),
                context_.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {} x {} tokens a step{}",
-               job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(layers_), "+"),
+               job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context_.plan.layers), "+"),
                job.train.grad_accum_steps, job.train.micro_batch_size, job.train.seq_len,
                job.distributed.dp_replicate > 1
                    ? fmt::format(" on each of {} replicas", job.distributed.dp_replicate)
@@ -289,7 +284,7 @@ std::optional<double> Trainer::evaluate() {
 fs::path Trainer::save() {
   const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
   if (saved_step_ == state_.step) return folder;
-  checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, describe_layout(context_.job, layers_),
+  checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, describe_layout(context_.plan),
                    config::to_toml(context_.job), model_.contents(), context_.job.checkpoint.keep_last_n);
   saved_step_ = state_.step;
   return folder;

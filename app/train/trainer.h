@@ -59,8 +59,6 @@ class Trainer {
   RunContext& context_;
   const fault::Shutdown& shutdown_;
   std::filesystem::path checkpoint_root_;
-  std::vector<std::pair<int, int>> layers_;
-  schedule::Schedule schedule_;
   RankModel model_;
   data::DataLoader loader_;
   pipeline::Executor executor_;

@@ -16,7 +16,7 @@
 
 namespace pptrain::config {
 
-JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const FinishJob& finish) {
+JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
     throw UsageError(fmt::format("{}: is a directory; expected a job file (TOML)", path));
@@ -30,21 +30,21 @@ JobConfig load_job(const std::string& path, std::span<const std::string> overrid
                     "prints one with every key",
                     path, std::generic_category().message(errno)));
   }
-  return parse_job(text, path, overrides, finish);
+  return parse_job(text, path, overrides, hooks);
 }
 
 JobConfig parse_job(const std::string& text, const std::string& name, std::span<const std::string> overrides,
-                    const FinishJob& finish) {
+                    const Hooks& hooks) {
   Document document = read_document(text, name, overrides);
-  apply_hf_dir(document);
+  const ReportConflict report = [&](std::initializer_list<std::string_view> options,
+                                    const std::string& message) {
+    document.report_conflict(options, message);
+  };
+  apply_hf_dir(document, hooks.read_hf_config);
+  if (hooks.finish_model) hooks.finish_model(document.job.model, document.job.train.seq_len, report);
   validate(document);
   resolve(document.job);
-  if (finish) {
-    const auto report = [&](std::initializer_list<std::string_view> options, const std::string& message) {
-      document.report_conflict(options, message);
-    };
-    finish(document.job, report, document.problems.empty());
-  }
+  if (hooks.finish) hooks.finish(document.job, report, document.problems.empty());
   document.throw_if_bad();
   return document.job;
 }

@@ -1,6 +1,7 @@
 // From a TOML file and --set overrides to a checked JobConfig.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <span>
@@ -16,21 +17,33 @@ namespace pptrain::config {
 using ReportConflict =
     std::function<void(std::initializer_list<std::string_view> options, const std::string& text)>;
 
-// What those who use the job know beyond this folder: checks it, and fills in what it leaves open. Called
-// with resolved values, also where there are problems already: then `sound` is false, and sizes may be 0.
-using FinishJob = std::function<void(JobConfig& job, const ReportConflict& report, bool sound)>;
+// The model that a Hugging Face directory describes, every size set; hf_dir and init keep their defaults.
+// Throws UsageError, which names the file and the key.
+using ReadHfConfig = std::function<ModelSection(const std::string& hf_dir)>;
+
+// What those who use the job know beyond this folder. Each may be empty; without read_hf_config, a job with
+// model.hf_dir is refused.
+struct Hooks {
+  ReadHfConfig read_hf_config{};
+
+  // Checks [model] and fills in what 0 stands for. Called also where there are problems already.
+  std::function<void(ModelSection& model, int64_t seq_len, const ReportConflict& report)> finish_model{};
+
+  // Checks the job and fills in what it leaves open. Called with all else resolved, also where there are
+  // problems already: then `sound` is false, and sizes may be 0.
+  std::function<void(JobConfig& job, const ReportConflict& report, bool sound)> finish{};
+};
 
 // Reads, applies `overrides` ("section.key=value", the value in TOML or a bare word) and validates. Throws
 // UsageError whose message holds every problem found, one a line: "job.toml:LINE:COL: section.key: what is
 // wrong ...", with the nearest valid name and the allowed values. Paths in the job are relative to the
-// current directory. distributed.dp is folded into dp_shard, unset model sizes come from
-// model.hf_dir/config.json.
-JobConfig load_job(const std::string& path, std::span<const std::string> overrides,
-                   const FinishJob& finish = {});
+// current directory. distributed.dp is folded into dp_shard; model sizes that the job leaves out come from
+// model.hf_dir.
+JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks = {});
 
 // The same from text; `name` stands for the file in messages.
 JobConfig parse_job(const std::string& text, const std::string& name, std::span<const std::string> overrides,
-                    const FinishJob& finish = {});
+                    const Hooks& hooks = {});
 
 // The whole job as TOML, every key with its resolved value; parse_job reads it back to the same job.
 std::string to_toml(const JobConfig& job);

@@ -13,7 +13,6 @@
 
 #include "core/base/error.h"
 #include "core/config/field.h"
-#include "core/config/hf_config.h"
 #include "core/config/options.h"
 
 namespace pptrain::config {
@@ -21,16 +20,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array size_options = {"model.hidden_size", "model.intermediate_size",
-                                     "model.num_hidden_layers", "model.num_attention_heads",
-                                     "model.vocab_size"};
+// Of [model]: what fixes which weights there are and their shapes.
+constexpr std::array<std::string_view, 11> fixed_by_hf = {
+    "model.arch",
+    "model.hidden_size",
+    "model.intermediate_size",
+    "model.num_hidden_layers",
+    "model.num_attention_heads",
+    "model.num_key_value_heads",
+    "model.head_dim",
+    "model.vocab_size",
+    "model.tie_word_embeddings",
+    "model.attention_bias",
+    "model.mlp_bias",
+};
 
 std::string value_of(std::string_view option, const JobConfig& job) {
   return toml_value(*find_option(option), job).value_or("unset");
 }
 
-bool is_fixed_by_hf(const std::string& option) {
-  return std::ranges::find(hf_fixed_options(), option) != hf_fixed_options().end();
+bool is_fixed_by_hf(std::string_view option) {
+  return std::ranges::find(fixed_by_hf, option) != fixed_by_hf.end();
 }
 
 bool holds(const Condition& condition, const JobConfig& job) {
@@ -66,74 +76,16 @@ void require_file(Document& document, std::string_view option, const std::string
                                       fs::current_path(error).string()));
 }
 
-void check_sizes(Document& document) {
-  if (!document.job.model.hf_dir.empty()) {
-    return;  // apply_hf_dir has set them or said why not
-  }
-  for (const std::string_view option : size_options) {
-    if (value_of(option, document.job) == "0") {
-      document.report_conflict({option},
-                               "is required where there is no model.hf_dir: give an integer above 0");
-    }
-  }
-}
-
-void check_heads(Document& document) {
-  const ModelSection& m = document.job.model;
-  if (m.num_attention_heads == 0) {
-    return;
-  }
-  if (m.num_key_value_heads != 0 && m.num_attention_heads % m.num_key_value_heads != 0) {
-    document.report_conflict(
-        {"model.num_key_value_heads", "model.num_attention_heads", "model.hf_dir"},
-        fmt::format("num_attention_heads = {} is not divisible by num_key_value_heads = {}",
-                    m.num_attention_heads, m.num_key_value_heads));
-  }
-  if (m.head_dim == 0 && m.hidden_size % m.num_attention_heads != 0) {
-    document.report_conflict(
-        {"model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
-        fmt::format("hidden_size = {} is not divisible by num_attention_heads = {}: change one "
-                    "of them, or give model.head_dim",
-                    m.hidden_size, m.num_attention_heads));
-    return;
-  }
-  const int64_t head_dim = m.head_dim != 0 ? m.head_dim : m.hidden_size / m.num_attention_heads;
-  if (head_dim % 2 != 0) {
-    const std::string how = m.head_dim != 0 ? "head_dim" : "head_dim (hidden_size / num_attention_heads)";
-    document.report_conflict(
-        {"model.head_dim", "model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
-        fmt::format("{} = {} is odd: rotary embeddings need an even one", how, head_dim));
-  }
-}
-
-void check_model(Document& document) {
-  const ModelSection& m = document.job.model;
-  const RopeScaling& rope = m.rope_scaling;
-  check_sizes(document);
-  check_heads(document);
-  if (m.arch == "qwen3" && m.mlp_bias) {
-    document.report_conflict({"model.mlp_bias", "model.arch", "model.hf_dir"},
-                             "qwen3 has no biases in its MLP");
-  }
-  if (rope.rope_type == "llama3" && rope.high_freq_factor <= rope.low_freq_factor) {
-    document.report_conflict({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"},
-                             fmt::format("high_freq_factor = {} is not above low_freq_factor = {}",
-                                         rope.high_freq_factor, rope.low_freq_factor));
-  }
-  if (m.max_position_embeddings != 0 && document.job.train.seq_len > m.max_position_embeddings) {
-    document.report_conflict({"train.seq_len", "model.max_position_embeddings"},
-                             fmt::format("seq_len = {} is longer than model.max_position_embeddings = {}",
-                                         document.job.train.seq_len, m.max_position_embeddings));
-  }
-  if (m.init != "hf") {
-    return;
-  }
-  if (m.hf_dir.empty()) {
+void check_hf_weights(Document& document) {
+  const ModelSection& model = document.job.model;
+  if (model.init != "hf") return;
+  if (model.hf_dir.empty()) {
     document.report_conflict({"model.init", "model.hf_dir"},
                              "init = \"hf\" needs model.hf_dir, the directory of the weights");
-  } else if (!document.broken.contains("model.hf_dir") && !has_weights(m.hf_dir)) {
-    document.report_conflict({"model.init", "model.hf_dir"},
-                             fmt::format("init = \"hf\", but \"{}\" has no model*.safetensors", m.hf_dir));
+  } else if (!has_weights(model.hf_dir)) {
+    document.report_conflict(
+        {"model.init", "model.hf_dir"},
+        fmt::format("init = \"hf\", but \"{}\" has no model*.safetensors", model.hf_dir));
   }
 }
 
@@ -142,11 +94,13 @@ void check_axes(Document& document) {
   if (document.given("distributed.dp") && document.given("distributed.dp_shard")) {
     document.report("distributed.dp", "dp is short for dp_shard: give one of the two");
   }
-  const std::array<std::pair<std::string_view, int64_t>, 5> axes = {{{"distributed.dp", d.dp.value_or(1)},
-                                                                     {"distributed.dp_shard", d.dp_shard},
-                                                                     {"distributed.cp", d.cp},
-                                                                     {"distributed.tp", d.tp},
-                                                                     {"distributed.ep", d.ep}}};
+  const std::pair<std::string_view, int64_t> axes[] = {
+      {"distributed.dp", d.dp.value_or(1)},
+      {"distributed.dp_shard", d.dp_shard},
+      {"distributed.cp", d.cp},
+      {"distributed.tp", d.tp},
+      {"distributed.ep", d.ep},
+  };
   for (const auto& [option, size] : axes) {
     if (size > 1) {
       const std::string_view note = option == "distributed.dp" ? " (short for dp_shard)" : "";
@@ -165,11 +119,10 @@ void check_data(Document& document) {
     require_file(document, "data.val_path", data.val_path);
   }
   if (data.format == "text" && model.vocab_size != 0 && model.vocab_size < 256) {
-    document.report_conflict(
-        {"model.vocab_size", "data.format", "model.hf_dir"},
-        fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to 255: give "
-                    "at least 256",
-                    model.vocab_size));
+    document.report_conflict({"model.vocab_size", "data.format", "model.hf_dir"},
+                             fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to "
+                                         "255: give at least 256",
+                                         model.vocab_size));
   }
   if (data.val_fraction > 0 && !data.val_path.empty()) {
     document.report_conflict({"data.val_fraction", "data.val_path"},
@@ -230,13 +183,12 @@ void check_conditions(Document& document) {
 
 }  // namespace
 
-void apply_hf_dir(Document& document) {
-  JobConfig hf;
+void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
   const std::string dir = document.job.model.hf_dir;
-  if (dir.empty()) {
-    return;
-  }
+  if (dir.empty()) return;
+  JobConfig hf;
   try {
+    if (!read_hf_config) throw UsageError("Hugging Face directories are not read here");
     hf.model = read_hf_config(dir);
   } catch (const UsageError& error) {
     document.report("model.hf_dir", error.what());
@@ -261,7 +213,7 @@ void apply_hf_dir(Document& document) {
 }
 
 void validate(Document& document) {
-  check_model(document);
+  check_hf_weights(document);
   check_axes(document);
   check_data(document);
   check_profile(document);
@@ -270,19 +222,9 @@ void validate(Document& document) {
 }
 
 void resolve(JobConfig& job) {
-  ModelSection& model = job.model;
   if (job.distributed.dp) {
     job.distributed.dp_shard = *job.distributed.dp;
     job.distributed.dp.reset();
-  }
-  if (model.num_key_value_heads == 0) {
-    model.num_key_value_heads = model.num_attention_heads;
-  }
-  if (model.head_dim == 0 && model.num_attention_heads > 0) {
-    model.head_dim = model.hidden_size / model.num_attention_heads;
-  }
-  if (model.max_position_embeddings == 0) {
-    model.max_position_embeddings = job.train.seq_len;
   }
   const JobConfig defaults;
   for (const Option& option : options()) {

@@ -13,10 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "app/plan/job.h"
+#include "app/plan/load_plan.h"
 #include "app/train/run_context.h"
 #include "app/train/trainer.h"
-#include "core/config/loader.h"
 #include "core/fault/shutdown.h"
 
 namespace pptrain::test {
@@ -118,18 +117,18 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   return result;
 }
 
-inline config::JobConfig small_job(const std::string& text, const fs::path& run_dir, Overrides overrides) {
+inline app::Plan small_plan(const std::string& text, const fs::path& run_dir, Overrides overrides) {
   overrides.push_back(fmt::format("run.dir=\"{}\"", run_dir.string()));
   spdlog::set_level(spdlog::level::warn);
-  return config::parse_job(text, "small.toml", overrides, app::finish_job);
+  return app::parse_plan(text, "small.toml", overrides);
 }
 
 // Runs the job on thread ranks.
 inline JobResult run_small_job(const std::string& text, const fs::path& run_dir, const Overrides& overrides) {
-  const config::JobConfig job = small_job(text, run_dir, overrides);
+  const app::Plan plan = small_plan(text, run_dir, overrides);
   const fault::Shutdown shutdown;
   const int code =
-      app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+      app::run_ranks(plan, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
   return read_result(run_dir, code);
 }
 

@@ -21,12 +21,13 @@
 #include <string>
 #include <vector>
 
-#include "core/config/hf_config.h"
 #include "core/io/safetensors.h"
 #include "core/optim/optimizer.h"
 #include "core/optim/squared_norms.h"
+#include "models/hf_config.h"
 #include "models/hf_loader.h"
 #include "models/model_config.h"
+#include "models/registry.h"
 #include "models/transformer_stage.h"
 #include "models/weight_map.h"
 #include "parallel/pipeline/split_layers.h"
@@ -77,9 +78,10 @@ class Model {
 
   // Each of the model's parameters once: without the copy that a tied head is.
   NamedTensors gradients(int64_t tokens) {
+    const auto names = models::find_architecture(stages_.front()->model().arch).weights;
     NamedTensors result;
     for_each([&](const nn::Slice& parameter, double) {
-      result.emplace_back("gradient." + models::hf_name(parameter.spec.name, false),
+      result.emplace_back("gradient." + models::hf_name(names, parameter.spec.name, false),
                           parameter.grad / static_cast<double>(tokens));
     });
     return result;
@@ -132,7 +134,7 @@ void train(const std::string& hf_dir, const std::string& input_path, const std::
   const at::Tensor tokens = input.view("tokens");
   const at::Tensor labels = input.view("labels");
   const double lr = input.view("lr").item<double>();
-  Model model(models::make_model_config(config::read_hf_config(hf_dir), tokens.size(3)), hf_dir, stages,
+  Model model(models::make_model_config(models::read_hf_config(hf_dir), tokens.size(3)), hf_dir, stages,
               input.view("weight_decay").item<double>());
   NamedTensors output;
   const at::Tensor losses = at::empty({tokens.size(0)}, at::kDouble);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,8 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
+constexpr std::span<const models::WeightName> names = models::decoder_weights;
+
 using Tensors = std::map<std::string, Tensor>;
 
 // A model's tensors under Hugging Face's names, in turn as float32, bfloat16 and float16.
@@ -49,7 +52,7 @@ Tensors hf_tensors(const models::ModelConfig& model) {
   size_t i = 0;
   for (const nn::Slice* p : whole[0]->parameters().slices()) {
     if (model.tied && p->spec.name == "head.weight") continue;
-    tensors[models::hf_name(p->spec.name, model.tied)] = p->master.to(types[i++ % 3]).clone();
+    tensors[models::hf_name(names, p->spec.name, model.tied)] = p->master.to(types[i++ % 3]).clone();
   }
   return tensors;
 }
@@ -72,7 +75,7 @@ std::string error_of(const std::function<void()>& f) {
 }  // namespace
 
 TEST_CASE("names go to Hugging Face's and back") {
-  const std::pair<std::string, std::string> names[] = {
+  const std::pair<std::string, std::string> pairs[] = {
       {"embed.weight", "model.embed_tokens.weight"},
       {"norm.weight", "model.norm.weight"},
       {"head.weight", "lm_head.weight"},
@@ -88,15 +91,15 @@ TEST_CASE("names go to Hugging Face's and back") {
       {"layers.2.mlp.up.bias", "model.layers.2.mlp.up_proj.bias"},
       {"layers.2.mlp.down.weight", "model.layers.2.mlp.down_proj.weight"},
   };
-  for (const auto& [global, hf] : names) {
-    CHECK(models::hf_name(global, false) == hf);
-    CHECK(models::global_name(hf) == global);
+  for (const auto& [global, hf] : pairs) {
+    CHECK(models::hf_name(names, global, false) == hf);
+    CHECK(models::global_name(names, hf) == global);
   }
-  CHECK(models::hf_name("head.weight", true) == "model.embed_tokens.weight");
-  CHECK(!models::global_name("model.layers.0.self_attn.rotary_emb.inv_freq"));
+  CHECK(models::hf_name(names, "head.weight", true) == "model.embed_tokens.weight");
+  CHECK(!models::global_name(names, "model.layers.0.self_attn.rotary_emb.inv_freq"));
   for (const char* wrong : {"layers.x.attn.q.weight", "layers.1", "layers.1.attn.q", "layers.1.attn.z.weight",
                             "head", "layers.1.attn.q.scale", "layers.", ""}) {
-    CHECK_THROWS_AS(models::hf_name(wrong, false), Error);
+    CHECK_THROWS_AS(models::hf_name(names, wrong, false), Error);
   }
 }
 
@@ -114,7 +117,7 @@ TEST_CASE("a stage takes its own tensors of a directory, of any floating-point t
     models::load_hf_weights(*stage, folder.path());
     for (const nn::Slice* p : stage->parameters().slices()) {
       INFO(p->spec.name);
-      const Tensor expected = tensors.at(models::hf_name(p->spec.name, tied)).to(at::kFloat);
+      const Tensor expected = tensors.at(models::hf_name(names, p->spec.name, tied)).to(at::kFloat);
       CHECK(same_bits(p->master, expected));
       CHECK(p->compute.scalar_type() == (p->spec.role == nn::Role::norm ? at::kFloat : at::kBFloat16));
       CHECK(same_bits(p->compute, expected.to(p->compute.scalar_type())));

@@ -1,9 +1,9 @@
 // Predictions of a step, the search over them, and what auto and cost make of a job.
 #include <set>
 
-#include "app/plan/measured_costs.h"
-#include "app/plan/pipeline_plan.h"
+#include "app/plan/prediction.h"
 #include "app/plan/search.h"
+#include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "models/flops.h"
 #include "test/app/small_job.h"
@@ -15,8 +15,8 @@ using app::CostSource;
 
 namespace {
 
-config::JobConfig job_with(const Overrides& overrides) {
-  return small_job(small_job_text(), "run", overrides);
+app::Plan plan_with(const Overrides& overrides) {
+  return small_plan(small_job_text(), "run", overrides);
 }
 
 // The job of scripts/bench.
@@ -39,8 +39,8 @@ std::vector<std::string> bench_sizes() {
 
 TEST_CASE("the parts of a predicted step add up") {
   for (const std::string schedule : {"gpipe", "1f1b", "zbv", "interleaved_1f1b", "zb_h2", "dualpipe_v"}) {
-    const config::JobConfig job = job_with(with(bench_sizes(), {"distributed.pp_schedule=" + schedule}));
-    const app::Prediction p = app::predict(job, app::make_cost_source(job, "cpu"));
+    const app::Plan plan = plan_with(with(bench_sizes(), {"distributed.pp_schedule=" + schedule}));
+    const app::Prediction p = app::predict(plan, app::make_cost_source(plan, "cpu"));
     REQUIRE(p.barrier.size() == 2);
     int64_t parameters = 0;
     for (int rank = 0; rank < 2; ++rank) {
@@ -50,7 +50,7 @@ TEST_CASE("the parts of a predicted step add up") {
       CHECK(p.bytes[rank].optimizer == 2 * p.bytes[rank].gradients);
       parameters += p.bytes[rank].gradients / 4;
     }
-    CHECK(parameters == models::parameter_count(models::make_model_config(job.model, job.train.seq_len)));
+    CHECK(parameters == models::parameter_count(plan.model));
     CHECK(p.tokens_per_s == Approx(8 * 512 / p.step_time));
     CHECK(p.bubble() > 0);
     CHECK(p.bubble() < 0.6);
@@ -58,56 +58,61 @@ TEST_CASE("the parts of a predicted step add up") {
 }
 
 TEST_CASE("a split by cost is never slower than the even one, and gives the head's rank fewer layers") {
-  const config::JobConfig even = job_with(bench_sizes());
-  const config::JobConfig cost = job_with(with(bench_sizes(), {"distributed.pp_split=cost"}));
-  CHECK(cost.distributed.pp_split.layers == std::vector<int64_t>{6, 2});
+  const app::Plan even = plan_with(bench_sizes());
+  const app::Plan cost = plan_with(with(bench_sizes(), {"distributed.pp_split=cost"}));
+  CHECK(cost.job.distributed.pp_split.layers == std::vector<int64_t>{6, 2});
   const CostSource source = app::make_cost_source(even, "");
   CHECK(app::predict(cost, source).step_time < 0.9 * app::predict(even, source).step_time);
   // Of all splits of the job, none is better.
   for (int first = 1; first <= 7; ++first) {
-    const config::JobConfig other =
-        job_with(with(bench_sizes(), {fmt::format("distributed.pp_split=[{},{}]", first, 8 - first)}));
+    const app::Plan other =
+        plan_with(with(bench_sizes(), {fmt::format("distributed.pp_split=[{},{}]", first, 8 - first)}));
     CHECK(app::predict(other, source).step_time >= app::predict(cost, source).step_time * (1 - 1e-9));
   }
 }
 
 TEST_CASE("auto takes the best of the search that fits") {
-  const config::JobConfig job = job_with(bench_sizes());
-  const CostSource source = app::make_cost_source(job, "");
-  const auto found = app::search(job, source, {});
+  const app::Plan plan = plan_with(bench_sizes());
+  const CostSource source = app::make_cost_source(plan, "");
+  const auto found = app::search(plan, source, {});
   REQUIRE(found.size() > 10);
   for (const app::Candidate& c : found) {
     CHECK(c.fits);
-    CHECK(found.front().prediction.step_time <= c.prediction.step_time);
-    CHECK(app::stage_layers(c.job, 8).size() ==
-          static_cast<size_t>(2 * c.job.distributed.pp_stages_per_rank));
+    CHECK(found.front().step_time <= c.step_time);
+    CHECK(c.choice.layers.size() == static_cast<size_t>(2 * c.choice.stages_per_rank));
+    const app::Prediction p = app::predict(app::make_plan(plan, c.choice, *c.lowered), source);
+    CHECK(p.step_time == c.step_time);
+    CHECK(p.peak_bytes() == c.peak_bytes);
   }
-  const config::JobConfig chosen = job_with(with(bench_sizes(), {"distributed.pp_schedule=auto"}));
-  CHECK(chosen.distributed == found.front().job.distributed);
+  const app::Plan chosen = plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto"}));
+  CHECK(chosen.job.distributed.pp_schedule == found.front().choice.schedule);
+  CHECK(chosen.job.distributed.pp_stages_per_rank == found.front().choice.stages_per_rank);
+  CHECK(chosen.layers == found.front().choice.layers);
 
   // Less memory than that one takes: another, which fits, or recomputes.
-  const double gb = static_cast<double>(found.front().prediction.peak_bytes()) / 1e9;
-  const config::JobConfig smaller =
-      job_with(with(bench_sizes(),
-                    {"distributed.pp_schedule=auto", fmt::format("distributed.pp_memory_gb={}", 0.95 * gb)}));
+  const double gb = static_cast<double>(found.front().peak_bytes) / 1e9;
+  const app::Plan smaller =
+      plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto",
+                                     fmt::format("distributed.pp_memory_gb={}", 0.95 * gb)}));
   CHECK(static_cast<double>(app::predict(smaller, source).peak_bytes()) <= 0.95e9 * gb);
-  CHECK(app::predict(smaller, source).step_time >= found.front().prediction.step_time);
+  CHECK(app::predict(smaller, source).step_time >= found.front().step_time);
   CHECK_THROWS_WITH(
-      job_with(with(bench_sizes(), {"distributed.pp_schedule=auto", "distributed.pp_memory_gb=0.1"})),
+      plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto", "distributed.pp_memory_gb=0.1"})),
       contains_text("no schedule fits into 0.10 GB a rank: the leanest"));
 }
 
 TEST_CASE("the search over microbatches keeps the samples of a step") {
-  const config::JobConfig job = job_with(bench_sizes());
-  const auto found = app::search(job, app::make_cost_source(job, ""), {.microbatches = true});
+  const app::Plan plan = plan_with(bench_sizes());
+  const auto found = app::search(plan, app::make_cost_source(plan, ""), {.microbatches = true});
   std::set<int64_t> counts;
   for (const app::Candidate& c : found) {
-    CHECK(c.job.train.micro_batch_size * c.job.train.grad_accum_steps == 8);
-    counts.insert(c.job.train.grad_accum_steps);
+    CHECK(c.choice.micro_batch_size * c.choice.grad_accum_steps == 8);
+    CHECK(c.lowered->microbatches == c.choice.grad_accum_steps);
+    counts.insert(c.choice.grad_accum_steps);
   }
   CHECK(counts == std::set<int64_t>{1, 2, 4, 8});
   const std::string text = app::render_ranking(found, 0, 5);
-  CHECK_THAT(text, contains_text(found.front().job.distributed.pp_schedule));
+  CHECK_THAT(text, contains_text(found.front().choice.schedule));
   CHECK_THAT(text, contains_text(fmt::format("and {} more", found.size() - 5)));
 }
 
@@ -118,28 +123,30 @@ TEST_CASE("costs from a run's trace give back its own times") {
   run_small_job(small_job_text(), folder.path() / "run", layout);
   const std::string trace_path = (folder.path() / "run/trace.json").string();
   const app::TraceSummary trace = app::read_trace(trace_path);
-  CHECK(trace.job.distributed.pp_split.layers == std::vector<int64_t>{2, 2});
-  CHECK(trace.job.train.grad_accum_steps == 4);
+  CHECK(trace.run.layers_per_stage == std::vector<int64_t>{2, 2});
+  CHECK(trace.run.microbatches == 4);
+  CHECK(trace.run.schedule == "1f1b");
+  CHECK(trace.run.model.hidden == 32);
+  CHECK(trace.run.model.tied == false);
   REQUIRE(trace.stages.size() == 2);
   CHECK(trace.step_time > 0);
   CHECK(trace.bubble.contains("bubble"));
 
-  const config::JobConfig job = job_with(with(layout, {"distributed.pp_costs=" + trace_path}));
-  const CostSource source = app::make_cost_source(job, trace_path);
-  const schedule::Costs costs =
-      app::simulation_costs(app::make_cost_model(job, source), app::stage_layers(job, 4));
+  const app::Plan plan = plan_with(with(layout, {"distributed.pp_costs=" + trace_path}));
+  const CostSource source = app::make_cost_source(plan, trace_path);
+  const schedule::Costs costs = app::predict(plan, source).costs;
   double measured = 0, predicted = 0;
   for (size_t i = 0; i < 2; ++i) {
     // The last stage's is what was measured, or more where noise would leave nothing for the head.
-    const double forward = trace.stages[i].forward;
+    const double forward = trace.stages[i].at("forward");
     if (i == 0) CHECK(costs.stages[i].forward == Approx(forward).epsilon(1e-6));
     CHECK(costs.stages[i].forward >= forward * (1 - 1e-6));
-    measured += trace.stages[i].backward;
+    measured += trace.stages[i].at("backward");
     predicted += costs.stages[i].backward;
   }
   CHECK(predicted == Approx(measured).epsilon(0.01));
 
-  CHECK_THROWS_WITH(app::make_cost_source(job_with(with(layout, {"train.seq_len=32"})), trace_path),
+  CHECK_THROWS_WITH(app::make_cost_source(plan_with(with(layout, {"train.seq_len=32"})), trace_path),
                     contains_text("train.seq_len = 64, but the job has 32"));
   CHECK_THROWS_WITH(app::read_trace(folder.path() / "none.json"), contains_text("cannot be read"));
   std::ofstream(folder.path() / "bad.json") << "{\"traceEvents\": []}";

@@ -13,9 +13,9 @@ int main(int, char** argv) {
     const auto world = comm::make_world(launch);
     const fault::Shutdown shutdown;
     for (const auto& entry : nlohmann::json::parse(std::ifstream(argv[1]))) {
-      const config::JobConfig job =
-          test::small_job(entry.at("text"), entry.at("run_dir").get<std::string>(), entry.at("overrides"));
-      app::run_in_world(*world, launch.local_rank, job,
+      const app::Plan plan =
+          test::small_plan(entry.at("text"), entry.at("run_dir").get<std::string>(), entry.at("overrides"));
+      app::run_in_world(*world, launch.local_rank, plan,
                         [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
     }
     return 0;

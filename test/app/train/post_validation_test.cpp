@@ -4,7 +4,6 @@
 #include <csignal>
 #include <utility>
 
-#include "app/plan/pipeline_plan.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
@@ -32,21 +31,21 @@ const std::vector<Layout> layouts = [] {
   return result;
 }();
 
-config::JobConfig job_of(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
-                         const Overrides& overrides) {
+app::Plan plan_of(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
+                  const Overrides& overrides) {
   Overrides all = overrides;
   all.push_back("distributed.pp_schedule=" + layout.schedule);
   all.push_back(fmt::format("distributed.pp={}", layout.pp));
   all.push_back(fmt::format("optimizer.post_validation={}", post_validation));
-  return pptrain::test::small_job(small_job_text(), run_dir, all);
+  return pptrain::test::small_plan(small_job_text(), run_dir, all);
 }
 
 JobResult run(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
               const Overrides& overrides) {
-  const config::JobConfig job = job_of(layout, post_validation, run_dir, overrides);
+  const app::Plan plan = plan_of(layout, post_validation, run_dir, overrides);
   const fault::Shutdown shutdown;
   const int code =
-      app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+      app::run_ranks(plan, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
   return pptrain::test::read_result(run_dir, code);
 }
 
@@ -92,10 +91,9 @@ void check_layouts(const Overrides& overrides) {
 // A checkpoint of step 0 in which the embedding of the byte k is NaN: steps whose data have a k are not
 // finite.
 std::filesystem::path poisoned_checkpoint(const std::filesystem::path& root, const Overrides& overrides) {
-  const config::JobConfig job = job_of({"gpipe", 1}, false, root / "unused", overrides);
-  app::run_ranks(job, [&](app::RunContext& context) {
-    const schedule::Schedule placement = app::training_schedule(job);
-    app::RankModel model(context, app::stage_layers(job, context.model.layers), placement);
+  const app::Plan plan = plan_of({"gpipe", 1}, false, root / "unused", overrides);
+  app::run_ranks(plan, [&](app::RunContext& context) {
+    app::RankModel model(context, context.plan.layers, context.plan.schedule);
     model.initialise();
     auto contents = model.contents();
     for (auto& tensor : contents[0].files.at("model")) {
@@ -181,11 +179,11 @@ TEST_CASE("a signal stops a run with post-validation soon, and it resumes bit fo
   const Overrides overrides = with(base, {"train.grad_clip=0", "eval.interval=0"});
   const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
   const auto run_dir = folder.path() / "run";
-  const config::JobConfig job = job_of({"zb_h2", 2}, true, run_dir, overrides);
+  const app::Plan plan = plan_of({"zb_h2", 2}, true, run_dir, overrides);
   const fault::Shutdown shutdown;
   std::raise(SIGTERM);
   const int code =
-      app::run_ranks(job, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+      app::run_ranks(plan, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
   CHECK(code == 3);
   const size_t done = pptrain::test::read_result(run_dir, code).metrics.size();
   CHECK((done > 0 && done <= 3));

@@ -51,14 +51,15 @@ using pptrain::test::contains_text;
 
 using Overrides = std::vector<std::string>;
 
-inline JobConfig parse(const std::string& text, const Overrides& overrides = {}) {
-  return parse_job(text, "job.toml", overrides);
+inline JobConfig parse(const std::string& text, const Overrides& overrides = {}, const Hooks& hooks = {}) {
+  return parse_job(text, "job.toml", overrides, hooks);
 }
 
 // The message of the UsageError, or "" if the job is accepted.
-inline std::string refusal(const std::string& text, const Overrides& overrides = {}) {
+inline std::string refusal(const std::string& text, const Overrides& overrides = {},
+                           const Hooks& hooks = {}) {
   try {
-    parse(text, overrides);
+    parse(text, overrides, hooks);
   } catch (const UsageError& error) {
     return error.what();
   }

@@ -61,19 +61,16 @@ TEST_CASE("every key of a job is taken") {
   CHECK(job.run.seed == 7);
   CHECK(job.train.grad_clip == 2.0);  // an integer serves as a float
   CHECK(job.distributed.pp_split.layers == std::vector<int64_t>{1, 2, 1});
-  CHECK(job.distributed.pp_schedule == "1F1B");  // app/job.cpp knows the schedules
+  CHECK(job.distributed.pp_schedule == "1F1B");  // app/plan knows the schedules
   CHECK(job.lr_schedule.name == "cosine");
   CHECK(job.optimizer.betas == std::vector<double>{0, 0.99});
   CHECK(accepted(folder, "distributed.pp_split=even").distributed.pp_split == PipelineSplit());
   CHECK(accepted(folder, "distributed.pp_split=1|*|1").distributed.pp_split.text == "1|*|1");
 }
 
-TEST_CASE("what 0 stands for is filled in, and dp folds into dp_shard") {
+TEST_CASE("dp folds into dp_shard") {
   const Folder folder;
   const JobConfig job = parse("[distributed]\ndp = 1\n", essentials(folder));
-  CHECK(job.model.num_key_value_heads == 4);
-  CHECK(job.model.head_dim == 16);
-  CHECK(job.model.max_position_embeddings == 16);
   CHECK(!job.distributed.dp.has_value());
   CHECK(job.distributed.dp_shard == 1);
 }
@@ -81,24 +78,54 @@ TEST_CASE("what 0 stands for is filled in, and dp folds into dp_shard") {
 TEST_CASE("who uses the job may check it and fill it in") {
   const Folder folder;
   const std::string text = "[distributed]\npp = 3\n[train]\nsteps = 0\n";
-  const FinishJob finish = [](JobConfig& job, const ReportConflict& report, bool sound) {
+  Hooks hooks;
+  hooks.finish_model = [](ModelSection& model, int64_t seq_len, const ReportConflict& report) {
+    CHECK(seq_len == 16);
+    report({"model.arch", "distributed.pp"}, "not this");
+    model.head_dim = 12;
+  };
+  hooks.finish = [](JobConfig& job, const ReportConflict& report, bool sound) {
     CHECK_FALSE(sound);
-    CHECK(job.model.head_dim == 16);  // resolved
+    CHECK(job.model.head_dim == 12);
     report({"train.seed", "distributed.pp"}, "no");
     report({"train.steps"}, "never said: its value could not be taken");
     job.distributed.pp_stages_per_rank = 2;
   };
   try {
-    parse_job(text, "job.toml", essentials(folder), finish);
+    parse(text, essentials(folder), hooks);
     FAIL("accepted");
   } catch (const UsageError& error) {
     CHECK_THAT(error.what(),
-               contains_text("job.toml:2:6: distributed.pp: no\njob.toml:4:9: train.steps: 0 is"));
+               contains_text("job.toml:2:6: distributed.pp: not this\njob.toml:2:6: distributed.pp: no\n"
+                             "job.toml:4:9: train.steps: 0 is"));
   }
-  const JobConfig job = parse_job(
-      "", "job.toml", essentials(folder),
-      [](JobConfig& j, const auto&, bool sound) { j.distributed.pp_stages_per_rank = sound ? 2 : 0; });
-  CHECK(job.distributed.pp_stages_per_rank == 2);
+  hooks.finish_model = nullptr;
+  hooks.finish = [](JobConfig& job, const auto&, bool sound) {
+    job.distributed.pp_stages_per_rank = sound ? 2 : 0;
+  };
+  CHECK(parse("", essentials(folder), hooks).distributed.pp_stages_per_rank == 2);
+}
+
+TEST_CASE("a Hugging Face directory is read by the hook; keys that it fixes must agree, others win over it") {
+  const Folder folder;
+  const Overrides essential = {"data.path=" + folder.data(), "train.seq_len=16", "model.hf_dir=hf"};
+  Hooks hooks;
+  CHECK_THAT(refusal("", essential, hooks),
+             contains_text("model.hf_dir=hf: Hugging Face directories are not"));
+  hooks.read_hf_config = [](const std::string& dir) {
+    CHECK(dir == "hf");
+    ModelSection model;
+    model.hidden_size = 80;
+    model.rope_theta = 5;
+    return model;
+  };
+  CHECK(parse("", essential, hooks).model.hidden_size == 80);
+  CHECK(parse("[model]\nhidden_size = 0\nrope_theta = 7\n", essential, hooks).model.hidden_size == 80);
+  CHECK(parse("[model]\nrope_theta = 7\n", essential, hooks).model.rope_theta == 7);
+  CHECK_THAT(refusal("[model]\nhidden_size = 96\n", essential, hooks),
+             StartsWith("job.toml:2:15: model.hidden_size: 96 contradicts 80 in hf/config.json"));
+  hooks.read_hf_config = [](const std::string&) -> ModelSection { throw UsageError("unreadable"); };
+  CHECK(refusal("", essential, hooks) == "--set model.hf_dir=hf: unreadable");
 }
 
 TEST_CASE("overrides win over the file and are TOML, or bare words") {

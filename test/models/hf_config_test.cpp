@@ -1,16 +1,21 @@
 // The model of a Hugging Face directory. The files are as transformers writes them.
-#include "core/config/hf_config.h"
+#include "models/hf_config.h"
 
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "test/core/config/config_test_support.h"
+#include "core/config/loader.h"
+#include "test/models/model_hooks.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
-using namespace pptrain::config;
-using namespace pptrain::config::test;
+using namespace pptrain::test;
 using Catch::Matchers::StartsWith;
+using config::JobConfig;
+using config::ModelSection;
+using config::RopeScaling;
+using config::test::Folder;
+using models::read_hf_config;
 using Json = nlohmann::json;
 
 namespace {
@@ -139,7 +144,7 @@ TEST_CASE("a resolved job with hf_dir reads back as the same job") {
   for (const Json& config : {llama(), qwen3()}) {
     folder.write("hf/config.json", config.dump());
     const JobConfig job = parse(job_text(folder, ""));
-    CHECK(parse(to_toml(job)) == job);
+    CHECK(parse(config::to_toml(job)) == job);
   }
 }
 

@@ -1,8 +1,8 @@
 // What a job must fulfil beyond its file: schedules, stages, splits.
-#include "app/plan/job.h"
+#include "app/plan/load_plan.h"
 
-#include "app/plan/pipeline_plan.h"
 #include "core/base/error.h"
+#include "core/config/loader.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -14,13 +14,13 @@ namespace {
 
 const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
 
-pptrain::config::JobConfig job_with(const Overrides& overrides) {
-  return pptrain::test::small_job(pptrain::test::small_job_text(), "run", overrides);
+pptrain::app::Plan plan_with(const Overrides& overrides) {
+  return pptrain::test::small_plan(pptrain::test::small_job_text(), "run", overrides);
 }
 
 std::string refusal(const Overrides& overrides) {
   try {
-    job_with(overrides);
+    plan_with(overrides);
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -31,8 +31,8 @@ std::string refusal(const Overrides& overrides) {
 
 TEST_CASE("schedules are found by any spelling, and their stages filled in") {
   const auto resolved = [](const std::string& name) {
-    return job_with({"distributed.pp=2", "train.grad_accum_steps=4", "distributed.pp_schedule=" + name})
-        .distributed;
+    return plan_with({"distributed.pp=2", "train.grad_accum_steps=4", "distributed.pp_schedule=" + name})
+        .job.distributed;
   };
   CHECK(resolved("1F1B").pp_schedule == "1f1b");
   CHECK(resolved("1F1B").pp_stages_per_rank == 1);
@@ -65,9 +65,7 @@ TEST_CASE("a split must fill the stages with the model's layers") {
     overrides.push_back("distributed.pp_split=" + split);
     return overrides;
   };
-  const auto layers = [&](const std::string& split) {
-    return pptrain::app::stage_layers(job_with(with(split)), 4);
-  };
+  const auto layers = [&](const std::string& split) { return plan_with(with(split)).layers; };
   CHECK(layers("[3, 1]") == pptrain::pipeline::LayerAssignment{{0, 3}, {3, 4}});
   CHECK(layers("*|1") == pptrain::pipeline::LayerAssignment{{0, 3}, {3, 4}});
   CHECK(layers("Et|tttL") == pptrain::pipeline::LayerAssignment{{0, 1}, {1, 4}});
@@ -87,7 +85,7 @@ TEST_CASE("a schedule from a file must be the job's, and sound") {
   const std::string file = (root / "configs/schedules/1f1b_p2_m4_with_communication.csv").string();
   const std::vector<std::string> fitting = {"distributed.pp=2", "train.grad_accum_steps=4",
                                             "distributed.pp_schedule=" + file};
-  CHECK(job_with(fitting).distributed.pp_stages_per_rank == 1);
+  CHECK(plan_with(fitting).job.distributed.pp_stages_per_rank == 1);
   std::vector<std::string> other = fitting;
   other[1] = "train.grad_accum_steps=5";
   CHECK_THAT(refusal(other), contains_text("grad_accum_steps = 5, but the schedule in") &&
@@ -99,4 +97,53 @@ TEST_CASE("a schedule from a file must be the job's, and sound") {
   CHECK_THAT(refusal({"distributed.pp=2", "train.grad_accum_steps=2",
                       "distributed.pp_schedule=" + (folder.path() / "bad.csv").string()}),
              contains_text(">1F1<"));
+}
+
+TEST_CASE("a plan holds what every reader of the job needs") {
+  const pptrain::app::Plan plan =
+      plan_with({"distributed.pp=2", "distributed.dp_replicate=3", "train.grad_accum_steps=4"});
+  CHECK(plan.mesh.world_size() == 6);
+  CHECK(plan.model.layers == 4);
+  CHECK(plan.layers == pptrain::pipeline::LayerAssignment{{0, 2}, {2, 4}});
+  CHECK(plan.schedule.has_communication());
+  CHECK_FALSE(plan.compute.has_communication());
+  CHECK(plan.compute.microbatches == 4);
+  CHECK_FALSE(plan.costs);
+}
+
+TEST_CASE("what auto and cost chose reads back as the same plan") {
+  const Overrides base = {"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=64"};
+  for (const std::string open : {"distributed.pp_schedule=auto", "distributed.pp_split=cost"}) {
+    const pptrain::app::Plan plan = plan_with(pptrain::test::with(base, {open}));
+    CHECK(plan.costs);
+    CHECK(plan.job.distributed.pp_schedule == plan.schedule.name);
+    CHECK(plan.job.distributed.pp_split.layers == pptrain::pipeline::layers_per_stage(plan.layers));
+    const pptrain::app::Plan again =
+        pptrain::app::parse_plan(pptrain::config::to_toml(plan.job), "resolved.toml", {});
+    CHECK(again.job == plan.job);
+    CHECK(again.layers == plan.layers);
+    CHECK(fingerprint(again) == fingerprint(plan));
+  }
+}
+
+TEST_CASE("the fingerprint is of what ranks must agree on") {
+  const pptrain::test::TemporaryFolder folder;
+  const auto csv = [&](const std::string& name, const std::string& actions) {
+    std::ofstream(folder.path() / name) << actions;
+    return "distributed.pp_schedule=" + (folder.path() / name).string();
+  };
+  const auto print = [](const Overrides& more) {
+    return fingerprint(plan_with(
+        pptrain::test::with(Overrides{"distributed.pp=2", "train.grad_accum_steps=2", "run.dir=a"}, more)));
+  };
+  const std::string plain = print({});
+  CHECK(plain.size() == 32);
+  CHECK(plain == print({"distributed.pp_split=even"}));
+  CHECK(plain != print({"distributed.pp_split=[1,3]"}));
+  CHECK(plain != print({"run.seed=1"}));
+  CHECK(plain != print({"distributed.pp_schedule=gpipe"}));
+  // A schedule's file counts by what it holds, not by where it lies.
+  const std::string gpipe = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n";
+  CHECK(print({csv("a.csv", gpipe)}) == print({csv("b.csv", gpipe)}));
+  CHECK(print({csv("a.csv", gpipe)}) != print({csv("b.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")}));
 }

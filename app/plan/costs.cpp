@@ -1,0 +1,42 @@
+#include "app/plan/costs.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "app/plan/measured_costs.h"
+#include "app/plan/plan.h"
+#include "models/transformer_stage.h"
+
+namespace pptrain::app {
+
+const models::DeviceModel& default_device(const config::JobConfig& job) {
+  return models::find_device(job.run.device == "cpu" ? "cpu" : "h100");
+}
+
+CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
+  if (costs.ends_with(".json")) return measured_costs(base, costs);
+  const std::string name = costs.empty() ? std::string(default_device(base.job).name) : costs;
+  return {.device = models::find_device(name), .description = fmt::format("modelled for {}", name)};
+}
+
+models::Workload workload_of(const config::JobConfig& job) {
+  return {.batch = job.train.micro_batch_size,
+          .seq = job.train.seq_len,
+          .bfloat16 = job.train.dtype == "bf16",
+          .threads = job.run.threads,
+          .recompute = models::make_recompute(job.train.recompute),
+          .keeps_previous = job.optimizer.post_validation};
+}
+
+models::CostModel make_cost_model(const PlanBase& base, const CostSource& source) {
+  return {base.model, workload_of(base.job), source.device, source.calibration};
+}
+
+schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers) {
+  schedule::Costs costs;
+  for (size_t i = 0; i < layers.size(); ++i)
+    costs.stages.push_back(model.stage(models::stage_slice(layers, static_cast<int>(i))));
+  costs.latency = {model.transfer()};
+  return costs;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,37 @@
+// What a job's passes cost in time.
+#pragma once
+
+#include <string>
+
+#include "core/config/job_config.h"
+#include "models/cost_model.h"
+#include "parallel/pipeline/split_layers.h"
+#include "parallel/schedule/cost/simulate.h"
+
+namespace pptrain::app {
+
+struct PlanBase;
+
+// Where costs come from: a device, by itself or scaled to what a run measured.
+struct CostSource {
+  models::DeviceModel device;
+  models::Calibration calibration{};
+  std::string description;  // "modelled for h100", "measured in runs/a/trace.json"
+};
+
+// `costs` is a device's name, or the trace of a run of the same model (profile.trace). Empty: the device that
+// the job runs on (run.device; for cuda, h100). Throws UsageError.
+CostSource make_cost_source(const PlanBase& base, const std::string& costs);
+
+// The device that run.device means where nothing names one.
+const models::DeviceModel& default_device(const config::JobConfig& job);
+
+// One of the job's microbatches on one rank.
+models::Workload workload_of(const config::JobConfig& job);
+
+models::CostModel make_cost_model(const PlanBase& base, const CostSource& source);
+
+// Costs of each stage, transfers included, for schedule::simulate; seconds.
+schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers);
+
+}  // namespace pptrain::app

@@ -1,0 +1,91 @@
+#include "app/plan/plan.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <span>
+#include <utility>
+
+#include "core/config/loader.h"
+#include "core/config/nearest.h"
+#include "core/io/checksum.h"
+#include "parallel/schedule/csv.h"
+#include "parallel/schedule/passes/passes.h"
+
+namespace pptrain::app {
+
+PlanBase plan_base(const config::JobConfig& job) {
+  const config::DistributedSection& d = job.distributed;
+  return {.job = job,
+          .model = models::make_model_config(job.model, job.train.seq_len),
+          .mesh = {.pp = static_cast<int>(d.pp),
+                   .dp_replicate = static_cast<int>(d.dp_replicate),
+                   .dp_shard = static_cast<int>(d.dp_shard),
+                   .cp = static_cast<int>(d.cp),
+                   .tp = static_cast<int>(d.tp),
+                   .ep = static_cast<int>(d.ep)}};
+}
+
+Plan make_plan(const config::JobConfig& job) {
+  const std::string& name = job.distributed.pp_schedule;
+  schedule::Schedule lowered = schedule::lower(
+      is_schedule_file(name) ? schedule::load_schedule(name) : schedule::make_schedule(schedule_spec(job)));
+  pipeline::LayerAssignment layers = split_layers(job, lowered.stages());
+  return make_plan(plan_base(job), std::move(lowered), std::move(layers));
+}
+
+Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignment layers) {
+  schedule::Schedule compute = schedule::compute_only(lowered);
+  return {std::move(base), std::move(layers), std::move(lowered), std::move(compute), std::nullopt};
+}
+
+Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered) {
+  config::JobConfig& job = base.job;
+  job.train.micro_batch_size = choice.micro_batch_size;
+  job.train.grad_accum_steps = choice.grad_accum_steps;
+  job.train.recompute = choice.recompute;
+  job.distributed.pp_schedule = choice.schedule;
+  job.distributed.pp_stages_per_rank = choice.stages_per_rank;
+  job.distributed.pp_split = {.text = "", .layers = pipeline::layers_per_stage(choice.layers)};
+  job.distributed.pp_embedding_weight = job.distributed.pp_head_weight = 0;  // of an even split alone
+  return make_plan(std::move(base), std::move(lowered), choice.layers);
+}
+
+bool is_schedule_file(const std::string& pp_schedule) {
+  return config::to_lower(pp_schedule).ends_with(".csv");
+}
+
+schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
+  const config::DistributedSection& d = job.distributed;
+  return {.name = d.pp_schedule,
+          .ranks = static_cast<int>(d.pp),
+          .microbatches = static_cast<int>(job.train.grad_accum_steps),
+          .stages_per_rank = static_cast<int>(d.pp_stages_per_rank)};
+}
+
+pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages) {
+  const config::DistributedSection& d = job.distributed;
+  const int layers = static_cast<int>(job.model.num_hidden_layers);
+  const config::PipelineSplit& split = d.pp_split;
+  if (!split.layers.empty()) return pipeline::explicit_layer_assignment(layers, stages, split.layers);
+  if (split.text != "even") return pipeline::layout_layer_assignment(layers, stages, split.text);
+  return pipeline::compute_layer_assignment(layers, stages, d.pp_embedding_weight, d.pp_head_weight);
+}
+
+std::string fingerprint(const Plan& plan) {
+  config::JobConfig job = plan.job;
+  for (std::string* place : {&job.run.dir, &job.model.hf_dir, &job.data.path, &job.data.val_path,
+                             &job.checkpoint.resume, &job.distributed.pp_costs}) {
+    place->clear();
+  }
+  if (is_schedule_file(job.distributed.pp_schedule)) job.distributed.pp_schedule.clear();
+  std::string text = config::to_toml(job);
+  text += fmt::format("{}\n", fmt::join(pipeline::layers_per_stage(plan.layers), ","));
+  for (const std::vector<schedule::Action>& list : plan.schedule.actions) {
+    for (const schedule::Action& action : list) text += fmt::format("{},", schedule::to_string(action));
+    text += '\n';
+  }
+  return io::checksum_hex(std::as_bytes(std::span(text)));
+}
+
+}  // namespace pptrain::app

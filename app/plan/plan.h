@@ -1,0 +1,71 @@
+// A job resolved: what everything that runs, predicts or checks it reads. load_plan.h makes it from a file.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "app/plan/costs.h"
+#include "core/config/job_config.h"
+#include "models/model_config.h"
+#include "parallel/mesh/device_mesh.h"
+#include "parallel/pipeline/split_layers.h"
+#include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::app {
+
+// What all plans of a job share, whatever auto and cost choose.
+struct PlanBase {
+  config::JobConfig job;
+  models::ModelConfig model;
+  mesh::MeshShape mesh;
+};
+
+// What auto, cost and the search choose.
+struct Choice {
+  int64_t micro_batch_size = 1;
+  int64_t grad_accum_steps = 1;
+  std::string recompute;  // none | selective | full
+  std::string schedule;   // a name, or a file
+  int64_t stages_per_rank = 1;
+  pipeline::LayerAssignment layers;
+};
+
+// Its job holds what was chosen in place of auto, cost and 0: written as TOML, it reads back to this plan.
+struct Plan : PlanBase {
+  pipeline::LayerAssignment layers;  // of each stage
+  schedule::Schedule schedule;       // lowered and proven
+  schedule::Schedule compute;        // its compute actions alone
+  std::optional<CostSource> costs;   // that auto or cost chose by; none where the job left nothing open
+};
+
+// Throws UsageError that names the key where the model or the mesh is impossible.
+PlanBase plan_base(const config::JobConfig& job);
+
+// The plan of a job that leaves nothing open: its schedule is a name or a file, its split other than cost.
+// Throws UsageError.
+Plan make_plan(const config::JobConfig& job);
+
+// The same from parts at hand: `lowered` is the job's schedule, `layers` its split.
+Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignment layers);
+
+// The plan of the job with what was chosen; `lowered` is the chosen schedule. The one place where a choice
+// enters a job.
+Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered);
+
+// Is pp_schedule a file, and not a name?
+bool is_schedule_file(const std::string& pp_schedule);
+
+// What the job's generated schedule is to be.
+schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);
+
+// The layers of `stages` stages as distributed.pp_split (not cost) shares them out. Throws UsageError.
+pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages);
+
+// Over all that ranks must agree on before they train: the job, the layers, the action lists. Where files lie
+// may differ from host to host and does not count, nor does what they hold, but for a schedule's. 32
+// hexadecimal digits.
+std::string fingerprint(const Plan& plan);
+
+}  // namespace pptrain::app

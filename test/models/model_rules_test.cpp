@@ -1,0 +1,103 @@
+// What [model] must fulfil, and what its zeros stand for, as users meet it in a job.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "core/config/options.h"
+#include "models/registry.h"
+#include "test/models/model_hooks.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using Catch::Matchers::StartsWith;
+using config::test::essentials;
+using config::test::Folder;
+
+namespace {
+
+struct Case {
+  std::string text;
+  std::string start;  // the one line of the message starts so
+};
+
+}  // namespace
+
+TEST_CASE("what 0 stands for is filled in") {
+  const Folder folder;
+  const config::ModelSection model = parse("", essentials(folder)).model;
+  CHECK(model.num_key_value_heads == 4);
+  CHECK(model.head_dim == 16);
+  CHECK(model.max_position_embeddings == 16);
+}
+
+TEST_CASE("settings that contradict each other are laid at the key to change") {
+  const Folder folder;
+  const std::string base =
+      "[data]\npath = '" + folder.data() +
+      "'\n[train]\nseq_len = 16\n[model]\nhidden_size = 64\nintermediate_size = 128\n" +
+      "vocab_size = 256\nnum_hidden_layers = 4\nnum_attention_heads = 4\n";  // 10 lines; [model] is open
+  REQUIRE(refusal(base) == "");
+  const std::vector<Case> cases = {
+      {"num_key_value_heads = 3\n",
+       "job.toml:11:23: model.num_key_value_heads: num_attention_heads = 4 is not divisible by "
+       "num_key_value_heads = 3"},
+      {"head_dim = 15\n",
+       "job.toml:11:12: model.head_dim: head_dim = 15 is odd: rotary embeddings need an even"},
+      {"max_position_embeddings = 15\n",
+       "job.toml:4:11: train.seq_len: seq_len = 16 is longer than model.max_position_embeddings = 15"},
+      {"arch = 'qwen3'\nmlp_bias = true\n", "job.toml:12:12: model.mlp_bias: qwen3 has no biases in its MLP"},
+      {"rope_scaling = {rope_type = 'llama3', low_freq_factor = 4.0}\n",
+       "job.toml:11:57: model.rope_scaling.low_freq_factor: high_freq_factor = 4 is not above"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.text);
+    const std::string message = refusal(base + c.text);
+    CHECK_THAT(message, StartsWith(c.start));
+    CHECK(message.find('\n') == std::string::npos);
+  }
+}
+
+TEST_CASE("sizes that contradict each other") {
+  const Folder folder;
+  const std::string text = "[data]\npath = '" + folder.data() + "'\n[train]\nseq_len = 16\n[model]\n";
+  const auto sizes = [&](int hidden, int heads, const std::string& more = "") {
+    return refusal(text + fmt::format("hidden_size = {}\nnum_attention_heads = {}\nvocab_size = 256\n"
+                                      "intermediate_size = 8\nnum_hidden_layers = 1\n{}",
+                                      hidden, heads, more));
+  };
+  CHECK(sizes(64, 4) == "");
+  CHECK_THAT(sizes(65, 4),
+             StartsWith("job.toml:6:15: model.hidden_size: hidden_size = 65 is not divisible by "
+                        "num_attention_heads = 4: change one of them, or give model.head_dim"));
+  CHECK(sizes(65, 4, "head_dim = 16\n") == "");
+  CHECK_THAT(sizes(60, 4), StartsWith("job.toml:6:15: model.hidden_size: head_dim (hidden_size / "
+                                      "num_attention_heads) = 15 is odd"));
+  CHECK(sizes(64, 4, "[data2]\n") != "");
+}
+
+TEST_CASE("sizes that are missing are named at their section") {
+  const std::string message = refusal("[run]\nseed = 1\n[model]\n[train]\n");
+  CHECK_THAT(message,
+             StartsWith("job.toml:3:1: model.hidden_size: is required where there is no model.hf_dir"));
+  for (const char* size : {"intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"}) {
+    CHECK_THAT(message, contains_text(fmt::format("job.toml:3:1: model.{}: is required", size)));
+  }
+  CHECK_THAT(message, contains_text("\njob.toml:4:1: train.seq_len: is required."));
+}
+
+TEST_CASE("a size that could not be taken starts no contradiction of its own") {
+  const Folder folder;
+  config::test::Overrides overrides = essentials(folder);
+  overrides.push_back("model.num_attention_heads=x");
+  const std::string message = refusal("[model]\nnum_key_value_heads = 3\n", overrides);
+  CHECK_THAT(message, StartsWith("--set model.num_attention_heads=x: wrong type"));
+  CHECK(message.find('\n') == std::string::npos);
+}
+
+TEST_CASE("model.arch takes the names of the registry") {
+  const std::vector<std::string>& literals = config::find_option("model.arch")->literals;
+  CHECK(std::ranges::equal(literals, models::architectures, {}, {}, &models::Architecture::name));
+}
