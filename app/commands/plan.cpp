@@ -69,28 +69,52 @@ std::string text_plan(const Plan& plan, const Prediction& p, const CostSource& s
   return out + render_times(p) + '\n' + render_bytes(p);
 }
 
-std::string json_plan(const Plan& of, const Prediction& p, const CostSource& source) {
-  auto plan = nlohmann::ordered_json::parse(schedule::render_json(of.schedule, p.pipeline));
-  plan["uniform_bubble"] = schedule::simulate(of.compute).bubble();
-  plan["costs"] = source.description;
-  plan["predicted_step_time"] = p.step_time;
-  plan["predicted_tokens_per_s"] = p.tokens_per_s;
-  plan["predicted_bubble"] = p.bubble();
-  for (size_t r = 0; r < p.bytes.size(); ++r) {
-    auto& rank = plan["per_rank"][r];
-    rank["barrier"] = p.barrier[r];
-    rank["optimizer_time"] = p.optimizer_time[r];
-    rank["bytes"] = {{"weights", p.bytes[r].weights},     {"gradients", p.bytes[r].gradients},
-                     {"optimizer", p.bytes[r].optimizer}, {"activations", p.bytes[r].activations},
-                     {"buffers", p.bytes[r].buffers},     {"total", p.bytes[r].total()}};
+nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& costs) {
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
+    const auto [first, end] = plan.layers[stage];
+    const auto seconds = [&](schedule::ActionKind kind) {
+      return schedule::duration(costs.stages[stage], kind);
+    };
+    stages.push_back({{"stage", stage},
+                      {"rank", plan.schedule.rank_of(stage)},
+                      {"first_layer", first},
+                      {"layers", end - first},
+                      {"forward", seconds(schedule::ActionKind::forward)},
+                      {"backward", seconds(schedule::ActionKind::backward)},
+                      {"backward_input", seconds(schedule::ActionKind::backward_input)},
+                      {"backward_weight", seconds(schedule::ActionKind::backward_weight)}});
   }
-  return plan.dump(2) + '\n';
+  return stages;
+}
+
+// Seconds, bytes and layers; each rank's busy, fill, steady, drain, barrier and optimizer_time make the step.
+std::string json_plan(const Plan& plan, const Prediction& p, const CostSource& source, bool actions) {
+  nlohmann::ordered_json json = schedule::summary_json(plan.schedule, p.pipeline);
+  json["uniform_bubble"] = schedule::simulate(plan.compute).bubble();
+  json["costs"] = source.description;
+  json["transfer_time"] = p.costs.latency.front();
+  json["predicted_step_time"] = p.step_time;
+  json["predicted_tokens_per_s"] = p.tokens_per_s;
+  json["predicted_bubble"] = p.bubble();
+  for (size_t r = 0; r < p.bytes.size(); ++r) {
+    auto& rank = json["per_rank"][r];
+    const RankBytes& bytes = p.bytes[r];
+    rank["barrier"] = p.pipeline.ranks[r].barrier + p.barrier[r];
+    rank["optimizer_time"] = p.optimizer_time[r];
+    rank["bytes"] = {{"weights", bytes.weights},     {"gradients", bytes.gradients},
+                     {"optimizer", bytes.optimizer}, {"activations", bytes.activations},
+                     {"buffers", bytes.buffers},     {"total", bytes.total()}};
+  }
+  json["per_stage"] = stages_json(plan, p.costs);
+  return actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
+                 : schedule::render_json(json);
 }
 
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source) {
   const Prediction p = predict(plan, source);
   if (arguments.format == "csv") return schedule::write_csv(plan.compute, schedule::CsvCells::stepped);
-  if (arguments.format == "json") return json_plan(plan, p, source);
+  if (arguments.format == "json") return json_plan(plan, p, source, arguments.actions);
   if (arguments.format == "svg") return schedule::render_svg(plan.schedule, p.pipeline);
   if (arguments.format == "trace") return schedule::render_trace(plan.schedule, p.pipeline);
   const bool colour =
