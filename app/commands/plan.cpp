@@ -71,28 +71,52 @@ std::string text_plan(const JobConfig& job, const Prediction& p, const CostSourc
   return out + render_times(p) + '\n' + render_bytes(p);
 }
 
-std::string json_plan(const Prediction& p, const CostSource& source) {
-  auto plan = nlohmann::ordered_json::parse(schedule::render_json(p.lowered, p.pipeline));
+nlohmann::ordered_json stages_json(const Prediction& p) {
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (int stage = 0; stage < p.lowered.stages(); ++stage) {
+    const auto [first, end] = p.layers[stage];
+    const auto seconds = [&](schedule::ActionKind kind) {
+      return schedule::duration(p.costs.stages[stage], kind);
+    };
+    stages.push_back({{"stage", stage},
+                      {"rank", p.lowered.rank_of(stage)},
+                      {"first_layer", first},
+                      {"layers", end - first},
+                      {"forward", seconds(schedule::ActionKind::forward)},
+                      {"backward", seconds(schedule::ActionKind::backward)},
+                      {"backward_input", seconds(schedule::ActionKind::backward_input)},
+                      {"backward_weight", seconds(schedule::ActionKind::backward_weight)}});
+  }
+  return stages;
+}
+
+// Seconds, bytes and layers; each rank's busy, fill, steady, drain, barrier and optimizer_time make the step.
+std::string json_plan(const Prediction& p, const CostSource& source, bool actions) {
+  nlohmann::ordered_json plan = schedule::summary_json(p.lowered, p.pipeline);
   plan["uniform_bubble"] = schedule::simulate(p.compute).bubble();
   plan["costs"] = source.description;
+  plan["transfer_time"] = p.costs.latency.front();
   plan["predicted_step_time"] = p.step_time;
   plan["predicted_tokens_per_s"] = p.tokens_per_s;
   plan["predicted_bubble"] = p.bubble();
   for (size_t r = 0; r < p.bytes.size(); ++r) {
     auto& rank = plan["per_rank"][r];
-    rank["barrier"] = p.barrier[r];
+    const RankBytes& bytes = p.bytes[r];
+    rank["barrier"] = p.pipeline.ranks[r].barrier + p.barrier[r];
     rank["optimizer_time"] = p.optimizer_time[r];
-    rank["bytes"] = {{"weights", p.bytes[r].weights},     {"gradients", p.bytes[r].gradients},
-                     {"optimizer", p.bytes[r].optimizer}, {"activations", p.bytes[r].activations},
-                     {"buffers", p.bytes[r].buffers},     {"total", p.bytes[r].total()}};
+    rank["bytes"] = {{"weights", bytes.weights},     {"gradients", bytes.gradients},
+                     {"optimizer", bytes.optimizer}, {"activations", bytes.activations},
+                     {"buffers", bytes.buffers},     {"total", bytes.total()}};
   }
-  return plan.dump(2) + '\n';
+  plan["per_stage"] = stages_json(p);
+  return actions ? schedule::render_json_with_actions(plan, p.lowered, p.pipeline)
+                 : schedule::render_json(plan);
 }
 
 std::string render(const PlanArguments& arguments, const JobConfig& job, const CostSource& source) {
   const Prediction p = predict(job, source);
   if (arguments.format == "csv") return schedule::write_csv(p.compute, schedule::CsvCells::stepped);
-  if (arguments.format == "json") return json_plan(p, source);
+  if (arguments.format == "json") return json_plan(p, source, arguments.actions);
   if (arguments.format == "svg") return schedule::render_svg(p.lowered, p.pipeline);
   if (arguments.format == "trace") return schedule::render_trace(p.lowered, p.pipeline);
   const bool colour =
@@ -144,6 +168,9 @@ std::string compare(const JobConfig& job, const std::string& trace_path, const C
 }  // namespace
 
 int plan(const PlanArguments& arguments) {
+  if (arguments.actions && arguments.format != "json") {
+    throw UsageError("--actions needs --format json");
+  }
   const JobConfig job = arguments.search ? load_open_job(arguments) : load_job(arguments);
   const std::string costs = !arguments.costs.empty() ? arguments.costs : job.distributed.pp_costs;
   const CostSource source = make_cost_source(job, costs);
