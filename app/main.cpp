@@ -56,6 +56,8 @@ int run(int argc, char** argv) {
   plan->add_option("--format", plan_arguments.format, "text, csv, json, svg, or trace (for Perfetto)")
       ->check(CLI::IsMember({"text", "csv", "json", "svg", "trace"}))
       ->capture_default_str();
+  plan->add_flag("--actions", plan_arguments.actions,
+                 "With --format json: also every action, with its times");
   plan->add_option("-o,--output", plan_arguments.output, "Write to FILE instead of standard output")
       ->option_text("FILE");
 

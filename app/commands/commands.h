@@ -14,6 +14,7 @@ struct JobArguments {
 
 struct PlanArguments : JobArguments {
   std::string format = "text";  // text | csv | json | svg | trace
+  bool actions = false;         // json: every action with its times too
   std::string output;           // file; empty: standard output
   std::string costs;            // a device's name or a trace, over distributed.pp_costs
   std::string compare;          // a trace to put beside the prediction

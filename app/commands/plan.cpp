@@ -180,6 +180,7 @@ std::string compare(const Plan& of_job, const std::string& trace_path, const Cos
 }  // namespace
 
 int plan(const PlanArguments& arguments) {
+  if (arguments.actions && arguments.format != "json") throw UsageError("--actions needs --format json");
   const auto source = [&](const PlanBase& base) {
     return make_cost_source(base, arguments.costs.empty() ? base.job.distributed.pp_costs : arguments.costs);
   };

@@ -35,17 +35,20 @@ class Simulator {
         overlap_(costs.overlap),
         end_f_(schedule.cells()),
         end_b_(schedule.cells()),
-        free_(expanded(start.free, static_cast<size_t>(schedule.ranks), 0.0, "starting times")) {
+        free_(expanded(start.free, static_cast<size_t>(schedule.ranks), 0.0, "starting times")),
+        last_end_(static_cast<size_t>(schedule.ranks)) {
     if (messages_) {
       posted_f_.resize(schedule.cells());
       posted_b_.resize(schedule.cells());
     }
     result_.ranks.resize(static_cast<size_t>(s_.ranks));
-    for (const auto& list : s_.actions) result_.spans.emplace_back(list.size());
+    for (const auto& list : s_.actions) result_.spans.emplace_back().reserve(list.size());
+    gaps_.resize(s_.actions.size());
+    idle_.assign(s_.actions.size(), IdleSplit(s_.forward_only));
   }
 
   Simulation run() {
-    Replay replay(s_, ReceiveModel::at_consumer);
+    Replay replay(s_, ReceiveModel::at_consumer, messages_);
     if (!replay.run([this](int rank, size_t i, const Action& action) { step(rank, i, action); })) {
       throw Error("simulate: the schedule " + s_.name + " deadlocks; validate it first");
     }
@@ -86,10 +89,9 @@ class Simulator {
   }
 
   void step(int rank, size_t i, const Action& action) {
-    Span& span = result_.spans[rank][i];
     double& free = free_[rank];
     if (!start_.gate.empty() && i == start_.gate[rank]) free = std::max(free, start_.open);
-    span = {free, free};
+    Span& span = result_.spans[rank].emplace_back(Span{free, free});
     if (!is_compute(action.kind)) {
       if (action.kind == ActionKind::recv_f) posted_f_[s_.cell(action.stage, action.microbatch)] = free;
       if (action.kind == ActionKind::recv_b) posted_b_[s_.cell(action.stage, action.microbatch)] = free;
@@ -103,32 +105,23 @@ class Simulator {
     });
     span.start = std::max(free, input.arrived);
     span.end = span.start + duration(action);
+    if (span.start > last_end_[rank]) gaps_[rank].push_back({last_end_[rank], span.start});
+    last_end_[rank] = span.end;
     RankTime& time = result_.ranks[rank];
     time.busy += span.end - span.start;
     time.wait_for_transfer += span.start - std::min(span.start, std::max(free, input.made));
     free = span.end;
     for_each_part(action, [&](const Action& part) {
+      idle_[rank].see(part, span);
       if (part.kind == ActionKind::forward) end_f_[s_.cell(part.stage, part.microbatch)] = span.end;
       if (is_gradient(part.kind)) end_b_[s_.cell(part.stage, part.microbatch)] = span.end;
     });
   }
 
   void split_idle(int rank) {
-    const auto& list = s_.actions[rank];
-    const auto& spans = result_.spans[rank];
-    IdleSplit idle(s_.forward_only);
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (!is_compute(list[i].kind)) continue;
-      for_each_part(list[i], [&](const Action& part) { idle.see(part, spans[i]); });
-    }
     RankTime& time = result_.ranks[rank];
-    double last_end = 0;
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (!is_compute(list[i].kind)) continue;
-      if (spans[i].start > last_end) idle.add(last_end, spans[i].start, time);
-      last_end = spans[i].end;
-    }
-    idle.add(last_end, result_.step_time, time);
+    for (const Span& gap : gaps_[rank]) idle_[rank].add(gap.start, gap.end, time);
+    idle_[rank].add(last_end_[rank], result_.step_time, time);
   }
 
   const Schedule& s_;
@@ -142,7 +135,10 @@ class Simulator {
   std::vector<double> end_b_;
   std::vector<double> posted_f_;  // by the receiver's stage; empty without communication
   std::vector<double> posted_b_;
-  std::vector<double> free_;  // [rank] when its last action so far ends
+  std::vector<double> free_;             // [rank] when its last action so far ends
+  std::vector<double> last_end_;         // [rank] of its last compute action so far
+  std::vector<std::vector<Span>> gaps_;  // [rank] between its compute actions
+  std::vector<IdleSplit> idle_;          // [rank]
   Simulation result_;
 };
 

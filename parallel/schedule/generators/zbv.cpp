@@ -12,7 +12,9 @@ class RankList {
   RankList(Schedule& schedule, int rank)
       : list_(schedule.actions[rank]),
         stages_(schedule.stages_of(rank)),
-        microbatches_(schedule.microbatches) {}
+        microbatches_(schedule.microbatches) {
+    list_.reserve(6 * static_cast<size_t>(microbatches_));
+  }
 
   void f(int chunk) { add(forward(stages_[chunk], forwards[chunk]++)); }
   void i(int chunk) { add(backward_input(stages_[chunk], inputs[chunk]++)); }

@@ -21,6 +21,7 @@ bool has_reduce_grad(const Schedule& schedule) {
 Schedule compute_only(const Schedule& schedule) {
   Schedule result = schedule.without_actions();
   for (int rank = 0; rank < schedule.ranks; ++rank) {
+    result.actions[rank].reserve(schedule.actions[rank].size());
     std::ranges::copy_if(schedule.actions[rank], std::back_inserter(result.actions[rank]),
                          [](const Action& action) { return is_compute(action.kind); });
   }

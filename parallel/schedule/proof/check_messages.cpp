@@ -120,21 +120,10 @@ class Channels {
   size_t count_ = 0;
 };
 
-// Numbers the messages of each channel in the order of the sends, then checks that the receives count up.
 void check_channels(const Places& places) {
   const Schedule& s = places.schedule();
   const Channels channels(places);
-  std::vector<int32_t> sent(channels.count());
-  std::vector<int32_t> number_f(s.cells());  // by the sender's stage
-  std::vector<int32_t> number_b(s.cells());
-  for (const auto& list : s.actions) {
-    for (const Action& a : list) {
-      if (!is_send(a.kind)) continue;
-      auto& numbers = a.kind == ActionKind::send_f ? number_f : number_b;
-      numbers[s.cell(a.stage, a.microbatch)] = sent[channels.of(a)]++;
-    }
-  }
-  std::vector<int32_t> received(channels.count());
+  std::vector<int32_t> last_sent(channels.count(), Places::absent);  // of what was received last, its send
   for (int rank = 0; rank < s.ranks; ++rank) {
     const auto& list = s.actions[rank];
     for (size_t i = 0; i < list.size(); ++i) {
@@ -142,14 +131,16 @@ void check_channels(const Places& places) {
       if (!is_receive(a.kind)) continue;
       const bool is_f = a.kind == ActionKind::recv_f;
       const int from = is_f ? a.stage - 1 : a.stage + 1;
-      const int32_t expected = received[channels.of(a)]++;
-      const int32_t number = (is_f ? number_f : number_b)[s.cell(from, a.microbatch)];
-      if (number == expected) continue;
-      refuse(
-          s, rank, i,
-          fmt::format("it is receive number {} on the channel from rank {}, but its send is number {} there; "
-                      "receives must come in the order of the sends",
-                      expected, places.rank_of(from), number));
+      const int32_t sent = places.of(is_f ? Places::send_f : Places::send_b, from, a.microbatch);
+      int32_t& last = last_sent[channels.of(a)];
+      if (sent < last) {
+        refuse(s, rank, i,
+               fmt::format(
+                   "rank {} sends it at step {}, before what this rank has received from it already (sent "
+                   "at step {}); receives must come in the order of the sends",
+                   places.rank_of(from), sent, last));
+      }
+      last = sent;
     }
   }
 }

@@ -30,7 +30,7 @@ std::string waits_for(const Places& places, const Action& action) {
 
 void check_progress(const Places& places, ReceiveModel model) {
   const Schedule& s = places.schedule();
-  Replay replay(s, model);
+  Replay replay(s, model, places.has_communication());
   if (replay.run([](int, size_t, const Action&) {})) return;
   const auto& positions = replay.positions();
   std::string waiting;

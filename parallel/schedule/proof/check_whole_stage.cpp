@@ -81,6 +81,7 @@ class WholeStageCheck {
 }  // namespace
 
 void check_whole_stage_actions(const Places& places) {
+  if (!places.has_whole_stage_actions()) return;
   WholeStageCheck check(places.schedule());
   for (int rank = 0; rank < places.schedule().ranks; ++rank) check.run(rank);
 }

@@ -23,6 +23,7 @@ class Places {
 
   const Schedule& schedule() const { return s_; }
   bool has_communication() const { return communication_; }
+  bool has_whole_stage_actions() const { return whole_stage_actions_; }
   int rank_of(int stage) const { return table_.rank_of[stage]; }
   bool crosses_ranks(int boundary) const { return table_.crosses[boundary] != 0; }
 
@@ -31,11 +32,13 @@ class Places {
 
  private:
   void note(int rank, size_t index, const Action& action);
+  void note_message(int rank, size_t index, const Action& action);
   void put(What what, int rank, size_t index, const Action& action);
 
   const Schedule& s_;
   PlacementTable table_;
-  bool communication_;
+  bool communication_ = false;
+  bool whole_stage_actions_ = false;                     // UNSHARD, RESHARD, REDUCE_GRAD
   std::array<std::vector<int32_t>, recv_b + 1> places_;  // [What][stage x microbatch]
 };
 

@@ -2,16 +2,16 @@
 
 namespace pptrain::schedule {
 
-Replay::Replay(const Schedule& schedule, ReceiveModel model)
+Replay::Replay(const Schedule& schedule, ReceiveModel model, bool by_messages)
     : schedule_(schedule), model_(model), table_(schedule), by_message_(table_.crosses) {
-  if (!schedule.has_communication()) by_message_.assign(by_message_.size(), 0);
+  if (!by_messages) by_message_.assign(by_message_.size(), 0);
   states_.assign(schedule.cells(), 0);
   next_.assign(schedule.ranks, 0);
   for (const auto& list : schedule.actions) ends_.push_back(list.size());
   queued_.assign(schedule.ranks, 0);
 }
 
-bool Replay::ready(const Action& action) const {
+bool Replay::part_ready(const Action& action) const {
   const int stage = action.stage;
   const int mb = action.microbatch;
   switch (action.kind) {
@@ -29,14 +29,12 @@ bool Replay::ready(const Action& action) const {
       return model_ == ReceiveModel::at_consumer || is(arrived_f, stage - 1, mb);
     case ActionKind::recv_b:
       return model_ == ReceiveModel::at_consumer || is(arrived_b, stage + 1, mb);
-    case ActionKind::overlapped_pair:
-      return ready(forward_of(action)) && ready(backward_of(action));
     default:
       return true;
   }
 }
 
-void Replay::done(const Action& action) {
+void Replay::part_done(const Action& action) {
   const int stage = action.stage;
   const auto mark = [&](State state) { states_[schedule_.cell(stage, action.microbatch)] |= state; };
   switch (action.kind) {
@@ -55,10 +53,6 @@ void Replay::done(const Action& action) {
     case ActionKind::send_b:
       mark(arrived_b);
       return wake(table_.rank_of[stage - 1]);
-    case ActionKind::overlapped_pair:
-      done(forward_of(action));
-      done(backward_of(action));
-      return;
     default:
       return;
   }

@@ -21,7 +21,8 @@ enum class ReceiveModel {
 class Replay {
  public:
   // The schedule must outlive the replay and be well-formed (each stage on its rank, sizes within bounds).
-  Replay(const Schedule& schedule, ReceiveModel model);
+  // `by_messages`: what goes from rank to rank is sent and received (Schedule::has_communication).
+  Replay(const Schedule& schedule, ReceiveModel model, bool by_messages);
 
   // Every rank goes no further than this place in its list.
   void stop_before(std::vector<size_t> ends) { ends_ = std::move(ends); }
@@ -41,8 +42,12 @@ class Replay {
   bool is(State state, int stage, int microbatch) const {
     return (states_[schedule_.cell(stage, microbatch)] & state) != 0;
   }
-  bool ready(const Action& action) const;
-  void done(const Action& action);
+  bool ready(const Action& action) const {
+    if (action.kind != ActionKind::overlapped_pair) return part_ready(action);
+    return part_ready(forward_of(action)) && part_ready(backward_of(action));
+  }
+  bool part_ready(const Action& action) const;
+  void part_done(const Action& action);
   void wake(int rank);
 
   const Schedule& schedule_;
@@ -65,8 +70,9 @@ bool Replay::run(Visit&& visit) {
     queued_[rank] = 0;
     const auto& list = schedule_.actions[rank];
     for (size_t& i = next_[rank]; i < ends_[rank] && ready(list[i]); ++i) {
+      __builtin_prefetch(list.data() + i + 16);  // the processor itself does not follow a list a rank
       visit(rank, i, list[i]);
-      done(list[i]);
+      for_each_part(list[i], [this](const Action& part) { part_done(part); });
     }
   }
   for (int rank = 0; rank < schedule_.ranks; ++rank) {

@@ -55,7 +55,7 @@ Speculation speculate(const Schedule& schedule) {
         std::ranges::find_if_not(list, [&](const Action& a) { return leaves_gradients_alone(schedule, a); });
     ends.push_back(static_cast<size_t>(end - list.begin()));
   }
-  Replay replay(schedule, ReceiveModel::at_consumer);
+  Replay replay(schedule, ReceiveModel::at_consumer, schedule.has_communication());
   replay.stop_before(std::move(ends));
   replay.run([](int, size_t, const Action&) {});
   Speculation result{.prefix = replay.positions(), .drain = {}};
