@@ -21,8 +21,8 @@ struct PlanArguments : JobArguments {
 };
 
 int train(const JobArguments& arguments);
-// In place of train() where the arguments are wrong: `fault` is told to the other ranks of the launch, as a fault of
-// the job would be, and said once. Without a launcher it is thrown as UsageError.
+// In place of train() where the arguments are wrong: `fault` is told to the other ranks of the launch, as a
+// fault of the job would be, and said once. Without a launcher it is thrown as UsageError.
 int refuse(const std::string& fault);
 int check(const JobArguments& arguments);
 int plan(const PlanArguments& arguments);

@@ -25,10 +25,10 @@ struct RunContext {
 // mode and with run.threads CPU threads. Returns the exit code of rank 0's body (of this process's rank,
 // under a launcher).
 //
-// `load` gives the job. Under a launcher, a UsageError of it, or of a launch that contradicts the job, is told to
-// all ranks: rank 0 prints what they found, and all return 2. Without a launcher it is thrown. Throws UsageError
-// too where the launcher's variables make no sense or no transport connects the processes, and Error naming the
-// rank that failed.
+// `load` gives the job. Under a launcher, a UsageError of it, or of a launch that contradicts the job, is
+// told to all ranks: rank 0 prints what they found, and all return 2. Without a launcher it is thrown. Throws
+// UsageError too where the launcher's variables make no sense or no transport connects the processes, and
+// Error naming the rank that failed.
 int run_ranks(const std::function<config::JobConfig()>& load, const std::function<int(RunContext&)>& body);
 int run_ranks(const config::JobConfig& job, const std::function<int(RunContext&)>& body);
 
