@@ -135,13 +135,12 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
   });
   if (!comm::agree(world, own_fault)) return usage_exit_code;
   try {
+    if (device.is_cpu()) return start(world, device);
+    // Two ranks on one GPU: all ranks find that, or none does.
     std::unique_ptr<comm::Communicator> nccl;
-    const std::string common_fault = comm::fault_of([&] {
-      if (device.is_cuda())
-        nccl = comm::make_nccl(world, device);  // all ranks find two on one GPU, or none does
-    });
+    const std::string common_fault = comm::fault_of([&] { nccl = comm::make_nccl(world, device); });
     if (!comm::agree(world, common_fault)) return usage_exit_code;
-    return start(nccl ? *nccl : world, device);
+    return start(*nccl, device);
   } catch (const PeerFailure&) {
     throw;
   } catch (const std::exception& error) {

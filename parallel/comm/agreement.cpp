@@ -69,7 +69,8 @@ std::string report_faults(std::span<const std::string> faults) {
   if (ranks_of.size() == 1 && ranks_of.front().second.size() == faults.size()) return ranks_of.front().first;
   std::vector<std::string> lines;
   for (const auto& [fault, ranks] : ranks_of) {
-    lines.push_back(fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), fault));
+    lines.push_back(
+        fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), fault));
   }
   return fmt::format("{}", fmt::join(lines, "\n"));
 }

@@ -20,8 +20,8 @@ bool agree(Communicator& comm, const std::string& fault, const std::function<voi
 // The same with the report on standard error.
 bool agree(Communicator& comm, const std::string& fault);
 
-// The faults by rank ("" for none), each said once: as it is where all ranks share it, otherwise after the names
-// of those that have it: "rank 1: ...", "ranks 0, 2: ...".
+// The faults by rank ("" for none), each said once: as it is where all ranks share it, otherwise after the
+// names of those that have it: "rank 1: ...", "ranks 0, 2: ...".
 std::string report_faults(std::span<const std::string> faults);
 
 // What the UsageError says that `body` ends with; "" where it ends without one.

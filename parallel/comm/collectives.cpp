@@ -98,7 +98,7 @@ void run_all_reduce_sum(Communicator& comm, at::Tensor tensor, const Patience& w
 
 // Every rank sends the others their part and adds up what it receives of its own.
 void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor& tensor,
-                        std::span<const int64_t> counts, const Patience& wait) {
+                            std::span<const int64_t> counts, const Patience& wait) {
   const c10::InferenceMode inference;
   const int me = comm.rank();
   const int size = comm.size();

@@ -19,7 +19,7 @@ void wait_for_message(Work& work, const char* what);
 // --- blocking; tensors are flat ---
 void run_all_reduce_sum(Communicator& comm, at::Tensor tensor, const Patience& wait);
 void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor& tensor,
-                        std::span<const int64_t> counts, const Patience& wait);
+                            std::span<const int64_t> counts, const Patience& wait);
 void run_broadcast(Communicator& comm, at::Tensor tensor, int root);
 void run_barrier(Communicator& comm);
 

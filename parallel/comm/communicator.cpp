@@ -17,8 +17,9 @@ std::vector<int64_t> check_parts(const Communicator& comm, const at::Tensor& who
   check_same_kind(whole, part, what);
   if (counts.empty()) {
     if (whole.numel() != part.numel() * comm.size()) {
-      throw Error(fmt::format("{}: {} elements are not {} ranks' parts of {}: give the counts of unequal parts",
-                              what, whole.numel(), comm.size(), part.numel()));
+      throw Error(
+          fmt::format("{}: {} elements are not {} ranks' parts of {}: give the counts of unequal parts", what,
+                      whole.numel(), comm.size(), part.numel()));
     }
     return std::vector<int64_t>(static_cast<size_t>(comm.size()), part.numel());
   }

@@ -1,10 +1,10 @@
-// The transport interface: point-to-point with work handles, and collectives. One communicator is one group of
-// ranks; its calls are made by one thread of each rank.
+// The transport interface: point-to-point with work handles, and collectives. One communicator is one group
+// of ranks; its calls are made by one thread of each rank.
 //
-// What matches what, without tags: of the messages between two ranks, the first send matches the first receive,
-// the second the second, and so on. Collectives match collectives, in the order in which they are started, which
-// is the same on all ranks; they never meet the messages of isend and irecv. Operations under way may be waited
-// for in any order.
+// What matches what, without tags: of the messages between two ranks, the first send matches the first
+// receive, the second the second, and so on. Collectives match collectives, in the order in which they are
+// started, which is the same on all ranks; they never meet the messages of isend and irecv. Operations under
+// way may be waited for in any order.
 //
 // A failed or silent peer never leaves a rank waiting: every wait ends with PeerFailure when another rank has
 // failed, and with Error once the communicator's timeout has passed.
@@ -82,15 +82,15 @@ class Communicator {
   // (operands) until the work is done, and the work keeps them alive. Beyond that:
   // - iall_gather and iall_to_all hold nothing;
   // - the sums of one communicator are taken one after another, in a thread of its own (on NCCL: on the
-  //   group's stream). A sum that waits for its turn holds nothing; the one whose turn it is holds the scratch
-  //   of all_reduce_sum. On NCCL every sum under way holds scratch.
+  //   group's stream). A sum that waits for its turn holds nothing; the one whose turn it is holds the
+  //   scratch of all_reduce_sum. On NCCL every sum under way holds scratch.
   // Throws Error where sizes do not fit, before anything is sent.
 
   // In place.
   std::unique_ptr<Work> iall_reduce_sum(at::Tensor tensor);
-  // The sum over ranks of `tensor`, of which this rank gets its part: rank 0 the first counts[0] elements, rank
-  // 1 the next counts[1], ... out: [counts[rank]]; tensor: [sum of counts]. Without counts: equal parts. The
-  // bits are those of all_reduce_sum. `out` may be this rank's part of `tensor` itself.
+  // The sum over ranks of `tensor`, of which this rank gets its part: rank 0 the first counts[0] elements,
+  // rank 1 the next counts[1], ... out: [counts[rank]]; tensor: [sum of counts]. Without counts: equal parts.
+  // The bits are those of all_reduce_sum. `out` may be this rank's part of `tensor` itself.
   std::unique_ptr<Work> ireduce_scatter_sum(at::Tensor out, const at::Tensor& tensor, Counts counts = {});
   // The tensors of all ranks, by rank. out: [sum of counts]; tensor: [counts[rank]]. Without counts: equal
   // parts. `tensor` may be this rank's part of `out` itself.

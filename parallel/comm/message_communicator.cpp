@@ -54,9 +54,9 @@ void MessageCommunicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
 }
 
 std::unique_ptr<Work> MessageCommunicator::start_all_reduce_sum(at::Tensor tensor) {
-  return sums().start("iall_reduce_sum", {tensor}, timeout_, [tensor](Communicator& lane, const Patience& wait) {
-    run_all_reduce_sum(lane, tensor, wait);
-  });
+  return sums().start(
+      "iall_reduce_sum", {tensor}, timeout_,
+      [tensor](Communicator& lane, const Patience& wait) { run_all_reduce_sum(lane, tensor, wait); });
 }
 
 std::unique_ptr<Work> MessageCommunicator::start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,

@@ -1,11 +1,11 @@
 // What transports share whose collectives are made of messages: threads, MPI and TCP.
 //
-// A communicator has three lanes, and a message meets only those of its lane. `messages` carries isend and irecv
-// of the caller; `collectives` what the caller's thread posts for its collectives: the blocking ones from begin to
-// end, and the single exchange of an all_gather or all_to_all with a handle; `sums` the collectives with a handle
-// that exchange more than once, with sums in between. These are run one after another, first in first out, by a
-// thread of the communicator. So on each lane messages are posted in the order of the collectives, which is the
-// same on all ranks, whenever their handles are waited for.
+// A communicator has three lanes, and a message meets only those of its lane. `messages` carries isend and
+// irecv of the caller; `collectives` what the caller's thread posts for its collectives: the blocking ones
+// from begin to end, and the single exchange of an all_gather or all_to_all with a handle; `sums` the
+// collectives with a handle that exchange more than once, with sums in between. These are run one after
+// another, first in first out, by a thread of the communicator. So on each lane messages are posted in the
+// order of the collectives, which is the same on all ranks, whenever their handles are waited for.
 #pragma once
 
 #include <chrono>
@@ -35,8 +35,8 @@ class MessageCommunicator : public Communicator {
   explicit MessageCommunicator(std::chrono::milliseconds timeout);
 
   std::chrono::milliseconds timeout() const { return timeout_; }
-  // The same ranks, for isend and irecv on another lane, by any one thread. Sends nothing; it may outlive this
-  // communicator.
+  // The same ranks, for isend and irecv on another lane, by any one thread. Sends nothing; it may outlive
+  // this communicator.
   virtual std::unique_ptr<Communicator> on_lane(Lane lane) const = 0;
 
   std::unique_ptr<Work> start_all_reduce_sum(at::Tensor tensor) override;

@@ -59,7 +59,8 @@ inline void check_rows(const at::Tensor& out, const at::Tensor& tensor, int size
 
 inline void check_same_kind(const at::Tensor& a, const at::Tensor& b, const char* what) {
   if (a.scalar_type() != b.scalar_type() || a.device() != b.device()) {
-    throw Error(fmt::format("{}: tensors of one kind are needed, not {} and {}", what, describe(a), describe(b)));
+    throw Error(
+        fmt::format("{}: tensors of one kind are needed, not {} and {}", what, describe(a), describe(b)));
   }
 }
 
@@ -74,7 +75,8 @@ inline void check_counts(std::span<const int64_t> counts, int size, int64_t elem
     sum += counts[r];
   }
   if (sum != elements) {
-    throw Error(fmt::format("{}: the counts add up to {}, but the tensor has {} elements", what, sum, elements));
+    throw Error(
+        fmt::format("{}: the counts add up to {}, but the tensor has {} elements", what, sum, elements));
   }
 }
 

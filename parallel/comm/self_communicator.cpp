@@ -45,8 +45,8 @@ class SelfCommunicator final : public Communicator {
                                          std::vector<int64_t> /*counts*/) override {
     not_alone();
   }
-  std::unique_ptr<Work> start_all_to_all(at::Tensor /*out*/, std::vector<int64_t> /*from*/, at::Tensor /*tensor*/,
-                                         std::vector<int64_t> /*to*/) override {
+  std::unique_ptr<Work> start_all_to_all(at::Tensor /*out*/, std::vector<int64_t> /*from*/,
+                                         at::Tensor /*tensor*/, std::vector<int64_t> /*to*/) override {
     not_alone();
   }
 

@@ -7,7 +7,8 @@
 
 namespace pptrain::comm {
 
-// Carries tensors of any device. job: where abort() goes; it must outlive the result and what is split off it.
+// Carries tensors of any device. job: where abort() goes; it must outlive the result and what is split off
+// it.
 std::unique_ptr<Communicator> make_self(Communicator& job);
 
 }  // namespace pptrain::comm

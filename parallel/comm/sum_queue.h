@@ -29,8 +29,8 @@ class SumQueue {
   SumQueue& operator=(const SumQueue&) = delete;
 
   // Runs `body` after all that was started before. tensors: what it reads and writes, all on one device; on a
-  // GPU it runs on a stream of its own, after what the current stream holds now. `name` and `timeout`: of each
-  // of its messages. Once one body has failed, all later ones fail with the same error.
+  // GPU it runs on a stream of its own, after what the current stream holds now. `name` and `timeout`: of
+  // each of its messages. Once one body has failed, all later ones fail with the same error.
   std::unique_ptr<Work> start(const char* name, std::vector<at::Tensor> tensors,
                               std::chrono::milliseconds timeout, Body body);
 
@@ -45,8 +45,8 @@ class SumQueue {
   void wait(Work& work, const char* what, std::chrono::milliseconds timeout);
 
   std::unique_ptr<Communicator> comm_;
-  std::shared_ptr<State> state_;  // shared with the works, which may outlive the queue
-  std::optional<c10::Stream> stream_;     // GPU: where the thread works
+  std::shared_ptr<State> state_;       // shared with the works, which may outlive the queue
+  std::optional<c10::Stream> stream_;  // GPU: where the thread works
   int unwinding_;
   std::jthread thread_;
 };

@@ -190,17 +190,18 @@ void check_shape(const MeshShape& shape) {
     }
     ranks *= shape.size(axis);
     if (ranks > std::numeric_limits<int>::max()) {
-      throw UsageError(fmt::format("distributed: pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {} are too many "
-                                   "ranks",
-                                   shape.pp, shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp));
+      throw UsageError(
+          fmt::format("distributed: pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {} are too many "
+                      "ranks",
+                      shape.pp, shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp));
     }
   }
   const int replica = shape.dp_shard * shape.cp * shape.tp;
   if (shape.ep >= 1 && replica % shape.ep == 0) return;
-  throw UsageError(
-      fmt::format("distributed.ep = {} does not divide dp_shard {} x cp {} x tp {} = {}, whose ranks share out the "
-                  "experts",
-                  shape.ep, shape.dp_shard, shape.cp, shape.tp, replica));
+  throw UsageError(fmt::format(
+      "distributed.ep = {} does not divide dp_shard {} x cp {} x tp {} = {}, whose ranks share out the "
+      "experts",
+      shape.ep, shape.dp_shard, shape.cp, shape.tp, replica));
 }
 
 void check_world_size(const MeshShape& shape, int ranks) {
@@ -220,7 +221,8 @@ DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : worl
   along(Axis::pp).connect(ring(shape.pp));
 }
 
-// A split names a group by its first rank. Groups of one name have one size, so either all ranks split or none.
+// A split names a group by its first rank. Groups of one name have one size, so either all ranks split or
+// none.
 std::unique_ptr<comm::Communicator> DeviceMesh::make(const std::vector<int>& ranks) {
   if (ranks.size() == 1) return comm::make_self(world_);
   return world_.split(ranks.front(), world_.rank());

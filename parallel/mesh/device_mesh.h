@@ -29,8 +29,8 @@ const char* name(Group group);
 
 struct MeshShape {
   int pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1;
-  // Of the dp_shard x cp x tp ranks of a stage's replica, so many in a row share out the experts. No factor of
-  // the world's size.
+  // Of the dp_shard x cp x tp ranks of a stage's replica, so many in a row share out the experts. No factor
+  // of the world's size.
   int ep = 1;
 
   int world_size() const { return pp * dp_replicate * dp_shard * cp * tp; }

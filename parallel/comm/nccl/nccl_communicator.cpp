@@ -114,7 +114,8 @@ class NcclWork final : public Work {
   void wait(const std::function<std::string()>& what) override {
     watchdog_->check();
     finished_->block(c10::cuda::getCurrentCUDAStream(finished_->device_index()));
-    watchdog_->watch(finished_, {}, Clock::now() + timeout_, what ? fmt::format("{}: {}", what_, what()) : what_);
+    watchdog_->watch(finished_, {}, Clock::now() + timeout_,
+                     what ? fmt::format("{}: {}", what_, what()) : what_);
     tensors_.clear();
   }
 
@@ -288,12 +289,13 @@ std::unique_ptr<Work> NcclCommunicator::start(at::Tensor tensor, int sender, int
   const bool sends = sender == rank();
   check_device(tensor, sends ? "isend" : "irecv");
   const Link& way = link(sender, receiver);
-  const std::string what = sends ? fmt::format("a message to rank {}", receiver)
-                                 : fmt::format("a message from rank {}", sender);
+  const std::string what =
+      sends ? fmt::format("a message to rank {}", receiver) : fmt::format("a message from rank {}", sender);
   return on_stream(way.handle.get(), what, {tensor}, [&] {
     const size_t bytes = tensor.nbytes();
     if (sends) {
-      check_nccl(ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, way.group->get(), current()), "ncclSend");
+      check_nccl(ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, way.group->get(), current()),
+                 "ncclSend");
     } else {
       check_nccl(ncclRecv(tensor.mutable_data_ptr(), bytes, ncclUint8, 0, way.group->get(), current()),
                  "ncclRecv");
@@ -321,8 +323,8 @@ std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
 
 // --- collectives: bytes move with NCCL, sums are taken here in rank order ---
 //
-// All of a group run on its one stream, in the order in which they are started, which is the same on all ranks.
-// Scratch is allocated on the caller's stream and kept by the work, as the other tensors are.
+// All of a group run on its one stream, in the order in which they are started, which is the same on all
+// ranks. Scratch is allocated on the caller's stream and kept by the work, as the other tensors are.
 
 template <typename Body>
 std::unique_ptr<Work> NcclCommunicator::collective(const char* name, std::vector<at::Tensor> tensors,

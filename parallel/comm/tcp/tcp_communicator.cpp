@@ -61,8 +61,8 @@ class TcpWork final : public Work {
   std::chrono::milliseconds timeout_;
 };
 
-// Mixes bits so that the channels of different splits and lanes do not meet (the finaliser of SplitMix64, Steele et al.
-// 2014).
+// Mixes bits so that the channels of different splits and lanes do not meet (the finaliser of SplitMix64,
+// Steele et al. 2014).
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
@@ -121,7 +121,8 @@ class TcpCommunicator final : public MessageCommunicator {
   }
 
   std::unique_ptr<Work> work(TcpEngine::OperationPtr operation, int peer, bool is_send) const {
-    return std::make_unique<TcpWork>(engine_, std::move(operation), members_[rank_], peer, is_send, timeout());
+    return std::make_unique<TcpWork>(engine_, std::move(operation), members_[rank_], peer, is_send,
+                                     timeout());
   }
 
   EnginePtr engine_;

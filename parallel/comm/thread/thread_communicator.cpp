@@ -25,8 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Where the threads of a rank sleep: its own, and those that run its sums. Notified when one of its operations
-// completes or the world fails.
+// Where the threads of a rank sleep: its own, and those that run its sums. Notified when one of its
+// operations completes or the world fails.
 struct Signal {
   std::mutex mutex;
   std::condition_variable wake;

@@ -200,12 +200,7 @@ class CommandLine(unittest.TestCase):
 
     def test_torchrun_variables_give_the_bits_of_threads(self):
         self.train("threads")
-        port = free_port()
-        ranks = [
-            subprocess.Popen([str(PPTRAIN), *self.arguments("tcp")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env=environment(RANK=r, WORLD_SIZE=2, LOCAL_RANK=r, MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
-            for r in range(2)
-        ]
+        ranks = self.start_torchrun(self.arguments("tcp"), self.arguments("tcp"))
         outputs = [rank.communicate(timeout=120) for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
         self.assertEqual(outputs[1][0], "", "only rank 0 prints")
@@ -223,6 +218,74 @@ class CommandLine(unittest.TestCase):
         error = self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config",
                                  missing, code=2).stderr
         self.assertIn(f"rank 1: {missing}", error)
+        self.assertEqual(error.count(str(missing)), 1, "one rank says it")
+
+    @with_mpi
+    def test_a_fault_of_all_ranks(self):
+        for fault, expected in {"train.seq_len=-1": "train.seq_len", "no.such_key=1": "no.such_key"}.items():
+            with self.subTest(fault):
+                error = self.mpirun(2, "run", fault, code=2).stderr
+                self.assertEqual(sum(line.count(expected) for line in self.own_lines(error)), 1, error)
+        error = self.run_command(*mpi_command(2), PPTRAIN, "--no-such-flag", code=2).stderr
+        self.assertEqual(error.count("--no-such-flag"), 1, error)
+
+    def own_lines(self, error):
+        """What pptrain said, without the launcher's report."""
+        return error.split("-----")[0].splitlines()
+
+    def start_torchrun(self, *commands):
+        port = free_port()
+        return [subprocess.Popen([str(PPTRAIN), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 env=environment(RANK=r, WORLD_SIZE=len(commands), LOCAL_RANK=r, MASTER_ADDR="127.0.0.1",
+                                                 MASTER_PORT=port))
+                for r, command in enumerate(commands)]
+
+    def test_faults_under_torchrun_variables(self):
+        good = self.arguments("run", "train.steps=1")
+        bad = self.arguments("run", "train.seq_len=-1")
+        missing = ["--config", str(self.folder / "missing.toml")]
+        cases = {
+            "of all": ([bad, bad, bad], "train.seq_len", None),
+            "of one": ([good, missing], "rank 1: ", "missing.toml"),
+            "of rank 0 alone": ([missing, good], "rank 0: ", "missing.toml"),
+            "of two": ([good, bad, bad], "ranks 1, 2: ", "train.seq_len"),
+            "of a launch": ([good, good, good], "pp 2", "3 were launched"),
+            "of each its own": ([bad, missing], "rank 0: ", "rank 1: "),
+        }
+        for name, (commands, expected, also) in cases.items():
+            with self.subTest(name):
+                before = time.monotonic()
+                ranks = self.start_torchrun(*commands)
+                outputs = [rank.communicate(timeout=60) for rank in ranks]
+                self.assertLess(time.monotonic() - before, 20)
+                self.assertEqual([rank.returncode for rank in ranks], [2] * len(ranks), outputs)
+                self.assertEqual(outputs[0][1].count(expected), 1, outputs)
+                self.assertIn(also or expected, outputs[0][1])
+                self.assertEqual([error for _, error in outputs[1:]], [""] * (len(ranks) - 1), "only rank 0 speaks")
+
+    def test_a_fault_waits_for_no_clock(self):
+        missing = self.folder / "missing.toml"
+
+        def torchrun():
+            ranks = self.start_torchrun(self.arguments("run"), ["--config", str(missing)])
+            self.assertIn(f"rank 1: {missing}", [rank.communicate(timeout=60) for rank in ranks][0][1])
+
+        def mpirun():
+            self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config", missing, code=2)
+
+        def seconds(launch):
+            before = time.monotonic()
+            launch()
+            return time.monotonic() - before
+
+        for launch in [torchrun, mpirun] if MPIEXEC else [torchrun]:
+            with self.subTest(launch.__name__):
+                start_up = min(seconds(lambda: self.pptrain("--version")) for _ in range(3))
+                self.assertLess(min(seconds(launch) for _ in range(3)), start_up + 2.5)
+
+    def test_variables_of_a_launcher_that_make_no_sense(self):
+        error = self.pptrain("--config", self.job, code=2, RANK=4, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=1).stderr
+        self.assertIn("RANK = 4", error)
 
     def test_no_gpu(self):
         if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0:

@@ -5,8 +5,8 @@
 
 namespace pptrain::comm::test {
 
-// Point-to-point, collectives, splits and helpers on all ranks of `world`, of two or more. Throws Error at the
-// first difference.
+// Point-to-point, collectives, splits and helpers on all ranks of `world`, of two or more. Throws Error at
+// the first difference.
 void exercise(Communicator& world);
 
 // The collectives with handles; part of exercise(), and all that a world of one rank can do.

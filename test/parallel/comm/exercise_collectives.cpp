@@ -26,15 +26,17 @@ void expect(bool condition, const std::string& what) {
   if (!condition) throw Error("exercise: " + what);
 }
 
-// What rank `rank` gives: known to all, and such that the order of a sum shows in its bits.
-at::Tensor operand(int rank, int64_t size, int seed, at::ScalarType type) {
-  const at::Tensor steps = (at::arange(size, at::kLong) * 31 + (rank * 617 + seed * 101)) % 1999 - 999;
+// Elements [begin, begin + size) of what rank `rank` gives: known to all, and such that the order of a sum
+// shows in its bits.
+at::Tensor operand(int rank, int64_t size, int seed, at::ScalarType type, int64_t begin = 0) {
+  const at::Tensor numbers = at::arange(begin, begin + size, at::kLong);
+  const at::Tensor steps = (numbers * 31 + (rank * 617 + seed * 101)) % 1999 - 999;
   return type == at::kLong ? steps : (steps.to(at::kDouble) * 0.37).to(type);
 }
 
-at::Tensor sum_of_all(int ranks, int64_t size, int seed, at::ScalarType type) {
-  at::Tensor sum = operand(0, size, seed, type);
-  for (int r = 1; r < ranks; ++r) sum = sum + operand(r, size, seed, type);
+at::Tensor sum_of_all(int ranks, int64_t size, int seed, at::ScalarType type, int64_t begin = 0) {
+  at::Tensor sum = operand(0, size, seed, type, begin);
+  for (int r = 1; r < ranks; ++r) sum = sum + operand(r, size, seed, type, begin);
   return sum;
 }
 
@@ -78,8 +80,7 @@ Running reduce_scatter(Communicator& comm, const CountList& counts, bool give_co
   const at::Tensor out = in_place ? part : at::full({counts[me]}, 7, tensor.options());
   return {comm.ireduce_scatter_sum(out, tensor, give_counts ? Counts(counts) : Counts()),
           [=, ranks = comm.size()] {
-            const at::Tensor sum = sum_of_all(ranks, size, seed, type);
-            expect(at::equal(out, sum.narrow(0, begin_of(counts, me), counts[me])),
+            expect(at::equal(out, sum_of_all(ranks, counts[me], seed, type, begin_of(counts, me))),
                    fmt::format("ireduce_scatter_sum of {} x {}", size, c10::toString(type)));
           }};
 }
@@ -180,7 +181,8 @@ void among_others(Communicator& comm) {
     running.push_back(nth(comm, n));
     const at::Tensor blocking = operand(comm.rank(), 20'011, n, at::kFloat);
     comm.all_reduce_sum(blocking);
-    expect(at::equal(blocking, sum_of_all(comm.size(), 20'011, n, at::kFloat)), "a blocking sum among others");
+    expect(at::equal(blocking, sum_of_all(comm.size(), 20'011, n, at::kFloat)),
+           "a blocking sum among others");
     const at::Tensor shared = at::full({300}, comm.rank());
     comm.broadcast(shared, n % comm.size());
     expect(at::equal(shared, at::full({300}, n % comm.size())), "a broadcast among others");
@@ -197,16 +199,12 @@ void among_others(Communicator& comm) {
   }
 }
 
-// More than the scratch of a sum holds.
-void large_sums(Communicator& comm) {
-  constexpr int64_t size = 4'300'001;
-  std::vector<Running> running;
-  running.push_back(all_reduce(comm, size, 3, at::kFloat));
-  running.push_back(reduce_scatter(comm, uneven(comm.size(), size / comm.size(), 2), true, true, 4, at::kFloat));
-  for (const Running& one : running) {
-    one.work->wait();
-    one.check();
-  }
+// More than the scratch of a sum holds, so that it takes several windows.
+void large_sum(Communicator& comm) {
+  const CountList counts = uneven(comm.size(), 4'300'001 / comm.size(), 2);
+  const Running sum = reduce_scatter(comm, counts, true, true, 4, at::kFloat);
+  sum.work->wait();
+  sum.check();
 }
 
 // Sums come to their end although nobody waits for them.
@@ -259,7 +257,8 @@ void wrong_sizes(Communicator& comm) {
   expect_error([&] { comm.iall_gather(parts, nine); }, whole, "9");
   expect_error([&] { comm.ireduce_scatter_sum(nine, at::zeros({ranks * 4}), fours); }, "9", "4");
   expect_error([&] { comm.iall_gather(parts, nine, fours); }, std::to_string(ranks * 4), whole);
-  expect_error([&] { comm.iall_gather(parts, nine, one_more); }, std::to_string(ranks + 1), std::to_string(ranks));
+  expect_error([&] { comm.iall_gather(parts, nine, one_more); }, std::to_string(ranks + 1),
+               std::to_string(ranks));
   expect_error([&] { comm.iall_gather(parts, nine, negative); }, fmt::format("rank {}", ranks - 1), "-2");
   expect_error([&] { comm.iall_to_all(parts, fours, parts, fours); }, std::to_string(ranks * 4), whole);
   expect_error([&] { comm.iall_gather(parts, at::zeros({4}, at::kLong)); }, "Long", "Float");
@@ -274,7 +273,7 @@ void wrong_sizes(Communicator& comm) {
 void exercise_collectives(Communicator& world) {
   many_at_once(world);
   among_others(world);
-  large_sums(world);
+  large_sum(world);
   sums_without_waiting(world);
   abandoned_collectives(world);
   wrong_sizes(world);
