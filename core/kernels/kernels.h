@@ -6,8 +6,8 @@
 // float32. [rows, dim] tensors are contiguous unless said otherwise. Outputs are allocated by the caller and
 // may not alias inputs unless said otherwise. Kernels are deterministic: the same inputs give the same bits,
 // whatever the rank. CUDA kernels are asynchronous on the current stream. Every function is safe to call from
-// several threads. A wrong argument is an Error that names kernel and argument. In a DryRun (dry_run.h), kernels
-// take meta tensors, check them and record what a run would cost.
+// several threads. A wrong argument is an Error that names kernel and argument. In a DryRun (dry_run.h),
+// kernels take meta tensors, check them and record what a run would cost.
 #pragma once
 
 #include <ATen/core/Tensor.h>
