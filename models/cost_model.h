@@ -6,20 +6,18 @@
 #include <vector>
 
 #include "models/device_model.h"
+#include "models/footprint.h"
 #include "models/model_config.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/cost/simulate.h"
 
 namespace pptrain::models {
 
-// One microbatch of a job on one rank.
+// One microbatch of a job on one rank, and its optimizer.
 struct Workload {
-  int64_t batch = 1;
-  int64_t seq = 1;
-  bool bfloat16 = true;
-  int64_t threads = 1;  // CPU threads of a rank; products are taken to scale with them
-  Recompute recompute = Recompute::none;
-  bool keeps_previous = false;  // the optimizer keeps what it overwrites
+  BatchShape batch;
+  int64_t threads = 1;         // CPU threads of a rank; products are taken to scale with them
+  double optimizer_bytes = 0;  // that a step moves for each parameter
 };
 
 // Mean seconds of a run's actions on one stage; 0 where the run had none of the kind.
@@ -50,8 +48,8 @@ struct Calibration {
 
 class CostModel {
  public:
-  // A product takes its operations or its bytes, whichever is longer; everything else takes its bytes. All is
-  // then scaled as the calibration says.
+  // A pass takes its products' operations or the bytes of their weights, whichever is longer; then the bytes
+  // of everything else, and its launches. All is then scaled as the calibration says.
   CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
             const Calibration& calibration = {});
 
@@ -62,27 +60,29 @@ class CostModel {
   double exchange(int64_t ranks) const;                      // seconds until all know what one knows
   double overhead() const { return calibration_.overhead; }  // seconds a step, on every rank
 
+  const StageFootprint& footprint(const StageSlice& slice) const { return footprints_.of(slice); }
+
  private:
-  friend Calibration calibrate(const ModelConfig&, const Workload&, const DeviceModel&, const Measurement&);
-  struct Passes {
-    double forward = 0;
-    double again = 0;  // the forward that a recomputing backward repeats
+  friend class Calibrator;
+  // Of a stage, in seconds that are not calibrated, by what a calibration scales.
+  struct Parts {
+    double forward = 0;  // of the blocks
+    double again = 0;    // what the blocks' backward computes again
     double input = 0;
     double weight = 0;
+    double embedding_forward = 0;
+    double embedding_weight = 0;
+    double head = 0;
   };
-  Passes blocks(int64_t layers) const;
-  double embedding_forward() const;
-  double embedding_weight() const;
-  double head() const;
-  double product(double flops, double weight_bytes) const;
-  double copy(double bytes) const { return bytes / bandwidth_; }
+  Parts parts(const StageSlice& slice) const;
+  double seconds(const kernels::Cost& cost) const;
 
-  ModelConfig model_;
   Workload workload_;
   DeviceModel device_;
   Calibration calibration_;
-  double tokens_;
-  double flops_;  // rates of this rank
+  Footprints footprints_;
+  Footprints kept_;  // the same without recompute
+  double flops_;     // rates of this rank
   double bandwidth_;
 };
 

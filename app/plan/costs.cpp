@@ -4,6 +4,7 @@
 
 #include "app/plan/measured_costs.h"
 #include "app/plan/plan.h"
+#include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::app {
@@ -19,12 +20,17 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
 }
 
 models::Workload workload_of(const config::JobConfig& job) {
-  return {.batch = job.train.micro_batch_size,
-          .seq = job.train.seq_len,
-          .bfloat16 = job.train.dtype == "bf16",
+  return {.batch = {.documents = job.train.micro_batch_size,
+                    .length = job.train.seq_len,
+                    .bfloat16 = job.train.dtype == "bf16",
+                    .recompute = models::make_recompute(job.train.recompute)},
           .threads = job.run.threads,
-          .recompute = models::make_recompute(job.train.recompute),
-          .keeps_previous = job.optimizer.post_validation};
+          .optimizer_bytes = optimizer_bytes(job.optimizer, job.optimizer.post_validation)};
+}
+
+double optimizer_bytes(const config::OptimizerSection& optimizer, bool keeps_previous) {
+  const optim::OptimizerFootprint footprint = optim::optimizer_footprint(optimizer);
+  return footprint.moved + (keeps_previous ? footprint.kept : 0);
 }
 
 models::CostModel make_cost_model(const PlanBase& base, const CostSource& source) {

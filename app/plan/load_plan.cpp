@@ -13,8 +13,8 @@
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "models/hf_config.h"
-#include "parallel/schedule/csv.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
 
 namespace pptrain::app {
 

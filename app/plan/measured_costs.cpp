@@ -5,7 +5,6 @@
 #include "app/plan/plan.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
-#include "models/flops.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/render/trace_names.h"
 
@@ -42,7 +41,7 @@ double optimizer_of(const TraceSummary& trace, const std::vector<models::Measure
                     const models::ModelConfig& model) {
   int64_t parameters = 0;
   for (const models::MeasuredStage& stage : stages)
-    parameters += models::stage_size(model, stage.slice, /*bfloat16=*/true).parameters;
+    parameters += models::TransformerStage(model, stage.slice).parameters().parameter_count();
   return value_or_zero(trace.phases, name(Phase::optimizer)) * static_cast<double>(trace.run.pp) /
          static_cast<double>(parameters);
 }
@@ -75,12 +74,13 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   const std::vector<models::MeasuredStage> stages = measured_stages(trace);
   const models::Measurement measured{
       .stages = stages, .optimizer = optimizer_of(trace, stages, base.model), .overhead = overhead_of(trace)};
-  const models::Workload workload{.batch = trace.run.micro_batch_size,
-                                  .seq = trace.run.seq_len,
-                                  .bfloat16 = trace.run.dtype == "bf16",
-                                  .threads = trace.run.threads,
-                                  .recompute = models::make_recompute(trace.run.recompute),
-                                  .keeps_previous = trace.run.post_validation};
+  const models::Workload workload{
+      .batch = {.documents = trace.run.micro_batch_size,
+                .length = trace.run.seq_len,
+                .bfloat16 = trace.run.dtype == "bf16",
+                .recompute = models::make_recompute(trace.run.recompute)},
+      .threads = trace.run.threads,
+      .optimizer_bytes = optimizer_bytes(base.job.optimizer, trace.run.post_validation)};
   return {.device = device,
           .calibration = models::calibrate(base.model, workload, device, measured),
           .description = fmt::format("measured in {}", trace_path)};

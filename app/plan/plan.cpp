@@ -9,7 +9,7 @@
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "core/io/checksum.h"
-#include "parallel/schedule/csv.h"
+#include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {

@@ -2,47 +2,35 @@
 
 #include <algorithm>
 
-#include "models/flops.h"
-#include "models/workspace.h"
+#include "core/optim/optimizer.h"
+#include "models/footprint.h"
 #include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::app {
 
 namespace {
 
-bool is_bf16(const Plan& plan) {
-  return plan.job.train.dtype == "bf16";
-}
-
 // What the ranks keep between steps.
-std::vector<RankBytes> resident_bytes(const Plan& plan) {
+std::vector<RankBytes> resident_bytes(const Plan& plan, const models::CostModel& costs) {
+  const optim::OptimizerFootprint optimizer = optim::optimizer_footprint(plan.job.optimizer);
+  const int64_t state = optimizer.state + (plan.job.optimizer.post_validation ? optimizer.previous : 0);
   std::vector<RankBytes> ranks(static_cast<size_t>(plan.schedule.ranks));
   for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
-    const models::StageSize size =
-        models::stage_size(plan.model, models::stage_slice(plan.layers, stage), is_bf16(plan));
+    const models::StageFootprint& own = costs.footprint(models::stage_slice(plan.layers, stage));
     RankBytes& rank = ranks[plan.schedule.rank_of(stage)];
-    rank.weights += size.weight_bytes;
-    rank.gradients += size.gradient_bytes;
-    rank.optimizer += size.optimizer_bytes;
-    if (plan.job.optimizer.post_validation) rank.optimizer += size.previous_bytes();
+    rank.weights += own.weight_bytes;
+    rank.gradients += own.gradient_bytes;
+    rank.optimizer += state * own.parameters;
   }
   return ranks;
 }
 
-std::vector<schedule::StageBytes> stage_bytes(const Plan& plan) {
-  const config::TrainSection& train = plan.job.train;
-  std::vector<schedule::StageBytes> result;
-  for (size_t i = 0; i < plan.layers.size(); ++i) {
-    result.push_back(models::stage_bytes(plan.model, models::stage_slice(plan.layers, static_cast<int>(i)),
-                                         train.micro_batch_size * train.seq_len, is_bf16(plan),
-                                         models::make_recompute(train.recompute)));
-  }
-  return result;
-}
-
-std::vector<RankBytes> peak_bytes(const Plan& plan) {
-  std::vector<RankBytes> ranks = resident_bytes(plan);
-  const auto peaks = schedule::peak_bytes(plan.schedule, stage_bytes(plan));
+std::vector<RankBytes> peak_bytes(const Plan& plan, const models::CostModel& costs) {
+  std::vector<schedule::StageBytes> stages;
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage)
+    stages.push_back(costs.footprint(models::stage_slice(plan.layers, stage)).bytes());
+  const auto peaks = schedule::peak_bytes(plan.schedule, stages);
+  std::vector<RankBytes> ranks = resident_bytes(plan, costs);
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const schedule::MemorySplit& peak = peaks[rank].peak;
     ranks[rank].activations = peak.activations + peak.weight_operands + peak.workspace;
@@ -60,7 +48,7 @@ Prediction predict(const Plan& plan, const CostSource& source) {
   Prediction p;
   p.costs = simulation_costs(costs, plan.layers);
   p.pipeline = schedule::simulate(plan.schedule, p.costs);
-  p.bytes = peak_bytes(plan);
+  p.bytes = peak_bytes(plan, costs);
   for (const RankBytes& bytes : p.bytes) {
     const int64_t parameters = bytes.gradients / 4;
     p.optimizer_time.push_back(costs.optimizer(parameters) + costs.all_reduce(bytes.gradients, replicas));

@@ -114,8 +114,8 @@ class Searcher {
 
   models::CostModel cost_model(const Choice& choice) const {
     models::Workload workload = workload_of(base_.job);
-    workload.batch = choice.micro_batch_size;
-    workload.recompute = models::make_recompute(choice.recompute);
+    workload.batch.documents = choice.micro_batch_size;
+    workload.batch.recompute = models::make_recompute(choice.recompute);
     return {base_.model, workload, source_.device, source_.calibration};
   }
 

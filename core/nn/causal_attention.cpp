@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/kernels/cpu/attention.h"
+#include "core/kernels/dry_run.h"
 #include "core/nn/library_attention.h"
 
 namespace pptrain::nn {
@@ -16,6 +17,23 @@ bool use_library(const Tensor& q) {
   return !q.is_meta() && !(q.device().is_cpu() && kernels::cpu::has_attention());
 }
 
+// Operations of one product over all heads: a causal row of a document of n tokens sees n / 2 keys on
+// average.
+double product_flops(const Tensor& q, const kernels::Segments& segments) {
+  double pairs = 0;
+  for (int64_t i = 0; i < segments.documents(); ++i) {
+    const auto length = static_cast<double>(segments.length(i));
+    pairs += length * length / 2;
+  }
+  return 2 * pairs * static_cast<double>(q.size(1) * q.size(2));
+}
+
+// Two products forward; five backward, where the scores are computed again.
+void record(double products, const Tensor& q, const kernels::Segments& segments, kernels::Cost moved) {
+  moved.attention_flops = products * product_flops(q, segments);
+  kernels::record(moved);
+}
+
 }  // namespace
 
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Segments& segments,
@@ -23,7 +41,11 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   if (use_library(q)) return library_attention(q, k, v, segments, statistics);
   Tensor out = at::empty(q.sizes(), q.options());
   Tensor logsumexp = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
-  if (!q.is_meta()) kernels::cpu::causal_attention(q, k, v, segments, out, logsumexp);
+  if (kernels::is_dry(q)) {
+    record(2, q, segments, kernels::moving(q, k, v, out, logsumexp));
+  } else {
+    kernels::cpu::causal_attention(q, k, v, segments, out, logsumexp);
+  }
   statistics.calls = {{.logsumexp = std::move(logsumexp), .rng_seed = {}, .rng_offset = {}}};
   return out;
 }
@@ -35,9 +57,12 @@ AttentionGradients causal_attention_backward(const Tensor& dout, const Tensor& q
   AttentionGradients grads{.dq = at::empty(q.sizes(), q.options()),
                            .dk = at::empty(k.sizes(), k.options()),
                            .dv = at::empty(v.sizes(), v.options())};
-  if (!q.is_meta()) {
-    kernels::cpu::causal_attention_backward(dout, q, k, v, segments, out, statistics.calls.front().logsumexp,
-                                            grads.dq, grads.dk, grads.dv);
+  const Tensor& logsumexp = statistics.calls.front().logsumexp;
+  if (kernels::is_dry(q)) {
+    record(5, q, segments, kernels::moving(q, k, v, out, dout, logsumexp, grads.dq, grads.dk, grads.dv));
+  } else {
+    kernels::cpu::causal_attention_backward(dout, q, k, v, segments, out, logsumexp, grads.dq, grads.dk,
+                                            grads.dv);
   }
   return grads;
 }

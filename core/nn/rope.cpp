@@ -39,7 +39,7 @@ kernels::RopeTable make_rope_table(int64_t head_dim, int64_t max_position, doubl
         "a rotary table needs an even head_dim and at least one position, not head_dim = {} and {} positions",
         head_dim, max_position));
   }
-  const auto options = at::TensorOptions().dtype(at::kFloat);
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device.is_meta() ? device : at::kCPU);
   const at::Tensor exponent = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
   at::Tensor inv_freq = 1.0 / at::pow(at::Scalar(theta), exponent);
   if (linear) {

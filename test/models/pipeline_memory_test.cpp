@@ -9,8 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/kernels/cpu/attention.h"
-#include "models/flops.h"
-#include "models/workspace.h"
+#include "models/footprint.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/pipeline/executor.h"
 #include "parallel/schedule/cost/in_flight.h"
@@ -110,11 +109,11 @@ void check_schedule(const schedule::Schedule& lowered, models::Recompute recompu
     microbatches.push_back(random_microbatch(model, batch, seq, i));
   }
   const auto counts = schedule::in_flight(lowered);
+  const models::Footprints footprints(
+      model, {.documents = batch, .length = seq, .bfloat16 = false, .recompute = recompute});
   std::vector<schedule::StageBytes> stages;
-  for (int i = 0; i < lowered.stages(); ++i) {
-    stages.push_back(
-        models::stage_bytes(model, models::stage_slice(layers, i), batch * seq, false, recompute));
-  }
+  for (int i = 0; i < lowered.stages(); ++i)
+    stages.push_back(footprints.of(models::stage_slice(layers, i)).bytes());
   const auto bytes = schedule::peak_bytes(lowered, stages);
   std::mutex mutex;  // Catch's assertions are not for several threads at once
   comm::run_thread_ranks(lowered.ranks, [&](comm::Communicator& world) {
@@ -135,7 +134,7 @@ void check_schedule(const schedule::Schedule& lowered, models::Recompute recompu
     CHECK(rank.held() == 0);
     // What was allocated: the loss's scalars beside what was predicted, and messages that left at other
     // times.
-    const int64_t message = lowered.ranks == 1 ? 0 : models::boundary_bytes(model, batch * seq, false);
+    const int64_t message = lowered.ranks == 1 ? 0 : stages.front().message;
     const int64_t messages = 2 * lowered.microbatches * lowered.stages_per_rank * message;
     CHECK(counter.peak() + 2 * message >= bytes[r].peak.total());
     if (kernels::cpu::has_attention()) CHECK(counter.peak() <= bytes[r].peak.total() + messages + 64);

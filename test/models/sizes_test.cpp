@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "models/flops.h"
+#include "models/footprint.h"
 #include "models/model_config.h"
 #include "models/registry.h"
 #include "test/models/small_model.h"
@@ -57,9 +58,10 @@ std::string error_of(config::ModelSection section, const std::function<void(conf
 }
 
 int64_t parameters(const models::ModelConfig& model) {
-  return models::stage_size(
-             model, {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true}, true)
-      .parameters;
+  return models::TransformerStage(
+             model, {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true})
+      .parameters()
+      .parameter_count();
 }
 
 }  // namespace
@@ -117,19 +119,22 @@ TEST_CASE("stages share a model's parameters out") {
   for (const std::string arch : {"llama", "qwen3"}) {
     const auto model = small_model(arch, false, 5);
     const auto assignment = pipeline::compute_layer_assignment(5, 3);
-    int64_t sum = 0;
-    int64_t layers = 0;
+    const models::Footprints fp32(model, {.length = 4, .bfloat16 = false});
+    const models::Footprints bf16(model, {.length = 4, .bfloat16 = true});
+    const int64_t norms = (arch == "qwen3" ? 2 * 40 + 2 * 12 : 2 * 40) * 5 + 40;  // float32 alone
+    int64_t sum = 0, rounded = 0;
     for (int i = 0; i < 3; ++i) {
-      const auto fp32 = models::stage_size(model, models::stage_slice(assignment, i), false);
-      const auto bf16 = models::stage_size(model, models::stage_slice(assignment, i), true);
-      sum += fp32.parameters;
-      layers += fp32.layers;
-      CHECK(fp32.total_bytes() == 16 * fp32.parameters);
-      CHECK(bf16.total_bytes() == 18 * fp32.parameters);
-      CHECK(bf16.optimizer_bytes == 8 * fp32.parameters);
+      const auto slice = models::stage_slice(assignment, i);
+      const models::StageFootprint& a = fp32.of(slice);
+      const models::StageFootprint& b = bf16.of(slice);
+      sum += a.parameters;
+      CHECK(a.weight_bytes == 4 * a.parameters);
+      CHECK(a.gradient_bytes == 4 * a.parameters);
+      CHECK(b.gradient_bytes == a.gradient_bytes);
+      rounded += b.weight_bytes - a.weight_bytes;
     }
     CHECK(sum == parameters(model));
-    CHECK(layers == 5);
+    CHECK(rounded == 2 * (sum - norms));
   }
 }
 
@@ -143,29 +148,39 @@ TEST_CASE("FLOPs per token") {
 TEST_CASE("the stages' F, I and W sum to the model's FLOPs") {
   const auto model = small_model("qwen3", true, 5);
   const auto assignment = pipeline::compute_layer_assignment(5, 3);
-  double sum = 0;
+  const models::Footprints footprints(model, {.documents = 2, .length = 16});
+  kernels::Cost sum;
   for (int i = 0; i < 3; ++i) {
-    const auto cost = models::stage_cost(model, models::stage_slice(assignment, i), 2, 16);
-    CHECK(cost.weight < cost.input);
-    sum += cost.forward + cost.input + cost.weight;
+    const models::StageFootprint& f = footprints.of(models::stage_slice(assignment, i));
+    CHECK(f.backward_weight.cost.attention_flops == 0);
+    CHECK(f.backward.cost == f.backward_input.cost + f.backward_weight.cost);
+    sum += f.forward.cost + f.backward.cost;
   }
-  CHECK(sum == Approx(32 * models::flops_per_token(model, 16)));
+  // Attention takes two products forward and five backward, of which six are useful: the scores come twice.
+  CHECK(sum.product_flops + sum.attention_flops * 6 / 7 == Approx(32 * models::flops_per_token(model, 16)));
   // The head's three products are in the last stage's F: it outweighs its share of layers.
-  const models::StageSlice body{.end_layer = 1};
-  const models::StageSlice with_head{.end_layer = 1, .head = true};
-  CHECK(models::stage_cost(model, with_head, 1, 1).forward - models::stage_cost(model, body, 1, 1).forward ==
-        6.0 * 61 * 40);
+  const auto products = [&](bool head) {
+    return footprints.of({.end_layer = 1, .head = head}).forward.cost.product_flops;
+  };
+  CHECK(products(true) - products(false) == 32 * 6.0 * 61 * 40);
 }
 
 TEST_CASE("what is recomputed is added to I") {
   const auto model = small_model("llama", false, 2);
   const models::StageSlice body{.end_layer = 2};
-  const auto cost = [&](models::Recompute policy) { return models::stage_cost(model, body, 2, 16, policy); };
+  const auto cost = [&](models::Recompute policy) {
+    return models::dry_run(model, body, {.documents = 2, .length = 16, .recompute = policy});
+  };
   const auto none = cost(models::Recompute::none);
+  const auto selective = cost(models::Recompute::selective);
+  const auto full = cost(models::Recompute::full);
   const double product = 2.0 * 2 * 32 * 40 * 56;  // of gate, up or down
-  CHECK(cost(models::Recompute::selective).input == none.input + 2 * product);
-  CHECK(cost(models::Recompute::full).input == none.input + none.forward - product);
-  CHECK(cost(models::Recompute::full).forward == none.forward);
+  const auto flops = [](const models::PassFootprint& pass) { return pass.cost.product_flops; };
+  CHECK(flops(selective.backward_input) == flops(none.backward_input) + 2 * product);
+  CHECK(flops(full.backward_input) == flops(none.backward_input) + flops(none.forward) - product);
+  CHECK(full.forward.cost == none.forward.cost);
+  CHECK(full.activation < selective.activation);
+  CHECK(selective.activation < none.activation);
   CHECK(models::make_recompute("full") == models::Recompute::full);
   CHECK_THROWS_AS(models::make_recompute("some"), UsageError);
 }

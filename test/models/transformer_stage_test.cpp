@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "models/flops.h"
+#include "models/footprint.h"
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
@@ -273,8 +273,10 @@ TEST_CASE("the bytes that a record holds are as predicted") {
     tokens += batches[i].segments.tokens();
     for (auto& stage : stages) {
       INFO("stage " << stage->index() << ", " << tokens << " tokens");
-      CHECK(stage->saved_bytes() ==
-            models::activation_bytes(model, stage->slice(), tokens, dtype == at::kBFloat16, recompute));
+      const models::StageFootprint predicted =
+          models::dry_run(model, stage->slice(),
+                          {.length = tokens, .bfloat16 = dtype == at::kBFloat16, .recompute = recompute});
+      CHECK(stage->saved_bytes() == predicted.activation);
     }
   }
 }

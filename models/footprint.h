@@ -1,0 +1,74 @@
+// What a stage holds and what its passes cost, in operations and bytes: found by running the passes
+// themselves on tensors without memory (kernels/dry_run.h), so that nothing about a layer is said a second
+// time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+
+#include "core/kernels/cost.h"
+#include "models/model_config.h"
+#include "models/transformer_stage.h"
+#include "parallel/schedule/cost/memory.h"
+
+namespace pptrain::models {
+
+// One microbatch of a job on one rank: `documents` rows of `length` tokens.
+struct BatchShape {
+  int64_t documents = 1;
+  int64_t length = 1;
+  bool bfloat16 = true;
+  Recompute recompute = Recompute::none;
+
+  int64_t tokens() const { return documents * length; }
+};
+
+struct PassFootprint {
+  kernels::Cost cost;
+  // Bytes that the pass holds at its peak beside the activations (F, B, I) or weight operands (W) of the
+  // microbatch. The incoming gradient and what the pass returns count, where they are no part of these.
+  // Tensors alone: libraries' own scratch memory is not known. Attention is counted as the project's CPU
+  // kernel takes it.
+  int64_t workspace = 0;
+};
+
+struct StageFootprint {
+  // Between steps. A tied head counts on its stage: it has its own copy.
+  int64_t parameters = 0;
+  int64_t weight_bytes = 0;    // float32 masters, and bfloat16 copies of all but norms
+  int64_t gradient_bytes = 0;  // float32
+
+  // Of one microbatch. The stage's input counts as activation, the microbatch's own tensors do not.
+  int64_t activation = 0;       // bytes from F to B or I
+  int64_t weight_operands = 0;  // bytes from I to W
+  int64_t boundary = 0;         // bytes of what goes to the next stage, and of its gradient
+
+  PassFootprint forward;
+  PassFootprint backward;         // B
+  PassFootprint backward_input;   // I; what is recomputed is in it
+  PassFootprint backward_weight;  // W
+
+  schedule::StageBytes bytes() const;  // as schedule::peak_bytes wants it
+};
+
+// Half a microsecond a kernel: 2 ms for a stage of 32 layers.
+StageFootprint dry_run(const ModelConfig& model, const StageSlice& slice, const BatchShape& batch);
+
+// Dry runs of one model's stages, each kind of stage once. For one thread.
+class Footprints {
+ public:
+  Footprints(const ModelConfig& model, const BatchShape& batch) : model_(model), batch_(batch) {}
+
+  const StageFootprint& of(const StageSlice& slice) const;
+  const ModelConfig& model() const { return model_; }
+  const BatchShape& batch() const { return batch_; }
+
+ private:
+  using Kind = std::tuple<int, bool, bool>;  // layers, embedding, head: where they begin changes nothing
+  ModelConfig model_;
+  BatchShape batch_;
+  mutable std::map<Kind, StageFootprint> known_;
+};
+
+}  // namespace pptrain::models
