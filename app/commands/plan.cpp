@@ -10,10 +10,12 @@
 #include "app/commands/commands.h"
 #include "app/plan/job.h"
 #include "app/plan/measured_costs.h"
+#include "app/plan/pipeline_plan.h"
 #include "app/plan/prediction.h"
 #include "app/plan/search.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/render/render.h"
 #include "parallel/schedule/render/trace_names.h"
@@ -114,8 +116,10 @@ std::string json_plan(const Prediction& p, const CostSource& source, bool action
 }
 
 std::string render(const PlanArguments& arguments, const JobConfig& job, const CostSource& source) {
+  if (arguments.format == "csv") {  // as a generator or a file has it: with overlapped pairs
+    return schedule::write_csv(schedule::compute_only(training_compute(job)), schedule::CsvCells::stepped);
+  }
   const Prediction p = predict(job, source);
-  if (arguments.format == "csv") return schedule::write_csv(p.compute, schedule::CsvCells::stepped);
   if (arguments.format == "json") return json_plan(p, source, arguments.actions);
   if (arguments.format == "svg") return schedule::render_svg(p.lowered, p.pipeline);
   if (arguments.format == "trace") return schedule::render_trace(p.lowered, p.pipeline);

@@ -10,6 +10,7 @@
 #include "app/plan/pipeline_plan.h"
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {
 
@@ -27,7 +28,7 @@ class SplitClimber {
   SplitClimber(const JobConfig& job, const CostSource& source)
       : layers_(static_cast<int>(job.model.num_hidden_layers)),
         costs_(make_cost_model(job, source)),
-        compute_(training_compute(job)) {}
+        compute_(schedule::split_pairs(training_compute(job))) {}
 
   pipeline::LayerAssignment climb() {
     counts_ = pipeline::layers_per_stage(pipeline::compute_layer_assignment(layers_, compute_.stages()));
