@@ -14,6 +14,7 @@
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/render/render.h"
 #include "parallel/schedule/render/trace_names.h"
@@ -111,9 +112,16 @@ std::string json_plan(const Plan& plan, const Prediction& p, const CostSource& s
                  : schedule::render_json(json);
 }
 
+// The schedule as a generator or a file has it: with overlapped pairs.
+schedule::Schedule listed(const config::JobConfig& job) {
+  const std::string& name = job.distributed.pp_schedule;
+  return schedule::compute_only(is_schedule_file(name) ? schedule::load_schedule(name)
+                                                       : schedule::make_schedule(schedule_spec(job)));
+}
+
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source) {
+  if (arguments.format == "csv") return schedule::write_csv(listed(plan.job), schedule::CsvCells::stepped);
   const Prediction p = predict(plan, source);
-  if (arguments.format == "csv") return schedule::write_csv(plan.compute, schedule::CsvCells::stepped);
   if (arguments.format == "json") return json_plan(plan, p, source, arguments.actions);
   if (arguments.format == "svg") return schedule::render_svg(plan.schedule, p.pipeline);
   if (arguments.format == "trace") return schedule::render_trace(plan.schedule, p.pipeline);

@@ -7,13 +7,10 @@
 namespace pptrain::schedule {
 namespace {
 
-bool has_reduce_grad(const Schedule& schedule) {
-  for (const auto& list : schedule.actions) {
-    for (const Action& action : list) {
-      if (action.kind == ActionKind::reduce_grad) return true;
-    }
-  }
-  return false;
+bool has(const Schedule& schedule, ActionKind kind) {
+  return std::ranges::any_of(schedule.actions, [&](const auto& list) {
+    return std::ranges::find(list, kind, &Action::kind) != list.end();
+  });
 }
 
 }  // namespace
@@ -30,13 +27,17 @@ Schedule compute_only(const Schedule& schedule) {
 
 Schedule lower(Schedule schedule, const LowerOptions& options) {
   validate(schedule);
+  if (has(schedule, ActionKind::overlapped_pair)) {
+    schedule = split_pairs(schedule);
+    validate(schedule);
+  }
   if (!schedule.has_communication()) {
     schedule = add_communication(schedule);
     validate(schedule, ReceiveModel::in_place);
     schedule = hoist_receives(schedule, options.lookahead);
     validate(schedule);
   }
-  if (options.reduce_grad && !schedule.forward_only && !has_reduce_grad(schedule)) {
+  if (options.reduce_grad && !schedule.forward_only && !has(schedule, ActionKind::reduce_grad)) {
     schedule = add_reduce_grad(schedule);
     validate(schedule);
   }

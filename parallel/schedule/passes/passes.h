@@ -6,6 +6,11 @@
 
 namespace pptrain::schedule {
 
+// Each overlapped pair as its forward, then its backward: the executor runs the two in turn, so what the
+// forward makes can be sent before the backward runs, and the backward's input may arrive while the forward
+// runs. What the pair says about overlap is lost.
+Schedule split_pairs(const Schedule& schedule);
+
 // Adds SEND_F after an F whose next stage is on another rank, RECV_F on that rank before its F, and likewise
 // SEND_B and RECV_B around B and I. What passes between two stages of one rank is handed over there. A
 // directed channel (rank to rank; F and B share it) has its receives in the order of its sends: where the
@@ -36,7 +41,7 @@ struct LowerOptions {
 };
 
 // All passes in turn, with a validation before the first and after each. A schedule that brings its own
-// communication (a file) keeps it as it is.
+// communication (a file) keeps it where it is.
 Schedule lower(Schedule schedule, const LowerOptions& options = {});
 
 }  // namespace pptrain::schedule

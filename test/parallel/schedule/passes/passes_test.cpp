@@ -27,6 +27,44 @@ TEST_CASE("communication goes around what is computed") {
   CHECK_THROWS_AS(add_communication(s), Error);
 }
 
+TEST_CASE("pairs are split, and what the forward of one makes leaves before the backward runs") {
+  const Schedule s = parse_csv(
+      "0F0,0F1,3F0,(3F1;3I0)OVERLAP_F_B,3W0,(0F2;3B1)OVERLAP_F_B,0B0,3F2,3B2,0B1,0B2\n"
+      "1F0,2F0,1F1,2F1,2B0,(1F2;1B0)OVERLAP_F_B,2F2,2B1,1B1,2B2,1B2\n");
+  const Schedule split = split_pairs(s);
+  CHECK(write_csv(split) ==
+        "0F0,0F1,3F0,3F1,3I0,3W0,0F2,3B1,0B0,3F2,3B2,0B1,0B2\n"
+        "1F0,2F0,1F1,2F1,2B0,1F2,1B0,2F2,2B1,1B1,2B2,1B2\n");
+  CHECK_NOTHROW(validate(split));
+  const std::string text = write_csv(lower(s));
+  CHECK(text.find("OVERLAP") == std::string::npos);
+  CHECK(text.find("0F2,0SEND_F2,") < text.find("3B1,3SEND_B1"));
+  // A file that has its sends after the pair keeps them there.
+  const Schedule with = add_communication(s);
+  CHECK(compute_only(lower(with)).actions == split.actions);
+  CHECK(write_csv(lower(with)).find("0F2,3B1,0SEND_F2,3SEND_B1") != std::string::npos);
+}
+
+TEST_CASE("split, the pairs of dualpipe_v idle half as long, in the same memory") {
+  for (const int p : {2, 3, 4, 8}) {
+    for (const int m : {2 * p, 2 * p + 1, 4 * p}) {
+      const Schedule pairs = make_schedule({.name = "dualpipe_v", .ranks = p, .microbatches = m});
+      const Schedule lowered = lower(pairs);
+      CAPTURE(p, m);
+      // F = I = W = 1 and no transfer times.
+      CHECK(simulate(pairs).step_time == 6 * m + 2 * (p - 1));
+      CHECK(simulate(lowered).step_time == 6 * m + p - 1);
+      const auto before = in_flight(pairs);
+      const auto after = in_flight(lowered);
+      for (int rank = 0; rank < p; ++rank) {
+        CHECK(after[rank].activations == before[rank].activations);
+        CHECK(after[rank].held == before[rank].held);
+        CHECK(after[rank].receive_buffers <= 4);
+      }
+    }
+  }
+}
+
 TEST_CASE("stages of one rank hand over without communication") {
   const Schedule s = add_communication(parse_csv("0F0,3F0,3I0,3W0,0B0\n1F0,2F0,2I0,1I0,2W0,1W0\n"));
   CHECK(write_csv(s) ==
