@@ -26,8 +26,7 @@ at::Device choose_device(const config::JobConfig& job, int local_rank) {
   if (count == 0) {
     throw UsageError(
         "run.device: \"cuda\" is asked for, but no GPU was found (or this pptrain was built without CUDA). "
-        "Use "
-        "run.device = \"cpu\", or check nvidia-smi and build where nvcc is on PATH.");
+        "Use run.device = \"cpu\", or check nvidia-smi and build where nvcc is on PATH.");
   }
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % count)};
 }
