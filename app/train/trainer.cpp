@@ -125,7 +125,7 @@ void Trainer::start() {
     }
     const auto seq_len = reader.layout().find("seq_len");
     if (context_.root() && seq_len != reader.layout().end() &&
-        seq_len->second != std::to_string(context_.job.train.seq_len)) {
+        seq_len->second != fmt::to_string(context_.job.train.seq_len)) {
       spdlog::warn(
           "train.seq_len was {} in {}: samples are cut anew, so this run does not continue the same data "
           "order",

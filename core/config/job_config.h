@@ -30,7 +30,7 @@ struct RopeScaling {
 };
 
 struct ModelSection {
-  std::string arch = "llama";   // llama | qwen3
+  std::string arch = "llama";   // one of those in options.cpp
   std::string hf_dir;           // Hugging Face directory: config.json, model*.safetensors
   std::string init = "random";  // random | hf
   double initializer_range = 0.02;

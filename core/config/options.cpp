@@ -57,8 +57,8 @@ void add_model(std::vector<Option>& options) {
       .one_of({"llama", "qwen3"});
   model.add("hf_dir", &ModelSection::hf_dir,
             "Hugging Face directory whose config.json gives the model: keys of this section that fix the "
-            "shape of the "
-            "weights may then be left out, or must agree; the others, where given, win over config.json.");
+            "shape of the weights may then be left out, or must agree; the others, where given, win over "
+            "config.json.");
   model
       .add("init", &ModelSection::init,
            "Initial weights: random, from run.seed, or hf, from hf_dir's model*.safetensors.")
@@ -168,8 +168,7 @@ void add_distributed(std::vector<Option>& options) {
   distributed
       .add("pp_memory_gb", &DistributedSection::pp_memory_gb,
            "GB (1e9 bytes) that pp_schedule = \"auto\" may give each rank. 0: the memory of a known GPU, no "
-           "bound "
-           "on a CPU.")
+           "bound on a CPU.")
       .between(0, 1e6);
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,
@@ -188,8 +187,7 @@ void add_train(std::vector<Option>& options) {
   train
       .add("grad_accum_steps", &TrainSection::grad_accum_steps,
            "Microbatches of a step, taken by each dp_replicate rank: a step sees dp_replicate * "
-           "grad_accum_steps * "
-           "micro_batch_size samples.")
+           "grad_accum_steps * micro_batch_size samples.")
       .between(1, max_size);
   train
       .add("dtype", &TrainSection::dtype,
@@ -261,8 +259,7 @@ void add_lr_schedule(std::vector<Option>& options) {
   schedule
       .add("name", &LrScheduleSection::name,
            "Course of the learning rate after the warm-up. wsd: constant, then a fall over the last part of "
-           "the run. In "
-           "any case of letters.")
+           "the run. In any case of letters.")
       .one_of({"cosine", "linear", "wsd", "constant"})
       .any_case();
   schedule
@@ -311,8 +308,7 @@ void add_eval_and_metrics(std::vector<Option>& options) {
   metrics
       .add("peak_tflops", &MetricsSection::peak_tflops,
            "TFLOP/s of one rank's device, what mfu is a fraction of. 0: the data sheet's dense bf16 rate of "
-           "a known GPU; on a "
-           "CPU, a matrix product timed at the start.")
+           "a known GPU; on a CPU, a matrix product timed at the start.")
       .between(0.0, 1e6);
 }
 

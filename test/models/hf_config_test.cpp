@@ -120,9 +120,8 @@ TEST_CASE("keys that fix the weights must agree with hf_dir; others win over it"
   const Folder folder;
   folder.write("hf/config.json", llama().dump());
   const std::string agree =
-      "hidden_size = 80\nvocab_size = 300\nhead_dim = 24\narch = 'llama'\ntie_word_embeddings = "
-      "true\nmlp_bias = true\n"
-      "num_key_value_heads = 0\n";
+      "hidden_size = 80\nvocab_size = 300\nhead_dim = 24\narch = 'llama'\ntie_word_embeddings = true\n"
+      "mlp_bias = true\nnum_key_value_heads = 0\n";
   CHECK(parse(job_text(folder, agree)).model == parse(job_text(folder, "")).model);
   CHECK_THAT(
       refusal(job_text(folder, "hidden_size = 96\n")),

@@ -94,27 +94,65 @@ TEST_CASE("a job written as TOML reads back as the same job") {
   const JobConfig plain = parse("", essentials(folder));
   CHECK(parse(to_toml(plain)) == plain);
 
-  const JobConfig job = parse(
-      "[run]\ndir = \"a \\\"b\\\" \\\\ \\t é\"\nseed = 9007199254740993\ndevice = 'cuda'\nthreads = 3\n"
-      "[model]\narch = 'qwen3'\ninitializer_range = 0.1\nnum_key_value_heads = 2\nhead_dim = 10\nrope_theta "
-      "= 1e6\n"
-      "rms_norm_eps = 1e-5\ntie_word_embeddings = true\nmax_position_embeddings = 99\nattention_bias = true\n"
-      "[model.rope_scaling]\nrope_type = 'llama3'\nfactor = 8\nlow_freq_factor = 1.5\nhigh_freq_factor = "
-      "4.25\n"
-      "original_max_position_embeddings = 77\n"
-      "[distributed]\npp = 2\ndp_replicate = 3\npp_schedule = 'gpipe'\npp_split = [3, 1]\ntimeout_s = 0.1\n"
-      "[train]\nsteps = 1000000000000\nmicro_batch_size = 2\ngrad_accum_steps = 5\ndtype = 'fp32'\ngrad_clip "
-      "= 0.3\n"
-      "max_skipped_steps = 4\n"
-      "[data]\nformat = 'bin'\ndtype = 'uint32'\nshuffle = false\nval_path = '" +
-          data +
-          "'\n"
-          "[optimizer]\nlr = 1.1e-30\nbetas = [0.1, 0.3333333333333333]\neps = 1e-10\nweight_decay = "
-          "123456789.125\n"
-          "[lr_schedule]\nname = 'wsd'\nwarmup_steps = 1\nmin_lr_ratio = 0.7\ndecay_fraction = 0.9\n"
-          "[checkpoint]\ninterval = 3\nkeep_last_n = 0\nresume = 'none'\n[eval]\ninterval = 2\nbatches = 0\n"
-          "[metrics]\nlog_interval = 1\n",
-      essentials(folder));
+  const std::string text = R"([run]
+dir = "a \"b\" \\ \t é"
+seed = 9007199254740993
+device = 'cuda'
+threads = 3
+[model]
+arch = 'qwen3'
+initializer_range = 0.1
+num_key_value_heads = 2
+head_dim = 10
+rope_theta = 1e6
+rms_norm_eps = 1e-5
+tie_word_embeddings = true
+max_position_embeddings = 99
+attention_bias = true
+[model.rope_scaling]
+rope_type = 'llama3'
+factor = 8
+low_freq_factor = 1.5
+high_freq_factor = 4.25
+original_max_position_embeddings = 77
+[distributed]
+pp = 2
+dp_replicate = 3
+pp_schedule = 'gpipe'
+pp_split = [3, 1]
+timeout_s = 0.1
+[train]
+steps = 1000000000000
+micro_batch_size = 2
+grad_accum_steps = 5
+dtype = 'fp32'
+grad_clip = 0.3
+max_skipped_steps = 4
+[optimizer]
+lr = 1.1e-30
+betas = [0.1, 0.3333333333333333]
+eps = 1e-10
+weight_decay = 123456789.125
+[lr_schedule]
+name = 'wsd'
+warmup_steps = 1
+min_lr_ratio = 0.7
+decay_fraction = 0.9
+[checkpoint]
+interval = 3
+keep_last_n = 0
+resume = 'none'
+[eval]
+interval = 2
+batches = 0
+[metrics]
+log_interval = 1
+[data]
+format = 'bin'
+dtype = 'uint32'
+shuffle = false
+)";
+  const JobConfig job = parse(text + "val_path = '" + data + "'\n", essentials(folder));
   CHECK(job.run.seed == 9007199254740993);
   CHECK(parse(to_toml(job)) == job);
   const JobConfig weighted =

@@ -150,8 +150,7 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
        {}},
       {"[distributed]\ndp = 2\n",
        "job.toml:12:6: distributed.dp: not implemented yet: dp = 2 (short for dp_shard); only pp and "
-       "dp_replicate may be "
-       "above 1",
+       "dp_replicate may be above 1",
        {}},
       {"[distributed]\ndp_shard = 2\n",
        "job.toml:12:12: distributed.dp_shard: not implemented yet: dp_shard = 2;",
