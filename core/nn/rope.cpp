@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
@@ -39,7 +40,11 @@ kernels::RopeTable make_rope_table(int64_t head_dim, int64_t max_position, doubl
         "a rotary table needs an even head_dim and at least one position, not head_dim = {} and {} positions",
         head_dim, max_position));
   }
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(device.is_meta() ? device : at::kCPU);
+  const auto options = at::TensorOptions().dtype(at::kFloat);
+  if (device.is_meta()) {
+    const at::Tensor table = at::empty({max_position, head_dim / 2}, options.device(device));
+    return {.cos = table, .sin = table};
+  }
   const at::Tensor exponent = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
   at::Tensor inv_freq = 1.0 / at::pow(at::Scalar(theta), exponent);
   if (linear) {
