@@ -121,7 +121,8 @@ TEST_CASE("stages share a model's parameters out") {
     const auto assignment = pipeline::compute_layer_assignment(5, 3);
     const models::Footprints fp32(model, {.length = 4, .bfloat16 = false});
     const models::Footprints bf16(model, {.length = 4, .bfloat16 = true});
-    const int64_t norms = (arch == "qwen3" ? 2 * 40 + 2 * 12 : 2 * 40) * 5 + 40;  // float32 alone
+    const int64_t norms =
+        5 * (2 * model.hidden + (arch == "qwen3" ? 2 * model.head_dim : 0)) + model.hidden;  // float32 alone
     int64_t sum = 0, rounded = 0;
     for (int i = 0; i < 3; ++i) {
       const auto slice = models::stage_slice(assignment, i);
