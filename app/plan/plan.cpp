@@ -9,8 +9,8 @@
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "core/io/checksum.h"
-#include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
 
 namespace pptrain::app {
 

@@ -145,6 +145,17 @@ class CommandLine(unittest.TestCase):
         plan = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json").stdout)
         self.assertAlmostEqual(plan["uniform_bubble"], 0.2)
         self.assertEqual([rank["in_flight"]["activations"] for rank in plan["per_rank"]], [2, 1])
+        self.assertNotIn("actions", plan)
+        for rank in plan["per_rank"]:
+            parts = ["busy", "fill", "steady", "drain", "barrier", "optimizer_time"]
+            self.assertAlmostEqual(sum(rank[part] for part in parts), plan["predicted_step_time"])
+        for stage in plan["per_stage"]:
+            self.assertAlmostEqual(stage["backward_input"] + stage["backward_weight"], stage["backward"])
+            self.assertGreater(stage["layers"], 0)
+        full = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json", "--actions").stdout)
+        self.assertEqual([actions[0]["action"] for actions in full.pop("actions")], ["0F0", "1RECV_F0"])
+        self.assertEqual(full, plan)
+        self.pptrain("plan", "--config", self.job, "--actions", code=2)
         csv = self.pptrain("plan", "--config", self.job, "--format", "csv").stdout
         self.assertEqual(len(csv.strip().splitlines()), 2)
         svg = self.pptrain("plan", "--config", self.job, "--format", "svg").stdout

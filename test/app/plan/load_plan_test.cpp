@@ -1,8 +1,12 @@
 // What a job must fulfil beyond its file: schedules, stages, splits.
 #include "app/plan/load_plan.h"
 
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
 #include "core/base/error.h"
 #include "core/config/loader.h"
+#include "parallel/schedule/generators/generators.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -43,11 +47,10 @@ TEST_CASE("schedules are found by any spelling, and their stages filled in") {
 }
 
 TEST_CASE("what a schedule does not allow is laid at the key to change") {
-  CHECK(
-      refusal({"distributed.pp_schedule=1f2b"}) ==
-      "--set distributed.pp_schedule=1f2b: \"1f2b\" is not a schedule; did you mean \"1f1b\"? Valid: gpipe, "
-      "1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, interleaved_zb, zbv, v_half, v_min, dualpipe_v, or "
-      "a file ending in .csv");
+  CHECK(refusal({"distributed.pp_schedule=1f2b"}) ==
+        fmt::format("--set distributed.pp_schedule=1f2b: \"1f2b\" is not a schedule; did you mean \"1f1b\"? "
+                    "Valid: {}, or a file ending in .csv",
+                    fmt::join(pptrain::schedule::training_schedule_names(), ", ")));
   CHECK_THAT(refusal({"distributed.pp_schedule=seq1f1b"}), contains_text("seq1f1b is not there yet"));
   CHECK_THAT(refusal({"distributed.pp_schedule=inference"}), contains_text("it cannot train"));
   CHECK_THAT(refusal({"train.grad_accum_steps=3", "distributed.pp=4"}),
