@@ -54,7 +54,8 @@ void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
   if (recompute_ == Recompute::full) {
     fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
   } else if (recompute_ == Recompute::selective) {
-    saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
+    saved.attention.x =
+        region_->enter(attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y);
     activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, saved);
   }
 }

@@ -21,16 +21,19 @@ at::ScalarType compute_dtype(const config::JobConfig& job) {
 
 }  // namespace
 
-RankModel::RankModel(RunContext& context, const std::vector<std::pair<int, int>>& layers,
-                     const schedule::Schedule& placement)
-    : context_(context), placement_(placement) {
-  const models::Recompute recompute = models::make_recompute(context.job.train.recompute);
-  for (const int index : placement.stages_of(context.mesh.coordinate(mesh::Axis::pp))) {
+RankModel::RankModel(RunContext& context) : context_(context), schedule_(context.plan.schedule) {
+  const Plan& plan = context.plan;
+  comm::Communicator& fsdp = context.mesh.of(mesh::Group::fsdp);
+  comm::Communicator& replicas = context.mesh.along(mesh::Axis::dp_replicate);
+  const models::Recompute recompute = models::make_recompute(plan.job.train.recompute);
+  for (const int index : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) {
     Part part;
-    part.stage = std::make_unique<models::TransformerStage>(context.model, models::stage_slice(layers, index),
-                                                            recompute);
-    part.stage->materialise(context.device, compute_dtype(context.job));
-    part.optimizer = optim::make_optimizer(context.job.optimizer, part.stage->parameters().shards());
+    part.stage = std::make_unique<models::TransformerStage>(
+        plan.model, models::stage_slice(plan.layers, index), recompute);
+    part.stage->materialise(context.device, compute_dtype(plan.job));
+    for (nn::ParameterGroup& group : part.stage->parameters().groups())
+      part.groups.emplace_back(group, fsdp, replicas);
+    part.optimizer = optim::make_optimizer(plan.job.optimizer, part.stage->parameters().shards());
     parts_.push_back(std::move(part));
   }
   prepare_norm();
@@ -116,12 +119,29 @@ void RankModel::discard() {
   for (Part& part : parts_) part.stage->discard();
 }
 
-void RankModel::reduce_gradients(pipeline::Stage& stage) {
-  if (context_.mesh.size(mesh::Axis::dp_replicate) == 1) return;
-  for (nn::ParameterGroup& group : stage.parameters().groups()) {
-    for (nn::ParameterGroup::Whole& whole : group.whole())
-      context_.mesh.along(mesh::Axis::dp_replicate).all_reduce_sum(whole.grad);
+RankModel::Part& RankModel::part_of(const pipeline::Stage& stage) {
+  for (Part& part : parts_) {
+    if (part.stage.get() == &stage) return part;
   }
+  throw Error(fmt::format("stage {} is not this rank's", stage.index()));
+}
+
+// Of one stage, all groups' exchanges are under way together.
+pipeline::Executor::StageActions RankModel::stage_actions() {
+  using Begin = std::unique_ptr<comm::Work> (shard::GroupExchange::*)();
+  const auto exchange = [this](Begin begin, const char* what) {
+    return [this, begin, what](pipeline::Stage& stage) {
+      std::vector<std::unique_ptr<comm::Work>> works;
+      for (shard::GroupExchange& group : part_of(stage).groups) works.push_back((group.*begin)());
+      for (const auto& work : works) work->wait([&] { return fmt::format("{}{}", stage.index(), what); });
+    };
+  };
+  return {.unshard = exchange(&shard::GroupExchange::unshard, "UNSHARD"),
+          .reshard =
+              [this](pipeline::Stage& stage) {
+                for (shard::GroupExchange& group : part_of(stage).groups) group.reshard();
+              },
+          .reduce_grad = exchange(&shard::GroupExchange::reduce_grad, "REDUCE_GRAD")};
 }
 
 void RankModel::sum_tied_gradients() {
@@ -131,7 +151,7 @@ void RankModel::sum_tied_gradients() {
     if (part.stage->is_first()) embedding = part.stage->embedding_weight()->grad;
     if (part.stage->is_last()) head = part.stage->head_weight()->grad;
   }
-  pipeline::sum_tied_gradient(context_.mesh.along(mesh::Axis::pp), placement_.rank_of(0), last_stage_rank(),
+  pipeline::sum_tied_gradient(context_.mesh.along(mesh::Axis::pp), schedule_.rank_of(0), last_stage_rank(),
                               embedding, head);
 }
 

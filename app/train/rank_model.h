@@ -10,16 +10,18 @@
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 #include "parallel/checkpoint/checkpoint.h"
+#include "parallel/pipeline/executor.h"
 #include "parallel/schedule/schedule.h"
 #include "parallel/shard/grad_norm.h"
+#include "parallel/shard/group_exchange.h"
 
 namespace pptrain::app {
 
 class RankModel {
  public:
-  // Builds this rank's stages of `layers` ([start, end) of each stage) and materialises them, without values.
-  RankModel(RunContext& context, const std::vector<std::pair<int, int>>& layers,
-            const schedule::Schedule& placement);
+  // Builds this rank's stages of the plan and materialises them, without values. Collective, as what
+  // exchanges anything here.
+  explicit RankModel(RunContext& context);
 
   std::vector<pipeline::Stage*> stages();
 
@@ -30,8 +32,9 @@ class RankModel {
   std::vector<checkpoint::StageContents> contents() const;
 
   void zero_grad();
-  void discard();                                 // drops records of a failed step
-  void reduce_gradients(pipeline::Stage& stage);  // sum over the data-parallel axis
+  void discard();  // drops records of a failed step
+  // What UNSHARD, RESHARD and REDUCE_GRAD do with the parameter groups of one of the stages.
+  pipeline::Executor::StageActions stage_actions();
   void sum_tied_gradients();
   std::vector<double> squared_norms();  // of the summed, unscaled gradients: this rank's terms of norm()
   const shard::GradNorm& norm() const { return *norm_; }  // over the whole model
@@ -45,19 +48,21 @@ class RankModel {
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
   int64_t optimizer_step() const { return optimizer_step_; }
-  int last_stage_rank() const { return placement_.rank_of(placement_.stages() - 1); }
+  int last_stage_rank() const { return schedule_.rank_of(schedule_.stages() - 1); }
 
  private:
   struct Part {
     std::unique_ptr<models::TransformerStage> stage;
+    std::vector<shard::GroupExchange> groups;  // of the stage
     std::unique_ptr<optim::Optimizer> optimizer;
     std::vector<nn::Slice*> counted;  // that enter the norm: all but the copy of a tied weight
   };
   bool is_tied_copy(const nn::Slice& slice) const;
   void prepare_norm();
+  Part& part_of(const pipeline::Stage& stage);
 
   RunContext& context_;
-  const schedule::Schedule& placement_;
+  const schedule::Schedule& schedule_;
   std::vector<Part> parts_;
   std::optional<shard::GradNorm> norm_;
   int64_t optimizer_step_ = 0;

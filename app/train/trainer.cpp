@@ -61,14 +61,14 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
     : context_(context),
       shutdown_(shutdown),
       checkpoint_root_(fs::path(context.job.run.dir) / "checkpoints"),
-      model_(context, context.plan.layers, context.plan.schedule),
+      model_(context),
       loader_(open_training_data(context)),
       executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
                 pipeline::Executor::Mode::train),
       profile_(context, executor_),
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
       anomaly_(context.job.train.max_skipped_steps) {
-  executor_.on_reduce_grad([this](pipeline::Stage& stage) { model_.reduce_gradients(stage); });
+  executor_.on_stage_actions(model_.stage_actions());
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
   flops_per_token_ = models::flops_per_token(context.model, context.job.train.seq_len);

@@ -135,10 +135,11 @@ void Executor::execute(const Action& action) {
     case ActionKind::send_b:
       return post_send(action);
     case ActionKind::reduce_grad:
-      return reduce_gradient(action);
+      return run_on_stage(action, stage_actions_.reduce_grad);
     case ActionKind::unshard:
+      return run_on_stage(action, stage_actions_.unshard);
     case ActionKind::reshard:
-      throw Error("UNSHARD and RESHARD need sharded parameters, which this build does not have");
+      return run_on_stage(action, stage_actions_.reshard);
     case ActionKind::overlapped_pair:
       return schedule::for_each_part(action, [this](const Action& part) { compute(part); });
     default:
@@ -160,10 +161,10 @@ void Executor::compute(const Action& action) {
   marks_.mark();
 }
 
-void Executor::reduce_gradient(const Action& action) {
+void Executor::run_on_stage(const Action& action, const std::function<void(Stage&)>& body) {
   marks_.mark();
   marks_.mark();
-  if (reduce_grad_) reduce_grad_(stage(action.stage));
+  if (body) body(stage(action.stage));
   marks_.mark();
 }
 

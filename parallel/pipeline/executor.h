@@ -45,8 +45,12 @@ class Executor {
   // outlive the executor.
   Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule, Mode mode);
 
-  // REDUCE_GRAD calls this for its stage (data-parallel gradient sum). Without it, REDUCE_GRAD does nothing.
-  void on_reduce_grad(std::function<void(Stage&)> reduce) { reduce_grad_ = std::move(reduce); }
+  // What the actions of a whole stage call: UNSHARD and RESHARD of its weights, REDUCE_GRAD of its gradients.
+  // Without a function such an action does nothing.
+  struct StageActions {
+    std::function<void(Stage&)> unshard, reshard, reduce_grad;
+  };
+  void on_stage_actions(StageActions actions) { stage_actions_ = std::move(actions); }
 
   // Times what runs from now on by the host's clock (the CPU, as at first), by a device's, or not at all.
   void time_on(std::optional<c10::Device> device) { timed_on_ = device; }
@@ -81,7 +85,7 @@ class Executor {
   void throw_away_prefix();
   void execute(const schedule::Action& action);
   void compute(const schedule::Action& action);
-  void reduce_gradient(const schedule::Action& action);
+  void run_on_stage(const schedule::Action& action, const std::function<void(Stage&)>& body);
   void run_forward(const schedule::Action& action);
   void run_backward(const schedule::Action& action);
   void count_held(int activations, int weight_operands);
@@ -102,7 +106,7 @@ class Executor {
   schedule::Schedule schedule_;
   schedule::Speculation speculation_;
   Mode mode_;
-  std::function<void(Stage&)> reduce_grad_;
+  StageActions stage_actions_;
 
   std::span<const data::Microbatch> microbatches_;
   // Values between actions. Keys name the stage that consumes (inputs) or produced (outputs) them.

@@ -93,7 +93,7 @@ void check_layouts(const Overrides& overrides) {
 std::filesystem::path poisoned_checkpoint(const std::filesystem::path& root, const Overrides& overrides) {
   const app::Plan plan = plan_of({"gpipe", 1}, false, root / "unused", overrides);
   app::run_ranks(plan, [&](app::RunContext& context) {
-    app::RankModel model(context, context.plan.layers, context.plan.schedule);
+    app::RankModel model(context);
     model.initialise();
     auto contents = model.contents();
     for (auto& tensor : contents[0].files.at("model")) {

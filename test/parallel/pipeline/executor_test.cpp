@@ -149,7 +149,8 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
           pipeline::Executor train({&stage}, world, lowered, pipeline::Executor::Mode::train);
           pipeline::Executor evaluate({&stage}, world, forward, pipeline::Executor::Mode::evaluate);
           int reduced = 0;
-          train.on_reduce_grad([&](pipeline::Stage&) { ++reduced; });
+          train.on_stage_actions(
+              {.unshard = {}, .reshard = {}, .reduce_grad = [&](pipeline::Stage&) { ++reduced; }});
           for (int step = 0; step < 2; ++step) {
             const pipeline::ExecutorStats stats = train.run(microbatches(m));
             const pipeline::LossSum loss = stage.take_loss();
