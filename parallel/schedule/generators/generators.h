@@ -13,7 +13,7 @@ struct ScheduleSpec {
   std::string name;  // any case; PyTorch's class names serve too ("ScheduleInterleaved1F1B", "ZBVZeroBubble")
   int ranks = 1;
   int microbatches = 1;
-  int stages_per_rank = 0;  // 0: what the schedule is made for (1; interleaved and looped 2; V schedules 2)
+  int stages_per_rank = 0;  // 0: what the schedule is made for: 1, or 2 where it takes several
 };
 
 // The compute actions of the schedule. Throws UsageError, saying what to change, if the name is unknown or

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "parallel/schedule/proof/checks.h"
@@ -11,8 +12,8 @@
 namespace pptrain::schedule {
 namespace {
 
-// What one stage sends its neighbour of each microbatch: both do `compute`, the sender before it sends, the
-// receiver after it has received.
+// What one stage sends to a neighbouring stage, once for each microbatch. The sender has done `compute`
+// before it sends, the receiver does `compute` after it has received.
 struct Messages {
   int from;
   int to;
@@ -24,12 +25,23 @@ struct Messages {
 };
 
 Messages forwards_over(int boundary) {
-  return {boundary,       boundary + 1,       Places::forward,   Places::send_f,
-          Places::recv_f, ActionKind::send_f, ActionKind::recv_f};
+  return {.from = boundary,
+          .to = boundary + 1,
+          .compute = Places::forward,
+          .send = Places::send_f,
+          .receive = Places::recv_f,
+          .send_kind = ActionKind::send_f,
+          .receive_kind = ActionKind::recv_f};
 }
+
 Messages backwards_over(int boundary) {
-  return {boundary + 1,   boundary,           Places::gradient,  Places::send_b,
-          Places::recv_b, ActionKind::send_b, ActionKind::recv_b};
+  return {.from = boundary + 1,
+          .to = boundary,
+          .compute = Places::gradient,
+          .send = Places::send_b,
+          .receive = Places::recv_b,
+          .send_kind = ActionKind::send_b,
+          .receive_kind = ActionKind::recv_b};
 }
 
 void check_there(const Places& places, Places::What what, const Action& action) {

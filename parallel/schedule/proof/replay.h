@@ -70,7 +70,8 @@ bool Replay::run(Visit&& visit) {
     queued_[rank] = 0;
     const auto& list = schedule_.actions[rank];
     for (size_t& i = next_[rank]; i < ends_[rank] && ready(list[i]); ++i) {
-      __builtin_prefetch(list.data() + i + 16);  // the processor itself does not follow a list a rank
+      // The walk jumps between the ranks' lists: more streams than a processor prefetches by itself.
+      __builtin_prefetch(list.data() + i + 16);
       visit(rank, i, list[i]);
       for_each_part(list[i], [this](const Action& part) { part_done(part); });
     }

@@ -20,16 +20,14 @@ struct TextOptions {
 std::string render_text(const Schedule& schedule, const Simulation& simulation,
                         const TextOptions& options = {});
 
-// {"schedule", "ranks", "microbatches", "stages_per_rank", "placement", "forward_only", "step_time",
-// "bubble",
-//  "per_rank": [{"rank", "stages", "busy", "fill", "steady", "drain", "barrier", "wait_for_transfer",
-//  "bubble",
-//                "in_flight": {"activations", "weight_operands", "held", "receive_buffers"}}]}
-// Times in the simulation's unit; counts in stage-microbatches. A caller may add members of its own.
+// The schedule (its name, "ranks", "microbatches", "stages_per_rank", "placement", "forward_only"),
+// "step_time" and "bubble"; under "per_rank" for each rank its "rank", "stages", the members of RankTime, its
+// "bubble", and "in_flight" with the members of InFlight. Times in the simulation's unit, counts in
+// stage-microbatches. Callers may add members of their own.
 nlohmann::ordered_json summary_json(const Schedule& schedule, const Simulation& simulation);
 
-// The text of a summary; with `actions` its last member is "actions", every rank's list with the times of
-// each action, one a line: [[{"action", "start", "end"}, ...], ...].
+// A summary as text; with actions, its last member "actions" has every rank's list, one action a line:
+// [[{"action": "0F0", "start": 0, "end": 1}, ...], ...].
 std::string render_json(const nlohmann::ordered_json& summary);
 std::string render_json_with_actions(const nlohmann::ordered_json& summary, const Schedule& schedule,
                                      const Simulation& simulation);
