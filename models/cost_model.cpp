@@ -20,6 +20,11 @@ struct Sum {
   double ratio() const { return any() ? measured / modelled : 1; }
 };
 
+BatchShape on_device(BatchShape batch, const DeviceModel& device) {
+  batch.device = device.name == "cpu" ? at::kCPU : at::kCUDA;
+  return batch;
+}
+
 BatchShape without_recompute(BatchShape batch) {
   batch.recompute = Recompute::none;
   return batch;
@@ -32,8 +37,8 @@ CostModel::CostModel(const ModelConfig& model, const Workload& workload, const D
     : workload_(workload),
       device_(device),
       calibration_(calibration),
-      footprints_(model, workload.batch),
-      kept_(model, without_recompute(workload.batch)),
+      footprints_(model, on_device(workload.batch, device)),
+      kept_(model, without_recompute(footprints_.batch())),
       flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
       bandwidth_(device.memory_bandwidth) {
   if (device.name == "cpu") {

@@ -24,6 +24,7 @@ class DryStage {
   DryStage(const ModelConfig& model, const StageSlice& slice, const BatchShape& batch)
       : stage_(model, slice, batch.recompute), data_(meta_microbatch(batch)) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
+    stage_.size_chunks_for(batch.device);
   }
 
   StageFootprint run() {

@@ -20,6 +20,7 @@ struct BatchShape {
   int64_t length = 1;
   bool bfloat16 = true;
   Recompute recompute = Recompute::none;
+  at::DeviceType device = at::kCPU;  // that the passes will run on: it sets the chunks of the head
 
   int64_t tokens() const { return documents * length; }
 };

@@ -54,8 +54,13 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
 
 void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients) {
   store_.materialise(device, compute_dtype, with_gradients);
+  size_chunks_for(device.type());
   rope_ = nn::make_rope_table(model_.head_dim, model_.max_seq, model_.rope_theta, model_.rope_llama3,
                               model_.rope_linear, device);
+}
+
+void TransformerStage::size_chunks_for(at::DeviceType device) {
+  if (head_) head_->set_chunk_bytes(nn::LinearCrossEntropy::default_chunk_bytes(device));
 }
 
 at::Tensor TransformerStage::empty_boundary(const data::Microbatch& data) const {

@@ -54,6 +54,9 @@ class TransformerStage final : public pipeline::Stage {
   // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true);
 
+  // Chunks of logits as a device wants them; materialise() sets those of its own.
+  void size_chunks_for(at::DeviceType device);
+
   int index() const override { return slice_.index; }
   bool is_first() const override { return slice_.embedding; }
   bool is_last() const override { return slice_.head; }

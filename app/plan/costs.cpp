@@ -23,7 +23,8 @@ models::Workload workload_of(const config::JobConfig& job) {
   return {.batch = {.documents = job.train.micro_batch_size,
                     .length = job.train.seq_len,
                     .bfloat16 = job.train.dtype == "bf16",
-                    .recompute = models::make_recompute(job.train.recompute)},
+                    .recompute = models::make_recompute(job.train.recompute),
+                    .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA},
           .threads = job.run.threads,
           .optimizer_bytes = optimizer_bytes(job.optimizer, job.optimizer.post_validation)};
 }

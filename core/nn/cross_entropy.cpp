@@ -12,6 +12,10 @@ namespace pptrain::nn {
 LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes)
     : weight_(&weight), chunk_bytes_(chunk_bytes) {}
 
+int64_t LinearCrossEntropy::default_chunk_bytes(at::DeviceType device) {
+  return device == at::kCUDA ? int64_t{1} << 30 : int64_t{16} << 20;
+}
+
 int64_t LinearCrossEntropy::rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes) {
   constexpr int64_t kTile = 32;  // rows; matrix products prefer whole tiles
   const int64_t fit = chunk_bytes / row_bytes;

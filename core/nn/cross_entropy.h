@@ -11,11 +11,14 @@ namespace pptrain::nn {
 
 class LinearCrossEntropy {
  public:
-  static constexpr int64_t default_chunk_bytes = int64_t{16} << 20;
-
   // Uses `weight` [vocab, hidden], declared by the caller (it may be the embedding's, when tied, on one
   // stage). chunk_bytes bounds the memory of one chunk of logits.
-  explicit LinearCrossEntropy(Weight& weight, int64_t chunk_bytes = default_chunk_bytes);
+  explicit LinearCrossEntropy(Weight& weight, int64_t chunk_bytes = default_chunk_bytes(at::kCPU));
+  void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
+
+  // What serves a device: each chunk reads the weight twice and adds to its whole gradient, so chunks are as
+  // large as memory allows on a GPU, and as the caches hold on a CPU.
+  static int64_t default_chunk_bytes(at::DeviceType device);
 
   // Sum of the losses, in nats, over labels other than -100: float64 scalar tensor on the device.
   // h: T [rows, hidden]; labels: int64 [rows].
@@ -29,7 +32,7 @@ class LinearCrossEntropy {
   at::Tensor logits(const at::Tensor& h) const;  // T [rows, vocab]; for generation and tests
 
   // Rows of a chunk, for rows of logits of `row_bytes` bytes.
-  static int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes = default_chunk_bytes);
+  static int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes);
 
  private:
   at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
