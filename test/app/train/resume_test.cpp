@@ -97,8 +97,9 @@ TEST_CASE("step_007 is no checkpoint's folder, for nobody") {
   CHECK(std::filesystem::exists(folder.path() / "checkpoints.1/step_10"));
   for (const char* name : {"step_2", "step_007", "step_best"}) CHECK(std::filesystem::exists(root / name));
   const auto chosen = [&](const std::string& name) {
-    return pptrain::app::choose_checkpoint(pptrain::test::small_job(
-        small_job_text(), folder.path(), {"checkpoint.resume=\"" + (root / name).string() + "\""}));
+    const Overrides resume = {"checkpoint.resume=\"" + (root / name).string() + "\""};
+    return pptrain::app::choose_checkpoint(
+        pptrain::test::small_plan(small_job_text(), folder.path(), resume).job);
   };
   CHECK(chosen("step_2") == root / "step_2");
   CHECK_THROWS_WITH(chosen("step_007"), pptrain::test::contains_text("no complete checkpoint in"));
