@@ -63,9 +63,9 @@ schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);
 // The layers of `stages` stages as distributed.pp_split (not cost) shares them out. Throws UsageError.
 pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages);
 
-// Over all that ranks must agree on before they train: the job, the layers, the action lists. Where files lie
-// may differ from host to host and does not count, nor does what they hold, but for a schedule's. 32
-// hexadecimal digits.
+// A hash (32 hexadecimal digits) of all that ranks must agree on before they train: the job, the layers, the
+// action lists. Paths of files are left out, since hosts may keep them in different places, and so is what
+// data files hold; a schedule's file counts by its actions.
 std::string fingerprint(const Plan& plan);
 
 }  // namespace pptrain::app

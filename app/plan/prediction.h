@@ -23,7 +23,7 @@ struct Prediction {
   schedule::Simulation pipeline;  // of the lowered schedule
   double step_time = 0;           // s
   double tokens_per_s = 0;        // of all replicas
-  // [rank] s between the pipeline's end and the step's in which the rank does not work
+  // [rank] s that the rank waits after the pipeline's end until the step's
   std::vector<double> barrier;
   std::vector<double> optimizer_time;  // [rank] s
   std::vector<RankBytes> bytes;        // [rank]

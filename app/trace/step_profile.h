@@ -24,7 +24,8 @@ class StepProfile {
   // The step ends now on this rank.
   void end_step();
   // Returns, on rank 0, how the ranks idled in the step that ended last; all have ended it. It may be called
-  // within the next step. Nothing on a GPU but in traced steps, where it waits for the device.
+  // within the next step. On a GPU only traced steps are measured, and settle() waits for the device; after
+  // other steps it returns nothing.
   std::optional<metrics::Bubble> settle();
   // Writes the trace if the run ended before the trace did, and says where it is.
   void finish();

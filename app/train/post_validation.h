@@ -42,8 +42,9 @@ class PostValidation {
 
   // Waits until all ranks have started.
   Totals wait();
-  // What the pending step should have been: its gradient scale, or none for a step to be skipped. Returns
-  // whether it was that; otherwise it is that now.
+  // grad_scale: what the pending step should have been taken with, or none if it is to be skipped. Where it
+  // was taken otherwise, takes it back, and takes it again if it is not to be skipped. Returns whether it
+  // stood.
   bool correct(const std::optional<double>& grad_scale);
 
   // Was any rank asked to stop? The same answer on every rank, up to two steps late.

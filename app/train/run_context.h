@@ -25,10 +25,10 @@ struct RunContext {
 // mode and with run.threads CPU threads. Returns the exit code of rank 0's body (of this process's rank,
 // under a launcher).
 //
-// `load` gives the plan. Under a launcher, a UsageError of it, or of a launch that contradicts the plan, is
-// told to all ranks: rank 0 prints what they found, and all return 2. Without a launcher it is thrown. Throws
-// UsageError too where the launcher's variables make no sense or no transport connects the processes, and
-// Error naming the rank that failed.
+// `load` makes the plan. Under a launcher, ranks tell each other the UsageErrors that `load` threw, and where
+// the launch contradicts the plan; rank 0 prints them, and all ranks return 2. Without a launcher they are
+// thrown. Throws UsageError where the launcher's variables make no sense or no transport connects the
+// processes, and Error that names the rank where a rank fails.
 int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body);
 int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body);
 

@@ -23,8 +23,7 @@ enum class Format { text, bin, llmc };
 Format parse_format(const std::string& name);
 
 struct Source {
-  std::filesystem::path
-      path;  // a file, or a folder: its *.txt (text) or *.bin files, in the order of their names
+  std::filesystem::path path;  // a file, or a folder: its *.txt (text) or *.bin files, by name
   Format format = Format::text;
   int token_bytes = 2;  // bin: 2 (uint16) or 4 (uint32)
 };

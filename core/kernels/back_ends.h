@@ -1,6 +1,6 @@
 // The back ends, and how their kernels come into the table: each file of a back end adds its own kernels, and
-// add_kernels of its folder calls these files. A call rather than constructors of global objects, which the
-// linker drops with the files of a static library that nothing calls.
+// add_kernels of its folder calls these files. Constructors of global objects would not do: the linker drops
+// a static library's files that nobody calls.
 #pragma once
 
 #include <string_view>

@@ -107,14 +107,13 @@ class ParameterGroup {
 
   const std::string& name() const { return name_; }
   std::vector<Shard*> shards();
-  std::vector<Slice*> slices();  // in the order of add(); those of other ranks alone are not there
+  std::vector<Slice*> slices();  // in the order of add(); only those with elements on this rank
   Slice* find(std::string_view name);
 
   // The buffers over all ranks of the division, one for each of shards(): piece p of Division::parts has the
   // elements [p, p + 1) * size / parts. Weights are gathered into `compute` from each rank's
-  // Shard::rounded(), and stay as they were when masters change until they are gathered again; gradients are
-  // summed over ranks into each rank's piece of `grad`. In a group that is not divided they are the shard's
-  // own memory.
+  // Shard::rounded(), and must be gathered again after masters change; gradients are summed over ranks into
+  // each rank's piece of `grad`. In a group that is not divided both are the shard's own memory.
   struct Whole {
     at::Tensor compute;  // float32 or the compute type; the masters' memory where that is whole and float32
     at::Tensor grad;     // float32; undefined without gradients

@@ -19,8 +19,8 @@ class Region {
   virtual at::Tensor enter(at::Tensor x) const { return x; }
   virtual at::Tensor leave(at::Tensor y) const { return y; }
 
-  // Gradients of the two, in the order of the backward pass: of leave's result to that of its argument, then
-  // of enter's result to that of its argument. The caller may still use what it passes in.
+  // Backward: from the gradient of leave(y) to that of y, and from the gradient of enter(x) to that of x.
+  // leave_backward() only reads dy.
   virtual at::Tensor leave_backward(const at::Tensor& dy) const { return dy; }
   virtual at::Tensor enter_backward(at::Tensor dx) const { return dx; }
 };

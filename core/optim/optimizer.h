@@ -25,10 +25,10 @@ struct StateTensor {
 
 // What a step takes, for predictions: bytes of each parameter that this rank answers for.
 struct OptimizerFootprint {
-  int64_t state = 0;     // held between steps
-  int64_t previous = 0;  // held once more for undo()
-  double moved = 0;      // read and written by a step
-  double kept = 0;       // ... and by keeping what it overwrites
+  int64_t state = 0;     // the state, held between steps
+  int64_t previous = 0;  // the copy of masters and state that keep_previous() holds
+  double moved = 0;      // what a step reads and writes
+  double kept = 0;       // what a step writes besides, with keep_previous()
 };
 
 class Optimizer {
