@@ -53,9 +53,10 @@ int run(int argc, char** argv) {
   CLI::App* plan =
       cli.add_subcommand("plan", "Predict a job's step: timeline, bubble, time and memory of each rank");
   add_job_options(*plan, plan_arguments);
-  plan->add_option("--format", plan_arguments.format, "text, csv, json, svg, or trace (for Perfetto)")
-      ->check(CLI::IsMember({"text", "csv", "json", "svg", "trace"}))
-      ->capture_default_str();
+  CLI::Option* format =
+      plan->add_option("--format", plan_arguments.format, "text, csv, json, svg, or trace (for Perfetto)")
+          ->check(CLI::IsMember({"text", "csv", "json", "svg", "trace"}))
+          ->capture_default_str();
   plan->add_flag("--actions", plan_arguments.actions,
                  "With --format json: also every action, with its times");
   plan->add_option("-o,--output", plan_arguments.output, "Write to FILE instead of standard output")
@@ -68,10 +69,12 @@ int run(int argc, char** argv) {
       ->option_text("TRACE")
       ->excludes(device);
   CLI::Option* search = plan->add_flag("--search", plan_arguments.search,
-                                       "Rank schedules x stages per rank x microbatches x splits of the job");
+                                       "Rank schedules x stages per rank x microbatches x splits of the job")
+                            ->excludes(format);
   plan->add_option("--compare", plan_arguments.compare, "Put the prediction beside the trace of a run")
       ->option_text("TRACE")
-      ->excludes(search);
+      ->excludes(search)
+      ->excludes(format);
 
   std::string checkpoint_dir;
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");

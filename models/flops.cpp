@@ -1,5 +1,6 @@
 #include "models/flops.h"
 
+#include <functional>
 #include <numeric>
 
 #include "models/transformer_stage.h"

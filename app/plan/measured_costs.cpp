@@ -71,9 +71,11 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   const TraceSummary trace = read_trace(trace_path);
   check_same_model(base, trace.run, trace_path);
   const models::DeviceModel& device = default_device(base.job);
+  models::ModelConfig model = base.model;
+  model.layers = trace.run.model.layers;  // the run may have had more of them, or fewer
   const std::vector<models::MeasuredStage> stages = measured_stages(trace);
   const models::Measurement measured{
-      .stages = stages, .optimizer = optimizer_of(trace, stages, base.model), .overhead = overhead_of(trace)};
+      .stages = stages, .optimizer = optimizer_of(trace, stages, model), .overhead = overhead_of(trace)};
   const models::Workload workload{
       .batch = {.documents = trace.run.micro_batch_size,
                 .length = trace.run.seq_len,
@@ -82,7 +84,7 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
       .threads = trace.run.threads,
       .optimizer_bytes = optimizer_bytes(base.job.optimizer, trace.run.post_validation)};
   return {.device = device,
-          .calibration = models::calibrate(base.model, workload, device, measured),
+          .calibration = models::calibrate(model, workload, device, measured),
           .description = fmt::format("measured in {}", trace_path)};
 }
 

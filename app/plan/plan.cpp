@@ -16,14 +16,14 @@ namespace pptrain::app {
 
 PlanBase plan_base(const config::JobConfig& job) {
   const config::DistributedSection& d = job.distributed;
-  return {.job = job,
-          .model = models::make_model_config(job.model, job.train.seq_len),
-          .mesh = {.pp = static_cast<int>(d.pp),
-                   .dp_replicate = static_cast<int>(d.dp_replicate),
-                   .dp_shard = static_cast<int>(d.dp_shard),
-                   .cp = static_cast<int>(d.cp),
-                   .tp = static_cast<int>(d.tp),
-                   .ep = static_cast<int>(d.ep)}};
+  const mesh::MeshShape mesh{.pp = static_cast<int>(d.pp),
+                             .dp_replicate = static_cast<int>(d.dp_replicate),
+                             .dp_shard = static_cast<int>(d.dp_shard),
+                             .cp = static_cast<int>(d.cp),
+                             .tp = static_cast<int>(d.tp),
+                             .ep = static_cast<int>(d.ep)};
+  mesh::check_shape(mesh);
+  return {.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
 }
 
 Plan make_plan(const config::JobConfig& job) {

@@ -1,6 +1,7 @@
 // Measures where the time of each step goes, and traces some steps to trace.json.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/metrics/sinks.h"
+#include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/render/trace_names.h"
 
 namespace pptrain::app {
@@ -220,6 +222,8 @@ TracedRun to_run(const Json& other) {
   for_each_key(run, [&](const char* key, auto& field) { other.at(key).get_to(field); });
   const Json& model = other.at(keys::model);
   for_each_model_key(run.model, [&](const char* key, auto& field) { model.at(key).get_to(field); });
+  pipeline::explicit_layer_assignment(static_cast<int>(run.model.layers),
+                                      static_cast<int>(run.layers_per_stage.size()), run.layers_per_stage);
   return run;
 }
 
@@ -302,11 +306,11 @@ TraceSummary read_trace(const std::filesystem::path& path) {
   }
   try {
     return summarise(Json::parse(file));
-  } catch (const Json::exception& error) {
-    throw UsageError(
-        fmt::format("{}: not a trace of pptrain (profile.trace): {}", path.string(), error.what()));
   } catch (const UsageError& error) {
     throw UsageError(fmt::format("{}: not a trace to take costs from: {}", path.string(), error.what()));
+  } catch (const std::exception& error) {  // of the JSON library, or of a rank or stage that there is not
+    throw UsageError(
+        fmt::format("{}: not a trace of pptrain (profile.trace): {}", path.string(), error.what()));
   }
 }
 

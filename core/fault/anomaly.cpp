@@ -25,9 +25,8 @@ bool AnomalyGuard::accept(double loss, double grad_norm) {
     report += fmt::format("\n  loss {:.6g}, grad norm {:.6g}", seen.loss, seen.grad_norm);
   throw Error(fmt::format(
       "the loss or gradient norm was not finite in {} steps in a row, more than train.max_skipped_steps = {} "
-      "allow; weights are those before the first of them. The last steps, oldest first:{}\nLower "
-      "optimizer.lr, "
-      "lengthen lr_schedule.warmup_steps, or look at the data of these steps.",
+      "allow; weights are those before the first of them. The last steps, oldest first:{}\n"
+      "Lower optimizer.lr, lengthen lr_schedule.warmup_steps, or look at the data of these steps.",
       in_a_row_, max_in_a_row_, report));
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -259,6 +260,11 @@ ParameterGroup& ParameterStore::add_group(std::string name) {
 }
 
 void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients) {
+  std::set<std::string_view> names;
+  for (const ParameterSpec* spec : specs()) {
+    if (!names.insert(spec->name).second)
+      throw Error(fmt::format("parameter '{}' is declared twice, in two groups", spec->name));
+  }
   compute_dtype_ = compute_dtype;
   for (ParameterGroup& group : groups_) group.materialise(device, compute_dtype, with_gradients);
 }

@@ -159,7 +159,7 @@ class ParameterStore {
  public:
   ParameterGroup& add_group(std::string name);  // the reference stays valid
 
-  // The same for every group.
+  // The same for every group. materialise throws Error too where two groups declare one name.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true);
   void initialise(uint64_t seed);
   void refresh_compute();

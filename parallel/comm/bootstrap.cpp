@@ -212,9 +212,8 @@ std::unique_ptr<Communicator> make_world(const Launch& launch) {
   if (launch.rendezvous.host.empty() || launch.rendezvous.port == 0) {
     throw UsageError(
         fmt::format("this process was started by {}, but pptrain {}: use the launcher of that MPI (or "
-                    "torchrun, or srun), build pptrain "
-                    "with the launcher's MPI, or set MASTER_ADDR and MASTER_PORT to a free port on rank 0's "
-                    "host to use TCP sockets",
+                    "torchrun, or srun), build pptrain with the launcher's MPI, or set MASTER_ADDR and "
+                    "MASTER_PORT to a free port on rank 0's host to use TCP sockets",
                     name(launch.kind), built_with()));
   }
   return make_tcp_world(launch.rank, launch.world_size, launch.rendezvous);

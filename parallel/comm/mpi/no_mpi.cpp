@@ -14,8 +14,7 @@ std::string mpi_version() {
 std::unique_ptr<Communicator> make_mpi_world() {
   throw UsageError(
       "this program was built without MPI: install an MPI (Debian: libopenmpi-dev) and build again, or "
-      "launch with "
-      "torchrun or Slurm variables");
+      "launch with torchrun or Slurm variables");
 }
 
 }  // namespace pptrain::comm

@@ -516,8 +516,8 @@ void check_devices_differ(Communicator& host, c10::Device device) {
     if (is_new) continue;
     throw UsageError(
         fmt::format("ranks {} and {} share one GPU ({}), which NCCL does not support: start at most one "
-                    "process per GPU, or start "
-                    "pptrain without a launcher, where ranks are threads and may share a GPU",
+                    "process per GPU, or start pptrain without a launcher, where ranks are threads and may "
+                    "share a GPU",
                     owner->second, r, properties.name));
   }
 }

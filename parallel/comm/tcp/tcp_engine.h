@@ -91,8 +91,8 @@ class TcpEngine {
     std::shared_ptr<Incoming> incoming;
   };
   struct Link {
-    std::mutex
-        mutex;  // guards what follows, except `reading`; the socket is closed by the engine's thread alone
+    // Guards what follows, except `reading`; the socket is closed by the engine's thread alone.
+    std::mutex mutex;
     Socket socket;
     std::deque<Outgoing> outgoing;
     std::map<uint64_t, Channel> channels;

@@ -77,8 +77,7 @@ void check(const Schedule& s) {
   if (s.microbatches >= 2 * s.ranks) return;
   throw UsageError(
       fmt::format("dualpipe_v on {} ranks needs at least {} microbatches (two per rank), and there are {}: "
-                  "raise the number "
-                  "of microbatches to {}, or use zbv, which takes any number",
+                  "raise the number of microbatches to {}, or use zbv, which takes any number",
                   s.ranks, 2 * s.ranks, s.microbatches, 2 * s.ranks));
 }
 

@@ -12,8 +12,7 @@ void check(const Schedule& s) {
   if (s.microbatches >= s.ranks) return;
   throw UsageError(
       fmt::format("1f1b on {0} ranks needs at least {0} microbatches, and there are {1}: raise the number of "
-                  "microbatches "
-                  "to {0}, or use gpipe, which takes any number",
+                  "microbatches to {0}, or use gpipe, which takes any number",
                   s.ranks, s.microbatches));
 }
 

@@ -170,6 +170,7 @@ class CommandLine(unittest.TestCase):
         self.assertIn("h100, h200", error)
         ranking = self.pptrain("plan", "--config", self.job, "--search").stdout
         self.assertIn("zb_h2", ranking)
+        self.pptrain("plan", "--config", self.job, "--search", "--format", "json", code=2)
         self.train("traced", "profile.trace=true", "train.steps=5")
         trace = self.folder / "traced/trace.json"
         compared = self.pptrain("plan", "--config", self.job, "--profile", trace, "--compare", trace).stdout

@@ -1,5 +1,9 @@
 // Predictions of a step, the search over them, and what auto and cost make of a job.
+#include <fstream>
+#include <iterator>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "app/plan/prediction.h"
 #include "app/plan/search.h"
@@ -151,4 +155,20 @@ TEST_CASE("costs from a run's trace give back its own times") {
   CHECK_THROWS_WITH(app::read_trace(folder.path() / "none.json"), contains_text("cannot be read"));
   std::ofstream(folder.path() / "bad.json") << "{\"traceEvents\": []}";
   CHECK_THROWS_WITH(app::read_trace(folder.path() / "bad.json"), contains_text("not a trace of pptrain"));
+
+  // A run of a deeper model serves too; one of no ranks, or of a rank too many, does not.
+  CHECK_NOTHROW(app::make_cost_source(plan_with(with(layout, {"model.num_hidden_layers=2"})), trace_path));
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::ifstream file(trace_path);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    const size_t place = text.find(from);
+    REQUIRE(place != std::string::npos);
+    const auto path = folder.path() / "changed.json";
+    std::ofstream(path) << text.replace(place, from.size(), to);
+    return path;
+  };
+  CHECK_THROWS_AS(app::read_trace(changed("\"pp\":2", "\"pp\":-2")), UsageError);
+  CHECK_THROWS_AS(app::read_trace(changed("\"tid\":1,\"ts\"", "\"tid\":9,\"ts\"")), UsageError);
+  CHECK_THROWS_AS(app::read_trace(changed("\"layers_per_stage\":[2,2]", "\"layers_per_stage\":[2,3]")),
+                  UsageError);
 }

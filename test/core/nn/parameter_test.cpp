@@ -138,6 +138,13 @@ TEST_CASE("a group refuses declarations that cannot be right", "[nn]") {
   CHECK_THROWS_AS(group.materialise(at::kCPU, at::kFloat), Error);
 }
 
+TEST_CASE("a name belongs to one group of a store", "[nn]") {
+  nn::ParameterStore store;
+  store.add_group("one").add({matrix("w", 2, 2)});
+  store.add_group("other").add({matrix("v", 2, 2), matrix("w", 2, 2)});
+  CHECK_THROWS_WITH(store.materialise(at::kCPU, at::kFloat), contains_text("'w' is declared twice"));
+}
+
 TEST_CASE("initial values depend on name and seed alone", "[nn]") {
   const nn::ParameterSpec spec{.name = "layers.3.attn.q.weight", .shape = {64, 48}, .init_std = 0.02};
   const auto values = [](nn::ParameterSpec s, uint64_t seed) {
