@@ -24,7 +24,8 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
           .head = static_cast<size_t>(index) + 1 == assignment.size()};
 }
 
-TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute)
+TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
+                                   const Seams& seams)
     : model_(model), slice_(slice) {
   if (slice.first_layer < 0 || slice.first_layer >= slice.end_layer || slice.end_layer > model.layers) {
     throw Error(fmt::format("stage {}: layers [{}, {}) of a model of {} layers", slice.index,
@@ -38,7 +39,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
     const std::string name = fmt::format("layers.{}", layer);
-    blocks_.emplace_back(store_.add_group(name), name, block);
+    blocks_.emplace_back(store_.add_group(name), name, block, seams);
   }
   if (slice.head) {
     nn::ParameterGroup& group = store_.add_group("head");

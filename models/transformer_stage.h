@@ -48,7 +48,8 @@ class TransformerStage final : public pipeline::Stage {
  public:
   // Declares the parameters; nothing has memory before materialise(). Throws Error for an empty or impossible
   // slice.
-  TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute = Recompute::none);
+  TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute = Recompute::none,
+                   const Seams& seams = {});
 
   // Allocates parameters and rotary tables. compute_dtype: float32 or bfloat16. Then fill the masters:
   // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().

@@ -129,8 +129,13 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
   world.set_timeout(timeout_of(plan.job));
   const RankStart start(plan, body);
   at::Device device = at::kCPU;
+  const std::string own = fingerprint(plan);
+  const std::string of_rank_0 = comm::broadcast_string(world, own, 0);
   const std::string own_fault = comm::fault_of([&] {
     mesh::check_world_size(plan.mesh, world.size());
+    if (own != of_rank_0)
+      throw UsageError(
+          "the job is another one than rank 0's: start all ranks with the same job file and --set");
     device = choose_device(plan.job, local_rank);
   });
   if (!comm::agree(world, own_fault)) return usage_exit_code;

@@ -15,9 +15,9 @@ namespace pptrain::data {
 
 // text: every byte is a token (vocabulary 256).
 // bin:  headerless little-endian ids of the type declared in the job.
-// llmc: llm.c's files: a header of 256 int32 (magic, version, token count), then ids: magic 20240520 version
-// 1 has
-//       uint16 ids (GPT-2), magic 20240801 version 7 has uint32 ids (Llama 3).
+// llmc: llm.c's files: a header of 256 int32 (magic, version, token count), then ids. Magic 20240520 version
+// 1
+//       has uint16 ids (GPT-2), magic 20240801 version 7 has uint32 ids (Llama 3).
 enum class Format { text, bin, llmc };
 // Throws UsageError that lists the valid names.
 Format parse_format(const std::string& name);

@@ -22,7 +22,7 @@ class GroupExchange {
   // everything here but reshard().
   std::unique_ptr<comm::Work> unshard();
 
-  // Frees the compute weights of a divided group until unshard(). Local.
+  // Frees the compute weights of a divided group until unshard(). Local; no unshard() may be under way.
   void reshard() { group_.release_whole_compute(); }
 
   // Sums main gradients over fsdp and replicas, each in rank order: once the work is done, every shard's

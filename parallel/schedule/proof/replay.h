@@ -3,6 +3,7 @@
 // simulation adds the times. Linear in the number of actions.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -71,7 +72,7 @@ bool Replay::run(Visit&& visit) {
     const auto& list = schedule_.actions[rank];
     for (size_t& i = next_[rank]; i < ends_[rank] && ready(list[i]); ++i) {
       // The walk jumps between the ranks' lists: more streams than a processor prefetches by itself.
-      __builtin_prefetch(list.data() + i + 16);
+      __builtin_prefetch(list.data() + std::min(i + 16, list.size() - 1));
       visit(rank, i, list[i]);
       for_each_part(list[i], [this](const Action& part) { part_done(part); });
     }

@@ -263,6 +263,8 @@ class CommandLine(unittest.TestCase):
             "of two": ([good, bad, bad], "ranks 1, 2: ", "train.seq_len"),
             "of a launch": ([good, good, good], "pp 2", "3 were launched"),
             "of each its own": ([bad, missing], "rank 0: ", "rank 1: "),
+            "another job": ([good, self.arguments("run", "train.steps=1", "train.seq_len=12")], "rank 1: ",
+                            "another one than rank 0's"),
         }
         for name, (commands, expected, also) in cases.items():
             with self.subTest(name):
