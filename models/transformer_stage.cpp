@@ -9,11 +9,21 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/dry_run.h"
 #include "core/nn/rope.h"
 #include "core/nn/storage_bytes.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
+namespace {
+
+// What goes to the next stage. It rounds as the sum that is fused into the next stage's norm would.
+at::Tensor sum(Residual residual) {
+  kernels::record(kernels::moving(residual.delta, residual.delta, residual.stream));
+  return residual.delta.add_(residual.stream);
+}
+
+}  // namespace
 
 StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
   const auto& [start, end] = assignment.at(static_cast<size_t>(index));
@@ -138,8 +148,7 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
   for (size_t i = 0; i < blocks_.size(); ++i) {
     residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]);
   }
-  // The sum rounds as the fused one in the next stage's norm would.
-  if (!head_) return residual.delta.add_(residual.stream);
+  if (!head_) return sum(std::move(residual));
 
   nn::RmsNorm::Saved saved;
   const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
@@ -151,7 +160,7 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
 
 at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tensor input) {
   Residual residual = run_blocks(data, std::move(input));
-  if (!head_) return residual.delta.add_(residual.stream);
+  if (!head_) return sum(std::move(residual));
   nn::RmsNorm::Saved dropped;
   const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
   add_loss(head_->forward(normed.y, data.labels), data.labels);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/dry_run.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
@@ -103,6 +104,7 @@ Tensor Attention::qkv_gradient(const Saved& saved, const AttentionGradients& gra
   const Heads heads = split_heads(saved.qkv, config_);
   Heads to = split_heads(dqkv, config_);
   to.v.copy_(grads.dv);
+  kernels::record(kernels::moving(grads.dv, to.v));
   kernels::norm_rope_backward(grads.dk, heads.k, weight_of(k_norm_), saved.k_rstd, tokens.rope,
                               tokens.positions, to.k, grad_of(k_norm_));
   kernels::norm_rope_backward(grads.dq, heads.q, weight_of(q_norm_), saved.q_rstd, tokens.rope,
