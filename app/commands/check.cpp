@@ -32,8 +32,7 @@ int check(const JobArguments& arguments) {
   fmt::print(
       "# stage  layers      parameters     weights   gradients   optimizer  activations of one microbatch\n");
   const models::Footprints footprints(plan.model, workload_of(job).batch);
-  const optim::OptimizerFootprint optimizer = optim::optimizer_footprint(job.optimizer);
-  const int64_t state = optimizer.state + (job.optimizer.post_validation ? optimizer.previous : 0);
+  const int64_t state = optim::optimizer_footprint(job.optimizer).held_bytes(job.optimizer.post_validation);
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
     const models::StageFootprint& own = footprints.of(slice);

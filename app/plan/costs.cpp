@@ -26,12 +26,8 @@ models::Workload workload_of(const config::JobConfig& job) {
                     .recompute = models::make_recompute(job.train.recompute),
                     .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA},
           .threads = job.run.threads,
-          .optimizer_bytes = optimizer_bytes(job.optimizer, job.optimizer.post_validation)};
-}
-
-double optimizer_bytes(const config::OptimizerSection& optimizer, bool keeps_previous) {
-  const optim::OptimizerFootprint footprint = optim::optimizer_footprint(optimizer);
-  return footprint.moved + (keeps_previous ? footprint.kept : 0);
+          .optimizer_bytes =
+              optim::optimizer_footprint(job.optimizer).moved_bytes(job.optimizer.post_validation)};
 }
 
 models::CostModel make_cost_model(const PlanBase& base, const CostSource& source) {

@@ -29,9 +29,6 @@ const models::DeviceModel& default_device(const config::JobConfig& job);
 // One of the job's microbatches on one rank.
 models::Workload workload_of(const config::JobConfig& job);
 
-// Bytes that a step of the optimizer moves for each parameter.
-double optimizer_bytes(const config::OptimizerSection& optimizer, bool keeps_previous);
-
 models::CostModel make_cost_model(const PlanBase& base, const CostSource& source);
 
 // Costs of each stage, transfers included, for schedule::simulate; seconds.

@@ -5,6 +5,7 @@
 #include "app/plan/plan.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
+#include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/render/trace_names.h"
 
@@ -82,7 +83,8 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
                 .bfloat16 = trace.run.dtype == "bf16",
                 .recompute = models::make_recompute(trace.run.recompute)},
       .threads = trace.run.threads,
-      .optimizer_bytes = optimizer_bytes(base.job.optimizer, trace.run.post_validation)};
+      .optimizer_bytes =
+          optim::optimizer_footprint(base.job.optimizer).moved_bytes(trace.run.post_validation)};
   return {.device = device,
           .calibration = models::calibrate(model, workload, device, measured),
           .description = fmt::format("measured in {}", trace_path)};

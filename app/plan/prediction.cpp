@@ -12,8 +12,8 @@ namespace {
 
 // What the ranks keep between steps.
 std::vector<RankBytes> resident_bytes(const Plan& plan, const models::CostModel& costs) {
-  const optim::OptimizerFootprint optimizer = optim::optimizer_footprint(plan.job.optimizer);
-  const int64_t state = optimizer.state + (plan.job.optimizer.post_validation ? optimizer.previous : 0);
+  const config::OptimizerSection& optimizer = plan.job.optimizer;
+  const int64_t state = optim::optimizer_footprint(optimizer).held_bytes(optimizer.post_validation);
   std::vector<RankBytes> ranks(static_cast<size_t>(plan.schedule.ranks));
   for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
     const models::StageFootprint& own = costs.footprint(models::stage_slice(plan.layers, stage));
