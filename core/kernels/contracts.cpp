@@ -5,6 +5,7 @@
 #include "core/kernels/back_ends.h"
 #include "core/kernels/checks.h"
 #include "core/kernels/cost.h"
+#include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels {
@@ -270,9 +271,10 @@ Cost cost_adamw(const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
   return cost;
 }
 
-void check_sum_of_squares(const Checks& checks, const Tensor& x, const Tensor& out) {
+void check_add_squares(const Checks& checks, const Tensor& x, int64_t place, const Tensor& sum) {
   checks.require(x.scalar_type() == at::kFloat && x.is_contiguous(), "x must be contiguous float32")
-      .dense("out", out, at::kDouble, {});
+      .require(place >= 0, "place counts from the buffer's start")
+      .dense("sum", sum, at::kLong, {exact_words});
 }
 
 }  // namespace
@@ -294,7 +296,7 @@ void add_contracts() {
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);
-  sum_of_squares.accept(check_sum_of_squares);
+  add_squares.accept(check_add_squares);
 }
 
 }  // namespace pptrain::kernels

@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <mutex>
 
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cpu {
@@ -38,27 +39,29 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
   });
 }
 
-void sum_of_squares(const Tensor& x, const Tensor& result) {
-  constexpr int64_t kBlock = int64_t{1} << 16;
-  const int64_t size = x.numel();
-  const int64_t blocks = (size + kBlock - 1) / kBlock;
-  std::vector<double> sums(static_cast<size_t>(blocks));
-  parallel_for(blocks, 1, [&](int64_t first, int64_t last) {
-    for (int64_t block = first; block < last; ++block) {
-      sums[static_cast<size_t>(block)] =
-          loops().sum_of_squares(in<float>(x) + block * kBlock, std::min(kBlock, size - block * kBlock));
+// A thread adds its blocks up by itself: exact sums may meet in any order.
+void add_squares(const Tensor& x, int64_t place, Tensor& sum) {
+  const float* const data = in<float>(x);
+  const int64_t end = place + x.numel();
+  const int64_t first_block = place / squares_block;
+  const int64_t blocks = (end + squares_block - 1) / squares_block - first_block;
+  std::mutex mutex;
+  parallel_for(blocks, row_grain(squares_block), [&](int64_t first, int64_t last) {
+    ExactSum own;
+    for (int64_t block = first_block + first; block < first_block + last; ++block) {
+      const int64_t begin = std::max(place, block * squares_block);
+      const int64_t size = std::min(end, (block + 1) * squares_block) - begin;
+      own.add(loops().sum_of_squares(data + (begin - place), size));
     }
+    const std::lock_guard lock(mutex);
+    int64_t* const words = out<int64_t>(sum);
+    for (int i = 0; i < exact_words; ++i) words[i] += own.words()[i];
   });
-  double total = 0;
-  for (const double sum : sums) {
-    total += sum;
-  }
-  *out<double>(result) = total;
 }
 
 void add_optimizer_kernels() {
   kernels::adamw.implement(BackEnd::cpu, adamw);
-  kernels::sum_of_squares.implement(BackEnd::cpu, sum_of_squares);
+  kernels::add_squares.implement(BackEnd::cpu, add_squares);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -1,17 +1,19 @@
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
+#include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
 
 constexpr unsigned threads_per_block = 256;
+constexpr int warps_per_block = static_cast<int>(threads_per_block) / warp_size;
 constexpr int64_t most_partial_blocks = 1024;
 constexpr int N = pack_width<float>;
 
@@ -70,40 +72,61 @@ __global__ void adamw_kernel(AdamWTensors tensors, int64_t size, AdamWScalars sc
   }
 }
 
-// First stage of the sum of squares: block b takes packs b * 256 + t, and every (gridDim * 256)th after.
+// A warp's sum of squares of one block of the buffer: lane l takes packs l, l + 32, ... of the block, of which
+// elements outside of [begin, end) read as 0. x: the buffer's element `begin`.
 template <bool kVector>
-__global__ void sum_of_squares_kernel(const float* x, int64_t size, double* partials) {
-  __shared__ double scratch[warp_size];
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
+__device__ inline double block_squares(const float* x, int64_t block, int64_t begin, int64_t end) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
   double sum = 0.0;
-  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N; i < size; i += stride) {
+  for (int64_t i = lane * N; i < squares_block; i += warp_size * N) {
+    const int64_t at = block * squares_block + i;
     float a[N];
-    if (size - i >= N) {
-      load<kVector>(x + i, N, a);
+    if (at >= begin && end - at >= N) {
+      load<kVector>(x + (at - begin), N, a);
     } else {
-      load<false>(x + i, size - i, a);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        a[j] = at + j >= begin && at + j < end ? x[at + j - begin] : 0.0F;
+      }
     }
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       sum = fma(static_cast<double>(a[j]), static_cast<double>(a[j]), sum);
     }
   }
-  sum = block_sum(sum, scratch);
-  if (threadIdx.x == 0) {
-    partials[blockIdx.x] = sum;
-  }
+  return group_sum(sum, warp_size);
 }
 
-// Second stage, one block.
-__global__ void sum_kernel(const double* partials, int64_t count, double* out) {
-  __shared__ double scratch[warp_size];
-  double sum = 0.0;
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-    sum += partials[i];
+// One warp for each block of the buffer, and for every (warps of the grid)th after. A warp adds its blocks up
+// in words of its own, then to all: sums of integers have no order.
+template <bool kVector>
+__global__ void add_squares_kernel(const float* x, int64_t begin, int64_t end, unsigned long long* sum) {
+  __shared__ unsigned long long own[warps_per_block][exact_words];
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  const int warp = static_cast<int>(threadIdx.x) / warp_size;
+  if (lane < exact_words) {
+    own[warp][lane] = 0;
   }
-  sum = block_sum(sum, scratch);
-  if (threadIdx.x == 0) {
-    *out = sum;
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * warps_per_block;
+  int64_t block = begin / squares_block + static_cast<int64_t>(blockIdx.x) * warps_per_block + warp;
+  __syncthreads();
+  for (; block * squares_block < end; block += stride) {
+    const double squares = block_squares<kVector>(x, block, begin, end);
+    if (lane != 0) {
+      continue;
+    }
+    if (!is_exact_term(squares)) {
+      ++own[warp][exact_limbs];
+      continue;
+    }
+    const ExactTerm term = exact_term(squares);
+    for (int i = 0; i < 3 && term.limb + i < exact_limbs; ++i) {
+      own[warp][term.limb + i] += term.pieces[i];
+    }
+  }
+  __syncthreads();
+  if (lane < exact_words && own[warp][lane] != 0) {
+    atomicAdd(sum + lane, own[warp][lane]);
   }
 }
 
@@ -147,24 +170,25 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
   });
 }
 
-void sum_of_squares(const Tensor& x, const Tensor& out) {
+void add_squares(const Tensor& x, int64_t place, Tensor& sum) {
+  if (x.numel() == 0) {
+    return;
+  }
   const DeviceGuard guard(x.device());
-  const int64_t size = x.numel();
-  const int64_t packs_per_block = static_cast<int64_t>(threads_per_block) * 4;
-  const int64_t blocks =
-      std::clamp<int64_t>(ceil_div(ceil_div(size, N), packs_per_block), 1, most_partial_blocks);
-  const Tensor partials = at::empty({blocks}, x.options().dtype(at::kDouble));
-  with_bool(are_aligned(input<float>(x)), [&](auto is_vector) {
-    launch("sum_of_squares", sum_of_squares_kernel<decltype(is_vector)::value>, static_cast<unsigned>(blocks),
-           threads_per_block, 0, input<float>(x), size, output<double>(partials));
+  const int64_t end = place + x.numel();
+  const int64_t blocks = ceil_div(end, squares_block) - place / squares_block;
+  const int64_t grid = std::clamp<int64_t>(ceil_div(blocks, warps_per_block), 1, most_partial_blocks);
+  // Packs lie in the buffer, whose start is aligned where x is a multiple of a pack away from it.
+  const bool vector = place % N == 0 && are_aligned(input<float>(x));
+  with_bool(vector, [&](auto is_vector) {
+    launch("add_squares", add_squares_kernel<decltype(is_vector)::value>, static_cast<unsigned>(grid),
+           threads_per_block, 0, input<float>(x), place, end, output<unsigned long long>(sum));
   });
-  launch("sum_of_squares", sum_kernel, 1, threads_per_block, 0, input<double>(partials), blocks,
-         output<double>(out));
 }
 
 void add_optim_kernels() {
   kernels::adamw.implement(BackEnd::cuda, adamw);
-  kernels::sum_of_squares.implement(BackEnd::cuda, sum_of_squares);
+  kernels::add_squares.implement(BackEnd::cuda, add_squares);
 }
 
 }  // namespace pptrain::kernels::cuda
