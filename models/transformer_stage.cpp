@@ -34,6 +34,21 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
           .head = static_cast<size_t>(index) + 1 == assignment.size()};
 }
 
+template <typename Declare>
+TransformerStage::GroupSpan TransformerStage::declare(const Declare& declare) {
+  const size_t first = store_.groups().size();
+  declare();
+  return {first, store_.groups().size()};
+}
+
+template <typename Body>
+void TransformerStage::with(const GroupSpan& groups, nn::Use use, const Body& body) const {
+  if (access_ == nullptr) return body();
+  for (size_t group = groups.first; group < groups.end; ++group) access_->acquire(group, use);
+  body();
+  for (size_t group = groups.end; group-- > groups.first;) access_->release(group, use);
+}
+
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
                                    const Seams& seams)
     : model_(model), slice_(slice) {
@@ -43,22 +58,29 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   }
   BlockConfig block = find_architecture(model.arch).block(model);
   block.recompute = recompute;
-  if (slice.embedding)
-    embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden,
-                       model.initializer_range);
+  if (slice.embedding) {
+    embedding_groups_ = declare([&] {
+      embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden,
+                         model.initializer_range);
+    });
+  }
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
     const std::string name = fmt::format("layers.{}", layer);
-    blocks_.emplace_back(store_.add_group(name), name, block, seams);
+    block_groups_.push_back(
+        declare([&] { blocks_.emplace_back(store_.add_group(name), name, block, seams); }));
   }
   if (slice.head) {
-    norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps);
-    head_weight_ = &store_.add_group("head").add({{.name = "head.weight",
-                                                   .shape = {model.vocab, model.hidden},
-                                                   .role = nn::Role::head,
-                                                   .init_std = model.initializer_range,
-                                                   .init_name = model.tied ? "embed.weight" : ""}});
-    head_.emplace(*head_weight_);
+    norm_groups_ =
+        declare([&] { norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps); });
+    head_groups_ = declare([&] {
+      head_weight_ = &store_.add_group("head").add({{.name = "head.weight",
+                                                     .shape = {model.vocab, model.hidden},
+                                                     .role = nn::Role::head,
+                                                     .init_std = model.initializer_range,
+                                                     .init_name = model.tied ? "embed.weight" : ""}});
+      head_.emplace(*head_weight_);
+    });
   }
 }
 
@@ -113,7 +135,10 @@ Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input)
       throw Error(fmt::format("stage {}: ids [{}] of a list of {} tokens", slice_.index,
                               fmt::join(data.tokens.sizes(), ", "), rows));
     }
-    return {.stream = embedding_->forward(data.tokens), .delta = {}};
+    Residual residual;
+    with(embedding_groups_, nn::Use::forward,
+         [&] { residual.stream = embedding_->forward(data.tokens); });
+    return residual;
   }
   if (!input.defined() || input.dim() != 2 || input.size(0) != rows || input.size(1) != model_.hidden) {
     throw Error(
@@ -126,9 +151,10 @@ Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input)
 Residual TransformerStage::run_blocks(const data::Microbatch& data, at::Tensor input) const {
   const nn::TokenInfo info = info_of(data);
   Residual residual = enter(data, std::move(input));
-  for (const auto& block : blocks_) {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
     Block::Saved dropped;
-    residual = block.forward(std::move(residual), info, dropped);
+    with(block_groups_[i], nn::Use::forward,
+         [&] { residual = blocks_[i].forward(std::move(residual), info, dropped); });
   }
   return residual;
 }
@@ -151,34 +177,49 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
   if (embedding_) record.tokens = data.tokens;
   record.blocks.resize(blocks_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]);
+    with(block_groups_[i], nn::Use::forward, [&] {
+      residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]);
+    });
   }
   if (!head_) return sum(std::move(residual));
 
-  nn::RmsNorm::Saved saved;
-  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
-  at::Tensor dh = at::empty_like(normed.y);
-  add_loss(head_->forward_backward(normed.y, data.labels, dh), data.labels);
-  record.dy = norm_->backward(saved, dh, {});
+  with(norm_groups_, nn::Use::backward, [&] {
+    nn::RmsNorm::Saved saved;
+    const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
+    at::Tensor dh = at::empty_like(normed.y);
+    with(head_groups_, nn::Use::backward,
+         [&] { add_loss(head_->forward_backward(normed.y, data.labels, dh), data.labels); });
+    record.dy = norm_->backward(saved, dh, {});
+  });
   return {};
+}
+
+at::Tensor TransformerStage::final_norm(Residual residual) const {
+  at::Tensor y;
+  with(norm_groups_, nn::Use::forward, [&] {
+    nn::RmsNorm::Saved dropped;
+    y = norm_->forward(residual.stream, std::move(residual.delta), dropped).y;
+  });
+  return y;
 }
 
 at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tensor input) {
   Residual residual = run_blocks(data, std::move(input));
   if (!head_) return sum(std::move(residual));
-  nn::RmsNorm::Saved dropped;
-  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
-  add_loss(head_->forward(normed.y, data.labels), data.labels);
+  const at::Tensor normed = final_norm(std::move(residual));
+  with(head_groups_, nn::Use::forward,
+       [&] { add_loss(head_->forward(normed, data.labels), data.labels); });
   return {};
 }
 
 at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) {
   if (!head_)
     throw Error(fmt::format("stage {} has no head: only the last stage gives logits", slice_.index));
-  Residual residual = run_blocks(data, std::move(input));
-  nn::RmsNorm::Saved dropped;
-  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
-  return head_->logits(rows.defined() ? normed.y.index_select(0, rows) : normed.y);
+  const at::Tensor normed = final_norm(run_blocks(data, std::move(input)));
+  at::Tensor logits;
+  with(head_groups_, nn::Use::forward,
+       [&] { logits = head_->logits(rows.defined() ? normed.index_select(0, rows) : normed); });
+  return logits;
 }
 
 TransformerStage::Record TransformerStage::take_record(int microbatch) {
@@ -190,20 +231,25 @@ TransformerStage::Record TransformerStage::take_record(int microbatch) {
   return std::move(node.mapped());
 }
 
-at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::WeightGradQueue& queue) {
+at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::Use use,
+                                             std::span<nn::WeightGradQueue> queues) {
   at::Tensor grad = head_ ? std::move(record.dy) : std::move(dy);
   for (size_t i = blocks_.size(); i-- > 0;) {
-    grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queue);
+    with(block_groups_[i], use, [&] {
+      grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]);
+    });
   }
   return grad;
 }
 
 at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
   Record record = take_record(microbatch);
-  nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::immediate);
-  at::Tensor grad = backward_blocks(record, std::move(dy), queue);
+  std::vector<nn::WeightGradQueue> queues(blocks_.size(),
+                                          nn::WeightGradQueue(nn::WeightGradQueue::Mode::immediate));
+  at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward, queues);
   if (!embedding_) return grad;
-  embedding_->backward_weight(record.tokens, grad);
+  with(embedding_groups_, nn::Use::backward_weight,
+       [&] { embedding_->backward_weight(record.tokens, grad); });
   return {};
 }
 
@@ -214,13 +260,15 @@ at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
   }
   Record record = take_record(microbatch);
   PendingWeights& pending = pending_[microbatch];
-  at::Tensor grad = backward_blocks(record, std::move(dy), pending.queue);
+  pending.queues.assign(blocks_.size(), nn::WeightGradQueue(nn::WeightGradQueue::Mode::deferred));
+  at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward_input, pending.queues);
   if (!embedding_) return grad;
   pending.tokens = std::move(record.tokens);
   pending.embedding_dy = std::move(grad);
   return {};
 }
 
+// In the order of the input gradients, which made them.
 void TransformerStage::backward_weight(int microbatch) {
   auto node = pending_.extract(microbatch);
   if (node.empty()) {
@@ -228,8 +276,11 @@ void TransformerStage::backward_weight(int microbatch) {
         fmt::format("stage {}: no weight gradients of microbatch {} are pending", slice_.index, microbatch));
   }
   PendingWeights& pending = node.mapped();
-  pending.queue.run();
-  if (embedding_) embedding_->backward_weight(pending.tokens, pending.embedding_dy);
+  for (size_t i = blocks_.size(); i-- > 0;)
+    with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });
+  if (!embedding_) return;
+  with(embedding_groups_, nn::Use::backward_weight,
+       [&] { embedding_->backward_weight(pending.tokens, pending.embedding_dy); });
 }
 
 pipeline::LossSum TransformerStage::take_loss() {
@@ -262,8 +313,10 @@ int64_t TransformerStage::saved_bytes() const {
 int64_t TransformerStage::pending_bytes() const {
   std::vector<at::Tensor> tensors;
   for (const auto& [microbatch, pending] : pending_) {
-    const auto operands = pending.queue.operands();
-    tensors.insert(tensors.end(), operands.begin(), operands.end());
+    for (const nn::WeightGradQueue& queue : pending.queues) {
+      const auto operands = queue.operands();
+      tensors.insert(tensors.end(), operands.begin(), operands.end());
+    }
     tensors.push_back(pending.embedding_dy);
   }
   return nn::storage_bytes(tensors);

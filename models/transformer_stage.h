@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/kernels/kernels.h"
@@ -15,6 +16,7 @@
 #include "core/nn/parameter.h"
 #include "core/nn/rms_norm.h"
 #include "core/nn/token_info.h"
+#include "core/nn/weight_access.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/block.h"
 #include "models/model_config.h"
@@ -55,6 +57,9 @@ class TransformerStage final : public pipeline::Stage {
   // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const nn::Divisions& divisions = {});
+
+  // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
+  void use_weights(nn::WeightAccess& access) { access_ = &access; }
 
   // Chunks of logits as a device wants them; materialise() sets those of its own.
   void size_chunks_for(at::DeviceType device);
@@ -101,16 +106,31 @@ class TransformerStage final : public pipeline::Stage {
     at::Tensor dy;  // last stage: gradient at the last block's output, taken in F
   };
   struct PendingWeights {
-    nn::WeightGradQueue queue{nn::WeightGradQueue::Mode::deferred};
-    at::Tensor tokens, embedding_dy;  // first stage
+    std::vector<nn::WeightGradQueue> queues;  // of each block
+    at::Tensor tokens, embedding_dy;          // first stage
   };
+  // Groups [first, end) of the store.
+  struct GroupSpan {
+    size_t first = 0;
+    size_t end = 0;
+  };
+
+  // Runs `body` while it may use the groups so.
+  template <typename Body>
+  void with(const GroupSpan& groups, nn::Use use, const Body& body) const;
+  // Declares what `declare` does, and says in which groups.
+  template <typename Declare>
+  GroupSpan declare(const Declare& declare);
 
   nn::TokenInfo info_of(const data::Microbatch& data) const;
   Residual enter(const data::Microbatch& data, at::Tensor input) const;
   Residual run_blocks(const data::Microbatch& data, at::Tensor input) const;
+  at::Tensor final_norm(Residual residual) const;
   void add_loss(const at::Tensor& loss, const at::Tensor& labels);
   Record take_record(int microbatch);
-  at::Tensor backward_blocks(Record& record, at::Tensor dy, nn::WeightGradQueue& queue);
+  // queues: of each block.
+  at::Tensor backward_blocks(Record& record, at::Tensor dy, nn::Use use,
+                             std::span<nn::WeightGradQueue> queues);
 
   ModelConfig model_;
   StageSlice slice_;
@@ -121,6 +141,10 @@ class TransformerStage final : public pipeline::Stage {
   nn::Weight* head_weight_ = nullptr;
   std::optional<nn::LinearCrossEntropy> head_;
   kernels::RopeTable rope_;
+
+  GroupSpan embedding_groups_, norm_groups_, head_groups_;
+  std::vector<GroupSpan> block_groups_;
+  nn::WeightAccess* access_ = nullptr;
 
   std::map<int, Record> records_;
   std::map<int, PendingWeights> pending_;

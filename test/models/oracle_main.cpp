@@ -80,7 +80,7 @@ class Model {
   NamedTensors gradients(int64_t tokens) {
     const auto names = models::find_architecture(stages_.front()->model().arch).weights;
     NamedTensors result;
-    for_each([&](const nn::Slice& parameter, double) {
+    for_each([&](const nn::Slice& parameter) {
       result.emplace_back("gradient." + models::hf_name(names, parameter.spec.name, false),
                           parameter.grad / static_cast<double>(tokens));
     });
@@ -88,9 +88,9 @@ class Model {
   }
 
   double gradient_norm() {
-    double sum = 0;
-    for_each([&](const nn::Slice&, double squared) { sum += squared; });
-    return std::sqrt(sum);
+    std::vector<nn::Slice*> counted;
+    for_each([&](nn::Slice& parameter) { counted.push_back(&parameter); });
+    return std::sqrt(optim::sum_of_squares(counted).rounded());
   }
 
   void step(double lr, double grad_scale) {
@@ -101,11 +101,9 @@ class Model {
   template <class Visit>
   void for_each(const Visit& visit) {
     for (auto& stage : stages_) {
-      const auto slices = stage->parameters().slices();
-      const std::vector<double> squared = optim::squared_norms(slices);
-      for (size_t i = 0; i < slices.size(); ++i) {
-        if (stage->tied() && slices[i]->spec.name == "head.weight") continue;
-        visit(*slices[i], squared[i]);
+      for (nn::Slice* slice : stage->parameters().slices()) {
+        if (stage->tied() && slice->spec.name == "head.weight") continue;
+        visit(*slice);
       }
     }
   }
