@@ -14,6 +14,14 @@ namespace {
 using pptrain::app::JobArguments;
 using pptrain::app::PlanArguments;
 
+void add_world(CLI::App& command, JobArguments& arguments) {
+  command
+      .add_option("--world", arguments.world,
+                  "Ranks of the job, which distributed.dp_shard = -1 fills; a launcher says it too")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
+}
+
 void add_job_options(CLI::App& command, JobArguments& arguments) {
   command.add_option("--config", arguments.config, "The job, a TOML file")
       ->required()
@@ -22,6 +30,7 @@ void add_job_options(CLI::App& command, JobArguments& arguments) {
       ->option_text("KEY=VALUE")
       ->expected(1)
       ->take_all();
+  add_world(command, arguments);
 }
 
 std::string without_last_newline(std::string text) {
@@ -43,6 +52,8 @@ int run(int argc, char** argv) {
       ->option_text("KEY=VALUE")
       ->expected(1)
       ->take_all();
+
+  add_world(cli, train_arguments);
 
   JobArguments check_arguments;
   CLI::App* check = cli.add_subcommand(

@@ -136,8 +136,7 @@ Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input)
                               fmt::join(data.tokens.sizes(), ", "), rows));
     }
     Residual residual;
-    with(embedding_groups_, nn::Use::forward,
-         [&] { residual.stream = embedding_->forward(data.tokens); });
+    with(embedding_groups_, nn::Use::forward, [&] { residual.stream = embedding_->forward(data.tokens); });
     return residual;
   }
   if (!input.defined() || input.dim() != 2 || input.size(0) != rows || input.size(1) != model_.hidden) {
@@ -177,9 +176,8 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
   if (embedding_) record.tokens = data.tokens;
   record.blocks.resize(blocks_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    with(block_groups_[i], nn::Use::forward, [&] {
-      residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]);
-    });
+    with(block_groups_[i], nn::Use::forward,
+         [&] { residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]); });
   }
   if (!head_) return sum(std::move(residual));
 
@@ -207,8 +205,7 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
   Residual residual = run_blocks(data, std::move(input));
   if (!head_) return sum(std::move(residual));
   const at::Tensor normed = final_norm(std::move(residual));
-  with(head_groups_, nn::Use::forward,
-       [&] { add_loss(head_->forward(normed, data.labels), data.labels); });
+  with(head_groups_, nn::Use::forward, [&] { add_loss(head_->forward(normed, data.labels), data.labels); });
   return {};
 }
 
@@ -235,9 +232,8 @@ at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::
                                              std::span<nn::WeightGradQueue> queues) {
   at::Tensor grad = head_ ? std::move(record.dy) : std::move(dy);
   for (size_t i = blocks_.size(); i-- > 0;) {
-    with(block_groups_[i], use, [&] {
-      grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]);
-    });
+    with(block_groups_[i], use,
+         [&] { grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]); });
   }
   return grad;
 }

@@ -22,13 +22,13 @@ std::string in_units(int64_t bytes) {
 }  // namespace
 
 int check(const JobArguments& arguments) {
-  const Plan plan = load_plan(arguments.config, arguments.set);
+  const Plan plan = load_plan(arguments.config, arguments.set, arguments.world);
   const config::JobConfig& job = plan.job;
   const int64_t rows = job.train.micro_batch_size * job.train.seq_len;
 
   fmt::print("{}\n", config::to_toml(job));
   fmt::print("# world size  {} ({})\n", plan.mesh.world_size(), plan.mesh.describe());
-  fmt::print("# tokens a step  {}\n", rows * job.train.grad_accum_steps * job.distributed.dp_replicate);
+  fmt::print("# tokens a step  {}\n", rows * job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch));
   fmt::print(
       "# stage  layers      parameters     weights   gradients   optimizer  activations of one microbatch\n");
   const models::Footprints footprints(plan.model, workload_of(job).batch);

@@ -2,6 +2,7 @@
 // saving.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@ namespace pptrain::app {
 struct JobArguments {
   std::string config;            // TOML file
   std::vector<std::string> set;  // "section.key=value"
+  int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not said
 };
 
 struct PlanArguments : JobArguments {

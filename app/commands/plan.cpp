@@ -142,6 +142,12 @@ Plan plan_of(const TracedRun& run, config::JobConfig job) {
   job.distributed = {};
   job.distributed.pp = run.pp;
   job.distributed.dp_replicate = run.dp_replicate;
+  job.distributed.dp_shard = run.dp_shard;
+  job.distributed.cp = run.cp;
+  job.distributed.tp = run.tp;
+  job.distributed.ep = run.ep;
+  job.distributed.reshard_after_forward = run.reshard_after_forward;
+  job.distributed.reduce_gradients = run.reduce_gradients;
   job.distributed.pp_schedule = run.schedule;
   job.distributed.pp_stages_per_rank = run.stages_per_rank;
   job.distributed.pp_split = {.text = "", .layers = run.layers_per_stage};
@@ -179,7 +185,8 @@ std::string compare(const Plan& of_job, const std::string& trace_path, const Cos
     }
     predicted["optimizer"] = p.optimizer_time[rank];
     for (const auto& [kind, seconds] : predicted) {
-      const auto& measured = trace.ranks.at(static_cast<size_t>(rank * plan.mesh.dp_replicate));
+      const auto& measured =
+          trace.ranks.at(static_cast<size_t>(rank * (plan.mesh.world_size() / plan.mesh.pp)));
       row(fmt::format("rank {} {}, s", rank, kind), seconds, value_or_zero(measured, kind));
     }
   }
@@ -195,10 +202,10 @@ int plan(const PlanArguments& arguments) {
   };
   std::string text;
   if (arguments.search) {
-    const PlanBase base = load_plan_base(arguments.config, arguments.set);
+    const PlanBase base = load_plan_base(arguments.config, arguments.set, arguments.world);
     text = search_plan(base, source(base));
   } else {
-    const Plan plan = load_plan(arguments.config, arguments.set);
+    const Plan plan = load_plan(arguments.config, arguments.set, arguments.world);
     const CostSource costs = arguments.costs.empty() && plan.costs ? *plan.costs : source(plan);
     text =
         arguments.compare.empty() ? render(arguments, plan, costs) : compare(plan, arguments.compare, costs);

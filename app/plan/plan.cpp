@@ -28,10 +28,12 @@ PlanBase plan_base(const config::JobConfig& job) {
 
 Plan make_plan(const config::JobConfig& job) {
   const std::string& name = job.distributed.pp_schedule;
+  PlanBase base = plan_base(job);
   schedule::Schedule lowered = schedule::lower(
-      is_schedule_file(name) ? schedule::load_schedule(name) : schedule::make_schedule(schedule_spec(job)));
+      is_schedule_file(name) ? schedule::load_schedule(name) : schedule::make_schedule(schedule_spec(job)),
+      lower_options(base));
   pipeline::LayerAssignment layers = split_layers(job, lowered.stages());
-  return make_plan(plan_base(job), std::move(lowered), std::move(layers));
+  return make_plan(std::move(base), std::move(lowered), std::move(layers));
 }
 
 Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignment layers) {
@@ -49,6 +51,19 @@ Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered) 
   job.distributed.pp_split = {.text = "", .layers = pipeline::layers_per_stage(choice.layers)};
   job.distributed.pp_embedding_weight = job.distributed.pp_head_weight = 0;  // of an even split alone
   return make_plan(std::move(base), std::move(lowered), choice.layers);
+}
+
+bool reshards_after_forward(const config::DistributedSection& distributed) {
+  return distributed.reshard_after_forward.value_or(distributed.pp == 1);
+}
+
+schedule::LowerOptions lower_options(const PlanBase& base) {
+  const config::DistributedSection& d = base.job.distributed;
+  const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;
+  const bool every_microbatch = d.reduce_gradients == "microbatch" && base.mesh.size(mesh::Group::stage) > 1;
+  return {.shard = {.unshard = divided,
+                    .streamed = divided && reshards_after_forward(d),
+                    .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step}};
 }
 
 bool is_schedule_file(const std::string& pp_schedule) {

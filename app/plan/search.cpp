@@ -81,7 +81,8 @@ class Searcher {
     } catch (const UsageError&) {
       return;  // the schedule does not exist for these numbers
     }
-    tried_.push_back({choice, std::make_shared<schedule::Schedule>(schedule::lower(*std::move(compute)))});
+    tried_.push_back({choice, std::make_shared<schedule::Schedule>(
+                                  schedule::lower(*std::move(compute), lower_options(base_)))});
   }
 
   void try_all(const std::string& recompute) {

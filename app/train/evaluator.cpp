@@ -21,7 +21,7 @@ Evaluator::Evaluator(RunContext& context, RankModel& model)
     : model_(model),
       loader_(open_validation(context)),
       executor_(model.stages(), context.mesh.along(mesh::Axis::pp),
-                schedule::lower(schedule::forward_only(context.plan.schedule)),
+                schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
                 pipeline::Executor::Mode::evaluate) {}
 
 pipeline::LossSum Evaluator::run() {

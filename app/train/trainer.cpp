@@ -50,6 +50,10 @@ data::DataLoader open_training_data(const RunContext& context) {
 checkpoint::Layout describe_layout(const Plan& plan) {
   return {{"pp", fmt::to_string(plan.mesh.pp)},
           {"dp_replicate", fmt::to_string(plan.mesh.dp_replicate)},
+          {"dp_shard", fmt::to_string(plan.mesh.dp_shard)},
+          {"cp", fmt::to_string(plan.mesh.cp)},
+          {"tp", fmt::to_string(plan.mesh.tp)},
+          {"ep", fmt::to_string(plan.mesh.ep)},
           {"pp_schedule", plan.job.distributed.pp_schedule},
           {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
           {"seq_len", fmt::to_string(plan.job.train.seq_len)}};
@@ -151,12 +155,11 @@ void Trainer::announce() const {
                static_cast<double>(models::parameter_count(context_.model)) / 1e6,
                context_.mesh.shape().describe(), context_.mesh.shape().world_size(), context_.device.str(),
                context_.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
+  const int data_ranks = context_.mesh.size(mesh::Group::batch);
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {} x {} tokens a step{}",
                job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context_.plan.layers), "+"),
                job.train.grad_accum_steps, job.train.micro_batch_size, job.train.seq_len,
-               job.distributed.dp_replicate > 1
-                   ? fmt::format(" on each of {} replicas", job.distributed.dp_replicate)
-                   : "");
+               data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   spdlog::info("output in {}", job.run.dir);
 }
 
@@ -193,7 +196,7 @@ void Trainer::train_step() {
     return;
   }
   const pipeline::LossSum loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
-  const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norms(); });
+  const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norm(); });
   const Step step = judge(loss, profile_.timed(Phase::norm_exchange, [&] { return model_.norm()(squares); }));
   if (step.applied) profile_.timed(Phase::optimizer, [&] { model_.apply(lr, step.grad_scale); });
   if (post_validation_) post_validation_->set_confident(step.applied && step.grad_scale == unclipped);

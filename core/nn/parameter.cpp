@@ -57,8 +57,8 @@ std::vector<int64_t> stacked_shape(std::span<const ParameterSpec> parts) {
   return shape;
 }
 
-// Frees the memory behind a tensor and all views of it, which stay valid: restore_memory takes it anew, without
-// values. Returns whether there was none.
+// Frees the memory behind a tensor and all views of it, which stay valid: restore_memory takes it anew,
+// without values. Returns whether there was none.
 void release_memory(const at::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   storage.set_data_ptr_noswap(storage.allocator()->allocate(0));

@@ -65,8 +65,8 @@ struct Slice {
   at::Tensor compute;  // compute type; the same memory as master where that is float32
 };
 
-// What this rank holds of the parameters of one kind (compute type, copies, norms apart): flat buffers of equal
-// size, with gaps between the slices that stay zero.
+// What this rank holds of the parameters of one kind (compute type, copies, norms apart): flat buffers of
+// equal size, with gaps between the slices that stay zero.
 struct Shard {
   at::Tensor master;          // float32
   at::Tensor grad;            // float32; undefined without gradients
@@ -104,8 +104,8 @@ enum class Spread { dense, experts };
 
 // Parameters that are gathered, reduced and freed together: the embedding; one block, or its experts; the
 // final norm; the head. Weights lie in flat buffers, those of one compute type and one kind of copies in one,
-// norms apart, each at a multiple of 64 elements, so that matrix products see the same alignment (and give the
-// same bits) on every layout.
+// norms apart, each at a multiple of 64 elements, so that matrix products see the same alignment (and give
+// the same bits) on every layout.
 class ParameterGroup {
  public:
   explicit ParameterGroup(std::string name = {}, Spread spread = Spread::dense)
@@ -117,9 +117,9 @@ class ParameterGroup {
   // valid. Throws Error if parts disagree, a name is repeated, or the group is materialised.
   Weight& add(std::vector<ParameterSpec> parts);
 
-  // Allocates: masters of this rank's part, and zero gradients (unless `with_gradients` is false). Whole compute
-  // weights of a divided group, and whole gradients beside own ones, have no memory before it is restored.
-  // compute_dtype: float32 or bfloat16. Masters are zero until initialise() or a loader fills them.
+  // Allocates: masters of this rank's part, and zero gradients (unless `with_gradients` is false). Whole
+  // compute weights of a divided group, and whole gradients beside own ones, have no memory before it is
+  // restored. compute_dtype: float32 or bfloat16. Masters are zero until initialise() or a loader fills them.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const Division& division = {});
 
@@ -158,7 +158,8 @@ class ParameterGroup {
   // changes where it is there already.
   void release_whole_grad(size_t buffer);
   void restore_whole_grad(size_t buffer);
-  int64_t whole_bytes() const;  // that whole compute weights and gradients hold now, where they can be released
+  int64_t whole_bytes()
+      const;  // that whole compute weights and gradients hold now, where they can be released
 
   std::vector<const ParameterSpec*> specs() const;  // all that was added, in order
   int64_t parameter_count() const;  // elements of the local shapes, over all parts, gaps excluded

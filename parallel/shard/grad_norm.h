@@ -9,8 +9,8 @@
 
 namespace pptrain::shard {
 
-// Each rank hands in the exact sum of squares of what it answers for. Exact sums have no order, so neither who
-// holds what nor how many ranks there are leaves a trace in the norm.
+// Each rank hands in the exact sum of squares of what it answers for. Exact sums have no order, so neither
+// who holds what nor how many ranks there are leaves a trace in the norm.
 class GradNorm {
  public:
   // `replica`: the ranks that share out this rank's stages. `pipeline`: along pp. Together they hold every

@@ -12,10 +12,12 @@
 namespace pptrain::shard {
 
 // Sums overlap; but each of their steps begins in the order in which the sums were begun, so that collectives
-// meet their own on all ranks, whenever a rank looks. What a stage's ranks begin here, they begin in one order.
+// meet their own on all ranks, whenever a rank looks. What a stage's ranks begin here, they begin in one
+// order.
 class GradientSums {
  public:
-  // `finished` is called once the sum is there, in the order of begin(), by advance(), finish() or wait_for().
+  // `finished` is called once the sum is there, in the order of begin(), by advance(), finish() or
+  // wait_for().
   void begin(GroupExchange& exchange, size_t buffer, std::function<void()> finished);
 
   // Begins steps whose turn it is and finishes sums that are there, without waiting.

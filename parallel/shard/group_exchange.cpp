@@ -79,8 +79,8 @@ at::Tensor GroupExchange::own_part(size_t buffer) {
   return whole.narrow(0, size * ranks_.pieces.rank(), size);
 }
 
-// Of R replicas of P pieces, the rank with part r of piece p has number p R + r in `sum`, and gets the r-th part
-// of that piece, which the replicas of the piece then show each other.
+// Of R replicas of P pieces, the rank with part r of piece p has number p R + r in `sum`, and gets the r-th
+// part of that piece, which the replicas of the piece then show each other.
 GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
   SumSteps steps;
   const at::Tensor whole = group_.whole().at(buffer).grad;

@@ -17,11 +17,11 @@ namespace pptrain::shard {
 struct ShardRanks {
   comm::Communicator& pieces;    // over which groups are divided, each rank with the part of its rank
   comm::Communicator& replicas;  // that hold the same part
-  // Whose gradients are summed: both together, replicas innermost. The sum of parts in rank order then has the
-  // same bits however the ranks are shared out between the two.
+  // Whose gradients are summed: both together, replicas innermost. The sum of parts in rank order then has
+  // the same bits however the ranks are shared out between the two.
   comm::Communicator& sum;
-  // That hold copies of a parameter (nn::Copies::tp, kv), each with a part of its gradient; null where a rank is
-  // alone.
+  // That hold copies of a parameter (nn::Copies::tp, kv), each with a part of its gradient; null where a rank
+  // is alone.
   comm::Communicator* tp_copies = nullptr;
   comm::Communicator* kv_copies = nullptr;
 };
@@ -29,7 +29,8 @@ struct ShardRanks {
 // With one rank in each group nothing is exchanged, and nothing costs anything.
 class GroupExchange {
  public:
-  // The group is materialised, and outlives this. Throws Error where it is divided otherwise than `ranks` are.
+  // The group is materialised, and outlives this. Throws Error where it is divided otherwise than `ranks`
+  // are.
   GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks);
 
   // Gathers all parts' compute weights: once the work is done, layers may use them. Collective over pieces.
@@ -41,15 +42,15 @@ class GroupExchange {
   // Whether any of sum_steps is not empty.
   bool is_summed(size_t buffer) const;
 
-  // What sums one buffer's whole gradients, in rank order: over copies, then over the ranks with other samples,
-  // then what replicas show each other. Each step begins when the one before is done; after the last, this
-  // rank's part of the whole gradient is the sum. A step may be empty: then there is nothing to do.
-  // gradient_sums.h takes them.
+  // What sums one buffer's whole gradients, in rank order: over copies, then over the ranks with other
+  // samples, then what replicas show each other. Each step begins when the one before is done; after the
+  // last, this rank's part of the whole gradient is the sum. A step may be empty: then there is nothing to
+  // do. gradient_sums.h takes them.
   using Step = std::function<std::unique_ptr<comm::Work>()>;
   using SumSteps = std::array<Step, 3>;
   SumSteps sum_steps(size_t buffer);
 
-  nn::ParameterGroup& group() { return group_; }
+  nn::ParameterGroup& group() const { return group_; }
   // This rank's part of one buffer's whole gradient.
   at::Tensor own_part(size_t buffer);
 

@@ -10,8 +10,8 @@
 namespace pptrain::shard {
 namespace {
 
-// Groups that are whole or on their way at a time, where weights are streamed: the one in use, the next one, and
-// one more where that is small or will be used again at once.
+// Groups that are whole or on their way at a time, where weights are streamed: the one in use, the next one,
+// and one more where that is small or will be used again at once.
 constexpr int most_streamed_groups = 3;
 
 int64_t elements(nn::ParameterGroup& group) {
@@ -93,9 +93,8 @@ void StageWeights::gather(size_t index) {
 void StageWeights::wait_for_gather(size_t index) {
   Group& group = groups_[index];
   if (group.state != State::gathering) return;
-  group.gather->wait([&] {
-    return fmt::format("the weights of {} ({} UNSHARD)", group.exchange.group().name(), name_);
-  });
+  group.gather->wait(
+      [&] { return fmt::format("the weights of {} ({} UNSHARD)", group.exchange.group().name(), name_); });
   group.gather.reset();
   group.state = State::whole;
 }
@@ -178,7 +177,8 @@ void StageWeights::acquire(size_t index, nn::Use use) {
 
 void StageWeights::release(size_t index, nn::Use use) {
   if (nn::takes_gradients(use)) {
-    const bool last = pass_.reduce_follows && pass_.use != nn::Use::forward && pass_.use != nn::Use::backward_input;
+    const bool last =
+        pass_.reduce_follows && pass_.use != nn::Use::forward && pass_.use != nn::Use::backward_input;
     if (policy_.reduce == ReduceEvery::microbatch || last) begin_sums(index);
   }
   if (policy_.keep == Keep::kept || !nn::reads_weights(use) || !divided(index)) return;
@@ -192,8 +192,9 @@ void StageWeights::prepare_gradient(size_t index, size_t buffer) {
   Group& group = groups_[index];
   nn::ParameterGroup& parameters = group.exchange.group();
   if (group.summed[buffer]) {
-    throw Error(fmt::format("{} takes gradients after they were summed: the schedule's REDUCE_GRAD is too early",
-                            parameters.name()));
+    throw Error(
+        fmt::format("{} takes gradients after they were summed: the schedule's REDUCE_GRAD is too early",
+                    parameters.name()));
   }
   if (policy_.reduce == ReduceEvery::microbatch) {
     sums_.wait_for(group.exchange, buffer, [&] { return reduction_of(index); });
@@ -208,9 +209,10 @@ void StageWeights::begin_sums(size_t index) {
   for (size_t buffer = 0; buffer < group.taken.size(); ++buffer) {
     if (!group.taken[buffer]) continue;
     group.taken[buffer] = false;
-    group.summed[buffer] = policy_.reduce == ReduceEvery::step;
     if (!parameters.division().own_gradient) {
-      if (group.exchange.is_summed(buffer)) sums_.begin(group.exchange, buffer, [] {});
+      if (!group.exchange.is_summed(buffer)) continue;
+      group.summed[buffer] = true;
+      sums_.begin(group.exchange, buffer, [] {});
       continue;
     }
     sums_.begin(group.exchange, buffer, [&group, &parameters, buffer] {

@@ -1,5 +1,5 @@
-// The parameters of one stage while it computes, on a rank that shares them with others: which groups are whole
-// when, and when their gradients are summed.
+// The parameters of one stage while it computes, on a rank that shares them with others: which groups are
+// whole when, and when their gradients are summed.
 #pragma once
 
 #include <array>
@@ -18,7 +18,8 @@
 
 namespace pptrain::shard {
 
-// How long a stage's weights stay whole: from unshard() to reshard(), or group by group while a pass uses them.
+// How long a stage's weights stay whole: from unshard() to reshard(), or group by group while a pass uses
+// them.
 enum class Keep { kept, streamed };
 // When gradients are summed: once a step, or after each microbatch (with own gradients: nn::Division).
 enum class ReduceEvery { step, microbatch };
@@ -45,17 +46,19 @@ struct Pass {
 // needs, and settle(), finish() and discard().
 class StageWeights final : public nn::WeightAccess {
  public:
-  // `store`: the stage's parameters, materialised; they are divided as `ranks` are, and have own gradients where
-  // they are summed after each microbatch. `name` stands for the stage in messages. All must outlive this.
-  StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy, std::string name);
+  // `store`: the stage's parameters, materialised; they are divided as `ranks` are, and have own gradients
+  // where they are summed after each microbatch. `name` stands for the stage in messages. All must outlive
+  // this.
+  StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy,
+               std::string name);
 
-  // UNSHARD: weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that `next`,
-  // the stage's next pass, uses; passes gather the others, each while the one before computes.
+  // UNSHARD: weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that
+  // `next`, the stage's next pass, uses; passes gather the others, each while the one before computes.
   void unshard(std::optional<nn::Use> next);
   // RESHARD: frees what is whole.
   void reshard();
-  // REDUCE_GRAD: begins the sums of the gradients taken so far that are not under way yet. After each microbatch
-  // most are; once a step those of blocks are, if reduce_follows was told before the last pass.
+  // REDUCE_GRAD: begins the sums of the gradients taken so far that are not under way yet. After each
+  // microbatch most are; once a step those of blocks are, if reduce_follows was told before the last pass.
   void reduce_grad();
 
   void begin_pass(const Pass& pass);
@@ -69,7 +72,8 @@ class StageWeights final : public nn::WeightAccess {
   // Passes are thrown away: waits for gathers under way and takes gathered weights for stale.
   void discard();
 
-  // Groups whose compute weights are whole or being gathered, and the most there have been since the last call.
+  // Groups whose compute weights are whole or being gathered, and the most there have been since the last
+  // call.
   int whole_groups() const;
   int take_most_whole_groups();
 
