@@ -279,6 +279,8 @@ void check_add_squares(const Checks& checks, const Tensor& x, int64_t place, con
 
 }  // namespace
 
+void add_vocabulary_contracts();  // vocabulary_contracts.cpp
+
 void add_contracts() {
   rms_norm.accept(check_rms_norm);
   add_rms_norm.accept(check_add_rms_norm);
@@ -297,6 +299,7 @@ void add_contracts() {
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);
   add_squares.accept(check_add_squares);
+  add_vocabulary_contracts();
 }
 
 }  // namespace pptrain::kernels
