@@ -5,6 +5,7 @@
 #include "core/kernels/back_ends.h"
 #include "core/kernels/checks.h"
 #include "core/kernels/cost.h"
+#include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels {
@@ -295,6 +296,7 @@ void add_contracts() {
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);
   sum_of_squares.accept(check_sum_of_squares);
+  add_expert_contracts();
 }
 
 }  // namespace pptrain::kernels
