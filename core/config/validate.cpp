@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Of [model]: what fixes which weights there are and their shapes.
-constexpr std::array<std::string_view, 11> fixed_by_hf = {
+constexpr std::array<std::string_view, 17> fixed_by_hf = {
     "model.arch",
     "model.hidden_size",
     "model.intermediate_size",
@@ -33,6 +33,12 @@ constexpr std::array<std::string_view, 11> fixed_by_hf = {
     "model.tie_word_embeddings",
     "model.attention_bias",
     "model.mlp_bias",
+    "model.num_experts",
+    "model.num_experts_per_tok",
+    "model.moe_intermediate_size",
+    "model.norm_topk_prob",
+    "model.decoder_sparse_step",
+    "model.mlp_only_layers",
 };
 
 std::string value_of(std::string_view option, const JobConfig& job) {
@@ -99,7 +105,6 @@ void check_axes(Document& document) {
       {"distributed.dp_shard", d.dp_shard},
       {"distributed.cp", d.cp},
       {"distributed.tp", d.tp},
-      {"distributed.ep", d.ep},
   };
   for (const auto& [option, size] : axes) {
     if (size > 1) {
@@ -108,6 +113,18 @@ void check_axes(Document& document) {
                       fmt::format("not implemented yet: {} = {}{}; only pp and dp_replicate may be above 1",
                                   find_option(option)->key, size, note));
     }
+  }
+}
+
+void check_experts(Document& document) {
+  const int64_t ep = document.job.distributed.ep, experts = document.job.model.num_experts;
+  if (ep == 1) return;
+  if (experts == 0) {
+    document.report_conflict({"distributed.ep", "model.num_experts", "model.arch"},
+                             fmt::format("ep = {} shares out experts, but this model has none", ep));
+  } else if (experts % ep != 0) {
+    document.report_conflict({"distributed.ep", "model.num_experts", "model.hf_dir"},
+                             fmt::format("num_experts = {} is not divisible by ep = {}", experts, ep));
   }
 }
 
@@ -215,6 +232,7 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
 void validate(Document& document) {
   check_hf_weights(document);
   check_axes(document);
+  check_experts(document);
   check_data(document);
   check_profile(document);
   check_paths(document);
