@@ -1,21 +1,33 @@
 #include "models/block.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <utility>
 
+#include "core/base/error.h"
 #include "core/nn/swiglu.h"
 
 namespace pptrain::models {
 
+// Experts take a rank's own rows, outside of the region of tensor-parallel ranks.
 Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
-             const Seams& seams)
+             const Seams& seams, nn::ParameterGroup* experts)
     : recompute_(config.recompute),
       attention_norm_(group, name + ".attn_norm", config.attention.hidden, config.norm_eps),
       attention_(group, name + ".attn", config.attention, seams.attention),
       mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps),
-      mlp_(std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
-                                        config.mlp_bias, config.init_std, config.init_std)),
       region_(seams.region),
-      mlp_region_(seams.mlp_region) {}
+      mlp_region_(config.experts ? std::make_shared<const nn::Region>() : seams.mlp_region) {
+  if (!config.experts) {
+    mlp_ = std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
+                                        config.mlp_bias, config.init_std, config.init_std);
+    return;
+  }
+  if (experts == nullptr) throw Error(fmt::format("{} has experts, but no group for them", name));
+  auto mlp = std::make_unique<nn::Experts>(group, *experts, name + ".mlp", *config.experts, seams.experts);
+  experts_ = mlp.get();
+  mlp_ = std::move(mlp);
+}
 
 void Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);

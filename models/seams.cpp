@@ -1,6 +1,7 @@
 #include "models/seams.h"
 
 #include "core/base/error.h"
+#include "parallel/expert/rank_exchange.h"
 
 namespace pptrain::models {
 namespace {
@@ -14,8 +15,10 @@ bool shared(const comm::Communicator* group) {
 Seams make_seams(const StageGroups& groups) {
   if (shared(groups.tp)) throw Error("no seam for tensor parallelism");
   if (shared(groups.cp)) throw Error("no seam for context parallelism");
-  if (shared(groups.ep)) throw Error("no seam for expert parallelism");
-  return {};
+  Seams seams;
+  if (shared(groups.ep) || shared(groups.stage))
+    seams.experts = std::make_shared<expert::RankExchange>(groups.ep, groups.stage);
+  return seams;
 }
 
 }  // namespace pptrain::models

@@ -2,7 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
@@ -171,6 +173,12 @@ std::vector<double> RankModel::squared_norms() {
     counted.insert(counted.end(), squares.begin(), squares.end());
   }
   return counted;
+}
+
+std::vector<models::TransformerStage::ExpertLoads> RankModel::take_expert_loads() {
+  std::vector<models::TransformerStage::ExpertLoads> loads;
+  for (Part& part : parts_) std::ranges::move(part.stage->take_loads(), std::back_inserter(loads));
+  return loads;
 }
 
 void RankModel::apply(double lr, double grad_scale) {

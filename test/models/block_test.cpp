@@ -69,7 +69,7 @@ TEST_CASE("a region's order of rows is what attention and feed-forward see, in b
       GENERATE(models::Recompute::none, models::Recompute::selective, models::Recompute::full);
   const auto mode = GENERATE(nn::WeightGradQueue::Mode::immediate, nn::WeightGradQueue::Mode::deferred);
   const models::ModelConfig model = small_model("qwen3", false);
-  models::BlockConfig config = models::find_architecture("qwen3").block(model);
+  models::BlockConfig config = models::find_architecture("qwen3").block(model, 0);
   config.recompute = recompute;
   config.init_std = config.attention.init_std = config.attention.o_init_std = 0.2;
   const data::Microbatch data = random_documents(model, {5, 8}, 1);
