@@ -124,7 +124,10 @@ StageFootprint dry_run(const ModelConfig& model, const StageSlice& slice, const 
 }
 
 const StageFootprint& Footprints::of(const StageSlice& slice) const {
-  const Kind kind{slice.end_layer - slice.first_layer, slice.embedding, slice.head};
+  std::vector<bool> sparse;
+  for (int layer = slice.first_layer; layer < slice.end_layer; ++layer)
+    sparse.push_back(model_.sparse.contains(layer));
+  const Kind kind{std::move(sparse), slice.embedding, slice.head};
   const auto found = known_.find(kind);
   if (found != known_.end()) return found->second;
   return known_.emplace(kind, dry_run(model_, slice, batch_)).first->second;

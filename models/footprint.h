@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "core/kernels/cost.h"
 #include "models/model_config.h"
@@ -78,7 +79,8 @@ class Footprints {
   const BatchShape& batch() const { return batch_; }
 
  private:
-  using Kind = std::tuple<int, bool, bool>;  // layers, embedding, head: where they begin changes nothing
+  // Which layers are sparse, embedding, head: where they begin changes nothing else.
+  using Kind = std::tuple<std::vector<bool>, bool, bool>;
   ModelConfig model_;
   BatchShape batch_;
   mutable std::map<Kind, StageFootprint> known_;

@@ -1,6 +1,7 @@
 #include "models/seams.h"
 
 #include "core/base/error.h"
+#include "parallel/expert/rank_exchange.h"
 #include "parallel/tensor/tensor_region.h"
 
 namespace pptrain::models {
@@ -14,9 +15,10 @@ bool shared(const comm::Communicator* group) {
 
 Seams make_seams(const StageGroups& groups) {
   if (shared(groups.cp)) throw Error("no seam for context parallelism");
-  if (shared(groups.ep)) throw Error("no seam for expert parallelism");
   Seams seams;
   seams.region = tensor::make_region(groups.tp);
+  if (shared(groups.ep) || shared(groups.stage))
+    seams.experts = std::make_shared<expert::RankExchange>(groups.ep, groups.stage);
   return seams;
 }
 

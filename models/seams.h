@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/nn/attention_product.h"
+#include "core/nn/expert_exchange.h"
 #include "core/nn/region.h"
 #include "parallel/comm/communicator.h"
 
@@ -30,6 +31,7 @@ struct Seams {
   // head.
   std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
   std::shared_ptr<nn::AttentionProduct> attention = nn::make_local_attention();
+  std::shared_ptr<const nn::ExpertExchange> experts = std::make_shared<nn::ExpertExchange>();
 };
 
 // Throws Error for a group that has no seam.

@@ -56,8 +56,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     throw Error(fmt::format("stage {}: layers [{}, {}) of a model of {} layers", slice.index,
                             slice.first_layer, slice.end_layer, model.layers));
   }
-  BlockConfig block = find_architecture(model.arch).block(model);
-  block.recompute = recompute;
+  const auto describe = find_architecture(model.arch).block;
   if (slice.embedding) {
     embedding_groups_ = declare([&] {
       embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden,
@@ -66,9 +65,15 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   }
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
+    BlockConfig block = describe(model, layer);
+    block.recompute = recompute;
     const std::string name = fmt::format("layers.{}", layer);
-    block_groups_.push_back(
-        declare([&] { blocks_.emplace_back(store_.add_group(name), name, block, seams); }));
+    block_groups_.push_back(declare([&] {
+      nn::ParameterGroup& group = store_.add_group(name);
+      nn::ParameterGroup* const experts =
+          block.experts ? &store_.add_group(name + ".experts", nn::Spread::experts) : nullptr;
+      blocks_.emplace_back(group, name, block, seams, experts);
+    }));
   }
   if (slice.head) {
     const nn::TensorCut& cut = region_->cut();
@@ -308,6 +313,15 @@ pipeline::LossSum TransformerStage::take_loss() {
   loss_.reset();
   valid_.reset();
   return sum;
+}
+
+std::vector<TransformerStage::ExpertLoads> TransformerStage::take_loads() {
+  std::vector<ExpertLoads> loads;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (at::Tensor rows = blocks_[i].take_loads(); rows.defined())
+      loads.push_back({.layer = slice_.first_layer + static_cast<int>(i), .rows = std::move(rows)});
+  }
+  return loads;
 }
 
 void TransformerStage::discard() {

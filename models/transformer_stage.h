@@ -46,7 +46,8 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index);
 
 // Parameters, by global name: `embed.weight`; `layers.N.{attn_norm,mlp_norm}.weight`,
 // `layers.N.attn.{q,k,v,o}.{weight,bias}`, `layers.N.attn.{q_norm,k_norm}.weight`,
-// `layers.N.mlp.{gate,up,down}.{weight,bias}`; `norm.weight`, `head.weight`.
+// `layers.N.mlp.{gate,up,down}.{weight,bias}`, or in a sparse layer `layers.N.mlp.router.{weight,bias}` and
+// `layers.N.mlp.experts.E.{gate,up,down}.weight`; `norm.weight`, `head.weight`.
 //
 // With tied embeddings the stage with the head holds its own copy, `head.weight`, also where it holds the
 // embedding: the two uses have a gradient accumulator each on every layout, so that their sum has the same
@@ -95,6 +96,14 @@ class TransformerStage final : public pipeline::Stage {
   nn::Weight* embedding_weight() { return embedding_ ? &embedding_->weight() : nullptr; }
   nn::Weight* head_weight() { return head_weight_; }
   bool tied() const { return model_.tied; }
+
+  // How many rows each expert of a sparse layer got in the backward passes since the last call, from this
+  // rank: int64 [experts]. Layers that ran none are left out.
+  struct ExpertLoads {
+    int layer = 0;
+    at::Tensor rows;
+  };
+  std::vector<ExpertLoads> take_loads();
 
   const ModelConfig& model() const { return model_; }
   const StageSlice& slice() const { return slice_; }

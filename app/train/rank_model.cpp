@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/base/error.h"
@@ -264,6 +266,12 @@ kernels::ExactSum RankModel::squared_norm() {
   kernels::ExactSum sum;
   for (Part& part : parts_) sum.add(optim::sum_of_squares(part.counted));
   return sum;
+}
+
+std::vector<models::TransformerStage::ExpertLoads> RankModel::take_expert_loads() {
+  std::vector<models::TransformerStage::ExpertLoads> loads;
+  for (Part& part : parts_) std::ranges::move(part.stage->take_loads(), std::back_inserter(loads));
+  return loads;
 }
 
 void RankModel::apply(double lr, double grad_scale) {

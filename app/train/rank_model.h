@@ -51,6 +51,9 @@ class RankModel {
   pipeline::LossSum last_stage_loss();
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
+  // Of the backward passes since the last call, from this rank.
+  std::vector<models::TransformerStage::ExpertLoads> take_expert_loads();
+
   int64_t optimizer_step() const { return optimizer_step_; }
   int last_stage_rank() const { return schedule_.rank_of(schedule_.stages() - 1); }
 

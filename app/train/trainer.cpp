@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "app/train/datasets.h"
 #include "app/train/run_dir.h"
@@ -75,6 +76,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
   executor_.on_stage_actions(model_.stage_actions());
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
+  if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
   flops_per_token_ = models::flops_per_token(context.model, context.job.train.seq_len);
 }
 
@@ -181,6 +183,7 @@ void Trainer::open_sinks() {
 void Trainer::train_step() {
   const auto begin = Clock::now();
   const int64_t targets = run_pipeline();
+  if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
   ++state_.step;
   state_.next_sample += loader_.samples_per_step();
@@ -256,6 +259,7 @@ bool Trainer::result_needed() const {
 
 void Trainer::record(const Step& step, int64_t number, double seconds,
                      const std::optional<metrics::Bubble>& bubble) {
+  auto expert_loads = expert_loads_ ? expert_loads_->wait() : std::vector<metrics::ExpertLoad>{};
   if (!context_.root()) return;
   const double tokens = static_cast<double>(step.loss.tokens);
   const metrics::StepRecord record{
@@ -270,6 +274,7 @@ void Trainer::record(const Step& step, int64_t number, double seconds,
       .memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9,
       .skipped = !step.applied,
       .bubble = bubble,
+      .expert_loads = std::move(expert_loads),
   };
   for (const auto& sink : sinks_) sink->step(record);
 }

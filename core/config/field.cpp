@@ -114,6 +114,11 @@ Option& Option::of_length(size_t count) {
   return *this;
 }
 
+Option& Option::or_empty() {
+  may_be_empty = true;
+  return *this;
+}
+
 Option& Option::required() {
   is_required = true;
   return *this;
@@ -134,6 +139,9 @@ std::string type_name(const Option& option) {
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "integer"; }
     std::string operator()(const Access<PipelineSplit>&) const { return "string or list of integers"; }
     std::string operator()(const Access<std::vector<double>>&) const { return list_name(option, "floats"); }
+    std::string operator()(const Access<std::vector<int64_t>>&) const {
+      return list_name(option, "integers");
+    }
     std::string operator()(const Access<std::string>&) const {
       return option.literals.empty() ? "string" : fmt::format("one of: {}", fmt::join(option.literals, ", "));
     }

@@ -22,7 +22,7 @@ using Access = std::function<T&(JobConfig&)>;
 // The alternatives are the types that an option can have.
 using Target = std::variant<Access<bool>, Access<int64_t>, Access<double>, Access<std::string>,
                             Access<std::optional<bool>>, Access<std::optional<int64_t>>,
-                            Access<std::vector<double>>, Access<PipelineSplit>>;
+                            Access<std::vector<double>>, Access<std::vector<int64_t>>, Access<PipelineSplit>>;
 
 // The numbers allowed; for a list, of each of its elements. NaN and infinities are never allowed.
 struct Range {
@@ -57,6 +57,7 @@ struct Option {
   std::optional<Condition> acts_when;
   bool ignores_case = false;  // a literal in other case is taken as the one declared
   bool is_required = false;
+  bool may_be_empty = false;  // a list
 
   std::string name() const { return section + "." + key; }
 
@@ -69,6 +70,7 @@ struct Option {
   Option& refuse(std::string literal, std::string reason);
   Option& any_case();
   Option& of_length(size_t count);
+  Option& or_empty();
   Option& required();
   Option& only_with(std::string other_name, std::vector<std::string> values);
 };

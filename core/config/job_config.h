@@ -48,6 +48,16 @@ struct ModelSection {
   int64_t max_position_embeddings = 0;  // 0: train.seq_len
   bool attention_bias = false;
   bool mlp_bias = false;
+  // Mixture of experts.
+  bool norm_topk_prob = false;
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 0;
+  int64_t moe_intermediate_size = 0;
+  int64_t decoder_sparse_step = 1;
+  std::vector<int64_t> mlp_only_layers;
+  double router_aux_loss_coef = 0;
+  double router_z_loss_coef = 0;
+  double router_bias_update_rate = 0;
 
   bool operator==(const ModelSection&) const = default;
 };

@@ -29,7 +29,10 @@ void add_run(std::vector<Option>& options) {
 void add_model_sizes(SectionFields<ModelSection>& model) {
   model.add("hidden_size", &ModelSection::hidden_size, "Width of the residual stream. 0: from hf_dir.")
       .between(0, max_size);
-  model.add("intermediate_size", &ModelSection::intermediate_size, "Inner width of the MLP. 0: from hf_dir.")
+  model
+      .add("intermediate_size", &ModelSection::intermediate_size,
+           "Inner width of the MLP; of qwen3_moe's dense layers, of each of mixtral's experts. 0: from "
+           "hf_dir.")
       .between(0, max_size);
   model.add("num_hidden_layers", &ModelSection::num_hidden_layers, "Transformer blocks. 0: from hf_dir.")
       .between(0, 1 << 16);
@@ -49,12 +52,69 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
       .between(0, 1 << 28);
 }
 
+// Names are those of Hugging Face's Qwen3-MoE, where it has them.
+void add_experts(SectionFields<ModelSection>& model) {
+  const std::string arch = "model.arch";
+  const std::vector<std::string> sparse = {"qwen3_moe", "mixtral"};
+  model.add("num_experts", &ModelSection::num_experts, "Experts of each sparse layer. 0: from hf_dir.")
+      .between(0, 4096)
+      .only_with(arch, sparse);
+  model
+      .add("num_experts_per_tok", &ModelSection::num_experts_per_tok,
+           "Experts that each token goes through. 0: from hf_dir.")
+      .between(0, 4096)
+      .only_with(arch, sparse);
+  model
+      .add("moe_intermediate_size", &ModelSection::moe_intermediate_size,
+           "Inner width of each expert. 0: from hf_dir.")
+      .between(0, max_size)
+      .only_with(arch, {"qwen3_moe"});
+  model
+      .add("norm_topk_prob", &ModelSection::norm_topk_prob,
+           "The probabilities of a token's experts are divided by their sum; mixtral's always are.")
+      .only_with(arch, {"qwen3_moe"});
+  model
+      .add("decoder_sparse_step", &ModelSection::decoder_sparse_step,
+           "Every so-manieth layer has experts, the others an MLP: layer i, counted from 1, where the step "
+           "divides i.")
+      .between(1, 1 << 16)
+      .only_with(arch, {"qwen3_moe"});
+  model
+      .add("mlp_only_layers", &ModelSection::mlp_only_layers,
+           "Layers, counted from 0, that have an MLP in any case.")
+      .between(0, 1 << 16)
+      .or_empty()
+      .only_with(arch, {"qwen3_moe"});
+  model
+      .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
+           "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
+           "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
+           "ranks together. Only its gradient acts: the reported loss is without it. Never from hf_dir.")
+      .between(0, 1000)
+      .only_with(arch, sparse);
+  model
+      .add("router_z_loss_coef", &ModelSection::router_z_loss_coef,
+           "Coefficient of the mean squared logsumexp of each router's logits, which keeps them small. Only "
+           "its gradient acts.")
+      .between(0, 1000)
+      .only_with(arch, sparse);
+  model
+      .add(
+          "router_bias_update_rate", &ModelSection::router_bias_update_rate,
+          "By which, in each step, a bias on each expert's probability falls (rises) where the expert's load "
+          "is above (below) the mean; the bias counts for the choice alone. It balances without a loss. 0: "
+          "no bias.")
+      .between(0, 1)
+      .only_with(arch, sparse);
+}
+
 void add_model(std::vector<Option>& options) {
   SectionFields<ModelSection> model(options, "model", [](JobConfig& j) -> ModelSection& { return j.model; });
   model
       .add("arch", &ModelSection::arch,
-           "Architecture; qwen3 has RMSNorm on queries and keys. With hf_dir it is taken from there.")
-      .one_of({"llama", "qwen3"});
+           "Architecture; qwen3 has RMSNorm on queries and keys, qwen3_moe and mixtral have experts. With "
+           "hf_dir it is taken from there.")
+      .one_of({"llama", "qwen3", "qwen3_moe", "mixtral"});
   model.add("hf_dir", &ModelSection::hf_dir,
             "Hugging Face directory whose config.json gives the model: keys of this section that fix the "
             "shape of the weights may then be left out, or must agree; the others, where given, win over "
@@ -79,6 +139,7 @@ void add_model(std::vector<Option>& options) {
       .between(0, max_size);
   model.add("attention_bias", &ModelSection::attention_bias, "Biases in the q, k, v and o projections.");
   model.add("mlp_bias", &ModelSection::mlp_bias, "Biases in the MLP's projections (llama).");
+  add_experts(model);
 }
 
 void add_rope_scaling(std::vector<Option>& options) {

@@ -262,7 +262,7 @@ class Reader {
     if (!array) {
       return wrong_type(option, node);
     }
-    if (array->empty()) {
+    if (array->empty() && !option.may_be_empty) {
       return fmt::format("an empty list; expected {}", type_name(option));
     }
     std::vector<T> values;

@@ -66,8 +66,9 @@ Json range_schema(const Option& option, const char* type) {
 }
 
 Json list_schema(const Option& option, const char* element) {
-  Json list = {
-      {"type", "array"}, {"items", range_schema(option, element)}, {"minItems", option.length.value_or(1)}};
+  Json list = {{"type", "array"},
+               {"items", range_schema(option, element)},
+               {"minItems", option.may_be_empty ? 0 : option.length.value_or(1)}};
   if (option.length) {
     list["maxItems"] = *option.length;
   }
@@ -86,6 +87,7 @@ Json type_schema(const Option& option) {
       return {{"anyOf", {Json{{"type", "string"}}, list_schema(option, "integer")}}};
     }
     Json operator()(const Access<std::vector<double>>&) const { return list_schema(option, "number"); }
+    Json operator()(const Access<std::vector<int64_t>>&) const { return list_schema(option, "integer"); }
     Json operator()(const Access<std::string>&) const {
       Json schema = {{"type", "string"}};
       if (!option.literals.empty()) {

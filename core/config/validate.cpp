@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Of [model]: what fixes which weights there are and their shapes.
-constexpr std::array<std::string_view, 11> fixed_by_hf = {
+constexpr std::array<std::string_view, 17> fixed_by_hf = {
     "model.arch",
     "model.hidden_size",
     "model.intermediate_size",
@@ -33,6 +33,12 @@ constexpr std::array<std::string_view, 11> fixed_by_hf = {
     "model.tie_word_embeddings",
     "model.attention_bias",
     "model.mlp_bias",
+    "model.num_experts",
+    "model.num_experts_per_tok",
+    "model.moe_intermediate_size",
+    "model.norm_topk_prob",
+    "model.decoder_sparse_step",
+    "model.mlp_only_layers",
 };
 
 std::string value_of(std::string_view option, const JobConfig& job) {
@@ -102,7 +108,6 @@ void check_axes(Document& document) {
   }
   const std::pair<std::string_view, int64_t> axes[] = {
       {"distributed.cp", d.cp},
-      {"distributed.ep", d.ep},
   };
   for (const auto& [option, size] : axes) {
     if (size > 1) {
@@ -147,6 +152,18 @@ void check_tensor_parallel(Document& document) {
     document.report_conflict(
         {"distributed.tp", "train.seq_len", "train.micro_batch_size"},
         fmt::format("tp = {} is more than the {} tokens of a rank's microbatch", tp, tokens));
+  }
+}
+
+void check_experts(Document& document) {
+  const int64_t ep = document.job.distributed.ep, experts = document.job.model.num_experts;
+  if (ep == 1) return;
+  if (experts == 0) {
+    document.report_conflict({"distributed.ep", "model.num_experts", "model.arch"},
+                             fmt::format("ep = {} shares out experts, but this model has none", ep));
+  } else if (experts % ep != 0) {
+    document.report_conflict({"distributed.ep", "model.num_experts", "model.hf_dir"},
+                             fmt::format("num_experts = {} is not divisible by ep = {}", experts, ep));
   }
 }
 
@@ -277,6 +294,7 @@ void validate(Document& document) {
   check_hf_weights(document);
   check_axes(document);
   check_tensor_parallel(document);
+  check_experts(document);
   check_data(document);
   check_profile(document);
   check_paths(document);

@@ -6,6 +6,7 @@
 #include "core/kernels/checks.h"
 #include "core/kernels/cost.h"
 #include "core/kernels/exact_sum.h"
+#include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels {
@@ -300,6 +301,7 @@ void add_contracts() {
   adamw.accept(check_adamw, cost_adamw);
   add_squares.accept(check_add_squares);
   add_vocabulary_contracts();
+  add_expert_contracts();
 }
 
 }  // namespace pptrain::kernels

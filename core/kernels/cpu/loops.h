@@ -111,6 +111,48 @@ struct AttentionGradientArgs {
   float scale;
 };
 
+struct RouteArgs {
+  const float* logits;
+  const float* bias;  // may be null
+  float* probabilities;
+  float* logsumexp;
+  int32_t* chosen;
+  float* weights;
+  int64_t experts, k;
+  bool normalise;
+};
+
+struct RouteBackwardArgs {
+  const float* dweights;
+  const float* probabilities;
+  const float* logsumexp;
+  const int32_t* chosen;
+  const float* slopes;  // may be null
+  float* dlogits;
+  int64_t experts, k;
+  float z_slope;
+  bool normalise;
+};
+
+template <class T>
+struct SumRowsArgs {
+  const T* x;
+  const int32_t* place;
+  const float* residual;  // may be null
+  T* out;
+  int64_t k, dim;
+};
+
+template <class T>
+struct WeightedSwigluArgs {
+  const T* dy;  // backward only
+  const T* gate_up;
+  const float* weights;
+  T* out;           // y, or dgate_up
+  float* dweights;  // backward only
+  int64_t dim;
+};
+
 // Loops whose tensors have the compute type T. begin and end count rows (tokens for norm_rope) or columns, as
 // said.
 template <class T>
@@ -141,6 +183,9 @@ struct TypedLoops {
                              int64_t dim, int64_t begin, int64_t end);
   // sums (float [cols]) += column sums over all rows, columns [begin, end) only, in row order.
   void (*column_sums)(const T* x, float* sums, int64_t rows, int64_t cols, int64_t begin, int64_t end);
+  void (*sum_rows)(const SumRowsArgs<T>&, int64_t begin, int64_t end);
+  void (*weighted_swiglu)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
+  void (*weighted_swiglu_backward)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
 };
 
 struct AdamWLoopArgs {
@@ -182,6 +227,8 @@ struct Loops {
   TypedLoops<uint16_t> bf16;
   void (*adamw)(const AdamWLoopArgs&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const float* x, int64_t size);
+  void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
+  void (*route_backward)(const RouteBackwardArgs&, int64_t begin, int64_t end);
   Bf16Gemm bf16_gemm;
 };
 

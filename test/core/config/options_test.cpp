@@ -33,6 +33,7 @@ std::string other_value(const Option& option) {
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "3"; }
     std::string operator()(const Access<PipelineSplit>&) const { return "[3, 1]"; }
     std::string operator()(const Access<std::vector<double>>&) const { return "[0.25, 0.5]"; }
+    std::string operator()(const Access<std::vector<int64_t>>&) const { return "[3, 1]"; }
     std::string operator()(const Access<std::string>&) const {
       for (const std::string& literal : option.literals) {
         if (toml_string(literal) != now) {
@@ -82,9 +83,9 @@ TEST_CASE("every field of the job has an option") {
   for (const Option& option : options()) {
     bytes += std::visit([]<class T>(const Access<T>&) { return sizeof(T); }, option.target);
   }
-  // Booleans are padded to 8 bytes where they lie alone or together: ModelSection has one, then two;
+  // Booleans are padded to 8 bytes where they lie alone or together: ModelSection has one, then three;
   // DataSection, OptimizerSection and ProfileSection one each.
-  const size_t padding = 7 + 6 + 7 + 7 + 7;
+  const size_t padding = 7 + 5 + 7 + 7 + 7;
   INFO("A field has no option in options.cpp; or a new bool has changed the padding counted here.");
   CHECK(bytes + padding == sizeof(JobConfig));
 }
