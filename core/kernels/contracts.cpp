@@ -6,6 +6,7 @@
 #include "core/kernels/checks.h"
 #include "core/kernels/cost.h"
 #include "core/kernels/kernels.h"
+#include "core/kernels/optimizers.h"
 
 namespace pptrain::kernels {
 namespace {
@@ -270,6 +271,57 @@ Cost cost_adamw(const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
   return cost;
 }
 
+void check_lion(const Checks& checks, const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
+                const std::optional<Tensor>& compute, const LionArgs&,
+                const std::optional<LionPrevious>& previous) {
+  const int64_t size = weight.numel();
+  checks.dense("weight", weight, at::kFloat, {size})
+      .dense("grad", grad, at::kFloat, {size})
+      .dense("exp_avg", exp_avg, at::kFloat, {size});
+  if (compute) {
+    checks.dense("compute", *compute, at::kBFloat16, {size});
+  }
+  if (previous) {
+    checks.dense("previous.weight", previous->weight, at::kFloat, {size})
+        .dense("previous.exp_avg", previous->exp_avg, at::kFloat, {size});
+  }
+}
+
+// Weight and average are read and written.
+Cost cost_lion(const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
+               const std::optional<Tensor>& compute, const LionArgs&,
+               const std::optional<LionPrevious>& previous) {
+  Cost cost = moving(weight, weight, grad, exp_avg, exp_avg, compute);
+  if (previous) cost += {.bytes = moving(previous->weight, previous->exp_avg).bytes};
+  return cost;
+}
+
+void check_momentum(const Checks& checks, const Tensor& average, const Tensor& grad, const Tensor& next,
+                    const MomentumArgs&) {
+  const int64_t size = average.numel();
+  checks.dense("average", average, at::kFloat, {size})
+      .dense("grad", grad, at::kFloat, {size})
+      .compute("next", next, 1)
+      .dense("next", next, next.scalar_type(), {size});
+}
+
+void check_descend(const Checks& checks, const Tensor& weight, const Tensor& direction,
+                   const std::optional<Tensor>& compute, const DescentArgs&) {
+  const int64_t size = weight.numel();
+  checks.dense("weight", weight, at::kFloat, {size})
+      .compute("direction", direction, 1)
+      .dense("direction", direction, direction.scalar_type(), {size});
+  if (compute) {
+    checks.dense("compute", *compute, at::kBFloat16, {size});
+  }
+}
+
+// The weight is read and written.
+Cost cost_descend(const Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
+                  const DescentArgs&) {
+  return moving(weight, weight, direction, compute);
+}
+
 void check_sum_of_squares(const Checks& checks, const Tensor& x, const Tensor& out) {
   checks.require(x.scalar_type() == at::kFloat && x.is_contiguous(), "x must be contiguous float32")
       .dense("out", out, at::kDouble, {});
@@ -294,6 +346,9 @@ void add_contracts() {
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);
+  lion.accept(check_lion, cost_lion);
+  momentum.accept(check_momentum);
+  descend.accept(check_descend, cost_descend);
   sum_of_squares.accept(check_sum_of_squares);
 }
 
