@@ -2,12 +2,14 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <array>
+#include <memory>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
 #include "parallel/pipeline/tied_gradient.h"
+#include "parallel/shard/matrix_exchange.h"
 
 namespace pptrain::app {
 
@@ -21,6 +23,15 @@ models::Seams seams_of(RunContext& context) {
                              .cp = &mesh.along(mesh::Axis::cp),
                              .ep = &mesh.of(mesh::Group::ep),
                              .stage = &mesh.of(mesh::Group::stage)});
+}
+
+// Matrices that the ranks of a stage hold parts of are made whole on one of them.
+optim::Surroundings optimizer_surroundings(RunContext& context) {
+  comm::Communicator& stage = context.mesh.of(mesh::Group::stage);
+  if (stage.size() == 1) return {};
+  return {.make_exchange = [&stage](std::vector<optim::MatrixPart> parts) {
+    return std::make_unique<shard::MatrixExchange>(stage, std::move(parts));
+  }};
 }
 
 at::ScalarType compute_dtype(const config::JobConfig& job) {
@@ -42,7 +53,8 @@ RankModel::RankModel(RunContext& context) : context_(context), schedule_(context
     part.stage->materialise(context.device, compute_dtype(plan.job));
     for (nn::ParameterGroup& group : part.stage->parameters().groups())
       part.groups.emplace_back(group, fsdp, replicas);
-    part.optimizer = optim::make_optimizer(plan.job.optimizer, part.stage->parameters().shards());
+    part.optimizer = optim::make_optimizer(plan.job.optimizer, part.stage->parameters().shards(),
+                                           optimizer_surroundings(context));
     parts_.push_back(std::move(part));
   }
   prepare_norm();

@@ -305,6 +305,10 @@ void check_momentum(const Checks& checks, const Tensor& average, const Tensor& g
       .dense("next", next, next.scalar_type(), {size});
 }
 
+Cost cost_momentum(const Tensor& average, const Tensor& grad, const Tensor& next, const MomentumArgs&) {
+  return moving(average, grad, next);
+}
+
 void check_descend(const Checks& checks, const Tensor& weight, const Tensor& direction,
                    const std::optional<Tensor>& compute, const DescentArgs&) {
   const int64_t size = weight.numel();
@@ -347,7 +351,7 @@ void add_contracts() {
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);
   lion.accept(check_lion, cost_lion);
-  momentum.accept(check_momentum);
+  momentum.accept(check_momentum, cost_momentum);
   descend.accept(check_descend, cost_descend);
   sum_of_squares.accept(check_sum_of_squares);
 }

@@ -11,11 +11,12 @@
 namespace pptrain::optim {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, nn::Role>, 5> roles = {{{"matrix", nn::Role::matrix},
+constexpr std::array<std::pair<std::string_view, nn::Role>, 6> roles = {{{"matrix", nn::Role::matrix},
                                                                          {"embedding", nn::Role::embedding},
                                                                          {"head", nn::Role::head},
                                                                          {"norm", nn::Role::norm},
-                                                                         {"bias", nn::Role::bias}}};
+                                                                         {"bias", nn::Role::bias},
+                                                                         {"router", nn::Role::router}}};
 
 bool matches(const std::string& match, const nn::ParameterSpec& spec) {
   if (spec.role == nn::Role::balance) return false;
@@ -50,7 +51,7 @@ std::vector<GroupProblem> check_groups(std::span<const config::OptimizerGroup> g
     if (matched == nullptr) {
       problems.push_back({i, fmt::format("\"{}\" matches no parameter of the model (the first is called {}). "
                                          "Give a pattern such as \"*.q.weight\", or matrix, embedding, head, "
-                                         "norm or bias",
+                                         "norm, bias or router",
                                          match, specs.empty() ? "nothing" : specs.front()->name)});
     } else {
       problems.push_back({i, fmt::format("all that \"{}\" matches, such as {}, is in an earlier group: the "

@@ -12,8 +12,8 @@
 namespace pptrain::optim {
 
 // The first group that matches, or null. A group's `match` is the word of a role (matrix, embedding, head,
-// norm, bias), or a pattern for the global name in which * stands for any characters. A tied head is matched
-// as the embedding that it is a copy of. Biases that balance experts are in no group.
+// norm, bias, router), or a pattern for the global name in which * stands for any characters. A tied head is
+// matched as the embedding that it is a copy of. Biases that balance experts are in no group.
 const config::OptimizerGroup* find_group(std::span<const config::OptimizerGroup> groups,
                                          const nn::ParameterSpec& spec);
 

@@ -30,8 +30,8 @@ class MatrixExchange {
  public:
   virtual ~MatrixExchange() = default;
 
-  // Each matrix is made whole on one rank, transformed there, and the result's parts go to all who hold a part
-  // of it. `read` is called at most once for a part (of those that several ranks hold, one rank reads),
+  // Each matrix is made whole on one rank, transformed there, and the result's parts go to all who hold a
+  // part of it. `read` is called at most once for a part (of those that several ranks hold, one rank reads),
   // `transform` once for each matrix that this rank owns, `write` once for each part. Tensors are made with
   // `options`: the type that matrices travel and are transformed in, and the device. Collective.
   virtual void run(const at::TensorOptions& options, const MatrixOperation& operation) = 0;
@@ -47,6 +47,10 @@ class LocalMatrices final : public MatrixExchange {
  private:
   std::vector<MatrixPart> parts_;
 };
+
+// Elements of whole matrices that an exchange handles at a time over all its ranks, where that is more than
+// one matrix a rank.
+inline constexpr int64_t round_elements = int64_t{1} << 25;
 
 // Makes the exchange of these parts, which run() then counts from 0. Collective.
 using MakeMatrixExchange = std::function<std::unique_ptr<MatrixExchange>(std::vector<MatrixPart> parts)>;
