@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
 #include "parallel/pipeline/tied_gradient.h"
+#include "parallel/shard/matrix_exchange.h"
 
 namespace pptrain::app {
 
@@ -23,6 +25,15 @@ models::Seams seams_of(RunContext& context) {
                              .cp = &mesh.along(mesh::Axis::cp),
                              .ep = &mesh.of(mesh::Group::ep),
                              .stage = &mesh.of(mesh::Group::stage)});
+}
+
+// Matrices that the ranks of a stage hold parts of are made whole on one of them.
+optim::Surroundings optimizer_surroundings(RunContext& context) {
+  comm::Communicator& stage = context.mesh.of(mesh::Group::stage);
+  if (stage.size() == 1) return {};
+  return {.make_exchange = [&stage](std::vector<optim::MatrixPart> parts) {
+    return std::make_unique<shard::MatrixExchange>(stage, std::move(parts));
+  }};
 }
 
 at::ScalarType compute_dtype(const config::JobConfig& job) {
@@ -81,7 +92,8 @@ void RankModel::add_part(int stage, const models::Seams& seams) {
   part.weights = std::make_unique<shard::StageWeights>(parameters, stage_ranks(), policy,
                                                        fmt::format("stage {}", stage));
   part.stage->use_weights(*part.weights);
-  part.optimizer = optim::make_optimizer(plan.job.optimizer, parameters.shards());
+  part.optimizer = optim::make_optimizer(plan.job.optimizer, parameters.shards(),
+                                         optimizer_surroundings(context_));
   for (nn::Slice* slice : parameters.slices()) {
     if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(*slice))
       part.counted.push_back(slice);

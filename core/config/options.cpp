@@ -319,21 +319,73 @@ void add_data(std::vector<Option>& options) {
 void add_optimizer(std::vector<Option>& options) {
   SectionFields<OptimizerSection> optimizer(options, "optimizer",
                                             [](JobConfig& j) -> OptimizerSection& { return j.optimizer; });
-  optimizer.add("name", &OptimizerSection::name, "Optimizer.").one_of({"adamw"});
+  const std::string name = "optimizer.name";
+  optimizer
+      .add("name", &OptimizerSection::name,
+           "adamw; muon: Muon for the matrices of the blocks, each by itself, and AdamW for embedding, head, "
+           "norms, biases and routers; or lion, which wants lr 3 to 10 times below AdamW's, weight_decay as "
+           "much "
+           "above, and betas [0.9, 0.99].")
+      .one_of({"adamw", "muon", "lion"});
   optimizer.add("lr", &OptimizerSection::lr, "Highest learning rate.").at_least(0);
-  optimizer.add("betas", &OptimizerSection::betas, "Decay of the first and second moments.")
+  optimizer
+      .add("betas", &OptimizerSection::betas,
+           "Decay of the first and second moments; of lion: in its direction, and of its moment.")
       .of_length(2)
       .from_up_to(0, 1);
-  optimizer.add("eps", &OptimizerSection::eps, "Added to the root of the second moment.").above(0);
+  optimizer.add("eps", &OptimizerSection::eps, "Added to the root of the second moment.")
+      .above(0)
+      .only_with(name, {"adamw", "muon"});
   optimizer
       .add("weight_decay", &OptimizerSection::weight_decay,
            "Decoupled decay, times the learning rate; none on norms and biases.")
       .at_least(0);
+  optimizer.add("muon_momentum", &OptimizerSection::muon_momentum, "Decay of Muon's momentum (Nesterov's).")
+      .from_up_to(0, 1)
+      .only_with(name, {"muon"});
+  optimizer
+      .add("muon_lr_scale", &OptimizerSection::muon_lr_scale,
+           "Learning rate of Muon's matrices over lr. Their steps are scaled by 0.2 sqrt(max(rows, columns)) "
+           "to "
+           "AdamW's usual size, so that 1 serves.")
+      .above(0)
+      .only_with(name, {"muon"});
+  optimizer
+      .add("muon_weight_decay", &OptimizerSection::muon_weight_decay,
+           "weight_decay of Muon's matrices, in its place.")
+      .at_least(0)
+      .only_with(name, {"muon"});
   optimizer.add(
       "post_validation", &OptimizerSection::post_validation,
       "Ranks step without waiting for the global norm, and begin the next step; a step that was to be "
       "clipped or skipped is then taken back and redone. The results are the same bits. Spares zb_h2 "
-      "and zbv the rest of their bubble, where clipping is rare; costs 12 bytes per parameter.");
+      "and zbv the rest of their bubble, where clipping is rare; costs master weights and optimizer state "
+      "once "
+      "more (12 bytes per parameter with adamw).");
+}
+
+TableList optimizer_groups() {
+  const Access<std::vector<OptimizerGroup>> groups = [](JobConfig& j) -> std::vector<OptimizerGroup>& {
+    return j.optimizer.groups;
+  };
+  TableList list = make_table_list<OptimizerGroup>(
+      "optimizer.groups",
+      "Parameters that are stepped otherwise. A parameter is in the first group that matches it.", groups);
+  SectionFields<OptimizerGroup> group(
+      list.fields, list.section, [groups](JobConfig& j) -> OptimizerGroup& { return groups(j).front(); });
+  group
+      .add("match", &OptimizerGroup::match,
+           "Pattern for names of parameters, such as \"*.norm*\" or \"layers.0.*\", with * for any "
+           "characters; or a role: matrix, embedding, head, norm, bias or router. A tied head is in the "
+           "embedding's group.")
+      .required();
+  group.add("lr_scale", &OptimizerGroup::lr_scale, "Learning rate over what it is without the group.")
+      .at_least(0);
+  group
+      .add("weight_decay", &OptimizerGroup::weight_decay,
+           "Decay, in place of what it is without the group: also of norms and biases.")
+      .at_least(0);
+  return list;
 }
 
 void add_lr_schedule(std::vector<Option>& options) {
@@ -433,6 +485,16 @@ std::vector<Option> declare_options() {
 const std::vector<Option>& options() {
   static const std::vector<Option> table = declare_options();
   return table;
+}
+
+const std::vector<TableList>& table_lists() {
+  static const std::vector<TableList> lists = {optimizer_groups()};
+  return lists;
+}
+
+const TableList* find_table_list(std::string_view section) {
+  const auto found = std::ranges::find(table_lists(), section, &TableList::section);
+  return found == table_lists().end() ? nullptr : &*found;
 }
 
 const std::vector<std::string>& sections() {

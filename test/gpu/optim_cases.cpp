@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/kernels/exact_sum.h"
+#include "core/kernels/optimizers.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 
@@ -132,6 +133,58 @@ TEST_CASE("adamw keeps what it overwrites", "[gpu]") {
       CHECK(same_bits(previous.exp_avg, before[1]));
       CHECK(same_bits(previous.exp_avg_sq, before[2]));
       CHECK_FALSE(same_bits(weight, before[0]));
+    }
+  }
+}
+
+TEST_CASE("lion over several steps, and what it overwrites", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const int64_t size : {1, 3, 4, 1000, 4099}) {
+    for (const bool odd : {false, true}) {
+      CAPTURE(size, odd);
+      compare([&](const Backend& b) -> std::vector<Tensor> {
+        const auto place = [&](const Tensor& x) { return odd ? misaligned(x) : x; };
+        Tensor weight = place(b.random({size}, at::kFloat, 1));
+        Tensor exp_avg = place(b.random({size}, at::kFloat, 2));
+        Tensor compute = place(b.random({size}, at::kBFloat16, 3));
+        const kernels::LionPrevious previous{.weight = place(b.random({size}, at::kFloat, 4)),
+                                             .exp_avg = place(b.random({size}, at::kFloat, 5))};
+        for (uint64_t step = 0; step < 3; ++step) {
+          b(kernels::lion, weight, place(b.random({size}, at::kFloat, 10 + step)), exp_avg, compute,
+            kernels::LionArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3}, previous);
+        }
+        return {weight, exp_avg, compute, previous.weight, previous.exp_avg};
+      });
+    }
+  }
+}
+
+TEST_CASE("momentum and descend", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const int64_t size : {1, 3, 4, 1000, 4099}) {
+      for (const bool odd : {false, true}) {
+        CAPTURE(type, size, odd);
+        compare([&](const Backend& b) -> std::vector<Tensor> {
+          const auto place = [&](const Tensor& x) { return odd ? misaligned(x) : x; };
+          Tensor average = place(b.random({size}, at::kFloat, 1));
+          const Tensor grad = place(b.random({size}, at::kFloat, 2));
+          Tensor next = place(b.random({size}, type, 3));
+          Tensor weight = place(b.random({size}, at::kFloat, 4));
+          Tensor compute = place(b.random({size}, at::kBFloat16, 5));
+          const kernels::MomentumArgs momentum{.grad_scale = 0.3};
+          b(kernels::momentum, average, grad, average, momentum);
+          b(kernels::momentum, average, grad, next, momentum);
+          // Of values that do not depend on how `next` was rounded.
+          b(kernels::descend, weight, place(b.random({size}, type, 6)), compute,
+            kernels::DescentArgs{.decay = 0.9, .step = 0.1});
+          return {average, next, weight, compute};
+        });
+      }
     }
   }
 }

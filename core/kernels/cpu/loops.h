@@ -153,6 +153,22 @@ struct WeightedSwigluArgs {
   int64_t dim;
 };
 
+template <class T>
+struct MomentumLoopArgs {
+  const float* average;
+  const float* grad;
+  T* next;  // may be `average`
+  float grad_scale, one_minus_beta;
+};
+
+template <class T>
+struct DescentLoopArgs {
+  float* weight;
+  const T* direction;
+  uint16_t* compute;  // bfloat16; may be null
+  float decay, negative_step;
+};
+
 // Loops whose tensors have the compute type T. begin and end count rows (tokens for norm_rope) or columns, as
 // said.
 template <class T>
@@ -186,6 +202,8 @@ struct TypedLoops {
   void (*sum_rows)(const SumRowsArgs<T>&, int64_t begin, int64_t end);
   void (*weighted_swiglu)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
   void (*weighted_swiglu_backward)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
+  void (*momentum)(const MomentumLoopArgs<T>&, int64_t begin, int64_t end);
+  void (*descend)(const DescentLoopArgs<T>&, int64_t begin, int64_t end);
 };
 
 struct AdamWLoopArgs {
@@ -199,6 +217,17 @@ struct AdamWLoopArgs {
   float* previous_exp_avg;
   float* previous_exp_avg_sq;
   float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, negative_step;
+};
+
+struct LionLoopArgs {
+  float* weight;
+  const float* grad;
+  float* exp_avg;
+  uint16_t* compute;  // bfloat16; may be null
+  // What is overwritten goes here, past the caches; both may be null.
+  float* previous_weight;
+  float* previous_exp_avg;
+  float grad_scale, decay, one_minus_beta1, one_minus_beta2, negative_lr;
 };
 
 // A bfloat16 operand of a product, from its first inner index and row (of op_a(a)) or column (of op_b(b)).
@@ -226,6 +255,7 @@ struct Loops {
   TypedLoops<float> f32;
   TypedLoops<uint16_t> bf16;
   void (*adamw)(const AdamWLoopArgs&, int64_t begin, int64_t end);
+  void (*lion)(const LionLoopArgs&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const float* x, int64_t size);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
   void (*route_backward)(const RouteBackwardArgs&, int64_t begin, int64_t end);
