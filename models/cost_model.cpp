@@ -40,6 +40,21 @@ StageSlice blocks_of(const StageSlice& slice) {
 
 }  // namespace
 
+const PassTime& StagePasses::of(schedule::ActionKind pass) const {
+  switch (pass) {
+    case schedule::ActionKind::forward:
+      return forward;
+    case schedule::ActionKind::backward:
+      return backward;
+    case schedule::ActionKind::backward_input:
+      return backward_input;
+    case schedule::ActionKind::backward_weight:
+      return backward_weight;
+    default:
+      throw Error("an action that is no pass takes no time of one");
+  }
+}
+
 ParallelShape parallel_shape(const mesh::MeshShape& mesh, ContextKind cp_kind) {
   // As few data ranks as have room for the experts' group.
   const int data = mesh.ep / std::gcd(mesh.ep, mesh.cp * mesh.tp);

@@ -26,8 +26,8 @@ struct Workload {
   double optimizer_bytes = 0;  // that a step moves for each parameter
 };
 
-// What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so meshes
-// that differ in these alone have one shape.
+// What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
+// meshes that differ in these alone have one shape.
 ParallelShape parallel_shape(const mesh::MeshShape& mesh, ContextKind cp_kind);
 
 // Mean seconds of a run's actions on one stage; 0 where the run had none of the kind.
@@ -80,10 +80,10 @@ class CostModel {
             const Calibration& calibration = {});
 
   StagePasses passes(const StageSlice& slice) const;
-  schedule::StageCost stage(const StageSlice& slice) const;                // seconds, as passes() sums them up
-  double optimizer(int64_t parameters) const;                              // seconds of one rank's step
-  double transfer(int from, int to) const;                                 // seconds of one boundary tensor
-  StageExchange exchange(const StageSlice& slice) const;                   // of weights and gradients
+  schedule::StageCost stage(const StageSlice& slice) const;  // seconds, as passes() sums them up
+  double optimizer(int64_t parameters) const;                // seconds of one rank's step
+  double transfer(int from, int to) const;                   // seconds of one boundary tensor
+  StageExchange exchange(const StageSlice& slice) const;     // of weights and gradients
   double norm_exchange() const { return 2 * links_.world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                // seconds a step, on every rank
 

@@ -41,8 +41,8 @@ MeshLinks::MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape)
             .link = shape.world_size() > ranks_per_host_ ? device.between_hosts : device.within_host};
 }
 
-// Groups repeat along the world. If any lies across hosts, so does the one of rank 0 or the one of the last rank of
-// the first host.
+// Groups repeat along the world. If any lies across hosts, so does the one of rank 0 or the one of the last
+// rank of the first host.
 template <typename Which>
 GroupLink MeshLinks::link_of(const Which& which) const {
   GroupLink result{.ranks = shape_.size(which), .between_hosts = false, .link = device_.within_host};
@@ -55,8 +55,9 @@ GroupLink MeshLinks::link_of(const Which& which) const {
   }
   if (together == result.ranks) return result;
   result.between_hosts = true;
-  result.link = {.bandwidth = std::min(device_.within_host.bandwidth, together * device_.between_hosts.bandwidth),
-                 .latency = device_.between_hosts.latency};
+  result.link = {
+      .bandwidth = std::min(device_.within_host.bandwidth, together * device_.between_hosts.bandwidth),
+      .latency = device_.between_hosts.latency};
   return result;
 }
 

@@ -15,8 +15,8 @@ struct GroupLink {
   bool between_hosts = false;  // the group spans several
   Link link{};                 // bandwidth: that a rank sends at to all the others together
 
-  // Seconds in which every rank sends `bytes` to the others, in `messages`. What one collective sends goes out
-  // at once, or along a tree: of the group's size - 1 messages, log2(size) follow each other.
+  // Seconds in which every rank sends `bytes` to the others, in `messages`. What one collective sends goes
+  // out at once, or along a tree: of the group's size - 1 messages, log2(size) follow each other.
   double seconds(double bytes, double messages) const;
 
   // Collectives on `bytes` of the whole result (gather) or operand (the others) on every rank; 0 alone.
@@ -26,9 +26,10 @@ struct GroupLink {
   double broadcast() const;  // until all know a few values that one knows
 };
 
-// World ranks follow each other on hosts of DeviceModel::ranks_per_host, so with tp innermost the inner axes stay
-// on a host as far as it reaches. Ranks of a group on one host send to other hosts through all their links:
-// between hosts, a group with k of its ranks on each has k times a rank's bandwidth, within the host's.
+// World ranks follow each other on hosts of DeviceModel::ranks_per_host, so with tp innermost the inner axes
+// stay on a host as far as it reaches. Ranks of a group on one host send to other hosts through all their
+// links: between hosts, a group with k of its ranks on each has k times a rank's bandwidth, within the
+// host's.
 class MeshLinks {
  public:
   MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape);
@@ -38,7 +39,8 @@ class MeshLinks {
   const GroupLink& on(kernels::Wire wire) const;
   const GroupLink& world() const { return world_; }
 
-  // Seconds of a message of `bytes` from a rank of pipeline rank `from` to the same of `to`, the slowest of them.
+  // Seconds of a message of `bytes` from a rank of pipeline rank `from` to the same of `to`, the slowest of
+  // them.
   double transfer(int from, int to, double bytes) const;
 
  private:

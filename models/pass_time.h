@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/kernels/cost.h"
+#include "parallel/schedule/action.h"
 
 namespace pptrain::models {
 
@@ -46,6 +47,8 @@ struct StagePasses {
   PassTime backward;  // B at once
   PassTime backward_input;
   PassTime backward_weight;
+
+  const PassTime& of(schedule::ActionKind pass) const;  // F, B, I or W; throws Error for anything else
 };
 
 }  // namespace pptrain::models

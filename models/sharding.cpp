@@ -20,8 +20,8 @@ int64_t largest(std::vector<int64_t> bytes, size_t count) {
 
 }  // namespace
 
-// With one reduction a step each rank sums all microbatches in whole buffers, of which its part is a view. With
-// one a microbatch it holds its parts, and whole buffers of the groups on their way beside them.
+// With one reduction a step each rank sums all microbatches in whole buffers, of which its part is a view.
+// With one a microbatch it holds its parts, and whole buffers of the groups on their way beside them.
 HeldBytes held_bytes(const StageFootprint& stage, const Sharding& sharding) {
   HeldBytes held;
   std::vector<int64_t> gathered, whole;

@@ -13,9 +13,9 @@ namespace pptrain::models {
 
 // How a rank keeps what it shares with the ranks that its parameter groups are divided over.
 struct Sharding {
-  int dense = 1;                 // ranks over which most groups are divided: the mesh's fsdp
-  int experts = 1;               // and those of experts: efsdp
-  bool streamed = false;         // weights are freed after each pass: distributed.reshard_after_forward
+  int dense = 1;                  // ranks over which most groups are divided: the mesh's fsdp
+  int experts = 1;                // and those of experts: efsdp
+  bool streamed = false;          // weights are freed after each pass: distributed.reshard_after_forward
   bool every_microbatch = false;  // gradients are reduced after each: distributed.reduce_gradients
 
   int parts(const GroupFootprint& group) const {
@@ -25,7 +25,8 @@ struct Sharding {
 };
 
 // Groups that are whole at one time where weights are streamed: the one in use, and the next one, which is
-// gathered meanwhile; and as many gradients that are on their way where they are reduced after each microbatch.
+// gathered meanwhile; and as many gradients that are on their way where they are reduced after each
+// microbatch.
 inline constexpr size_t groups_under_way = 2;
 
 struct HeldBytes {

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "app/plan/sharding_options.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "core/io/checksum.h"
@@ -26,12 +27,26 @@ PlanBase plan_base(const config::JobConfig& job) {
   return {.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
 }
 
+PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh) {
+  config::DistributedSection& d = base.job.distributed;
+  d.pp = mesh.pp;
+  d.dp_replicate = mesh.dp_replicate;
+  d.dp_shard = mesh.dp_shard;
+  d.cp = mesh.cp;
+  d.tp = mesh.tp;
+  d.ep = mesh.ep;
+  base.mesh = mesh;
+  return base;
+}
+
 Plan make_plan(const config::JobConfig& job) {
   const std::string& name = job.distributed.pp_schedule;
+  PlanBase base = plan_base(job);
   schedule::Schedule lowered = schedule::lower(
-      is_schedule_file(name) ? schedule::load_schedule(name) : schedule::make_schedule(schedule_spec(job)));
+      is_schedule_file(name) ? schedule::load_schedule(name) : schedule::make_schedule(schedule_spec(job)),
+      lower_options(base));
   pipeline::LayerAssignment layers = split_layers(job, lowered.stages());
-  return make_plan(plan_base(job), std::move(lowered), std::move(layers));
+  return make_plan(std::move(base), std::move(lowered), std::move(layers));
 }
 
 Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignment layers) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "app/plan/prediction.h"
+#include "app/plan/sharding_options.h"
 #include "app/plan/split_by_cost.h"
 #include "core/base/error.h"
 #include "parallel/schedule/passes/passes.h"
@@ -31,7 +32,7 @@ std::vector<std::pair<int64_t, int64_t>> batchings(const config::TrainSection& t
 class Searcher {
  public:
   Searcher(const PlanBase& base, const CostSource& source, const SearchOptions& options)
-      : base_(base), source_(source), options_(options) {}
+      : base_(base), source_(source), options_(options), dry_runs_(base.model) {}
 
   std::vector<Candidate> run() {
     find_schedules();
@@ -81,7 +82,8 @@ class Searcher {
     } catch (const UsageError&) {
       return;  // the schedule does not exist for these numbers
     }
-    tried_.push_back({choice, std::make_shared<schedule::Schedule>(schedule::lower(*std::move(compute)))});
+    tried_.push_back({choice, std::make_shared<schedule::Schedule>(
+                                  schedule::lower(*std::move(compute), lower_options(base_)))});
   }
 
   void try_all(const std::string& recompute) {
@@ -95,7 +97,7 @@ class Searcher {
   }
 
   // A split that the job gives is kept where it fits; else even and by cost.
-  std::vector<pipeline::LayerAssignment> splits(const Tried& tried) const {
+  std::vector<pipeline::LayerAssignment> splits(const Tried& tried) {
     std::vector<pipeline::LayerAssignment> result;
     const config::PipelineSplit& given = base_.job.distributed.pp_split;
     if (given.text != "cost") {
@@ -112,15 +114,15 @@ class Searcher {
     return result;
   }
 
-  models::CostModel cost_model(const Choice& choice) const {
-    models::Workload workload = workload_of(base_.job);
+  models::CostModel cost_model(const Choice& choice) {
+    models::Workload workload = workload_of(base_);
     workload.batch.documents = choice.micro_batch_size;
     workload.batch.recompute = models::make_recompute(choice.recompute);
-    return {base_.model, workload, source_.device, source_.calibration};
+    return {dry_runs_, workload, source_.device, source_.calibration};
   }
 
   void add(const Tried& tried) {
-    const Prediction p = predict(make_plan(base_, tried.choice, *tried.lowered), source_);
+    const Prediction p = predict(make_plan(base_, tried.choice, *tried.lowered), cost_model(tried.choice));
     const int64_t peak = p.peak_bytes();
     found_.push_back({.choice = tried.choice,
                       .lowered = tried.lowered,
@@ -134,6 +136,7 @@ class Searcher {
   const PlanBase& base_;
   const CostSource& source_;
   const SearchOptions& options_;
+  models::FootprintCache dry_runs_;
   std::vector<Tried> tried_;
   std::vector<Candidate> found_;
 };
