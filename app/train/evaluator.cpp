@@ -21,7 +21,7 @@ Evaluator::Evaluator(RunContext& context, RankModel& model)
     : model_(model),
       loader_(open_validation(context)),
       executor_(model.stages(), context.mesh.along(mesh::Axis::pp),
-                schedule::lower(schedule::forward_only(context.plan.schedule), {.reduce_grad = false}),
+                schedule::lower(schedule::forward_only(context.plan.schedule)),
                 pipeline::Executor::Mode::evaluate) {}
 
 pipeline::LossSum Evaluator::run() {

@@ -16,9 +16,9 @@ enum class ActionKind : uint8_t {
   recv_f,           // RECV_F: this stage's input from the previous stage's rank
   send_b,           // SEND_B: this stage's input gradient to the previous stage's rank
   recv_b,           // RECV_B: this stage's output gradient from the next stage's rank
-  unshard,          // UNSHARD
-  reshard,          // RESHARD
-  reduce_grad,      // REDUCE_GRAD: of a stage, after its last weight gradient
+  unshard,          // UNSHARD: the stage's weights are gathered from the ranks that share them out
+  reshard,          // RESHARD: what was gathered is freed
+  reduce_grad,      // REDUCE_GRAD: the stage's gradients are summed over the ranks that have other samples
   overlapped_pair,  // OVERLAP_F_B: a forward and a backward of another microbatch, scheduled as one
 };
 
@@ -59,6 +59,12 @@ constexpr bool is_receive(ActionKind kind) {
 }
 constexpr bool is_communication(ActionKind kind) {
   return is_send(kind) || is_receive(kind);
+}
+constexpr bool is_weight_gradient(ActionKind kind) {  // B or W: what adds to the gradients of a stage
+  return kind == ActionKind::backward || kind == ActionKind::backward_weight;
+}
+constexpr bool needs_weights(ActionKind kind) {  // F, B or I; W needs its operands alone
+  return kind <= ActionKind::backward_input;
 }
 constexpr bool is_gradient(ActionKind kind) {  // B or I: what produces the gradient of a stage's input
   return kind == ActionKind::backward || kind == ActionKind::backward_input;

@@ -22,10 +22,15 @@ class Account {
       const int64_t sent = std::exchange(leaving_, 0);
       if (is_receive(action.kind)) now_.buffers += message(action);
       if (is_send(action.kind)) leaving_ = message(action);
+      if (action.kind == ActionKind::unshard) now_.gathered += stages_[action.stage].gathered;
+      if (action.kind == ActionKind::reshard) now_.gathered -= stages_[action.stage].gathered;
+      if (action.kind == ActionKind::reduce_grad) reduced_ += stages_[action.stage].reducing;
       note();
-      for_each_part(action, [&](const Action& part) {
-        if (is_compute(part.kind)) compute(part);
-      });
+      if (is_compute(action.kind)) {
+        const int64_t reduced = std::exchange(reduced_, 0);
+        for_each_part(action, [&](const Action& part) { compute(part); });
+        now_.reducing -= reduced;
+      }
       now_.buffers -= sent;
     }
     return result_;
@@ -47,6 +52,7 @@ class Account {
 
   void compute(const Action& part) {
     const StageBytes& stage = stages_[part.stage];
+    if (is_weight_gradient(part.kind)) now_.reducing += stage.reducing;
     switch (part.kind) {
       case ActionKind::forward:
         now_.buffers -= boundary(part.stage - 1);
@@ -80,6 +86,7 @@ class Account {
     if (now_.total() > result_.peak.total()) result_.peak = now_;
     result_.records = std::max(result_.records, now_.activations + now_.weight_operands);
     result_.buffers = std::max(result_.buffers, now_.buffers);
+    result_.gathered = std::max(result_.gathered, now_.gathered);
   }
 
   const Schedule& s_;
@@ -89,6 +96,7 @@ class Account {
   MemorySplit now_;
   PeakBytes result_;
   int64_t leaving_ = 0;  // sent by the last action
+  int64_t reduced_ = 0;  // REDUCE_GRADs since the last compute action
 };
 
 }  // namespace

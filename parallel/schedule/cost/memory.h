@@ -21,6 +21,14 @@ struct StageBytes {
   int64_t workspace_backward_input = 0;
   int64_t workspace_backward_weight = 0;
   int64_t message = 0;  // the stage's input, or the gradient of it
+
+  // Not of a microbatch. Weights are shared out: what the rank has of them from UNSHARD to RESHARD beside its
+  // own piece: the whole stage if they are kept, the two or three groups that are there at a time if they are
+  // streamed.
+  int64_t gathered = 0;
+  // Gradients are reduced after each microbatch: those on their way, from B or W to the end of the compute
+  // action after its REDUCE_GRAD. 0 where they are reduced once a step.
+  int64_t reducing = 0;
 };
 
 struct MemorySplit {
@@ -28,15 +36,18 @@ struct MemorySplit {
   int64_t weight_operands = 0;
   int64_t workspace = 0;  // of the action that runs
   int64_t buffers = 0;    // posted receives, outputs not sent yet, tensors between two stages of the rank
+  int64_t gathered = 0;   // weights of other ranks
+  int64_t reducing = 0;   // gradients on their way
 
-  int64_t total() const { return activations + weight_operands + workspace + buffers; }
+  int64_t total() const { return activations + weight_operands + workspace + buffers + gathered + reducing; }
 };
 
 // Of one rank.
 struct PeakBytes {
-  MemorySplit peak;     // at the moment of the largest total
-  int64_t records = 0;  // the most of activations and weight operands together, at any moment
-  int64_t buffers = 0;  // the most of buffers, at any moment
+  MemorySplit peak;      // at the moment of the largest total
+  int64_t records = 0;   // the most of activations and weight operands together, at any moment
+  int64_t buffers = 0;   // the most of buffers, at any moment
+  int64_t gathered = 0;  // the most of gathered weights, at any moment
 };
 
 // The peaks of each rank; per_stage[s] is stage s. A receive holds its buffer from where it is posted, a send

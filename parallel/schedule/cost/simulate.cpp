@@ -3,8 +3,11 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "core/base/error.h"
+#include "parallel/schedule/cost/exchange_clock.h"
 #include "parallel/schedule/cost/idle_split.h"
 #include "parallel/schedule/proof/replay.h"
 #include "parallel/schedule/proof/speculation.h"
@@ -37,6 +40,10 @@ class Simulator {
         end_b_(schedule.cells()),
         free_(expanded(start.free, static_cast<size_t>(schedule.ranks), 0.0, "starting times")),
         last_end_(static_cast<size_t>(schedule.ranks)) {
+    if (!costs.exchange.empty()) {
+      exchange_.emplace(s_, expanded(costs.exchange, static_cast<size_t>(s_.stages()), {}, "exchange costs"),
+                        costs.streamed);
+    }
     if (messages_) {
       posted_f_.resize(schedule.cells());
       posted_b_.resize(schedule.cells());
@@ -52,7 +59,11 @@ class Simulator {
     if (!replay.run([this](int rank, size_t i, const Action& action) { step(rank, i, action); })) {
       throw Error("simulate: the schedule " + s_.name + " deadlocks; validate it first");
     }
-    for (const double time : free_) result_.step_time = std::max(result_.step_time, time);
+    result_.ends = free_;
+    for (int rank = 0; rank < s_.ranks; ++rank) {
+      if (exchange_) result_.ends[rank] = std::max(free_[rank], exchange_->reduced(rank));
+    }
+    for (const double time : result_.ends) result_.step_time = std::max(result_.step_time, time);
     for (int rank = 0; rank < s_.ranks; ++rank) split_idle(rank);
     return std::move(result_);
   }
@@ -95,6 +106,10 @@ class Simulator {
     if (!is_compute(action.kind)) {
       if (action.kind == ActionKind::recv_f) posted_f_[s_.cell(action.stage, action.microbatch)] = free;
       if (action.kind == ActionKind::recv_b) posted_b_[s_.cell(action.stage, action.microbatch)] = free;
+      if (exchange_ && action.kind == ActionKind::unshard)
+        span = exchange_->unshard(rank, action.stage, free);
+      if (exchange_ && action.kind == ActionKind::reduce_grad)
+        span = exchange_->reduce(rank, action.stage, free);
       return;
     }
     Input input;
@@ -104,11 +119,18 @@ class Simulator {
       input.arrived = std::max(input.arrived, one.arrived);
     });
     span.start = std::max(free, input.arrived);
-    span.end = span.start + duration(action);
+    const double time_alone = duration(action);
+    span.end = span.start + time_alone;
+    if (exchange_) {
+      for_each_part(action, [&](const Action& part) {
+        span.end = std::max(span.end, exchange_->end_of_pass(rank, part, span.start, time_alone));
+      });
+    }
     if (span.start > last_end_[rank]) gaps_[rank].push_back({last_end_[rank], span.start});
     last_end_[rank] = span.end;
     RankTime& time = result_.ranks[rank];
     time.busy += span.end - span.start;
+    time.wait_for_exchange += span.end - (span.start + time_alone);
     time.wait_for_transfer += span.start - std::min(span.start, std::max(free, input.made));
     free = span.end;
     for_each_part(action, [&](const Action& part) {
@@ -122,6 +144,7 @@ class Simulator {
     RankTime& time = result_.ranks[rank];
     for (const Span& gap : gaps_[rank]) idle_[rank].add(gap.start, gap.end, time);
     idle_[rank].add(last_end_[rank], result_.step_time, time);
+    if (exchange_) time.reducing = std::max(0.0, exchange_->reduced(rank) - free_[rank]);
   }
 
   const Schedule& s_;
@@ -139,6 +162,7 @@ class Simulator {
   std::vector<double> last_end_;         // [rank] of its last compute action so far
   std::vector<std::vector<Span>> gaps_;  // [rank] between its compute actions
   std::vector<IdleSplit> idle_;          // [rank]
+  std::optional<ExchangeClock> exchange_;
   Simulation result_;
 };
 
@@ -182,10 +206,7 @@ double steady_step_time(const Schedule& schedule, const Costs& costs, StepBounda
     const Simulation one = simulate(schedule, costs, start);
     if (step + 1 == settling) settled = one.step_time;
     start.open = one.step_time;
-    for (int rank = 0; rank < schedule.ranks; ++rank) {
-      const auto& spans = one.spans[rank];
-      if (!spans.empty()) start.free[rank] = spans.back().end;
-    }
+    start.free = one.ends;
   }
   return (start.open - settled) / settling;
 }

@@ -18,12 +18,22 @@ struct StageCost {
 // Of F, B, I or W.
 double duration(const StageCost& cost, ActionKind kind);
 
+// Of a stage's parameters, between the ranks that share them out or have other samples.
+struct ExchangeCost {
+  double gather = 0;  // of all its weights
+  double reduce = 0;  // of all its gradients
+  int groups = 1;     // blocks, embedding, head: gathered and reduced one by one
+};
+
 struct Costs {
   std::vector<StageCost> stages;  // one per stage; a single one serves all; none: all times 1
   // From the end of a send to the data's being there, per boundary (stage s to s + 1 and back); a single one
   // serves all, none is 0. Boundaries inside a rank cost nothing.
   std::vector<double> latency;
   double overlap = 1;  // an overlapped pair takes this times the sum of its two
+  // What UNSHARD and REDUCE_GRAD take, per stage; a single one serves all, none: no time.
+  std::vector<ExchangeCost> exchange{};
+  bool streamed = false;  // each F, B and I gathers weights anew; otherwise UNSHARD gathers them for all
 };
 
 struct Span {
@@ -41,14 +51,19 @@ struct RankTime {
   double drain = 0;
   double barrier = 0;
   double wait_for_transfer = 0;  // when the input was on its way: a part of fill, steady and drain
+  double wait_for_exchange = 0;  // in passes, for weights or for gradient buffers: a part of busy
+  double reducing = 0;           // after its last action, until its gradients are reduced: a part of barrier
   double idle() const { return fill + steady + drain + barrier; }
 };
 
 struct Simulation {
-  // [rank][place in the list]. Of communication: the moment the rank posts it.
+  // [rank][place in the list]. Of communication and RESHARD: the moment the rank comes to it. Of UNSHARD and
+  // REDUCE_GRAD: while the exchange is on its way, which takes none of the rank's time; streamed, UNSHARD is
+  // the first group's gather.
   std::vector<std::vector<Span>> spans;
   std::vector<RankTime> ranks;
-  double step_time = 0;  // until the last rank is done
+  std::vector<double> ends;  // [rank] when it has done its list and its gradients are reduced
+  double step_time = 0;      // until the last rank is done
 
   double bubble(int rank) const;  // idle fraction of the step
   double bubble() const;          // of all ranks together
@@ -62,8 +77,9 @@ struct Start {
 };
 
 // A rank runs its list in order; sends and receives take none of its time. A transfer begins when its data is
-// computed and its receive is posted. Throws Error if the schedule deadlocks or the costs do not fit its
-// stages. Linear time.
+// computed and its receive is posted. Weights are gathered and gradients reduced beside the passes, group by
+// group (see ExchangeClock). Throws Error if the schedule deadlocks or the costs do not fit its stages.
+// Linear time.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Start& start = {});
 
 // What a rank waits for between two steps.

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <iterator>
+#include <utility>
+#include <vector>
 
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/proof/validate.h"
@@ -13,16 +15,53 @@ bool has(const Schedule& schedule, ActionKind kind) {
   });
 }
 
-}  // namespace
+// Does every stage have at least one of the kind, or exactly `number`?
+constexpr int any_number = -1;
+bool every_stage_has(const Schedule& schedule, ActionKind kind, int number) {
+  if (!has(schedule, kind)) return false;
+  std::vector<int> found(static_cast<size_t>(schedule.stages()));
+  for (const auto& list : schedule.actions) {
+    for (const Action& action : list) found[action.stage] += action.kind == kind;
+  }
+  return std::ranges::all_of(found, [&](int n) { return number == any_number ? n > 0 : n == number; });
+}
 
-Schedule compute_only(const Schedule& schedule) {
+template <typename Keep>
+Schedule filtered(const Schedule& schedule, Keep&& keep) {
   Schedule result = schedule.without_actions();
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     result.actions[rank].reserve(schedule.actions[rank].size());
-    std::ranges::copy_if(schedule.actions[rank], std::back_inserter(result.actions[rank]),
-                         [](const Action& action) { return is_compute(action.kind); });
+    std::ranges::copy_if(schedule.actions[rank], std::back_inserter(result.actions[rank]), keep,
+                         &Action::kind);
   }
   return result;
+}
+
+Schedule without(Schedule schedule, ActionKind a, ActionKind b) {
+  if (!has(schedule, a) && !has(schedule, b)) return schedule;
+  return filtered(schedule, [&](ActionKind kind) { return kind != a && kind != b; });
+}
+
+Schedule with_weights_gathered(Schedule schedule, bool streamed) {
+  if (every_stage_has(schedule, ActionKind::unshard, any_number)) return schedule;
+  schedule = add_unshard(without(std::move(schedule), ActionKind::unshard, ActionKind::reshard), streamed);
+  validate(schedule);
+  return schedule;
+}
+
+Schedule with_gradients_reduced(Schedule schedule, Reduce reduce) {
+  const int wanted = reduce == Reduce::step ? 1 : schedule.microbatches;
+  if (every_stage_has(schedule, ActionKind::reduce_grad, wanted)) return schedule;
+  schedule =
+      add_reduce_grad(without(std::move(schedule), ActionKind::reduce_grad, ActionKind::reduce_grad), reduce);
+  validate(schedule);
+  return schedule;
+}
+
+}  // namespace
+
+Schedule compute_only(const Schedule& schedule) {
+  return filtered(schedule, is_compute);
 }
 
 Schedule lower(Schedule schedule, const LowerOptions& options) {
@@ -37,10 +76,10 @@ Schedule lower(Schedule schedule, const LowerOptions& options) {
     schedule = hoist_receives(schedule, options.lookahead);
     validate(schedule);
   }
-  if (options.reduce_grad && !schedule.forward_only && !has(schedule, ActionKind::reduce_grad)) {
-    schedule = add_reduce_grad(schedule);
-    validate(schedule);
-  }
+  const ShardOptions& shard = options.shard;
+  if (shard.reduce != Reduce::none && !schedule.forward_only)
+    schedule = with_gradients_reduced(std::move(schedule), shard.reduce);
+  if (shard.unshard) schedule = with_weights_gathered(std::move(schedule), shard.streamed);
   return schedule;
 }
 

@@ -24,8 +24,26 @@ Schedule add_communication(const Schedule& schedule);
 // in place.
 Schedule hoist_receives(const Schedule& schedule, int lookahead = 1);
 
-// Adds REDUCE_GRAD of each stage after its last B or W (and after the sends of that action).
-Schedule add_reduce_grad(const Schedule& schedule);
+// Adds UNSHARD and RESHARD of each stage. RESHARD comes after the stage's last F, B or I (and the sends of
+// that action), UNSHARD
+//  - kept: once, before the rank's first computation; the rank's stages in the order of their first use, so
+//  that
+//    all gathers but the first run behind computations;
+//  - streamed: before each F, B and I that needs it, one compute action early, so that the gather runs behind
+//    that action; and RESHARD after each. Where the stage is needed again after at most one other compute
+//    action of the rank, there is neither in between.
+// The schedule must have none of the two.
+Schedule add_unshard(const Schedule& schedule, bool streamed);
+
+// How often a stage's gradients are summed over the ranks that have other samples.
+enum class Reduce {
+  none,
+  step,        // once, after the stage's last B or W
+  microbatch,  // after each B or W
+};
+
+// Adds REDUCE_GRAD of each stage, after the sends that follow its B or W. The schedule must have none.
+Schedule add_reduce_grad(const Schedule& schedule, Reduce reduce = Reduce::step);
 
 // The compute actions alone.
 Schedule compute_only(const Schedule& schedule);
@@ -35,13 +53,23 @@ Schedule compute_only(const Schedule& schedule);
 // microbatch by microbatch on the V, in rounds of p microbatches on the loop.
 Schedule forward_only(const Schedule& schedule, int microbatches = 0);
 
+// What ranks that share a stage exchange of its parameters. The defaults are for a rank that holds the whole
+// weights of its stages.
+struct ShardOptions {
+  bool unshard = false;   // weights are shared out: gathered before they are used
+  bool streamed = false;  // anew for each pass (distributed.reshard_after_forward), instead of once a step
+  Reduce reduce = Reduce::step;
+};
+
 struct LowerOptions {
-  int lookahead = 1;        // of hoist_receives
-  bool reduce_grad = true;  // run add_reduce_grad
+  int lookahead = 1;  // of hoist_receives
+  ShardOptions shard{};
 };
 
 // All passes in turn, with a validation before the first and after each. A schedule that brings its own
-// communication (a file) keeps it where it is.
+// communication (a file) keeps it where it is. Its UNSHARD and RESHARD it keeps if it unshards every stage,
+// its REDUCE_GRAD if each stage has as many as `reduce` wants; otherwise they are dropped and placed anew.
+// What nothing asks for (UNSHARD where weights are not shared out) stays and costs nothing.
 Schedule lower(Schedule schedule, const LowerOptions& options = {});
 
 }  // namespace pptrain::schedule

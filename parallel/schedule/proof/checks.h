@@ -16,7 +16,8 @@ void check_order(const Places& places);
 // receives of each channel in the order of its sends. After check_order, where there is communication.
 void check_messages(const Places& places);
 
-// UNSHARD, RESHARD and REDUCE_GRAD. A stage that is never unsharded is taken to be whole all the time.
+// UNSHARD, RESHARD and REDUCE_GRAD. A stage that is never unsharded is taken to be whole all the time; a list
+// without any REDUCE_GRAD leaves gradients to others.
 void check_whole_stage_actions(const Places& places);
 
 // The lists come to their end.

@@ -12,7 +12,8 @@ namespace {
 
 bool leaves_gradients_alone(const Schedule& s, const Action& action) {
   if (action.kind == ActionKind::forward) return action.stage + 1 < s.stages();
-  return action.kind == ActionKind::send_f || is_receive(action.kind);
+  return action.kind == ActionKind::send_f || is_receive(action.kind) || action.kind == ActionKind::unshard ||
+         action.kind == ActionKind::reshard;
 }
 
 // What crosses a boundary: of a send and of its receive the same.

@@ -10,8 +10,10 @@
 namespace pptrain::schedule {
 
 // A rank runs its prefix on weights that may still change, then waits until every rank has ended the step
-// before. Prefixes hold forwards and their messages alone, and none that takes a gradient: backwards, and the
-// last stage's forwards, which take the head's weight gradient with the loss.
+// before. Prefixes hold forwards, their messages, UNSHARD and RESHARD alone, and nothing that takes a
+// gradient: backwards, and the last stage's forwards, which take the head's weight gradient with the loss. A
+// prefix that is thrown away is run again from its beginning, UNSHARD too: what it had gathered is stale then
+// and has to be dropped. All ranks of a place in the pipeline have one list, so that none gathers alone.
 //
 // The wait cannot deadlock: what the actions of a prefix wait for is in prefixes too, so every rank comes to
 // the end of its own, and what the wait itself needs was sent before any prefix began.

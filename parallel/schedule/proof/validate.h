@@ -14,11 +14,18 @@ namespace pptrain::schedule {
 //  - where there is communication: exactly one send and one receive for what goes from rank to rank, none for
 //    what stays; a send after what it sends, a receive before what uses it; and the receives on each directed
 //    channel (rank to rank) in the order of the sends on it;
-//  - UNSHARD, RESHARD and REDUCE_GRAD come where the stage's parameters and gradients allow them;
+//  - where a stage is ever unsharded: it is so at each of its F, B and I (W needs no weights), no UNSHARD
+//  comes
+//    while it is and no RESHARD while it is not;
+//  - where there is any REDUCE_GRAD: of each stage either one, after its last B or W, or one after each B or
+//  W and
+//    before the next; so that each gradient is reduced exactly once and none comes after the last reduction;
 //  - running each rank's list in order, with sends that never block, comes to its end. `model` says where a
 //    rank waits.
-// The message names the rank, the place in its list and the action, and shows the grid with that cell marked.
-// Needs time and memory linear in the number of actions.
+// Ranks at the same place in the pipeline walk one and the same list, so those that gather a stage together,
+// or reduce it, do so in one order by construction, and these collectives cannot wait for each other in a
+// circle. The message names the rank, the place in its list and the action, and shows the grid with that cell
+// marked. Needs time and memory linear in the number of actions.
 void validate(const Schedule& schedule, ReceiveModel model = ReceiveModel::at_consumer);
 
 }  // namespace pptrain::schedule

@@ -16,7 +16,7 @@ struct TextOptions {
 
 // One row per rank, time to the right: a column is the shortest action's time, an action spans as many as it
 // takes, idle time is dots. Communication is not drawn. Below it a table per rank: stages, busy and idle
-// time, in flight.
+// time, in flight; and what exchanges cost, where they cost anything.
 std::string render_text(const Schedule& schedule, const Simulation& simulation,
                         const TextOptions& options = {});
 
@@ -33,12 +33,14 @@ std::string render_json_with_actions(const nlohmann::ordered_json& summary, cons
                                      const Simulation& simulation);
 
 // A timeline to scale as an SVG picture: a row per rank, a box per action with its microbatch, darker for a
-// rank's later stages; a tooltip tells each action and its times. The picture grows with the step, up to 8000
+// rank's later stages; under a row two strips with the rank's gathers and reductions, where they take time; a
+// tooltip tells each action and its times. The picture grows with the step, up to 8000
 // pixels.
 std::string render_svg(const Schedule& schedule, const Simulation& simulation);
 
-// Chrome trace events (for Perfetto or chrome://tracing): a track per rank, an event per compute action, and
-// an arrow for what goes from rank to rank. `seconds` is what the simulation's unit of time is in seconds.
+// Chrome trace events (for Perfetto or chrome://tracing): a track per rank, an event per compute action, an
+// arrow for what goes from rank to rank, and tracks for the gathers and reductions that take time. `seconds`
+// is what the simulation's unit of time is in seconds.
 std::string render_trace(const Schedule& schedule, const Simulation& simulation, double seconds = 1);
 
 }  // namespace pptrain::schedule

@@ -20,6 +20,8 @@ nlohmann::ordered_json rank_json(const Schedule& schedule, const Simulation& sim
           {"drain", time.drain},
           {"barrier", time.barrier},
           {"wait_for_transfer", time.wait_for_transfer},
+          {"wait_for_exchange", time.wait_for_exchange},
+          {"reducing", time.reducing},
           {"bubble", simulation.bubble(rank)},
           {"in_flight",
            {{"activations", peak.activations},

@@ -15,6 +15,7 @@ namespace {
 
 constexpr double row_height = 24;
 constexpr double row_gap = 3;
+constexpr double strip_height = 4;  // of exchanges, under the row of their rank
 constexpr double left = 64;
 constexpr double top = 62;
 constexpr double right = 20;
@@ -53,6 +54,10 @@ Colour base_colour(ActionKind kind) {
       return {122, 196, 138};
     case ActionKind::backward_input:
       return {120, 205, 205};
+    case ActionKind::unshard:
+      return {150, 140, 200};
+    case ActionKind::reduce_grad:
+      return {214, 120, 120};
     default:
       return {240, 196, 104};
   }
@@ -73,8 +78,11 @@ class Picture {
     for (int rank = 0; rank < s_.ranks; ++rank) {
       for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
         const Span& span = simulation_.spans[rank][i];
-        if (is_compute(s_.actions[rank][i].kind) && span.end > span.start) {
+        if (span.end <= span.start) continue;
+        if (is_compute(s_.actions[rank][i].kind)) {
           shortest = std::min(shortest, span.end - span.start);
+        } else {
+          exchanges_ = true;
         }
       }
     }
@@ -85,7 +93,7 @@ class Picture {
 
   std::string draw() {
     const double width = left + simulation_.step_time * scale_ + right;
-    const double bottom = top + s_.ranks * (row_height + row_gap);
+    const double bottom = top + s_.ranks * row_pitch();
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.6g}\" height=\"{1:.6g}\" "
         "viewBox=\"0 0 {0:.6g} {1:.6g}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"10\">\n"
         "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
@@ -98,6 +106,7 @@ class Picture {
 
  private:
   double x(double time) const { return left + time * scale_; }
+  double row_pitch() const { return row_height + row_gap + (exchanges_ ? 2 * strip_height + row_gap : 0); }
 
   template <typename... Args>
   void add(fmt::format_string<Args...> format, Args&&... args) {
@@ -120,13 +129,16 @@ class Picture {
                       s_.ranks, s_.stages(), s_.microbatches, simulation_.step_time,
                       std::round(simulation_.bubble() * 1000) / 10),
           " font-size=\"14\" fill=\"#222222\"");
-    const std::array<std::pair<ActionKind, const char*>, 4> legend = {
+    const std::array<std::pair<ActionKind, const char*>, 6> legend = {
         {{ActionKind::forward, "F forward"},
          {ActionKind::backward, "B backward"},
          {ActionKind::backward_input, "I input gradient"},
-         {ActionKind::backward_weight, "W weight gradient"}}};
+         {ActionKind::backward_weight, "W weight gradient"},
+         {ActionKind::unshard, "UNSHARD: gathers"},
+         {ActionKind::reduce_grad, "REDUCE_GRAD"}}};
     double at = left;
     for (const auto& [kind, words] : legend) {
+      if (!is_compute(kind) && !exchanges_) continue;
       box(at, at + 14, 34, 14, colour(kind, 0));
       label(at + 19, 45, words, " fill=\"#444444\"");
       at += 132;
@@ -135,13 +147,16 @@ class Picture {
   }
 
   void draw_row(int rank) {
-    const double y = top + rank * (row_height + row_gap);
+    const double y = top + rank * row_pitch();
     label(left - 8, y + 16, fmt::format("rank {}", rank), " text-anchor=\"end\" fill=\"#222222\"");
     box(x(0), x(simulation_.step_time), y, row_height, "#eeeeee");
     for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
       const Action& action = s_.actions[rank][i];
-      if (!is_compute(action.kind)) continue;
       const Span& span = simulation_.spans[rank][i];
+      if (!is_compute(action.kind)) {
+        draw_exchange(action, span, y + row_height + 1);
+        continue;
+      }
       add("<g><title>{}: {:.6g} to {:.6g}</title>\n", to_string(action), span.start, span.end);
       const double height = action.kind == ActionKind::overlapped_pair ? row_height / 2 : row_height;
       double part_y = y;
@@ -152,6 +167,15 @@ class Picture {
       });
       text_ += "</g>\n";
     }
+  }
+
+  // Gathers on the first strip, reductions on the second.
+  void draw_exchange(const Action& action, const Span& span, double y) {
+    if (span.end <= span.start) return;
+    add("<g><title>{}: {:.6g} to {:.6g}</title>\n", to_string(action), span.start, span.end);
+    if (action.kind == ActionKind::reduce_grad) y += strip_height;
+    box(x(span.start), x(span.end), y, strip_height, colour(action.kind, action.stage / s_.ranks));
+    text_ += "</g>\n";
   }
 
   void microbatch(const Span& span, double y, int value) {
@@ -176,7 +200,8 @@ class Picture {
 
   const Schedule& s_;
   const Simulation& simulation_;
-  double scale_ = 1;  // pixels per unit of time
+  double scale_ = 1;        // pixels per unit of time
+  bool exchanges_ = false;  // some take time
   std::string text_;
 };
 

@@ -169,6 +169,9 @@ std::string render_text(const Schedule& schedule, const Simulation& simulation, 
   std::vector<std::vector<std::string>> rows = {{"rank", "stages", "busy", "fill", "steady", "drain",
                                                  "barrier", "bubble", "activations in flight",
                                                  "with weight operands", "receive buffers"}};
+  const bool exchanges = std::ranges::any_of(
+      simulation.ranks, [](const RankTime& time) { return time.wait_for_exchange > 0 || time.reducing > 0; });
+  if (exchanges) rows[0].insert(rows[0].end(), {"exchange wait", "reducing"});
   const std::vector<InFlight> peaks = in_flight(schedule);
   for (int rank = 0; rank < schedule.ranks; ++rank) {
     const RankTime& time = simulation.ranks[rank];
@@ -177,6 +180,8 @@ std::string render_text(const Schedule& schedule, const Simulation& simulation, 
                     number(time.busy), number(time.fill), number(time.steady), number(time.drain),
                     number(time.barrier), percent(simulation.bubble(rank)), fmt::to_string(peak.activations),
                     fmt::to_string(peak.held), fmt::to_string(peak.receive_buffers)});
+    if (exchanges)
+      rows.back().insert(rows.back().end(), {number(time.wait_for_exchange), number(time.reducing)});
   }
   return text + table(rows) + "in flight: counted in microbatches of one stage\n";
 }

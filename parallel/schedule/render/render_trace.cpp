@@ -2,6 +2,7 @@
 
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "parallel/schedule/render/render.h"
@@ -22,8 +23,7 @@ class Trace {
     text_ += fmt::format(R"({}{{"ph": "M", "name": "process_name", "pid": 0, "args": {{"name": {}}}}})", '\n',
                          nlohmann::json("pptrain plan: " + s_.name).dump());
     for (int rank = 0; rank < s_.ranks; ++rank) {
-      add(R"({{"ph": "M", "name": "thread_name", "pid": 0, "tid": {0}, "args": {{"name": "rank {0}"}}}})",
-          rank);
+      name_track(rank, rank, "");
       for (size_t i = 0; i < s_.actions[rank].size(); ++i) add_action(rank, i);
     }
     return text_ + "\n]}\n";
@@ -36,14 +36,34 @@ class Trace {
     fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
   }
 
+  void name_track(int track, int rank, const char* what) {
+    add(R"({{"ph": "M", "name": "thread_name", "pid": 0, "tid": {}, "args": {{"name": "rank {}{}"}}}})",
+        track, rank, what);
+    add(R"({{"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": {}, "args": {{"sort_index": {}}}}})",
+        track, 3 * rank + track / s_.ranks);
+  }
+
   void add_action(int rank, size_t i) {
     const Action& action = s_.actions[rank][i];
-    if (!is_compute(action.kind)) return;
     const Span& span = simulation_.spans[rank][i];
-    add(R"({{"ph": "X", "name": "{}", "pid": 0, "tid": {}, "cat": "{}", "ts": {}, "dur": {}}})",
-        to_string(action), rank, trace_category(action.kind), span.start * microseconds_,
-        (span.end - span.start) * microseconds_);
+    if (!is_compute(action.kind)) return add_exchange(rank, action, span);
+    add_event(rank, action, span);
     for_each_part(action, [&](const Action& part) { add_arrows(rank, span, part); });
+  }
+
+  // Gathers and reductions run beside the passes: each rank has a track of its own for them.
+  void add_exchange(int rank, const Action& action, const Span& span) {
+    if (span.end <= span.start) return;
+    const bool gather = action.kind == ActionKind::unshard;
+    const int track = rank + s_.ranks * (gather ? 1 : 2);
+    if (named_.insert(track).second) name_track(track, rank, gather ? " gathers" : " reductions");
+    add_event(track, action, span);
+  }
+
+  void add_event(int track, const Action& action, const Span& span) {
+    add(R"({{"ph": "X", "name": "{}", "pid": 0, "tid": {}, "cat": "{}", "ts": {}, "dur": {}}})",
+        to_string(action), track, trace_category(action.kind), span.start * microseconds_,
+        (span.end - span.start) * microseconds_);
   }
 
   // An arrow begins in the action that makes the value and ends in the one that uses it, with one id.
@@ -62,6 +82,7 @@ class Trace {
   const Schedule& s_;
   const Simulation& simulation_;
   double microseconds_;
+  std::set<int> named_;  // tracks of exchanges
   std::string text_;
 };
 

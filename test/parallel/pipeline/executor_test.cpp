@@ -141,8 +141,7 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
       for (const int m : {1, 2, 3, 4, 8, 13}) {
         if (name == "1f1b" && m < p) continue;
         const schedule::Schedule lowered = lowered_schedule(name, p, m);
-        const schedule::Schedule forward =
-            schedule::lower(schedule::forward_only(lowered), {.reduce_grad = false});
+        const schedule::Schedule forward = schedule::lower(schedule::forward_only(lowered));
         comm::run_thread_ranks(p, [&](comm::Communicator& world) {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);

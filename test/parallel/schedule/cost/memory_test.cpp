@@ -106,6 +106,31 @@ TEST_CASE("a forward-only schedule keeps nothing from one forward to the next") 
   CHECK(ranks[0].peak.total() == 12);
 }
 
+TEST_CASE("gathered weights are there from UNSHARD to RESHARD") {
+  const auto gathered = [](const char* csv) {
+    return uniform(parse_csv(csv), {.activation = 10, .gathered = 7})[0];
+  };
+  CHECK(gathered("0F0,0F1,0B0,0B1\n").gathered == 0);
+  CHECK(gathered("0UNSHARD,0F0,0F1,0B0,0B1\n").peak.total() == 27);
+  // Both stages at once while the second's forward runs, but only one microbatch's activations.
+  const PeakBytes two = gathered("0UNSHARD,0F0,1UNSHARD,0RESHARD,1F0,0UNSHARD,1B0,1RESHARD,0B0,0RESHARD\n");
+  CHECK(two.gathered == 14);
+  CHECK(two.peak.activations == 20);
+  CHECK(two.peak.total() == 34);
+  CHECK(two.peak.gathered == 14);
+  CHECK(gathered("0UNSHARD,0F0,0I0,0RESHARD,0W0\n").peak.total() == 17);
+}
+
+TEST_CASE("gradients on their way are held to the end of the next compute action") {
+  const PeakBytes rank =
+      uniform(parse_csv("0F0,0F1,0B0,0REDUCE_GRAD,0B1,0REDUCE_GRAD\n"), {.activation = 1, .reducing = 4})[0];
+  CHECK(rank.peak.total() == 9);  // B1: its activations, its gradients and those of B0
+  CHECK(rank.peak.reducing == 8);
+  CHECK(
+      uniform(parse_csv("0F0,0F1,0B0,0REDUCE_GRAD,0B1,0REDUCE_GRAD\n"), {.activation = 100, .reducing = 4})[0]
+          .peak.total() == 204);
+}
+
 TEST_CASE("bytes of another number of stages are refused") {
   CHECK_THROWS_AS(peak_bytes(parse_csv("0F0,0B0\n1F0,1B0\n"), std::vector<StageBytes>(3)), Error);
 }

@@ -143,7 +143,7 @@ TEST_CASE("lowering proves each pass and leaves a schedule that brings communica
   CHECK(s.has_communication());
   CHECK(lower(s).actions == s.actions);
   const Schedule without = lower(make_schedule({.name = "1f1b", .ranks = 4, .microbatches = 8}),
-                                 {.lookahead = 1, .reduce_grad = false});
+                                 {.shard = {.reduce = Reduce::none}});
   CHECK(write_csv(without).find("REDUCE_GRAD") == std::string::npos);
   Schedule broken = one_f_one_b(4, 8);
   broken.actions[2].pop_back();

@@ -47,6 +47,13 @@ void swap(Schedule& s, int rank, const std::string& a, const std::string& b) {
   std::swap(s.actions[rank][place(s, rank, a)], s.actions[rank][place(s, rank, b)]);
 }
 
+// Takes the first such action to where `before` stands.
+void move(Schedule& s, int rank, const std::string& what, const std::string& before) {
+  erase(s, rank, what);
+  auto& list = s.actions[rank];
+  list.insert(list.begin() + static_cast<std::ptrdiff_t>(place(s, rank, before)), parse_action(what));
+}
+
 void replace(Schedule& s, int rank, const std::string& a, const std::string& b) {
   s.actions[rank][place(s, rank, a)] = parse_action(b);
 }
@@ -189,4 +196,48 @@ TEST_CASE("whole-stage actions are refused where they do not fit") {
              contains_text("only 1 of 2 weight gradients"));
   CHECK_THAT(refusal(parse_csv("0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD")), contains_text("reduced already"));
   CHECK_THAT(refusal(parse_csv("0F0,1F0,1B0,0B0,1REDUCE_GRAD")), contains_text("0REDUCE_GRAD is missing"));
+}
+
+TEST_CASE("sharded lists: each mutation is found") {
+  const auto sharded = [](Reduce reduce) {
+    return lower(compute(), {.shard = {.unshard = true, .streamed = false, .reduce = reduce}});
+  };
+  REQUIRE(refusal(sharded(Reduce::step)) == "accepted");
+  REQUIRE(refusal(sharded(Reduce::microbatch)) == "accepted");
+  Schedule late = sharded(Reduce::step);
+  swap(late, 1, "1UNSHARD", "1F0");
+  CHECK_THAT(refusal(late), contains_text("not unsharded") && contains_text(">1F0<"));
+  Schedule early = sharded(Reduce::step);
+  move(early, 1, "1RESHARD", "1B3");
+  CHECK_THAT(refusal(early), contains_text("not unsharded") && contains_text(">1B3<"));
+  Schedule twice = sharded(Reduce::step);
+  twice.actions[2].push_back(parse_action("2RESHARD"));
+  CHECK_THAT(refusal(twice), contains_text("not unsharded") && contains_text(">2RESHARD<"));
+
+  for (const Reduce reduce : {Reduce::step, Reduce::microbatch}) {
+    Schedule again = sharded(reduce);
+    again.actions[0].push_back(parse_action("0REDUCE_GRAD"));
+    CHECK_THAT(refusal(again), contains_text("reduced already") || contains_text("more than once"));
+    Schedule before = sharded(reduce);
+    move(before, 1, "1REDUCE_GRAD", "1F0");
+    CHECK_THAT(refusal(before), contains_text("no gradients yet") && contains_text(">1REDUCE_GRAD<"));
+  }
+  // Of one rank alone, one list at a time has no REDUCE_GRAD.
+  Schedule missing = sharded(Reduce::step);
+  erase(missing, 2, "2REDUCE_GRAD");
+  CHECK_THAT(refusal(missing), contains_text("2REDUCE_GRAD is missing"));
+  Schedule skipped = sharded(Reduce::microbatch);
+  erase(skipped, 1, "1REDUCE_GRAD");
+  CHECK_THAT(refusal(skipped), contains_text("2 weight gradients") && contains_text(">1REDUCE_GRAD<"));
+  Schedule unreduced = sharded(Reduce::microbatch);
+  auto& list = unreduced.actions[1];
+  REQUIRE(list.back() == parse_action("1REDUCE_GRAD"));
+  list.pop_back();
+  CHECK_THAT(refusal(unreduced), contains_text("1REDUCE_GRAD is missing"));
+  // A gradient after the stage's only reduction.
+  CHECK_THAT(refusal(parse_csv("0F0,0F1,0B0,0I1,0REDUCE_GRAD,0W1")), contains_text("only 1 of 2"));
+  // W needs no weights, I does.
+  CHECK(refusal(parse_csv("0UNSHARD,0F0,0I0,0RESHARD,0W0,0REDUCE_GRAD")) == "accepted");
+  CHECK_THAT(refusal(parse_csv("0UNSHARD,0F0,0RESHARD,0I0,0W0")), contains_text(">0I0<"));
+  CHECK_THAT(refusal(parse_csv("0F0,0REDUCE_GRAD")), contains_text("no gradients yet"));
 }

@@ -108,3 +108,32 @@ TEST_CASE("the svg has a box per action, drawn to scale") {
   CHECK(count("width=\"160\"") == 4);
   CHECK_THAT(svg, contains_text("1B1: 6 to 8") || contains_text("1B1: 5 to 7"));
 }
+
+TEST_CASE("exchanges are drawn and told where they take time") {
+  const Schedule s =
+      lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 2}), {.shard = {.unshard = true}});
+  const Simulation simulation = simulate(
+      s,
+      {.stages = {}, .latency = {}, .overlap = 1, .exchange = {{.gather = 0.5, .reduce = 1, .groups = 2}}});
+  const Simulation without = simulate(s);
+  CHECK_THAT(render_text(s, simulation), contains_text("exchange wait  reducing"));
+  CHECK_THAT(render_text(s, without), !contains_text("exchange wait"));
+  CHECK_THAT(render_svg(s, simulation), contains_text("<title>0UNSHARD: 0 to 0.5</title>") &&
+                                            contains_text("<title>1REDUCE_GRAD: ") &&
+                                            contains_text("UNSHARD: gathers"));
+  CHECK_THAT(render_svg(s, without), !contains_text("UNSHARD") && !contains_text("REDUCE_GRAD"));
+  const auto json = nlohmann::json::parse(render_json(summary_json(s, simulation)));
+  CHECK(json["per_rank"][0]["wait_for_exchange"] == 0.25);
+  CHECK(json["per_rank"][0]["reducing"] == 0.5);
+  std::map<int, std::string> tracks;
+  std::map<std::string, int> track_of;
+  const auto trace = nlohmann::json::parse(render_trace(s, simulation));
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["name"] == "thread_name") tracks[event["tid"]] = event["args"]["name"];
+    if (event["ph"] == "X") track_of[event["name"]] = event["tid"];
+  }
+  CHECK(tracks.size() == 6);
+  CHECK(tracks[track_of["1F0"]] == "rank 1");
+  CHECK(tracks[track_of["1UNSHARD"]] == "rank 1 gathers");
+  CHECK(tracks[track_of["1REDUCE_GRAD"]] == "rank 1 reductions");
+}
