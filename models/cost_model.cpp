@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -73,11 +74,11 @@ CostModel::CostModel(const ModelConfig& model, const Workload& workload, const D
     : CostModel(*std::make_unique<FootprintCache>(model), workload, device, calibration) {}
 
 CostModel::CostModel(FootprintCache& cache, const Workload& workload, const DeviceModel& device,
-                     const Calibration& calibration)
+                     const Calibration& calibration, std::shared_ptr<const MeshLinks> links)
     : workload_(workload),
       device_(device),
       calibration_(calibration),
-      links_(device, workload.mesh),
+      links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device, workload.mesh)),
       footprints_(cache.of(on_device(workload.batch, device))),
       kept_(cache.of(without_recompute(footprints_->batch()))),
       flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
@@ -96,7 +97,7 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
   for (const kernels::Wire wire : {kernels::Wire::tp, kernels::Wire::cp, kernels::Wire::ep}) {
     const auto w = static_cast<size_t>(wire);
     const kernels::Traffic& traffic = cost.on(wire);
-    const double seconds = links_.on(wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
+    const double seconds = links_->on(wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
     const bool behind_attention =
         wire == kernels::Wire::cp && workload_.batch.parallel.cp_kind == ContextKind::ring;
     time.hidden[w] = behind_attention ? std::min(seconds, attention) : 0;
@@ -157,11 +158,11 @@ double CostModel::optimizer(int64_t parameters) const {
 
 double CostModel::transfer(int from, int to) const {
   const StageSlice any{.index = 0, .first_layer = 0, .end_layer = 1, .embedding = false, .head = false};
-  return links_.transfer(from, to, static_cast<double>(kept_->of(any).boundary));
+  return links_->transfer(from, to, static_cast<double>(kept_->of(any).boundary));
 }
 
 StageExchange CostModel::exchange(const StageSlice& slice) const {
-  return stage_exchange(footprint(slice), workload_.sharding, links_);
+  return stage_exchange(footprint(slice), workload_.sharding, *links_);
 }
 
 // Finds the scales one after the other: the blocks' forward, which what is recomputed takes too, then the

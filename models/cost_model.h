@@ -75,21 +75,21 @@ class CostModel {
   // attention computes.
   CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
             const Calibration& calibration = {});
-  // The same with dry runs of `cache`.
+  // The same with dry runs of `cache`, and with links of the workload's mesh where they are at hand.
   CostModel(FootprintCache& cache, const Workload& workload, const DeviceModel& device,
-            const Calibration& calibration = {});
+            const Calibration& calibration = {}, std::shared_ptr<const MeshLinks> links = nullptr);
 
   StagePasses passes(const StageSlice& slice) const;
   schedule::StageCost stage(const StageSlice& slice) const;  // seconds, as passes() sums them up
   double optimizer(int64_t parameters) const;                // seconds of one rank's step
   double transfer(int from, int to) const;                   // seconds of one boundary tensor
   StageExchange exchange(const StageSlice& slice) const;     // of weights and gradients
-  double norm_exchange() const { return 2 * links_.world().broadcast(); }  // until all know the global norm
+  double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                // seconds a step, on every rank
 
   const StageFootprint& footprint(const StageSlice& slice) const { return footprints_->of(slice); }
   const Workload& workload() const { return workload_; }
-  const MeshLinks& links() const { return links_; }
+  const MeshLinks& links() const { return *links_; }
 
  private:
   friend class Calibrator;
@@ -109,7 +109,7 @@ class CostModel {
   Workload workload_;
   DeviceModel device_;
   Calibration calibration_;
-  MeshLinks links_;
+  std::shared_ptr<const MeshLinks> links_;
   std::shared_ptr<const Footprints> footprints_;
   std::shared_ptr<const Footprints> kept_;  // the same without recompute
   double flops_;                            // rates of this rank

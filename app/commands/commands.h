@@ -19,6 +19,8 @@ struct PlanArguments : JobArguments {
   std::string costs;            // a device's name or a trace, over distributed.pp_costs
   std::string compare;          // a trace to put beside the prediction
   bool search = false;          // rank all layouts of the job
+  int world = 0;                // search: all meshes of so many ranks; 0: the job's mesh
+  double memory_gb = 0;         // search: GB a rank, over distributed.pp_memory_gb
 };
 
 int train(const JobArguments& arguments);

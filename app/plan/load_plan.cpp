@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "app/plan/search.h"
-#include "app/plan/sharding_options.h"
 #include "app/plan/split_by_cost.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
@@ -164,10 +163,7 @@ void Resolver::check_split() {
 std::optional<Plan> Resolver::plan() {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
-  if (compute_ && layers_) {
-    schedule::Schedule lowered = schedule::lower(*compute_, lower_options(base));
-    return make_plan(std::move(base), std::move(lowered), *layers_);
-  }
+  if (compute_ && layers_) return make_plan(std::move(base), schedule::lower(*compute_), *layers_);
   try {
     return choose(base, make_cost_source(base, job_.distributed.pp_costs));
   } catch (const UsageError& error) {
@@ -206,7 +202,7 @@ Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& costs) {
                       .schedule = d.pp_schedule,
                       .stages_per_rank = d.pp_stages_per_rank,
                       .layers = cost_split(make_cost_model(base, costs), base.model, *compute_)};
-  return make_plan(base, choice, schedule::lower(*compute_, lower_options(base)));
+  return make_plan(base, choice, schedule::lower(*compute_));
 }
 
 using FinishJob = decltype(config::Hooks::finish);

@@ -4,6 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -179,6 +180,24 @@ std::string render_ranking(const std::vector<Candidate>& candidates, double budg
   if (candidates.size() > rows) out += fmt::format("... and {} more\n", candidates.size() - rows);
   if (budget > 0) out += fmt::format("budget {:.2f} GB a rank\n", budget / 1e9);
   return out;
+}
+
+std::string ranking_json(const std::vector<Candidate>& candidates, double budget) {
+  nlohmann::ordered_json json{{"budget", budget}, {"ranking", nlohmann::ordered_json::array()}};
+  for (const Candidate& c : candidates) {
+    json["ranking"].push_back({{"pp_schedule", c.choice.schedule},
+                               {"pp_stages_per_rank", c.choice.stages_per_rank},
+                               {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
+                               {"micro_batch_size", c.choice.micro_batch_size},
+                               {"grad_accum_steps", c.choice.grad_accum_steps},
+                               {"recompute", c.choice.recompute},
+                               {"step_time", c.step_time},
+                               {"tokens_per_s", c.tokens_per_s},
+                               {"bubble", c.bubble},
+                               {"peak_bytes", c.peak_bytes},
+                               {"fits", c.fits}});
+  }
+  return json.dump(2) + '\n';
 }
 
 }  // namespace pptrain::app
