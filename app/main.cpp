@@ -14,6 +14,14 @@ namespace {
 using pptrain::app::JobArguments;
 using pptrain::app::PlanArguments;
 
+void add_world(CLI::App& command, JobArguments& arguments) {
+  command
+      .add_option("--world", arguments.world,
+                  "Ranks of the job, which distributed.dp_shard = -1 fills; a launcher says it too")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
+}
+
 void add_job_options(CLI::App& command, JobArguments& arguments) {
   command.add_option("--config", arguments.config, "The job, a TOML file")
       ->required()
@@ -22,6 +30,7 @@ void add_job_options(CLI::App& command, JobArguments& arguments) {
       ->option_text("KEY=VALUE")
       ->expected(1)
       ->take_all();
+  add_world(command, arguments);
 }
 
 std::string without_last_newline(std::string text) {
@@ -43,6 +52,8 @@ int run(int argc, char** argv) {
       ->option_text("KEY=VALUE")
       ->expected(1)
       ->take_all();
+
+  add_world(cli, train_arguments);
 
   JobArguments check_arguments;
   CLI::App* check = cli.add_subcommand(
@@ -69,11 +80,8 @@ int run(int argc, char** argv) {
       ->option_text("TRACE")
       ->excludes(device);
   CLI::Option* search = plan->add_flag("--search", plan_arguments.search,
-                                       "Rank schedules x stages per rank x microbatches x splits of the job");
-  plan->add_option("--world", plan_arguments.world,
-                   "With --search: rank whole meshes of N ranks, with every layout on them")
-      ->option_text("N")
-      ->check(CLI::Range(1, 1 << 20));
+                                       "Rank schedules x stages per rank x microbatches x splits of the job; "
+                                       "with --world N whole meshes of N ranks");
   plan->add_option("--memory-gb", plan_arguments.memory_gb,
                    "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
       ->option_text("GB")

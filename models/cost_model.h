@@ -85,7 +85,7 @@ class CostModel {
   double transfer(int from, int to) const;                   // seconds of one boundary tensor
   StageExchange exchange(const StageSlice& slice) const;     // of weights and gradients
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
-  double overhead() const { return calibration_.overhead; }                // seconds a step, on every rank
+  double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
 
   const StageFootprint& footprint(const StageSlice& slice) const { return footprints_->of(slice); }
   const Workload& workload() const { return workload_; }

@@ -2,6 +2,7 @@
 // saving.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@ namespace pptrain::app {
 struct JobArguments {
   std::string config;            // TOML file
   std::vector<std::string> set;  // "section.key=value"
+  int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not said
 };
 
 struct PlanArguments : JobArguments {
@@ -18,8 +20,7 @@ struct PlanArguments : JobArguments {
   std::string output;           // file; empty: standard output
   std::string costs;            // a device's name or a trace, over distributed.pp_costs
   std::string compare;          // a trace to put beside the prediction
-  bool search = false;          // rank all layouts of the job
-  int world = 0;                // search: all meshes of so many ranks; 0: the job's mesh
+  bool search = false;          // rank all layouts of the job; with `world`, of all meshes of so many ranks
   double memory_gb = 0;         // search: GB a rank, over distributed.pp_memory_gb
 };
 

@@ -48,8 +48,7 @@ std::string render_times(const Prediction& p) {
 }
 
 std::string render_bytes(const Prediction& p) {
-  std::string out =
-      "rank   weights  gathered  gradients  optimizer  activations  buffers    total   (GB)\n";
+  std::string out = "rank   weights  gathered  gradients  optimizer  activations  buffers    total   (GB)\n";
   for (size_t r = 0; r < p.bytes.size(); ++r) {
     const RankBytes& b = p.bytes[r];
     out += fmt::format("{:>4}  {:>8.3f}  {:>8.3f}   {:>8.3f}   {:>8.3f}     {:>8.3f} {:>8.3f} {:>8.3f}\n", r,
@@ -62,7 +61,8 @@ std::string render_bytes(const Prediction& p) {
 // What ranks exchange, with the links that it goes over.
 std::string render_exchanges(const std::vector<ExchangeTime>& times, const Prediction& p) {
   if (times.empty()) return "";
-  std::string out = "exchanges       total  waited for   (s a step, mean of the ranks; % of the step waited for)\n";
+  std::string out =
+      "exchanges       total  waited for   (s a step, mean of the ranks; % of the step waited for)\n";
   for (const ExchangeTime& time : times) {
     out += fmt::format("{:<12} {:>8.4g}    {:>8.4g}   {:>5.1f} %\n", time.what, time.total, time.exposed,
                        100 * time.exposed / p.step_time);
@@ -77,7 +77,8 @@ std::string text_plan(const Plan& plan, const Prediction& p, const std::vector<E
                                 plan.job.distributed.pp_schedule, compute.ranks, compute.stages_per_rank,
                                 fmt::join(pipeline::layers_per_stage(plan.layers), "+"), source.description);
   if (plan.mesh.world_size() > plan.mesh.pp)
-    out += fmt::format("{} ranks; below, a pipeline rank stands for those of its stages\n", plan.mesh.describe());
+    out += fmt::format("{} ranks; below, a pipeline rank stands for those of its stages\n",
+                       plan.mesh.describe());
   out += '\n';
   out += schedule::render_text(compute, schedule::simulate(compute, p.costs),
                                {.colour = colour, .max_columns = grid_columns});
@@ -165,7 +166,7 @@ double budget_of(const PlanArguments& arguments, const PlanBase& base, const Cos
 std::string search_plan(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
   const double budget = budget_of(arguments, base, source);
   if (arguments.world > 0) {
-    const MeshSearchOptions options{.world = arguments.world, .budget = budget};
+    const MeshSearchOptions options{.world = static_cast<int>(arguments.world), .budget = budget};
     const MeshSearchResult found = search_meshes(base, source, options);
     return arguments.format == "json" ? meshes_json(found, base, source, options)
                                       : render_meshes(found, base, source, options);
@@ -180,8 +181,7 @@ void check_arguments(const PlanArguments& arguments) {
     throw UsageError("--actions needs --format json, and no --search");
   if (arguments.search && arguments.format != "text" && arguments.format != "json")
     throw UsageError(fmt::format("--search prints text or json, not {}", arguments.format));
-  if (!arguments.search && (arguments.world > 0 || arguments.memory_gb > 0))
-    throw UsageError("--world and --memory-gb need --search");
+  if (!arguments.search && arguments.memory_gb > 0) throw UsageError("--memory-gb needs --search");
 }
 
 // The plan of the run that wrote the trace, of the job's model.
@@ -189,6 +189,13 @@ Plan plan_of(const TracedRun& run, config::JobConfig job) {
   job.distributed = {};
   job.distributed.pp = run.pp;
   job.distributed.dp_replicate = run.dp_replicate;
+  job.distributed.dp_shard = run.dp_shard;
+  job.distributed.cp = run.cp;
+  job.distributed.cp_kind = run.cp_kind;
+  job.distributed.tp = run.tp;
+  job.distributed.ep = run.ep;
+  job.distributed.reshard_after_forward = run.reshard_after_forward;
+  job.distributed.reduce_gradients = run.reduce_gradients;
   job.distributed.pp_schedule = run.schedule;
   job.distributed.pp_stages_per_rank = run.stages_per_rank;
   job.distributed.pp_split = {.text = "", .layers = run.layers_per_stage};
@@ -226,7 +233,8 @@ std::string compare(const Plan& of_job, const std::string& trace_path, const Cos
     }
     predicted["optimizer"] = p.optimizer_time[rank];
     for (const auto& [kind, seconds] : predicted) {
-      const auto& measured = trace.ranks.at(static_cast<size_t>(rank * plan.mesh.dp_replicate));
+      const auto& measured =
+          trace.ranks.at(static_cast<size_t>(rank * (plan.mesh.world_size() / plan.mesh.pp)));
       row(fmt::format("rank {} {}, s", rank, kind), seconds, value_or_zero(measured, kind));
     }
   }
@@ -242,10 +250,10 @@ int plan(const PlanArguments& arguments) {
   };
   std::string text;
   if (arguments.search) {
-    const PlanBase base = load_plan_base(arguments.config, arguments.set);
+    const PlanBase base = load_plan_base(arguments.config, arguments.set, arguments.world);
     text = search_plan(arguments, base, source(base));
   } else {
-    const Plan plan = load_plan(arguments.config, arguments.set);
+    const Plan plan = load_plan(arguments.config, arguments.set, arguments.world);
     const CostSource costs = arguments.costs.empty() && plan.costs ? *plan.costs : source(plan);
     text =
         arguments.compare.empty() ? render(arguments, plan, costs) : compare(plan, arguments.compare, costs);

@@ -4,7 +4,6 @@
 
 #include "app/plan/measured_costs.h"
 #include "app/plan/plan.h"
-#include "app/plan/sharding_options.h"
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 
@@ -22,8 +21,20 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
   }();
   const config::DistributedSection& d = base.job.distributed;
   if (d.ranks_per_host > 0) source.device.ranks_per_host = static_cast<int>(d.ranks_per_host);
-  if (d.link_gbps > 0) source.device.between_hosts.bandwidth = d.link_gbps * 1e9 / 8;
+  if (d.host_link_gbps > 0) source.device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
   return source;
+}
+
+models::ContextKind context_kind(const config::DistributedSection& distributed) {
+  return distributed.cp_kind == "ulysses" ? models::ContextKind::ulysses : models::ContextKind::ring;
+}
+
+models::Sharding sharding_of(const PlanBase& base) {
+  const schedule::ShardOptions exchanged = lower_options(base).shard;
+  return {.dense = base.mesh.size(mesh::Group::fsdp),
+          .experts = base.mesh.size(mesh::Group::efsdp),
+          .streamed = exchanged.streamed,
+          .every_microbatch = exchanged.reduce == schedule::Reduce::microbatch};
 }
 
 models::Workload workload_of(const PlanBase& base) {

@@ -27,6 +27,11 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs);
 // The device that run.device means where nothing names one.
 const models::DeviceModel& default_device(const config::JobConfig& job);
 
+models::ContextKind context_kind(const config::DistributedSection& distributed);
+
+// How ranks hold what they share of the stages' parameters.
+models::Sharding sharding_of(const PlanBase& base);
+
 // One of the job's microbatches on one rank of its mesh.
 models::Workload workload_of(const PlanBase& base);
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "app/plan/sharding_options.h"
+#include "app/plan/costs.h"
 #include "core/base/error.h"
 #include "core/optim/optimizer.h"
 
@@ -77,9 +77,9 @@ int64_t LayoutModel::optimizer_bytes(int64_t parameters) const {
   return optim::optimizer_footprint(optimizer).held_bytes(optimizer.post_validation) * parameters;
 }
 
-// The mean rank's passes, one after the other; before them the last rank waits for the first microbatch, behind
-// them are the optimizer and the norm. Streamed weights bound each pass, but for a group that is there already;
-// gradients reduced after each microbatch go through one channel.
+// The mean rank's passes, one after the other; before them the last rank waits for the first microbatch,
+// behind them are the optimizer and the norm. Streamed weights bound each pass, but for a group that is there
+// already; gradients reduced after each microbatch go through one channel.
 double LayoutModel::least_time() const {
   const models::StageSlice model = whole();
   const models::StagePasses passes = costs_.passes(model);
@@ -118,7 +118,8 @@ RankBytes LayoutModel::least_bytes() const {
 const pipeline::LayerAssignment& LayoutModel::layers(int stages) {
   if (const auto known = layers_.find(stages); known != layers_.end()) return known->second;
   const auto seconds = [&](bool embedding, bool head) {
-    const Stage& one = stage({.index = 0, .first_layer = 0, .end_layer = 1, .embedding = embedding, .head = head});
+    const Stage& one =
+        stage({.index = 0, .first_layer = 0, .end_layer = 1, .embedding = embedding, .head = head});
     return one.passes.forward.total() + one.passes.backward.total();
   };
   const double layer = seconds(false, false);
@@ -214,12 +215,13 @@ std::optional<Estimate> LayoutModel::estimate(ScheduleShapes& shapes, const std:
   if (!known) return std::nullopt;
   Estimate result{.schedule = schedule, .stages_per_rank = stages_per_rank, .bytes = {}};
   result.pipeline = pipeline_time(*known, costs_of(*known->more));
-  result.step_time = result.pipeline + slowest_optimizer(*known->more) + costs_.norm_exchange() + costs_.overhead();
+  result.step_time =
+      result.pipeline + slowest_optimizer(*known->more) + costs_.norm_exchange() + costs_.overhead();
   const std::vector<RankBytes> more = bytes_of(*known->more);
   const std::vector<RankBytes> few = known->stretch.is_whole() ? more : bytes_of(*known->few);
   for (size_t rank = 0; rank < more.size(); ++rank) {
-    const RankBytes all = combined(few[rank], more[rank],
-                                   [&](double f, double m) { return known->stretch.at_all(f, m); });
+    const RankBytes all =
+        combined(few[rank], more[rank], [&](double f, double m) { return known->stretch.at_all(f, m); });
     if (all.total() > result.bytes.total()) result.bytes = all;
   }
   return result;

@@ -70,7 +70,8 @@ class LayoutModel {
 
   const Stage& stage(const models::StageSlice& slice);
   models::StageSlice whole() const;  // the model as one stage
-  std::optional<Shapes> shapes_of(ScheduleShapes& shapes, const std::string& schedule, int stages_per_rank) const;
+  std::optional<Shapes> shapes_of(ScheduleShapes& shapes, const std::string& schedule,
+                                  int stages_per_rank) const;
   schedule::Costs costs_of(const schedule::Schedule& schedule);
   double pipeline_time(const Shapes& shapes, const schedule::Costs& costs);
   std::vector<RankBytes> bytes_of(const schedule::Schedule& schedule);

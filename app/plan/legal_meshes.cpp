@@ -1,6 +1,6 @@
 #include "app/plan/legal_meshes.h"
 
-#include "app/plan/sharding_options.h"
+#include "app/plan/costs.h"
 
 namespace pptrain::app {
 
@@ -19,7 +19,8 @@ bool cuts_heads(const models::ModelConfig& model, int tp) {
   return model.heads % tp == 0 && key_values && model.intermediate % tp == 0 && tp <= model.vocab;
 }
 
-bool cuts_samples(const models::ModelConfig& model, int64_t length, models::ContextKind kind, int tp, int cp) {
+bool cuts_samples(const models::ModelConfig& model, int64_t length, models::ContextKind kind, int tp,
+                  int cp) {
   if (cp == 1) return true;
   if (kind == models::ContextKind::ulysses) return length % cp == 0 && model.heads / tp % cp == 0;
   return length % (2 * cp) == 0;

@@ -163,7 +163,10 @@ void Resolver::check_split() {
 std::optional<Plan> Resolver::plan() {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
-  if (compute_ && layers_) return make_plan(std::move(base), schedule::lower(*compute_), *layers_);
+  if (compute_ && layers_) {
+    schedule::Schedule lowered = schedule::lower(*compute_, lower_options(base));
+    return make_plan(std::move(base), std::move(lowered), *layers_);
+  }
   try {
     return choose(base, make_cost_source(base, job_.distributed.pp_costs));
   } catch (const UsageError& error) {
@@ -202,15 +205,16 @@ Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& costs) {
                       .schedule = d.pp_schedule,
                       .stages_per_rank = d.pp_stages_per_rank,
                       .layers = cost_split(make_cost_model(base, costs), base.model, *compute_)};
-  return make_plan(base, choice, schedule::lower(*compute_));
+  return make_plan(base, choice, schedule::lower(*compute_, lower_options(base)));
 }
 
 using FinishJob = decltype(config::Hooks::finish);
 
-config::Hooks hooks(FinishJob finish) {
+config::Hooks hooks(FinishJob finish, int64_t world) {
   return {.read_hf_config = models::read_hf_config,
           .finish_model = models::finish_model,
-          .finish = std::move(finish)};
+          .finish = std::move(finish),
+          .world = world};
 }
 
 // Leaves the plan in `plan` unless something is wrong, which the loader then throws.
@@ -222,25 +226,32 @@ FinishJob resolve_into(std::optional<Plan>& plan) {
   };
 }
 
+void check_world(const Plan& plan, int64_t world) {
+  if (world != 0) mesh::check_world_size(plan.mesh, static_cast<int>(world));
+}
+
 }  // namespace
 
-Plan load_plan(const std::string& path, std::span<const std::string> overrides) {
+Plan load_plan(const std::string& path, std::span<const std::string> overrides, int64_t world) {
   std::optional<Plan> plan;
-  config::load_job(path, overrides, hooks(resolve_into(plan)));
+  config::load_job(path, overrides, hooks(resolve_into(plan), world));
+  check_world(*plan, world);
   return *std::move(plan);
 }
 
-Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides) {
+Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,
+                int64_t world) {
   std::optional<Plan> plan;
-  config::parse_job(text, name, overrides, hooks(resolve_into(plan)));
+  config::parse_job(text, name, overrides, hooks(resolve_into(plan), world));
+  check_world(*plan, world);
   return *std::move(plan);
 }
 
-PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides) {
-  return plan_base(
-      config::load_job(path, overrides, hooks([](JobConfig& job, const ReportConflict& report, bool sound) {
-                         Resolver(job, report, sound).check();
-                       })));
+PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides, int64_t world) {
+  return plan_base(config::load_job(path, overrides,
+                                    hooks([](JobConfig& job, const ReportConflict& report,
+                                             bool sound) { Resolver(job, report, sound).check(); },
+                                          world)));
 }
 
 }  // namespace pptrain::app

@@ -13,7 +13,6 @@
 
 #include "app/plan/layout_model.h"
 #include "app/plan/legal_meshes.h"
-#include "app/plan/sharding_options.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
 #include "parallel/schedule/generators/generators.h"
@@ -23,18 +22,18 @@ namespace pptrain::app {
 
 namespace {
 
-constexpr size_t ranked = 10;                     // meshes
-constexpr int64_t largest_microbatch = 64;        // samples
-constexpr int64_t most_actions = 40'000'000;      // simulated in the search for the best, a few seconds' work
+constexpr size_t ranked = 10;                 // meshes
+constexpr int64_t largest_microbatch = 64;    // samples
+constexpr int64_t most_actions = 40'000'000;  // simulated in the search for the best, a few seconds' work
 constexpr int64_t most_exact_actions = 2'000'000;  // of a step that is predicted whole
 constexpr double never = std::numeric_limits<double>::infinity();
 
 // A layout with what it takes at least, and what is known of it.
 struct Bounded {
   Layout layout;
-  size_t mesh = 0;   // among the legal ones
-  double time = 0;   // s a step at least
-  RankBytes bytes;   // of the fullest rank at least
+  size_t mesh = 0;  // among the legal ones
+  double time = 0;  // s a step at least
+  RankBytes bytes;  // of the fullest rank at least
   bool has_room = true;
   bool simulated = false;
 };
@@ -133,7 +132,8 @@ class MeshSearcher {
   std::vector<std::shared_ptr<const models::MeshLinks>> links_;  // [mesh]
   std::vector<Bounded> layouts_;                                 // by least time
   std::vector<Found> found_;
-  std::map<std::string, std::pair<mesh::MeshShape, std::string>> refusals_;  // of a combination of axes, the first
+  std::map<std::string, std::pair<mesh::MeshShape, std::string>>
+      refusals_;                           // of a combination of axes, the first
   std::map<size_t, double> best_of_mesh_;  // s, of those that fit
   int64_t actions_ = 0;
 };
@@ -309,8 +309,7 @@ MeshCandidate MeshSearcher::candidate(const Found& found) {
 // Lowers and proves the first candidate, and predicts its step whole, unless that has too many actions.
 void MeshSearcher::predict_first(MeshSearchResult& result) {
   MeshCandidate& first = result.ranking.front();
-  const int64_t actions =
-      first.choice.grad_accum_steps * first.mesh.pp * first.choice.stages_per_rank * 6;
+  const int64_t actions = first.choice.grad_accum_steps * first.mesh.pp * first.choice.stages_per_rank * 6;
   if (actions > most_exact_actions) return;
   PlanBase base = on_mesh(base_, first.mesh);
   base.job.distributed.reshard_after_forward = first.reshard;
@@ -334,8 +333,8 @@ std::string MeshSearcher::why(const Found& loser, std::optional<size_t> best) {
     std::ranges::sort(kinds, std::greater(), &std::pair<std::string, int64_t>::second);
     const auto gb = [](int64_t bytes) { return static_cast<double>(bytes) / 1e9; };
     return fmt::format("memory: {}{:.1f} GB a rank, of these {} {:.1f} and {} {:.1f}",
-                       layouts_[loser.layout].simulated ? "" : "at least ", gb(loser.estimate.bytes.total()), kinds[0].first, gb(kinds[0].second), kinds[1].first,
-                       gb(kinds[1].second));
+                       layouts_[loser.layout].simulated ? "" : "at least ", gb(loser.estimate.bytes.total()),
+                       kinds[0].first, gb(kinds[0].second), kinds[1].first, gb(kinds[1].second));
   }
   std::map<std::string, double> more;
   for (const auto& [name, seconds] : split(loser).parts()) more[name] += seconds;
@@ -398,25 +397,32 @@ void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& lo
     if (layouts_[i].has_room || (chosen && what == axes_of(chosen->mesh))) continue;
     const auto known = best_of.find(what);
     if (known != best_of.end() && layouts_[found_[known->second].layout].simulated) continue;
-    found_.push_back({.layout = i,
-                      .estimate = {.schedule = "any", .bytes = layouts_[i].bytes},
-                      .fits = false});
+    found_.push_back(
+        {.layout = i, .estimate = {.schedule = "any", .bytes = layouts_[i].bytes}, .fits = false});
     offer(what, found_.size() - 1);
   }
   std::vector<std::pair<std::string, size_t>> order(best_of.begin(), best_of.end());
-  std::ranges::stable_sort(order, better, [&](const auto& one) -> const Found& { return found_[one.second]; });
+  std::ranges::stable_sort(order, better,
+                           [&](const auto& one) -> const Found& { return found_[one.second]; });
   for (const auto& [what, i] : order) losers.push_back({what, candidate(found_[i]), why(found_[i], best)});
   for (const auto& [what, refusal] : refusals_) {
-    if (!best_of.contains(what)) losers.push_back({what, {.mesh = refusal.first, .fits = false}, refusal.second});
+    if (!best_of.contains(what))
+      losers.push_back({what, {.mesh = refusal.first, .fits = false}, refusal.second});
   }
 }
 
 }  // namespace
 
 std::vector<std::pair<std::string, double>> TimeSplit::parts() const {
-  std::vector<std::pair<std::string, double>> all{
-      {"computing", compute},     {"tp", tp},         {"cp", cp},           {"ep", ep},        {"weights", weights},
-      {"gradients", gradients}, {"bubble", bubble}, {"optimizer", optimizer}, {"others", others}};
+  std::vector<std::pair<std::string, double>> all{{"computing", compute},
+                                                  {"tp", tp},
+                                                  {"cp", cp},
+                                                  {"ep", ep},
+                                                  {"weights", weights},
+                                                  {"gradients", gradients},
+                                                  {"bubble", bubble},
+                                                  {"optimizer", optimizer},
+                                                  {"others", others}};
   std::erase_if(all, [](const auto& part) { return part.second == 0; });
   return all;
 }
@@ -446,10 +452,11 @@ MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
                                const MeshSearchOptions& options) {
   MeshSearchResult result = MeshSearcher(base, source, options).run();
   if (result.meshes == 0) {
-    throw UsageError(fmt::format(
-        "no mesh of {} ranks cuts {} layers, {} heads and {} samples a step into whole parts: use another number "
-        "of ranks, or more samples",
-        options.world, base.model.layers, base.model.heads, result.samples));
+    throw UsageError(
+        fmt::format("no mesh of {} ranks cuts {} layers, {} heads and {} samples a step into whole parts: "
+                    "use another number "
+                    "of ranks, or more samples",
+                    options.world, base.model.layers, base.model.heads, result.samples));
   }
   return result;
 }

@@ -55,20 +55,20 @@ struct Loser {
 };
 
 struct MeshSearchResult {
-  int64_t samples = 0;    // of a step, of all data ranks: what every layout keeps
-  int64_t meshes = 0;     // that are legal
-  int64_t layouts = 0;    // meshes x microbatches x recompute x sharding
-  int64_t simulated = 0;  // layouts; the others are slower or larger by what they take at least
+  int64_t samples = 0;                 // of a step, of all data ranks: what every layout keeps
+  int64_t meshes = 0;                  // that are legal
+  int64_t layouts = 0;                 // meshes x microbatches x recompute x sharding
+  int64_t simulated = 0;               // layouts; the others are slower or larger by what they take at least
   std::vector<MeshCandidate> ranking;  // the best layout of each mesh that fits, the fastest first
   TimeSplit time;                      // of the first
   std::vector<Loser> losers;           // fitting ones first, the fastest first
 };
 
 // Searches every mesh of the ranks x microbatch size x recompute x reshard_after_forward x reduce_gradients x
-// schedule x stages per rank. The samples of a step are kept, and what the job says of these keys is not. Steps
-// of many microbatches are stretched from short ones (see Stretch), within 2 % of what predict() says; the first of the
-// ranking has been lowered, proven and predicted whole. Throws UsageError where no mesh is legal; the ranking is
-// empty where none fits.
+// schedule x stages per rank. The samples of a step are kept, and what the job says of these keys is not.
+// Steps of many microbatches are stretched from short ones (see Stretch), within 2 % of what predict() says;
+// the first of the ranking has been lowered, proven and predicted whole. Throws UsageError where no mesh is
+// legal; the ranking is empty where none fits.
 MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
                                const MeshSearchOptions& options);
 

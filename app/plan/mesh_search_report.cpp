@@ -24,27 +24,31 @@ std::string header(const MeshSearchResult& result, const PlanBase& base, const C
                         device.ranks_per_host, device.within_host.bandwidth / 1e9,
                         device.between_hosts.bandwidth / 1e9);
   }
-  text += options.budget > 0 ? fmt::format("; {:.2f} GB a rank", in_gb(options.budget)) : "; no bound on memory";
+  text +=
+      options.budget > 0 ? fmt::format("; {:.2f} GB a rank", in_gb(options.budget)) : "; no bound on memory";
   text += fmt::format("\nkept: {} samples of {} tokens a step\n", result.samples, base.job.train.seq_len);
-  return text + fmt::format(
-                    "{} meshes, {} layouts; {} simulated with every schedule, the others take longer or more memory "
-                    "by what they hold and compute at least\n\n",
-                    result.meshes, result.layouts, result.simulated);
+  return text +
+         fmt::format(
+             "{} meshes, {} layouts; {} simulated with every schedule, the others take longer or more memory "
+             "by what they hold and compute at least\n\n",
+             result.meshes, result.layouts, result.simulated);
 }
 
 std::string row(const MeshCandidate& c) {
   std::string weights = c.reshard ? "streamed" : "kept";
   if (c.mesh.size(mesh::Group::fsdp) == 1 && c.mesh.size(mesh::Group::efsdp) == 1) weights = "whole";
   if (c.every_microbatch) weights += ", mb";
-  return fmt::format("{:>3} {:>6} {:>6} {:>3} {:>3} {:>3}  {:<17} {:>2} {:>4} {:>4}  {:<9} {:<12} {:>9.4g} {:>10.0f} {:>8.2f}",
-                     c.mesh.pp, c.mesh.dp_replicate, c.mesh.dp_shard, c.mesh.cp, c.mesh.tp, c.mesh.ep,
-                     c.choice.schedule, c.choice.stages_per_rank, c.choice.grad_accum_steps,
-                     c.choice.micro_batch_size, c.choice.recompute, weights, c.step_time, c.tokens_per_s,
-                     in_gb(static_cast<double>(c.bytes.total())));
+  return fmt::format(
+      "{:>3} {:>6} {:>6} {:>3} {:>3} {:>3}  {:<17} {:>2} {:>4} {:>4}  {:<9} {:<12} {:>9.4g} {:>10.0f} "
+      "{:>8.2f}",
+      c.mesh.pp, c.mesh.dp_replicate, c.mesh.dp_shard, c.mesh.cp, c.mesh.tp, c.mesh.ep, c.choice.schedule,
+      c.choice.stages_per_rank, c.choice.grad_accum_steps, c.choice.micro_batch_size, c.choice.recompute,
+      weights, c.step_time, c.tokens_per_s, in_gb(static_cast<double>(c.bytes.total())));
 }
 
 constexpr const char* columns =
-    " pp dp_rep dp_shd  cp  tp  ep  schedule           v    m  mbs  recompute weights       step, s      tok/s  peak, GB";
+    " pp dp_rep dp_shd  cp  tp  ep  schedule           v    m  mbs  recompute weights       step, s      "
+    "tok/s  peak, GB";
 
 Json candidate_json(const MeshCandidate& c) {
   Json bytes;
@@ -94,7 +98,8 @@ std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, 
   out += "\nwhy the others lose (the best of each):\n";
   for (const Loser& loser : result.losers) {
     const mesh::MeshShape& mesh = loser.candidate.mesh;
-    const std::string where = fmt::format("{}{}", mesh.describe(), mesh.ep > 1 ? fmt::format(", ep {}", mesh.ep) : "");
+    const std::string where =
+        fmt::format("{}{}", mesh.describe(), mesh.ep > 1 ? fmt::format(", ep {}", mesh.ep) : "");
     const bool slower = loser.candidate.fits && !result.ranking.empty();
     out += fmt::format("  {:<36} {:<52} {}{}\n", loser.what, where,
                        slower ? fmt::format("{:.2f} x the time: ",

@@ -6,7 +6,6 @@
 #include <span>
 #include <utility>
 
-#include "app/plan/sharding_options.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "core/io/checksum.h"
@@ -66,6 +65,19 @@ Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered) 
   return make_plan(std::move(base), std::move(lowered), choice.layers);
 }
 
+bool reshards_after_forward(const config::DistributedSection& distributed) {
+  return distributed.reshard_after_forward.value_or(distributed.pp == 1);
+}
+
+schedule::LowerOptions lower_options(const PlanBase& base) {
+  const config::DistributedSection& d = base.job.distributed;
+  const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;
+  const bool every_microbatch = d.reduce_gradients == "microbatch" && base.mesh.size(mesh::Group::stage) > 1;
+  return {.shard = {.unshard = divided,
+                    .streamed = divided && reshards_after_forward(d),
+                    .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step}};
+}
+
 bool is_schedule_file(const std::string& pp_schedule) {
   return config::to_lower(pp_schedule).ends_with(".csv");
 }
@@ -93,6 +105,8 @@ std::string fingerprint(const Plan& plan) {
                              &job.checkpoint.resume, &job.distributed.pp_costs}) {
     place->clear();
   }
+  job.distributed.ranks_per_host = 0;  // predictions alone read these two
+  job.distributed.host_link_gbps = 0;
   if (is_schedule_file(job.distributed.pp_schedule)) job.distributed.pp_schedule.clear();
   std::string text = config::to_toml(job);
   text += fmt::format("{}\n", fmt::join(pipeline::layers_per_stage(plan.layers), ","));

@@ -11,6 +11,7 @@
 #include "parallel/mesh/device_mesh.h"
 #include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
@@ -59,6 +60,11 @@ Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered);
 
 // Is pp_schedule a file, and not a name?
 bool is_schedule_file(const std::string& pp_schedule);
+
+// What lowering puts into the job's lists, for ranks that share the stages' parameters.
+schedule::LowerOptions lower_options(const PlanBase& base);
+// distributed.reshard_after_forward, or what it is where it is not set.
+bool reshards_after_forward(const config::DistributedSection& distributed);
 
 // What the job's generated schedule is to be.
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);

@@ -1,5 +1,5 @@
-// Short steps of every schedule, which stand for long ones: after the pipeline is full, each further microbatch
-// adds the same.
+// Short steps of every schedule, which stand for long ones: after the pipeline is full, each further
+// microbatch adds the same.
 #pragma once
 
 #include <algorithm>
@@ -35,8 +35,8 @@ class ScheduleShapes {
   std::map<ShapeKey, std::shared_ptr<const schedule::Schedule>> known_;
 };
 
-// A step of many microbatches as two short ones: at `few` and at `more` microbatches it is simulated, and beyond
-// that it grows in proportion. Both are all of them where there are few.
+// A step of many microbatches as two short ones: at `few` and at `more` microbatches it is simulated, and
+// beyond that it grows in proportion. Both are all of them where there are few.
 struct Stretch {
   explicit Stretch(int ranks, int microbatches)
       : few(std::min(2 * ranks, microbatches)), more(std::min(3 * ranks, microbatches)), all(microbatches) {}

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "app/plan/prediction.h"
-#include "app/plan/sharding_options.h"
 #include "app/plan/split_by_cost.h"
 #include "core/base/error.h"
 #include "parallel/schedule/passes/passes.h"

@@ -55,6 +55,13 @@ void for_each_key(Run& run, const Visit& visit) {
   visit("placement", run.placement);
   visit("pp", run.pp);
   visit("dp_replicate", run.dp_replicate);
+  visit("dp_shard", run.dp_shard);
+  visit("cp", run.cp);
+  visit("cp_kind", run.cp_kind);
+  visit("tp", run.tp);
+  visit("ep", run.ep);
+  visit("reshard_after_forward", run.reshard_after_forward);
+  visit("reduce_gradients", run.reduce_gradients);
   visit("stages_per_rank", run.stages_per_rank);
   visit("layers_per_stage", run.layers_per_stage);
   visit("microbatches", run.microbatches);
@@ -86,6 +93,13 @@ TracedRun traced_run(const Plan& plan, const std::string& device) {
           .placement = schedule::to_string(plan.schedule.placement),
           .pp = plan.mesh.pp,
           .dp_replicate = plan.mesh.dp_replicate,
+          .dp_shard = plan.mesh.dp_shard,
+          .cp = plan.mesh.cp,
+          .cp_kind = plan.job.distributed.cp_kind,
+          .tp = plan.mesh.tp,
+          .ep = plan.mesh.ep,
+          .reshard_after_forward = reshards_after_forward(plan.job.distributed),
+          .reduce_gradients = plan.job.distributed.reduce_gradients,
           .stages_per_rank = plan.schedule.stages_per_rank,
           .layers_per_stage = pipeline::layers_per_stage(plan.layers),
           .microbatches = plan.schedule.microbatches,
@@ -219,7 +233,12 @@ Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
 TracedRun to_run(const Json& other) {
   if (other.at(keys::format) != format) throw UsageError(fmt::format("its format is not \"{}\"", format));
   TracedRun run;
-  for_each_key(run, [&](const char* key, auto& field) { other.at(key).get_to(field); });
+  const std::string_view later[] = {"dp_shard",        "cp", "tp", "ep", "reshard_after_forward",
+                                    "reduce_gradients"};
+  for_each_key(run, [&](const char* key, auto& field) {
+    const bool optional = std::ranges::find(later, key) != std::end(later);  // of traces before these axes
+    if (!optional || other.contains(key)) other.at(key).get_to(field);
+  });
   const Json& model = other.at(keys::model);
   for_each_model_key(run.model, [&](const char* key, auto& field) { model.at(key).get_to(field); });
   pipeline::explicit_layer_assignment(static_cast<int>(run.model.layers),
@@ -250,7 +269,7 @@ std::vector<int64_t> read_steps(const Json& steps, TraceSummary& summary) {
 }
 
 void read_events(const Json& events, const std::vector<int64_t>& steps, TraceSummary& summary) {
-  const size_t ranks = static_cast<size_t>(summary.run.pp * summary.run.dp_replicate);
+  const auto ranks = static_cast<size_t>(world_size(summary.run));
   const double count = static_cast<double>(steps.size());
   summary.ranks.resize(ranks);
   summary.stages.resize(summary.run.layers_per_stage.size());

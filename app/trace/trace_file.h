@@ -21,6 +21,13 @@ struct TracedRun {
   std::string placement;  // loop | v
   int64_t pp = 1;
   int64_t dp_replicate = 1;
+  int64_t dp_shard = 1;
+  int64_t cp = 1;
+  std::string cp_kind = "ring";
+  int64_t tp = 1;
+  int64_t ep = 1;
+  bool reshard_after_forward = false;  // as it was, whether or not the job says so
+  std::string reduce_gradients = "step";
   int64_t stages_per_rank = 1;
   std::vector<int64_t> layers_per_stage;
   int64_t microbatches = 1;
@@ -33,6 +40,11 @@ struct TracedRun {
   int64_t threads = 1;
   models::ModelConfig model;  // its arch, sizes and `tied` alone
 };
+
+// Ranks of its world.
+inline int64_t world_size(const TracedRun& run) {
+  return run.pp * run.dp_replicate * run.dp_shard * run.cp * run.tp;
+}
 
 // `device`: cpu, or the GPU's name. `ranks`: [rank of the world][traced step]. `bubbles`: [traced step].
 std::string render_trace_file(const Plan& plan, const std::string& device,

@@ -130,6 +130,7 @@ std::string type_name(const Option& option) {
     std::string operator()(const Access<bool>&) const { return "true or false"; }
     std::string operator()(const Access<int64_t>&) const { return "integer"; }
     std::string operator()(const Access<double>&) const { return "float"; }
+    std::string operator()(const Access<std::optional<bool>>&) const { return "true or false"; }
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "integer"; }
     std::string operator()(const Access<PipelineSplit>&) const { return "string or list of integers"; }
     std::string operator()(const Access<std::vector<double>>&) const { return list_name(option, "floats"); }
@@ -145,7 +146,7 @@ std::optional<std::string> toml_value(const Option& option, const JobConfig& job
   return std::visit(
       [&]<class T>(const Access<T>& access) -> std::optional<std::string> {
         const T& value = access(copy);
-        if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
+        if constexpr (std::is_same_v<T, std::optional<int64_t>> || std::is_same_v<T, std::optional<bool>>) {
           return value ? std::optional(format_value(*value)) : std::nullopt;
         } else if constexpr (std::is_same_v<T, PipelineSplit>) {
           return value.layers.empty() ? toml_string(value.text) : format_value(value.layers);

@@ -20,9 +20,9 @@ template <class T>
 using Access = std::function<T&(JobConfig&)>;
 
 // The alternatives are the types that an option can have.
-using Target =
-    std::variant<Access<bool>, Access<int64_t>, Access<double>, Access<std::string>,
-                 Access<std::optional<int64_t>>, Access<std::vector<double>>, Access<PipelineSplit>>;
+using Target = std::variant<Access<bool>, Access<int64_t>, Access<double>, Access<std::string>,
+                            Access<std::optional<bool>>, Access<std::optional<int64_t>>,
+                            Access<std::vector<double>>, Access<PipelineSplit>>;
 
 // The numbers allowed; for a list, of each of its elements. NaN and infinities are never allowed.
 struct Range {

@@ -42,6 +42,7 @@ JobConfig parse_job(const std::string& text, const std::string& name, std::span<
   };
   apply_hf_dir(document, hooks.read_hf_config);
   if (hooks.finish_model) hooks.finish_model(document.job.model, document.job.train.seq_len, report);
+  fill_world(document, hooks.world);
   validate(document);
   resolve(document.job);
   if (hooks.finish) hooks.finish(document.job, report, document.problems.empty());

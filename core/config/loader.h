@@ -32,13 +32,15 @@ struct Hooks {
   // Checks the job and fills in what it leaves open. Called with all else resolved, also where there are
   // problems already: then `sound` is false, and sizes may be 0.
   std::function<void(JobConfig& job, const ReportConflict& report, bool sound)> finish{};
+
+  int64_t world = 0;  // ranks that the job is for, which dp_shard = -1 fills; 0: not known
 };
 
 // Reads, applies `overrides` ("section.key=value", the value in TOML or a bare word) and validates. Throws
 // UsageError whose message holds every problem found, one a line: "job.toml:LINE:COL: section.key: what is
 // wrong ...", with the nearest valid name and the allowed values. Paths in the job are relative to the
-// current directory. distributed.dp is folded into dp_shard; model sizes that the job leaves out come from
-// model.hf_dir.
+// current directory. distributed.dp is folded into dp_shard, whose -1 becomes what is left of hooks.world;
+// model sizes that the job leaves out come from model.hf_dir.
 JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks = {});
 
 // The same from text; `name` stands for the file in messages.

@@ -112,27 +112,57 @@ void add_axes(SectionFields<DistributedSection>& distributed) {
            "Pipeline ranks. The world size is pp * dp_replicate * dp_shard * cp * tp, tp innermost.")
       .between(1, max_ranks);
   distributed.add("dp", &DistributedSection::dp, "Short for dp_shard; give one of the two.")
-      .between(1, max_ranks);
+      .between(-1, max_ranks);
   distributed
       .add("dp_replicate", &DistributedSection::dp_replicate,
            "Data-parallel copies of the model. Each takes its own grad_accum_steps microbatches.")
       .between(1, max_ranks);
   distributed
       .add("dp_shard", &DistributedSection::dp_shard,
-           "Data-parallel ranks that share one copy of the weights.")
-      .between(1, max_ranks);
+           "Data-parallel ranks that share one copy of the model: each holds its part of the weights, "
+           "gradients "
+           "and optimizer states, and takes its own grad_accum_steps microbatches. The results are those of "
+           "as "
+           "many dp_replicate ranks, to the bit. -1: what the other axes leave of the ranks launched.")
+      .between(-1, max_ranks);
   distributed.add("cp", &DistributedSection::cp, "Context-parallel ranks, which share each sequence.")
       .between(1, max_ranks);
+  distributed
+      .add("cp_kind", &DistributedSection::cp_kind,
+           "How context-parallel ranks share out attention. \"ring\": keys and values travel from rank to "
+           "rank; "
+           "train.seq_len must be divisible by 2 * cp. \"ulysses\": ranks exchange tokens for heads; "
+           "train.seq_len and the heads of a tensor-parallel rank must be divisible by cp.")
+      .one_of({"ring", "ulysses"});
   distributed.add("tp", &DistributedSection::tp, "Tensor-parallel ranks, which share each layer.")
       .between(1, max_ranks);
   distributed.add("ep", &DistributedSection::ep, "Expert-parallel ranks; divides dp_shard * cp * tp.")
       .between(1, max_ranks);
 }
 
+// How ranks that share a copy of the model (dp_shard, cp) exchange it.
+void add_sharding(SectionFields<DistributedSection>& distributed) {
+  distributed.add(
+      "reshard_after_forward", &DistributedSection::reshard_after_forward,
+      "Weights gathered from the ranks that share them are freed after each pass, block by block, and "
+      "gathered "
+      "again for the backward: two or three blocks are whole at a time. Otherwise a stage's weights are "
+      "gathered once a step and kept. Not set: false with pp above 1, whose many microbatches use them again "
+      "and again, else true.");
+  distributed
+      .add("reduce_gradients", &DistributedSection::reduce_gradients,
+           "When gradients are summed over the ranks that have other samples. step: once, over all "
+           "microbatches; "
+           "each rank holds its stages' whole gradients until then. microbatch: after each one; a rank holds "
+           "its part, and the whole gradients of blocks under way.")
+      .one_of({"step", "microbatch"});
+}
+
 void add_distributed(std::vector<Option>& options) {
   SectionFields<DistributedSection> distributed(
       options, "distributed", [](JobConfig& j) -> DistributedSection& { return j.distributed; });
   add_axes(distributed);
+  add_sharding(distributed);
   distributed.add(
       "pp_schedule", &DistributedSection::pp_schedule,
       "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
@@ -169,6 +199,17 @@ void add_distributed(std::vector<Option>& options) {
       .add("pp_memory_gb", &DistributedSection::pp_memory_gb,
            "GB (1e9 bytes) that pp_schedule = \"auto\" may give each rank. 0: the memory of a known GPU, no "
            "bound on a CPU.")
+      .between(0, 1e6);
+  distributed
+      .add("ranks_per_host", &DistributedSection::ranks_per_host,
+           "For predictions: so many ranks that follow each other share a host. 0: 8 on GPUs, all of them on "
+           "CPUs.")
+      .between(0, max_ranks);
+  distributed
+      .add("host_link_gbps", &DistributedSection::host_link_gbps,
+           "For predictions: Gb/s at which a rank sends to other hosts. 0: InfiniBand of the GPU's "
+           "generation, 10 Gb/s "
+           "Ethernet on CPUs; 90 % of it.")
       .between(0, 1e6);
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,

@@ -190,8 +190,9 @@ class Reader {
     return fault;
   }
 
-  Fault take(const Option& option, const toml::node& node, std::optional<int64_t>& out) const {
-    int64_t value = 0;
+  template <class T>
+  Fault take(const Option& option, const toml::node& node, std::optional<T>& out) const {
+    T value{};
     const Fault fault = take(option, node, value);
     if (fault.empty()) {
       out = value;

@@ -50,6 +50,7 @@ std::string describe_type(const Option& option, const std::optional<std::string>
 }
 
 std::string example_value(const Option& option) {
+  if (std::holds_alternative<Access<std::optional<bool>>>(option.target)) return "true";
   return std::holds_alternative<Access<std::string>>(option.target) ? "\"...\"" : "1";
 }
 
@@ -79,6 +80,7 @@ Json type_schema(const Option& option) {
     Json operator()(const Access<bool>&) const { return {{"type", "boolean"}}; }
     Json operator()(const Access<int64_t>&) const { return range_schema(option, "integer"); }
     Json operator()(const Access<double>&) const { return range_schema(option, "number"); }
+    Json operator()(const Access<std::optional<bool>>&) const { return {{"type", "boolean"}}; }
     Json operator()(const Access<std::optional<int64_t>>&) const { return range_schema(option, "integer"); }
     Json operator()(const Access<PipelineSplit>&) const {
       return {{"anyOf", {Json{{"type", "string"}}, list_schema(option, "integer")}}};

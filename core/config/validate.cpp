@@ -94,19 +94,23 @@ void check_axes(Document& document) {
   if (document.given("distributed.dp") && document.given("distributed.dp_shard")) {
     document.report("distributed.dp", "dp is short for dp_shard: give one of the two");
   }
+  for (const auto& [option, size] :
+       {std::pair("distributed.dp", d.dp.value_or(1)), std::pair("distributed.dp_shard", d.dp_shard)}) {
+    if (size != 0) continue;
+    document.report(option,
+                    "0 is out of range: give the number of ranks, or -1 for what the other axes leave");
+  }
   const std::pair<std::string_view, int64_t> axes[] = {
-      {"distributed.dp", d.dp.value_or(1)},
-      {"distributed.dp_shard", d.dp_shard},
       {"distributed.cp", d.cp},
       {"distributed.tp", d.tp},
       {"distributed.ep", d.ep},
   };
   for (const auto& [option, size] : axes) {
     if (size > 1) {
-      const std::string_view note = option == "distributed.dp" ? " (short for dp_shard)" : "";
       document.report(option,
-                      fmt::format("not implemented yet: {} = {}{}; only pp and dp_replicate may be above 1",
-                                  find_option(option)->key, size, note));
+                      fmt::format("not implemented yet: {} = {}; only pp, dp_replicate and dp_shard may "
+                                  "be above 1",
+                                  find_option(option)->key, size));
     }
   }
 }
@@ -210,6 +214,28 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
                               theirs, (fs::path(dir) / "config.json").string()));
     }
   }
+}
+
+void fill_world(Document& document, int64_t world) {
+  DistributedSection& d = document.job.distributed;
+  const bool by_dp = d.dp == -1;
+  if (!by_dp && d.dp_shard != -1) return;
+  const char* const option = by_dp ? "distributed.dp" : "distributed.dp_shard";
+  const int64_t others = d.pp * d.dp_replicate * d.cp * d.tp;
+  int64_t left = 1;  // where there is none: what follows is checked all the same
+  if (world == 0) {
+    document.report(option,
+                    "-1 is what the other axes leave of the ranks launched, and none were: start the "
+                    "job with a launcher, say --world N, or give a number");
+  } else if (others < 1 || world % others != 0) {
+    document.report(option,
+                    fmt::format("-1 is what the other axes leave of the ranks, but pp {} x dp_replicate {} "
+                                "x cp {} x tp {} = {} does not divide {}",
+                                d.pp, d.dp_replicate, d.cp, d.tp, others, world));
+  } else {
+    left = world / others;
+  }
+  (by_dp ? *d.dp : d.dp_shard) = left;
 }
 
 void validate(Document& document) {

@@ -1,6 +1,8 @@
 // Contradictions between options, and files that must exist.
 #pragma once
 
+#include <cstdint>
+
 #include "core/config/document.h"
 #include "core/config/loader.h"
 
@@ -9,6 +11,10 @@ namespace pptrain::config {
 // Takes the model from model.hf_dir, if given: what the job leaves out is filled in, what it contradicts is
 // reported.
 void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config);
+
+// Puts what the other axes leave of `world` ranks in the place of dp_shard = -1 (or dp = -1). Reported where
+// they leave no whole number, or `world` is 0: not known.
+void fill_world(Document& document, int64_t world);
 
 // Reports each contradiction at the option that the user is most likely to change.
 void validate(Document& document);

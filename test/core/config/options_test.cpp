@@ -29,6 +29,7 @@ std::string other_value(const Option& option) {
     std::string operator()(const Access<bool>&) const { return now == "true" ? "false" : "true"; }
     std::string operator()(const Access<int64_t>&) const { return now == "3" ? "5" : "3"; }
     std::string operator()(const Access<double>&) const { return inside() == 3 ? "3.5" : "0.375"; }
+    std::string operator()(const Access<std::optional<bool>>&) const { return "true"; }
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "3"; }
     std::string operator()(const Access<PipelineSplit>&) const { return "[3, 1]"; }
     std::string operator()(const Access<std::vector<double>>&) const { return "[0.25, 0.5]"; }
@@ -191,7 +192,8 @@ TEST_CASE("the schema has every option, and the defaults satisfy it") {
     }
     const nlohmann::json& entry = schema.at(nlohmann::json::json_pointer(pointer));
     CHECK(!entry.at("description").get<std::string>().empty());
-    CHECK((entry.contains("default") || option.is_required || option.key == "dp"));
+    CHECK((entry.contains("default") || option.is_required || option.key == "dp" ||
+           option.key == "reshard_after_forward"));
     if (entry.contains("default") && entry.contains("minimum") && entry.at("type") != "array") {
       CHECK(entry.at("default") >= entry.at("minimum"));
     }
