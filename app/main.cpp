@@ -80,8 +80,12 @@ int run(int argc, char** argv) {
       ->option_text("TRACE")
       ->excludes(device);
   CLI::Option* search = plan->add_flag("--search", plan_arguments.search,
-                                       "Rank schedules x stages per rank x microbatches x splits of the job")
-                            ->excludes(format);
+                                       "Rank schedules x stages per rank x microbatches x splits of the job; "
+                                       "with --world N whole meshes of N ranks");
+  plan->add_option("--memory-gb", plan_arguments.memory_gb,
+                   "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
+      ->option_text("GB")
+      ->check(CLI::PositiveNumber);
   plan->add_option("--compare", plan_arguments.compare, "Put the prediction beside the trace of a run")
       ->option_text("TRACE")
       ->excludes(search)

@@ -1,7 +1,8 @@
 #include "models/cost_model.h"
 
 #include <algorithm>
-#include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -30,15 +31,56 @@ BatchShape without_recompute(BatchShape batch) {
   return batch;
 }
 
+StageSlice blocks_of(const StageSlice& slice) {
+  return {.index = 0,
+          .first_layer = slice.first_layer,
+          .end_layer = slice.end_layer,
+          .embedding = false,
+          .head = false};
+}
+
 }  // namespace
+
+const PassTime& StagePasses::of(schedule::ActionKind pass) const {
+  switch (pass) {
+    case schedule::ActionKind::forward:
+      return forward;
+    case schedule::ActionKind::backward:
+      return backward;
+    case schedule::ActionKind::backward_input:
+      return backward_input;
+    case schedule::ActionKind::backward_weight:
+      return backward_weight;
+    default:
+      throw Error("an action that is no pass takes no time of one");
+  }
+}
+
+ParallelShape parallel_shape(const mesh::MeshShape& mesh, ContextKind cp_kind) {
+  // As few data ranks as have room for the experts' group.
+  const int data = mesh.ep / std::gcd(mesh.ep, mesh.cp * mesh.tp);
+  return {.dp_shard = data, .cp = mesh.cp, .tp = mesh.tp, .ep = mesh.ep, .batch = data, .cp_kind = cp_kind};
+}
+
+std::shared_ptr<const Footprints> FootprintCache::of(const BatchShape& batch) {
+  const auto found =
+      std::ranges::find_if(known_, [&](const auto& footprints) { return footprints->batch() == batch; });
+  if (found != known_.end()) return *found;
+  return known_.emplace_back(std::make_shared<const Footprints>(model_, batch));
+}
 
 CostModel::CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
                      const Calibration& calibration)
+    : CostModel(*std::make_unique<FootprintCache>(model), workload, device, calibration) {}
+
+CostModel::CostModel(FootprintCache& cache, const Workload& workload, const DeviceModel& device,
+                     const Calibration& calibration, std::shared_ptr<const MeshLinks> links)
     : workload_(workload),
       device_(device),
       calibration_(calibration),
-      footprints_(model, on_device(workload.batch, device)),
-      kept_(model, without_recompute(footprints_.batch())),
+      links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device, workload.mesh)),
+      footprints_(cache.of(on_device(workload.batch, device))),
+      kept_(cache.of(without_recompute(footprints_->batch()))),
       flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
       bandwidth_(device.memory_bandwidth) {
   if (device.name == "cpu") {
@@ -47,67 +89,80 @@ CostModel::CostModel(const ModelConfig& model, const Workload& workload, const D
   }
 }
 
-double CostModel::seconds(const kernels::Cost& cost) const {
+PassTime CostModel::time(const kernels::Cost& cost) const {
   const double products = std::max(cost.product_flops / flops_, cost.weight_bytes / bandwidth_);
   const double attention = cost.attention_flops / (flops_ * device_.attention);
-  return products + attention + (cost.bytes - cost.weight_bytes) / bandwidth_ +
-         static_cast<double>(cost.kernels) * device_.launch;
+  PassTime time{.compute = products + attention + (cost.bytes - cost.weight_bytes) / bandwidth_ +
+                           static_cast<double>(cost.kernels) * device_.launch};
+  for (const kernels::Wire wire : {kernels::Wire::tp, kernels::Wire::cp, kernels::Wire::ep}) {
+    const auto w = static_cast<size_t>(wire);
+    const kernels::Traffic& traffic = cost.on(wire);
+    const double seconds = links_->on(wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
+    const bool behind_attention =
+        wire == kernels::Wire::cp && workload_.batch.parallel.cp_kind == ContextKind::ring;
+    time.hidden[w] = behind_attention ? std::min(seconds, attention) : 0;
+    time.exposed[w] = seconds - time.hidden[w];
+  }
+  return time;
 }
 
 // Embedding and head are what a stage with them costs beyond one without.
 CostModel::Parts CostModel::parts(const StageSlice& slice) const {
-  const StageSlice blocks{.index = 0,
-                          .first_layer = slice.first_layer,
-                          .end_layer = slice.end_layer,
-                          .embedding = false,
-                          .head = false};
-  const StageFootprint& own = kept_.of(blocks);
-  Parts parts{.forward = seconds(own.forward.cost),
-              .input = seconds(own.backward_input.cost),
-              .weight = seconds(own.backward_weight.cost)};
-  parts.again = seconds(footprints_.of(blocks).backward_input.cost) - parts.input;
+  const StageSlice blocks = blocks_of(slice);
+  const StageFootprint& own = kept_->of(blocks);
+  Parts parts{.forward = time(own.forward.cost),
+              .again = {},
+              .input = time(own.backward_input.cost),
+              .weight = time(own.backward_weight.cost),
+              .embedding_forward = {},
+              .embedding_weight = {},
+              .head = {}};
+  parts.again = time(footprints_->of(blocks).backward_input.cost) - parts.input;
   if (slice.embedding) {
     StageSlice first = blocks;
     first.embedding = true;
-    parts.embedding_forward = seconds(kept_.of(first).forward.cost - own.forward.cost);
-    parts.embedding_weight = seconds(kept_.of(first).backward_weight.cost - own.backward_weight.cost);
+    parts.embedding_forward = time(kept_->of(first).forward.cost - own.forward.cost);
+    parts.embedding_weight = time(kept_->of(first).backward_weight.cost - own.backward_weight.cost);
   }
   if (slice.head) {
     StageSlice last = blocks;
     last.head = true;
-    parts.head = seconds(kept_.of(last).forward.cost - own.forward.cost);
+    parts.head = time(kept_->of(last).forward.cost - own.forward.cost);
   }
   return parts;
 }
 
-schedule::StageCost CostModel::stage(const StageSlice& slice) const {
+StagePasses CostModel::passes(const StageSlice& slice) const {
   const Parts p = parts(slice);
-  const double again = p.again * calibration_.forward;
-  const double input = p.input * calibration_.backward_input;
-  const double weight = p.weight * calibration_.backward_weight;
-  return {.forward = p.embedding_forward + p.forward * calibration_.forward + p.head * calibration_.head,
+  const PassTime again = p.again.scaled(calibration_.forward);
+  const PassTime input = p.input.scaled(calibration_.backward_input);
+  const PassTime weight = p.weight.scaled(calibration_.backward_weight);
+  return {.forward =
+              p.embedding_forward + p.forward.scaled(calibration_.forward) + p.head.scaled(calibration_.head),
+          .backward = again + (input + weight).scaled(calibration_.backward) + p.embedding_weight,
           .backward_input = again + input,
-          .backward_weight = weight + p.embedding_weight,
-          .backward = again + (input + weight) * calibration_.backward + p.embedding_weight};
+          .backward_weight = weight + p.embedding_weight};
+}
+
+schedule::StageCost CostModel::stage(const StageSlice& slice) const {
+  const StagePasses p = passes(slice);
+  return {.forward = p.forward.total(),
+          .backward_input = p.backward_input.total(),
+          .backward_weight = p.backward_weight.total(),
+          .backward = p.backward.total()};
 }
 
 double CostModel::optimizer(int64_t parameters) const {
   return workload_.optimizer_bytes * static_cast<double>(parameters) / bandwidth_ * calibration_.optimizer;
 }
 
-double CostModel::transfer() const {
+double CostModel::transfer(int from, int to) const {
   const StageSlice any{.index = 0, .first_layer = 0, .end_layer = 1, .embedding = false, .head = false};
-  return device_.link_latency + static_cast<double>(kept_.of(any).boundary) / device_.link_bandwidth;
+  return links_->transfer(from, to, static_cast<double>(kept_->of(any).boundary));
 }
 
-double CostModel::all_reduce(int64_t bytes, int64_t replicas) const {
-  if (replicas <= 1) return 0;
-  const auto n = static_cast<double>(replicas);
-  return 2 * (n - 1) * (device_.link_latency + static_cast<double>(bytes) / n / device_.link_bandwidth);
-}
-
-double CostModel::exchange(int64_t ranks) const {
-  return ranks > 1 ? 2 * std::ceil(std::log2(static_cast<double>(ranks))) * device_.link_latency : 0;
+StageExchange CostModel::exchange(const StageSlice& slice) const {
+  return stage_exchange(footprint(slice), workload_.sharding, *links_);
 }
 
 // Finds the scales one after the other: the blocks' forward, which what is recomputed takes too, then the
@@ -135,13 +190,20 @@ class Calibrator {
     for (size_t i = 0; i < parts_.size(); ++i) visit(measured_.stages[i], parts_[i]);
   }
 
+  // What computing took of a measured time: without what the modelled parts wait for other ranks, and without
+  // the embedding's part. Never less than a tenth, should noise or a slow link leave nothing.
+  static double computing(double measured, double waiting, double other = 0) {
+    return std::max(measured - waiting - other, measured / 10);
+  }
+
   // Of stages without the head, unless all have one.
   double scale_of_forward() const {
     const bool only_head = std::ranges::all_of(measured_.stages, [](const auto& s) { return s.slice.head; });
     Sum sum;
     each([&](const MeasuredStage& s, const Parts& p) {
       if (s.slice.head && !only_head) return;
-      sum.add(s.forward - p.embedding_forward, p.forward + p.head);
+      sum.add(computing(s.forward, p.forward.waiting() + p.head.waiting(), p.embedding_forward.total()),
+              p.forward.compute + p.head.compute);
     });
     return sum.ratio();
   }
@@ -149,14 +211,19 @@ class Calibrator {
   void scale_backward() {
     Sum input, weight, joint, head;
     each([&](const MeasuredStage& s, const Parts& p) {
-      const double again = p.again * result_.forward;
-      if (s.backward > 0) joint.add(s.backward - again - p.embedding_weight, p.input + p.weight);
-      if (s.backward_input > 0) input.add(s.backward_input - again, p.input);
-      if (s.backward_weight > 0) weight.add(s.backward_weight - p.embedding_weight, p.weight);
-      // Never less than a tenth of the pass, should noise leave nothing.
+      const double again = p.again.scaled(result_.forward).total();
+      const double embedding = p.embedding_weight.total();
+      if (s.backward > 0) {
+        joint.add(computing(s.backward, p.input.waiting() + p.weight.waiting(), again + embedding),
+                  p.input.compute + p.weight.compute);
+      }
+      if (s.backward_input > 0)
+        input.add(computing(s.backward_input, p.input.waiting(), again), p.input.compute);
+      if (s.backward_weight > 0)
+        weight.add(computing(s.backward_weight, p.weight.waiting(), embedding), p.weight.compute);
       if (s.slice.head) {
-        const double left = s.forward - p.embedding_forward - p.forward * result_.forward;
-        head.add(std::max(left, s.forward / 10), p.head);
+        const double others = p.embedding_forward.total() + p.forward.scaled(result_.forward).total();
+        head.add(computing(s.forward, p.head.waiting(), others), p.head.compute);
       }
     });
     result_.head = head.ratio();
@@ -169,8 +236,9 @@ class Calibrator {
     Sum sum;
     each([&](const MeasuredStage& s, const Parts& p) {
       if (s.backward <= 0) return;
-      sum.add(s.backward - p.again * result_.forward - p.embedding_weight,
-              p.input * result_.backward_input + p.weight * result_.backward_weight);
+      const double others = p.again.scaled(result_.forward).total() + p.embedding_weight.total();
+      sum.add(computing(s.backward, p.input.waiting() + p.weight.waiting(), others),
+              p.input.compute * result_.backward_input + p.weight.compute * result_.backward_weight);
     });
     return sum.ratio();
   }

@@ -3,22 +3,32 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "models/device_model.h"
 #include "models/footprint.h"
+#include "models/mesh_links.h"
 #include "models/model_config.h"
+#include "models/pass_time.h"
+#include "models/sharding.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/cost/simulate.h"
 
 namespace pptrain::models {
 
-// One microbatch of a job on one rank, and its optimizer.
+// One microbatch of a job on one rank of the mesh, and its optimizer.
 struct Workload {
-  BatchShape batch;
+  BatchShape batch;  // its `parallel` is the mesh's: parallel_shape()
+  mesh::MeshShape mesh = {};
+  Sharding sharding = {};
   int64_t threads = 1;         // CPU threads of a rank; products are taken to scale with them
   double optimizer_bytes = 0;  // that a step moves for each parameter
 };
+
+// What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
+// meshes that differ in these alone have one shape.
+ParallelShape parallel_shape(const mesh::MeshShape& mesh, ContextKind cp_kind);
 
 // Mean seconds of a run's actions on one stage; 0 where the run had none of the kind.
 struct MeasuredStage {
@@ -46,43 +56,63 @@ struct Calibration {
   double overhead = 0;  // s a step
 };
 
+// Dry runs that the cost models of several layouts share. For one thread.
+class FootprintCache {
+ public:
+  explicit FootprintCache(const ModelConfig& model) : model_(model) {}
+  std::shared_ptr<const Footprints> of(const BatchShape& batch);
+
+ private:
+  ModelConfig model_;
+  std::vector<std::shared_ptr<const Footprints>> known_;
+};
+
 class CostModel {
  public:
   // A pass takes its products' operations or the bytes of their weights, whichever is longer; then the bytes
-  // of everything else, and its launches. All is then scaled as the calibration says.
+  // of everything else, and its launches. All is then scaled as the calibration says. To this comes what the
+  // pass exchanges: the rank waits for all of it, but for the keys and values that travel around a ring while
+  // attention computes.
   CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
             const Calibration& calibration = {});
+  // The same with dry runs of `cache`, and with links of the workload's mesh where they are at hand.
+  CostModel(FootprintCache& cache, const Workload& workload, const DeviceModel& device,
+            const Calibration& calibration = {}, std::shared_ptr<const MeshLinks> links = nullptr);
 
-  schedule::StageCost stage(const StageSlice& slice) const;  // seconds
+  StagePasses passes(const StageSlice& slice) const;
+  schedule::StageCost stage(const StageSlice& slice) const;  // seconds, as passes() sums them up
   double optimizer(int64_t parameters) const;                // seconds of one rank's step
-  double transfer() const;                                   // seconds of one boundary tensor
-  double all_reduce(int64_t bytes, int64_t replicas) const;  // seconds, around a ring
-  double exchange(int64_t ranks) const;                      // seconds until all know what one knows
-  double overhead() const { return calibration_.overhead; }  // seconds a step, on every rank
+  double transfer(int from, int to) const;                   // seconds of one boundary tensor
+  StageExchange exchange(const StageSlice& slice) const;     // of weights and gradients
+  double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
+  double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
 
-  const StageFootprint& footprint(const StageSlice& slice) const { return footprints_.of(slice); }
+  const StageFootprint& footprint(const StageSlice& slice) const { return footprints_->of(slice); }
+  const Workload& workload() const { return workload_; }
+  const MeshLinks& links() const { return *links_; }
 
  private:
   friend class Calibrator;
   // Of a stage, in seconds that are not calibrated, by what a calibration scales.
   struct Parts {
-    double forward = 0;  // of the blocks
-    double again = 0;    // what the blocks' backward computes again
-    double input = 0;
-    double weight = 0;
-    double embedding_forward = 0;
-    double embedding_weight = 0;
-    double head = 0;
+    PassTime forward;  // of the blocks
+    PassTime again;    // what the blocks' backward computes again
+    PassTime input;
+    PassTime weight;
+    PassTime embedding_forward;
+    PassTime embedding_weight;
+    PassTime head;
   };
   Parts parts(const StageSlice& slice) const;
-  double seconds(const kernels::Cost& cost) const;
+  PassTime time(const kernels::Cost& cost) const;
 
   Workload workload_;
   DeviceModel device_;
   Calibration calibration_;
-  Footprints footprints_;
-  Footprints kept_;  // the same without recompute
-  double flops_;     // rates of this rank
+  std::shared_ptr<const MeshLinks> links_;
+  std::shared_ptr<const Footprints> footprints_;
+  std::shared_ptr<const Footprints> kept_;  // the same without recompute
+  double flops_;                            // rates of this rank
   double bandwidth_;
 };
 

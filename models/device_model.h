@@ -8,14 +8,21 @@
 
 namespace pptrain::models {
 
+// From one rank to others.
+struct Link {
+  double bandwidth;  // B/s that a rank sends
+  double latency;    // s of a message
+};
+
 struct DeviceModel {
   std::string_view name;
   double bfloat16_flops;    // of matrix products, FLOP/s
   double float32_flops;     // FLOP/s
   double attention;         // of these rates, the part that attention's products reach
   double memory_bandwidth;  // B/s
-  double link_bandwidth;    // B/s from one pipeline rank to the next
-  double link_latency;      // s of a message
+  Link within_host;         // to ranks of the same host
+  Link between_hosts;       // to ranks of other hosts; each rank has one of its own
+  int ranks_per_host;       // 0: all ranks are on one host
   double launch;            // s of a kernel that has nothing to do
   double memory;            // bytes; 0: not known
 };

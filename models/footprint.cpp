@@ -68,6 +68,16 @@ class DryStage {
  private:
   void measure_parameters(StageFootprint& footprint) {
     footprint.parameters = stage_.parameters().parameter_count();
+    for (nn::ParameterGroup& group : stage_.parameters().groups()) {
+      GroupFootprint& own =
+          footprint.groups.emplace_back(GroupFootprint{.spread = group.spread(), .buffers = {}});
+      for (const nn::Shard* shard : group.shards()) {
+        BufferFootprint& buffer = own.buffers.emplace_back();
+        buffer.compute_bytes = static_cast<int64_t>(shard->rounded().element_size());
+        buffer.copies = shard->copies;
+        for (const nn::Slice& slice : shard->slices) buffer.elements += slice.shape.numel();
+      }
+    }
     for (const nn::Slice* slice : stage_.parameters().slices()) {
       footprint.weight_bytes += static_cast<int64_t>(slice->master.nbytes());
       footprint.gradient_bytes += static_cast<int64_t>(slice->grad.nbytes());
@@ -123,14 +133,71 @@ StageFootprint dry_run(const ModelConfig& model, const StageSlice& slice, const 
   return DryStage(reaching, slice, batch).run();
 }
 
-const StageFootprint& Footprints::of(const StageSlice& slice) const {
+namespace {
+
+constexpr int long_stage = 4;  // layers: longer ones follow from this one and the one before
+
+// `b` and `n` times what it has beyond `a`.
+int64_t extended(int64_t a, int64_t b, int n) {
+  return b + n * (b - a);
+}
+
+PassFootprint extended(const PassFootprint& a, const PassFootprint& b, int n) {
+  PassFootprint c{.cost = b.cost, .workspace = extended(a.workspace, b.workspace, n)};
+  const kernels::Cost layer = b.cost - a.cost;
+  for (int i = 0; i < n; ++i) c.cost += layer;
+  return c;
+}
+
+// A stage of `n` layers more than `b`, which has one more than `a`; `before`: groups before the first
+// layer's.
+StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n, int before) {
+  StageFootprint c{.groups = b.groups,
+                   .parameters = extended(a.parameters, b.parameters, n),
+                   .weight_bytes = extended(a.weight_bytes, b.weight_bytes, n),
+                   .gradient_bytes = extended(a.gradient_bytes, b.gradient_bytes, n),
+                   .activation = extended(a.activation, b.activation, n),
+                   .weight_operands = extended(a.weight_operands, b.weight_operands, n),
+                   .boundary = b.boundary,
+                   .forward = extended(a.forward, b.forward, n),
+                   .backward = extended(a.backward, b.backward, n),
+                   .backward_input = extended(a.backward_input, b.backward_input, n),
+                   .backward_weight = extended(a.backward_weight, b.backward_weight, n)};
+  const auto layer = b.groups.begin() + before;
+  const std::vector<GroupFootprint> more(layer, layer + (std::ssize(b.groups) - std::ssize(a.groups)));
+  for (int i = 0; i < n; ++i) c.groups.insert(c.groups.begin() + before, more.begin(), more.end());
+  return c;
+}
+
+}  // namespace
+
+Footprints::Kind Footprints::kind_of(const StageSlice& slice) const {
   std::vector<bool> sparse;
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer)
     sparse.push_back(model_.sparse.contains(layer));
-  const Kind kind{std::move(sparse), slice.embedding, slice.head};
+  return {std::move(sparse), slice.embedding, slice.head};
+}
+
+const StageFootprint& Footprints::of(const StageSlice& slice) const {
+  const Kind kind = kind_of(slice);
   const auto found = known_.find(kind);
   if (found != known_.end()) return found->second;
-  return known_.emplace(kind, dry_run(model_, slice, batch_)).first->second;
+  return known_.emplace(kind, measure(slice)).first->second;
+}
+
+const StageFootprint& Footprints::of_layers(StageSlice slice, int layers) const {
+  slice.end_layer = slice.first_layer + layers;
+  return of(slice);
+}
+
+// Layers that are all alike cost what one of them does, as often as they are.
+StageFootprint Footprints::measure(const StageSlice& slice) const {
+  const int layers = slice.end_layer - slice.first_layer;
+  const std::vector<bool> sparse = std::get<0>(kind_of(slice));
+  const bool alike = std::ranges::adjacent_find(sparse, std::not_equal_to()) == sparse.end();
+  if (layers <= long_stage || !alike) return dry_run(model_, slice, batch_);
+  return extended(of_layers(slice, long_stage - 1), of_layers(slice, long_stage), layers - long_stage,
+                  slice.embedding ? 1 : 0);
 }
 
 }  // namespace pptrain::models

@@ -36,6 +36,7 @@ struct BatchShape {
 
   // Of the whole list, which context-parallel ranks share out.
   int64_t tokens() const { return documents * length; }
+  bool operator==(const BatchShape&) const = default;
 };
 
 struct PassFootprint {
@@ -47,8 +48,25 @@ struct PassFootprint {
   int64_t workspace = 0;
 };
 
+// Parameters of a group that compute in one type and have the same copies.
+struct BufferFootprint {
+  int64_t elements = 0;
+  int64_t compute_bytes = 4;  // of an element as layers compute with it
+  nn::Copies copies = nn::Copies::one;
+  bool operator==(const BufferFootprint&) const = default;
+};
+
+// What is gathered, reduced and freed together, as a rank that is not divided holds it.
+struct GroupFootprint {
+  nn::Spread spread = nn::Spread::dense;
+  std::vector<BufferFootprint> buffers;
+  bool operator==(const GroupFootprint&) const = default;
+};
+
 struct StageFootprint {
-  // Between steps. A tied head counts on its stage: it has its own copy.
+  std::vector<GroupFootprint> groups;  // in order of use
+  // Between steps, of a rank whose groups are not divided. A tied head counts on its stage: it has its own
+  // copy.
   int64_t parameters = 0;
   int64_t weight_bytes = 0;    // float32 masters, and bfloat16 copies of all but norms
   int64_t gradient_bytes = 0;  // float32
@@ -69,7 +87,8 @@ struct StageFootprint {
 // Half a microsecond a kernel: 2 ms for a stage of 32 layers.
 StageFootprint dry_run(const ModelConfig& model, const StageSlice& slice, const BatchShape& batch);
 
-// Dry runs of one model's stages, each kind of stage once. For one thread.
+// Dry runs of one model's stages, each kind of stage once, and of long ones none: from two short ones follows
+// what each further layer adds. For one thread.
 class Footprints {
  public:
   Footprints(const ModelConfig& model, const BatchShape& batch) : model_(model), batch_(batch) {}
@@ -81,6 +100,10 @@ class Footprints {
  private:
   // Which layers are sparse, embedding, head: where they begin changes nothing else.
   using Kind = std::tuple<std::vector<bool>, bool, bool>;
+  Kind kind_of(const StageSlice& slice) const;
+  const StageFootprint& of_layers(StageSlice slice, int layers) const;
+  StageFootprint measure(const StageSlice& slice) const;
+
   ModelConfig model_;
   BatchShape batch_;
   mutable std::map<Kind, StageFootprint> known_;

@@ -29,18 +29,23 @@ int check(const JobArguments& arguments) {
   fmt::print("{}\n", config::to_toml(job));
   fmt::print("# world size  {} ({})\n", plan.mesh.world_size(), plan.mesh.describe());
   fmt::print("# tokens a step  {}\n", rows * job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch));
+  fmt::print("# of a rank with the stage:\n");
   fmt::print(
-      "# stage  layers      parameters     weights   gradients   optimizer  activations of one microbatch\n");
-  const models::Footprints footprints(plan.model, workload_of(job).batch);
+      "# stage  layers      parameters     weights    gathered   gradients   optimizer  activations of one "
+      "microbatch\n");
+  const models::Workload workload = workload_of(plan);
+  const models::Footprints footprints(plan.model, workload.batch);
   const int64_t state = optim::optimizer_footprint(job.optimizer).held_bytes(job.optimizer.post_validation);
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
     const models::StageFootprint& own = footprints.of(slice);
     const bool copy = plan.model.tied && slice.head;
-    fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
+    const models::HeldBytes held = models::held_bytes(own, workload.sharding);
+    fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), own.parameters,
-               in_units(own.weight_bytes), in_units(own.gradient_bytes), in_units(state * own.parameters),
-               in_units(own.activation), copy ? "  (holds a copy of the tied embedding)" : "");
+               in_units(held.weights), in_units(held.gathered), in_units(held.gradients + held.reducing),
+               in_units(state * held.parameters), in_units(own.activation),
+               copy ? "  (holds a copy of the tied embedding)" : "");
   }
   fmt::print("# parameters  {}\n", models::parameter_count(plan.model));
   return 0;

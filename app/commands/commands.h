@@ -20,7 +20,8 @@ struct PlanArguments : JobArguments {
   std::string output;           // file; empty: standard output
   std::string costs;            // a device's name or a trace, over distributed.pp_costs
   std::string compare;          // a trace to put beside the prediction
-  bool search = false;          // rank all layouts of the job
+  bool search = false;          // rank all layouts of the job; with `world`, of all meshes of so many ranks
+  double memory_gb = 0;         // search: GB a rank, over distributed.pp_memory_gb
 };
 
 int train(const JobArguments& arguments);

@@ -10,6 +10,8 @@
 
 #include "app/commands/commands.h"
 #include "app/plan/load_plan.h"
+#include "app/plan/mesh_search.h"
+#include "app/plan/mesh_search_report.h"
 #include "app/plan/prediction.h"
 #include "app/plan/search.h"
 #include "app/trace/trace_file.h"
@@ -46,21 +48,38 @@ std::string render_times(const Prediction& p) {
 }
 
 std::string render_bytes(const Prediction& p) {
-  std::string out = "rank   weights  gradients  optimizer  activations  buffers    total   (GB)\n";
+  std::string out = "rank   weights  gathered  gradients  optimizer  activations  buffers    total   (GB)\n";
   for (size_t r = 0; r < p.bytes.size(); ++r) {
     const RankBytes& b = p.bytes[r];
-    out += fmt::format("{:>4}  {:>8.3f}   {:>8.3f}   {:>8.3f}     {:>8.3f} {:>8.3f} {:>8.3f}\n", r,
-                       in_gb(b.weights), in_gb(b.gradients), in_gb(b.optimizer), in_gb(b.activations),
-                       in_gb(b.buffers), in_gb(b.total()));
+    out += fmt::format("{:>4}  {:>8.3f}  {:>8.3f}   {:>8.3f}   {:>8.3f}     {:>8.3f} {:>8.3f} {:>8.3f}\n", r,
+                       in_gb(b.weights), in_gb(b.gathered), in_gb(b.gradients), in_gb(b.optimizer),
+                       in_gb(b.activations), in_gb(b.buffers), in_gb(b.total()));
   }
   return out;
 }
 
-std::string text_plan(const Plan& plan, const Prediction& p, const CostSource& source, bool colour) {
+// What ranks exchange, with the links that it goes over.
+std::string render_exchanges(const std::vector<ExchangeTime>& times, const Prediction& p) {
+  if (times.empty()) return "";
+  std::string out =
+      "exchanges       total  waited for   (s a step, mean of the ranks; % of the step waited for)\n";
+  for (const ExchangeTime& time : times) {
+    out += fmt::format("{:<12} {:>8.4g}    {:>8.4g}   {:>5.1f} %\n", time.what, time.total, time.exposed,
+                       100 * time.exposed / p.step_time);
+  }
+  return out + '\n';
+}
+
+std::string text_plan(const Plan& plan, const Prediction& p, const std::vector<ExchangeTime>& exchanges,
+                      const CostSource& source, bool colour) {
   const schedule::Schedule& compute = plan.compute;
-  std::string out = fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}; costs {}\n\n",
+  std::string out = fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}; costs {}\n",
                                 plan.job.distributed.pp_schedule, compute.ranks, compute.stages_per_rank,
                                 fmt::join(pipeline::layers_per_stage(plan.layers), "+"), source.description);
+  if (plan.mesh.world_size() > plan.mesh.pp)
+    out += fmt::format("{} ranks; below, a pipeline rank stands for those of its stages\n",
+                       plan.mesh.describe());
+  out += '\n';
   out += schedule::render_text(compute, schedule::simulate(compute, p.costs),
                                {.colour = colour, .max_columns = grid_columns});
   out += fmt::format(
@@ -68,7 +87,7 @@ std::string text_plan(const Plan& plan, const Prediction& p, const CostSource& s
       "{:.1f} % if all stages cost the same and B = 2 F)\n\n",
       p.step_time, p.tokens_per_s, 100 * p.bubble(), 100 * p.pipeline.bubble(),
       100 * schedule::simulate(compute).bubble());
-  return out + render_times(p) + '\n' + render_bytes(p);
+  return out + render_times(p) + '\n' + render_exchanges(exchanges, p) + render_bytes(p);
 }
 
 nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& costs) {
@@ -91,7 +110,8 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
 }
 
 // Seconds, bytes and layers; each rank's busy, fill, steady, drain, barrier and optimizer_time make the step.
-std::string json_plan(const Plan& plan, const Prediction& p, const CostSource& source, bool actions) {
+std::string json_plan(const Plan& plan, const Prediction& p, const std::vector<ExchangeTime>& exchanges,
+                      const CostSource& source, bool actions) {
   nlohmann::ordered_json json = schedule::summary_json(plan.schedule, p.pipeline);
   json["uniform_bubble"] = schedule::simulate(plan.compute).bubble();
   json["costs"] = source.description;
@@ -104,10 +124,16 @@ std::string json_plan(const Plan& plan, const Prediction& p, const CostSource& s
     const RankBytes& bytes = p.bytes[r];
     rank["barrier"] = p.pipeline.ranks[r].barrier + p.barrier[r];
     rank["optimizer_time"] = p.optimizer_time[r];
-    rank["bytes"] = {{"weights", bytes.weights},     {"gradients", bytes.gradients},
-                     {"optimizer", bytes.optimizer}, {"activations", bytes.activations},
-                     {"buffers", bytes.buffers},     {"total", bytes.total()}};
+    for (const auto& [kind, count] : bytes.kinds()) rank["bytes"][kind] = count;
+    rank["bytes"]["total"] = bytes.total();
   }
+  for (const ExchangeTime& time : exchanges)
+    json["exchanges"][time.what] = {{"total", time.total}, {"exposed", time.exposed}};
+  for (int i = 0; i < mesh::axis_count; ++i) {
+    const auto axis = static_cast<mesh::Axis>(i);
+    json["mesh"][mesh::name(axis)] = plan.mesh.size(axis);
+  }
+  json["mesh"]["ep"] = plan.mesh.ep;
   json["per_stage"] = stages_json(plan, p.costs);
   return actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
                  : schedule::render_json(json);
@@ -122,19 +148,40 @@ schedule::Schedule listed(const config::JobConfig& job) {
 
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source) {
   if (arguments.format == "csv") return schedule::write_csv(listed(plan.job), schedule::CsvCells::stepped);
-  const Prediction p = predict(plan, source);
-  if (arguments.format == "json") return json_plan(plan, p, source, arguments.actions);
+  const models::CostModel costs = make_cost_model(plan, source);
+  const Prediction p = predict(plan, costs);
+  const auto exchanges = [&] { return exchange_times(plan, costs, p); };
+  if (arguments.format == "json") return json_plan(plan, p, exchanges(), source, arguments.actions);
   if (arguments.format == "svg") return schedule::render_svg(plan.schedule, p.pipeline);
   if (arguments.format == "trace") return schedule::render_trace(plan.schedule, p.pipeline);
   const bool colour =
       arguments.output.empty() && isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
-  return text_plan(plan, p, source, colour);
+  return text_plan(plan, p, exchanges(), source, colour);
 }
 
-std::string search_plan(const PlanBase& base, const CostSource& source) {
-  const double budget = memory_budget(base, source);
+double budget_of(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
+  return arguments.memory_gb > 0 ? arguments.memory_gb * 1e9 : memory_budget(base, source);
+}
+
+std::string search_plan(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
+  const double budget = budget_of(arguments, base, source);
+  if (arguments.world > 0) {
+    const MeshSearchOptions options{.world = static_cast<int>(arguments.world), .budget = budget};
+    const MeshSearchResult found = search_meshes(base, source, options);
+    return arguments.format == "json" ? meshes_json(found, base, source, options)
+                                      : render_meshes(found, base, source, options);
+  }
   const std::vector<Candidate> found = search(base, source, {.microbatches = true, .budget = budget});
+  if (arguments.format == "json") return ranking_json(found, budget);
   return fmt::format("costs {}\n", source.description) + render_ranking(found, budget);
+}
+
+void check_arguments(const PlanArguments& arguments) {
+  if (arguments.actions && (arguments.format != "json" || arguments.search))
+    throw UsageError("--actions needs --format json, and no --search");
+  if (arguments.search && arguments.format != "text" && arguments.format != "json")
+    throw UsageError(fmt::format("--search prints text or json, not {}", arguments.format));
+  if (!arguments.search && arguments.memory_gb > 0) throw UsageError("--memory-gb needs --search");
 }
 
 // The plan of the run that wrote the trace, of the job's model.
@@ -144,6 +191,7 @@ Plan plan_of(const TracedRun& run, config::JobConfig job) {
   job.distributed.dp_replicate = run.dp_replicate;
   job.distributed.dp_shard = run.dp_shard;
   job.distributed.cp = run.cp;
+  job.distributed.cp_kind = run.cp_kind;
   job.distributed.tp = run.tp;
   job.distributed.ep = run.ep;
   job.distributed.reshard_after_forward = run.reshard_after_forward;
@@ -196,14 +244,14 @@ std::string compare(const Plan& of_job, const std::string& trace_path, const Cos
 }  // namespace
 
 int plan(const PlanArguments& arguments) {
-  if (arguments.actions && arguments.format != "json") throw UsageError("--actions needs --format json");
+  check_arguments(arguments);
   const auto source = [&](const PlanBase& base) {
     return make_cost_source(base, arguments.costs.empty() ? base.job.distributed.pp_costs : arguments.costs);
   };
   std::string text;
   if (arguments.search) {
     const PlanBase base = load_plan_base(arguments.config, arguments.set, arguments.world);
-    text = search_plan(base, source(base));
+    text = search_plan(arguments, base, source(base));
   } else {
     const Plan plan = load_plan(arguments.config, arguments.set, arguments.world);
     const CostSource costs = arguments.costs.empty() && plan.costs ? *plan.costs : source(plan);

@@ -14,31 +14,69 @@ const models::DeviceModel& default_device(const config::JobConfig& job) {
 }
 
 CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
-  if (costs.ends_with(".json")) return measured_costs(base, costs);
-  const std::string name = costs.empty() ? std::string(default_device(base.job).name) : costs;
-  return {.device = models::find_device(name), .description = fmt::format("modelled for {}", name)};
+  CostSource source = [&]() -> CostSource {
+    if (costs.ends_with(".json")) return measured_costs(base, costs);
+    const std::string name = costs.empty() ? std::string(default_device(base.job).name) : costs;
+    return {.device = models::find_device(name), .description = fmt::format("modelled for {}", name)};
+  }();
+  const config::DistributedSection& d = base.job.distributed;
+  if (d.ranks_per_host > 0) source.device.ranks_per_host = static_cast<int>(d.ranks_per_host);
+  if (d.host_link_gbps > 0) source.device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
+  return source;
 }
 
-models::Workload workload_of(const config::JobConfig& job) {
+models::ContextKind context_kind(const config::DistributedSection& distributed) {
+  return distributed.cp_kind == "ulysses" ? models::ContextKind::ulysses : models::ContextKind::ring;
+}
+
+models::Sharding sharding_of(const PlanBase& base) {
+  const schedule::ShardOptions exchanged = lower_options(base).shard;
+  return {.dense = base.mesh.size(mesh::Group::fsdp),
+          .experts = base.mesh.size(mesh::Group::efsdp),
+          .streamed = exchanged.streamed,
+          .every_microbatch = exchanged.reduce == schedule::Reduce::microbatch};
+}
+
+models::Workload workload_of(const PlanBase& base) {
+  const config::JobConfig& job = base.job;
   return {.batch = {.documents = job.train.micro_batch_size,
                     .length = job.train.seq_len,
                     .bfloat16 = job.train.dtype == "bf16",
                     .recompute = models::make_recompute(job.train.recompute),
-                    .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA},
+                    .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA,
+                    .parallel = models::parallel_shape(base.mesh, context_kind(job.distributed))},
+          .mesh = base.mesh,
+          .sharding = sharding_of(base),
           .threads = job.run.threads,
           .optimizer_bytes =
               optim::optimizer_footprint(job.optimizer).moved_bytes(job.optimizer.post_validation)};
 }
 
 models::CostModel make_cost_model(const PlanBase& base, const CostSource& source) {
-  return {base.model, workload_of(base.job), source.device, source.calibration};
+  return {base.model, workload_of(base), source.device, source.calibration};
 }
 
-schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers) {
+models::CostModel make_cost_model(const PlanBase& base, const CostSource& source,
+                                  models::FootprintCache& cache) {
+  return {cache, workload_of(base), source.device, source.calibration};
+}
+
+schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers,
+                                 const schedule::Schedule& schedule) {
   schedule::Costs costs;
-  for (size_t i = 0; i < layers.size(); ++i)
-    costs.stages.push_back(model.stage(models::stage_slice(layers, static_cast<int>(i))));
-  costs.latency = {model.transfer()};
+  costs.streamed = model.workload().sharding.streamed;
+  for (int stage = 0; stage < static_cast<int>(layers.size()); ++stage) {
+    const models::StageSlice slice = models::stage_slice(layers, stage);
+    costs.stages.push_back(model.stage(slice));
+    const models::StageExchange exchange = model.exchange(slice);
+    costs.exchange.push_back({.gather = exchange.gather,
+                              .reduce = exchange.reduce(),
+                              .groups = static_cast<int>(model.footprint(slice).groups.size())});
+    if (stage > 0) {
+      costs.latency.push_back(model.transfer(schedule.rank_of(stage - 1), schedule.rank_of(stage)));
+    }
+  }
+  if (costs.latency.empty()) costs.latency = {0};
   return costs;
 }
 

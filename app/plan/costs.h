@@ -7,6 +7,7 @@
 #include "models/cost_model.h"
 #include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/cost/simulate.h"
+#include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
 
@@ -26,12 +27,22 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs);
 // The device that run.device means where nothing names one.
 const models::DeviceModel& default_device(const config::JobConfig& job);
 
-// One of the job's microbatches on one rank.
-models::Workload workload_of(const config::JobConfig& job);
+models::ContextKind context_kind(const config::DistributedSection& distributed);
+
+// How ranks hold what they share of the stages' parameters.
+models::Sharding sharding_of(const PlanBase& base);
+
+// One of the job's microbatches on one rank of its mesh.
+models::Workload workload_of(const PlanBase& base);
 
 models::CostModel make_cost_model(const PlanBase& base, const CostSource& source);
+// The same with dry runs of `cache`, for layouts of one model.
+models::CostModel make_cost_model(const PlanBase& base, const CostSource& source,
+                                  models::FootprintCache& cache);
 
-// Costs of each stage, transfers included, for schedule::simulate; seconds.
-schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers);
+// Costs of each stage, transfers and exchanges included, for schedule::simulate; seconds. `schedule` says
+// where stages are, no more.
+schedule::Costs simulation_costs(const models::CostModel& model, const pipeline::LayerAssignment& layers,
+                                 const schedule::Schedule& schedule);
 
 }  // namespace pptrain::app

@@ -6,6 +6,8 @@
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/optim/optimizer.h"
+#include "models/footprint.h"
+#include "models/sharding.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/render/trace_names.h"
 
@@ -37,12 +39,42 @@ double overhead_of(const TraceSummary& trace) {
   return sum;
 }
 
-// Seconds of the optimizer for one parameter, over all ranks.
+mesh::MeshShape mesh_of(const TracedRun& run) {
+  const mesh::MeshShape mesh{.pp = static_cast<int>(run.pp),
+                             .dp_replicate = static_cast<int>(run.dp_replicate),
+                             .dp_shard = static_cast<int>(run.dp_shard),
+                             .cp = static_cast<int>(run.cp),
+                             .tp = static_cast<int>(run.tp),
+                             .ep = static_cast<int>(run.ep)};
+  mesh::check_shape(mesh);
+  return mesh;
+}
+
+// What a rank of the traced run did.
+models::Workload workload_of(const TracedRun& run, const config::OptimizerSection& optimizer) {
+  const mesh::MeshShape mesh = mesh_of(run);
+  const auto kind = run.cp_kind == "ulysses" ? models::ContextKind::ulysses : models::ContextKind::ring;
+  return {.batch = {.documents = run.micro_batch_size,
+                    .length = run.seq_len,
+                    .bfloat16 = run.dtype == "bf16",
+                    .recompute = models::make_recompute(run.recompute),
+                    .parallel = models::parallel_shape(mesh, kind)},
+          .mesh = mesh,
+          .sharding = {.dense = mesh.size(mesh::Group::fsdp),
+                       .experts = mesh.size(mesh::Group::efsdp),
+                       .streamed = run.reshard_after_forward,
+                       .every_microbatch = run.reduce_gradients == "microbatch"},
+          .threads = run.threads,
+          .optimizer_bytes = optim::optimizer_footprint(optimizer).moved_bytes(run.post_validation)};
+}
+
+// Seconds of the optimizer for one parameter that a rank steps, over all ranks.
 double optimizer_of(const TraceSummary& trace, const std::vector<models::MeasuredStage>& stages,
-                    const models::ModelConfig& model) {
+                    const models::ModelConfig& model, const models::Workload& workload) {
+  const models::Footprints footprints(model, workload.batch);
   int64_t parameters = 0;
   for (const models::MeasuredStage& stage : stages)
-    parameters += models::TransformerStage(model, stage.slice).parameters().parameter_count();
+    parameters += models::held_bytes(footprints.of(stage.slice), workload.sharding).parameters;
   return value_or_zero(trace.phases, name(Phase::optimizer)) * static_cast<double>(trace.run.pp) /
          static_cast<double>(parameters);
 }
@@ -75,16 +107,10 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   models::ModelConfig model = base.model;
   model.layers = trace.run.model.layers;  // the run may have had more of them, or fewer
   const std::vector<models::MeasuredStage> stages = measured_stages(trace);
-  const models::Measurement measured{
-      .stages = stages, .optimizer = optimizer_of(trace, stages, model), .overhead = overhead_of(trace)};
-  const models::Workload workload{
-      .batch = {.documents = trace.run.micro_batch_size,
-                .length = trace.run.seq_len,
-                .bfloat16 = trace.run.dtype == "bf16",
-                .recompute = models::make_recompute(trace.run.recompute)},
-      .threads = trace.run.threads,
-      .optimizer_bytes =
-          optim::optimizer_footprint(base.job.optimizer).moved_bytes(trace.run.post_validation)};
+  const models::Workload workload = workload_of(trace.run, base.job.optimizer);
+  const models::Measurement measured{.stages = stages,
+                                     .optimizer = optimizer_of(trace, stages, model, workload),
+                                     .overhead = overhead_of(trace)};
   return {.device = device,
           .calibration = models::calibrate(model, workload, device, measured),
           .description = fmt::format("measured in {}", trace_path)};

@@ -26,6 +26,18 @@ PlanBase plan_base(const config::JobConfig& job) {
   return {.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
 }
 
+PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh) {
+  config::DistributedSection& d = base.job.distributed;
+  d.pp = mesh.pp;
+  d.dp_replicate = mesh.dp_replicate;
+  d.dp_shard = mesh.dp_shard;
+  d.cp = mesh.cp;
+  d.tp = mesh.tp;
+  d.ep = mesh.ep;
+  base.mesh = mesh;
+  return base;
+}
+
 Plan make_plan(const config::JobConfig& job) {
   const std::string& name = job.distributed.pp_schedule;
   PlanBase base = plan_base(job);
@@ -93,6 +105,8 @@ std::string fingerprint(const Plan& plan) {
                              &job.checkpoint.resume, &job.distributed.pp_costs}) {
     place->clear();
   }
+  job.distributed.ranks_per_host = 0;  // predictions alone read these two
+  job.distributed.host_link_gbps = 0;
   if (is_schedule_file(job.distributed.pp_schedule)) job.distributed.pp_schedule.clear();
   std::string text = config::to_toml(job);
   text += fmt::format("{}\n", fmt::join(pipeline::layers_per_stage(plan.layers), ","));

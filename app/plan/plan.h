@@ -27,7 +27,7 @@ struct PlanBase {
 struct Choice {
   int64_t micro_batch_size = 1;
   int64_t grad_accum_steps = 1;
-  std::string recompute;  // none | selective | full
+  std::string recompute;  // a value of train.recompute
   std::string schedule;   // a name, or a file
   int64_t stages_per_rank = 1;
   pipeline::LayerAssignment layers;
@@ -43,6 +43,9 @@ struct Plan : PlanBase {
 
 // Throws UsageError that names the key where the model or the mesh is impossible.
 PlanBase plan_base(const config::JobConfig& job);
+
+// The same job on another mesh.
+PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh);
 
 // The plan of a job that leaves nothing open: its schedule is a name or a file, its split other than cost.
 // Throws UsageError.

@@ -3,70 +3,164 @@
 #include <algorithm>
 
 #include "core/optim/optimizer.h"
-#include "models/footprint.h"
+#include "models/sharding.h"
 #include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::app {
 
 namespace {
 
-// What the ranks keep between steps.
-std::vector<RankBytes> resident_bytes(const Plan& plan, const models::CostModel& costs) {
+struct Held {
+  std::vector<RankBytes> ranks;     // between steps
+  std::vector<int64_t> parameters;  // [rank] that its optimizer steps
+  std::vector<schedule::StageBytes> stages;
+};
+
+Held held_by(const Plan& plan, const models::CostModel& costs) {
   const config::OptimizerSection& optimizer = plan.job.optimizer;
   const int64_t state = optim::optimizer_footprint(optimizer).held_bytes(optimizer.post_validation);
-  std::vector<RankBytes> ranks(static_cast<size_t>(plan.schedule.ranks));
+  const auto ranks = static_cast<size_t>(plan.schedule.ranks);
+  Held held{.ranks = std::vector<RankBytes>(ranks), .parameters = std::vector<int64_t>(ranks), .stages = {}};
   for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
     const models::StageFootprint& own = costs.footprint(models::stage_slice(plan.layers, stage));
-    RankBytes& rank = ranks[plan.schedule.rank_of(stage)];
-    rank.weights += own.weight_bytes;
-    rank.gradients += own.gradient_bytes;
-    rank.optimizer += state * own.parameters;
+    const models::HeldBytes bytes = models::held_bytes(own, costs.workload().sharding);
+    const auto rank = static_cast<size_t>(plan.schedule.rank_of(stage));
+    held.ranks[rank].weights += bytes.weights;
+    held.ranks[rank].gradients += bytes.gradients;
+    held.ranks[rank].optimizer += state * bytes.parameters;
+    held.parameters[rank] += bytes.parameters;
+    schedule::StageBytes& of_stage = held.stages.emplace_back(own.bytes());
+    of_stage.gathered = bytes.gathered;
+    of_stage.reducing = bytes.reducing;
   }
-  return ranks;
+  return held;
 }
 
-std::vector<RankBytes> peak_bytes(const Plan& plan, const models::CostModel& costs) {
-  std::vector<schedule::StageBytes> stages;
-  for (int stage = 0; stage < plan.schedule.stages(); ++stage)
-    stages.push_back(costs.footprint(models::stage_slice(plan.layers, stage)).bytes());
-  const auto peaks = schedule::peak_bytes(plan.schedule, stages);
-  std::vector<RankBytes> ranks = resident_bytes(plan, costs);
+std::vector<RankBytes> at_worst(const Plan& plan, const Held& held) {
+  const auto peaks = schedule::peak_bytes(plan.schedule, held.stages);
+  std::vector<RankBytes> ranks = held.ranks;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const schedule::MemorySplit& peak = peaks[rank].peak;
+    ranks[rank].gathered = peak.gathered;
+    ranks[rank].gradients += peak.reducing;
     ranks[rank].activations = peak.activations + peak.weight_operands + peak.workspace;
     ranks[rank].buffers = peak.buffers;
   }
   return ranks;
 }
 
+int64_t tokens_of_step(const Plan& plan) {
+  const config::TrainSection& train = plan.job.train;
+  return train.micro_batch_size * train.seq_len * train.grad_accum_steps * plan.mesh.size(mesh::Group::batch);
+}
+
+// What the passes of a step exchange along tp, cp and ep.
+std::vector<ExchangeTime> times_on_wires(const Plan& plan, const models::CostModel& costs) {
+  std::vector<ExchangeTime> times{{"tp"}, {"cp"}, {"ep"}};
+  std::vector<models::StagePasses> stages;
+  for (int stage = 0; stage < plan.compute.stages(); ++stage)
+    stages.push_back(costs.passes(models::stage_slice(plan.layers, stage)));
+  const double ranks = plan.compute.ranks;
+  for (const auto& list : plan.compute.actions) {
+    for (const schedule::Action& action : list) {
+      const models::PassTime& pass = stages[static_cast<size_t>(action.stage)].of(action.kind);
+      for (size_t wire = 0; wire < times.size(); ++wire) {
+        times[wire].exposed += pass.exposed[wire] / ranks;
+        times[wire].total += (pass.exposed[wire] + pass.hidden[wire]) / ranks;
+      }
+    }
+  }
+  return times;
+}
+
+// What the pipeline takes longer because of an exchange.
+double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeCost::*part) {
+  schedule::Costs without = p.costs;
+  for (schedule::ExchangeCost& cost : without.exchange) cost.*part = 0;
+  return std::max(0.0, p.pipeline.step_time - schedule::simulate(plan.schedule, without).step_time);
+}
+
+ExchangeTime times_of_weights(const Plan& plan, const Prediction& p) {
+  ExchangeTime time{"weights"};
+  for (const auto& list : plan.schedule.actions) {
+    for (const schedule::Action& action : list) {
+      const bool gathers = p.costs.streamed ? schedule::needs_weights(action.kind)
+                                            : action.kind == schedule::ActionKind::unshard;
+      if (gathers) time.total += p.costs.exchange[static_cast<size_t>(action.stage)].gather;
+    }
+  }
+  time.total /= plan.schedule.ranks;
+  time.exposed = exposed(plan, p, &schedule::ExchangeCost::gather);
+  return time;
+}
+
+ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p) {
+  ExchangeTime time{"gradients"};
+  for (const auto& list : plan.schedule.actions) {
+    for (const schedule::Action& action : list) {
+      if (action.kind == schedule::ActionKind::reduce_grad)
+        time.total += p.costs.exchange[static_cast<size_t>(action.stage)].reduce / plan.schedule.ranks;
+    }
+  }
+  time.exposed = exposed(plan, p, &schedule::ExchangeCost::reduce);
+  return time;
+}
+
+ExchangeTime times_between_stages(const Plan& plan, const Prediction& p) {
+  ExchangeTime time{"pp"};
+  for (const auto& list : plan.schedule.actions) {
+    for (const schedule::Action& action : list) {
+      if (!schedule::is_receive(action.kind)) continue;
+      const int boundary = action.kind == schedule::ActionKind::recv_f ? action.stage - 1 : action.stage;
+      time.total += p.costs.latency[static_cast<size_t>(boundary)] / plan.schedule.ranks;
+    }
+  }
+  for (const schedule::RankTime& rank : p.pipeline.ranks)
+    time.exposed += rank.wait_for_transfer / plan.schedule.ranks;
+  return time;
+}
+
 }  // namespace
 
+std::vector<std::pair<std::string, int64_t>> RankBytes::kinds() const {
+  return {{"weights", weights},     {"gathered", gathered},       {"gradients", gradients},
+          {"optimizer", optimizer}, {"activations", activations}, {"buffers", buffers}};
+}
+
 Prediction predict(const Plan& plan, const CostSource& source) {
-  const models::CostModel costs = make_cost_model(plan, source);
-  const config::TrainSection& train = plan.job.train;
-  const int64_t replicas = plan.mesh.dp_replicate;
+  return predict(plan, make_cost_model(plan, source));
+}
+
+Prediction predict(const Plan& plan, const models::CostModel& costs) {
   Prediction p;
-  p.costs = simulation_costs(costs, plan.layers);
+  p.costs = simulation_costs(costs, plan.layers, plan.schedule);
   p.pipeline = schedule::simulate(plan.schedule, p.costs);
-  p.bytes = peak_bytes(plan, costs);
-  for (const RankBytes& bytes : p.bytes) {
-    const int64_t parameters = bytes.gradients / 4;
-    p.optimizer_time.push_back(costs.optimizer(parameters) + costs.all_reduce(bytes.gradients, replicas));
-  }
+  const Held held = held_by(plan, costs);
+  p.bytes = at_worst(plan, held);
+  for (const int64_t parameters : held.parameters) p.optimizer_time.push_back(costs.optimizer(parameters));
   const double slowest = std::ranges::max(p.optimizer_time);
   if (plan.job.optimizer.post_validation) {
     p.step_time =
         schedule::steady_step_time(plan.schedule, p.costs, schedule::StepBoundary::post_validation) +
         costs.overhead() + slowest;
   } else {
-    p.step_time = p.pipeline.step_time + costs.exchange(plan.schedule.ranks) + costs.overhead() + slowest;
+    p.step_time = p.pipeline.step_time + costs.norm_exchange() + costs.overhead() + slowest;
   }
   // With post-validation a step begins while others end the one before: fill and drain then overlap.
   for (const double own : p.optimizer_time)
     p.barrier.push_back(std::max(0.0, p.step_time - p.pipeline.step_time - own));
-  const int64_t tokens = train.micro_batch_size * train.seq_len * train.grad_accum_steps * replicas;
-  p.tokens_per_s = static_cast<double>(tokens) / p.step_time;
+  p.tokens_per_s = static_cast<double>(tokens_of_step(plan)) / p.step_time;
   return p;
+}
+
+std::vector<ExchangeTime> exchange_times(const Plan& plan, const models::CostModel& costs,
+                                         const Prediction& prediction) {
+  std::vector<ExchangeTime> times = times_on_wires(plan, costs);
+  times.push_back(times_of_weights(plan, prediction));
+  times.push_back(times_of_gradients(plan, prediction));
+  times.push_back(times_between_stages(plan, prediction));
+  std::erase_if(times, [](const ExchangeTime& time) { return time.total <= 0; });
+  return times;
 }
 
 double Prediction::bubble() const {
@@ -76,8 +170,12 @@ double Prediction::bubble() const {
   return idle / (step_time * static_cast<double>(barrier.size()));
 }
 
+const RankBytes& Prediction::fullest() const {
+  return *std::ranges::max_element(bytes, {}, &RankBytes::total);
+}
+
 int64_t Prediction::peak_bytes() const {
-  return std::ranges::max(bytes, {}, &RankBytes::total).total();
+  return fullest().total();
 }
 
 }  // namespace pptrain::app

@@ -4,6 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -31,7 +32,7 @@ std::vector<std::pair<int64_t, int64_t>> batchings(const config::TrainSection& t
 class Searcher {
  public:
   Searcher(const PlanBase& base, const CostSource& source, const SearchOptions& options)
-      : base_(base), source_(source), options_(options) {}
+      : base_(base), source_(source), options_(options), dry_runs_(base.model) {}
 
   std::vector<Candidate> run() {
     find_schedules();
@@ -96,7 +97,7 @@ class Searcher {
   }
 
   // A split that the job gives is kept where it fits; else even and by cost.
-  std::vector<pipeline::LayerAssignment> splits(const Tried& tried) const {
+  std::vector<pipeline::LayerAssignment> splits(const Tried& tried) {
     std::vector<pipeline::LayerAssignment> result;
     const config::PipelineSplit& given = base_.job.distributed.pp_split;
     if (given.text != "cost") {
@@ -113,15 +114,15 @@ class Searcher {
     return result;
   }
 
-  models::CostModel cost_model(const Choice& choice) const {
-    models::Workload workload = workload_of(base_.job);
+  models::CostModel cost_model(const Choice& choice) {
+    models::Workload workload = workload_of(base_);
     workload.batch.documents = choice.micro_batch_size;
     workload.batch.recompute = models::make_recompute(choice.recompute);
-    return {base_.model, workload, source_.device, source_.calibration};
+    return {dry_runs_, workload, source_.device, source_.calibration};
   }
 
   void add(const Tried& tried) {
-    const Prediction p = predict(make_plan(base_, tried.choice, *tried.lowered), source_);
+    const Prediction p = predict(make_plan(base_, tried.choice, *tried.lowered), cost_model(tried.choice));
     const int64_t peak = p.peak_bytes();
     found_.push_back({.choice = tried.choice,
                       .lowered = tried.lowered,
@@ -135,6 +136,7 @@ class Searcher {
   const PlanBase& base_;
   const CostSource& source_;
   const SearchOptions& options_;
+  models::FootprintCache dry_runs_;
   std::vector<Tried> tried_;
   std::vector<Candidate> found_;
 };
@@ -177,6 +179,24 @@ std::string render_ranking(const std::vector<Candidate>& candidates, double budg
   if (candidates.size() > rows) out += fmt::format("... and {} more\n", candidates.size() - rows);
   if (budget > 0) out += fmt::format("budget {:.2f} GB a rank\n", budget / 1e9);
   return out;
+}
+
+std::string ranking_json(const std::vector<Candidate>& candidates, double budget) {
+  nlohmann::ordered_json json{{"budget", budget}, {"ranking", nlohmann::ordered_json::array()}};
+  for (const Candidate& c : candidates) {
+    json["ranking"].push_back({{"pp_schedule", c.choice.schedule},
+                               {"pp_stages_per_rank", c.choice.stages_per_rank},
+                               {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
+                               {"micro_batch_size", c.choice.micro_batch_size},
+                               {"grad_accum_steps", c.choice.grad_accum_steps},
+                               {"recompute", c.choice.recompute},
+                               {"step_time", c.step_time},
+                               {"tokens_per_s", c.tokens_per_s},
+                               {"bubble", c.bubble},
+                               {"peak_bytes", c.peak_bytes},
+                               {"fits", c.fits}});
+  }
+  return json.dump(2) + '\n';
 }
 
 }  // namespace pptrain::app

@@ -36,5 +36,7 @@ double memory_budget(const PlanBase& base, const CostSource& source);
 
 // The ranking as text, at most `rows` of it.
 std::string render_ranking(const std::vector<Candidate>& candidates, double budget, size_t rows = 20);
+// All of it as JSON; seconds and bytes.
+std::string ranking_json(const std::vector<Candidate>& candidates, double budget);
 
 }  // namespace pptrain::app

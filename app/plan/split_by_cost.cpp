@@ -33,7 +33,7 @@ class SplitClimber {
 
  private:
   schedule::Simulation simulate() const {
-    return schedule::simulate(compute_, simulation_costs(costs_, pipeline::from_counts(counts_)));
+    return schedule::simulate(compute_, simulation_costs(costs_, pipeline::from_counts(counts_), compute_));
   }
 
   std::vector<int> donors() const {

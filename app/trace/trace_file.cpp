@@ -57,6 +57,7 @@ void for_each_key(Run& run, const Visit& visit) {
   visit("dp_replicate", run.dp_replicate);
   visit("dp_shard", run.dp_shard);
   visit("cp", run.cp);
+  visit("cp_kind", run.cp_kind);
   visit("tp", run.tp);
   visit("ep", run.ep);
   visit("reshard_after_forward", run.reshard_after_forward);
@@ -94,6 +95,7 @@ TracedRun traced_run(const Plan& plan, const std::string& device) {
           .dp_replicate = plan.mesh.dp_replicate,
           .dp_shard = plan.mesh.dp_shard,
           .cp = plan.mesh.cp,
+          .cp_kind = plan.job.distributed.cp_kind,
           .tp = plan.mesh.tp,
           .ep = plan.mesh.ep,
           .reshard_after_forward = reshards_after_forward(plan.job.distributed),

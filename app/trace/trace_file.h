@@ -23,6 +23,7 @@ struct TracedRun {
   int64_t dp_replicate = 1;
   int64_t dp_shard = 1;
   int64_t cp = 1;
+  std::string cp_kind = "ring";
   int64_t tp = 1;
   int64_t ep = 1;
   bool reshard_after_forward = false;  // as it was, whether or not the job says so

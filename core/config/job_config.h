@@ -76,6 +76,7 @@ struct DistributedSection {
   int64_t dp_replicate = 1;
   int64_t dp_shard = 1;  // -1, before the job is resolved: what the other axes leave of the world
   int64_t cp = 1;
+  std::string cp_kind = "ring";  // ring | ulysses
   int64_t tp = 1;
   int64_t ep = 1;
   std::optional<bool> reshard_after_forward;  // unset: without a pipeline alone
@@ -85,9 +86,11 @@ struct DistributedSection {
   PipelineSplit pp_split;
   double pp_embedding_weight = 0;  // the embedding and the head count as this many layers in an even split
   double pp_head_weight = 0;
-  std::string pp_costs;     // of auto and cost: a device's name, or a trace; empty: run.device
-  double pp_memory_gb = 0;  // of auto: bytes that a rank may take; 0: the device's memory
-  double timeout_s = 600;   // a wait for another rank that lasts longer fails the run
+  std::string pp_costs;        // of auto and cost: a device's name, or a trace; empty: run.device
+  double pp_memory_gb = 0;     // of auto: bytes that a rank may take; 0: the device's memory
+  int64_t ranks_per_host = 0;  // 0: as the device of the costs usually has them
+  double host_link_gbps = 0;   // Gb/s of a rank to other hosts; 0: as the device of the costs usually has it
+  double timeout_s = 600;      // a wait for another rank that lasts longer fails the run
 
   bool operator==(const DistributedSection&) const = default;
 };

@@ -188,6 +188,13 @@ void add_axes(SectionFields<DistributedSection>& distributed) {
       .between(-1, max_ranks);
   distributed.add("cp", &DistributedSection::cp, "Context-parallel ranks, which share each sequence.")
       .between(1, max_ranks);
+  distributed
+      .add("cp_kind", &DistributedSection::cp_kind,
+           "How context-parallel ranks share out attention. \"ring\": keys and values travel from rank to "
+           "rank; "
+           "train.seq_len must be divisible by 2 * cp. \"ulysses\": ranks exchange tokens for heads; "
+           "train.seq_len and the heads of a tensor-parallel rank must be divisible by cp.")
+      .one_of({"ring", "ulysses"});
   distributed.add("tp", &DistributedSection::tp, "Tensor-parallel ranks, which share each layer.")
       .between(1, max_ranks);
   distributed.add("ep", &DistributedSection::ep, "Expert-parallel ranks; divides dp_shard * cp * tp.")
@@ -253,6 +260,17 @@ void add_distributed(std::vector<Option>& options) {
       .add("pp_memory_gb", &DistributedSection::pp_memory_gb,
            "GB (1e9 bytes) that pp_schedule = \"auto\" may give each rank. 0: the memory of a known GPU, no "
            "bound on a CPU.")
+      .between(0, 1e6);
+  distributed
+      .add("ranks_per_host", &DistributedSection::ranks_per_host,
+           "For predictions: so many ranks that follow each other share a host. 0: 8 on GPUs, all of them on "
+           "CPUs.")
+      .between(0, max_ranks);
+  distributed
+      .add("host_link_gbps", &DistributedSection::host_link_gbps,
+           "For predictions: Gb/s at which a rank sends to other hosts. 0: InfiniBand of the GPU's "
+           "generation, 10 Gb/s "
+           "Ethernet on CPUs; 90 % of it.")
       .between(0, 1e6);
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,

@@ -41,6 +41,7 @@ struct MeshShape {
   int world_size() const { return pp * dp_replicate * dp_shard * cp * tp; }
   int size(Axis axis) const;
   int size(Group group) const;
+  bool operator==(const MeshShape&) const = default;
   // "pp 2 x dp_replicate 2 = 4": the factors above 1, for messages.
   std::string describe() const;
 };

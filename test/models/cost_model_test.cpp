@@ -79,7 +79,8 @@ TEST_CASE("a pass takes at least its operations, and not much more where product
     }
     CHECK(time.backward == Approx(time.backward_input + time.backward_weight));
   }
-  CHECK(costs.transfer() == Approx(device.link_latency + 4096.0 * 4096 * 2 / device.link_bandwidth));
+  CHECK(costs.transfer(0, 0) ==
+        Approx(device.within_host.latency + 4096.0 * 4096 * 2 / device.within_host.bandwidth));
   CHECK(costs.exchange(1) == 0);
   CHECK(costs.all_reduce(1 << 30, 1) == 0);
 }

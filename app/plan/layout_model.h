@@ -1,0 +1,89 @@
+// A layout on one mesh, while many are compared: what it takes at least, and estimates of its schedules.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "app/plan/mesh_search.h"
+#include "app/plan/schedule_shapes.h"
+#include "models/cost_model.h"
+#include "parallel/schedule/cost/memory.h"
+
+namespace pptrain::app {
+
+// What the search chooses besides the schedule.
+struct Layout {
+  mesh::MeshShape mesh;
+  int64_t micro_batch_size = 1;
+  int64_t grad_accum_steps = 1;
+  std::string recompute;
+  bool reshard = false;
+  bool every_microbatch = false;
+
+  bool operator==(const Layout&) const = default;
+};
+
+struct Estimate {
+  std::string schedule;
+  int stages_per_rank = 1;
+  double pipeline = 0;   // s until the last rank has done its list
+  double step_time = 0;  // s
+  RankBytes bytes;       // of the fullest rank
+};
+
+class LayoutModel {
+ public:
+  static constexpr int most_stages_per_rank = 4;  // that the search tries
+
+  // `workload`: of the job, on any mesh. All but the workload must outlive this.
+  LayoutModel(const Layout& layout, models::Workload workload, const PlanBase& base, const CostSource& source,
+              models::FootprintCache& dry_runs, std::shared_ptr<const models::MeshLinks> links);
+
+  // No schedule and split takes less: seconds of a step, and bytes of the fullest rank.
+  double least_time() const;
+  RankBytes least_bytes() const;
+
+  // Nothing where the schedule does not exist, or the model has too few layers.
+  std::optional<Estimate> estimate(ScheduleShapes& shapes, const std::string& schedule, int stages_per_rank);
+  TimeSplit split(ScheduleShapes& shapes, const Estimate& estimate);
+
+  const pipeline::LayerAssignment& layers(int stages);  // balanced by cost, embedding and head included
+  int64_t actions() const { return actions_; }          // simulated so far
+
+ private:
+  struct Stage {
+    models::StagePasses passes;
+    schedule::StageCost cost;
+    schedule::ExchangeCost exchange;
+    schedule::StageBytes bytes;
+    models::HeldBytes held;
+  };
+  struct Shapes {  // of a short step, and of a shorter one
+    Stretch stretch;
+    std::shared_ptr<const schedule::Schedule> few, more;
+  };
+
+  const Stage& stage(const models::StageSlice& slice);
+  models::StageSlice whole() const;  // the model as one stage
+  std::optional<Shapes> shapes_of(ScheduleShapes& shapes, const std::string& schedule,
+                                  int stages_per_rank) const;
+  schedule::Costs costs_of(const schedule::Schedule& schedule);
+  double pipeline_time(const Shapes& shapes, const schedule::Costs& costs);
+  std::vector<RankBytes> bytes_of(const schedule::Schedule& schedule);
+  double slowest_optimizer(const schedule::Schedule& schedule);
+  int64_t optimizer_bytes(int64_t parameters) const;
+
+  Layout layout_;
+  const PlanBase& base_;
+  models::CostModel costs_;
+  std::map<std::tuple<int, bool, bool>, Stage> stages_;  // by layers, embedding, head
+  std::map<int, pipeline::LayerAssignment> layers_;      // by stages
+  int64_t actions_ = 0;
+};
+
+}  // namespace pptrain::app

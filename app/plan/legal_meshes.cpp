@@ -1,0 +1,55 @@
+#include "app/plan/legal_meshes.h"
+
+#include "app/plan/costs.h"
+
+namespace pptrain::app {
+
+namespace {
+
+std::vector<int> divisors(int n) {
+  std::vector<int> result;
+  for (int d = 1; d <= n; ++d) {
+    if (n % d == 0) result.push_back(d);
+  }
+  return result;
+}
+
+bool cuts_heads(const models::ModelConfig& model, int tp) {
+  const bool key_values = model.kv_heads % tp == 0 || tp % model.kv_heads == 0;
+  return model.heads % tp == 0 && key_values && model.intermediate % tp == 0 && tp <= model.vocab;
+}
+
+bool cuts_samples(const models::ModelConfig& model, int64_t length, models::ContextKind kind, int tp,
+                  int cp) {
+  if (cp == 1) return true;
+  if (kind == models::ContextKind::ulysses) return length % cp == 0 && model.heads / tp % cp == 0;
+  return length % (2 * cp) == 0;
+}
+
+}  // namespace
+
+std::vector<mesh::MeshShape> legal_meshes(const PlanBase& base, int world, int64_t samples) {
+  const models::ContextKind kind = context_kind(base.job.distributed);
+  std::vector<mesh::MeshShape> meshes;
+  for (const int pp : divisors(world)) {
+    if (pp > base.model.layers) break;
+    for (const int tp : divisors(world / pp)) {
+      if (!cuts_heads(base.model, tp)) continue;
+      for (const int cp : divisors(world / pp / tp)) {
+        if (!cuts_samples(base.model, base.job.train.seq_len, kind, tp, cp)) continue;
+        const int data = world / pp / tp / cp;
+        if (samples % data != 0) continue;
+        for (const int shard : divisors(data))
+          meshes.push_back({.pp = pp, .dp_replicate = data / shard, .dp_shard = shard, .cp = cp, .tp = tp});
+      }
+    }
+  }
+  return meshes;
+}
+
+int64_t samples_of_step(const PlanBase& base) {
+  const config::TrainSection& train = base.job.train;
+  return train.micro_batch_size * train.grad_accum_steps * base.mesh.size(mesh::Group::batch);
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,464 @@
+#include "app/plan/mesh_search.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "app/plan/layout_model.h"
+#include "app/plan/legal_meshes.h"
+#include "core/base/error.h"
+#include "core/config/options.h"
+#include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
+
+namespace pptrain::app {
+
+namespace {
+
+constexpr size_t ranked = 10;                 // meshes
+constexpr int64_t largest_microbatch = 64;    // samples
+constexpr int64_t most_actions = 40'000'000;  // simulated in the search for the best, a few seconds' work
+constexpr int64_t most_exact_actions = 2'000'000;  // of a step that is predicted whole
+constexpr double never = std::numeric_limits<double>::infinity();
+
+// A layout with what it takes at least, and what is known of it.
+struct Bounded {
+  Layout layout;
+  size_t mesh = 0;  // among the legal ones
+  double time = 0;  // s a step at least
+  RankBytes bytes;  // of the fullest rank at least
+  bool has_room = true;
+  bool simulated = false;
+};
+
+struct Found {
+  size_t layout = 0;
+  Estimate estimate;
+  bool fits = true;
+};
+
+std::string axes_of(const mesh::MeshShape& mesh) {
+  std::vector<std::string> axes;
+  for (int i = 0; i < mesh::axis_count; ++i) {
+    const auto axis = static_cast<mesh::Axis>(i);
+    if (mesh.size(axis) > 1) axes.emplace_back(mesh::name(axis));
+  }
+  if (mesh.ep > 1) axes.emplace_back("ep");
+  return axes.empty() ? "one rank" : fmt::format("{}", fmt::join(axes, " x "));
+}
+
+class MeshSearcher {
+ public:
+  MeshSearcher(const PlanBase& base, const CostSource& source, const MeshSearchOptions& options)
+      : base_(base),
+        source_(source),
+        options_(options),
+        workload_(workload_of(base)),
+        dry_runs_(base.model),
+        meshes_(legal_meshes(base, options.world, samples_of_step(base))) {
+    for (const mesh::MeshShape& mesh : meshes_)
+      links_.push_back(std::make_shared<const models::MeshLinks>(source.device, mesh));
+  }
+
+  MeshSearchResult run() {
+    for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) list_layouts(mesh);
+    std::ranges::stable_sort(layouts_, {}, &Bounded::time);
+    find_best();
+    cover_families();
+    MeshSearchResult result{.samples = samples_of_step(base_),
+                            .meshes = std::ssize(meshes_),
+                            .layouts = std::ssize(layouts_),
+                            .ranking = {},
+                            .time = {},
+                            .losers = {}};
+    std::vector<size_t> ranking = rank_meshes();
+    if (!ranking.empty()) {
+      for (const size_t found : ranking) result.ranking.push_back(candidate(found_[found]));
+      try_neighbours(found_[ranking.front()].layout);
+      result.time = split(found_[ranking.front()]);
+      add_losers(ranking.front(), result.losers);
+      predict_first(result);
+    } else {
+      add_losers(std::nullopt, result.losers);
+    }
+    result.simulated = std::ranges::count(layouts_, true, &Bounded::simulated);
+    return result;
+  }
+
+ private:
+  // --- what there is, and what it takes at least
+  void list_layouts(size_t mesh);
+  void list_layouts_of(size_t mesh);
+  void add_layout(size_t mesh, const Layout& layout);
+  LayoutModel model_of(const Bounded& bounded) {
+    return {bounded.layout, workload_, base_, source_, dry_runs_, links_[bounded.mesh]};
+  }
+  bool fits(const RankBytes& bytes) const {
+    return options_.budget <= 0 || static_cast<double>(bytes.total()) <= options_.budget;
+  }
+
+  // --- simulating
+  void find_best();
+  void cover_families();
+  void try_neighbours(size_t best);
+  void simulate(size_t layout);
+  double worst_ranked() const;
+
+  // --- what comes of it
+  std::vector<size_t> rank_meshes() const;
+  bool exists(const Found& found) const;
+  MeshCandidate candidate(const Found& found);
+  TimeSplit split(const Found& found) {
+    return model_of(layouts_[found.layout]).split(shapes_, found.estimate);
+  }
+  void predict_first(MeshSearchResult& result);
+  void add_losers(std::optional<size_t> best, std::vector<Loser>& losers);
+  std::string why(const Found& loser, std::optional<size_t> best);
+
+  const PlanBase& base_;
+  const CostSource& source_;
+  const MeshSearchOptions& options_;
+  models::Workload workload_;
+  models::FootprintCache dry_runs_;
+  ScheduleShapes shapes_;
+  std::vector<mesh::MeshShape> meshes_;
+  std::vector<std::shared_ptr<const models::MeshLinks>> links_;  // [mesh]
+  std::vector<Bounded> layouts_;                                 // by least time
+  std::vector<Found> found_;
+  std::map<std::string, std::pair<mesh::MeshShape, std::string>>
+      refusals_;                           // of a combination of axes, the first
+  std::map<size_t, double> best_of_mesh_;  // s, of those that fit
+  int64_t actions_ = 0;
+};
+
+// Layers themselves refuse what they cannot do on a mesh.
+void MeshSearcher::list_layouts(size_t mesh) {
+  try {
+    list_layouts_of(mesh);
+  } catch (const Error& error) {
+    std::erase_if(layouts_, [&](const Bounded& bounded) { return bounded.mesh == mesh; });
+    refusals_.try_emplace(axes_of(meshes_[mesh]), meshes_[mesh], error.what());
+  }
+}
+
+void MeshSearcher::list_layouts_of(size_t mesh) {
+  const mesh::MeshShape& shape = meshes_[mesh];
+  const int64_t samples = samples_of_step(base_) / shape.size(mesh::Group::batch);
+  const bool divided = shape.size(mesh::Group::fsdp) > 1 || shape.size(mesh::Group::efsdp) > 1;
+  for (int64_t size = 1; size <= std::min(samples, largest_microbatch); ++size) {
+    if (samples % size != 0) continue;
+    for (const std::string& recompute : config::find_option("train.recompute")->literals) {
+      for (const bool reshard : {false, true}) {
+        for (const bool every : {false, true}) {
+          if ((reshard || every) && !divided) continue;
+          add_layout(mesh, {.mesh = shape,
+                            .micro_batch_size = size,
+                            .grad_accum_steps = samples / size,
+                            .recompute = recompute,
+                            .reshard = reshard,
+                            .every_microbatch = every});
+        }
+      }
+    }
+  }
+}
+
+void MeshSearcher::add_layout(size_t mesh, const Layout& layout) {
+  Bounded bounded{.layout = layout, .mesh = mesh, .bytes = {}};
+  const LayoutModel model = model_of(bounded);
+  bounded.time = model.least_time();
+  bounded.bytes = model.least_bytes();
+  bounded.has_room = fits(bounded.bytes);
+  layouts_.push_back(std::move(bounded));
+}
+
+// All schedules of a layout. Without a pipeline they are all one.
+void MeshSearcher::simulate(size_t layout) {
+  if (std::exchange(layouts_[layout].simulated, true)) return;
+  LayoutModel model = model_of(layouts_[layout]);
+  const bool alone = layouts_[layout].layout.mesh.pp == 1;
+  const std::vector<std::string> names =
+      alone ? std::vector<std::string>{"1f1b"} : schedule::training_schedule_names();
+  for (const std::string& name : names) {
+    for (int stages = 1; stages <= (alone ? 1 : LayoutModel::most_stages_per_rank); ++stages) {
+      const auto estimate = model.estimate(shapes_, name, stages);
+      if (!estimate) continue;
+      const bool has_room = fits(estimate->bytes);
+      found_.push_back({.layout = layout, .estimate = *estimate, .fits = has_room});
+      if (!has_room) continue;
+      const auto [best, first] = best_of_mesh_.try_emplace(layouts_[layout].mesh, never);
+      best->second = std::min(best->second, estimate->step_time);
+    }
+  }
+  actions_ += model.actions();
+}
+
+// The slowest of the meshes that would be listed.
+double MeshSearcher::worst_ranked() const {
+  if (best_of_mesh_.size() < ranked) return never;
+  std::vector<double> times;
+  for (const auto& [mesh, time] : best_of_mesh_) times.push_back(time);
+  std::ranges::nth_element(times, times.begin() + ranked - 1);
+  return times[ranked - 1];
+}
+
+// In the order of what layouts take at least, until none that is left can be faster.
+void MeshSearcher::find_best() {
+  for (size_t i = 0; i < layouts_.size() && actions_ < most_actions; ++i) {
+    const Bounded& bounded = layouts_[i];
+    if (bounded.time >= worst_ranked()) break;
+    if (!bounded.has_room) continue;
+    const auto best = best_of_mesh_.find(bounded.mesh);
+    if (best == best_of_mesh_.end() || bounded.time < best->second) simulate(i);
+  }
+}
+
+// Of every combination of axes at least one mesh that fits, or the leanest few.
+void MeshSearcher::cover_families() {
+  std::map<std::string, int> tries;
+  std::set<std::string> fit;
+  for (const Found& found : found_) {
+    if (found.fits) fit.insert(axes_of(layouts_[found.layout].layout.mesh));
+  }
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    const std::string family = axes_of(layouts_[i].layout.mesh);
+    if (fit.contains(family) || !layouts_[i].has_room || tries[family] == 4) continue;
+    ++tries[family];
+    const size_t before = found_.size();
+    simulate(i);
+    if (std::any_of(found_.begin() + static_cast<std::ptrdiff_t>(before), found_.end(),
+                    [](const Found& found) { return found.fits; }))
+      fit.insert(family);
+  }
+}
+
+// The best's mesh with one thing changed.
+void MeshSearcher::try_neighbours(size_t best) {
+  const Layout chosen = layouts_[best].layout;
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    const Layout& other = layouts_[i].layout;
+    if (layouts_[i].mesh != layouts_[best].mesh) continue;
+    const int changes = (other.micro_batch_size != chosen.micro_batch_size) +
+                        (other.recompute != chosen.recompute) + (other.reshard != chosen.reshard) +
+                        (other.every_microbatch != chosen.every_microbatch);
+    if (changes == 1) simulate(i);
+  }
+}
+
+// The best of each mesh that fits, and of which the schedule exists for all microbatches.
+std::vector<size_t> MeshSearcher::rank_meshes() const {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < found_.size(); ++i) {
+    if (found_[i].fits) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, {}, [&](size_t i) {
+    return std::tuple(found_[i].estimate.step_time, found_[i].estimate.bytes.total());
+  });
+  std::vector<size_t> best;
+  std::set<size_t> seen;
+  for (const size_t i : order) {
+    if (best.size() == ranked) break;
+    if (seen.contains(layouts_[found_[i].layout].mesh) || !exists(found_[i])) continue;
+    seen.insert(layouts_[found_[i].layout].mesh);
+    best.push_back(i);
+  }
+  return best;
+}
+
+bool MeshSearcher::exists(const Found& found) const {
+  const Layout& layout = layouts_[found.layout].layout;
+  if (Stretch(layout.mesh.pp, static_cast<int>(layout.grad_accum_steps)).is_whole()) return true;
+  try {
+    schedule::make_schedule({.name = found.estimate.schedule,
+                             .ranks = layout.mesh.pp,
+                             .microbatches = static_cast<int>(layout.grad_accum_steps),
+                             .stages_per_rank = found.estimate.stages_per_rank});
+    return true;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
+MeshCandidate MeshSearcher::candidate(const Found& found) {
+  const Bounded& bounded = layouts_[found.layout];
+  const Layout& layout = bounded.layout;
+  const Estimate& estimate = found.estimate;
+  const auto tokens = static_cast<double>(samples_of_step(base_) * base_.job.train.seq_len);
+  return {.mesh = layout.mesh,
+          .choice = {.micro_batch_size = layout.micro_batch_size,
+                     .grad_accum_steps = layout.grad_accum_steps,
+                     .recompute = layout.recompute,
+                     .schedule = estimate.schedule,
+                     .stages_per_rank = estimate.stages_per_rank,
+                     .layers = model_of(bounded).layers(layout.mesh.pp * estimate.stages_per_rank)},
+          .reshard = layout.reshard,
+          .every_microbatch = layout.every_microbatch,
+          .step_time = estimate.step_time,
+          .tokens_per_s = tokens / estimate.step_time,
+          .bytes = estimate.bytes,
+          .fits = found.fits};
+}
+
+// Lowers and proves the first candidate, and predicts its step whole, unless that has too many actions.
+void MeshSearcher::predict_first(MeshSearchResult& result) {
+  MeshCandidate& first = result.ranking.front();
+  const int64_t actions = first.choice.grad_accum_steps * first.mesh.pp * first.choice.stages_per_rank * 6;
+  if (actions > most_exact_actions) return;
+  PlanBase base = on_mesh(base_, first.mesh);
+  base.job.distributed.reshard_after_forward = first.reshard;
+  base.job.distributed.reduce_gradients = first.every_microbatch ? "microbatch" : "step";
+  schedule::Schedule lists =
+      schedule::make_schedule({.name = first.choice.schedule,
+                               .ranks = first.mesh.pp,
+                               .microbatches = static_cast<int>(first.choice.grad_accum_steps),
+                               .stages_per_rank = static_cast<int>(first.choice.stages_per_rank)});
+  schedule::Schedule lowered = schedule::lower(std::move(lists), lower_options(base));
+  const Prediction p = predict(make_plan(std::move(base), first.choice, std::move(lowered)), source_);
+  result.time.bubble += p.step_time - first.step_time;
+  first.step_time = p.step_time;
+  first.tokens_per_s = p.tokens_per_s;
+  first.bytes = p.fullest();
+}
+
+std::string MeshSearcher::why(const Found& loser, std::optional<size_t> best) {
+  if (!loser.fits) {
+    auto kinds = loser.estimate.bytes.kinds();
+    std::ranges::sort(kinds, std::greater(), &std::pair<std::string, int64_t>::second);
+    const auto gb = [](int64_t bytes) { return static_cast<double>(bytes) / 1e9; };
+    return fmt::format("memory: {}{:.1f} GB a rank, of these {} {:.1f} and {} {:.1f}",
+                       layouts_[loser.layout].simulated ? "" : "at least ", gb(loser.estimate.bytes.total()),
+                       kinds[0].first, gb(kinds[0].second), kinds[1].first, gb(kinds[1].second));
+  }
+  std::map<std::string, double> more;
+  for (const auto& [name, seconds] : split(loser).parts()) more[name] += seconds;
+  if (best) {
+    for (const auto& [name, seconds] : split(found_[*best]).parts()) more[name] -= seconds;
+  }
+  std::vector<std::pair<std::string, double>> order(more.begin(), more.end());
+  std::ranges::sort(order, std::greater(), &std::pair<std::string, double>::second);
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(2, order.size()); ++i) {
+    if (order[i].second <= 0 || (i > 0 && order[i].second < order[0].second / 5)) break;
+    text += fmt::format("{}{} +{:.3g} s", i == 0 ? "" : ", ", order[i].first, order[i].second);
+  }
+  return text.empty() ? "as fast" : text;
+}
+
+// Of everything that differs from the best in one respect the best, by name of the respect: the axes in use;
+// and on the best's mesh the schedule, the microbatch, what is computed again, how parameters are shared out.
+void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& losers) {
+  std::map<std::string, size_t> best_of;
+  const auto better = [&](const Found& a, const Found& b) {
+    if (a.fits != b.fits) return a.fits;
+    return a.fits ? a.estimate.step_time < b.estimate.step_time
+                  : a.estimate.bytes.total() < b.estimate.bytes.total();
+  };
+  const auto offer = [&](const std::string& what, size_t i) {
+    const auto [known, first] = best_of.try_emplace(what, i);
+    if (!first && better(found_[i], found_[known->second])) known->second = i;
+  };
+  const Layout* chosen = best ? &layouts_[found_[*best].layout].layout : nullptr;
+  for (size_t i = 0; i < found_.size(); ++i) {
+    const Layout& other = layouts_[found_[i].layout].layout;
+    if (!chosen || axes_of(other.mesh) != axes_of(chosen->mesh)) {
+      offer(axes_of(other.mesh), i);
+      continue;
+    }
+    if (other.mesh != chosen->mesh) continue;
+    const std::string& schedule = found_[i].estimate.schedule;
+    if (other == *chosen && schedule != found_[*best].estimate.schedule) offer("schedule " + schedule, i);
+    Layout changed = *chosen;
+    changed.micro_batch_size = other.micro_batch_size;
+    changed.grad_accum_steps = other.grad_accum_steps;
+    if (other == changed && other != *chosen)
+      offer(fmt::format("micro_batch_size {}", other.micro_batch_size), i);
+    changed = *chosen;
+    changed.recompute = other.recompute;
+    if (other == changed && other != *chosen) offer("recompute " + other.recompute, i);
+    changed = *chosen;
+    changed.reshard = other.reshard;
+    if (other == changed && other != *chosen)
+      offer(fmt::format("reshard_after_forward {}", other.reshard), i);
+    changed = *chosen;
+    changed.every_microbatch = other.every_microbatch;
+    if (other == changed && other != *chosen)
+      offer(fmt::format("reduce_gradients {}", other.every_microbatch ? "microbatch" : "step"), i);
+  }
+  // Combinations of axes of which no layout has room for what it holds at least.
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    const std::string what = axes_of(layouts_[i].layout.mesh);
+    if (layouts_[i].has_room || (chosen && what == axes_of(chosen->mesh))) continue;
+    const auto known = best_of.find(what);
+    if (known != best_of.end() && layouts_[found_[known->second].layout].simulated) continue;
+    found_.push_back(
+        {.layout = i, .estimate = {.schedule = "any", .bytes = layouts_[i].bytes}, .fits = false});
+    offer(what, found_.size() - 1);
+  }
+  std::vector<std::pair<std::string, size_t>> order(best_of.begin(), best_of.end());
+  std::ranges::stable_sort(order, better,
+                           [&](const auto& one) -> const Found& { return found_[one.second]; });
+  for (const auto& [what, i] : order) losers.push_back({what, candidate(found_[i]), why(found_[i], best)});
+  for (const auto& [what, refusal] : refusals_) {
+    if (!best_of.contains(what))
+      losers.push_back({what, {.mesh = refusal.first, .fits = false}, refusal.second});
+  }
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, double>> TimeSplit::parts() const {
+  std::vector<std::pair<std::string, double>> all{{"computing", compute},
+                                                  {"tp", tp},
+                                                  {"cp", cp},
+                                                  {"ep", ep},
+                                                  {"weights", weights},
+                                                  {"gradients", gradients},
+                                                  {"bubble", bubble},
+                                                  {"optimizer", optimizer},
+                                                  {"others", others}};
+  std::erase_if(all, [](const auto& part) { return part.second == 0; });
+  return all;
+}
+
+std::vector<std::string> MeshCandidate::overrides() const {
+  std::vector<std::string> keys;
+  for (int i = 0; i < mesh::axis_count; ++i) {
+    const auto axis = static_cast<mesh::Axis>(i);
+    keys.push_back(fmt::format("distributed.{}={}", mesh::name(axis), mesh.size(axis)));
+  }
+  keys.push_back(fmt::format("distributed.ep={}", mesh.ep));
+  if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1) {
+    keys.push_back(fmt::format("distributed.reshard_after_forward={}", reshard));
+    keys.push_back(fmt::format("distributed.reduce_gradients={}", every_microbatch ? "microbatch" : "step"));
+  }
+  keys.push_back(fmt::format("distributed.pp_schedule={}", choice.schedule));
+  keys.push_back(fmt::format("distributed.pp_stages_per_rank={}", choice.stages_per_rank));
+  keys.push_back(
+      fmt::format("distributed.pp_split=[{}]", fmt::join(pipeline::layers_per_stage(choice.layers), ",")));
+  keys.push_back(fmt::format("train.micro_batch_size={}", choice.micro_batch_size));
+  keys.push_back(fmt::format("train.grad_accum_steps={}", choice.grad_accum_steps));
+  keys.push_back(fmt::format("train.recompute={}", choice.recompute));
+  return keys;
+}
+
+MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
+                               const MeshSearchOptions& options) {
+  MeshSearchResult result = MeshSearcher(base, source, options).run();
+  if (result.meshes == 0) {
+    throw UsageError(
+        fmt::format("no mesh of {} ranks cuts {} layers, {} heads and {} samples a step into whole parts: "
+                    "use another number "
+                    "of ranks, or more samples",
+                    options.world, base.model.layers, base.model.heads, result.samples));
+  }
+  return result;
+}
+
+}  // namespace pptrain::app
