@@ -151,29 +151,47 @@ Tensor sum_of(const std::vector<Share>& shares, std::map<std::string, Tensor> Sh
   return sum;
 }
 
+// In float32 within 1e-5 of what a rank alone gives. In bfloat16, where sums of rounded parts differ, as far
+// from what float32 gives as a rank alone is.
+class Near {
+ public:
+  explicit Near(bool exact) : exact_(exact) {}
+  bool operator()(const Tensor& actual, const Tensor& alone, const Tensor& in_float32) const {
+    if (exact_) return relative_error(actual, alone) < 1e-5;
+    return relative_error(actual, in_float32) < 2 * relative_error(alone, in_float32) + 5e-3;
+  }
+
+ private:
+  bool exact_;
+};
+
 void check(const Job& job, int tp) {
   const auto batches = microbatches(job.model);
-  const Share expected = run(job, batches, {});
+  const Share alone = run(job, batches, {});
+  Job exact = job;
+  exact.dtype = at::kFloat;
+  const Share in_float32 = job.dtype == at::kFloat ? alone : run(exact, batches, {});
+  const Near near(job.dtype == at::kFloat);
   const std::vector<Share> shares = run_ranks(job, batches, tp);
-  const double limit = job.dtype == at::kFloat ? 1e-5 : 4e-2;
   for (const Share& share : shares) {
     CHECK(share.loss.loss == shares[0].loss.loss);
-    CHECK(share.loss.tokens == expected.loss.tokens);
+    CHECK(share.loss.tokens == alone.loss.tokens);
     CHECK(same_bits(share.logits, shares[0].logits));
   }
-  CHECK(shares[0].loss.loss == Approx(expected.loss.loss).epsilon(job.dtype == at::kFloat ? 1e-6 : 1e-2));
-  CHECK(relative_error(shares[0].logits, expected.logits) < limit);
-  for (size_t i = 0; i < expected.outputs.size(); ++i) {
-    CHECK(relative_error(rows_of(shares, &Share::outputs, i), expected.outputs[i]) < limit);
-    CHECK(relative_error(rows_of(shares, &Share::input_gradients, i), expected.input_gradients[i]) < limit);
+  CHECK(shares[0].loss.loss == Approx(alone.loss.loss).epsilon(job.dtype == at::kFloat ? 1e-6 : 1e-2));
+  CHECK(near(shares[0].logits, alone.logits, in_float32.logits));
+  for (size_t i = 0; i < alone.outputs.size(); ++i) {
+    CHECK(near(rows_of(shares, &Share::outputs, i), alone.outputs[i], in_float32.outputs[i]));
+    CHECK(near(rows_of(shares, &Share::input_gradients, i), alone.input_gradients[i],
+               in_float32.input_gradients[i]));
   }
-  for (const auto& [name, grad] : expected.grads) {
+  for (const auto& [name, grad] : alone.grads) {
     INFO(name);
-    CHECK(same_bits(sum_of(shares, &Share::masters, name), expected.masters.at(name)));
-    const Tensor counted = sum_of(shares, &Share::counted, name);
-    CHECK(counted.eq(1).all().item<bool>());
+    CHECK(same_bits(sum_of(shares, &Share::masters, name), alone.masters.at(name)));
+    CHECK(sum_of(shares, &Share::counted, name).eq(1).all().item<bool>());
     // A softmax does not see what all keys share: k's bias has no gradient but rounding.
-    if (!name.ends_with(".k.bias")) CHECK(relative_error(sum_of(shares, &Share::grads, name), grad) < limit);
+    if (!name.ends_with(".k.bias"))
+      CHECK(near(sum_of(shares, &Share::grads, name), grad, in_float32.grads.at(name)));
   }
 }
 
