@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 

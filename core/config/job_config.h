@@ -123,7 +123,7 @@ struct DataSection {
 struct OptimizerGroup {
   std::string match;  // a pattern for parameters' names, or a role
   double lr_scale = 1;
-  std::optional<double> weight_decay;  // none: as without the group
+  std::optional<double> weight_decay = std::nullopt;  // none: as without the group
 
   bool operator==(const OptimizerGroup&) const = default;
 };
@@ -135,9 +135,9 @@ struct OptimizerSection {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double muon_momentum = 0.95;
-  double muon_lr_scale = 1;                 // of the matrices that Muon steps
-  std::optional<double> muon_weight_decay;  // of these; none: weight_decay
-  std::vector<OptimizerGroup> groups;       // the first that matches counts
+  double muon_lr_scale = 1;                                // of the matrices that Muon steps
+  std::optional<double> muon_weight_decay = std::nullopt;  // of these; none: weight_decay
+  std::vector<OptimizerGroup> groups = {};                 // the first that matches counts
   bool post_validation = false;  // step before the global norm is known; take it back where that was wrong
 
   bool operator==(const OptimizerSection&) const = default;

@@ -3,6 +3,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/linalg_vector_norm.h>
 
 #include <algorithm>
 #include <optional>
@@ -19,9 +20,8 @@ constexpr double smallest_norm = 1e-7;
 
 // x / ||x||, in place.
 void normalise(at::Tensor& x) {
-  const at::Tensor squares = at::empty({}, x.options().dtype(at::kDouble));
-  kernels::sum_of_squares(x.to(at::kFloat).view({-1}), squares);
-  x.div_(squares.sqrt().clamp_min(smallest_norm).to(at::kFloat));
+  const at::Tensor norm = at::linalg_vector_norm(x.view({-1}), 2, std::nullopt, false, at::kFloat);
+  x.div_(norm.clamp_min(smallest_norm));
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ double orthogonalise_flops(int64_t rows, int64_t cols) {
   return steps * (4 * shorter * shorter * longer + 2 * shorter * shorter * shorter);
 }
 
-// x as given, and two of its shape; in their place, at first, x in float32.
+// x as given, and two of its shape.
 int64_t orthogonalise_bytes(int64_t rows, int64_t cols, int64_t element) {
   const int64_t shorter = std::min(rows, cols);
   return element * (3 * rows * cols + 2 * shorter * shorter);

@@ -103,18 +103,19 @@ TEST_CASE("Muon follows its formula over several steps, each matrix by itself", 
   }
 }
 
-// torch.optim.Muon (PyTorch 2.11), which computes in bfloat16, on the same weights and gradients:
+// torch.optim.Muon (PyTorch 2.11) on the same weights and gradients, its conversion to bfloat16 left out:
 //   Muon([w], lr=0.02, weight_decay=0.1, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")
 //   w[i] = sin(0.7 i); at step t = 0..3, grad[i] = cos(0.3 i i + t); w is [6, 10].
 TEST_CASE("Muon agrees with PyTorch's", "[optim]") {
-  const std::vector<double> moved = {-0.012652, -0.009853, -0.000685, 0.010892,  -0.015886,
-                                     0.010846,  -0.001690, 0.019091,  0.010494,  -0.015076,
-                                     -0.025898, -0.007783, -0.016730, -0.001982, 0.017446,
-                                     -0.003821, 0.008609,  0.002438,  0.011612,  0.002504};
+  const std::vector<double> moved = {-0.0123690, -0.0096821, -0.0006155, 0.0108160,  -0.0158863,
+                                     0.0106277,  -0.0014353, 0.0189903,  0.0103928,  -0.0152178,
+                                     -0.0256560, -0.0076180, -0.0166107, -0.0021075, 0.0174412,
+                                     -0.0037734, 0.0085737,  0.0025299,  0.0114506,  0.0023983};
   at::set_num_threads(1);
   nn::ParameterGroup group;
   group.add({{.name = "w", .shape = {6, 10}}});
-  group.materialise(at::kCPU, at::kBFloat16);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  group.materialise(at::kCPU, type);
   nn::Slice& w = *group.find("w");
   w.master.copy_(wave({6, 10}, 0));
   const auto muon = optim::make_optimizer(muon_options(), group.shards());
@@ -126,7 +127,7 @@ TEST_CASE("Muon agrees with PyTorch's", "[optim]") {
   const Tensor expected = at::tensor(moved, at::kDouble);
   const Tensor actual =
       (w.master.to(at::kDouble) - wave({6, 10}, 0)).view({-1}).narrow(0, 0, expected.numel());
-  CHECK(relative_error(actual, expected) < 1e-2);
+  CHECK(relative_error(actual, expected) < (type == at::kFloat ? 1e-4 : 3e-2));
 }
 
 TEST_CASE("a matrix that is cut needs an exchange", "[optim]") {
