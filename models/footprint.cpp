@@ -171,8 +171,12 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
 
 }  // namespace
 
+Footprints::Kind Footprints::kind_of(const StageSlice& slice) const {
+  return {slice.end_layer - slice.first_layer, slice.embedding, slice.head};
+}
+
 const StageFootprint& Footprints::of(const StageSlice& slice) const {
-  const Kind kind{slice.end_layer - slice.first_layer, slice.embedding, slice.head};
+  const Kind kind = kind_of(slice);
   const auto found = known_.find(kind);
   if (found != known_.end()) return found->second;
   return known_.emplace(kind, measure(slice)).first->second;
@@ -183,9 +187,20 @@ const StageFootprint& Footprints::of_layers(StageSlice slice, int layers) const 
   return of(slice);
 }
 
+bool Footprints::alike(const StageSlice& slice) const {
+  const auto kind_of_layer = [&](int layer) {
+    return kind_of(
+        {.index = 0, .first_layer = layer, .end_layer = layer + 1, .embedding = false, .head = false});
+  };
+  for (int layer = slice.first_layer + 1; layer < slice.end_layer; ++layer) {
+    if (kind_of_layer(layer) != kind_of_layer(slice.first_layer)) return false;
+  }
+  return true;
+}
+
 StageFootprint Footprints::measure(const StageSlice& slice) const {
   const int layers = slice.end_layer - slice.first_layer;
-  if (layers <= long_stage) return dry_run(model_, slice, batch_);
+  if (layers <= long_stage || !alike(slice)) return dry_run(model_, slice, batch_);
   return extended(of_layers(slice, long_stage - 1), of_layers(slice, long_stage), layers - long_stage,
                   slice.embedding ? 1 : 0);
 }

@@ -93,12 +93,15 @@ class Footprints {
  public:
   Footprints(const ModelConfig& model, const BatchShape& batch) : model_(model), batch_(batch) {}
 
+  using Kind = std::tuple<int, bool, bool>;  // layers, embedding, head: where they begin changes nothing
+
   const StageFootprint& of(const StageSlice& slice) const;
+  Kind kind_of(const StageSlice& slice) const;  // stages of one kind have one footprint
   const ModelConfig& model() const { return model_; }
   const BatchShape& batch() const { return batch_; }
 
  private:
-  using Kind = std::tuple<int, bool, bool>;  // layers, embedding, head: where they begin changes nothing
+  bool alike(const StageSlice& slice) const;  // all of its layers
   const StageFootprint& of_layers(StageSlice slice, int layers) const;
   StageFootprint measure(const StageSlice& slice) const;
 
