@@ -87,6 +87,7 @@ class CostModel {
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
 
+  const Footprints& footprints() const { return *footprints_; }
   const StageFootprint& footprint(const StageSlice& slice) const { return footprints_->of(slice); }
   const Workload& workload() const { return workload_; }
   const MeshLinks& links() const { return *links_; }

@@ -192,12 +192,20 @@ const StageFootprint& Footprints::of_layers(StageSlice slice, int layers) const 
   return of(slice);
 }
 
-// Layers that are all alike cost what one of them does, as often as they are.
+bool Footprints::alike(const StageSlice& slice) const {
+  const auto kind_of_layer = [&](int layer) {
+    return kind_of(
+        {.index = 0, .first_layer = layer, .end_layer = layer + 1, .embedding = false, .head = false});
+  };
+  for (int layer = slice.first_layer + 1; layer < slice.end_layer; ++layer) {
+    if (kind_of_layer(layer) != kind_of_layer(slice.first_layer)) return false;
+  }
+  return true;
+}
+
 StageFootprint Footprints::measure(const StageSlice& slice) const {
   const int layers = slice.end_layer - slice.first_layer;
-  const std::vector<bool> sparse = std::get<0>(kind_of(slice));
-  const bool alike = std::ranges::adjacent_find(sparse, std::not_equal_to()) == sparse.end();
-  if (layers <= long_stage || !alike) return dry_run(model_, slice, batch_);
+  if (layers <= long_stage || !alike(slice)) return dry_run(model_, slice, batch_);
   return extended(of_layers(slice, long_stage - 1), of_layers(slice, long_stage), layers - long_stage,
                   slice.embedding ? 1 : 0);
 }

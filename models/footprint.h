@@ -93,14 +93,16 @@ class Footprints {
  public:
   Footprints(const ModelConfig& model, const BatchShape& batch) : model_(model), batch_(batch) {}
 
+  // Which layers have experts, embedding, head: where they begin changes nothing else.
+  using Kind = std::tuple<std::vector<bool>, bool, bool>;
+
   const StageFootprint& of(const StageSlice& slice) const;
+  Kind kind_of(const StageSlice& slice) const;  // stages of one kind have one footprint
   const ModelConfig& model() const { return model_; }
   const BatchShape& batch() const { return batch_; }
 
  private:
-  // Which layers are sparse, embedding, head: where they begin changes nothing else.
-  using Kind = std::tuple<std::vector<bool>, bool, bool>;
-  Kind kind_of(const StageSlice& slice) const;
+  bool alike(const StageSlice& slice) const;  // all of its layers
   const StageFootprint& of_layers(StageSlice slice, int layers) const;
   StageFootprint measure(const StageSlice& slice) const;
 

@@ -56,7 +56,7 @@ models::StageSlice LayoutModel::whole() const {
 }
 
 const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
-  const std::tuple kind(slice.end_layer - slice.first_layer, slice.embedding, slice.head);
+  const models::Footprints::Kind kind = costs_.footprints().kind_of(slice);
   if (const auto known = stages_.find(kind); known != stages_.end()) return known->second;
   const models::StageFootprint& own = costs_.footprint(slice);
   const models::StageExchange exchange = costs_.exchange(slice);

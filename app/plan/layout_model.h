@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "app/plan/mesh_search.h"
@@ -81,8 +80,8 @@ class LayoutModel {
   Layout layout_;
   const PlanBase& base_;
   models::CostModel costs_;
-  std::map<std::tuple<int, bool, bool>, Stage> stages_;  // by layers, embedding, head
-  std::map<int, pipeline::LayerAssignment> layers_;      // by stages
+  std::map<models::Footprints::Kind, Stage> stages_;
+  std::map<int, pipeline::LayerAssignment> layers_;  // by stages
   int64_t actions_ = 0;
 };
 

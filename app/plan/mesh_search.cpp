@@ -120,7 +120,9 @@ class MeshSearcher {
   }
   void predict_first(MeshSearchResult& result);
   void add_losers(std::optional<size_t> best, std::vector<Loser>& losers);
-  std::string why(const Found& loser, std::optional<size_t> best);
+  std::optional<std::string> difference(const Found& other, const Found* best) const;
+  static bool better(const Found& a, const Found& b);
+  std::string why(const Found& loser, const std::optional<Found>& best);
 
   const PlanBase& base_;
   const CostSource& source_;
@@ -327,7 +329,7 @@ void MeshSearcher::predict_first(MeshSearchResult& result) {
   first.bytes = p.fullest();
 }
 
-std::string MeshSearcher::why(const Found& loser, std::optional<size_t> best) {
+std::string MeshSearcher::why(const Found& loser, const std::optional<Found>& best) {
   if (!loser.fits) {
     auto kinds = loser.estimate.bytes.kinds();
     std::ranges::sort(kinds, std::greater(), &std::pair<std::string, int64_t>::second);
@@ -339,7 +341,7 @@ std::string MeshSearcher::why(const Found& loser, std::optional<size_t> best) {
   std::map<std::string, double> more;
   for (const auto& [name, seconds] : split(loser).parts()) more[name] += seconds;
   if (best) {
-    for (const auto& [name, seconds] : split(found_[*best]).parts()) more[name] -= seconds;
+    for (const auto& [name, seconds] : split(*best).parts()) more[name] -= seconds;
   }
   std::vector<std::pair<std::string, double>> order(more.begin(), more.end());
   std::ranges::sort(order, std::greater(), &std::pair<std::string, double>::second);
@@ -351,63 +353,64 @@ std::string MeshSearcher::why(const Found& loser, std::optional<size_t> best) {
   return text.empty() ? "as fast" : text;
 }
 
-// Of everything that differs from the best in one respect the best, by name of the respect: the axes in use;
-// and on the best's mesh the schedule, the microbatch, what is computed again, how parameters are shared out.
+// What a layout differs in from the best: the axes in use; on the best's mesh one setting, or the schedule
+// with no other setting. Nothing where it is several, or none.
+std::optional<std::string> MeshSearcher::difference(const Found& other, const Found* best) const {
+  const Layout& a = layouts_[other.layout].layout;
+  if (!best) return axes_of(a.mesh);
+  const Layout& b = layouts_[best->layout].layout;
+  if (axes_of(a.mesh) != axes_of(b.mesh)) return axes_of(a.mesh);
+  if (a.mesh != b.mesh) return std::nullopt;
+  std::vector<std::string> settings;
+  if (a.micro_batch_size != b.micro_batch_size)
+    settings.push_back(fmt::format("micro_batch_size {}", a.micro_batch_size));
+  if (a.recompute != b.recompute) settings.push_back("recompute " + a.recompute);
+  if (a.reshard != b.reshard) settings.push_back(fmt::format("reshard_after_forward {}", a.reshard));
+  if (a.every_microbatch != b.every_microbatch)
+    settings.push_back(fmt::format("reduce_gradients {}", a.every_microbatch ? "microbatch" : "step"));
+  if (settings.empty() && other.estimate.schedule != best->estimate.schedule)
+    settings.push_back("schedule " + other.estimate.schedule);
+  return settings.size() == 1 ? std::optional(settings.front()) : std::nullopt;
+}
+
+// What fits before what does not, the faster before the slower, the smaller before the larger.
+bool MeshSearcher::better(const Found& a, const Found& b) {
+  if (a.fits != b.fits) return a.fits;
+  return a.fits ? a.estimate.step_time < b.estimate.step_time
+                : a.estimate.bytes.total() < b.estimate.bytes.total();
+}
+
+// The best of everything that differs from the best of all in one respect.
 void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& losers) {
-  std::map<std::string, size_t> best_of;
-  const auto better = [&](const Found& a, const Found& b) {
-    if (a.fits != b.fits) return a.fits;
-    return a.fits ? a.estimate.step_time < b.estimate.step_time
-                  : a.estimate.bytes.total() < b.estimate.bytes.total();
+  const std::optional<Found> winner = best ? std::optional(found_[*best]) : std::nullopt;
+  std::map<std::string, Found> best_of;
+  const auto offer = [&](const Found& found) {
+    const auto what = difference(found, winner ? &*winner : nullptr);
+    if (!what) return;
+    const auto [known, first] = best_of.try_emplace(*what, found);
+    if (!first && better(found, known->second)) known->second = found;
   };
-  const auto offer = [&](const std::string& what, size_t i) {
-    const auto [known, first] = best_of.try_emplace(what, i);
-    if (!first && better(found_[i], found_[known->second])) known->second = i;
-  };
-  const Layout* chosen = best ? &layouts_[found_[*best].layout].layout : nullptr;
-  for (size_t i = 0; i < found_.size(); ++i) {
-    const Layout& other = layouts_[found_[i].layout].layout;
-    if (!chosen || axes_of(other.mesh) != axes_of(chosen->mesh)) {
-      offer(axes_of(other.mesh), i);
-      continue;
-    }
-    if (other.mesh != chosen->mesh) continue;
-    const std::string& schedule = found_[i].estimate.schedule;
-    if (other == *chosen && schedule != found_[*best].estimate.schedule) offer("schedule " + schedule, i);
-    Layout changed = *chosen;
-    changed.micro_batch_size = other.micro_batch_size;
-    changed.grad_accum_steps = other.grad_accum_steps;
-    if (other == changed && other != *chosen)
-      offer(fmt::format("micro_batch_size {}", other.micro_batch_size), i);
-    changed = *chosen;
-    changed.recompute = other.recompute;
-    if (other == changed && other != *chosen) offer("recompute " + other.recompute, i);
-    changed = *chosen;
-    changed.reshard = other.reshard;
-    if (other == changed && other != *chosen)
-      offer(fmt::format("reshard_after_forward {}", other.reshard), i);
-    changed = *chosen;
-    changed.every_microbatch = other.every_microbatch;
-    if (other == changed && other != *chosen)
-      offer(fmt::format("reduce_gradients {}", other.every_microbatch ? "microbatch" : "step"), i);
-  }
-  // Combinations of axes of which no layout has room for what it holds at least.
+  for (const Found& found : found_) offer(found);
+  // And of that of which no layout has room for what it holds at least.
+  std::set<std::string> simulated;
+  for (const auto& [what, found] : best_of) simulated.insert(what);
   for (size_t i = 0; i < layouts_.size(); ++i) {
-    const std::string what = axes_of(layouts_[i].layout.mesh);
-    if (layouts_[i].has_room || (chosen && what == axes_of(chosen->mesh))) continue;
-    const auto known = best_of.find(what);
-    if (known != best_of.end() && layouts_[found_[known->second].layout].simulated) continue;
-    found_.push_back(
-        {.layout = i, .estimate = {.schedule = "any", .bytes = layouts_[i].bytes}, .fits = false});
-    offer(what, found_.size() - 1);
+    if (layouts_[i].has_room) continue;
+    const Found found{
+        .layout = i, .estimate = {.schedule = "any", .bytes = layouts_[i].bytes}, .fits = false};
+    const auto what = difference(found, winner ? &*winner : nullptr);
+    if (what && !simulated.contains(*what)) offer(found);
   }
-  std::vector<std::pair<std::string, size_t>> order(best_of.begin(), best_of.end());
-  std::ranges::stable_sort(order, better,
-                           [&](const auto& one) -> const Found& { return found_[one.second]; });
-  for (const auto& [what, i] : order) losers.push_back({what, candidate(found_[i]), why(found_[i], best)});
+  std::vector<std::pair<std::string, Found>> order(best_of.begin(), best_of.end());
+  std::ranges::stable_sort(order, better, &std::pair<std::string, Found>::second);
+  for (const auto& [what, found] : order) losers.push_back({what, candidate(found), why(found, winner)});
   for (const auto& [what, refusal] : refusals_) {
-    if (!best_of.contains(what))
-      losers.push_back({what, {.mesh = refusal.first, .fits = false}, refusal.second});
+    if (best_of.contains(what)) continue;
+    Loser& loser = losers.emplace_back();
+    loser.what = what;
+    loser.candidate.mesh = refusal.first;
+    loser.candidate.fits = false;
+    loser.why = refusal.second;
   }
 }
 

@@ -81,8 +81,9 @@ TEST_CASE("a pass takes at least its operations, and not much more where product
   }
   CHECK(costs.transfer(0, 0) ==
         Approx(device.within_host.latency + 4096.0 * 4096 * 2 / device.within_host.bandwidth));
-  CHECK(costs.exchange(1) == 0);
-  CHECK(costs.all_reduce(1 << 30, 1) == 0);
+  CHECK(costs.norm_exchange() == 0);
+  CHECK(costs.exchange(first).gather == 0);
+  CHECK(costs.exchange(first).reduce() == 0);
 }
 
 TEST_CASE("a head in small chunks costs a pass over its weight and gradient for each") {
