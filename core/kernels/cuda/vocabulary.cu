@@ -108,7 +108,7 @@ __global__ void cross_entropy_part_kernel(T* all_logits, const int64_t* labels, 
     return;
   }
   const int64_t here = label - first_token;
-  const float scale = isnan(target) ? NAN : 1.0F / sum;
+  const float scale = target == target ? 1.0F / sum : NAN;  // a label outside of the vocabulary is NaN
   for (int64_t i = first; i < width; i += stride) {
     float x[N];
     load<kVector>(logits + i, width - i, x);
