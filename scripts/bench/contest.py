@@ -132,7 +132,7 @@ def run_pptrain(args, settings: dict, folder: Path, steps: int, processes: int) 
 
 def run_torch(args, script: str, options: list[str]) -> dict:
     """What the baseline reports."""
-    command = ["torchrun", "--nproc-per-node", "2", str(HERE / script), "--dtype", args.dtype]
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", str(HERE / script), "--dtype", args.dtype]
     command += ["--warmup", str(args.warmup), "--steps", str(args.steps), *options]
     return json.loads(execute(command).splitlines()[-1])
 
