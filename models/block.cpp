@@ -14,24 +14,25 @@ Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConf
       mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps),
       mlp_(std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
                                         config.mlp_bias, config.init_std, config.init_std)),
-      region_(seams.region) {}
+      region_(seams.region),
+      mlp_region_(seams.mlp_region) {}
 
 void Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
   in.stream.reset();
   at::Tensor attended =
       region_->leave(attention_.forward(region_->enter(std::move(normed)), tokens, saved.attention));
-  activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, saved);
+  activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, tokens, saved);
 }
 
-void Block::activate(at::Tensor normed, Saved& saved) const {
+void Block::activate(at::Tensor normed, const nn::TokenInfo& tokens, Saved& saved) const {
   if (!saved.mlp) saved.mlp = mlp_->make_saved();
-  mlp_->activate(region_->enter(std::move(normed)), *saved.mlp);
+  mlp_->activate(mlp_region_->enter(std::move(normed)), tokens, *saved.mlp);
 }
 
 Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   fill(std::move(in), tokens, saved);
-  Residual out{.stream = saved.mlp_norm.x, .delta = region_->leave(mlp_->project(*saved.mlp))};
+  Residual out{.stream = saved.mlp_norm.x, .delta = mlp_region_->leave(mlp_->project(*saved.mlp))};
   drop(saved);
   return out;
 }
@@ -56,15 +57,15 @@ void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
   } else if (recompute_ == Recompute::selective) {
     saved.attention.x =
         region_->enter(attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y);
-    activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, saved);
+    activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, tokens, saved);
   }
 }
 
 at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                                  nn::WeightGradQueue& queue) {
   recompute(saved, tokens);
-  at::Tensor grad =
-      region_->enter_backward(mlp_->backward_input(*saved.mlp, region_->leave_backward(dy), queue));
+  at::Tensor grad = mlp_region_->enter_backward(
+      mlp_->backward_input(*saved.mlp, mlp_region_->leave_backward(dy), tokens, queue));
   saved.mlp.reset();
   grad = mlp_norm_.backward(saved.mlp_norm, grad, dy);
   saved.mlp_norm = {};

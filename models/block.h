@@ -8,14 +8,13 @@
 #include <vector>
 
 #include "core/nn/attention.h"
-#include "core/nn/attention_product.h"
 #include "core/nn/feed_forward.h"
 #include "core/nn/parameter.h"
-#include "core/nn/region.h"
 #include "core/nn/rms_norm.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/model_config.h"
+#include "models/seams.h"
 
 namespace pptrain::models {
 
@@ -33,12 +32,6 @@ struct BlockConfig {
 struct Residual {
   at::Tensor stream;
   at::Tensor delta;
-};
-
-// Where other ranks come into a block. By default a rank computes alone, with all of its tokens.
-struct Seams {
-  std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
-  std::shared_ptr<nn::AttentionProduct> attention = nn::make_local_attention();
 };
 
 class Block {
@@ -67,7 +60,8 @@ class Block {
  private:
   // The forward pass up to the last product: all that fills `saved`.
   void fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
-  void activate(at::Tensor normed, Saved& saved) const;  // the feed-forward's part of it
+  // The feed-forward's part of it.
+  void activate(at::Tensor normed, const nn::TokenInfo& tokens, Saved& saved) const;
   void drop(Saved& saved) const;
   void recompute(Saved& saved, const nn::TokenInfo& tokens) const;  // what drop() dropped
 
@@ -76,7 +70,8 @@ class Block {
   nn::Attention attention_;
   nn::RmsNorm mlp_norm_;
   std::unique_ptr<nn::FeedForward> mlp_;
-  std::shared_ptr<const nn::Region> region_;
+  std::shared_ptr<const nn::Region> region_;      // around attention
+  std::shared_ptr<const nn::Region> mlp_region_;  // around the feed-forward
 };
 
 // Every tensor that `saved` holds; some share memory, some are undefined.

@@ -3,9 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
+#include <memory>
 #include <utility>
 
 #include "core/kernels/dry_run.h"
+#include "parallel/comm/dry/dry_communicator.h"
 
 namespace pptrain::models {
 namespace {
@@ -16,13 +18,35 @@ data::Microbatch meta_microbatch(const BatchShape& batch) {
           .labels = at::empty({batch.tokens()}, meta.dtype(at::kLong)),
           .positions = at::empty({batch.tokens()}, meta.dtype(at::kInt)),
           .segments = kernels::equal_segments(batch.documents, batch.length, at::kMeta),
-          .targets = batch.tokens()};
+          .targets = batch.tokens(),
+          .global_tokens = batch.tokens() * batch.parallel.batch,
+          .global_targets = batch.tokens() * batch.parallel.batch};
 }
+
+// The groups of a rank that is alone with its tensors.
+struct DryGroups {
+  explicit DryGroups(const ParallelShape& shape)
+      : tp(comm::make_dry(kernels::Wire::tp, 0, shape.tp)),
+        cp(comm::make_dry(kernels::Wire::cp, 0, shape.cp)),
+        ep(comm::make_dry(kernels::Wire::ep, 0, shape.ep)),
+        stage(comm::make_dry(kernels::Wire::ep, 0, shape.batch * shape.cp * shape.tp)),
+        kind(shape.cp_kind) {}
+
+  Seams seams() const {
+    return make_seams(
+        {.tp = tp.get(), .cp = cp.get(), .ep = ep.get(), .stage = stage.get(), .cp_kind = kind});
+  }
+
+  std::unique_ptr<comm::Communicator> tp, cp, ep, stage;
+  ContextKind kind;
+};
 
 class DryStage {
  public:
   DryStage(const ModelConfig& model, const StageSlice& slice, const BatchShape& batch)
-      : stage_(model, slice, batch.recompute), data_(meta_microbatch(batch)) {
+      : groups_(batch.parallel),
+        stage_(model, slice, batch.recompute, groups_.seams()),
+        data_(meta_microbatch(batch)) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
     stage_.size_chunks_for(batch.device);
   }
@@ -75,6 +99,7 @@ class DryStage {
     return {.cost = run_.cost() - before, .workspace = run_.peak_bytes() - resident - held};
   }
 
+  DryGroups groups_;
   TransformerStage stage_;
   data::Microbatch data_;
   kernels::DryRun run_;  // begins when parameters and microbatch are there

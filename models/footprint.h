@@ -9,10 +9,20 @@
 
 #include "core/kernels/cost.h"
 #include "models/model_config.h"
+#include "models/seams.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::models {
+
+// The ranks that share out one replica of a stage, as the footprint's rank (the first of each group) sees
+// them.
+struct ParallelShape {
+  int dp_shard = 1, cp = 1, tp = 1, ep = 1;
+  int batch = 1;  // data ranks, replicas included
+  ContextKind cp_kind = ContextKind::ring;
+  bool operator==(const ParallelShape&) const = default;
+};
 
 // One microbatch of a job on one rank: `documents` rows of `length` tokens.
 struct BatchShape {
@@ -21,7 +31,9 @@ struct BatchShape {
   bool bfloat16 = true;
   Recompute recompute = Recompute::none;
   at::DeviceType device = at::kCPU;  // that the passes will run on: it sets the chunks of the head
+  ParallelShape parallel = {};
 
+  // Of the whole list, which context-parallel ranks share out.
   int64_t tokens() const { return documents * length; }
 };
 

@@ -52,19 +52,19 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     blocks_.emplace_back(store_.add_group(name), name, block, seams);
   }
   if (slice.head) {
-    nn::ParameterGroup& group = store_.add_group("head");
-    norm_.emplace(group, "norm", model.hidden, model.norm_eps);
-    head_weight_ = &group.add({{.name = "head.weight",
-                                .shape = {model.vocab, model.hidden},
-                                .role = nn::Role::head,
-                                .init_std = model.initializer_range,
-                                .init_name = model.tied ? "embed.weight" : ""}});
+    norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps);
+    head_weight_ = &store_.add_group("head").add({{.name = "head.weight",
+                                                   .shape = {model.vocab, model.hidden},
+                                                   .role = nn::Role::head,
+                                                   .init_std = model.initializer_range,
+                                                   .init_name = model.tied ? "embed.weight" : ""}});
     head_.emplace(*head_weight_);
   }
 }
 
-void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients) {
-  store_.materialise(device, compute_dtype, with_gradients);
+void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
+                                   const nn::Divisions& divisions) {
+  store_.materialise(device, compute_dtype, with_gradients, divisions);
   size_chunks_for(device.type());
   rope_ = nn::make_rope_table(model_.head_dim, model_.max_seq, model_.rope_theta, model_.rope_llama3,
                               model_.rope_linear, device);
@@ -75,14 +75,14 @@ void TransformerStage::size_chunks_for(at::DeviceType device) {
 }
 
 at::Tensor TransformerStage::empty_boundary(const data::Microbatch& data) const {
-  return at::empty({data.segments.tokens(), model_.hidden},
+  return at::empty({data.token_count(), model_.hidden},
                    at::TensorOptions(store_.compute_dtype()).device(data.positions.device()));
 }
 
 // The rotary tables must reach every position. Reading the positions themselves would wait for a GPU, whose
 // kernel gives NaN beyond the tables.
 nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
-  const int64_t tokens = data.segments.tokens();
+  const int64_t tokens = data.token_count();
   if (data.positions.dim() != 1 || data.positions.size(0) != tokens) {
     throw Error(fmt::format("stage {}: positions [{}] of a list of {} tokens", slice_.index,
                             fmt::join(data.positions.sizes(), ", "), tokens));
@@ -98,11 +98,16 @@ nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
                               slice_.index, low.item<int>(), high.item<int>(), model_.max_seq));
     }
   }
-  return {.positions = data.positions, .segments = data.segments, .rope = rope_};
+  return {.positions = data.positions,
+          .segments = data.segments,
+          .rope = rope_,
+          .context = data.context,
+          .global_tokens = data.global_tokens,
+          .global_targets = data.global_targets};
 }
 
 Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input) const {
-  const int64_t rows = data.segments.tokens();
+  const int64_t rows = data.token_count();
   if (embedding_) {
     if (data.tokens.dim() != 1 || data.tokens.size(0) != rows) {
       throw Error(fmt::format("stage {}: ids [{}] of a list of {} tokens", slice_.index,

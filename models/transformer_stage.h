@@ -53,7 +53,8 @@ class TransformerStage final : public pipeline::Stage {
 
   // Allocates parameters and rotary tables. compute_dtype: float32 or bfloat16. Then fill the masters:
   // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
-  void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true);
+  void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
+                   const nn::Divisions& divisions = {});
 
   // Chunks of logits as a device wants them; materialise() sets those of its own.
   void size_chunks_for(at::DeviceType device);

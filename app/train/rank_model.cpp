@@ -15,6 +15,14 @@ namespace {
 
 constexpr const char* model_file = "model";
 
+models::Seams seams_of(RunContext& context) {
+  mesh::DeviceMesh& mesh = context.mesh;
+  return models::make_seams({.tp = &mesh.along(mesh::Axis::tp),
+                             .cp = &mesh.along(mesh::Axis::cp),
+                             .ep = &mesh.of(mesh::Group::ep),
+                             .stage = &mesh.of(mesh::Group::stage)});
+}
+
 at::ScalarType compute_dtype(const config::JobConfig& job) {
   return job.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
 }
@@ -26,10 +34,11 @@ RankModel::RankModel(RunContext& context) : context_(context), schedule_(context
   comm::Communicator& fsdp = context.mesh.of(mesh::Group::fsdp);
   comm::Communicator& replicas = context.mesh.along(mesh::Axis::dp_replicate);
   const models::Recompute recompute = models::make_recompute(plan.job.train.recompute);
+  const models::Seams seams = seams_of(context);
   for (const int index : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) {
     Part part;
     part.stage = std::make_unique<models::TransformerStage>(
-        plan.model, models::stage_slice(plan.layers, index), recompute);
+        plan.model, models::stage_slice(plan.layers, index), recompute, seams);
     part.stage->materialise(context.device, compute_dtype(plan.job));
     for (nn::ParameterGroup& group : part.stage->parameters().groups())
       part.groups.emplace_back(group, fsdp, replicas);

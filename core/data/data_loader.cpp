@@ -79,8 +79,11 @@ Step load_step(const TokenDataset& dataset, const LoaderOptions& options, const 
         step.microbatches.emplace_back(load_microbatch(dataset, options, rows, first, buffer));
     microbatch.positions = positions;
     microbatch.segments = segments;
+    const int64_t all = options.dp_size * b;  // rows of all data ranks
+    microbatch.global_tokens = all * seq;
+    for (int64_t i = j * all; i < (j + 1) * all; ++i) microbatch.global_targets += rows(i).targets;
+    step.targets += microbatch.global_targets;
   }
-  for (int64_t i = 0; i < options.samples_per_step(); ++i) step.targets += rows(i).targets;
   return step;
 }
 

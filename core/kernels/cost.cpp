@@ -8,6 +8,10 @@ Cost& Cost::operator+=(const Cost& other) {
   bytes += other.bytes;
   weight_bytes += other.weight_bytes;
   kernels += other.kernels;
+  for (size_t wire = 0; wire < wire_count; ++wire) {
+    traffic[wire].bytes += other.traffic[wire].bytes;
+    traffic[wire].messages += other.traffic[wire].messages;
+  }
   return *this;
 }
 
@@ -17,6 +21,10 @@ Cost& Cost::operator-=(const Cost& other) {
   bytes -= other.bytes;
   weight_bytes -= other.weight_bytes;
   kernels -= other.kernels;
+  for (size_t wire = 0; wire < wire_count; ++wire) {
+    traffic[wire].bytes -= other.traffic[wire].bytes;
+    traffic[wire].messages -= other.traffic[wire].messages;
+  }
   return *this;
 }
 

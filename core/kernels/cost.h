@@ -3,20 +3,34 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <type_traits>
 
 namespace pptrain::kernels {
 
+// Which axis carries what a pass exchanges with other ranks.
+enum class Wire { tp, cp, ep };
+inline constexpr size_t wire_count = 3;
+
+// What this rank sends.
+struct Traffic {
+  double bytes = 0;
+  int64_t messages = 0;
+  bool operator==(const Traffic&) const = default;
+};
+
 // A product takes its operations or its weights' bytes, whichever is longer; everything else takes its bytes.
 struct Cost {
-  double product_flops = 0;    // of matrix products: 2 m n k each
-  double attention_flops = 0;  // of attention's two products, and of their gradients
-  double bytes = 0;            // read and written, by products too
-  double weight_bytes = 0;     // of `bytes`: the weights (second operands) that products read
-  int64_t kernels = 0;         // launches
+  double product_flops = 0;                   // of matrix products: 2 m n k each
+  double attention_flops = 0;                 // of attention's two products, and of their gradients
+  double bytes = 0;                           // read and written, by products too
+  double weight_bytes = 0;                    // of `bytes`: the weights (second operands) that products read
+  int64_t kernels = 0;                        // launches
+  std::array<Traffic, wire_count> traffic{};  // [wire]
 
+  const Traffic& on(Wire wire) const { return traffic[static_cast<size_t>(wire)]; }
   Cost& operator+=(const Cost& other);
   Cost& operator-=(const Cost& other);
   friend Cost operator+(Cost a, const Cost& b) { return a += b; }

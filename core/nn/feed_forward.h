@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
@@ -23,21 +24,22 @@ class FeedForward {
   virtual std::unique_ptr<Saved> make_saved() const = 0;
 
   // The forward pass in two parts: all that fills `saved`, from x T [rows, hidden], then the last product,
-  // T [rows, hidden], whose result no backward pass reads.
-  virtual void activate(const at::Tensor& x, Saved& saved) const = 0;
+  // T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch.
+  virtual void activate(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const = 0;
   virtual at::Tensor project(const Saved& saved) const = 0;
 
-  at::Tensor forward(const at::Tensor& x, Saved& saved) const {
-    activate(x, saved);
+  at::Tensor forward(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const {
+    activate(x, tokens, saved);
     return project(saved);
   }
 
-  // Frees what activate(x, saved) gives again, with the same bits; what was decided in the forward pass
+  // Frees what activate() gives again, with the same bits; what was decided in the forward pass
   // (routing) stays.
   virtual void drop(Saved& saved) const = 0;
 
   // dy: T [rows, hidden] -> dx. Frees `saved` as it goes; weight gradients go to `queue`.
-  virtual at::Tensor backward_input(Saved& saved, const at::Tensor& dy, WeightGradQueue& queue) = 0;
+  virtual at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
+                                    WeightGradQueue& queue) = 0;
 };
 
 }  // namespace pptrain::nn

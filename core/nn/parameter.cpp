@@ -92,6 +92,9 @@ Weight& ParameterGroup::add(std::vector<ParameterSpec> parts) {
     if (part->role != parts.front().role)
       throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different roles", part->name,
                               parts.front().name));
+    if (part->copies != parts.front().copies)
+      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different copies", part->name,
+                              parts.front().name));
   }
   const std::vector<int64_t> shape = stacked_shape(parts);
   Declared& declared = declared_.emplace_back();
@@ -102,14 +105,19 @@ Weight& ParameterGroup::add(std::vector<ParameterSpec> parts) {
   return declared.weight;
 }
 
-// Places each weight in the buffer of the type that it computes in.
+ParameterGroup::Kind ParameterGroup::kind_of(const ParameterSpec& spec, at::ScalarType compute_dtype) const {
+  const bool precise = spec.role == Role::norm || spec.role == Role::router || spec.role == Role::balance;
+  return {.type = precise ? at::kFloat : compute_dtype, .copies = spec.copies};
+}
+
+// Places each weight in the buffer of its kind.
 void ParameterGroup::lay_out(at::ScalarType compute_dtype) {
   for (Declared& declared : declared_) {
-    const at::ScalarType type = declared.parts.front().role == Role::norm ? at::kFloat : compute_dtype;
-    const auto found = std::ranges::find(types_, type);
-    declared.buffer = static_cast<size_t>(found - types_.begin());
-    if (found == types_.end()) {
-      types_.push_back(type);
+    const Kind kind = kind_of(declared.parts.front(), compute_dtype);
+    const auto found = std::ranges::find(kinds_, kind);
+    declared.buffer = static_cast<size_t>(found - kinds_.begin());
+    if (found == kinds_.end()) {
+      kinds_.push_back(kind);
       sizes_.push_back(0);
     }
     declared.offset = sizes_[declared.buffer];
@@ -124,9 +132,11 @@ void ParameterGroup::allocate(size_t buffer, at::Device device, bool with_gradie
   const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
   Whole& whole = whole_.emplace_back();
   Shard& shard = shards_.emplace_back();
+  const at::ScalarType type = kinds_[buffer].type;
+  whole.copies = shard.copies = kinds_[buffer].copies;
   shard.master = at::zeros({piece}, options);
-  const auto compute = options.dtype(types_[buffer]);
-  if (types_[buffer] != at::kFloat) shard.compute = at::zeros({piece}, compute);
+  const auto compute = options.dtype(type);
+  if (type != at::kFloat) shard.compute = at::zeros({piece}, compute);
   whole.compute = division_.parts > 1 ? at::zeros({size}, compute) : shard.rounded();
   if (with_gradients) {
     whole.grad = at::zeros({size}, options);
@@ -175,7 +185,7 @@ void ParameterGroup::materialise(at::Device device, at::ScalarType compute_dtype
   division_ = division;
   compute_dtype_ = compute_dtype;
   lay_out(compute_dtype);
-  for (size_t buffer = 0; buffer < types_.size(); ++buffer) allocate(buffer, device, with_gradients);
+  for (size_t buffer = 0; buffer < kinds_.size(); ++buffer) allocate(buffer, device, with_gradients);
   for (Declared& declared : declared_) {
     const Whole& whole = whole_[declared.buffer];
     const std::vector<int64_t> shape = declared.weight.compute.sizes().vec();
@@ -255,18 +265,22 @@ int64_t ParameterGroup::parameter_count() const {
                          [](int64_t sum, const Declared& d) { return sum + d.size; });
 }
 
-ParameterGroup& ParameterStore::add_group(std::string name) {
-  return groups_.emplace_back(std::move(name));
+ParameterGroup& ParameterStore::add_group(std::string name, Spread spread) {
+  return groups_.emplace_back(std::move(name), spread);
 }
 
-void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients) {
+void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
+                                 const Divisions& divisions) {
   std::set<std::string_view> names;
   for (const ParameterSpec* spec : specs()) {
     if (!names.insert(spec->name).second)
       throw Error(fmt::format("parameter '{}' is declared twice, in two groups", spec->name));
   }
   compute_dtype_ = compute_dtype;
-  for (ParameterGroup& group : groups_) group.materialise(device, compute_dtype, with_gradients);
+  for (ParameterGroup& group : groups_) {
+    const bool experts = group.spread() == Spread::experts;
+    group.materialise(device, compute_dtype, with_gradients, experts ? divisions.experts : divisions.dense);
+  }
 }
 
 void ParameterStore::initialise(uint64_t seed) {

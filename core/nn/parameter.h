@@ -17,8 +17,14 @@ namespace pptrain::nn {
 
 enum class Init { normal, ones, zeros };
 
-// What a parameter is for. Norms compute in float32 under every compute type; norms and biases do not decay.
-enum class Role { matrix, embedding, head, norm, bias };
+// What a parameter is for. Norms, routers and balances compute in float32 under every compute type; norms,
+// biases and balances do not decay. A balance is no weight: it is added to the scores by which experts are
+// chosen, and its gradient is how far each expert's load is above the mean.
+enum class Role { matrix, embedding, head, norm, bias, router, balance };
+
+// Which tensor-parallel ranks hold the same parameter, each with a part of its gradient: this one alone, all,
+// or those with the same key-value head.
+enum class Copies { one, tp, kv };
 
 // Layers of this rank compute with the indices [begin, begin + size) of dim `dim` alone, under tensor or
 // expert parallelism.
@@ -39,6 +45,10 @@ struct ParameterSpec {
   // Initial values are those of this name instead, so that a copy (a tied head) starts equal. Empty: `name`.
   std::string init_name = {};
   std::optional<Cut> cut = std::nullopt;
+  Copies copies = Copies::one;
+  // This rank answers for the parameter in the gradient norm and in checkpoints. Of ranks that hold copies,
+  // one does.
+  bool counted = true;
 
   std::vector<int64_t> local_shape() const;  // what this rank's layers see
 };
@@ -54,13 +64,14 @@ struct Slice {
   at::Tensor compute;  // compute type; the same memory as master where that is float32
 };
 
-// What this rank answers for of parameters that compute in one type: flat buffers of equal size, with gaps
-// between the slices that stay zero.
+// What this rank holds of parameters that compute in one type and have the same copies: flat buffers of equal
+// size, with gaps between the slices that stay zero.
 struct Shard {
   at::Tensor master;          // float32
   at::Tensor grad;            // float32; undefined without gradients
   at::Tensor compute;         // masters rounded; undefined where layers compute in float32
   std::vector<Slice> slices;  // ascending
+  Copies copies = Copies::one;
 
   const at::Tensor& rounded() const { return compute.defined() ? compute : master; }
 };
@@ -78,12 +89,17 @@ struct Division {
   int parts = 1;
 };
 
-// Parameters that are gathered, reduced and freed together: the embedding; one block; the final norm and
-// head. Weights lie in flat buffers, those of one compute type in one, each at a multiple of 64 elements, so
-// that matrix products see the same alignment (and give the same bits) on every layout.
+// Over which ranks a parameter group is divided: as most are, or as the experts that several ranks share out.
+enum class Spread { dense, experts };
+
+// Parameters that are gathered, reduced and freed together: the embedding; one block, or its experts; the
+// final norm; the head. Weights lie in flat buffers, those of one compute type and one kind of copies in one,
+// each at a multiple of 64 elements, so that matrix products see the same alignment (and give the same bits)
+// on every layout.
 class ParameterGroup {
  public:
-  explicit ParameterGroup(std::string name = {}) : name_(std::move(name)) {}
+  explicit ParameterGroup(std::string name = {}, Spread spread = Spread::dense)
+      : name_(std::move(name)), spread_(spread) {}
   ParameterGroup(const ParameterGroup&) = delete;
   ParameterGroup& operator=(const ParameterGroup&) = delete;
 
@@ -106,6 +122,7 @@ class ParameterGroup {
   void zero_grad();
 
   const std::string& name() const { return name_; }
+  Spread spread() const { return spread_; }
   std::vector<Shard*> shards();
   std::vector<Slice*> slices();  // in the order of add(); only those with elements on this rank
   Slice* find(std::string_view name);
@@ -117,6 +134,7 @@ class ParameterGroup {
   struct Whole {
     at::Tensor compute;  // float32 or the compute type; the masters' memory where that is whole and float32
     at::Tensor grad;     // float32; undefined without gradients
+    Copies copies = Copies::one;
   };
   std::vector<Whole>& whole() { return whole_; }
   const Division& division() const { return division_; }
@@ -142,10 +160,19 @@ class ParameterGroup {
   void allocate(size_t buffer, at::Device device, bool with_gradients);
   void add_slices(const Declared& declared);
 
+  // What the parameters of one buffer have in common.
+  struct Kind {
+    at::ScalarType type;
+    Copies copies;
+    friend bool operator==(const Kind&, const Kind&) = default;
+  };
+  Kind kind_of(const ParameterSpec& spec, at::ScalarType compute_dtype) const;
+
   std::string name_;
+  Spread spread_;
   std::deque<Declared> declared_;
-  std::vector<at::ScalarType> types_;  // [buffer]
-  std::vector<int64_t> sizes_;         // [buffer] elements over all parts, gaps included
+  std::vector<Kind> kinds_;     // [buffer]
+  std::vector<int64_t> sizes_;  // [buffer] elements over all parts, gaps included
   std::vector<Whole> whole_;
   std::deque<Shard> shards_;
   std::vector<std::pair<size_t, size_t>> order_;  // buffer and place in its slices, in the order of add()
@@ -154,13 +181,20 @@ class ParameterGroup {
   bool materialised_ = false;
 };
 
+// How a stage's groups are divided, by their spread.
+struct Divisions {
+  Division dense;
+  Division experts;
+};
+
 // The groups of one stage.
 class ParameterStore {
  public:
-  ParameterGroup& add_group(std::string name);  // the reference stays valid
+  ParameterGroup& add_group(std::string name, Spread spread = Spread::dense);  // the reference stays valid
 
   // The same for every group. materialise throws Error too where two groups declare one name.
-  void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true);
+  void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
+                   const Divisions& divisions = {});
   void initialise(uint64_t seed);
   void refresh_compute();
   void zero_grad();

@@ -20,7 +20,7 @@ SwiGlu::SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, i
     : gate_up_(group, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std),
       down_(group, intermediate, {{name + ".down", hidden}}, bias, down_init_std) {}
 
-void SwiGlu::activate(const at::Tensor& x, FeedForward::Saved& saved) const {
+void SwiGlu::activate(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForward::Saved& saved) const {
   Saved& s = own(saved);
   s.x = x;
   s.gate_up = gate_up_.forward(x);
@@ -36,7 +36,8 @@ void SwiGlu::drop(FeedForward::Saved& saved) const {
   own(saved) = {};
 }
 
-at::Tensor SwiGlu::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, WeightGradQueue& queue) {
+at::Tensor SwiGlu::backward_input(FeedForward::Saved& saved, const at::Tensor& dy,
+                                  const TokenInfo& /*tokens*/, WeightGradQueue& queue) {
   Saved& s = own(saved);
   queue.push(down_, {std::move(s.act), dy});
   at::Tensor d_gate_up = std::move(s.gate_up);

@@ -27,10 +27,11 @@ class SwiGlu final : public FeedForward {
          double init_std, double down_init_std);
 
   std::unique_ptr<FeedForward::Saved> make_saved() const override { return std::make_unique<Saved>(); }
-  void activate(const at::Tensor& x, FeedForward::Saved& saved) const override;
+  void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;
   void drop(FeedForward::Saved& saved) const override;
-  at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, WeightGradQueue& queue) override;
+  at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
+                            WeightGradQueue& queue) override;
 
  private:
   Linear gate_up_;

@@ -1,9 +1,13 @@
-// What attention needs to know of a microbatch's tokens beside their activations. The same for every layer of
-// a stage.
+// What layers need to know of a microbatch's tokens beside their activations. The same for every layer of a
+// stage.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <memory>
+
+#include "core/kernels/context_split.h"
 #include "core/kernels/kernels.h"
 #include "core/kernels/segments.h"
 
@@ -11,8 +15,12 @@ namespace pptrain::nn {
 
 struct TokenInfo {
   at::Tensor positions;  // int32 [tokens]: each token's place in its document, a row of the rotary tables
-  kernels::Segments segments;  // where the documents lie
+  kernels::Segments segments;  // where the documents lie, in the whole list
   kernels::RopeTable rope;
+  std::shared_ptr<const kernels::ContextSplit> context = {};  // null: the whole list is this rank's
+  // Of the microbatches of this number of all data ranks: tokens, and labels that count.
+  int64_t global_tokens = 0;
+  int64_t global_targets = 0;
 };
 
 }  // namespace pptrain::nn

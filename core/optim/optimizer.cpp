@@ -40,7 +40,7 @@ const Entry& find(const std::string& name) {
 }
 
 bool decays(nn::Role role) {
-  return role != nn::Role::norm && role != nn::Role::bias;
+  return role != nn::Role::norm && role != nn::Role::bias && role != nn::Role::balance;
 }
 
 }  // namespace

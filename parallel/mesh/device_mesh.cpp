@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <utility>
@@ -15,16 +16,17 @@ namespace pptrain::mesh {
 namespace {
 
 constexpr std::array axes{Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
-constexpr std::array groups{Group::batch, Group::fsdp, Group::loss, Group::stage, Group::ep, Group::efsdp};
+constexpr std::array groups{Group::batch, Group::fsdp, Group::loss,  Group::replica,
+                            Group::stage, Group::ep,   Group::efsdp, Group::eloss};
 static_assert(axes.size() == axis_count && groups.size() == group_count);
 
-// The axes that a group spans; for ep and efsdp, those whose ranks the two share out between them.
+// The axes that a group spans; for ep, efsdp and eloss, those of the replica that they share out.
 std::span<const Axis> axes_of(Group group) {
-  static constexpr std::array batch{Axis::dp_replicate, Axis::dp_shard};
+  static constexpr std::array batch{Axis::dp_shard, Axis::dp_replicate};
   static constexpr std::array fsdp{Axis::dp_shard, Axis::cp};
-  static constexpr std::array loss{Axis::dp_replicate, Axis::dp_shard, Axis::cp};
+  static constexpr std::array loss{Axis::dp_shard, Axis::cp, Axis::dp_replicate};
   static constexpr std::array stage{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
-  static constexpr std::array expert{Axis::dp_shard, Axis::cp, Axis::tp};
+  static constexpr std::array replica{Axis::dp_shard, Axis::cp, Axis::tp};
   switch (group) {
     case Group::batch:
       return batch;
@@ -34,9 +36,11 @@ std::span<const Axis> axes_of(Group group) {
       return loss;
     case Group::stage:
       return stage;
+    case Group::replica:
     case Group::ep:
     case Group::efsdp:
-      return expert;
+    case Group::eloss:
+      return replica;
   }
   throw Error("unknown group");
 }
@@ -95,12 +99,16 @@ const char* name(Group group) {
       return "fsdp";
     case Group::loss:
       return "loss";
+    case Group::replica:
+      return "replica";
     case Group::stage:
       return "stage";
     case Group::ep:
       return "ep";
     case Group::efsdp:
       return "efsdp";
+    case Group::eloss:
+      return "eloss";
   }
   throw Error("unknown group");
 }
@@ -122,9 +130,17 @@ int MeshShape::size(Axis axis) const {
 }
 
 int MeshShape::size(Group group) const {
-  if (group == Group::ep) return ep;
   const int ranks = ranks_of(*this, axes_of(group));
-  return group == Group::efsdp ? ranks / ep : ranks;
+  switch (group) {
+    case Group::ep:
+      return ep;
+    case Group::efsdp:
+      return ranks / ep;
+    case Group::eloss:
+      return ranks / ep * dp_replicate;
+    default:
+      return ranks;
+  }
 }
 
 std::string MeshShape::describe() const {
@@ -172,12 +188,19 @@ std::vector<int> group(const MeshShape& shape, int rank, Axis axis) {
 
 std::vector<int> group(const MeshShape& shape, int rank, Group group) {
   const std::vector<int> ranks = spanned(shape, coordinates(shape, rank), axes_of(group));
-  if (group != Group::ep && group != Group::efsdp) return ranks;
+  if (group != Group::ep && group != Group::efsdp && group != Group::eloss) return ranks;
   const auto place = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
-  const bool across = group == Group::efsdp;
+  const bool across = group != Group::ep;
   const int first = across ? place % shape.ep : place / shape.ep * shape.ep;
   std::vector<int> part;
-  for (int i = 0; i < shape.size(group); ++i) part.push_back(ranks[first + i * (across ? shape.ep : 1)]);
+  for (int i = 0; i < shape.size(across ? Group::efsdp : Group::ep); ++i) {
+    const int member = ranks[first + i * (across ? shape.ep : 1)];
+    if (group == Group::eloss) {
+      std::ranges::copy(mesh::group(shape, member, Axis::dp_replicate), std::back_inserter(part));
+    } else {
+      part.push_back(member);
+    }
+  }
   return part;
 }
 
@@ -221,11 +244,12 @@ DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : worl
   along(Axis::pp).connect(ring(shape.pp));
 }
 
-// A split names a group by its first rank. Groups of one name have one size, so either all ranks split or
+// A split names a group by its smallest rank. Groups of one name have one size, so either all ranks split or
 // none.
 std::unique_ptr<comm::Communicator> DeviceMesh::make(const std::vector<int>& ranks) {
   if (ranks.size() == 1) return comm::make_self(world_);
-  return world_.split(ranks.front(), world_.rank());
+  const auto place = static_cast<int>(std::ranges::find(ranks, world_.rank()) - ranks.begin());
+  return world_.split(std::ranges::min(ranks), place);
 }
 
 }  // namespace pptrain::mesh

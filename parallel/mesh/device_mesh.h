@@ -15,16 +15,21 @@ enum class Axis { pp, dp_replicate, dp_shard, cp, tp };
 inline constexpr int axis_count = 5;
 const char* name(Axis axis);
 
-// Groups that span several axes, named as in torchtitan's ParallelDims. Ranks of a group are in world order.
+// Groups that span several axes, named as in torchtitan's ParallelDims where it has them. Ranks of a group
+// are in the nesting order of the axes as they are listed here, outermost first. What is summed over data
+// ranks (batch, loss, eloss) has the replicas innermost: a sum in rank order then has the same bits however
+// the data ranks are shared out between dp_shard and dp_replicate.
 enum class Group {
-  batch,  // dp_replicate x dp_shard: ranks that read different samples
-  fsdp,   // dp_shard x cp: ranks over which a parameter group is cut into shards
-  loss,   // dp_replicate x dp_shard x cp: ranks over which losses and token counts are summed
-  stage,  // dp_replicate x dp_shard x cp x tp: all ranks that hold the same pipeline stages
-  ep,     // `ep` neighbours within dp_shard x cp x tp: ranks that hold different experts of the same layers
-  efsdp,  // dp_shard x cp x tp / ep: ranks with the same experts, over which an expert parameter group is cut
+  batch,    // dp_shard x dp_replicate: ranks that read different samples
+  fsdp,     // dp_shard x cp: ranks over which a parameter group is cut into shards
+  loss,     // dp_shard x cp x dp_replicate: ranks over which gradients, losses and token counts are summed
+  replica,  // dp_shard x cp x tp: ranks that share out one replica of the same pipeline stages
+  stage,    // dp_replicate x dp_shard x cp x tp: all ranks that hold the same pipeline stages
+  ep,       // `ep` neighbours within a replica: ranks that hold different experts of the same layers
+  efsdp,    // replica / ep: ranks with the same experts, over which an expert parameter group is cut
+  eloss,    // efsdp x dp_replicate: ranks over which the gradients of these experts are summed
 };
-inline constexpr int group_count = 6;
+inline constexpr int group_count = 8;
 const char* name(Group group);
 
 struct MeshShape {
@@ -50,7 +55,7 @@ void check_world_size(const MeshShape& shape, int ranks);
 using Coordinates = std::array<int, axis_count>;
 Coordinates coordinates(const MeshShape& shape, int rank);
 int rank_at(const MeshShape& shape, const Coordinates& at);
-// World ranks of the group of `rank`, ascending; along an axis, that is in axis order.
+// World ranks of the group of `rank`, in the group's order; along an axis, that is in axis order.
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis);
 std::vector<int> group(const MeshShape& shape, int rank, Group group);
 

@@ -83,7 +83,7 @@ TEST_CASE("a region's order of rows is what attention and feed-forward see, in b
 
   // The stream outside is permuted too: results are the plain ones in that order.
   models::Seams seams;
-  seams.region = std::make_shared<Permuted>(order);
+  seams.region = seams.mlp_region = std::make_shared<Permuted>(order);
   const Passes permuted =
       run(config, seams, tokens, x.index_select(0, order), dy.index_select(0, order), mode);
   CHECK(relative_error(permuted.y, plain.y.index_select(0, order)) < 1e-5);

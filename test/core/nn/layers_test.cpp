@@ -126,9 +126,9 @@ TEST_CASE("SwiGlu: forward, backward_input, backward_weight", "[nn]") {
 
   const c10::InferenceMode inference;
   nn::SwiGlu::Saved saved;
-  CHECK(relative_error(layer.forward(x, saved), oy) < tolerance(type));
+  CHECK(relative_error(layer.forward(x, {}, saved), oy) < tolerance(type));
   nn::WeightGradQueue queue(Mode::deferred);
-  CHECK(relative_error(layer.backward_input(saved, dy, queue), ox.grad()) < 2 * tolerance(type));
+  CHECK(relative_error(layer.backward_input(saved, dy, {}, queue), ox.grad()) < 2 * tolerance(type));
   CHECK_FALSE(saved.x.defined());
   CHECK_FALSE(saved.gate_up.defined());
   CHECK_FALSE(saved.act.defined());
@@ -169,8 +169,8 @@ TEST_CASE("deferred weight gradients equal immediate ones bit for bit", "[nn]") 
     std::vector<nn::WeightGradQueue> queues(2, nn::WeightGradQueue(mode));
     for (int64_t microbatch = 0; microbatch < 2; ++microbatch) {
       nn::SwiGlu::Saved saved;
-      layer.forward(x[microbatch], saved);
-      layer.backward_input(saved, dy[microbatch], queues[static_cast<size_t>(microbatch)]);
+      layer.forward(x[microbatch], {}, saved);
+      layer.backward_input(saved, dy[microbatch], {}, queues[static_cast<size_t>(microbatch)]);
     }
     for (nn::WeightGradQueue& queue : queues) queue.run();
     return all_gradients(store);

@@ -21,8 +21,8 @@ using Ranks = std::vector<int>;
 using pptrain::test::contains_text;
 
 constexpr Axis all_axes[] = {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
-constexpr Group all_groups[] = {Group::batch, Group::fsdp, Group::loss,
-                                Group::stage, Group::ep,   Group::efsdp};
+constexpr Group all_groups[] = {Group::batch, Group::fsdp, Group::loss,  Group::replica,
+                                Group::stage, Group::ep,   Group::efsdp, Group::eloss};
 
 TEST_CASE("axes nest in order, tp innermost") {
   const MeshShape shape{.pp = 2, .dp_replicate = 3, .dp_shard = 2, .cp = 2, .tp = 4};
@@ -78,7 +78,8 @@ TEST_CASE("the groups of one axis partition the world") {
 
 // What the ranks of a group share, from loops over the axes: ranks with equal keys are one group.
 std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
-  std::map<std::tuple<int, int, int, int, int, int>, Ranks> by_key;
+  // Of each group its ranks, by their place: replicas come last where data ranks are summed over.
+  std::map<std::tuple<int, int, int, int, int, int>, std::map<std::pair<int, int>, int>> by_key;
   int rank = 0;
   for (int pp = 0; pp < shape.pp; ++pp) {
     for (int replicate = 0; replicate < shape.dp_replicate; ++replicate) {
@@ -88,22 +89,28 @@ std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
           for (int tp = 0; tp < shape.tp; ++tp, ++rank, ++in_replica) {
             switch (group) {
               case Group::batch:
-                by_key[{pp, 0, 0, cp, tp, 0}].push_back(rank);
+                by_key[{pp, 0, 0, cp, tp, 0}][{in_replica, replicate}] = rank;
                 break;
               case Group::fsdp:
-                by_key[{pp, replicate, 0, 0, tp, 0}].push_back(rank);
+                by_key[{pp, replicate, 0, 0, tp, 0}][{in_replica, 0}] = rank;
                 break;
               case Group::loss:
-                by_key[{pp, 0, 0, 0, tp, 0}].push_back(rank);
+                by_key[{pp, 0, 0, 0, tp, 0}][{in_replica, replicate}] = rank;
+                break;
+              case Group::replica:
+                by_key[{pp, replicate, 0, 0, 0, 0}][{in_replica, 0}] = rank;
                 break;
               case Group::stage:
-                by_key[{pp, 0, 0, 0, 0, 0}].push_back(rank);
+                by_key[{pp, 0, 0, 0, 0, 0}][{replicate, in_replica}] = rank;
                 break;
               case Group::ep:
-                by_key[{pp, replicate, 0, 0, 0, in_replica / shape.ep}].push_back(rank);
+                by_key[{pp, replicate, 0, 0, 0, in_replica / shape.ep}][{in_replica, 0}] = rank;
                 break;
               case Group::efsdp:
-                by_key[{pp, replicate, 0, 0, 0, in_replica % shape.ep}].push_back(rank);
+                by_key[{pp, replicate, 0, 0, 0, in_replica % shape.ep}][{in_replica, 0}] = rank;
+                break;
+              case Group::eloss:
+                by_key[{pp, 0, 0, 0, 0, in_replica % shape.ep}][{in_replica, replicate}] = rank;
                 break;
             }
           }
@@ -112,7 +119,9 @@ std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
     }
   }
   std::map<int, Ranks> by_rank;
-  for (const auto& [key, ranks] : by_key) {
+  for (const auto& [key, places] : by_key) {
+    Ranks ranks;
+    for (const auto& [place, r] : places) ranks.push_back(r);
     for (const int r : ranks) by_rank[r] = ranks;
   }
   return by_rank;
@@ -162,9 +171,11 @@ TEST_CASE("groups over several axes of known shapes") {
   const MeshShape mixed{.dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 4};
   REQUIRE(group(mixed, 5, Group::ep) == Ranks{4, 5, 6, 7});
   REQUIRE(group(mixed, 5, Group::efsdp) == Ranks{1, 5});
-  REQUIRE(group(mixed, 5, Group::batch) == Ranks{1, 5, 9, 13});
+  REQUIRE(group(mixed, 5, Group::batch) == Ranks{1, 9, 5, 13});
   REQUIRE(group(mixed, 5, Group::fsdp) == Ranks{1, 3, 5, 7});
-  REQUIRE(group(mixed, 5, Group::loss) == Ranks{1, 3, 5, 7, 9, 11, 13, 15});
+  REQUIRE(group(mixed, 5, Group::loss) == Ranks{1, 9, 3, 11, 5, 13, 7, 15});
+  REQUIRE(group(mixed, 5, Group::replica) == Ranks{0, 1, 2, 3, 4, 5, 6, 7});
+  REQUIRE(group(mixed, 5, Group::eloss) == Ranks{1, 9, 5, 13});
   REQUIRE(group(mixed, 5, Group::stage).size() == 16);
   REQUIRE_THROWS_AS(group(mixed, 16, Group::ep), Error);
 }

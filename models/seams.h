@@ -1,0 +1,37 @@
+// Where other ranks come into a stage, and the one place where groups of ranks become what a stage's layers
+// see of them.
+#pragma once
+
+#include <memory>
+
+#include "core/nn/attention_product.h"
+#include "core/nn/region.h"
+#include "parallel/comm/communicator.h"
+
+namespace pptrain::models {
+
+// How context-parallel ranks share out attention: keys and values travel around a ring of ranks, or heads are
+// exchanged for tokens (Ulysses).
+enum class ContextKind { ring, ulysses };
+
+// The groups of this rank that its stages exchange with inside a pass; null where the rank is alone. All must
+// outlive the stages.
+struct StageGroups {
+  comm::Communicator* tp = nullptr;
+  comm::Communicator* cp = nullptr;
+  comm::Communicator* ep = nullptr;
+  comm::Communicator* stage = nullptr;  // all ranks that see a part of the same global microbatch, and tp
+  ContextKind cp_kind = ContextKind::ring;
+};
+
+// By default a rank computes alone, with all of its tokens.
+struct Seams {
+  std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();      // around attention
+  std::shared_ptr<const nn::Region> mlp_region = std::make_shared<nn::Region>();  // around a dense MLP
+  std::shared_ptr<nn::AttentionProduct> attention = nn::make_local_attention();
+};
+
+// Throws Error for a group that has no seam.
+Seams make_seams(const StageGroups& groups);
+
+}  // namespace pptrain::models
