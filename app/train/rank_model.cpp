@@ -20,7 +20,8 @@ models::Seams seams_of(RunContext& context) {
   return models::make_seams({.tp = &mesh.along(mesh::Axis::tp),
                              .cp = &mesh.along(mesh::Axis::cp),
                              .ep = &mesh.of(mesh::Group::ep),
-                             .stage = &mesh.of(mesh::Group::stage)});
+                             .stage = &mesh.of(mesh::Group::stage),
+                             .cp_kind = models::parse_context_kind(context.job.distributed.cp_kind)});
 }
 
 at::ScalarType compute_dtype(const config::JobConfig& job) {

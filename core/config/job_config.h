@@ -66,6 +66,7 @@ struct DistributedSection {
   int64_t dp_replicate = 1;
   int64_t dp_shard = 1;
   int64_t cp = 1;
+  std::string cp_kind = "ring";  // ring | ulysses
   int64_t tp = 1;
   int64_t ep = 1;
   std::string pp_schedule = "1f1b";  // a schedule's name, auto, or a file ending in .csv

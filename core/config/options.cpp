@@ -123,6 +123,13 @@ void add_axes(SectionFields<DistributedSection>& distributed) {
       .between(1, max_ranks);
   distributed.add("cp", &DistributedSection::cp, "Context-parallel ranks, which share each sequence.")
       .between(1, max_ranks);
+  distributed
+      .add("cp_kind", &DistributedSection::cp_kind,
+           "How context-parallel ranks share out attention. \"ring\": keys and values travel from rank to "
+           "rank; "
+           "train.seq_len must be divisible by 2 * cp. \"ulysses\": ranks exchange tokens for heads; "
+           "train.seq_len and the heads of a tensor-parallel rank must be divisible by cp.")
+      .one_of({"ring", "ulysses"});
   distributed.add("tp", &DistributedSection::tp, "Tensor-parallel ranks, which share each layer.")
       .between(1, max_ranks);
   distributed.add("ep", &DistributedSection::ep, "Expert-parallel ranks; divides dp_shard * cp * tp.")

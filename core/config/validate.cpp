@@ -97,7 +97,6 @@ void check_axes(Document& document) {
   const std::pair<std::string_view, int64_t> axes[] = {
       {"distributed.dp", d.dp.value_or(1)},
       {"distributed.dp_shard", d.dp_shard},
-      {"distributed.cp", d.cp},
       {"distributed.tp", d.tp},
       {"distributed.ep", d.ep},
   };
@@ -108,6 +107,28 @@ void check_axes(Document& document) {
                       fmt::format("not implemented yet: {} = {}{}; only pp and dp_replicate may be above 1",
                                   find_option(option)->key, size, note));
     }
+  }
+}
+
+// Context-parallel ranks share out each row in equal pieces, and Ulysses' each tensor-parallel rank's heads.
+void check_context(Document& document) {
+  const DistributedSection& d = document.job.distributed;
+  const int64_t seq_len = document.job.train.seq_len, heads = document.job.model.num_attention_heads;
+  if (d.cp <= 1 || d.tp < 1) return;
+  const bool ring = d.cp_kind == "ring";
+  if (const int64_t pieces = ring ? 2 * d.cp : d.cp; seq_len % pieces != 0) {
+    document.report_conflict(
+        {"distributed.cp", "train.seq_len"},
+        fmt::format("seq_len = {} is not divisible by {} = {}: cp_kind = \"{}\" cuts each row into as many "
+                    "equal pieces",
+                    seq_len, ring ? "2 * cp" : "cp", pieces, d.cp_kind));
+  }
+  if (!ring && heads % d.tp == 0 && heads / d.tp % d.cp != 0) {
+    document.report_conflict(
+        {"distributed.cp", "model.num_attention_heads"},
+        fmt::format("cp_kind = \"ulysses\" shares out heads, but num_attention_heads / tp = {} is not "
+                    "divisible by cp = {}: take another cp, or cp_kind = \"ring\"",
+                    heads / d.tp, d.cp));
   }
 }
 
@@ -215,6 +236,7 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config) {
 void validate(Document& document) {
   check_hf_weights(document);
   check_axes(document);
+  check_context(document);
   check_data(document);
   check_profile(document);
   check_paths(document);

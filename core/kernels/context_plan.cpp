@@ -44,14 +44,16 @@ bool continues(const AttentionBlock& block, const AttentionBlock& next) {
 
 ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part) {
   if (rows < 1 || length < 1 || parts < 1 || part < 0 || part >= parts) {
-    throw Error(fmt::format("context split: {} rows of {} tokens for rank {} of {}", rows, length, part, parts));
+    throw Error(
+        fmt::format("context split: {} rows of {} tokens for rank {} of {}", rows, length, part, parts));
   }
   const int64_t pieces = order == ContextOrder::zigzag ? 2 * int64_t{parts} : parts;
   if (length % pieces != 0) {
     throw Error(fmt::format("context split: rows of {} tokens do not make {} equal pieces", length, pieces));
   }
   const int64_t size = length / pieces;
-  ContextSplit split{.part = part, .ranges = std::vector<std::vector<TokenRange>>(static_cast<size_t>(parts))};
+  ContextSplit split{.part = part,
+                     .ranges = std::vector<std::vector<TokenRange>>(static_cast<size_t>(parts))};
   for (int64_t rank = 0; rank < parts; ++rank) {
     std::vector<TokenRange>& ranges = split.ranges[static_cast<size_t>(rank)];
     for (int64_t row = 0; row < rows; ++row) {
@@ -78,8 +80,8 @@ void check_split(const ContextSplit& split, int64_t tokens) {
   int64_t next = 0;
   for (const TokenRange& range : all) {
     if (range.begin != next || range.end <= range.begin) {
-      throw Error(fmt::format("context split: range [{}, {}) should begin at {} and not be empty", range.begin,
-                              range.end, next));
+      throw Error(fmt::format("context split: range [{}, {}) should begin at {} and not be empty",
+                              range.begin, range.end, next));
     }
     next = range.end;
   }

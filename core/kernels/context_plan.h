@@ -1,5 +1,5 @@
-// How context-parallel ranks share out token lists, and which of their queries and keys meet. All of it follows
-// from the lists' lengths, so that every rank derives the same without a message.
+// How context-parallel ranks share out token lists, and which of their queries and keys meet. All of it
+// follows from the lists' lengths, so that every rank derives the same without a message.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace pptrain::kernels {
 // much of it with the keys of each other rank (Llama 3, arXiv 2407.21783, section 3.3.2).
 enum class ContextOrder { zigzag, contiguous };
 
-// Of a list of `rows` rows of `length` tokens each, for rank `part` of `parts`. Throws Error unless the pieces
-// of a row come out equal.
+// Of a list of `rows` rows of `length` tokens each, for rank `part` of `parts`. Throws Error unless the
+// pieces of a row come out equal.
 ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part);
 
 // Throws Error unless the ranges of all ranks together hold each of `tokens` tokens once, and each rank's

@@ -1,6 +1,7 @@
 #include "parallel/context/ring_attention.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
@@ -44,7 +45,8 @@ class TravellingKeys {
   // Sends on what is here, and lets in what the next step needs.
   void begin_hop(int step) {
     if (step + 1 >= plan_.steps_count()) return;
-    next_ = at::empty({2, split_.tokens(plan_.owner(step + 1)), here_.size(2), here_.size(3)}, here_.options());
+    next_ =
+        at::empty({2, split_.tokens(plan_.owner(step + 1)), here_.size(2), here_.size(3)}, here_.options());
     receive_ = group_.irecv(next_, plan_.owner(1));
     send_ = group_.isend(here_, plan_.user(1));
   }

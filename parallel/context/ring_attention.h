@@ -6,9 +6,9 @@
 // so that two runs give equal bits. The ring stops when nobody needs keys from farther away.
 //
 // What a rank sends in a forward pass: its list's keys and values once a step but the last, in T. In a
-// backward pass: the same again, and for each step whose keys it used their gradients, in float32, straight to
-// the rank that owns them, which adds them in the order of steps. (Gradients that travel with the keys would
-// take a step more to come home, and go to ranks that have nothing to add to them.)
+// backward pass: the same again, and for each step whose keys it used their gradients, in float32, straight
+// to the rank that owns them, which adds them in the order of steps. (Gradients that travel with the keys
+// would take a step more to come home, and go to ranks that have nothing to add to them.)
 #pragma once
 
 #include <memory>
