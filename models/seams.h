@@ -3,7 +3,9 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
+#include "core/kernels/context_plan.h"
 #include "core/nn/attention_product.h"
 #include "core/nn/expert_exchange.h"
 #include "core/nn/region.h"
@@ -14,6 +16,12 @@ namespace pptrain::models {
 // How context-parallel ranks share out attention: keys and values travel around a ring of ranks, or heads are
 // exchanged for tokens (Ulysses).
 enum class ContextKind { ring, ulysses };
+
+// By its name in a job, "ring" or "ulysses". Throws Error for others.
+ContextKind parse_context_kind(std::string_view name);
+
+// How rows are cut for it: balanced for the ring, in order for Ulysses, whose ranks see all tokens anyway.
+kernels::ContextOrder order_of(ContextKind kind);
 
 // The groups of this rank that its stages exchange with inside a pass; null where the rank is alone. All must
 // outlive the stages.

@@ -26,7 +26,7 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
 }
 
 models::ContextKind context_kind(const config::DistributedSection& distributed) {
-  return distributed.cp_kind == "ulysses" ? models::ContextKind::ulysses : models::ContextKind::ring;
+  return models::parse_context_kind(distributed.cp_kind);
 }
 
 models::Sharding sharding_of(const PlanBase& base) {

@@ -1,5 +1,7 @@
 #include "app/train/datasets.h"
 
+#include "models/seams.h"
+
 namespace pptrain::app {
 
 data::Split open_data(const config::JobConfig& job, int64_t vocab_size) {
@@ -19,6 +21,9 @@ data::LoaderOptions loader_options(const RunContext& context) {
           .microbatches = train.grad_accum_steps,
           .dp_size = mesh.size(mesh::Group::batch),
           .dp_rank = mesh.of(mesh::Group::batch).rank(),
+          .cp_size = mesh.size(mesh::Axis::cp),
+          .cp_rank = mesh.coordinate(mesh::Axis::cp),
+          .cp_order = models::order_of(models::parse_context_kind(context.job.distributed.cp_kind)),
           .need_tokens = pp == schedule.rank_of(0),
           .need_labels = pp == schedule.rank_of(schedule.stages() - 1),
           .device = context.device};

@@ -24,7 +24,8 @@ models::Seams seams_of(RunContext& context) {
   return models::make_seams({.tp = &mesh.along(mesh::Axis::tp),
                              .cp = &mesh.along(mesh::Axis::cp),
                              .ep = &mesh.of(mesh::Group::ep),
-                             .stage = &mesh.of(mesh::Group::stage)});
+                             .stage = &mesh.of(mesh::Group::stage),
+                             .cp_kind = models::parse_context_kind(context.job.distributed.cp_kind)});
 }
 
 // Matrices that the ranks of a stage hold parts of are made whole on one of them.

@@ -106,17 +106,6 @@ void check_axes(Document& document) {
     document.report(option,
                     "0 is out of range: give the number of ranks, or -1 for what the other axes leave");
   }
-  const std::pair<std::string_view, int64_t> axes[] = {
-      {"distributed.cp", d.cp},
-  };
-  for (const auto& [option, size] : axes) {
-    if (size > 1) {
-      document.report(option,
-                      fmt::format("not implemented yet: {} = {}; only pp, dp_replicate, dp_shard and tp may "
-                                  "be above 1",
-                                  find_option(option)->key, size));
-    }
-  }
 }
 
 // Tensor-parallel ranks share out heads, inner width, vocabulary and rows. Sizes that are missing are
@@ -164,6 +153,28 @@ void check_experts(Document& document) {
   } else if (experts % ep != 0) {
     document.report_conflict({"distributed.ep", "model.num_experts", "model.hf_dir"},
                              fmt::format("num_experts = {} is not divisible by ep = {}", experts, ep));
+  }
+}
+
+// Context-parallel ranks share out each row in equal pieces, and Ulysses' each tensor-parallel rank's heads.
+void check_context(Document& document) {
+  const DistributedSection& d = document.job.distributed;
+  const int64_t seq_len = document.job.train.seq_len, heads = document.job.model.num_attention_heads;
+  if (d.cp <= 1 || d.tp < 1) return;
+  const bool ring = d.cp_kind == "ring";
+  if (const int64_t pieces = ring ? 2 * d.cp : d.cp; seq_len % pieces != 0) {
+    document.report_conflict(
+        {"distributed.cp", "train.seq_len"},
+        fmt::format("seq_len = {} is not divisible by {} = {}: cp_kind = \"{}\" cuts each row into as many "
+                    "equal pieces",
+                    seq_len, ring ? "2 * cp" : "cp", pieces, d.cp_kind));
+  }
+  if (!ring && heads % d.tp == 0 && heads / d.tp % d.cp != 0) {
+    document.report_conflict(
+        {"distributed.cp", "model.num_attention_heads"},
+        fmt::format("cp_kind = \"ulysses\" shares out heads, but num_attention_heads / tp = {} is not "
+                    "divisible by cp = {}: take another cp, or cp_kind = \"ring\"",
+                    heads / d.tp, d.cp));
   }
 }
 
@@ -295,6 +306,7 @@ void validate(Document& document) {
   check_axes(document);
   check_tensor_parallel(document);
   check_experts(document);
+  check_context(document);
   check_data(document);
   check_profile(document);
   check_paths(document);

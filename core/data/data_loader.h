@@ -1,5 +1,5 @@
 // Microbatches of a step, for one rank. Every rank derives the same assignment from the job alone, so the
-// ranks of a pipeline agree on every microbatch without a message.
+// ranks of a pipeline, and those that share out rows, agree on every microbatch without a message.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,6 +10,7 @@
 #include "core/data/microbatch.h"
 #include "core/data/sampler.h"
 #include "core/data/token_dataset.h"
+#include "core/kernels/context_plan.h"
 
 namespace pptrain::data {
 
@@ -19,6 +20,11 @@ struct LoaderOptions {
   int64_t microbatches = 1;      // m: microbatches of a step
   int64_t dp_size = 1;           // D
   int64_t dp_rank = 0;
+  // Context-parallel ranks, which share out each row: this one gets its pieces of the tokens, of the labels,
+  // which are those of the whole row, and of the positions.
+  int cp_size = 1;
+  int cp_rank = 0;
+  kernels::ContextOrder cp_order = kernels::ContextOrder::zigzag;
   bool need_tokens = true;  // this rank holds the first stage
   bool need_labels = true;  // this rank holds the last stage
   at::Device device = at::kCPU;

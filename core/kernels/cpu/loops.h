@@ -85,7 +85,7 @@ struct SoftmaxPartArgs {
 };
 
 // A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own
-// position.
+// position, or all where that is beyond the last one.
 template <class T>
 struct AttentionSoftmaxArgs {
   const float* scores;  // [rows, keys], unscaled
@@ -167,6 +167,17 @@ struct DescentLoopArgs {
   const T* direction;
   uint16_t* compute;  // bfloat16; may be null
   float decay, negative_step;
+};
+
+// Adds what some rows have of further keys to what they have of others.
+struct AttentionMergeArgs {
+  const float* part;            // [rows, head_dim]: weights v, as attention_softmax gave weights,
+  const float* part_sums;       // sums and log-sum-exp
+  const float* part_logsumexp;  // [rows]
+  float* out;                   // [rows, head_dim], rows out_stride apart: softmax(...) v
+  int64_t out_stride;
+  float* logsumexp;  // [rows]; minus infinity, with zeros in out, before the first keys
+  int64_t rows, head_dim;
 };
 
 // Loops whose tensors have the compute type T. begin and end count rows (tokens for norm_rope) or columns, as
@@ -259,6 +270,7 @@ struct Loops {
   double (*sum_of_squares)(const float* x, int64_t size);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
   void (*route_backward)(const RouteBackwardArgs&, int64_t begin, int64_t end);
+  void (*attention_merge)(const AttentionMergeArgs&);
   Bf16Gemm bf16_gemm;
 };
 

@@ -137,6 +137,8 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
       "[data]\n" + path + "[train]\nseq_len = 16\n[model]\nhidden_size = 64\nintermediate_size = 128\n" +
       "vocab_size = 256\nnum_hidden_layers = 4\nnum_attention_heads = 4\n";  // 10 lines; [model] is open
   REQUIRE(refusal(base) == "");
+  CHECK(refusal(base + "[distributed]\ncp = 8\n") == "");
+  CHECK(refusal(base + "[distributed]\ncp = 4\ncp_kind = 'ulysses'\n") == "");
   const std::vector<Case> cases = {
       {"init = 'hf'\n", "job.toml:11:8: model.init: init = \"hf\" needs model.hf_dir", {}},
       {"rope_scaling = {factor = 2.0}\n",
@@ -151,8 +153,16 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
       {"[distributed]\ndp_shard = -1\n",
        "job.toml:12:12: distributed.dp_shard: -1 is what the other axes leave of the ranks launched",
        {"--world N"}},
-      {"[distributed]\ncp = 2\n", "job.toml:12:6: distributed.cp: not implemented yet: cp = 2;", {}},
-      {"[distributed]\nep = 2\n", "job.toml:12:6: distributed.ep: not implemented yet: ep = 2;", {}},
+      {"[distributed]\ncp = 3\n",
+       "job.toml:12:6: distributed.cp: seq_len = 16 is not divisible by 2 * cp = 6: cp_kind = \"ring\" cuts "
+       "each row into as many equal pieces",
+       {}},
+      {"[distributed]\ncp = 8\ncp_kind = 'ulysses'\n",
+       "job.toml:12:6: distributed.cp: cp_kind = \"ulysses\" shares out heads, but num_attention_heads / tp "
+       "= 4 "
+       "is not divisible by cp = 8: take another cp, or cp_kind = \"ring\"",
+       {}},
+      {"[distributed]\nep = 2\n", "job.toml:12:6: distributed.ep: ep = 2 shares out experts, but this model has none", {}},
       {"[lr_schedule]\ndecay_fraction = 0.2\n",
        "job.toml:12:18: lr_schedule.decay_fraction: acts only with lr_schedule.name = wsd",
        {"\"cosine\""}},

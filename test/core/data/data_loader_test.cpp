@@ -1,12 +1,14 @@
 #include "core/data/data_loader.h"
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
 #include <string>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/data/context_part.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"
 
@@ -241,4 +243,91 @@ TEST_CASE("validation stops after the batches asked for") {
   const ValidationLoader two(dataset, options, 2);
   CHECK(all_tokens(two.batch(1))[0] == std::vector<int64_t>{20, 21, 22, 23, 24});
   CHECK_THROWS_AS(two.batch(2), Error);
+}
+
+namespace {
+
+// The lists of context-parallel ranks put together, each token where it lies in the whole list.
+Microbatch joined(const std::vector<Microbatch>& parts) {
+  Microbatch whole = parts[0];
+  whole.tokens = at::full({parts[0].segments.tokens()}, -1, at::kLong);
+  whole.labels = whole.tokens.clone();
+  whole.positions = whole.tokens.to(at::kInt);
+  for (const Microbatch& part : parts) {
+    int64_t local = 0;
+    for (const auto& range : part.context->own()) {
+      const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
+        to.narrow(0, range.begin, range.length()).copy_(from.narrow(0, local, range.length()));
+      };
+      put(whole.tokens, part.tokens);
+      put(whole.labels, part.labels);
+      put(whole.positions, part.positions);
+      local += range.length();
+    }
+    REQUIRE(local == part.token_count());
+    REQUIRE(part.tokens.numel() == local);
+  }
+  return whole;
+}
+
+void check_parts(const std::vector<std::vector<Microbatch>>& by_rank, const std::vector<Microbatch>& whole) {
+  for (size_t j = 0; j < whole.size(); ++j) {
+    std::vector<Microbatch> parts;
+    for (const auto& microbatches : by_rank) {
+      REQUIRE(microbatches.size() == whole.size());
+      const Microbatch& part = parts.emplace_back(microbatches[j]);
+      CHECK(part.targets == whole[j].targets);
+      CHECK(part.global_targets == whole[j].global_targets);
+      CHECK(part.global_tokens == whole[j].global_tokens);
+      CHECK(part.segments.host_starts == whole[j].segments.host_starts);
+      const Microbatch cut = part_of(whole[j], part.context);
+      CHECK(at::equal(cut.tokens, part.tokens));
+      CHECK(at::equal(cut.labels, part.labels));
+      CHECK(at::equal(cut.positions, part.positions));
+    }
+    const Microbatch together = joined(parts);
+    CHECK(at::equal(together.tokens, whole[j].tokens));
+    CHECK(at::equal(together.labels, whole[j].labels));
+    CHECK(at::equal(together.positions, whole[j].positions));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("context-parallel ranks share out each row, with the labels and positions of the whole") {
+  const ScratchFolder folder;
+  const auto order = GENERATE(kernels::ContextOrder::zigzag, kernels::ContextOrder::contiguous);
+  const int ranks = GENERATE(2, 3);
+  LoaderOptions options{.seq_len = 12, .micro_batch_size = 2, .microbatches = 2, .dp_size = 2, .dp_rank = 1};
+  const DataLoader alone(counting(folder, 100), options, true, 3);
+  const ValidationLoader all(counting(folder, 82), options, 0);  // the last row is short
+  std::vector<std::vector<Microbatch>> steps, batches;
+  options.cp_size = ranks;
+  options.cp_order = order;
+  for (options.cp_rank = 0; options.cp_rank < ranks; ++options.cp_rank) {
+    const DataLoader loader(counting(folder, 100), options, true, 3);
+    CHECK(loader.samples_per_step() == alone.samples_per_step());
+    CHECK(loader.step(1).targets == alone.step(1).targets);
+    steps.push_back(loader.step(1).microbatches);
+    const ValidationLoader validation(counting(folder, 82), options, 0);
+    CHECK(validation.valid_tokens() == all.valid_tokens());
+    batches.push_back(validation.batch(0));
+  }
+  check_parts(steps, alone.step(1).microbatches);
+  check_parts(batches, all.batch(0));
+}
+
+TEST_CASE("pieces of a zigzag, written out") {
+  const ScratchFolder folder;
+  const DataLoader loader(counting(folder, 17), {.seq_len = 8, .cp_size = 2, .cp_rank = 0}, false, 0);
+  const Microbatch microbatch = loader.step(1).microbatches.at(0);
+  CHECK(at::equal(microbatch.tokens, at::tensor({8, 9, 14, 15}, at::kLong)));
+  CHECK(at::equal(microbatch.labels, at::tensor({9, 10, 15, 16}, at::kLong)));
+  CHECK(at::equal(microbatch.positions, at::tensor({0, 1, 6, 7}, at::kInt)));
+  CHECK(microbatch.targets == 8);
+  CHECK(microbatch.global_tokens == 8);
+  CHECK_THROWS_AS(DataLoader(counting(folder, 17), {.seq_len = 6, .cp_size = 2}, false, 0), Error);
+  CHECK_THROWS_AS(DataLoader(counting(folder, 17), {.seq_len = 8, .cp_size = 2, .cp_rank = 2}, false, 0),
+                  Error);
+  CHECK_THROWS_AS(part_of(microbatch, microbatch.context), Error);  // it is a part already
 }
