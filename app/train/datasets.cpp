@@ -1,5 +1,7 @@
 #include "app/train/datasets.h"
 
+#include <optional>
+
 #include "models/seams.h"
 
 namespace pptrain::app {
@@ -24,6 +26,8 @@ data::LoaderOptions loader_options(const RunContext& context) {
           .cp_size = mesh.size(mesh::Axis::cp),
           .cp_rank = mesh.coordinate(mesh::Axis::cp),
           .cp_order = models::order_of(models::parse_context_kind(context.job.distributed.cp_kind)),
+          .document_end = context.job.data.document_end >= 0 ? std::optional(context.job.data.document_end)
+                                                             : std::nullopt,
           .need_tokens = pp == schedule.rank_of(0),
           .need_labels = pp == schedule.rank_of(schedule.stages() - 1),
           .device = context.device};

@@ -112,6 +112,7 @@ struct DataSection {
   std::string path;
   std::string format = "text";   // text | bin | llmc
   std::string dtype = "uint16";  // of a headerless .bin: uint16 | uint32
+  int64_t document_end = -1;     // id of the token that ends a document; -1: rows are documents
   bool shuffle = true;
   double val_fraction = 0;
   std::string val_path;

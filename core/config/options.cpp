@@ -325,6 +325,11 @@ void add_data(std::vector<Option>& options) {
   data.add("dtype", &DataSection::dtype, "Type of a token in a headerless file.")
       .one_of({"uint16", "uint32"})
       .only_with("data.format", {"bin"});
+  data.add("document_end", &DataSection::document_end,
+           "Id of the token that ends a document, such as a tokenizer's end of text. Rows then hold several "
+           "documents: attention stays inside a document, positions restart with it, and what follows its "
+           "end is no target. -1: rows are documents.")
+      .between(-1, 1 << 28);
   data.add("shuffle", &DataSection::shuffle,
            "Samples in an order drawn from run.seed, anew each epoch; else in the order of the file.");
   data.add("val_fraction", &DataSection::val_fraction,

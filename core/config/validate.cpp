@@ -191,6 +191,11 @@ void check_data(Document& document) {
                                          "255: give at least 256",
                                          model.vocab_size));
   }
+  if (model.vocab_size != 0 && data.document_end >= model.vocab_size) {
+    document.report_conflict(
+        {"data.document_end", "model.vocab_size", "model.hf_dir"},
+        fmt::format("document_end = {} is no token of vocab_size = {}", data.document_end, model.vocab_size));
+  }
   if (data.val_fraction > 0 && !data.val_path.empty()) {
     document.report_conflict({"data.val_fraction", "data.val_path"},
                              "val_fraction and val_path both name the validation data: give one of the two");

@@ -6,10 +6,14 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/data/context_part.h"
 
 namespace pptrain::data {
 namespace {
@@ -20,108 +24,115 @@ struct Row {
   int64_t targets = 0;
 };
 
-// The tokens of each microbatch's list that are here: all of it, a range for each row, where the rank has its
-// rows alone.
-struct ListPart {
-  explicit ListPart(const LoaderOptions& o) {
-    const auto order = o.cp_size > 1 ? o.cp_order : kernels::ContextOrder::contiguous;
-    auto split = std::make_shared<const kernels::ContextSplit>(
-        kernels::split_rows(order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank));
-    ranges = split->own();
-    tokens = split->tokens(o.cp_rank);
-    if (o.cp_size > 1) context = std::move(split);
+// Rows of a step over all data ranks, by their number.
+using Rows = std::function<Row(int64_t)>;
+
+// Reads one row after the other.
+class RowReader {
+ public:
+  RowReader(const TokenDataset& dataset, const LoaderOptions& options)
+      : dataset_(dataset),
+        document_end_(options.document_end),
+        tokens_(static_cast<size_t>(options.seq_len) + 1),
+        labels_(static_cast<size_t>(options.seq_len)) {}
+
+  void read(const Row& row) {
+    const auto given = static_cast<size_t>(row.targets);
+    if (given > 0) dataset_.read(row.first, std::span(tokens_).first(given + 1));
+    std::fill(std::copy_n(tokens_.begin() + 1, given, labels_.begin()), labels_.end(), ignore_label);
+    std::fill(tokens_.begin() + row.targets, tokens_.end(), 0);
+    targets_ = row.targets;
+    starts_ = {0};
+    for (size_t i = 0; document_end_ && i < given; ++i) {
+      if (tokens_[i] != *document_end_) continue;
+      labels_[i] = ignore_label;
+      --targets_;
+      if (i + 1 < labels_.size()) starts_.push_back(static_cast<int32_t>(i) + 1);
+    }
   }
 
-  std::shared_ptr<const kernels::ContextSplit> context;
-  std::vector<kernels::TokenRange> ranges;  // each within a row
-  int64_t tokens = 0;
+  // Of the row read last: its tokens, filled up, with their labels; where its documents begin; its targets.
+  std::span<const int64_t> tokens() const { return std::span(tokens_).first(labels_.size()); }
+  std::span<const int64_t> labels() const { return labels_; }
+  const std::vector<int32_t>& starts() const { return starts_; }
+  int64_t targets() const { return targets_; }
+
+  // The same as targets() after read(row), without reading where nothing depends on the tokens.
+  int64_t targets_of(const Row& row) {
+    if (!document_end_) return row.targets;
+    read(row);
+    return targets_;
+  }
+
+ private:
+  const TokenDataset& dataset_;
+  std::optional<int64_t> document_end_;
+  std::vector<int64_t> tokens_;  // of a row, and the one behind it
+  std::vector<int64_t> labels_;
+  std::vector<int32_t> starts_;
+  int64_t targets_ = 0;
 };
 
-at::Tensor host_tensor(int64_t tokens, at::Device device) {
-  return at::empty({tokens}, at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+at::Tensor host_list(const LoaderOptions& options, at::ScalarType type) {
+  return at::empty({options.micro_batch_size * options.seq_len}, at::TensorOptions().dtype(type));
 }
 
-// Each token's place in its row.
-at::Tensor positions_of(const ListPart& part, int64_t seq_len) {
-  at::Tensor positions = at::empty({part.tokens}, at::TensorOptions().dtype(at::kInt));
-  const std::span<int32_t> list(positions.mutable_data_ptr<int32_t>(), static_cast<size_t>(part.tokens));
-  auto to = list.begin();
-  for (const kernels::TokenRange& range : part.ranges) {
-    for (int64_t i = range.begin; i < range.end; ++i) *to++ = static_cast<int32_t>(i % seq_len);
+// Each token's place in its document.
+at::Tensor positions_of(const std::vector<int32_t>& starts) {
+  at::Tensor positions = at::empty({starts.back()}, at::TensorOptions().dtype(at::kInt));
+  auto* to = positions.mutable_data_ptr<int32_t>();
+  for (size_t i = 0; i + 1 < starts.size(); ++i) {
+    std::iota(to + starts[i], to + starts[i + 1], 0);
   }
   return positions;
 }
 
-// Tokens [first, first + to.size()) of a row whose `targets` tokens are `row`; the rest of a row is
-// `filling`.
-void copy_or_fill(std::span<const int64_t> row, int64_t first, int64_t filling, std::span<int64_t> to) {
-  const auto begin = std::min(static_cast<size_t>(first), row.size());
-  const auto there = row.subspan(begin, std::min(to.size(), row.size() - begin));
-  std::fill(std::ranges::copy(there, to.begin()).out, to.end(), filling);
+// The whole list of rows `first` and following, on the host.
+Microbatch read_list(RowReader& reader, const LoaderOptions& options, const Rows& rows, int64_t first) {
+  const int64_t seq = options.seq_len;
+  Microbatch list;
+  list.tokens = host_list(options, at::kLong);
+  list.labels = host_list(options, at::kLong);
+  std::vector<int32_t> starts;
+  for (int64_t i = 0; i < options.micro_batch_size; ++i) {
+    reader.read(rows(first + i));
+    std::ranges::copy(reader.tokens(), list.tokens.mutable_data_ptr<int64_t>() + i * seq);
+    std::ranges::copy(reader.labels(), list.labels.mutable_data_ptr<int64_t>() + i * seq);
+    for (const int32_t start : reader.starts()) starts.push_back(static_cast<int32_t>(i * seq) + start);
+    list.targets += reader.targets();
+  }
+  starts.push_back(static_cast<int32_t>(options.micro_batch_size * seq));
+  list.positions = positions_of(starts);
+  list.segments = kernels::make_segments(std::move(starts), options.device);
+  return list;
 }
 
-// Rows of a step over all data ranks, by their number.
-using Rows = std::function<Row(int64_t)>;
-
-// Fills the lists, where they are defined, with the part of rows `first` and following. `buffer` holds a row
-// and the token behind it.
-void read_rows(const TokenDataset& dataset, int64_t seq_len, const ListPart& part, const Rows& rows,
-               int64_t first, std::span<int64_t> buffer, Microbatch& to) {
-  int64_t read = -1;  // the row in the buffer
-  int64_t local = 0;
-  size_t targets = 0;
-  for (const kernels::TokenRange& range : part.ranges) {
-    if (const int64_t number = range.begin / seq_len; number != read) {
-      const Row row = rows(first + number);
-      targets = static_cast<size_t>(row.targets);
-      if (targets > 0) dataset.read(row.first, buffer.first(targets + 1));
-      read = number;
-    }
-    const auto fill = [&](const at::Tensor& list, std::span<const int64_t> row, int64_t filling) {
-      if (!list.defined()) return;
-      copy_or_fill(row, range.begin % seq_len, filling,
-                   {list.mutable_data_ptr<int64_t>() + local, static_cast<size_t>(range.length())});
-    };
-    fill(to.tokens, buffer.first(targets), 0);
-    fill(to.labels, buffer.subspan(1, targets), ignore_label);
-    local += range.length();
-  }
+// Pinned memory that a copy still reads is not handed out again before the copy is done.
+at::Tensor to_device(const at::Tensor& host, at::Device device) {
+  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
 
-// Rows `first` and following, as many as fit.
-Microbatch load_microbatch(const TokenDataset& dataset, const LoaderOptions& options, const ListPart& part,
-                           const Rows& rows, int64_t first, std::span<int64_t> buffer) {
-  Microbatch microbatch;
-  for (int64_t i = 0; i < options.micro_batch_size; ++i) microbatch.targets += rows(first + i).targets;
-  if (options.need_tokens) microbatch.tokens = host_tensor(part.tokens, options.device);
-  if (options.need_labels) microbatch.labels = host_tensor(part.tokens, options.device);
-  if (options.need_tokens || options.need_labels) {
-    read_rows(dataset, options.seq_len, part, rows, first, buffer, microbatch);
-  }
-  // Pinned memory that a copy still reads is not handed out again before the copy is done.
-  if (options.need_tokens) microbatch.tokens = microbatch.tokens.to(options.device, /*non_blocking=*/true);
-  if (options.need_labels) microbatch.labels = microbatch.labels.to(options.device, /*non_blocking=*/true);
-  return microbatch;
+std::shared_ptr<const kernels::ContextSplit> make_split(const LoaderOptions& o) {
+  if (o.cp_size == 1) return nullptr;
+  return std::make_shared<const kernels::ContextSplit>(
+      kernels::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank));
 }
 
 Step load_step(const TokenDataset& dataset, const LoaderOptions& options, const Rows& rows) {
-  const int64_t b = options.micro_batch_size;
-  const int64_t seq = options.seq_len;
-  const ListPart part(options);
-  const at::Tensor positions = positions_of(part, seq).to(options.device);
-  const kernels::Segments segments = kernels::equal_segments(b, seq, options.device);
-  std::vector<int64_t> buffer(static_cast<size_t>(seq) + 1);
+  const std::shared_ptr<const kernels::ContextSplit> split = make_split(options);
+  const int64_t all = options.dp_size * options.micro_batch_size;  // rows of all data ranks
+  RowReader reader(dataset, options);
   Step step;
   for (int64_t j = 0; j < options.microbatches; ++j) {
-    const int64_t first = (j * options.dp_size + options.dp_rank) * b;
-    Microbatch& microbatch =
-        step.microbatches.emplace_back(load_microbatch(dataset, options, part, rows, first, buffer));
-    microbatch.positions = positions;
-    microbatch.segments = segments;
-    microbatch.context = part.context;
-    const int64_t all = options.dp_size * b;  // rows of all data ranks
-    microbatch.global_tokens = all * seq;
-    for (int64_t i = j * all; i < (j + 1) * all; ++i) microbatch.global_targets += rows(i).targets;
+    Microbatch list = read_list(reader, options, rows, j * all + options.dp_rank * options.micro_batch_size);
+    if (!options.need_tokens) list.tokens.reset();
+    if (!options.need_labels) list.labels.reset();
+    Microbatch& microbatch = step.microbatches.emplace_back(split ? part_of(list, split) : std::move(list));
+    for (at::Tensor* tensor : {&microbatch.tokens, &microbatch.labels, &microbatch.positions}) {
+      if (tensor->defined()) *tensor = to_device(*tensor, options.device);
+    }
+    microbatch.global_tokens = all * options.seq_len;
+    for (int64_t i = j * all; i < (j + 1) * all; ++i) microbatch.global_targets += reader.targets_of(rows(i));
     step.targets += microbatch.global_targets;
   }
   return step;
@@ -135,7 +146,7 @@ const LoaderOptions& checked(const LoaderOptions& o) {
         "positive, and the rank below their number",
         o.seq_len, o.micro_batch_size, o.microbatches, o.dp_rank, o.dp_size));
   }
-  ListPart{o};  // throws where rows cannot be cut so
+  make_split(o);  // throws where rows cannot be cut so
   return o;
 }
 

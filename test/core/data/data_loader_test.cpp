@@ -331,3 +331,34 @@ TEST_CASE("pieces of a zigzag, written out") {
                   Error);
   CHECK_THROWS_AS(part_of(microbatch, microbatch.context), Error);  // it is a part already
 }
+
+TEST_CASE("rows are cut into documents behind the token that ends them") {
+  const ScratchFolder folder;
+  const std::vector<uint16_t> ids = {5, 9, 1, 2, 3, 4, 6, 9, 9, 7, 8, 9, 1};
+  const TokenDataset dataset({write_ids(folder, "tokens.bin", ids), Format::bin, 2}, 16);
+  const LoaderOptions options{.seq_len = seq_len, .micro_batch_size = 3, .document_end = 9};
+  const Step step = DataLoader(dataset, options, /*shuffle=*/false, 0).step(0);
+  const Microbatch& all = step.microbatches.at(0);
+  CHECK(tokens_of(all) == Rows{{5, 9}, {1, 2}, {3, 4, 6, 9}, {9}, {7, 8, 9}});
+  // What follows the end of a document is no target, in the row or behind it.
+  const int64_t none = ignore_label;
+  CHECK(labels_of(all) == Rows{{9, none}, {2, 3}, {4, 6, 9, none}, {none}, {8, 9, none}});
+  CHECK(at::equal(all.positions, at::tensor({0, 1, 0, 1, 0, 1, 2, 3, 0, 0, 1, 2}, at::kInt)));
+  CHECK(all.targets == 8);
+  CHECK(all.global_targets == 8);
+  CHECK(step.targets == 8);
+  CHECK(all.segments.longest == 4);
+
+  // Data ranks know each other's targets; context ranks have the documents of the whole list.
+  LoaderOptions shared{
+      .seq_len = seq_len, .dp_size = 3, .dp_rank = 1, .cp_size = 2, .cp_rank = 1, .document_end = 9};
+  shared.cp_order = kernels::ContextOrder::contiguous;
+  const Step part = DataLoader(dataset, shared, false, 0).step(0);
+  const Microbatch& own = part.microbatches.at(0);
+  CHECK(at::equal(own.tokens, at::tensor({6, 9}, at::kLong)));
+  CHECK(at::equal(own.positions, at::tensor({2, 3}, at::kInt)));
+  CHECK(own.segments.host_starts == std::vector<int32_t>{0, 4});
+  CHECK(own.targets == 3);
+  CHECK(own.global_targets == 8);
+  CHECK(part.targets == 8);
+}
