@@ -23,7 +23,7 @@ struct GridJob {
   bool tied = false;
   bool documents = false;  // of unequal length, which the row ends cut
   std::string recompute = "none";
-  std::string reshard;  // empty: unset
+  std::string reshard = {};  // empty: unset
   std::string reduce_gradients = "step";
   std::string cp_kind = "ring";
   bool post_validation = false;

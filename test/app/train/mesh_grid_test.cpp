@@ -1,6 +1,7 @@
 // Every legal mesh of up to eight ranks trains as one rank does: losses, gradients and norms agree closely,
 // and to the bit where the same sums are taken in the same order.
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/norm.h>
 
 #include <map>
 
@@ -54,7 +55,7 @@ void check_first_gradients(const fs::path& run_dir, const fs::path& reference_di
   for (const std::string& name : reader.names(file)) {
     const at::Tensor expected = read(reference, file, name);
     const double norm = expected.norm().item<double>();
-    const double difference = (read(reader, file, name) - expected).norm().item<double>();
+    const double difference = read(reader, file, name).sub(expected).norm().item<double>();
     if (difference > worst * norm) {
       worst = norm > 0 ? difference / norm : 1;
       where = name;
