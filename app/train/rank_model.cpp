@@ -94,7 +94,7 @@ void RankModel::add_part(int stage, const models::Seams& seams) {
   const shard::ShardPolicy policy{
       .keep = reshards_after_forward(plan.job.distributed) ? shard::Keep::streamed : shard::Keep::kept,
       .reduce = reduces_every_microbatch() ? shard::ReduceEvery::microbatch : shard::ReduceEvery::step};
-  part.weights = std::make_unique<shard::StageWeights>(parameters, stage_ranks(), policy,
+  part.weights = std::make_unique<shard::StageWeights>(parameters, stage_ranks(), policy, sums_,
                                                        fmt::format("stage {}", stage));
   part.stage->use_weights(*part.weights);
   part.optimizer = optim::make_optimizer(plan.job.optimizer, parameters.shards(),

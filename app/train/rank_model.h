@@ -81,6 +81,7 @@ class RankModel {
   RunContext& context_;
   const schedule::Schedule& schedule_;
   std::unique_ptr<comm::Communicator> kv_copies_;  // of tp: the ranks with this one's key-value heads
+  shard::GradientSums sums_;
   std::vector<Part> parts_;
   shard::GradNorm norm_;
   int64_t optimizer_step_ = 0;

@@ -11,9 +11,9 @@
 
 namespace pptrain::shard {
 
-// Sums overlap; but each of their steps begins in the order in which the sums were begun, so that collectives
-// meet their own on all ranks, whenever a rank looks. What a stage's ranks begin here, they begin in one
-// order.
+// Of all that a rank sums: groups that share a communicator must share this. Sums overlap; but each of their
+// steps begins in the order in which the sums were begun, which is the same on all ranks, so that collectives
+// meet their own, whenever a rank looks.
 class GradientSums {
  public:
   // `finished` is called once the sum is there, in the order of begin(), by advance(), finish() or

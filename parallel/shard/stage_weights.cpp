@@ -38,8 +38,8 @@ bool takes(nn::Use use, const nn::ParameterGroup::Whole& buffer) {
 }  // namespace
 
 StageWeights::StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy,
-                           std::string name)
-    : policy_(policy), name_(std::move(name)) {
+                           GradientSums& sums, std::string name)
+    : policy_(policy), sums_(sums), name_(std::move(name)) {
   for (nn::ParameterGroup& group : store.groups()) {
     const bool experts = group.spread() == nn::Spread::experts;
     const size_t buffers = group.whole().size();

@@ -47,10 +47,10 @@ struct Pass {
 class StageWeights final : public nn::WeightAccess {
  public:
   // `store`: the stage's parameters, materialised; they are divided as `ranks` are, and have own gradients
-  // where they are summed after each microbatch. `name` stands for the stage in messages. All must outlive
-  // this.
+  // where they are summed after each microbatch. `sums`: of all stages of this rank. `name` stands for the
+  // stage in messages. All must outlive this.
   StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy,
-               std::string name);
+               GradientSums& sums, std::string name);
 
   // UNSHARD: weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that
   // `next`, the stage's next pass, uses; passes gather the others, each while the one before computes.
@@ -67,7 +67,7 @@ class StageWeights final : public nn::WeightAccess {
 
   // Waits for gathers under way, so that masters may change.
   void settle();
-  // The end of the list: waits for sums under way.
+  // The end of the list: waits for sums under way, those of other stages too.
   void finish();
   // Passes are thrown away: waits for gathers under way and takes gathered weights for stale.
   void discard();
@@ -101,9 +101,9 @@ class StageWeights final : public nn::WeightAccess {
   std::string reduction_of(size_t group) const;
 
   ShardPolicy policy_;
+  GradientSums& sums_;
   std::string name_;
-  std::deque<Group> groups_;  // sums under way refer to them
-  GradientSums sums_;
+  std::deque<Group> groups_;     // sums under way refer to them
   std::array<Order, 2> orders_;  // of the last forward and the last backward (or its input part)
   Pass pass_;                    // under way, or about to begin
   Order acquired_;               // in this pass so far

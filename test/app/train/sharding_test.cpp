@@ -199,7 +199,7 @@ std::vector<Held> held_by(const Overrides& overrides) {
 }  // namespace
 
 TEST_CASE("a rank of two shards holds half of masters and states", "[sharding]") {
-  const Overrides base = {"model.hidden_size=64", "model.intermediate_size=192", "model.num_hidden_layers=2"};
+  const Overrides base = {"model.hidden_size=256", "model.intermediate_size=704", "model.num_hidden_layers=2"};
   const Held whole = held_by(with(base, shards(1, 2)))[0];
   int64_t states = 0;
   for (const Held& half : held_by(with(base, shards(2)))) {
@@ -218,9 +218,10 @@ TEST_CASE("streamed weights are whole a few groups at a time, and nothing of a s
     for (const Overrides& policy : {keep, reshard}) {
       for (const Overrides& reduce : {Overrides{}, every_microbatch}) {
         const TemporaryFolder folder;
-        const app::Plan plan = pptrain::test::small_plan(
-            small_job_text(), folder.path(),
-            with(tiny, {"model.num_hidden_layers=8"}, schedule_of(schedule, pp), shards(2), policy, reduce));
+        const app::Plan plan =
+            pptrain::test::small_plan(small_job_text(), folder.path(),
+                                      with(tiny, Overrides{"model.num_hidden_layers=8"},
+                                           schedule_of(schedule, pp), shards(2), policy, reduce));
         std::mutex mutex;  // Catch's assertions are not for several threads at once
         app::run_ranks(plan, [&](app::RunContext& context) {
           app::RankModel model(context);

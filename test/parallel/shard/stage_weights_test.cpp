@@ -140,7 +140,8 @@ Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& p
   const nn::Division division = groups.division(policy.reduce == ReduceEvery::microbatch);
   store.materialise(at::kCPU, at::kBFloat16, true, {.dense = division, .experts = division});
   store.initialise(3);
-  StageWeights weights(store, groups.stage_ranks(), policy, "stage 0");
+  shard::GradientSums sums;
+  StageWeights weights(store, groups.stage_ranks(), policy, sums, "stage 0");
   FakeStage stage(weights, store, whole, world.rank());
   Outcome outcome;
   for (int step = 0; step < 2; ++step) {
@@ -220,7 +221,9 @@ TEST_CASE("weights that a pass throws away are gathered anew after masters have 
     declare(store);
     whole.materialise(at::kCPU, at::kFloat);
     store.materialise(at::kCPU, at::kFloat, true, {.dense = groups.division(), .experts = groups.division()});
-    StageWeights weights(store, groups.stage_ranks(), {.keep = keep, .reduce = ReduceEvery::step}, "stage 0");
+    shard::GradientSums sums;
+    StageWeights weights(store, groups.stage_ranks(), {.keep = keep, .reduce = ReduceEvery::step}, sums,
+                         "stage 0");
     FakeStage stage(weights, store, whole, world.rank());
     for (const uint64_t seed : {1, 2, 3}) {
       weights.settle();  // what is under way reads masters
@@ -245,7 +248,8 @@ TEST_CASE("lists that do not fit are refused by the group's name") {
       declare(store);
       store.materialise(at::kCPU, at::kFloat, true,
                         {.dense = groups.division(), .experts = groups.division()});
-      StageWeights weights(store, groups.stage_ranks(), {}, "stage 0");
+      shard::GradientSums sums;
+      StageWeights weights(store, groups.stage_ranks(), {}, sums, "stage 0");
       body(weights);
     });
   };
