@@ -63,7 +63,7 @@ void choose_schedule(GridJob& job, size_t turn) {
 }
 
 void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh) {
-  constexpr std::array recomputes{"none", "selective", "full", "none"};
+  constexpr std::array recomputes{"none", "cheap", "selective", "full"};
   constexpr std::array reshards{"", "true", "false"};
   const size_t turn = jobs.size();
   GridJob job{.mesh = mesh};
