@@ -20,14 +20,15 @@ struct Sum {
   double ratio() const { return any() ? measured / modelled : 1; }
 };
 
-BatchShape on_device(BatchShape batch, const DeviceModel& device) {
+std::map<Recompute, Footprints> footprints_of(const ModelConfig& model, BatchShape batch,
+                                              const DeviceModel& device) {
   batch.device = device.name == "cpu" ? at::kCPU : at::kCUDA;
-  return batch;
-}
-
-BatchShape without_recompute(BatchShape batch) {
-  batch.recompute = Recompute::none;
-  return batch;
+  std::map<Recompute, Footprints> result;
+  for (const Recompute recompute : all_recomputes) {
+    batch.recompute = recompute;
+    result.emplace(recompute, Footprints(model, batch));
+  }
+  return result;
 }
 
 }  // namespace
@@ -37,8 +38,7 @@ CostModel::CostModel(const ModelConfig& model, const Workload& workload, const D
     : workload_(workload),
       device_(device),
       calibration_(calibration),
-      footprints_(model, on_device(workload.batch, device)),
-      kept_(model, without_recompute(footprints_.batch())),
+      footprints_(footprints_of(model, workload.batch, device)),
       flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
       bandwidth_(device.memory_bandwidth) {
   if (device.name == "cpu") {
@@ -54,6 +54,11 @@ double CostModel::seconds(const kernels::Cost& cost) const {
          static_cast<double>(cost.kernels) * device_.launch;
 }
 
+Recompute CostModel::recompute_of(const StageSlice& slice) const {
+  return workload_.recompute.empty() ? workload_.batch.recompute
+                                     : workload_.recompute.at(static_cast<size_t>(slice.index));
+}
+
 // Embedding and head are what a stage with them costs beyond one without.
 CostModel::Parts CostModel::parts(const StageSlice& slice) const {
   const StageSlice blocks{.index = 0,
@@ -61,21 +66,22 @@ CostModel::Parts CostModel::parts(const StageSlice& slice) const {
                           .end_layer = slice.end_layer,
                           .embedding = false,
                           .head = false};
-  const StageFootprint& own = kept_.of(blocks);
+  const Footprints& kept = footprints_.at(Recompute::none);
+  const StageFootprint& own = kept.of(blocks);
   Parts parts{.forward = seconds(own.forward.cost),
               .input = seconds(own.backward_input.cost),
               .weight = seconds(own.backward_weight.cost)};
-  parts.again = seconds(footprints_.of(blocks).backward_input.cost) - parts.input;
+  parts.again = seconds(footprint(blocks, recompute_of(slice)).backward_input.cost) - parts.input;
   if (slice.embedding) {
     StageSlice first = blocks;
     first.embedding = true;
-    parts.embedding_forward = seconds(kept_.of(first).forward.cost - own.forward.cost);
-    parts.embedding_weight = seconds(kept_.of(first).backward_weight.cost - own.backward_weight.cost);
+    parts.embedding_forward = seconds(kept.of(first).forward.cost - own.forward.cost);
+    parts.embedding_weight = seconds(kept.of(first).backward_weight.cost - own.backward_weight.cost);
   }
   if (slice.head) {
     StageSlice last = blocks;
     last.head = true;
-    parts.head = seconds(kept_.of(last).forward.cost - own.forward.cost);
+    parts.head = seconds(kept.of(last).forward.cost - own.forward.cost);
   }
   return parts;
 }
@@ -97,7 +103,8 @@ double CostModel::optimizer(int64_t parameters) const {
 
 double CostModel::transfer() const {
   const StageSlice any{.index = 0, .first_layer = 0, .end_layer = 1, .embedding = false, .head = false};
-  return device_.link_latency + static_cast<double>(kept_.of(any).boundary) / device_.link_bandwidth;
+  return device_.link_latency +
+         static_cast<double>(footprint(any, Recompute::none).boundary) / device_.link_bandwidth;
 }
 
 double CostModel::all_reduce(int64_t bytes, int64_t replicas) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "models/device_model.h"
@@ -16,8 +17,9 @@ namespace pptrain::models {
 // One microbatch of a job on one rank, and its optimizer.
 struct Workload {
   BatchShape batch;
-  int64_t threads = 1;         // CPU threads of a rank; products are taken to scale with them
-  double optimizer_bytes = 0;  // that a step moves for each parameter
+  std::vector<Recompute> recompute{};  // of each stage; none: batch.recompute serves all
+  int64_t threads = 1;                 // CPU threads of a rank; products are taken to scale with them
+  double optimizer_bytes = 0;          // that a step moves for each parameter
 };
 
 // Mean seconds of a run's actions on one stage; 0 where the run had none of the kind.
@@ -60,7 +62,13 @@ class CostModel {
   double exchange(int64_t ranks) const;                      // seconds until all know what one knows
   double overhead() const { return calibration_.overhead; }  // seconds a step, on every rank
 
-  const StageFootprint& footprint(const StageSlice& slice) const { return footprints_.of(slice); }
+  const StageFootprint& footprint(const StageSlice& slice) const {
+    return footprint(slice, recompute_of(slice));
+  }
+  // Of the stage if it recomputed so much.
+  const StageFootprint& footprint(const StageSlice& slice, Recompute recompute) const {
+    return footprints_.at(recompute).of(slice);
+  }
 
  private:
   friend class Calibrator;
@@ -74,15 +82,15 @@ class CostModel {
     double embedding_weight = 0;
     double head = 0;
   };
+  Recompute recompute_of(const StageSlice& slice) const;
   Parts parts(const StageSlice& slice) const;
   double seconds(const kernels::Cost& cost) const;
 
   Workload workload_;
   DeviceModel device_;
   Calibration calibration_;
-  Footprints footprints_;
-  Footprints kept_;  // the same without recompute
-  double flops_;     // rates of this rank
+  std::map<Recompute, Footprints> footprints_;  // all of them
+  double flops_;                                // rates of this rank
   double bandwidth_;
 };
 

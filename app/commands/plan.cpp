@@ -12,6 +12,7 @@
 #include "app/plan/load_plan.h"
 #include "app/plan/prediction.h"
 #include "app/plan/search.h"
+#include "app/plan/stage_recompute.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -58,9 +59,11 @@ std::string render_bytes(const Prediction& p) {
 
 std::string text_plan(const Plan& plan, const Prediction& p, const CostSource& source, bool colour) {
   const schedule::Schedule& compute = plan.compute;
-  std::string out = fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}; costs {}\n\n",
-                                plan.job.distributed.pp_schedule, compute.ranks, compute.stages_per_rank,
-                                fmt::join(pipeline::layers_per_stage(plan.layers), "+"), source.description);
+  std::string out =
+      fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}, recompute {}; costs {}\n\n",
+                  plan.job.distributed.pp_schedule, compute.ranks, compute.stages_per_rank,
+                  fmt::join(pipeline::layers_per_stage(plan.layers), "+"),
+                  describe_recompute(plan.job.train.recompute), source.description);
   out += schedule::render_text(compute, schedule::simulate(compute, p.costs),
                                {.colour = colour, .max_columns = grid_columns});
   out += fmt::format(
@@ -82,6 +85,7 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
                       {"rank", plan.schedule.rank_of(stage)},
                       {"first_layer", first},
                       {"layers", end - first},
+                      {"recompute", models::to_string(stage_recompute(plan.job.train.recompute, stage))},
                       {"forward", seconds(schedule::ActionKind::forward)},
                       {"backward", seconds(schedule::ActionKind::backward)},
                       {"backward_input", seconds(schedule::ActionKind::backward_input)},

@@ -2,8 +2,11 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <utility>
+
 #include "app/plan/measured_costs.h"
 #include "app/plan/plan.h"
+#include "app/plan/stage_recompute.h"
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 
@@ -20,11 +23,16 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
 }
 
 models::Workload workload_of(const config::JobConfig& job) {
+  const std::vector<std::string>& words = job.train.recompute;
+  std::vector<models::Recompute> recompute;
+  for (int stage = 0; words.size() > 1 && stage < static_cast<int>(words.size()); ++stage)
+    recompute.push_back(stage_recompute(words, stage));
   return {.batch = {.documents = job.train.micro_batch_size,
                     .length = job.train.seq_len,
                     .bfloat16 = job.train.dtype == "bf16",
-                    .recompute = models::make_recompute(job.train.recompute),
+                    .recompute = models::make_recompute(words.front()),
                     .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA},
+          .recompute = std::move(recompute),
           .threads = job.run.threads,
           .optimizer_bytes =
               optim::optimizer_footprint(job.optimizer).moved_bytes(job.optimizer.post_validation)};

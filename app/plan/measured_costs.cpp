@@ -2,7 +2,10 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <utility>
+
 #include "app/plan/plan.h"
+#include "app/plan/stage_recompute.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/optim/optimizer.h"
@@ -77,11 +80,14 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   const std::vector<models::MeasuredStage> stages = measured_stages(trace);
   const models::Measurement measured{
       .stages = stages, .optimizer = optimizer_of(trace, stages, model), .overhead = overhead_of(trace)};
+  std::vector<models::Recompute> recompute;
+  for (size_t stage = 0; stage < stages.size(); ++stage)
+    recompute.push_back(stage_recompute(trace.run.recompute, static_cast<int>(stage)));
   const models::Workload workload{
       .batch = {.documents = trace.run.micro_batch_size,
                 .length = trace.run.seq_len,
-                .bfloat16 = trace.run.dtype == "bf16",
-                .recompute = models::make_recompute(trace.run.recompute)},
+                .bfloat16 = trace.run.dtype == "bf16"},
+      .recompute = std::move(recompute),
       .threads = trace.run.threads,
       .optimizer_bytes =
           optim::optimizer_footprint(base.job.optimizer).moved_bytes(trace.run.post_validation)};

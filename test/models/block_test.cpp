@@ -65,8 +65,8 @@ Passes run(const models::BlockConfig& config, const models::Seams& seams, const 
 
 TEST_CASE("a region's order of rows is what attention and feed-forward see, in both passes") {
   at::set_num_threads(1);
-  const auto recompute =
-      GENERATE(models::Recompute::none, models::Recompute::selective, models::Recompute::full);
+  const auto recompute = GENERATE(models::Recompute::none, models::Recompute::cheap,
+                                  models::Recompute::selective, models::Recompute::full);
   const auto mode = GENERATE(nn::WeightGradQueue::Mode::immediate, nn::WeightGradQueue::Mode::deferred);
   const models::ModelConfig model = small_model("qwen3", false);
   models::BlockConfig config = models::find_architecture("qwen3").block(model);
