@@ -157,9 +157,12 @@ nlohmann::ordered_json recompute_json(const std::vector<std::string>& words) {
   return words.size() == 1 ? nlohmann::ordered_json(words.front()) : nlohmann::ordered_json(words);
 }
 
-std::string short_split(const pipeline::LayerAssignment& layers) {
-  const std::string text = fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), "+"));
+std::string shortened(const std::string& text) {
   return text.size() <= 28 ? text : text.substr(0, 25) + "...";
+}
+
+std::string short_split(const pipeline::LayerAssignment& layers) {
+  return shortened(fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), "+")));
 }
 
 }  // namespace
@@ -180,17 +183,17 @@ std::vector<Candidate> search(const PlanBase& base, const CostSource& source, co
 }
 
 std::string render_ranking(const std::vector<Candidate>& candidates, double budget, size_t rows) {
-  std::string out = fmt::format("{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<20} {:>10} {:>10} {:>8} {:>10}\n",
+  std::string out = fmt::format("{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<28} {:>10} {:>10} {:>8} {:>10}\n",
                                 "rank", "schedule", "stages", "m", "mbs", "layers per stage", "recompute",
                                 "step", "tok/s", "bubble", "peak");
   for (size_t i = 0; i < std::min(rows, candidates.size()); ++i) {
     const Candidate& c = candidates[i];
     out += fmt::format(
-        "{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<20} {:>8.4g} s {:>10.0f} {:>6.1f} % {:>7.2f} GB{}\n",
+        "{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<28} {:>8.4g} s {:>10.0f} {:>6.1f} % {:>7.2f} GB{}\n",
         i + 1, c.choice.schedule, c.choice.stages_per_rank, c.choice.grad_accum_steps,
-        c.choice.micro_batch_size, short_split(c.choice.layers), describe_recompute(c.choice.recompute),
-        c.step_time, c.tokens_per_s, 100 * c.bubble, static_cast<double>(c.peak_bytes) / 1e9,
-        c.fits ? "" : "  does not fit");
+        c.choice.micro_batch_size, short_split(c.choice.layers),
+        shortened(describe_recompute(c.choice.recompute)), c.step_time, c.tokens_per_s, 100 * c.bubble,
+        static_cast<double>(c.peak_bytes) / 1e9, c.fits ? "" : "  does not fit");
   }
   if (candidates.size() > rows) out += fmt::format("... and {} more\n", candidates.size() - rows);
   if (budget > 0) out += fmt::format("budget {:.2f} GB a rank\n", budget / 1e9);

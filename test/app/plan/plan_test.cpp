@@ -200,13 +200,15 @@ TEST_CASE("the search over microbatches keeps the samples of a step") {
 
 TEST_CASE("costs from a run's trace give back its own times") {
   const TemporaryFolder folder;
-  const std::vector<std::string> layout = {"distributed.pp=2", "train.grad_accum_steps=4", "train.steps=5",
-                                           "train.seq_len=64", "profile.trace=true"};
+  const std::vector<std::string> layout = {"distributed.pp=2",   "train.grad_accum_steps=4",
+                                           "train.steps=5",      "train.seq_len=64",
+                                           "profile.trace=true", R"(train.recompute=["cheap", "none"])"};
   run_small_job(small_job_text(), folder.path() / "run", layout);
   const std::string trace_path = (folder.path() / "run/trace.json").string();
   const app::TraceSummary trace = app::read_trace(trace_path);
   CHECK(trace.run.layers_per_stage == std::vector<int64_t>{2, 2});
   CHECK(trace.run.microbatches == 4);
+  CHECK(trace.run.recompute == std::vector<std::string>{"cheap", "none"});
   CHECK(trace.run.schedule == "1f1b");
   CHECK(trace.run.model.hidden == 32);
   CHECK(trace.run.model.tied == false);
