@@ -31,11 +31,15 @@ models::Seams seams_of(RunContext& context) {
 
 // Matrices that the ranks of a stage hold parts of are made whole on one of them.
 optim::Surroundings optimizer_surroundings(RunContext& context) {
+  optim::Surroundings surroundings{.make_exchange = {},
+                                   .balance_rate = context.job.model.router_bias_update_rate};
   comm::Communicator& stage = context.mesh.of(mesh::Group::stage);
-  if (stage.size() == 1) return {};
-  return {.make_exchange = [&stage](std::vector<optim::MatrixPart> parts) {
-    return std::make_unique<shard::MatrixExchange>(stage, std::move(parts));
-  }};
+  if (stage.size() > 1) {
+    surroundings.make_exchange = [&stage](std::vector<optim::MatrixPart> parts) {
+      return std::make_unique<shard::MatrixExchange>(stage, std::move(parts));
+    };
+  }
+  return surroundings;
 }
 
 at::ScalarType compute_dtype(const config::JobConfig& job) {

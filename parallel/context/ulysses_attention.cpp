@@ -31,7 +31,7 @@ Tensor by_rank(const Tensor& x, int64_t ranks) {
 
 // And back, contiguous.
 Tensor joined(const Tensor& x) {
-  return x.transpose(0, 1).reshape({x.size(1), x.size(0) * x.size(2), x.size(3)});
+  return x.transpose(0, 1).reshape({x.size(1), x.size(0) * x.size(2), x.size(3)}).contiguous();
 }
 
 // to[rank] <- the key-value heads x [tokens, kv_heads, head_dim] that the rank needs.
