@@ -26,11 +26,6 @@ BatchShape on_device(BatchShape batch, const DeviceModel& device) {
   return batch;
 }
 
-BatchShape without_recompute(BatchShape batch) {
-  batch.recompute = Recompute::none;
-  return batch;
-}
-
 StageSlice blocks_of(const StageSlice& slice) {
   return {.index = 0,
           .first_layer = slice.first_layer,
@@ -62,11 +57,18 @@ ParallelShape parallel_shape(const mesh::MeshShape& mesh, ContextKind cp_kind) {
   return {.dp_shard = data, .cp = mesh.cp, .tp = mesh.tp, .ep = mesh.ep, .batch = data, .cp_kind = cp_kind};
 }
 
-std::shared_ptr<const Footprints> FootprintCache::of(const BatchShape& batch) {
-  const auto found =
-      std::ranges::find_if(known_, [&](const auto& footprints) { return footprints->batch() == batch; });
-  if (found != known_.end()) return *found;
-  return known_.emplace_back(std::make_shared<const Footprints>(model_, batch));
+RecomputeFootprints::RecomputeFootprints(const ModelConfig& model, BatchShape batch) {
+  for (const Recompute recompute : all_recomputes) {
+    batch.recompute = recompute;
+    each_.emplace_back(model, batch);
+  }
+}
+
+std::shared_ptr<const RecomputeFootprints> FootprintCache::of(BatchShape batch) {
+  batch.recompute = Recompute::none;
+  const auto found = std::ranges::find(known_, batch, [](const auto& known) { return known.first; });
+  if (found != known_.end()) return found->second;
+  return known_.emplace_back(batch, std::make_shared<const RecomputeFootprints>(model_, batch)).second;
 }
 
 CostModel::CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
@@ -80,7 +82,6 @@ CostModel::CostModel(FootprintCache& cache, const Workload& workload, const Devi
       calibration_(calibration),
       links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device, workload.mesh)),
       footprints_(cache.of(on_device(workload.batch, device))),
-      kept_(cache.of(without_recompute(footprints_->batch()))),
       flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
       bandwidth_(device.memory_bandwidth) {
   if (device.name == "cpu") {
@@ -106,10 +107,16 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
   return time;
 }
 
+Recompute CostModel::recompute_of(const StageSlice& slice) const {
+  return workload_.recompute.empty() ? workload_.batch.recompute
+                                     : workload_.recompute.at(static_cast<size_t>(slice.index));
+}
+
 // Embedding and head are what a stage with them costs beyond one without.
 CostModel::Parts CostModel::parts(const StageSlice& slice) const {
   const StageSlice blocks = blocks_of(slice);
-  const StageFootprint& own = kept_->of(blocks);
+  const Footprints& kept = footprints_->with(Recompute::none);
+  const StageFootprint& own = kept.of(blocks);
   Parts parts{.forward = time(own.forward.cost),
               .again = {},
               .input = time(own.backward_input.cost),
@@ -117,17 +124,17 @@ CostModel::Parts CostModel::parts(const StageSlice& slice) const {
               .embedding_forward = {},
               .embedding_weight = {},
               .head = {}};
-  parts.again = time(footprints_->of(blocks).backward_input.cost) - parts.input;
+  parts.again = time(footprint(blocks, recompute_of(slice)).backward_input.cost) - parts.input;
   if (slice.embedding) {
     StageSlice first = blocks;
     first.embedding = true;
-    parts.embedding_forward = time(kept_->of(first).forward.cost - own.forward.cost);
-    parts.embedding_weight = time(kept_->of(first).backward_weight.cost - own.backward_weight.cost);
+    parts.embedding_forward = time(kept.of(first).forward.cost - own.forward.cost);
+    parts.embedding_weight = time(kept.of(first).backward_weight.cost - own.backward_weight.cost);
   }
   if (slice.head) {
     StageSlice last = blocks;
     last.head = true;
-    parts.head = time(kept_->of(last).forward.cost - own.forward.cost);
+    parts.head = time(kept.of(last).forward.cost - own.forward.cost);
   }
   return parts;
 }
@@ -158,7 +165,7 @@ double CostModel::optimizer(int64_t parameters) const {
 
 double CostModel::transfer(int from, int to) const {
   const StageSlice any{.index = 0, .first_layer = 0, .end_layer = 1, .embedding = false, .head = false};
-  return links_->transfer(from, to, static_cast<double>(kept_->of(any).boundary));
+  return links_->transfer(from, to, static_cast<double>(footprint(any, Recompute::none).boundary));
 }
 
 StageExchange CostModel::exchange(const StageSlice& slice) const {

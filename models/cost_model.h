@@ -2,8 +2,10 @@
 // run measured.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "models/device_model.h"
@@ -22,8 +24,9 @@ struct Workload {
   BatchShape batch;  // its `parallel` is the mesh's: parallel_shape()
   mesh::MeshShape mesh = {};
   Sharding sharding = {};
-  int64_t threads = 1;         // CPU threads of a rank; products are taken to scale with them
-  double optimizer_bytes = 0;  // that a step moves for each parameter
+  std::vector<Recompute> recompute = {};  // of each stage; none: batch.recompute serves all
+  int64_t threads = 1;                    // CPU threads of a rank; products are taken to scale with them
+  double optimizer_bytes = 0;             // that a step moves for each parameter
 };
 
 // What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
@@ -56,15 +59,26 @@ struct Calibration {
   double overhead = 0;  // s a step
 };
 
+// Dry runs of one model's stages for each Recompute; what of the batch says which is left out. For one
+// thread.
+class RecomputeFootprints {
+ public:
+  RecomputeFootprints(const ModelConfig& model, BatchShape batch);
+  const Footprints& with(Recompute recompute) const { return each_.at(static_cast<size_t>(recompute)); }
+
+ private:
+  std::vector<Footprints> each_;  // [Recompute]
+};
+
 // Dry runs that the cost models of several layouts share. For one thread.
 class FootprintCache {
  public:
   explicit FootprintCache(const ModelConfig& model) : model_(model) {}
-  std::shared_ptr<const Footprints> of(const BatchShape& batch);
+  std::shared_ptr<const RecomputeFootprints> of(BatchShape batch);
 
  private:
   ModelConfig model_;
-  std::vector<std::shared_ptr<const Footprints>> known_;
+  std::vector<std::pair<BatchShape, std::shared_ptr<const RecomputeFootprints>>> known_;
 };
 
 class CostModel {
@@ -87,8 +101,17 @@ class CostModel {
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
 
-  const Footprints& footprints() const { return *footprints_; }
-  const StageFootprint& footprint(const StageSlice& slice) const { return footprints_->of(slice); }
+  // Stages of one kind, if they recompute alike, have one footprint.
+  Footprints::Kind kind_of(const StageSlice& slice) const {
+    return footprints_->with(Recompute::none).kind_of(slice);
+  }
+  const StageFootprint& footprint(const StageSlice& slice) const {
+    return footprint(slice, recompute_of(slice));
+  }
+  // Of the stage if it recomputed so much.
+  const StageFootprint& footprint(const StageSlice& slice, Recompute recompute) const {
+    return footprints_->with(recompute).of(slice);
+  }
   const Workload& workload() const { return workload_; }
   const MeshLinks& links() const { return *links_; }
 
@@ -104,6 +127,7 @@ class CostModel {
     PassTime embedding_weight;
     PassTime head;
   };
+  Recompute recompute_of(const StageSlice& slice) const;
   Parts parts(const StageSlice& slice) const;
   PassTime time(const kernels::Cost& cost) const;
 
@@ -111,9 +135,8 @@ class CostModel {
   DeviceModel device_;
   Calibration calibration_;
   std::shared_ptr<const MeshLinks> links_;
-  std::shared_ptr<const Footprints> footprints_;
-  std::shared_ptr<const Footprints> kept_;  // the same without recompute
-  double flops_;                            // rates of this rank
+  std::shared_ptr<const RecomputeFootprints> footprints_;
+  double flops_;  // rates of this rank
   double bandwidth_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "app/plan/measured_costs.h"
 #include "app/plan/plan.h"
+#include "app/plan/stage_recompute.h"
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 
@@ -42,11 +43,12 @@ models::Workload workload_of(const PlanBase& base) {
   return {.batch = {.documents = job.train.micro_batch_size,
                     .length = job.train.seq_len,
                     .bfloat16 = job.train.dtype == "bf16",
-                    .recompute = models::make_recompute(job.train.recompute),
+                    .recompute = stage_recompute(job.train.recompute, 0),
                     .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA,
                     .parallel = models::parallel_shape(base.mesh, context_kind(job.distributed))},
           .mesh = base.mesh,
           .sharding = sharding_of(base),
+          .recompute = recompute_of_stages(job.train.recompute),
           .threads = job.run.threads,
           .optimizer_bytes =
               optim::optimizer_footprint(job.optimizer).moved_bytes(job.optimizer.post_validation)};

@@ -15,6 +15,7 @@ models::Workload on_layout(models::Workload workload, const Layout& layout, cons
   const mesh::MeshShape& mesh = layout.mesh;
   workload.batch.documents = layout.micro_batch_size;
   workload.batch.recompute = models::make_recompute(layout.recompute);
+  workload.recompute.clear();  // what the job says of its stages
   workload.batch.parallel = models::parallel_shape(mesh, context_kind(base.job.distributed));
   workload.mesh = mesh;
   workload.sharding = {.dense = mesh.size(mesh::Group::fsdp),
@@ -56,7 +57,7 @@ models::StageSlice LayoutModel::whole() const {
 }
 
 const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
-  const models::Footprints::Kind kind = costs_.footprints().kind_of(slice);
+  const models::Footprints::Kind kind = costs_.kind_of(slice);
   if (const auto known = stages_.find(kind); known != stages_.end()) return known->second;
   const models::StageFootprint& own = costs_.footprint(slice);
   const models::StageExchange exchange = costs_.exchange(slice);
@@ -65,10 +66,9 @@ const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
               .exchange = {.gather = exchange.gather,
                            .reduce = exchange.reduce(),
                            .groups = static_cast<int>(own.groups.size())},
-              .bytes = own.bytes(),
+              .bytes = {},
               .held = models::held_bytes(own, costs_.workload().sharding)};
-  stage.bytes.gathered = stage.held.gathered;
-  stage.bytes.reducing = stage.held.reducing;
+  stage.bytes = models::pass_bytes(own, stage.held);
   return stages_.emplace(kind, stage).first->second;
 }
 

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "app/plan/plan.h"
+#include "app/plan/stage_recompute.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/optim/optimizer.h"
@@ -57,13 +58,14 @@ models::Workload workload_of(const TracedRun& run, const config::OptimizerSectio
   return {.batch = {.documents = run.micro_batch_size,
                     .length = run.seq_len,
                     .bfloat16 = run.dtype == "bf16",
-                    .recompute = models::make_recompute(run.recompute),
+                    .recompute = stage_recompute(run.recompute, 0),
                     .parallel = models::parallel_shape(mesh, kind)},
           .mesh = mesh,
           .sharding = {.dense = mesh.size(mesh::Group::fsdp),
                        .experts = mesh.size(mesh::Group::efsdp),
                        .streamed = run.reshard_after_forward,
                        .every_microbatch = run.reduce_gradients == "microbatch"},
+          .recompute = recompute_of_stages(run.recompute),
           .threads = run.threads,
           .optimizer_bytes = optim::optimizer_footprint(optimizer).moved_bytes(run.post_validation)};
 }

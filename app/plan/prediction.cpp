@@ -29,9 +29,7 @@ Held held_by(const Plan& plan, const models::CostModel& costs) {
     held.ranks[rank].gradients += bytes.gradients;
     held.ranks[rank].optimizer += state * bytes.parameters;
     held.parameters[rank] += bytes.parameters;
-    schedule::StageBytes& of_stage = held.stages.emplace_back(own.bytes());
-    of_stage.gathered = bytes.gathered;
-    of_stage.reducing = bytes.reducing;
+    held.stages.push_back(models::pass_bytes(own, bytes));
   }
   return held;
 }

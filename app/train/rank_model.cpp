@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
@@ -88,7 +89,7 @@ void RankModel::add_part(int stage, const models::Seams& seams) {
   Part part;
   part.stage =
       std::make_unique<models::TransformerStage>(plan.model, models::stage_slice(plan.layers, stage),
-                                                 models::make_recompute(plan.job.train.recompute), seams);
+                                                 stage_recompute(plan.job.train.recompute, stage), seams);
   part.stage->materialise(context_.device, compute_dtype(plan.job), /*with_gradients=*/true, divisions());
   nn::ParameterStore& parameters = part.stage->parameters();
   const shard::ShardPolicy policy{
@@ -97,8 +98,8 @@ void RankModel::add_part(int stage, const models::Seams& seams) {
   part.weights = std::make_unique<shard::StageWeights>(parameters, stage_ranks(), policy, sums_,
                                                        fmt::format("stage {}", stage));
   part.stage->use_weights(*part.weights);
-  part.optimizer = optim::make_optimizer(plan.job.optimizer, parameters.shards(),
-                                         optimizer_surroundings(context_));
+  part.optimizer =
+      optim::make_optimizer(plan.job.optimizer, parameters.shards(), optimizer_surroundings(context_));
   for (nn::Slice* slice : parameters.slices()) {
     if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(*slice))
       part.counted.push_back(slice);

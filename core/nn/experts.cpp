@@ -102,8 +102,8 @@ void Experts::activate(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedFor
     const at::Tensor weights = gather(s.routing.weights.view({-1, 1}), order, 1);
     s.row_weights = exchange_->dispatch(*s.plan, weights).view({-1});
   }
-  if (!exchange_->is_local()) s.received = send(x, s).x;
-  s.gate_up = gate_up_.forward(rows_of_x(s), *s.plan);
+  if (!exchange_->is_local() && !s.received.defined()) s.received = send(x, s).x;
+  if (!s.gate_up.defined()) s.gate_up = gate_up_.forward(rows_of_x(s), *s.plan);
   s.act = at::empty({s.plan->rows, s.gate_up.size(1) / 2}, x.options());
   kernels::weighted_swiglu(s.gate_up, s.row_weights, s.act);
 }
@@ -116,12 +116,13 @@ at::Tensor Experts::project(const FeedForward::Saved& saved) const {
   return y;
 }
 
-void Experts::drop(FeedForward::Saved& saved) const {
+void Experts::drop(FeedForward::Saved& saved, Keep keep) const {
   Saved& s = own(saved);
   s.x.reset();
+  s.act.reset();
+  if (keep == Keep::products) return;
   s.received.reset();
   s.gate_up.reset();
-  s.act.reset();
 }
 
 at::Tensor Experts::return_weights(const at::Tensor& dweights, const Saved& saved) const {

@@ -1,6 +1,8 @@
 // The table of options and what is printed from it.
 #include "core/config/options.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -35,6 +37,9 @@ std::string other_value(const Option& option) {
     std::string operator()(const Access<PipelineSplit>&) const { return "[3, 1]"; }
     std::string operator()(const Access<std::vector<double>>&) const { return "[0.25, 0.5]"; }
     std::string operator()(const Access<std::vector<int64_t>>&) const { return "[3, 1]"; }
+    std::string operator()(const Access<std::vector<std::string>>&) const {
+      return fmt::format("[{0}, {0}]", (*this)(Access<std::string>()));
+    }
     std::string operator()(const Access<std::string>&) const {
       for (const std::string& literal : option.literals) {
         if (toml_string(literal) != now) {
@@ -226,8 +231,7 @@ TEST_CASE("the schema has every option, and the defaults satisfy it") {
     }
     const nlohmann::json& entry = schema.at(nlohmann::json::json_pointer(pointer));
     CHECK(!entry.at("description").get<std::string>().empty());
-    CHECK(entry.contains("default") ==
-          (!option.is_required && toml_value(option, JobConfig()).has_value()));
+    CHECK(entry.contains("default") == (!option.is_required && toml_value(option, JobConfig()).has_value()));
     if (entry.contains("default") && entry.contains("minimum") && entry.at("type") != "array") {
       CHECK(entry.at("default") >= entry.at("minimum"));
     }

@@ -4,6 +4,10 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "core/base/error.h"
 #include "core/nn/storage_bytes.h"
 #include "test/core/nn/expert_layer.h"
@@ -13,6 +17,7 @@
 using namespace pptrain;
 using namespace pptrain::test;
 using at::Tensor;
+using Keep = nn::FeedForward::Keep;
 using Mode = nn::WeightGradQueue::Mode;
 
 namespace {
@@ -28,14 +33,16 @@ struct Passes {
   Tensor y, dx;
 };
 
-Passes run(ExpertLayer& model, const Tensor& x, const Tensor& dy, Mode mode, bool recompute = false) {
+// `recompute`: what is kept of the forward pass; nothing: all of it.
+Passes run(ExpertLayer& model, const Tensor& x, const Tensor& dy, Mode mode,
+           std::optional<Keep> recompute = std::nullopt) {
   const c10::InferenceMode inference;
   const nn::TokenInfo tokens = tokens_of(x.size(0), 30);
   const auto saved = model.layer.make_saved();
   Passes result;
   result.y = model.layer.forward(x, tokens, *saved);
   if (recompute) {
-    model.layer.drop(*saved);
+    model.layer.drop(*saved, *recompute);
     model.layer.activate(x, tokens, *saved);
   }
   nn::WeightGradQueue queue(mode);
@@ -88,8 +95,11 @@ TEST_CASE("deferred weight gradients and recomputation give the same bits", "[nn
   const Tensor x = random({41, 24}, type), dy = random({41, 24}, type);
   ExpertLayer plain(small_experts(), type);
   const Passes expected = run(plain, x, dy, Mode::immediate);
-  for (const auto& [mode, recompute] :
-       {std::pair{Mode::deferred, false}, {Mode::immediate, true}, {Mode::deferred, true}}) {
+  for (const auto& [mode, recompute] : {std::pair<Mode, std::optional<Keep>>{Mode::deferred, std::nullopt},
+                                        {Mode::immediate, Keep::nothing},
+                                        {Mode::deferred, Keep::nothing},
+                                        {Mode::immediate, Keep::products},
+                                        {Mode::deferred, Keep::products}}) {
     ExpertLayer other(small_experts(), type);
     const Passes actual = run(other, x, dy, mode, recompute);
     CHECK(same_bits(actual.y, expected.y));
@@ -106,7 +116,12 @@ TEST_CASE("a recomputed layer follows the routing of its forward pass", "[nn][ex
   const Tensor x = random({12, 24}, at::kFloat);
   nn::Experts::Saved saved;
   const Tensor y = model.layer.forward(x, tokens_of(12, 12), saved);
-  model.layer.drop(saved);
+  const int64_t whole = nn::storage_bytes(saved.tensors());
+  const int64_t insides = nn::storage_bytes(std::vector<Tensor>{saved.gate_up});
+  model.layer.drop(saved, Keep::products);
+  CHECK(nn::storage_bytes(saved.tensors()) ==
+        whole - insides / 2 - nn::storage_bytes(std::vector<Tensor>{x}));
+  model.layer.drop(saved, Keep::nothing);
   CHECK(nn::storage_bytes(saved.tensors()) < 12 * 24 * 4 * 2);
   model.find("router.weight")->master.neg_();  // another choice, if it were taken again
   model.layer.activate(x, tokens_of(12, 12), saved);

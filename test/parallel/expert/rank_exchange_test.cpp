@@ -7,6 +7,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 using namespace pptrain;
 using namespace pptrain::test;
 using at::Tensor;
+using Keep = nn::FeedForward::Keep;
 using Gradients = std::map<std::string, Tensor>;
 
 namespace {
@@ -38,11 +40,11 @@ void add_gradients(ExpertLayer& model, Gradients& sums) {
 }
 
 Outcome pass(ExpertLayer& model, const Tensor& x, const Tensor& dy, const nn::TokenInfo& tokens,
-             bool recompute) {
+             std::optional<Keep> recompute) {
   const auto saved = model.layer.make_saved();
   Outcome outcome{.y = model.layer.forward(x, tokens, *saved), .dx = {}, .gradients = {}};
   if (recompute) {
-    model.layer.drop(*saved);
+    model.layer.drop(*saved, *recompute);
     model.layer.activate(x, tokens, *saved);
   }
   nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::deferred);
@@ -76,12 +78,12 @@ nn::ExpertsConfig config_of(const Case& c) {
 Outcome whole(const Case& c, const Tensor& x, const Tensor& dy) {
   const c10::InferenceMode inference;
   ExpertLayer model(config_of(c));
-  Outcome outcome = pass(biased(model, c.bias), x, dy, tokens_of(x.size(0), 30), false);
+  Outcome outcome = pass(biased(model, c.bias), x, dy, tokens_of(x.size(0), 30), std::nullopt);
   add_gradients(model, outcome.gradients);
   return outcome;
 }
 
-Outcome shared_out(const Case& c, const Tensor& x, const Tensor& dy, bool recompute) {
+Outcome shared_out(const Case& c, const Tensor& x, const Tensor& dy, std::optional<Keep> recompute) {
   std::vector<Tensor> y(static_cast<size_t>(c.ranks)), dx(y.size());
   std::vector<Gradients> gradients(y.size());
   comm::run_thread_ranks(c.ranks, [&](comm::Communicator& world) {
@@ -118,7 +120,7 @@ TEST_CASE("experts on several ranks compute what one rank with all of them does"
                Case{2, 1, {0, 20, 41}}, Case{4, 4, {0, 10, 20, 30, 41}, 10.0});
   const Tensor x = at::randn({41, 24}), dy = at::randn({41, 24});
   const Outcome expected = whole(c, x, dy);
-  const Outcome actual = shared_out(c, x, dy, false);
+  const Outcome actual = shared_out(c, x, dy, std::nullopt);
   CHECK(relative_error(actual.y, expected.y) < 1e-6);
   CHECK(relative_error(actual.dx, expected.dx) < 1e-5);
   REQUIRE(actual.gradients.size() == expected.gradients.size());
@@ -126,7 +128,9 @@ TEST_CASE("experts on several ranks compute what one rank with all of them does"
     CAPTURE(name);
     CHECK(relative_error(actual.gradients.at(name), gradient) < 1e-5);
   }
-  for (const bool recompute : {false, true}) {  // a second run, and one that computes the forward pass again
+  // A second run, and two that compute the forward pass again, in part or whole.
+  for (const std::optional<Keep> recompute :
+       {std::optional<Keep>(), std::optional(Keep::products), std::optional(Keep::nothing)}) {
     const Outcome again = shared_out(c, x, dy, recompute);
     CHECK(same_bits(again.y, actual.y));
     CHECK(same_bits(again.dx, actual.dx));
