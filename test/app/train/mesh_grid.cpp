@@ -134,9 +134,11 @@ std::vector<std::string> GridJob::one_rank() const {
   return {fmt::format("train.micro_batch_size={}", data_ranks())};
 }
 
+// Where experts are shared out over data ranks, their gradients are summed within these first.
 std::string GridJob::bit_class() const {
-  return fmt::format("{} data ranks, {} microbatches, cp {} {}, tp {}, ep {}, {}, tied {}, documents {}",
-                     data_ranks(), microbatches, mesh.cp, cp_kind, mesh.tp, mesh.ep, reduce_gradients, tied,
+  const int shards = mesh.cp * mesh.tp % mesh.ep == 0 ? 0 : mesh.dp_shard;
+  return fmt::format("{} data ranks ({} shards), {} microbatches, cp {} {}, tp {}, ep {}, {}, tied {}, documents {}",
+                     data_ranks(), shards, microbatches, mesh.cp, cp_kind, mesh.tp, mesh.ep, reduce_gradients, tied,
                      documents);
 }
 
