@@ -2,10 +2,12 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <time.h>
+
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -288,45 +290,74 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
   CHECK(alone.backward.on(kernels::Wire::cp) == kernels::Traffic{});
 }
 
-// Run by hand: test_parallel_context "[.speed]"
-TEST_CASE("speed of two ranks against one", "[.speed]") {
+namespace {
+
+// Of this thread: unlike the time on the wall, it means something on a busy machine.
+double processor_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+struct Seconds {
+  double wall = 0, processor = 0;
+};
+
+Seconds time_pass(nn::AttentionProduct& product, const Operands& x, const nn::TokenInfo& tokens) {
   using Clock = std::chrono::steady_clock;
-  constexpr int64_t length = 8192, heads = 8, kv_heads = 2, dim = 128;
+  const auto begin = Clock::now();
+  const double worked = processor_seconds();
+  nn::AttentionProduct::Saved saved;
+  product.forward(x.q, x.k, x.v, tokens, saved);
+  product.backward(x.dout, tokens, std::move(saved));
+  return {.wall = std::chrono::duration<double>(Clock::now() - begin).count(),
+          .processor = processor_seconds() - worked};
+}
+
+// The slowest of `ranks`. `local`: with the product of a rank that is alone.
+Seconds time_ranks(Kind kind, int ranks, const Operands& x, const Segments& segments, bool local = false) {
+  std::vector<Seconds> all(static_cast<size_t>(ranks));
+  comm::run_thread_ranks(ranks, [&](comm::Communicator& group) {
+    const c10::InferenceMode inference;
+    at::set_num_threads(1);
+    const auto order = kind == Kind::ring ? ContextOrder::zigzag : ContextOrder::contiguous;
+    nn::TokenInfo tokens =
+        token_info(segments, kernels::split_rows(order, 1, segments.tokens(), ranks, 0), group.rank());
+    const ContextSplit own = *tokens.context;
+    if (local) tokens.context = nullptr;
+    const Operands mine{own_rows(x.q, own), own_rows(x.k, own), own_rows(x.v, own), own_rows(x.dout, own)};
+    const auto product = make_product(kind, group);
+    time_pass(*product, mine, tokens);
+    group.barrier();
+    all[static_cast<size_t>(group.rank())] = time_pass(*product, mine, tokens);
+  });
+  Seconds slowest;
+  for (const Seconds& rank : all) {
+    slowest.wall = std::max(slowest.wall, rank.wall);
+    slowest.processor = std::max(slowest.processor, rank.processor);
+  }
+  return slowest;
+}
+
+}  // namespace
+
+// Run by hand, where two cores are free: test_parallel_context "[.speed]"
+TEST_CASE("speed of two ranks against one", "[.speed]") {
+  constexpr int64_t length = 8192, heads = 4, kv_heads = 2, dim = 128;
   const Operands x = random_operands(length, heads, kv_heads, dim, at::kBFloat16);
   const Segments segments = kernels::equal_segments(1, length, at::kCPU);
-  const auto pass = [&](nn::AttentionProduct& product, const Operands& own, const nn::TokenInfo& tokens) {
-    const auto begin = Clock::now();
-    nn::AttentionProduct::Saved saved;
-    product.forward(own.q, own.k, own.v, tokens, saved);
-    product.backward(own.dout, tokens, std::move(saved));
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  };
   for (int round = 0; round < 3; ++round) {
-    double one = 0;
-    comm::run_thread_ranks(1, [&](comm::Communicator&) {
-      const c10::InferenceMode inference;
-      at::set_num_threads(1);
-      one = pass(*nn::make_local_attention(), x, {.positions = {}, .segments = segments, .rope = {}});
-    });
-    for (const Kind kind : {Kind::ring, Kind::ulysses}) {
-      std::array<double, 2> two{};
-      comm::run_thread_ranks(2, [&](comm::Communicator& group) {
-        const c10::InferenceMode inference;
-        at::set_num_threads(1);
-        const auto order = kind == Kind::ring ? ContextOrder::zigzag : ContextOrder::contiguous;
-        const nn::TokenInfo tokens =
-            token_info(segments, kernels::split_rows(order, 1, length, 2, 0), group.rank());
-        const ContextSplit& own = *tokens.context;
-        const Operands mine{own_rows(x.q, own), own_rows(x.k, own), own_rows(x.v, own),
-                            own_rows(x.dout, own)};
-        const auto product = make_product(kind, group);
-        pass(*product, mine, tokens);
-        group.barrier();
-        two[static_cast<size_t>(group.rank())] = pass(*product, mine, tokens);
-      });
-      const double slower = std::max(two[0], two[1]);
-      std::printf("%s: one rank %.3f s, two ranks %.3f s: %.2fx\n", kind == Kind::ring ? "ring" : "ulysses",
-                  one, slower, one / slower);
-    }
+    const Seconds local = time_ranks(Kind::ring, 1, x, segments, /*local=*/true);
+    const Seconds ring = time_ranks(Kind::ring, 1, x, segments);
+    const Seconds ring_2 = time_ranks(Kind::ring, 2, x, segments);
+    const Seconds ulysses_2 = time_ranks(Kind::ulysses, 2, x, segments);
+    const auto print = [](const char* what, const Seconds& two, const Seconds& one) {
+      std::printf("%s: %.3f against %.3f s, %.2fx; of processors %.3f against %.3f s, %.2fx\n", what,
+                  two.wall, one.wall, one.wall / two.wall, two.processor, one.processor,
+                  one.processor / two.processor);
+    };
+    print("ring of 2 against one rank", ring_2, local);
+    print("ring of 2 against a ring of 1", ring_2, ring);
+    print("ulysses of 2 against one rank", ulysses_2, local);
   }
 }
