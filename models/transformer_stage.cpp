@@ -258,6 +258,7 @@ void TransformerStage::discard() {
   pending_.clear();
   loss_.reset();
   valid_.reset();
+  take_loads();
 }
 
 int64_t TransformerStage::saved_bytes() const {
