@@ -329,6 +329,7 @@ void TransformerStage::discard() {
   pending_.clear();
   loss_.reset();
   valid_.reset();
+  take_loads();
 }
 
 int64_t TransformerStage::saved_bytes() const {

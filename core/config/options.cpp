@@ -75,8 +75,7 @@ void add_experts(SectionFields<ModelSection>& model) {
       .only_with(arch, {"qwen3_moe"});
   model
       .add("decoder_sparse_step", &ModelSection::decoder_sparse_step,
-           "Every so-manieth layer has experts, the others an MLP: layer i, counted from 1, where the step "
-           "divides i.")
+           "Layer i, counted from 1, has experts where this divides i; the others have an MLP.")
       .between(1, 1 << 16)
       .only_with(arch, {"qwen3_moe"});
   model

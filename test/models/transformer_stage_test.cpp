@@ -87,7 +87,7 @@ std::string error_of(const std::function<void()>& f) {
 TEST_CASE("splitting a model over stages and its backward into I and W changes no bit") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
-  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3", "qwen3_moe");
   const bool tied = GENERATE(false, true);
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model(arch, tied);
@@ -169,7 +169,7 @@ TEST_CASE("a stage says what its boundary tensors are") {
 TEST_CASE("recomputing activations changes no bit") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
-  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3", "qwen3_moe");
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model(arch, false);
   const auto batches = microbatches(model);

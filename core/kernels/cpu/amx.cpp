@@ -35,12 +35,16 @@ bool system_permits_tiles() {
 }
 
 struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
+  uint8_t palette, start_row, reserved[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
 };
+// In memory, since the compiler believes that the instruction reads 8 bytes of it.
+const TileConfig eight_whole_tiles = {.palette = 1,
+                                      .start_row = 0,
+                                      .reserved = {},
+                                      .bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                                      .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
 // The transpose of 16 x 16 values of 32 bits.
 inline void transpose(__m512i (&r)[16]) {
@@ -85,41 +89,48 @@ inline __m512i load_pairs(const uint16_t* low, const uint16_t* high, __mmask16 m
   return _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
 }
 
-// 16 rows of 32 inner indices, from row `first`.
-inline void load_along(const Rows& x, int64_t first, int64_t valid, int64_t k, int64_t inner,
-                       __m512i (&r)[16]) {
-  for (int i = 0; i < 16; ++i) r[i] = i < valid ? load_row(x[first + i] + k, inner) : _mm512_setzero_si512();
-}
-
-// 16 pairs of inner indices of 16 columns, from column `first`.
-inline void load_across(const Rows& x, int64_t first, int64_t valid, int64_t k, int64_t inner,
-                        __m512i (&r)[16]) {
-  const auto mask = static_cast<__mmask16>(valid >= 16 ? 0xffff : (1u << valid) - 1);
-  for (int i = 0; i < 16; ++i) {
-    const int64_t at = 2 * i;
-    r[i] = at >= inner
-               ? _mm512_setzero_si512()
-               : load_pairs(x[k + at] + first, at + 1 < inner ? x[k + at + 1] + first : nullptr, mask);
-  }
-}
-
-inline void store_tile(const __m512i (&r)[16], uint16_t* to) {
+inline void store_tile(__m512i (&r)[16], bool transposed, uint16_t* to) {
+  if (transposed) transpose(r);
   for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * kStep, r[i]);
 }
 
-template <bool kAcross, bool kTransposed>
-inline void pack(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  for (int64_t at = 0; at < inner; at += kStep) {
-    for (int64_t half = 0; half < kPanel; half += kTile, to += kTileElements) {
-      __m512i r[16];
-      const int64_t valid = clamp(size - half, kTile), left = clamp(inner - at, kStep);
-      if constexpr (kAcross) {
-        load_across(x, first + half, valid, k + at, left, r);
-      } else {
-        load_along(x, first + half, valid, k + at, left, r);
+// Of the panels' rows, which lie in memory as they are wanted. The rows of the next panel are fetched
+// meanwhile.
+template <bool kTransposed>
+void pack_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
+  for (int64_t row = 0; row < size; row += kPanel) {
+    for (int64_t at = 0; at < inner; at += kStep) {
+      for (int64_t half = row; half < row + kPanel; half += kTile, to += kTileElements) {
+        const int64_t valid = clamp(size - half, kTile), left = clamp(inner - at, kStep);
+        const int64_t next = clamp(size - half - kPanel, kTile);
+        __m512i r[16];
+        for (int i = 0; i < 16; ++i)
+          r[i] = i < valid ? load_row(x[first + half + i] + k + at, left) : _mm512_setzero_si512();
+        for (int i = 0; i < next; ++i) _mm_prefetch(x[first + half + kPanel + i] + k + at, _MM_HINT_T0);
+        store_tile(r, kTransposed, to);
       }
-      if constexpr (kTransposed) transpose(r);
-      store_tile(r, to);
+    }
+  }
+}
+
+// Of panels whose inner indices lie in memory's rows: these are read to their ends, through all panels.
+template <bool kTransposed>
+void pack_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
+  const int64_t panel = steps(inner) * kStepElements;
+  for (int64_t at = 0; at < inner; at += kStep, to += kStepElements) {
+    const uint16_t* rows[kStep];
+    for (int64_t i = 0; i < kStep; ++i) rows[i] = at + i < inner ? x[k + at + i] + first : nullptr;
+    for (int64_t half = 0; half < (size + kPanel - 1) / kPanel * kPanel; half += kTile) {
+      const int64_t valid = clamp(size - half, kTile);
+      const auto mask = static_cast<__mmask16>((1u << valid) - 1);
+      __m512i r[16];
+      for (int i = 0; i < 16; ++i) {
+        r[i] = rows[2 * i] == nullptr
+                   ? _mm512_setzero_si512()
+                   : load_pairs(rows[2 * i] + half,
+                                rows[2 * i + 1] == nullptr ? nullptr : rows[2 * i + 1] + half, mask);
+      }
+      store_tile(r, kTransposed, to + half / kPanel * panel + half % kPanel * kStep);
     }
   }
 }
@@ -132,12 +143,7 @@ bool is_supported() {
 }
 
 void begin() {
-  TileConfig config;
-  for (int i = 0; i < 8; ++i) {
-    config.bytes[i] = kTileBytes;
-    config.rows[i] = kTile;
-  }
-  _tile_loadconfig(&config);
+  _tile_loadconfig(&eight_whole_tiles);
 }
 
 void end() {
@@ -145,20 +151,20 @@ void end() {
 }
 
 void pack_rows_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  pack<false, false>(x, first, size, k, inner, to);
+  pack_along<false>(x, first, size, k, inner, to);
 }
 void pack_rows_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  pack<true, true>(x, first, size, k, inner, to);
+  pack_across<true>(x, first, size, k, inner, to);
 }
 void pack_columns_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  pack<false, true>(x, first, size, k, inner, to);
+  pack_along<true>(x, first, size, k, inner, to);
 }
 void pack_columns_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  pack<true, false>(x, first, size, k, inner, to);
+  pack_across<false>(x, first, size, k, inner, to);
 }
 
 void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int64_t stride, bool add,
-              const float* next) {
+              Ahead& ahead) {
   const int64_t bytes = stride * static_cast<int64_t>(sizeof(float));
   if (add) {
     _tile_loadd(0, c, bytes);
@@ -171,9 +177,7 @@ void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int
     _tile_zero(2);
     _tile_zero(3);
   }
-  // Each step fetches its share of the next c's rows, of two cache lines each.
-  const int64_t each = next == nullptr ? 0 : (kPanel + steps - 1) / steps;
-  int64_t row = 0;
+  Ahead next = ahead;
   for (int64_t step = 0; step < steps; ++step, a += kStepElements, b += kStepElements) {
     _tile_loadd(4, a, kTileBytes);
     _tile_loadd(6, b, kTileBytes);
@@ -181,13 +185,17 @@ void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int
     _tile_loadd(5, a + kTileElements, kTileBytes);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
-    for (int64_t i = 0; i < each && row < kPanel; ++i, ++row) {
-      _mm_prefetch(next + row * stride, _MM_HINT_T0);
-      _mm_prefetch(next + row * stride + kTile, _MM_HINT_T0);
+    for (int64_t i = 0; i < next.each && next.rows > 0; ++i) {
+      _mm_prefetch(next.next + next.line * 64, _MM_HINT_T1);
+      if (++next.line < next.lines) continue;
+      next.line = 0;
+      next.next += next.stride;
+      --next.rows;
     }
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
+  ahead = next;
   _tile_stored(0, c, bytes);
   _tile_stored(1, c + kTile, bytes);
   _tile_stored(2, c + kTile * stride, bytes);
@@ -225,7 +233,7 @@ void pack_rows_along(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16_t*)
 void pack_rows_across(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
 void pack_columns_along(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
 void pack_columns_across(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
-void multiply(const uint16_t*, const uint16_t*, int64_t, float*, int64_t, bool, const float*) {}
+void multiply(const uint16_t*, const uint16_t*, int64_t, float*, int64_t, bool, Ahead&) {}
 void round_to(const float*, int64_t, uint16_t*, int64_t, int64_t, int64_t) {}
 void add_to(const float*, int64_t, float*, int64_t, int64_t, int64_t) {}
 

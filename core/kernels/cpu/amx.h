@@ -39,17 +39,25 @@ struct Rows {
   }
 };
 
-// One panel each, of `size` <= kPanel rows (columns) and `inner` inner indices, from the row (column) `first`
-// and the inner index `k`. Inner indices run along memory's rows, or across them.
+// All panels of `size` rows (columns), one after the other, with `inner` inner indices, from the row (column)
+// `first` and the inner index `k`. Inner indices run along memory's rows, or across them.
 void pack_rows_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to);
 void pack_rows_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to);
 void pack_columns_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to);
 void pack_columns_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to);
 
-// c [kPanel, kPanel] = the panels' product, plus c where `add`. Rows of c are `stride` elements apart; `next`
-// (may be null) is where the next product's c begins, which is fetched meanwhile.
+// Memory that is wanted soon: `lines` cache lines of each of `rows` rows. Products fetch it as they go on.
+struct Ahead {
+  const char* next = nullptr;
+  int64_t stride = 0;  // bytes
+  int64_t lines = 0, rows = 0;
+  int64_t each = 0;  // lines in a step
+  int64_t line = 0;  // of the current row
+};
+
+// c [kPanel, kPanel] = the panels' product, plus c where `add`. Rows of c are `stride` elements apart.
 void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int64_t stride, bool add,
-              const float* next);
+              Ahead& ahead);
 
 // out [rows, columns] = c rounded, and out += c.
 void round_to(const float* c, int64_t c_stride, uint16_t* out, int64_t out_stride, int64_t rows,
