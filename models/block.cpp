@@ -9,30 +9,28 @@ namespace pptrain::models {
 Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
              const Seams& seams)
     : recompute_(config.recompute),
-      attention_norm_(group, name + ".attn_norm", config.attention.hidden, config.norm_eps),
-      attention_(group, name + ".attn", config.attention, seams.attention),
-      mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps),
+      attention_norm_(group, name + ".attn_norm", config.attention.hidden, config.norm_eps,
+                      seams.region->cut()),
+      attention_(group, name + ".attn", config.attention, seams.attention, seams.region),
+      mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps, seams.region->cut()),
       mlp_(std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
-                                        config.mlp_bias, config.init_std, config.init_std)),
-      region_(seams.region),
-      mlp_region_(seams.mlp_region) {}
+                                        config.mlp_bias, config.init_std, config.init_std, seams.region)) {}
 
 void Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
   in.stream.reset();
-  at::Tensor attended =
-      region_->leave(attention_.forward(region_->enter(std::move(normed)), tokens, saved.attention));
+  at::Tensor attended = attention_.forward(normed, tokens, saved.attention);
   activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, tokens, saved);
 }
 
-void Block::activate(at::Tensor normed, const nn::TokenInfo& tokens, Saved& saved) const {
+void Block::activate(const at::Tensor& normed, const nn::TokenInfo& tokens, Saved& saved) const {
   if (!saved.mlp) saved.mlp = mlp_->make_saved();
-  mlp_->activate(mlp_region_->enter(std::move(normed)), tokens, *saved.mlp);
+  mlp_->activate(normed, tokens, *saved.mlp);
 }
 
 Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   fill(std::move(in), tokens, saved);
-  Residual out{.stream = saved.mlp_norm.x, .delta = mlp_region_->leave(mlp_->project(*saved.mlp))};
+  Residual out{.stream = saved.mlp_norm.x, .delta = mlp_->project(*saved.mlp)};
   drop(saved);
   return out;
 }
@@ -55,8 +53,7 @@ void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
   if (recompute_ == Recompute::full) {
     fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
   } else if (recompute_ == Recompute::selective) {
-    saved.attention.x =
-        region_->enter(attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y);
+    saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
     activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, tokens, saved);
   }
 }
@@ -64,14 +61,12 @@ void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
 at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                                  nn::WeightGradQueue& queue) {
   recompute(saved, tokens);
-  at::Tensor grad = mlp_region_->enter_backward(
-      mlp_->backward_input(*saved.mlp, mlp_region_->leave_backward(dy), tokens, queue));
+  at::Tensor grad = mlp_->backward_input(*saved.mlp, dy, tokens, queue);
   saved.mlp.reset();
   grad = mlp_norm_.backward(saved.mlp_norm, grad, dy);
   saved.mlp_norm = {};
   const at::Tensor sum_grad = std::move(grad);
-  grad = region_->enter_backward(
-      attention_.backward_input(saved.attention, region_->leave_backward(sum_grad), tokens, queue));
+  grad = attention_.backward_input(saved.attention, sum_grad, tokens, queue);
   grad = attention_norm_.backward(saved.attention_norm, grad, sum_grad);
   saved.attention_norm = {};
   return grad;

@@ -28,7 +28,8 @@ struct BlockConfig {
 };
 
 // What goes from one block to the next: the residual stream and the output that has not been added to it yet,
-// so that every addition is fused into the norm that follows. Both T [rows, hidden]; delta may be undefined.
+// so that every addition is fused into the norm that follows. Both T [share, hidden], of the rows that
+// tensor-parallel ranks share out; delta may be undefined.
 struct Residual {
   at::Tensor stream;
   at::Tensor delta;
@@ -51,9 +52,9 @@ class Block {
   // recompute policy drops.
   Residual forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
 
-  // dy: T [rows, hidden], the gradient of stream + delta of the output -> the same of the input. `tokens`: as
-  // in the forward pass. Computes again what was dropped, and frees `saved` as it goes. With a deferred queue
-  // dy stays in use until the queue has run.
+  // dy: T [share, hidden], the gradient of stream + delta of the output -> the same of the input. `tokens`:
+  // as in the forward pass. Computes again what was dropped, and frees `saved` as it goes. With a deferred
+  // queue dy stays in use until the queue has run.
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                             nn::WeightGradQueue& queue);
 
@@ -61,7 +62,7 @@ class Block {
   // The forward pass up to the last product: all that fills `saved`.
   void fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
   // The feed-forward's part of it.
-  void activate(at::Tensor normed, const nn::TokenInfo& tokens, Saved& saved) const;
+  void activate(const at::Tensor& normed, const nn::TokenInfo& tokens, Saved& saved) const;
   void drop(Saved& saved) const;
   void recompute(Saved& saved, const nn::TokenInfo& tokens) const;  // what drop() dropped
 
@@ -70,8 +71,6 @@ class Block {
   nn::Attention attention_;
   nn::RmsNorm mlp_norm_;
   std::unique_ptr<nn::FeedForward> mlp_;
-  std::shared_ptr<const nn::Region> region_;      // around attention
-  std::shared_ptr<const nn::Region> mlp_region_;  // around the feed-forward
 };
 
 // Every tensor that `saved` holds; some share memory, some are undefined.

@@ -1,6 +1,7 @@
 #include "models/seams.h"
 
 #include "core/base/error.h"
+#include "parallel/tensor/tensor_region.h"
 
 namespace pptrain::models {
 namespace {
@@ -12,10 +13,11 @@ bool shared(const comm::Communicator* group) {
 }  // namespace
 
 Seams make_seams(const StageGroups& groups) {
-  if (shared(groups.tp)) throw Error("no seam for tensor parallelism");
   if (shared(groups.cp)) throw Error("no seam for context parallelism");
   if (shared(groups.ep)) throw Error("no seam for expert parallelism");
-  return {};
+  Seams seams;
+  seams.region = tensor::make_region(groups.tp);
+  return seams;
 }
 
 }  // namespace pptrain::models

@@ -26,8 +26,9 @@ struct StageGroups {
 
 // By default a rank computes alone, with all of its tokens.
 struct Seams {
-  std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();      // around attention
-  std::shared_ptr<const nn::Region> mlp_region = std::make_shared<nn::Region>();  // around a dense MLP
+  // The tensor-parallel ranks, which share out rows, and the insides of attention, a dense MLP, embedding and
+  // head.
+  std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
   std::shared_ptr<nn::AttentionProduct> attention = nn::make_local_attention();
 };
 

@@ -36,7 +36,7 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
 
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
                                    const Seams& seams)
-    : model_(model), slice_(slice) {
+    : model_(model), slice_(slice), region_(seams.region) {
   if (slice.first_layer < 0 || slice.first_layer >= slice.end_layer || slice.end_layer > model.layers) {
     throw Error(fmt::format("stage {}: layers [{}, {}) of a model of {} layers", slice.index,
                             slice.first_layer, slice.end_layer, model.layers));
@@ -44,21 +44,23 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   BlockConfig block = find_architecture(model.arch).block(model);
   block.recompute = recompute;
   if (slice.embedding)
-    embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden,
-                       model.initializer_range);
+    embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden, model.initializer_range,
+                       region_);
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
     const std::string name = fmt::format("layers.{}", layer);
     blocks_.emplace_back(store_.add_group(name), name, block, seams);
   }
   if (slice.head) {
-    norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps);
-    head_weight_ = &store_.add_group("head").add({{.name = "head.weight",
-                                                   .shape = {model.vocab, model.hidden},
-                                                   .role = nn::Role::head,
-                                                   .init_std = model.initializer_range,
-                                                   .init_name = model.tied ? "embed.weight" : ""}});
-    head_.emplace(*head_weight_);
+    const nn::TensorCut& cut = region_->cut();
+    norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps, cut);
+    head_weight_ = &store_.add_group("head").add({cut.cut({.name = "head.weight",
+                                                           .shape = {model.vocab, model.hidden},
+                                                           .role = nn::Role::head,
+                                                           .init_std = model.initializer_range,
+                                                           .init_name = model.tied ? "embed.weight" : ""},
+                                                          0)});
+    head_.emplace(*head_weight_, model.vocab, region_);
   }
 }
 
@@ -74,8 +76,12 @@ void TransformerStage::size_chunks_for(at::DeviceType device) {
   if (head_) head_->set_chunk_bytes(nn::LinearCrossEntropy::default_chunk_bytes(device));
 }
 
+int64_t TransformerStage::share(const data::Microbatch& data) const {
+  return region_->cut().count(data.token_count());
+}
+
 at::Tensor TransformerStage::empty_boundary(const data::Microbatch& data) const {
-  return at::empty({data.token_count(), model_.hidden},
+  return at::empty({share(data), model_.hidden},
                    at::TensorOptions(store_.compute_dtype()).device(data.positions.device()));
 }
 
@@ -86,6 +92,10 @@ nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
   if (data.positions.dim() != 1 || data.positions.size(0) != tokens) {
     throw Error(fmt::format("stage {}: positions [{}] of a list of {} tokens", slice_.index,
                             fmt::join(data.positions.sizes(), ", "), tokens));
+  }
+  if (tokens < region_->cut().size) {
+    throw Error(fmt::format("stage {}: a list of {} tokens cannot be shared out to {} tensor-parallel ranks",
+                            slice_.index, tokens, region_->cut().size));
   }
   if (data.segments.longest > model_.max_seq) {
     throw Error(fmt::format("stage {}: a document of {} tokens, but the rotary tables end at {}",
@@ -107,14 +117,14 @@ nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
 }
 
 Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input) const {
-  const int64_t rows = data.token_count();
   if (embedding_) {
-    if (data.tokens.dim() != 1 || data.tokens.size(0) != rows) {
+    if (data.tokens.dim() != 1 || data.tokens.size(0) != data.token_count()) {
       throw Error(fmt::format("stage {}: ids [{}] of a list of {} tokens", slice_.index,
-                              fmt::join(data.tokens.sizes(), ", "), rows));
+                              fmt::join(data.tokens.sizes(), ", "), data.token_count()));
     }
     return {.stream = embedding_->forward(data.tokens), .delta = {}};
   }
+  const int64_t rows = share(data);
   if (!input.defined() || input.dim() != 2 || input.size(0) != rows || input.size(1) != model_.hidden) {
     throw Error(
         fmt::format("stage {}: its input must be [{}, {}], not {}", slice_.index, rows, model_.hidden,
@@ -172,13 +182,26 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
   return {};
 }
 
+// Each rank puts in the chosen rows that it has, among zeros.
+at::Tensor TransformerStage::chosen_rows(const at::Tensor& normed, int64_t tokens,
+                                         const at::Tensor& rows) const {
+  const nn::TensorCut& cut = region_->cut();
+  if (!rows.defined()) return region_->enter(normed, tokens);
+  if (cut.alone()) return normed.index_select(0, rows);
+  const at::Tensor places = rows.sub(cut.begin(tokens, cut.rank));
+  const at::Tensor elsewhere = places.lt(0).logical_or(places.ge(normed.size(0)));
+  const at::Tensor own =
+      normed.index_select(0, places.clamp(0, normed.size(0) - 1)).masked_fill(elsewhere.unsqueeze(1), 0);
+  return region_->enter(own, cut.size * rows.size(0)).view({cut.size, rows.size(0), -1}).sum(0);
+}
+
 at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) {
   if (!head_)
     throw Error(fmt::format("stage {} has no head: only the last stage gives logits", slice_.index));
   Residual residual = run_blocks(data, std::move(input));
   nn::RmsNorm::Saved dropped;
   const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
-  return head_->logits(rows.defined() ? normed.y.index_select(0, rows) : normed.y);
+  return head_->logits(chosen_rows(normed.y, data.token_count(), rows));
 }
 
 TransformerStage::Record TransformerStage::take_record(int microbatch) {

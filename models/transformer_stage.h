@@ -1,11 +1,17 @@
 // A contiguous piece of a decoder-only transformer: embedding (first stage), blocks, final norm and head
 // (last stage).
+//
+// Under tensor parallelism each rank has its share of the rows (nn::TensorCut) of inputs, outputs and
+// records, and takes part with its heads, inner width and vocabulary; token ids, labels and positions are
+// those of all rows. All ranks of the group run the same passes in the same order. Each reports the loss of
+// all rows, with equal bits: nobody sums losses over the group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -13,6 +19,7 @@
 #include "core/nn/cross_entropy.h"
 #include "core/nn/embedding.h"
 #include "core/nn/parameter.h"
+#include "core/nn/region.h"
 #include "core/nn/rms_norm.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
@@ -62,7 +69,7 @@ class TransformerStage final : public pipeline::Stage {
   int index() const override { return slice_.index; }
   bool is_first() const override { return slice_.embedding; }
   bool is_last() const override { return slice_.head; }
-  at::Tensor empty_boundary(const data::Microbatch& data) const override;  // T [tokens, hidden]
+  at::Tensor empty_boundary(const data::Microbatch& data) const override;  // T [share, hidden]
 
   // The record keeps `input` (read only) until the microbatch's backward.
   at::Tensor forward(int microbatch, const data::Microbatch& data, at::Tensor input) override;
@@ -106,6 +113,9 @@ class TransformerStage final : public pipeline::Stage {
   };
 
   nn::TokenInfo info_of(const data::Microbatch& data) const;
+  int64_t share(const data::Microbatch& data) const;  // rows of this rank
+  // normed: T [share, hidden] -> the rows that `rows` names among all tokens, or all; on every rank.
+  at::Tensor chosen_rows(const at::Tensor& normed, int64_t tokens, const at::Tensor& rows) const;
   Residual enter(const data::Microbatch& data, at::Tensor input) const;
   Residual run_blocks(const data::Microbatch& data, at::Tensor input) const;
   void add_loss(const at::Tensor& loss, const at::Tensor& labels);
@@ -114,6 +124,7 @@ class TransformerStage final : public pipeline::Stage {
 
   ModelConfig model_;
   StageSlice slice_;
+  std::shared_ptr<const nn::Region> region_;
   nn::ParameterStore store_;
   std::optional<nn::Embedding> embedding_;
   std::vector<Block> blocks_;  // never changes size after construction: queues point at their layers

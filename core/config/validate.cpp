@@ -102,16 +102,51 @@ void check_axes(Document& document) {
   }
   const std::pair<std::string_view, int64_t> axes[] = {
       {"distributed.cp", d.cp},
-      {"distributed.tp", d.tp},
       {"distributed.ep", d.ep},
   };
   for (const auto& [option, size] : axes) {
     if (size > 1) {
       document.report(option,
-                      fmt::format("not implemented yet: {} = {}; only pp, dp_replicate and dp_shard may "
+                      fmt::format("not implemented yet: {} = {}; only pp, dp_replicate, dp_shard and tp may "
                                   "be above 1",
                                   find_option(option)->key, size));
     }
+  }
+}
+
+// Tensor-parallel ranks share out heads, inner width, vocabulary and rows. Sizes that are missing are
+// reported elsewhere.
+void check_tensor_parallel(Document& document) {
+  const JobConfig& job = document.job;
+  const ModelSection& model = job.model;
+  const int64_t tp = job.distributed.tp;
+  if (tp <= 1) return;
+  const auto report = [&](std::string_view option, const std::string& problem) {
+    document.report_conflict({"distributed.tp", option, "model.hf_dir"},
+                             fmt::format("tp = {} {}", tp, problem));
+  };
+  if (model.num_attention_heads % tp != 0) {
+    report("model.num_attention_heads",
+           fmt::format("does not divide num_attention_heads = {}", model.num_attention_heads));
+  }
+  const int64_t kv_heads = model.num_key_value_heads;
+  if (kv_heads > 0 && kv_heads % tp != 0 && tp % kv_heads != 0) {
+    report("model.num_key_value_heads",
+           fmt::format("neither divides num_key_value_heads = {} nor is a multiple of it", kv_heads));
+  }
+  if (model.intermediate_size % tp != 0) {
+    report("model.intermediate_size",
+           fmt::format("does not divide intermediate_size = {}", model.intermediate_size));
+  }
+  if (model.vocab_size > 0 && model.vocab_size < tp) {
+    report("model.vocab_size", fmt::format("is more than vocab_size = {}", model.vocab_size));
+  }
+  const int64_t tokens =
+      job.train.micro_batch_size * job.train.seq_len / std::max<int64_t>(1, job.distributed.cp);
+  if (tokens < tp) {
+    document.report_conflict(
+        {"distributed.tp", "train.seq_len", "train.micro_batch_size"},
+        fmt::format("tp = {} is more than the {} tokens of a rank's microbatch", tp, tokens));
   }
 }
 
@@ -241,6 +276,7 @@ void fill_world(Document& document, int64_t world) {
 void validate(Document& document) {
   check_hf_weights(document);
   check_axes(document);
+  check_tensor_parallel(document);
   check_data(document);
   check_profile(document);
   check_paths(document);

@@ -277,6 +277,8 @@ void check_sum_of_squares(const Checks& checks, const Tensor& x, const Tensor& o
 
 }  // namespace
 
+void add_vocabulary_contracts();  // vocabulary_contracts.cpp
+
 void add_contracts() {
   rms_norm.accept(check_rms_norm);
   add_rms_norm.accept(check_add_rms_norm);
@@ -295,6 +297,7 @@ void add_contracts() {
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);
   sum_of_squares.accept(check_sum_of_squares);
+  add_vocabulary_contracts();
 }
 
 }  // namespace pptrain::kernels

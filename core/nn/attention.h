@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "core/nn/attention_product.h"
-#include "core/nn/linear.h"
+#include "core/nn/parallel_linear.h"
 #include "core/nn/parameter.h"
+#include "core/nn/region.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
@@ -32,10 +33,11 @@ struct AttentionConfig {
 class Attention {
  public:
   struct Saved {
-    at::Tensor x;  // T [tokens, hidden]: operand of the qkv weight gradient
+    at::Tensor x;  // T [share, hidden]: operand of the qkv weight gradient
     // T [tokens, (heads + 2 kv_heads) * head_dim]. The product's v is a view of it; so are its q and k
-    // without QK-norm, which are rotated in place.
-    at::Tensor qkv;
+    // without QK-norm, which are rotated in place. Where key-value heads are copies, two tensors: q, and k
+    // with v.
+    std::vector<at::Tensor> qkv;
     at::Tensor q_rstd, k_rstd;  // float32 [tokens, heads | kv_heads], with QK-norm only
     at::Tensor out;             // T [tokens, heads * head_dim]: operand of the o weight gradient
     AttentionProduct::Saved product;
@@ -43,26 +45,30 @@ class Attention {
     std::vector<at::Tensor> tensors() const;  // all of them; some share memory, some are undefined
   };
 
-  // Declares `<name>.{q,k,v,o}.weight`, biases and `<name>.{q_norm,k_norm}.weight`.
+  // Declares `<name>.{q,k,v,o}.weight`, biases and `<name>.{q_norm,k_norm}.weight`. The ranks of `region`
+  // share out the heads, and the rows of x and of the result: T [share, hidden] below is [tokens, hidden] for
+  // a rank alone. Where they are more than the key-value heads, neighbours have a copy of one.
   Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
-            std::shared_ptr<AttentionProduct> product = make_local_attention());
+            std::shared_ptr<AttentionProduct> product = make_local_attention(),
+            std::shared_ptr<const Region> region = std::make_shared<Region>());
 
-  // x: T [tokens, hidden] -> T [tokens, hidden].
+  // x: T [share, hidden] -> T [share, hidden].
   at::Tensor forward(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const;
 
-  // dy: T [tokens, hidden] -> dx. `tokens`: as in the forward pass. Frees `saved` as it goes; weight
+  // dy: T [share, hidden] -> dx. `tokens`: as in the forward pass. Frees `saved` as it goes; weight
   // gradients go to `queue`.
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue);
 
  private:
-  // Gradient of the fused qkv output, in a buffer of its own or in the place of saved.qkv.
-  at::Tensor qkv_gradient(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens);
+  // Gradient of saved.qkv, in buffers of its own or in its place.
+  std::vector<at::Tensor> qkv_gradient(const Saved& saved, const AttentionGradients& grads,
+                                       const TokenInfo& tokens);
 
-  AttentionConfig config_;
+  AttentionConfig local_;  // with this rank's heads
   std::shared_ptr<AttentionProduct> product_;
-  Linear qkv_;
-  Linear o_;
+  ColumnLinear qkv_;
+  RowLinear o_;
   Weight* q_norm_ = nullptr;
   Weight* k_norm_ = nullptr;
 };

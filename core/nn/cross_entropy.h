@@ -5,40 +5,58 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <memory>
+
 #include "core/nn/parameter.h"
+#include "core/nn/region.h"
 
 namespace pptrain::nn {
 
+// The ranks of the region share out the vocabulary and the rows of h: each has the logits of its part of the
+// vocabulary for all rows of a chunk. A chunk's rows are gathered, three numbers of each row are exchanged
+// (kernels::softmax_statistics), and the parts of dh are summed and scattered; the next chunk's rows travel
+// while one is computed, and so does dh. [share] below is all rows for a rank alone.
 class LinearCrossEntropy {
  public:
-  // Uses `weight` [vocab, hidden], declared by the caller (it may be the embedding's, when tied, on one
-  // stage). chunk_bytes bounds the memory of one chunk of logits.
+  // Uses `weight`, this rank's rows of [vocab, hidden], declared by the caller (it may be the embedding's,
+  // when tied, on one stage). chunk_bytes bounds the memory of one chunk of logits.
   explicit LinearCrossEntropy(Weight& weight, int64_t chunk_bytes = default_chunk_bytes(at::kCPU));
+  // vocab: of all ranks.
+  LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region);
   void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
 
   // What serves a device: each chunk reads the weight twice and adds to its whole gradient, so chunks are as
   // large as memory allows on a GPU, and as the caches hold on a CPU.
   static int64_t default_chunk_bytes(at::DeviceType device);
 
-  // Sum of the losses, in nats, over labels other than -100: float64 scalar tensor on the device.
-  // h: T [rows, hidden]; labels: int64 [rows].
+  // Sum of the losses of all rows, in nats, over labels other than -100: float64 scalar tensor on the device,
+  // the same on every rank. h: T [share, hidden]; labels: int64 [rows], of all rows.
   at::Tensor forward(const at::Tensor& h, const at::Tensor& labels) const;
 
-  // The same, and: dh (T [rows, hidden], allocated by the caller) becomes the gradient of the sum with
+  // The same, and: dh (T [share, hidden], allocated by the caller) becomes the gradient of the sum with
   // respect to h; the weight's main gradient accumulates. Both weight and input gradient are taken here,
   // while a chunk's logits exist.
   at::Tensor forward_backward(const at::Tensor& h, const at::Tensor& labels, at::Tensor& dh);
 
-  at::Tensor logits(const at::Tensor& h) const;  // T [rows, vocab]; for generation and tests
+  // T [rows, vocab], whole on every rank, of h T [rows, hidden], which is the same on every rank; for
+  // generation and tests.
+  at::Tensor logits(const at::Tensor& h) const;
 
   // Rows of a chunk, for rows of logits of `row_bytes` bytes.
   static int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes);
 
  private:
   at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
+  at::Tensor run_alone(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
+  at::Tensor run_shared(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
+  // Of one chunk, [rows of the chunk]: from its logits, which become their gradient where wanted.
+  at::Tensor chunk_loss(at::Tensor& logits, const at::Tensor& labels, bool want_gradient) const;
 
   Weight* weight_;
   int64_t chunk_bytes_;
+  int64_t vocab_ = 0;
+  std::shared_ptr<const Region> region_;
 };
 
 }  // namespace pptrain::nn

@@ -1,28 +1,134 @@
-// The seam around attention and feed-forward: what a rank does with its tokens before these layers see them,
-// and with their results.
+// The seam around attention and feed-forward: what a rank does with its tokens before the products of these
+// layers see them, and with their results.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <utility>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/nn/tensor_cut.h"
 
 namespace pptrain::nn {
 
-// Tensors are T [rows, hidden]. The base class is the identity: a rank has all rows outside of the region
-// too. Under tensor parallelism a rank holds its share of the rows outside, and inside all rows and its share
-// of the heads or of the inner width: there entering gathers rows, and leaving sums over ranks and scatters
-// rows (sequence parallelism: Korthikanti et al., arXiv 2205.05198).
+// The tensor-parallel ranks of a stage, as its layers see them. Outside of the region a rank holds its share
+// of a microbatch's rows (TensorCut), inside all rows and its share of the heads, of the inner width or of
+// the vocabulary: entering gathers rows, leaving sums over ranks and scatters rows (sequence parallelism:
+// Korthikanti et al., arXiv 2205.05198). The base class is the region of a rank alone, which has all of both.
+//
+// The exchanges go on while the rank computes. All ranks of a region begin the same ones in the same order.
 class Region {
  public:
+  class Work {
+   public:
+    virtual ~Work() = default;
+    virtual void wait() = 0;
+  };
+
+  Region() = default;
+  // Layers cut the products next to a gather or a sum into `chunks` pieces of rows, so that one piece travels
+  // while another is computed. 1: whole products, and exchanges that nothing hides.
+  explicit Region(const TensorCut& cut, int chunks = 1) : cut_(cut), chunks_(chunks) {}
   virtual ~Region() = default;
 
-  virtual at::Tensor enter(at::Tensor x) const { return x; }
-  virtual at::Tensor leave(at::Tensor y) const { return y; }
+  const TensorCut& cut() const { return cut_; }
+  bool alone() const { return cut_.alone(); }
+  int chunks() const { return chunks_; }
 
-  // Backward: from the gradient of leave(y) to that of y, and from the gradient of enter(x) to that of x.
-  // leave_backward() only reads dy.
-  virtual at::Tensor leave_backward(const at::Tensor& dy) const { return dy; }
-  virtual at::Tensor enter_backward(at::Tensor dx) const { return dx; }
+  // Begins: all = the rows of every rank, by rank. own: [rows[this rank], ...]; all: [sum of rows, ...], both
+  // contiguous and in use until the work is done.
+  virtual std::unique_ptr<Work> gather(at::Tensor all, const at::Tensor& own,
+                                       std::span<const int64_t> rows) const;
+  // Begins: own = this rank's rows of the sum of `partial` over ranks, in rank order. Shapes as in gather.
+  virtual std::unique_ptr<Work> sum(at::Tensor own, const at::Tensor& partial,
+                                    std::span<const int64_t> rows) const;
+
+  // A tensor that an exchange fills.
+  struct Arriving {
+    at::Tensor tensor;
+    std::unique_ptr<Work> work;  // null: it is there
+
+    at::Tensor take();  // waits
+  };
+
+  // The same of whole lists of rows, whose shares are those of the cut. own: [share of `rows`, ...] ->
+  // [rows, ...]; a rank alone gets `own` itself.
+  Arriving begin_enter(const at::Tensor& own, int64_t rows) const;
+  at::Tensor enter(const at::Tensor& own, int64_t rows) const { return begin_enter(own, rows).take(); }
+  // partial: [rows, ...] -> [share, ...]; a rank alone gets `partial` itself.
+  Arriving begin_leave(const at::Tensor& partial) const;
+  at::Tensor leave(const at::Tensor& partial) const { return begin_leave(partial).take(); }
+
+ private:
+  TensorCut cut_;
+  int chunks_ = 1;
+};
+
+// A list of rows that ranks share out, in chunks: chunk c is the c-th piece of every rank's share, by rank,
+// so that each rank gives and gets as much in every exchange.
+class RowChunks {
+ public:
+  // At most `step` rows of each rank in a chunk.
+  RowChunks(const TensorCut& cut, int64_t rows, int64_t step);
+  // As many chunks as the region wants.
+  RowChunks(const Region& region, int64_t rows);
+
+  int64_t count() const { return count_; }
+  std::vector<int64_t> rows(int64_t chunk) const;  // of each rank
+  int64_t total(int64_t chunk) const;              // their sum
+
+  // Rows that follow each other both in the chunk and in the whole list.
+  struct Piece {
+    int64_t in_chunk = 0, in_list = 0, rows = 0;
+  };
+  std::vector<Piece> pieces(int64_t chunk) const;
+
+  // This rank's piece: where it begins in its share, and its rows.
+  int64_t own_first(int64_t chunk) const;
+  int64_t own_rows(int64_t chunk) const { return of_rank(chunk, cut_.rank); }
+
+ private:
+  int64_t of_rank(int64_t chunk, int rank) const;
+
+  TensorCut cut_;
+  int64_t rows_, step_, count_;
+};
+
+// Gathers the chunks of a list in turn, each while the one before is used.
+class ChunkGather {
+ public:
+  // own: [share, ...], contiguous.
+  ChunkGather(const Region& region, const RowChunks& chunks, const at::Tensor& own);
+  // The next chunk's rows, [total(chunk), ...].
+  at::Tensor next();
+
+ private:
+  void begin(int64_t chunk);
+
+  const Region& region_;
+  const RowChunks& chunks_;
+  at::Tensor own_;
+  int64_t next_ = 0;
+  Region::Arriving arriving_;
+};
+
+// Sums chunks and hands out this rank's rows of each, up to two chunks while others are computed.
+class ChunkSum {
+ public:
+  // own: [share, ...], contiguous; what is summed goes there.
+  ChunkSum(const Region& region, const RowChunks& chunks, at::Tensor own);
+  // Chunks in turn; partial: [total(chunk), ...].
+  void add(const at::Tensor& partial);
+  void wait();  // until all are there
+
+ private:
+  const Region& region_;
+  const RowChunks& chunks_;
+  at::Tensor own_;
+  int64_t next_ = 0;
+  std::unique_ptr<Region::Work> works_[2];
 };
 
 }  // namespace pptrain::nn

@@ -9,10 +9,12 @@
 
 namespace pptrain::nn {
 
-RmsNorm::RmsNorm(ParameterGroup& group, const std::string& name, int64_t dim, double eps)
+RmsNorm::RmsNorm(ParameterGroup& group, const std::string& name, int64_t dim, double eps,
+                 const TensorCut& cut)
     : eps_(eps),
-      weight_(
-          &group.add({{.name = name + ".weight", .shape = {dim}, .role = Role::norm, .init = Init::ones}})) {}
+      weight_(&group.add(
+          {cut.copied({.name = name + ".weight", .shape = {dim}, .role = Role::norm, .init = Init::ones})})) {
+}
 
 RmsNorm::Output RmsNorm::forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const {
   at::Tensor y = at::empty_like(x);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/nn/parameter.h"
+#include "core/nn/tensor_cut.h"
 
 namespace pptrain::nn {
 
@@ -20,8 +21,8 @@ class RmsNorm {
     at::Tensor y;    // T [rows, dim]
   };
 
-  RmsNorm(ParameterGroup& group, const std::string& name, int64_t dim,
-          double eps);  // declares `<name>.weight`
+  // Declares `<name>.weight`. `cut`: the ranks that share out the rows, and so hold a copy each.
+  RmsNorm(ParameterGroup& group, const std::string& name, int64_t dim, double eps, const TensorCut& cut = {});
 
   // delta may be undefined. Its memory is reused for the sum: the caller gives it up.
   Output forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const;

@@ -16,15 +16,16 @@ SwiGlu::Saved& own(FeedForward::Saved& saved) {
 }  // namespace
 
 SwiGlu::SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
-               bool bias, double init_std, double down_init_std)
-    : gate_up_(group, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std),
-      down_(group, intermediate, {{name + ".down", hidden}}, bias, down_init_std) {}
+               bool bias, double init_std, double down_init_std, std::shared_ptr<const Region> region)
+    : gate_up_(group, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std,
+               region),
+      down_(group, intermediate, {name + ".down", hidden}, bias, down_init_std, region) {}
 
-void SwiGlu::activate(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForward::Saved& saved) const {
+void SwiGlu::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
   Saved& s = own(saved);
   s.x = x;
-  s.gate_up = gate_up_.forward(x);
-  s.act = at::empty({x.size(0), down_.in_features()}, x.options());
+  s.gate_up = gate_up_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
+  s.act = at::empty({s.gate_up.size(0), down_.in_features()}, x.options());
   kernels::swiglu(s.gate_up, s.act);
 }
 
@@ -39,12 +40,9 @@ void SwiGlu::drop(FeedForward::Saved& saved) const {
 at::Tensor SwiGlu::backward_input(FeedForward::Saved& saved, const at::Tensor& dy,
                                   const TokenInfo& /*tokens*/, WeightGradQueue& queue) {
   Saved& s = own(saved);
-  queue.push(down_, {std::move(s.act), dy});
   at::Tensor d_gate_up = std::move(s.gate_up);
-  kernels::swiglu_backward(down_.backward_input(dy), d_gate_up, d_gate_up);
-  at::Tensor dx = gate_up_.backward_input(d_gate_up);
-  queue.push(gate_up_, {std::move(s.x), std::move(d_gate_up)});
-  return dx;
+  kernels::swiglu_backward(down_.backward(std::move(s.act), dy, queue), d_gate_up, d_gate_up);
+  return gate_up_.backward(std::move(s.x), {std::move(d_gate_up)}, queue);
 }
 
 }  // namespace pptrain::nn

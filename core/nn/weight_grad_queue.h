@@ -35,6 +35,7 @@ class WeightGradQueue {
   // Computes what is pending, in push order, freeing the operands of each when it is done.
   void run();
 
+  Mode mode() const { return mode_; }
   size_t size() const { return pending_.size(); }
   std::vector<at::Tensor> operands() const;  // of all that is pending
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/kernels/vocabulary.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 
@@ -137,6 +138,43 @@ TEST_CASE("embedding and its gradient: exactly the CPU's, with many equal tokens
         CHECK(same_bits(expected[0], actual[0]));
         CHECK(same_bits(expected[1], actual[1]));
       }
+    }
+  }
+}
+
+TEST_CASE("parts of a vocabulary: statistics, loss, gradient and embedding", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const int64_t width : {1, 8, 65, 4099}) {
+      CAPTURE(type, width);
+      const int64_t rows = 5;
+      const kernels::VocabularyPart part{.first = 7, .vocab = 7 + width + 20};
+      compare([&](const Backend& b) -> std::vector<Tensor> {
+        Tensor logits = b.random({rows, width}, type, 1, 5.0);
+        const Tensor labels = b.random_integers(part.vocab, rows, 2);
+        labels[2] = -100;
+        labels[3] = 7;  // here
+        Tensor statistics = b.output({2, rows, 3}, at::kFloat);
+        Tensor own = statistics[0], other = statistics[1];
+        b(kernels::softmax_statistics, b.random({rows, width}, type, 3, 5.0), labels,
+          {.first = 0, .vocab = part.vocab}, other);
+        b(kernels::softmax_statistics, logits, labels, part, own);
+        Tensor loss = b.output({rows}, at::kFloat), loss_alone = b.output({rows}, at::kFloat);
+        b(kernels::cross_entropy_part, logits, labels, statistics, part, loss_alone, false);
+        b(kernels::cross_entropy_part, logits, labels, statistics, part, loss, true);
+        CHECK(same_bits(loss, loss_alone));
+        return {statistics, loss, logits};
+      });
+      compare([&](const Backend& b) -> std::vector<Tensor> {
+        const Tensor tokens = b.random_integers(part.vocab, 40, 1);
+        Tensor out = b.output({40, 13}, type);
+        Tensor weight_grad = b.random({width, 13}, at::kFloat, 4);
+        b(kernels::embedding_part, tokens, b.random({width, 13}, type, 2), part, out);
+        b(kernels::embedding_part_backward, tokens, b.random({40, 13}, type, 3), part, weight_grad);
+        return {out, weight_grad};
+      });
     }
   }
 }

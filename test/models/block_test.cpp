@@ -1,16 +1,16 @@
-// The seams of a block: what is put around attention and feed-forward takes part in both passes.
+// A block, and its seams: what other ranks do in attention and feed-forward takes part in both passes.
 #include "models/block.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
-#include <memory>
-#include <utility>
-#include <vector>
+#include <cstddef>
 
+#include "core/base/error.h"
 #include "core/nn/rope.h"
 #include "models/registry.h"
+#include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
 #include "test/models/small_model.h"
@@ -21,22 +21,6 @@ using namespace pptrain::test;
 using at::Tensor;
 
 namespace {
-
-// Rows in another order inside of the region than outside, as under sequence parallelism, where a rank's rows
-// come from several. Outside: row i is row permutation[i] of inside.
-class Permuted final : public nn::Region {
- public:
-  explicit Permuted(Tensor inside_of_outside)
-      : order_(std::move(inside_of_outside)), inverse_(at::argsort(order_)) {}
-
-  Tensor enter(Tensor x) const override { return x.index_select(0, inverse_); }
-  Tensor leave(Tensor y) const override { return y.index_select(0, order_); }
-  Tensor leave_backward(const Tensor& dy) const override { return dy.index_select(0, inverse_); }
-  Tensor enter_backward(Tensor dx) const override { return dx.index_select(0, order_); }
-
- private:
-  Tensor order_, inverse_;
-};
 
 struct Passes {
   Tensor y, dx, gradients;
@@ -55,7 +39,9 @@ Passes run(const models::BlockConfig& config, const models::Seams& seams, const 
   Passes passes{.y = out.stream + out.delta,
                 .dx = block.backward_input(saved, dy.clone(), tokens, queue),
                 .gradients = {}};
-  for (const Tensor& tensor : models::saved_tensors(saved)) CHECK_FALSE(tensor.defined());
+  for (const Tensor& tensor : models::saved_tensors(saved)) {
+    if (tensor.defined()) throw Error("a backward pass left a tensor of the forward pass");
+  }
   queue.run();
   passes.gradients = all_gradients(group);
   return passes;
@@ -63,12 +49,14 @@ Passes run(const models::BlockConfig& config, const models::Seams& seams, const 
 
 }  // namespace
 
-TEST_CASE("a region's order of rows is what attention and feed-forward see, in both passes") {
+TEST_CASE("a block of ranks that share out its rows and insides gives the rows of one alone") {
   at::set_num_threads(1);
   const auto recompute =
       GENERATE(models::Recompute::none, models::Recompute::selective, models::Recompute::full);
   const auto mode = GENERATE(nn::WeightGradQueue::Mode::immediate, nn::WeightGradQueue::Mode::deferred);
-  const models::ModelConfig model = small_model("qwen3", false);
+  models::ModelConfig model = small_model("qwen3", false);
+  model.heads = 4;
+  model.kv_heads = 2;
   models::BlockConfig config = models::find_architecture("qwen3").block(model);
   config.recompute = recompute;
   config.init_std = config.attention.init_std = config.attention.o_init_std = 0.2;
@@ -78,18 +66,17 @@ TEST_CASE("a region's order of rows is what attention and feed-forward see, in b
       .segments = data.segments,
       .rope = nn::make_rope_table(model.head_dim, model.max_seq, model.rope_theta, {}, {}, at::kCPU)};
   const Tensor x = at::randn({13, model.hidden}), dy = at::randn({13, model.hidden});
-  const Tensor order = at::randperm(13, at::kLong);
   const Passes plain = run(config, {}, tokens, x, dy, mode);
-
-  // The stream outside is permuted too: results are the plain ones in that order.
-  models::Seams seams;
-  seams.region = seams.mlp_region = std::make_shared<Permuted>(order);
-  const Passes permuted =
-      run(config, seams, tokens, x.index_select(0, order), dy.index_select(0, order), mode);
-  CHECK(relative_error(permuted.y, plain.y.index_select(0, order)) < 1e-5);
-  CHECK(relative_error(permuted.dx, plain.dx.index_select(0, order)) < 1e-5);
-  CHECK(relative_error(permuted.gradients, plain.gradients) < 1e-5);
-  // Without the region they are not.
-  const Passes wrong = run(config, {}, tokens, x.index_select(0, order), dy.index_select(0, order), mode);
-  CHECK(relative_error(wrong.y, plain.y.index_select(0, order)) > 1e-3);
+  Passes ranks[2];
+  comm::run_thread_ranks(2, [&](comm::Communicator& tp) {
+    at::set_num_threads(1);
+    const auto r = static_cast<size_t>(tp.rank());
+    const nn::TensorCut cut{.rank = tp.rank(), .size = 2};
+    const auto own = [&](const Tensor& rows) {
+      return rows.narrow(0, cut.begin(13, cut.rank), cut.count(13));
+    };
+    ranks[r] = run(config, models::make_seams({.tp = &tp}), tokens, own(x), own(dy), mode);
+  });
+  CHECK(relative_error(at::cat({ranks[0].y, ranks[1].y}), plain.y) < 1e-5);
+  CHECK(relative_error(at::cat({ranks[0].dx, ranks[1].dx}), plain.dx) < 1e-5);
 }

@@ -40,13 +40,14 @@ using Stages = std::vector<std::unique_ptr<models::TransformerStage>>;
 // errors.
 inline Stages build_stages(const models::ModelConfig& model, const std::vector<int64_t>& layers_per_stage,
                            at::ScalarType dtype, uint64_t seed = 7,
-                           models::Recompute recompute = models::Recompute::none) {
+                           models::Recompute recompute = models::Recompute::none,
+                           const models::Seams& seams = {}) {
   const auto assignment = pipeline::explicit_layer_assignment(
       static_cast<int>(model.layers), static_cast<int>(layers_per_stage.size()), layers_per_stage);
   Stages stages;
   for (size_t i = 0; i < assignment.size(); ++i) {
     auto& stage = *stages.emplace_back(std::make_unique<models::TransformerStage>(
-        model, models::stage_slice(assignment, static_cast<int>(i)), recompute));
+        model, models::stage_slice(assignment, static_cast<int>(i)), recompute, seams));
     stage.materialise(at::kCPU, dtype);
     stage.parameters().initialise(seed);
     for (nn::Slice* slice : stage.parameters().slices()) {
@@ -55,7 +56,7 @@ inline Stages build_stages(const models::ModelConfig& model, const std::vector<i
       noise.init = nn::Init::normal;
       noise.init_std = 0.2;
       at::Tensor values = at::empty_like(slice->master);
-      nn::fill_initial_values(noise, nn::whole_slice(noise.shape), seed, values);
+      nn::fill_initial_values(noise, slice->shape, seed, values);
       slice->master.add_(values);
     }
     stage.parameters().refresh_compute();

@@ -10,6 +10,7 @@ void add_norm_kernels();
 void add_normal_kernels();
 void add_optimizer_kernels();
 void add_swiglu_kernels();
+void add_vocabulary_kernels();
 
 void add_kernels() {
   add_cross_entropy_kernels();
@@ -19,6 +20,7 @@ void add_kernels() {
   add_normal_kernels();
   add_optimizer_kernels();
   add_swiglu_kernels();
+  add_vocabulary_kernels();
 }
 
 }  // namespace pptrain::kernels::cpu

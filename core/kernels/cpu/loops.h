@@ -73,6 +73,17 @@ struct CrossEntropyArgs {
   bool want_gradient;
 };
 
+// Of each row, the columns of a vocabulary that begin with `first`.
+template <class T>
+struct SoftmaxPartArgs {
+  T* logits;  // [rows, width]; the statistics only read them
+  const int64_t* labels;
+  float* statistics;     // [rows, 3]: maximum, sum of exp(x - maximum), the label's logit or 0
+  const float* maximum;  // [rows], over all columns; gradient only
+  const float* scale;    // [rows]: 1 / sum of exp(x - maximum) over all columns; gradient only
+  int64_t first, width;
+};
+
 // A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own
 // position.
 template <class T>
@@ -116,6 +127,9 @@ struct TypedLoops {
   void (*swiglu_backward)(const SwigluArgs<T>&, int64_t begin, int64_t end);
   // scratch: float [vocab], read and written only with want_gradient.
   void (*cross_entropy)(const CrossEntropyArgs<T>&, float* scratch, int64_t begin, int64_t end);
+  void (*softmax_statistics)(const SoftmaxPartArgs<T>&, int64_t begin, int64_t end);
+  // logits = softmax - one-hot; 0 in rows that do not count.
+  void (*softmax_gradient)(const SoftmaxPartArgs<T>&, int64_t begin, int64_t end);
   void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
   // out (rows out_stride apart) = x [rows, dim] rounded, each row divided by its divisor where these are

@@ -11,6 +11,7 @@ void add_normal_kernels();
 void add_optim_kernels();
 void add_rope_kernels();
 void add_swiglu_kernels();
+void add_vocabulary_kernels();
 
 void add_kernels() {
   add_cross_entropy_kernels();
@@ -21,6 +22,7 @@ void add_kernels() {
   add_optim_kernels();
   add_rope_kernels();
   add_swiglu_kernels();
+  add_vocabulary_kernels();
 }
 
 bool is_built() {

@@ -159,7 +159,7 @@ TEST_CASE("a bad override is shown as it was given") {
   CHECK_THAT(with(folder, "train=5"), StartsWith("--set train=5: names a section; expected train.key=value"));
   CHECK_THAT(with(folder, "lr=5"), StartsWith("--set lr=5: unknown section; did you mean optimizer.lr?"));
   CHECK_THAT(with(folder, "run.dir=\xff"), contains_text("not UTF-8"));
-  CHECK_THAT(with(folder, "distributed.tp=2"), StartsWith("--set distributed.tp=2: not implemented yet"));
+  CHECK_THAT(with(folder, "distributed.tp=3"), StartsWith("--set distributed.tp=3: tp = 3 does not divide"));
   CHECK_THAT(with(folder, "data.val_path=no/file"),
              StartsWith("--set data.val_path=no/file: \"no/file\" does not exist"));
 }

@@ -149,14 +149,13 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
        "job.toml:12:6: distributed.dp: dp is short for dp_shard",
        {}},
       {"[distributed]\ndp = 2\n",
-       "job.toml:12:6: distributed.dp: not implemented yet: dp = 2 (short for dp_shard); only pp and "
-       "dp_replicate may be above 1",
+       "job.toml:12:6: distributed.dp: not implemented yet: dp = 2 (short for dp_shard); only pp, "
+       "dp_replicate and tp may be above 1",
        {}},
       {"[distributed]\ndp_shard = 2\n",
        "job.toml:12:12: distributed.dp_shard: not implemented yet: dp_shard = 2;",
        {}},
       {"[distributed]\ncp = 2\n", "job.toml:12:6: distributed.cp: not implemented yet: cp = 2;", {}},
-      {"[distributed]\ntp = 2\n", "job.toml:12:6: distributed.tp: not implemented yet: tp = 2;", {}},
       {"[distributed]\nep = 2\n", "job.toml:12:6: distributed.ep: not implemented yet: ep = 2;", {}},
       {"[lr_schedule]\ndecay_fraction = 0.2\n",
        "job.toml:12:18: lr_schedule.decay_fraction: acts only with lr_schedule.name = wsd",
@@ -234,7 +233,7 @@ TEST_CASE("all errors of a file come at once, in its order, overrides last") {
   overrides.push_back("train.steps=-5");
   overrides.push_back("trian.steps=5");
   const std::string message = refusal(
-      "[train]\nzteps = 1\ndtype = 'fp16'\n[distributed]\npp = 4\ntp = 2\ncp = 'x'\n[optimizer]\nbetas = "
+      "[train]\nzteps = 1\ndtype = 'fp16'\n[distributed]\npp = 4\ntp = 0\ncp = 'x'\n[optimizer]\nbetas = "
       "[0.9, 2]\n",
       overrides);
   std::vector<std::string> starts;
@@ -246,6 +245,25 @@ TEST_CASE("all errors of a file come at once, in its order, overrides last") {
   CHECK(starts == std::vector<std::string>{"job.toml:2:1", "job.toml:3:9", "job.toml:6:6", "job.toml:7:6",
                                            "job.toml:9:15", "--set train.steps=-5", "--set trian.steps=5"});
   CHECK_THAT(message, contains_text("--set trian.steps=5: trian: unknown section; did you mean [train]?"));
+}
+
+TEST_CASE("tensor-parallel ranks must be able to share out heads, inner width, vocabulary and rows") {
+  const Folder folder;
+  const auto refused = [&](std::vector<std::string> changes) {
+    Overrides overrides = essentials(folder);
+    for (std::string& change : changes) overrides.push_back(std::move(change));
+    return refusal("[distributed]\ntp = 4\n", overrides);
+  };
+  const std::string start = "job.toml:2:6: distributed.tp: tp = 4 ";
+  CHECK(refused({}) == "");
+  CHECK(refused({"model.num_key_value_heads=2"}) == "");
+  CHECK(refused({"model.num_key_value_heads=1"}) == "");
+  CHECK_THAT(refused({"model.num_attention_heads=6", "model.head_dim=8"}),
+             StartsWith(start + "does not divide num_attention_heads = 6"));
+  CHECK(refused({"model.num_attention_heads=12", "model.head_dim=8", "model.num_key_value_heads=6"}) ==
+        start + "neither divides num_key_value_heads = 6 nor is a multiple of it");
+  CHECK(refused({"model.intermediate_size=126"}) == start + "does not divide intermediate_size = 126");
+  CHECK(refused({"train.seq_len=3"}) == start + "is more than the 3 tokens of a rank's microbatch");
 }
 
 TEST_CASE("a value that could not be taken starts no contradiction of its own") {

@@ -1,0 +1,142 @@
+#include "core/kernels/vocabulary.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/kernels/cpu/loops.h"
+#include "core/kernels/cpu/parallel.h"
+#include "core/kernels/cpu/typed.h"
+
+namespace pptrain::kernels::cpu {
+namespace {
+
+constexpr int64_t ignored = -100;
+
+// Every rank sees all rows, so that all of them find the same fault.
+void check_in_vocabulary(const Tensor& ids, int64_t vocab, bool may_be_ignored, const char* what) {
+  const int64_t* id = in<int64_t>(ids);
+  for (int64_t row = 0; row < ids.size(0); ++row) {
+    if ((may_be_ignored && id[row] == ignored) || (id[row] >= 0 && id[row] < vocab)) continue;
+    throw Error(fmt::format("{} {} of row {} is outside the vocabulary of {}", what, id[row], row, vocab));
+  }
+}
+
+// The softmax of a row, from what each rank says of its part: statistics + part * stride holds maximum, sum
+// and the label's logit.
+struct RowSoftmax {
+  float maximum = 0;
+  double sum = 0;  // of exp(x - maximum)
+  double chosen = 0;
+};
+
+RowSoftmax combine(const float* statistics, int64_t parts, int64_t stride) {
+  RowSoftmax row{.maximum = statistics[0]};
+  for (int64_t part = 1; part < parts; ++part) row.maximum = std::max(row.maximum, statistics[part * stride]);
+  for (int64_t part = 0; part < parts; ++part) {
+    const float* s = statistics + part * stride;
+    row.sum +=
+        static_cast<double>(s[1]) * std::exp(static_cast<double>(s[0]) - static_cast<double>(row.maximum));
+    row.chosen += static_cast<double>(s[2]);
+  }
+  return row;
+}
+
+}  // namespace
+
+void embedding_part(const Tensor& tokens, const Tensor& weight, VocabularyPart part, Tensor& result) {
+  check_in_vocabulary(tokens, part.vocab, false, "embedding: token");
+  const int64_t* token = in<int64_t>(tokens);
+  const int64_t held = weight.size(0);
+  const auto row_bytes = static_cast<size_t>(weight.size(1) * weight.element_size());
+  const char* from = in<char>(weight);
+  char* to = out<char>(result);
+  parallel_for(tokens.size(0), row_grain(weight.size(1)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t here = token[row] - part.first;
+      char* target = to + static_cast<size_t>(row) * row_bytes;
+      if (here >= 0 && here < held) {
+        std::memcpy(target, from + static_cast<size_t>(here) * row_bytes, row_bytes);
+      } else {
+        std::memset(target, 0, row_bytes);
+      }
+    }
+  });
+}
+
+// Threads divide the columns, so that rows of one token are added in order.
+void embedding_part_backward(const Tensor& tokens, const Tensor& dy, VocabularyPart part,
+                             Tensor& weight_grad) {
+  check_in_vocabulary(tokens, part.vocab, false, "embedding: token");
+  const int64_t* token = in<int64_t>(tokens);
+  const int64_t held = weight_grad.size(0);
+  const int64_t rows = dy.size(0);
+  const int64_t dim = dy.size(1);
+  by_type(dy, [&]<class T>(T) {
+    parallel_for(dim, row_grain(rows), [&](int64_t first, int64_t last) {
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t here = token[row] - part.first;
+        if (here < 0 || here >= held) continue;
+        typed<T>(loops()).embedding_backward(&here, in<T>(dy) + row * dim, out<float>(weight_grad), 1, dim,
+                                             first, last);
+      }
+    });
+  });
+}
+
+void softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPart part, Tensor& statistics) {
+  check_in_vocabulary(labels, part.vocab, true, "cross entropy: label");
+  by_type(logits, [&]<class T>(T) {
+    const SoftmaxPartArgs<T> args{.logits = const_cast<T*>(in<T>(logits)),
+                                  .labels = in<int64_t>(labels),
+                                  .statistics = out<float>(statistics),
+                                  .maximum = nullptr,
+                                  .scale = nullptr,
+                                  .first = part.first,
+                                  .width = logits.size(1)};
+    parallel_for(logits.size(0), row_grain(args.width), [&](int64_t first, int64_t last) {
+      typed<T>(loops()).softmax_statistics(args, first, last);
+    });
+  });
+}
+
+void cross_entropy_part(Tensor& logits, const Tensor& labels, const Tensor& statistics, VocabularyPart part,
+                        Tensor& loss, bool want_gradient) {
+  const int64_t rows = labels.size(0);
+  std::vector<float> maximum(static_cast<size_t>(rows)), scale(static_cast<size_t>(rows));
+  for (int64_t row = 0; row < rows; ++row) {
+    const RowSoftmax softmax = combine(in<float>(statistics) + row * 3, statistics.size(0), rows * 3);
+    const bool counts = in<int64_t>(labels)[row] != ignored;
+    maximum[static_cast<size_t>(row)] = softmax.maximum;
+    scale[static_cast<size_t>(row)] = static_cast<float>(1 / softmax.sum);
+    out<float>(loss)[row] = counts
+                                ? static_cast<float>(std::log(softmax.sum) +
+                                                     (static_cast<double>(softmax.maximum) - softmax.chosen))
+                                : 0.0F;
+  }
+  if (!want_gradient) return;
+  by_type(logits, [&]<class T>(T) {
+    const SoftmaxPartArgs<T> args{.logits = out<T>(logits),
+                                  .labels = in<int64_t>(labels),
+                                  .statistics = nullptr,
+                                  .maximum = maximum.data(),
+                                  .scale = scale.data(),
+                                  .first = part.first,
+                                  .width = logits.size(1)};
+    parallel_for(rows, row_grain(args.width),
+                 [&](int64_t first, int64_t last) { typed<T>(loops()).softmax_gradient(args, first, last); });
+  });
+}
+
+void add_vocabulary_kernels() {
+  kernels::embedding_part.implement(BackEnd::cpu, embedding_part);
+  kernels::embedding_part_backward.implement(BackEnd::cpu, embedding_part_backward);
+  kernels::softmax_statistics.implement(BackEnd::cpu, softmax_statistics);
+  kernels::cross_entropy_part.implement(BackEnd::cpu, cross_entropy_part);
+}
+
+}  // namespace pptrain::kernels::cpu

@@ -1,0 +1,43 @@
+// The softmax of a row of logits.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "core/kernels/cuda/device.cuh"
+
+namespace pptrain::kernels::cuda {
+
+struct Softmax {
+  float max;
+  float sum;  // of exp(x - max)
+};
+
+// One pass over the row with a running maximum (Milakov & Gimelshein, arXiv 1805.02867). The maximum starts
+// at the lowest finite number, so that logits of -inf count as 0 and a NaN stays one.
+template <typename T, bool kVector>
+__device__ Softmax softmax_of(const T* logits, int64_t vocab, float* scratch) {
+  constexpr int N = pack_width<T>;
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
+  Softmax own{-FLT_MAX, 0.0F};
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < vocab; i += stride) {
+    float x[N];
+    load<kVector>(logits + i, vocab - i, x, -INFINITY);
+    float max = own.max;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      max = fmaxf(max, x[j]);
+    }
+    own.sum *= expf(own.max - max);
+    own.max = max;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      own.sum += expf(x[j] - max);
+    }
+  }
+  const float max = block_max(own.max, scratch);
+  return {max, block_sum(own.sum * expf(own.max - max), scratch)};
+}
+
+}  // namespace pptrain::kernels::cuda

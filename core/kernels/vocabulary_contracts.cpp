@@ -1,0 +1,96 @@
+// What the kernels of a shared vocabulary accept, and what they cost.
+#include "core/kernels/back_ends.h"
+#include "core/kernels/checks.h"
+#include "core/kernels/cost.h"
+#include "core/kernels/vocabulary.h"
+
+namespace pptrain::kernels {
+namespace {
+
+void check_part(const Checks& checks, VocabularyPart part, int64_t size) {
+  checks.require(part.first >= 0 && part.first + size <= part.vocab, "the part must lie in the vocabulary");
+}
+
+void check_embedding_part(const Checks& checks, const Tensor& tokens, const Tensor& weight,
+                          VocabularyPart part, const Tensor& out) {
+  checks.compute("weight", weight, 2)
+      .dense("weight", weight, weight.scalar_type(), {weight.size(0), weight.size(1)})
+      .dense("tokens", tokens, at::kLong, {tokens.numel()})
+      .dense("out", out, weight.scalar_type(), {tokens.numel(), weight.size(1)});
+  check_part(checks, part, weight.size(0));
+}
+
+// Of the share of rows that tokens name on average.
+double share_of(const Tensor& rows, int64_t size, VocabularyPart part) {
+  return bytes_of(rows) * static_cast<double>(size) / static_cast<double>(part.vocab);
+}
+
+Cost cost_embedding_part(const Tensor& tokens, const Tensor& weight, VocabularyPart part, const Tensor& out) {
+  Cost cost = moving(tokens, out);
+  cost.bytes += share_of(out, weight.size(0), part);
+  return cost;
+}
+
+void check_embedding_part_backward(const Checks& checks, const Tensor& tokens, const Tensor& dy,
+                                   VocabularyPart part, const Tensor& weight_grad) {
+  checks.compute("dy", dy, 2);
+  checks.dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
+      .dense("tokens", tokens, at::kLong, {dy.size(0)})
+      .require(weight_grad.dim() == 2, "weight_grad must have 2 dims")
+      .dense("weight_grad", weight_grad, at::kFloat, {weight_grad.size(0), dy.size(1)});
+  check_part(checks, part, weight_grad.size(0));
+}
+
+// A row of the table is read and written for each token of the part.
+Cost cost_embedding_part_backward(const Tensor& tokens, const Tensor& dy, VocabularyPart part,
+                                  const Tensor& weight_grad) {
+  Cost cost = moving(tokens);
+  const double rows = share_of(dy, weight_grad.size(0), part);
+  cost.bytes += rows + 2.0 * rows * sizeof(float) / static_cast<double>(dy.element_size());
+  return cost;
+}
+
+void check_softmax_statistics(const Checks& checks, const Tensor& logits, const Tensor& labels,
+                              VocabularyPart part, const Tensor& statistics) {
+  checks.compute("logits", logits, 2);
+  const int64_t rows = logits.size(0);
+  checks.dense("logits", logits, logits.scalar_type(), {rows, logits.size(1)})
+      .dense("labels", labels, at::kLong, {rows})
+      .dense("statistics", statistics, at::kFloat, {rows, 3});
+  check_part(checks, part, logits.size(1));
+}
+
+Cost cost_softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPart,
+                             const Tensor& statistics) {
+  return moving(logits, labels, statistics);
+}
+
+void check_cross_entropy_part(const Checks& checks, const Tensor& logits, const Tensor& labels,
+                              const Tensor& statistics, VocabularyPart part, const Tensor& loss, bool) {
+  checks.compute("logits", logits, 2);
+  const int64_t rows = logits.size(0);
+  checks.dense("logits", logits, logits.scalar_type(), {rows, logits.size(1)})
+      .dense("labels", labels, at::kLong, {rows})
+      .require(statistics.dim() == 3 && statistics.size(0) > 0, "statistics must be [ranks, rows, 3]")
+      .dense("statistics", statistics, at::kFloat, {statistics.size(0), rows, 3})
+      .dense("loss", loss, at::kFloat, {rows});
+  check_part(checks, part, logits.size(1));
+}
+
+Cost cost_cross_entropy_part(const Tensor& logits, const Tensor& labels, const Tensor& statistics,
+                             VocabularyPart, const Tensor& loss, bool want_gradient) {
+  Cost cost = moving(labels, statistics, loss);
+  if (want_gradient) cost.bytes += 2 * bytes_of(logits);
+  return cost;
+}
+
+}  // namespace
+
+void add_vocabulary_contracts() {
+  embedding_part.accept(check_embedding_part, cost_embedding_part);
+  embedding_part_backward.accept(check_embedding_part_backward, cost_embedding_part_backward);
+  softmax_statistics.accept(check_softmax_statistics, cost_softmax_statistics);
+  cross_entropy_part.accept(check_cross_entropy_part, cost_cross_entropy_part);
+}
+
+}  // namespace pptrain::kernels

@@ -1,0 +1,150 @@
+#include "core/nn/region.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace pptrain::nn {
+namespace {
+
+class Done final : public Region::Work {
+ public:
+  void wait() override {}
+};
+
+std::vector<int64_t> shares(const TensorCut& cut, int64_t rows) {
+  std::vector<int64_t> result;
+  for (int rank = 0; rank < cut.size; ++rank) result.push_back(cut.count(rows, rank));
+  return result;
+}
+
+// Of the type and trailing dims of `like`.
+at::Tensor empty_rows(const at::Tensor& like, int64_t rows) {
+  std::vector<int64_t> shape = like.sizes().vec();
+  shape[0] = rows;
+  return at::empty(shape, like.options());
+}
+
+}  // namespace
+
+std::unique_ptr<Region::Work> Region::gather(at::Tensor all, const at::Tensor& own,
+                                             std::span<const int64_t> /*rows*/) const {
+  all.copy_(own);
+  return std::make_unique<Done>();
+}
+
+std::unique_ptr<Region::Work> Region::sum(at::Tensor own, const at::Tensor& partial,
+                                          std::span<const int64_t> /*rows*/) const {
+  own.copy_(partial);
+  return std::make_unique<Done>();
+}
+
+at::Tensor Region::Arriving::take() {
+  if (work) work->wait();
+  work.reset();
+  return std::move(tensor);
+}
+
+Region::Arriving Region::begin_enter(const at::Tensor& own, int64_t rows) const {
+  if (alone()) return {.tensor = own, .work = nullptr};
+  at::Tensor all = empty_rows(own, rows);
+  std::unique_ptr<Work> work = gather(all, own, shares(cut_, rows));
+  return {.tensor = std::move(all), .work = std::move(work)};
+}
+
+Region::Arriving Region::begin_leave(const at::Tensor& partial) const {
+  if (alone()) return {.tensor = partial, .work = nullptr};
+  at::Tensor own = empty_rows(partial, cut_.count(partial.size(0)));
+  std::unique_ptr<Work> work = sum(own, partial, shares(cut_, partial.size(0)));
+  return {.tensor = std::move(own), .work = std::move(work)};
+}
+
+// The largest share decides how many chunks there are.
+RowChunks::RowChunks(const TensorCut& cut, int64_t rows, int64_t step)
+    : cut_(cut), rows_(rows), step_(std::max<int64_t>(step, 1)) {
+  const int64_t largest = (rows + cut.size - 1) / cut.size;
+  count_ = std::max<int64_t>(1, (largest + step_ - 1) / step_);
+}
+
+RowChunks::RowChunks(const Region& region, int64_t rows)
+    : RowChunks(region.cut(), rows, [&] {
+        const int64_t largest = (rows + region.cut().size - 1) / region.cut().size;
+        return (largest + region.chunks() - 1) / region.chunks();
+      }()) {}
+
+int64_t RowChunks::of_rank(int64_t chunk, int rank) const {
+  return std::clamp<int64_t>(cut_.count(rows_, rank) - chunk * step_, 0, step_);
+}
+
+int64_t RowChunks::own_first(int64_t chunk) const {
+  return std::min(chunk * step_, cut_.count(rows_));
+}
+
+std::vector<int64_t> RowChunks::rows(int64_t chunk) const {
+  std::vector<int64_t> result;
+  for (int rank = 0; rank < cut_.size; ++rank) result.push_back(of_rank(chunk, rank));
+  return result;
+}
+
+int64_t RowChunks::total(int64_t chunk) const {
+  int64_t sum = 0;
+  for (int rank = 0; rank < cut_.size; ++rank) sum += of_rank(chunk, rank);
+  return sum;
+}
+
+std::vector<RowChunks::Piece> RowChunks::pieces(int64_t chunk) const {
+  std::vector<Piece> result;
+  int64_t in_chunk = 0;
+  for (int rank = 0; rank < cut_.size; ++rank) {
+    const Piece piece{.in_chunk = in_chunk,
+                      .in_list = cut_.begin(rows_, rank) + chunk * step_,
+                      .rows = of_rank(chunk, rank)};
+    in_chunk += piece.rows;
+    if (piece.rows == 0) continue;
+    if (!result.empty() && result.back().in_list + result.back().rows == piece.in_list) {
+      result.back().rows += piece.rows;
+    } else {
+      result.push_back(piece);
+    }
+  }
+  return result;
+}
+
+ChunkGather::ChunkGather(const Region& region, const RowChunks& chunks, const at::Tensor& own)
+    : region_(region), chunks_(chunks), own_(own) {
+  begin(0);
+}
+
+void ChunkGather::begin(int64_t chunk) {
+  const at::Tensor own = own_.narrow(0, chunks_.own_first(chunk), chunks_.own_rows(chunk));
+  at::Tensor all = empty_rows(own_, chunks_.total(chunk));
+  std::unique_ptr<Region::Work> work = region_.gather(all, own, chunks_.rows(chunk));
+  arriving_ = {.tensor = std::move(all), .work = std::move(work)};
+}
+
+at::Tensor ChunkGather::next() {
+  Region::Arriving current = std::move(arriving_);
+  if (++next_ < chunks_.count()) begin(next_);
+  return current.take();
+}
+
+ChunkSum::ChunkSum(const Region& region, const RowChunks& chunks, at::Tensor own)
+    : region_(region), chunks_(chunks), own_(std::move(own)) {}
+
+void ChunkSum::add(const at::Tensor& partial) {
+  std::unique_ptr<Region::Work>& work = works_[next_ % 2];
+  if (work) work->wait();
+  const int64_t chunk = next_++;
+  work = region_.sum(own_.narrow(0, chunks_.own_first(chunk), chunks_.own_rows(chunk)), partial,
+                     chunks_.rows(chunk));
+}
+
+void ChunkSum::wait() {
+  for (std::unique_ptr<Region::Work>& work : works_) {
+    if (work) work->wait();
+    work.reset();
+  }
+}
+
+}  // namespace pptrain::nn

@@ -1,0 +1,67 @@
+#include "parallel/tensor/tensor_region.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "parallel/comm/self_communicator.h"
+
+namespace pptrain::tensor {
+namespace {
+
+class CommWork final : public nn::Region::Work {
+ public:
+  explicit CommWork(std::unique_ptr<comm::Work> work) : work_(std::move(work)) {}
+  void wait() override {
+    work_->wait([] { return std::string("an exchange of tensor-parallel ranks"); });
+  }
+
+ private:
+  std::unique_ptr<comm::Work> work_;
+};
+
+// Elements of each rank, which has these rows of a tensor like `whole`.
+std::vector<int64_t> elements(const at::Tensor& whole, std::span<const int64_t> rows) {
+  const int64_t width = whole.numel() / std::max<int64_t>(1, whole.size(0));
+  std::vector<int64_t> counts;
+  for (const int64_t count : rows) counts.push_back(count * width);
+  return counts;
+}
+
+}  // namespace
+
+TensorRegion::TensorRegion(comm::Communicator& tp, int chunks)
+    : nn::Region({.rank = tp.rank(), .size = tp.size()}, chunks), tp_(tp) {}
+
+std::unique_ptr<nn::Region::Work> TensorRegion::gather(at::Tensor all, const at::Tensor& own,
+                                                       std::span<const int64_t> rows) const {
+  const std::vector<int64_t> counts = elements(all, rows);
+  return std::make_unique<CommWork>(tp_.iall_gather(std::move(all), own, counts));
+}
+
+std::unique_ptr<nn::Region::Work> TensorRegion::sum(at::Tensor own, const at::Tensor& partial,
+                                                    std::span<const int64_t> rows) const {
+  const std::vector<int64_t> counts = elements(partial, rows);
+  return std::make_unique<CommWork>(tp_.ireduce_scatter_sum(std::move(own), partial, counts));
+}
+
+std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp, int chunks) {
+  if (tp == nullptr || tp->size() == 1) return std::make_shared<nn::Region>();
+  return std::make_shared<TensorRegion>(*tp, chunks);
+}
+
+std::unique_ptr<comm::Communicator> make_kv_group(comm::Communicator& tp, int64_t kv_heads) {
+  if (kv_heads < 1 || (kv_heads % tp.size() != 0 && tp.size() % kv_heads != 0)) {
+    throw Error(fmt::format("{} key-value heads on {} tensor-parallel ranks: one must divide the other",
+                            kv_heads, tp.size()));
+  }
+  if (kv_heads >= tp.size()) return comm::make_self(tp);
+  const auto neighbours = static_cast<int>(tp.size() / kv_heads);
+  return tp.split(tp.rank() / neighbours, tp.rank());
+}
+
+}  // namespace pptrain::tensor

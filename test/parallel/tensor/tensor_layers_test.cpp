@@ -1,0 +1,212 @@
+// Layers whose weights ranks share out, against the same layers of a rank alone: whole products in chunks of
+// rows, embedding and head by parts of the vocabulary.
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/nn/cross_entropy.h"
+#include "core/nn/embedding.h"
+#include "core/nn/parallel_linear.h"
+#include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/tensor/tensor_region.h"
+#include "test/core/kernels/compare.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+using Mode = nn::WeightGradQueue::Mode;
+
+namespace {
+
+constexpr int64_t kRows = 53, kIn = 24, kOut = 36;
+
+void materialise(nn::ParameterGroup& group, at::ScalarType type) {
+  group.materialise(at::kCPU, type);
+  group.initialise(5);
+  for (nn::Slice* slice : group.slices()) {
+    if (slice->spec.role == nn::Role::bias) slice->master.fill_(0.25);
+  }
+  group.refresh_compute();
+}
+
+// Adds this rank's parts of gradients to whole ones.
+void collect(nn::ParameterGroup& group, std::map<std::string, Tensor>& whole) {
+  for (const nn::Slice* slice : group.slices()) {
+    Tensor& sum = whole.try_emplace(slice->spec.name, at::zeros(slice->spec.shape)).first->second;
+    Tensor box = sum;
+    for (size_t d = 0; d < slice->shape.box.size(); ++d)
+      box = box.narrow(static_cast<int64_t>(d), slice->shape.offset[d], slice->shape.box[d]);
+    box.add_(slice->grad);
+  }
+}
+
+struct Result {
+  Tensor y, dx;
+  std::map<std::string, Tensor> grads;
+};
+
+// Runs `body` with a region of `size` ranks; each rank's result holds its parts, which are put together. Rows
+// of y and dx are shares where `shares` says so, columns else.
+using Body = std::function<Result(std::shared_ptr<const nn::Region>)>;
+Result on_ranks(int size, int chunks, const Body& body, int64_t y_dim, int64_t dx_dim) {
+  std::vector<Result> parts(static_cast<size_t>(size));
+  comm::run_thread_ranks(size, [&](comm::Communicator& tp) {
+    const c10::InferenceMode inference;
+    at::set_num_threads(1);
+    parts[static_cast<size_t>(tp.rank())] = body(tensor::make_region(&tp, chunks));
+  });
+  std::vector<Tensor> y, dx;
+  Result result;
+  for (Result& part : parts) {
+    y.push_back(part.y);
+    dx.push_back(part.dx);
+    for (const auto& [name, grad] : part.grads) {
+      const auto [found, is_new] = result.grads.try_emplace(name, grad);
+      if (!is_new) found->second = found->second + grad;
+    }
+  }
+  result.y = at::cat(y, y_dim);
+  result.dx = at::cat(dx, dx_dim);
+  return result;
+}
+
+void check(const Result& actual, const Result& expected, double limit) {
+  CHECK(relative_error(actual.y, expected.y) < limit);
+  CHECK(relative_error(actual.dx, expected.dx) < limit);
+  REQUIRE(actual.grads.size() == expected.grads.size());
+  for (const auto& [name, grad] : expected.grads) {
+    INFO(name);
+    CHECK(relative_error(actual.grads.at(name), grad) < limit);
+  }
+}
+
+bool same(const Result& a, const Result& b) {
+  if (!same_bits(a.y, b.y) || !same_bits(a.dx, b.dx)) return false;
+  for (const auto& [name, grad] : a.grads) {
+    if (!same_bits(grad, b.grads.at(name))) return false;
+  }
+  return true;
+}
+
+Tensor own_rows(const Tensor& whole, const nn::TensorCut& cut) {
+  const int64_t rows = whole.size(0);
+  return whole.narrow(0, cut.begin(rows, cut.rank), cut.count(rows)).contiguous();
+}
+
+Tensor own_columns(const Tensor& whole, const nn::TensorCut& cut) {
+  const int64_t columns = whole.size(1);
+  return whole.narrow(1, cut.begin(columns, cut.rank), cut.count(columns)).contiguous();
+}
+
+}  // namespace
+
+TEST_CASE("ColumnLinear and RowLinear: values and gradients of the whole layer, in chunks too") {
+  at::set_num_threads(1);
+  at::manual_seed(8);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto mode = GENERATE(Mode::immediate, Mode::deferred);
+  const int size = GENERATE(2, 3, 4);
+  const Tensor x = random({kRows, kIn}, type), dy = random({kRows, kOut}, type);
+  const Body column = [&](std::shared_ptr<const nn::Region> region) {
+    nn::ParameterGroup group;
+    nn::ColumnLinear layer(group, kIn, {{"a", kOut}}, true, 0.3, region);
+    materialise(group, type);
+    nn::WeightGradQueue queue(mode);
+    Result r;
+    r.y = layer.forward(own_rows(x, region->cut()), kRows)[0];
+    r.dx = layer.backward(own_rows(x, region->cut()), {own_columns(dy, region->cut())}, queue);
+    queue.run();
+    collect(group, r.grads);
+    return r;
+  };
+  const Body row = [&](std::shared_ptr<const nn::Region> region) {
+    nn::ParameterGroup group;
+    nn::RowLinear layer(group, kIn, {"a", kOut}, true, 0.3, region);
+    materialise(group, type);
+    nn::WeightGradQueue queue(mode);
+    Result r;
+    r.y = layer.forward(own_columns(x, region->cut()));
+    r.dx = layer.backward(own_columns(x, region->cut()), own_rows(dy, region->cut()), queue);
+    queue.run();
+    collect(group, r.grads);
+    return r;
+  };
+  const double limit = type == at::kFloat ? 1e-6 : 2e-2;
+  const Result column_alone = on_ranks(1, 1, column, 1, 0), row_alone = on_ranks(1, 1, row, 0, 1);
+  for (const int chunks : {1, 3}) {
+    INFO(size << " ranks, " << chunks << " chunks");
+    const Result columns = on_ranks(size, chunks, column, 1, 0);
+    check(columns, column_alone, limit);
+    CHECK(same(columns, on_ranks(size, chunks, column, 1, 0)));
+    const Result rows = on_ranks(size, chunks, row, 0, 1);
+    check(rows, row_alone, limit);
+    CHECK(same(rows, on_ranks(size, chunks, row, 0, 1)));
+  }
+}
+
+TEST_CASE("Embedding by parts of the vocabulary: the bits of the whole one") {
+  at::set_num_threads(1);
+  at::manual_seed(9);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const int size = GENERATE(2, 3, 4);
+  const int64_t vocab = 31;
+  const Tensor tokens = at::randint(0, vocab, {kRows}, at::kLong), dy = random({kRows, kIn}, type);
+  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+    nn::ParameterGroup group;
+    nn::Embedding layer(group, "embed", vocab, kIn, 1.0, region);
+    materialise(group, type);
+    Result r{.y = layer.forward(tokens), .dx = at::zeros({1}), .grads = {}};
+    layer.backward_weight(tokens, own_rows(dy, region->cut()));
+    collect(group, r.grads);
+    return r;
+  };
+  const Result actual = on_ranks(size, 1, body, 0, 0), expected = on_ranks(1, 1, body, 0, 0);
+  CHECK(same_bits(actual.y, expected.y));
+  CHECK(same_bits(actual.grads.at("embed.weight"), expected.grads.at("embed.weight")));
+}
+
+TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank, whatever the chunks") {
+  at::set_num_threads(1);
+  at::manual_seed(10);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const int size = GENERATE(2, 3, 4);
+  const int64_t vocab = 61;
+  const Tensor h = random({kRows, kIn}, type);
+  Tensor labels = at::randint(0, vocab, {kRows}, at::kLong);
+  labels.narrow(0, 20, 9).fill_(-100);
+  const auto body = [&](int64_t chunk_bytes) -> Body {
+    return [&, chunk_bytes](std::shared_ptr<const nn::Region> region) {
+      nn::ParameterGroup group;
+      nn::Weight& weight = group.add({region->cut().cut(
+          {.name = "head.weight", .shape = {vocab, kIn}, .role = nn::Role::head, .init_std = 0.5}, 0)});
+      materialise(group, type);
+      nn::LinearCrossEntropy head(weight, vocab, region);
+      head.set_chunk_bytes(chunk_bytes);
+      const Tensor own = own_rows(h, region->cut());
+      Result r{.y = {}, .dx = at::empty_like(own), .grads = {}};
+      const Tensor alone = head.forward(own, labels);
+      r.y = head.forward_backward(own, labels, r.dx).unsqueeze(0);
+      if (!same_bits(r.y[0], alone)) throw Error("the loss depends on the gradient");
+      const Tensor logits = head.logits(h);
+      r.grads["logits"] =
+          region->cut().rank == 0 ? logits.to(at::kFloat) : at::zeros_like(logits, at::kFloat);
+      collect(group, r.grads);
+      return r;
+    };
+  };
+  const Result expected = on_ranks(1, 1, body(1 << 20), 0, 0);
+  for (const int64_t chunk_bytes : {1, 1500, 1 << 20}) {
+    INFO(size << " ranks, chunks of " << chunk_bytes);
+    Result actual = on_ranks(size, 1, body(chunk_bytes), 0, 0);
+    for (int r = 1; r < size; ++r) CHECK(same_bits(actual.y[r], actual.y[0]));
+    actual.y = actual.y.narrow(0, 0, 1);
+    check(actual, expected, type == at::kFloat ? 2e-6 : 2e-2);
+  }
+}
