@@ -116,7 +116,8 @@ CostModel::Parts CostModel::parts(const StageSlice& slice) const {
               .weight = time(own.backward_weight.cost),
               .embedding_forward = {},
               .embedding_weight = {},
-              .head = {}};
+              .head = {},
+              .exchange = {}};
   parts.again = time(footprints_->of(blocks).backward_input.cost) - parts.input;
   if (slice.embedding) {
     StageSlice first = blocks;
@@ -129,7 +130,21 @@ CostModel::Parts CostModel::parts(const StageSlice& slice) const {
     last.head = true;
     parts.head = time(kept_->of(last).forward.cost - own.forward.cost);
   }
+  parts.exchange = exchange_of_backward(footprints_->of(slice), parts);
   return parts;
+}
+
+// Where B takes both gradients at once, two of three tensor-parallel exchanges travel behind the products of
+// the other gradient: rows that are gathered again for the weight's, and sums of the input's
+// (core/nn/parallel_linear).
+PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Parts& parts) const {
+  PassTime exchange = time(stage.backward.cost) - parts.again;
+  exchange.compute = 0;
+  constexpr auto tp = static_cast<size_t>(kernels::Wire::tp);
+  const double behind = std::min(exchange.exposed[tp] * 2 / 3, parts.input.compute + parts.weight.compute);
+  exchange.exposed[tp] -= behind;
+  exchange.hidden[tp] += behind;
+  return exchange;
 }
 
 StagePasses CostModel::passes(const StageSlice& slice) const {
@@ -139,7 +154,8 @@ StagePasses CostModel::passes(const StageSlice& slice) const {
   const PassTime weight = p.weight.scaled(calibration_.backward_weight);
   return {.forward =
               p.embedding_forward + p.forward.scaled(calibration_.forward) + p.head.scaled(calibration_.head),
-          .backward = again + (input + weight).scaled(calibration_.backward) + p.embedding_weight,
+          .backward = again + (input + weight).scaled(calibration_.backward).alone() +
+                      p.embedding_weight.alone() + p.exchange,
           .backward_input = again + input,
           .backward_weight = weight + p.embedding_weight};
 }
@@ -214,7 +230,7 @@ class Calibrator {
       const double again = p.again.scaled(result_.forward).total();
       const double embedding = p.embedding_weight.total();
       if (s.backward > 0) {
-        joint.add(computing(s.backward, p.input.waiting() + p.weight.waiting(), again + embedding),
+        joint.add(computing(s.backward, p.exchange.waiting(), again + p.embedding_weight.compute),
                   p.input.compute + p.weight.compute);
       }
       if (s.backward_input > 0)
@@ -236,8 +252,8 @@ class Calibrator {
     Sum sum;
     each([&](const MeasuredStage& s, const Parts& p) {
       if (s.backward <= 0) return;
-      const double others = p.again.scaled(result_.forward).total() + p.embedding_weight.total();
-      sum.add(computing(s.backward, p.input.waiting() + p.weight.waiting(), others),
+      const double others = p.again.scaled(result_.forward).total() + p.embedding_weight.compute;
+      sum.add(computing(s.backward, p.exchange.waiting(), others),
               p.input.compute * result_.backward_input + p.weight.compute * result_.backward_weight);
     });
     return sum.ratio();

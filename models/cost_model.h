@@ -72,7 +72,8 @@ class CostModel {
   // A pass takes its products' operations or the bytes of their weights, whichever is longer; then the bytes
   // of everything else, and its launches. All is then scaled as the calibration says. To this comes what the
   // pass exchanges: the rank waits for all of it, but for the keys and values that travel around a ring while
-  // attention computes.
+  // attention computes, and for what tensor-parallel ranks exchange of one gradient while B computes the
+  // other.
   CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
             const Calibration& calibration = {});
   // The same with dry runs of `cache`, and with links of the workload's mesh where they are at hand.
@@ -103,8 +104,10 @@ class CostModel {
     PassTime embedding_forward;
     PassTime embedding_weight;
     PassTime head;
+    PassTime exchange;  // of B at once, beyond `again`; it computes nothing
   };
   Parts parts(const StageSlice& slice) const;
+  PassTime exchange_of_backward(const StageFootprint& stage, const Parts& parts) const;
   PassTime time(const kernels::Cost& cost) const;
 
   Workload workload_;

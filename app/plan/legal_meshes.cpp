@@ -21,6 +21,7 @@ bool cuts_heads(const models::ModelConfig& model, int tp) {
 
 bool cuts_samples(const models::ModelConfig& model, int64_t length, models::ContextKind kind, int tp,
                   int cp) {
+  if (length / cp < tp) return false;  // a rank has a share of the tokens
   if (cp == 1) return true;
   if (kind == models::ContextKind::ulysses) return length % cp == 0 && model.heads / tp % cp == 0;
   return length % (2 * cp) == 0;
