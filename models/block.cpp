@@ -45,14 +45,15 @@ void Block::drop(Saved& saved) const {
     saved.mlp_norm.rstd.reset();
   }
   saved.attention_norm.rstd.reset();
-  mlp_->drop(*saved.mlp);
+  using Keep = nn::FeedForward::Keep;
+  mlp_->drop(*saved.mlp, recompute_ == Recompute::cheap ? Keep::products : Keep::nothing);
 }
 
 // A norm of a sum that was rounded before has the bits of the norm fused with the addition.
 void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
   if (recompute_ == Recompute::full) {
     fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
-  } else if (recompute_ == Recompute::selective) {
+  } else if (recompute_ != Recompute::none) {
     saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
     activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, tokens, saved);
   }

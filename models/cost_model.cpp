@@ -26,11 +26,6 @@ BatchShape on_device(BatchShape batch, const DeviceModel& device) {
   return batch;
 }
 
-BatchShape without_recompute(BatchShape batch) {
-  batch.recompute = Recompute::none;
-  return batch;
-}
-
 StageSlice blocks_of(const StageSlice& slice) {
   return {.index = 0,
           .first_layer = slice.first_layer,
@@ -62,11 +57,17 @@ ParallelShape parallel_shape(const mesh::MeshShape& mesh, ContextKind cp_kind) {
   return {.dp_shard = data, .cp = mesh.cp, .tp = mesh.tp, .ep = mesh.ep, .batch = data, .cp_kind = cp_kind};
 }
 
-std::shared_ptr<const Footprints> FootprintCache::of(const BatchShape& batch) {
-  const auto found =
-      std::ranges::find_if(known_, [&](const auto& footprints) { return footprints->batch() == batch; });
+std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch) {
+  batch.recompute = Recompute::none;
+  const auto found = std::ranges::find_if(
+      known_, [&](const auto& each) { return each->at(Recompute::none).batch() == batch; });
   if (found != known_.end()) return *found;
-  return known_.emplace_back(std::make_shared<const Footprints>(model_, batch));
+  Each each;
+  for (const Recompute recompute : all_recomputes) {
+    batch.recompute = recompute;
+    each.emplace(recompute, Footprints(model_, batch));
+  }
+  return known_.emplace_back(std::make_shared<const Each>(std::move(each)));
 }
 
 CostModel::CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
@@ -80,7 +81,6 @@ CostModel::CostModel(FootprintCache& cache, const Workload& workload, const Devi
       calibration_(calibration),
       links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device, workload.mesh)),
       footprints_(cache.of(on_device(workload.batch, device))),
-      kept_(cache.of(without_recompute(footprints_->batch()))),
       flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
       bandwidth_(device.memory_bandwidth) {
   if (device.name == "cpu") {
@@ -106,10 +106,30 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
   return time;
 }
 
+Recompute CostModel::recompute_of(const StageSlice& slice) const {
+  return workload_.recompute.empty() ? workload_.batch.recompute
+                                     : workload_.recompute.at(static_cast<size_t>(slice.index));
+}
+
+schedule::StageBytes CostModel::bytes(const StageSlice& slice, Recompute recompute) const {
+  const StageFootprint& own = footprint(slice, recompute);
+  const HeldBytes held = held_bytes(own, workload_.sharding);
+  schedule::StageBytes bytes = own.bytes();
+  bytes.gathered = held.gathered;
+  bytes.reducing = held.reducing;
+  return bytes;
+}
+
+Footprints::Kind CostModel::kind_of(const StageSlice& slice) const {
+  return footprints_->at(Recompute::none).kind_of(slice);
+}
+
 // Embedding and head are what a stage with them costs beyond one without.
 CostModel::Parts CostModel::parts(const StageSlice& slice) const {
   const StageSlice blocks = blocks_of(slice);
-  const StageFootprint& own = kept_->of(blocks);
+  const Footprints& kept = footprints_->at(Recompute::none);
+  const StageFootprint& own = kept.of(blocks);
+  const Recompute recompute = recompute_of(slice);
   Parts parts{.forward = time(own.forward.cost),
               .again = {},
               .input = time(own.backward_input.cost),
@@ -118,19 +138,19 @@ CostModel::Parts CostModel::parts(const StageSlice& slice) const {
               .embedding_weight = {},
               .head = {},
               .exchange = {}};
-  parts.again = time(footprints_->of(blocks).backward_input.cost) - parts.input;
+  parts.again = time(footprint(blocks, recompute).backward_input.cost) - parts.input;
   if (slice.embedding) {
     StageSlice first = blocks;
     first.embedding = true;
-    parts.embedding_forward = time(kept_->of(first).forward.cost - own.forward.cost);
-    parts.embedding_weight = time(kept_->of(first).backward_weight.cost - own.backward_weight.cost);
+    parts.embedding_forward = time(kept.of(first).forward.cost - own.forward.cost);
+    parts.embedding_weight = time(kept.of(first).backward_weight.cost - own.backward_weight.cost);
   }
   if (slice.head) {
     StageSlice last = blocks;
     last.head = true;
-    parts.head = time(kept_->of(last).forward.cost - own.forward.cost);
+    parts.head = time(kept.of(last).forward.cost - own.forward.cost);
   }
-  parts.exchange = exchange_of_backward(footprints_->of(slice), parts);
+  parts.exchange = exchange_of_backward(footprint(slice, recompute), parts);
   return parts;
 }
 
@@ -174,7 +194,7 @@ double CostModel::optimizer(int64_t parameters) const {
 
 double CostModel::transfer(int from, int to) const {
   const StageSlice any{.index = 0, .first_layer = 0, .end_layer = 1, .embedding = false, .head = false};
-  return links_->transfer(from, to, static_cast<double>(kept_->of(any).boundary));
+  return links_->transfer(from, to, static_cast<double>(footprint(any, Recompute::none).boundary));
 }
 
 StageExchange CostModel::exchange(const StageSlice& slice) const {

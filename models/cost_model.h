@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -19,7 +20,8 @@ namespace pptrain::models {
 
 // One microbatch of a job on one rank of the mesh, and its optimizer.
 struct Workload {
-  BatchShape batch;  // its `parallel` is the mesh's: parallel_shape()
+  BatchShape batch;                    // its `parallel` is the mesh's: parallel_shape()
+  std::vector<Recompute> recompute{};  // of each stage; none: batch.recompute serves all
   mesh::MeshShape mesh = {};
   Sharding sharding = {};
   int64_t threads = 1;         // CPU threads of a rank; products are taken to scale with them
@@ -59,12 +61,14 @@ struct Calibration {
 // Dry runs that the cost models of several layouts share. For one thread.
 class FootprintCache {
  public:
+  using Each = std::map<Recompute, Footprints>;
+
   explicit FootprintCache(const ModelConfig& model) : model_(model) {}
-  std::shared_ptr<const Footprints> of(const BatchShape& batch);
+  std::shared_ptr<const Each> of(BatchShape batch);
 
  private:
   ModelConfig model_;
-  std::vector<std::shared_ptr<const Footprints>> known_;
+  std::vector<std::shared_ptr<const Each>> known_;
 };
 
 class CostModel {
@@ -88,10 +92,19 @@ class CostModel {
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
 
-  const Footprints& footprints() const { return *footprints_; }
-  const StageFootprint& footprint(const StageSlice& slice) const { return footprints_->of(slice); }
+  const StageFootprint& footprint(const StageSlice& slice) const {
+    return footprint(slice, recompute_of(slice));
+  }
+  // Of the stage if it recomputed so much.
+  const StageFootprint& footprint(const StageSlice& slice, Recompute recompute) const {
+    return footprints_->at(recompute).of(slice);
+  }
+  // What its passes hold, gathered weights and gradients on their way included.
+  schedule::StageBytes bytes(const StageSlice& slice, Recompute recompute) const;
+  Footprints::Kind kind_of(const StageSlice& slice) const;  // stages of one kind cost the same
   const Workload& workload() const { return workload_; }
   const MeshLinks& links() const { return *links_; }
+  Recompute recompute_of(const StageSlice& slice) const;
 
  private:
   friend class Calibrator;
@@ -114,9 +127,8 @@ class CostModel {
   DeviceModel device_;
   Calibration calibration_;
   std::shared_ptr<const MeshLinks> links_;
-  std::shared_ptr<const Footprints> footprints_;
-  std::shared_ptr<const Footprints> kept_;  // the same without recompute
-  double flops_;                            // rates of this rank
+  std::shared_ptr<const FootprintCache::Each> footprints_;
+  double flops_;  // rates of this rank
   double bandwidth_;
 };
 

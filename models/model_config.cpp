@@ -90,11 +90,25 @@ void check_positions(const config::ModelSection& m, int64_t seq_len, const confi
 }  // namespace
 
 Recompute make_recompute(const std::string& name) {
-  if (name == "none") return Recompute::none;
-  if (name == "selective") return Recompute::selective;
-  if (name == "full") return Recompute::full;
+  for (const Recompute recompute : all_recomputes) {
+    if (name == to_string(recompute)) return recompute;
+  }
   throw UsageError(fmt::format(
-      "train.recompute: \"{}\" is not known; valid are \"none\", \"selective\" and \"full\"", name));
+      "train.recompute: \"{}\" is not known; valid are \"none\", \"cheap\", \"selective\" and \"full\"",
+      name));
+}
+
+const char* to_string(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::none:
+      return "none";
+    case Recompute::cheap:
+      return "cheap";
+    case Recompute::selective:
+      return "selective";
+    default:
+      return "full";
+  }
 }
 
 void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report) {

@@ -1,6 +1,7 @@
 // A model's sizes as plain values, checked once; what layers, counts and loaders take.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,15 +32,21 @@ struct ModelConfig {
   bool mlp_bias = false;
 };
 
-// What a stage does not keep from F to the backward pass, but computes again there. The bits are the same.
+// What a stage does not keep from F to the backward pass, but computes again there, from least to most. The
+// bits are the same.
 enum class Recompute {
   none,
+  cheap,  // what takes no product to compute again: the norms' outputs and the MLP's product of gate and up
   selective,  // the norms' outputs and the MLP's inner tensors: gate, up and their product
   full,       // all but each block's input
 };
 
-// From train.recompute. Throws UsageError for another word.
+inline constexpr std::array all_recomputes = {Recompute::none, Recompute::cheap, Recompute::selective,
+                                              Recompute::full};
+
+// The words of train.recompute. Throws UsageError for another.
 Recompute make_recompute(const std::string& name);
+const char* to_string(Recompute recompute);
 
 // The rules of [model], said once: reports sizes that are missing or do not fit each other, settings that the
 // architecture does not have, and a run longer than max_position_embeddings; then sets what 0 stands for

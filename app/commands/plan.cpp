@@ -14,6 +14,7 @@
 #include "app/plan/mesh_search_report.h"
 #include "app/plan/prediction.h"
 #include "app/plan/search.h"
+#include "app/plan/stage_recompute.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -73,9 +74,11 @@ std::string render_exchanges(const std::vector<ExchangeTime>& times, const Predi
 std::string text_plan(const Plan& plan, const Prediction& p, const std::vector<ExchangeTime>& exchanges,
                       const CostSource& source, bool colour) {
   const schedule::Schedule& compute = plan.compute;
-  std::string out = fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}; costs {}\n",
-                                plan.job.distributed.pp_schedule, compute.ranks, compute.stages_per_rank,
-                                fmt::join(pipeline::layers_per_stage(plan.layers), "+"), source.description);
+  std::string out =
+      fmt::format("{}: pp = {}, pp_stages_per_rank = {}, layers per stage {}, recompute {}; costs {}\n",
+                  plan.job.distributed.pp_schedule, compute.ranks, compute.stages_per_rank,
+                  fmt::join(pipeline::layers_per_stage(plan.layers), "+"),
+                  describe_recompute(plan.job.train.recompute), source.description);
   if (plan.mesh.world_size() > plan.mesh.pp)
     out += fmt::format("{} ranks; below, a pipeline rank stands for those of its stages\n",
                        plan.mesh.describe());
@@ -101,6 +104,7 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
                       {"rank", plan.schedule.rank_of(stage)},
                       {"first_layer", first},
                       {"layers", end - first},
+                      {"recompute", models::to_string(stage_recompute(plan.job.train.recompute, stage))},
                       {"forward", seconds(schedule::ActionKind::forward)},
                       {"backward", seconds(schedule::ActionKind::backward)},
                       {"backward_input", seconds(schedule::ActionKind::backward_input)},

@@ -15,6 +15,7 @@ models::Workload on_layout(models::Workload workload, const Layout& layout, cons
   const mesh::MeshShape& mesh = layout.mesh;
   workload.batch.documents = layout.micro_batch_size;
   workload.batch.recompute = models::make_recompute(layout.recompute);
+  workload.recompute.clear();
   workload.batch.parallel = models::parallel_shape(mesh, context_kind(base.job.distributed));
   workload.mesh = mesh;
   workload.sharding = {.dense = mesh.size(mesh::Group::fsdp),
@@ -56,19 +57,17 @@ models::StageSlice LayoutModel::whole() const {
 }
 
 const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
-  const models::Footprints::Kind kind = costs_.footprints().kind_of(slice);
+  const models::Footprints::Kind kind = costs_.kind_of(slice);
   if (const auto known = stages_.find(kind); known != stages_.end()) return known->second;
   const models::StageFootprint& own = costs_.footprint(slice);
   const models::StageExchange exchange = costs_.exchange(slice);
-  Stage stage{.passes = costs_.passes(slice),
-              .cost = costs_.stage(slice),
-              .exchange = {.gather = exchange.gather,
-                           .reduce = exchange.reduce(),
-                           .groups = static_cast<int>(own.groups.size())},
-              .bytes = own.bytes(),
-              .held = models::held_bytes(own, costs_.workload().sharding)};
-  stage.bytes.gathered = stage.held.gathered;
-  stage.bytes.reducing = stage.held.reducing;
+  const Stage stage{.passes = costs_.passes(slice),
+                    .cost = costs_.stage(slice),
+                    .exchange = {.gather = exchange.gather,
+                                 .reduce = exchange.reduce(),
+                                 .groups = static_cast<int>(own.groups.size())},
+                    .bytes = costs_.bytes(slice, costs_.recompute_of(slice)),
+                    .held = models::held_bytes(own, costs_.workload().sharding)};
   return stages_.emplace(kind, stage).first->second;
 }
 

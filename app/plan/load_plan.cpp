@@ -9,6 +9,7 @@
 
 #include "app/plan/search.h"
 #include "app/plan/split_by_cost.h"
+#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
@@ -67,6 +68,7 @@ class Resolver {
   void check() {
     check_schedule();
     check_split();
+    check_recompute();
   }
 
   // Nothing where something was reported.
@@ -76,6 +78,7 @@ class Resolver {
   void check_schedule();
   void check_file();
   void check_split();
+  void check_recompute();
   std::optional<Plan> choose(const PlanBase& base, const CostSource& costs);
   std::optional<Plan> best_plan(const PlanBase& base, const CostSource& costs);
   Plan plan_by_cost(const PlanBase& base, const CostSource& costs);
@@ -160,6 +163,15 @@ void Resolver::check_split() {
   }
 }
 
+void Resolver::check_recompute() {
+  if (!compute_) return;  // of auto, or reported already
+  try {
+    app::check_recompute(job_.train.recompute, compute_->stages());
+  } catch (const UsageError& error) {
+    report_({"train.recompute", stages_key, "distributed.pp"}, error.what());
+  }
+}
+
 std::optional<Plan> Resolver::plan() {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
@@ -191,7 +203,7 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
       {"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
       fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", needs "
                   "{:.2f} GB. Use more ranks, or smaller microbatches",
-                  budget / 1e9, best.choice.schedule, best.choice.recompute,
+                  budget / 1e9, best.choice.schedule, describe_recompute(best.choice.recompute),
                   static_cast<double>(best.peak_bytes) / 1e9));
   return std::nullopt;
 }

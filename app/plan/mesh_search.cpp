@@ -296,7 +296,7 @@ MeshCandidate MeshSearcher::candidate(const Found& found) {
   return {.mesh = layout.mesh,
           .choice = {.micro_batch_size = layout.micro_batch_size,
                      .grad_accum_steps = layout.grad_accum_steps,
-                     .recompute = layout.recompute,
+                     .recompute = {layout.recompute},
                      .schedule = estimate.schedule,
                      .stages_per_rank = estimate.stages_per_rank,
                      .layers = model_of(bounded).layers(layout.mesh.pp * estimate.stages_per_rank)},
@@ -447,7 +447,7 @@ std::vector<std::string> MeshCandidate::overrides() const {
       fmt::format("distributed.pp_split=[{}]", fmt::join(pipeline::layers_per_stage(choice.layers), ",")));
   keys.push_back(fmt::format("train.micro_batch_size={}", choice.micro_batch_size));
   keys.push_back(fmt::format("train.grad_accum_steps={}", choice.grad_accum_steps));
-  keys.push_back(fmt::format("train.recompute={}", choice.recompute));
+  keys.push_back(fmt::format("train.recompute={}", choice.recompute.front()));
   return keys;
 }
 

@@ -42,8 +42,9 @@ std::string row(const MeshCandidate& c) {
       "{:>3} {:>6} {:>6} {:>3} {:>3} {:>3}  {:<17} {:>2} {:>4} {:>4}  {:<9} {:<12} {:>9.4g} {:>10.0f} "
       "{:>8.2f}",
       c.mesh.pp, c.mesh.dp_replicate, c.mesh.dp_shard, c.mesh.cp, c.mesh.tp, c.mesh.ep, c.choice.schedule,
-      c.choice.stages_per_rank, c.choice.grad_accum_steps, c.choice.micro_batch_size, c.choice.recompute,
-      weights, c.step_time, c.tokens_per_s, in_gb(static_cast<double>(c.bytes.total())));
+      c.choice.stages_per_rank, c.choice.grad_accum_steps, c.choice.micro_batch_size,
+      c.choice.recompute.front(), weights, c.step_time, c.tokens_per_s,
+      in_gb(static_cast<double>(c.bytes.total())));
 }
 
 constexpr const char* columns =
@@ -65,7 +66,7 @@ Json candidate_json(const MeshCandidate& c) {
           {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
           {"micro_batch_size", c.choice.micro_batch_size},
           {"grad_accum_steps", c.choice.grad_accum_steps},
-          {"recompute", c.choice.recompute},
+          {"recompute", c.choice.recompute.empty() ? "" : c.choice.recompute.front()},
           {"reshard_after_forward", c.reshard},
           {"reduce_gradients", c.every_microbatch ? "microbatch" : "step"},
           {"step_time", c.step_time},

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "app/plan/stage_recompute.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "core/io/checksum.h"
@@ -49,6 +50,7 @@ Plan make_plan(const config::JobConfig& job) {
 }
 
 Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignment layers) {
+  check_recompute(base.job.train.recompute, lowered.stages());
   schedule::Schedule compute = schedule::compute_only(lowered);
   return {std::move(base), std::move(layers), std::move(lowered), std::move(compute), std::nullopt};
 }

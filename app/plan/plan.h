@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "app/plan/costs.h"
 #include "core/config/job_config.h"
@@ -27,8 +28,8 @@ struct PlanBase {
 struct Choice {
   int64_t micro_batch_size = 1;
   int64_t grad_accum_steps = 1;
-  std::string recompute;  // a value of train.recompute
-  std::string schedule;   // a name, or a file
+  std::vector<std::string> recompute;  // train.recompute
+  std::string schedule;                // a name, or a file
   int64_t stages_per_rank = 1;
   pipeline::LayerAssignment layers;
 };

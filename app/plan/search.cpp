@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "app/plan/prediction.h"
+#include "app/plan/recompute_choice.h"
 #include "app/plan/split_by_cost.h"
+#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -36,11 +38,7 @@ class Searcher {
 
   std::vector<Candidate> run() {
     find_schedules();
-    try_all(base_.job.train.recompute);
-    for (const std::string recompute : {"selective", "full"}) {
-      const bool none_fits = std::ranges::none_of(found_, &Candidate::fits);
-      if (options_.recompute && base_.job.train.recompute == "none" && none_fits) try_all(recompute);
-    }
+    try_all();
     std::ranges::stable_sort(found_, {}, [](const Candidate& c) {
       return std::tuple(!c.fits, c.fits ? c.step_time : 0.0, c.peak_bytes);
     });
@@ -63,7 +61,7 @@ class Searcher {
           if (d.pp * stages > base_.model.layers) continue;
           add_schedule({.micro_batch_size = size,
                         .grad_accum_steps = count,
-                        .recompute = {},
+                        .recompute = base_.job.train.recompute,
                         .schedule = name,
                         .stages_per_rank = stages,
                         .layers = {}});
@@ -82,13 +80,14 @@ class Searcher {
     } catch (const UsageError&) {
       return;  // the schedule does not exist for these numbers
     }
+    const size_t words = choice.recompute.size();
+    if (words > 1 && words != static_cast<size_t>(compute->stages())) return;  // the job gives it to others
     tried_.push_back({choice, std::make_shared<schedule::Schedule>(
                                   schedule::lower(*std::move(compute), lower_options(base_)))});
   }
 
-  void try_all(const std::string& recompute) {
+  void try_all() {
     for (Tried& tried : tried_) {
-      tried.choice.recompute = recompute;
       for (const pipeline::LayerAssignment& layers : splits(tried)) {
         tried.choice.layers = layers;
         add(tried);
@@ -117,12 +116,24 @@ class Searcher {
   models::CostModel cost_model(const Choice& choice) {
     models::Workload workload = workload_of(base_);
     workload.batch.documents = choice.micro_batch_size;
-    workload.batch.recompute = models::make_recompute(choice.recompute);
     return {dry_runs_, workload, source_.device, source_.calibration};
   }
 
-  void add(const Tried& tried) {
-    const Prediction p = predict(make_plan(base_, tried.choice, *tried.lowered), cost_model(tried.choice));
+  // And the same with stages that recompute, where it does not fit.
+  void add(Tried tried) {
+    Plan plan = make_plan(base_, tried.choice, *tried.lowered);
+    Prediction p = predict(plan, cost_model(tried.choice));
+    add(tried, p);
+    const bool may_recompute =
+        options_.recompute && base_.job.train.recompute == std::vector<std::string>{"none"};
+    if (found_.back().fits || !may_recompute) return;
+    RecomputeChoice choice =
+        choose_recompute(std::move(plan), std::move(p), source_, options_.budget, dry_runs_);
+    tried.choice.recompute = std::move(choice.recompute);
+    add(tried, choice.prediction);
+  }
+
+  void add(const Tried& tried, const Prediction& p) {
     const int64_t peak = p.peak_bytes();
     found_.push_back({.choice = tried.choice,
                       .lowered = tried.lowered,
@@ -141,9 +152,12 @@ class Searcher {
   std::vector<Candidate> found_;
 };
 
-std::string short_split(const pipeline::LayerAssignment& layers) {
-  const std::string text = fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), "+"));
+std::string shortened(const std::string& text) {
   return text.size() <= 28 ? text : text.substr(0, 25) + "...";
+}
+
+std::string short_split(const pipeline::LayerAssignment& layers) {
+  return shortened(fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), "+")));
 }
 
 }  // namespace
@@ -164,17 +178,17 @@ std::vector<Candidate> search(const PlanBase& base, const CostSource& source, co
 }
 
 std::string render_ranking(const std::vector<Candidate>& candidates, double budget, size_t rows) {
-  std::string out = fmt::format("{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<9} {:>10} {:>10} {:>8} {:>10}\n",
+  std::string out = fmt::format("{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<28} {:>10} {:>10} {:>8} {:>10}\n",
                                 "rank", "schedule", "stages", "m", "mbs", "layers per stage", "recompute",
                                 "step", "tok/s", "bubble", "peak");
   for (size_t i = 0; i < std::min(rows, candidates.size()); ++i) {
     const Candidate& c = candidates[i];
     out += fmt::format(
-        "{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<9} {:>8.4g} s {:>10.0f} {:>6.1f} % {:>7.2f} GB{}\n",
+        "{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<28} {:>8.4g} s {:>10.0f} {:>6.1f} % {:>7.2f} GB{}\n",
         i + 1, c.choice.schedule, c.choice.stages_per_rank, c.choice.grad_accum_steps,
-        c.choice.micro_batch_size, short_split(c.choice.layers), c.choice.recompute, c.step_time,
-        c.tokens_per_s, 100 * c.bubble, static_cast<double>(c.peak_bytes) / 1e9,
-        c.fits ? "" : "  does not fit");
+        c.choice.micro_batch_size, short_split(c.choice.layers),
+        shortened(describe_recompute(c.choice.recompute)), c.step_time, c.tokens_per_s, 100 * c.bubble,
+        static_cast<double>(c.peak_bytes) / 1e9, c.fits ? "" : "  does not fit");
   }
   if (candidates.size() > rows) out += fmt::format("... and {} more\n", candidates.size() - rows);
   if (budget > 0) out += fmt::format("budget {:.2f} GB a rank\n", budget / 1e9);

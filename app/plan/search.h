@@ -12,7 +12,7 @@ namespace pptrain::app {
 
 struct SearchOptions {
   bool microbatches = false;  // also other micro_batch_size x grad_accum_steps of the same product
-  bool recompute = true;      // also train.recompute = selective and full, where nothing else fits
+  bool recompute = true;      // also stages that recompute, where a layout does not fit without
   double budget = 0;          // bytes a rank; 0: no bound
 };
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/metrics/sinks.h"
 #include "parallel/pipeline/split_layers.h"
@@ -40,6 +41,7 @@ constexpr const char* microbatch = "microbatch";
 constexpr const char* step = "step";
 constexpr const char* format = "format";
 constexpr const char* model = "model";
+constexpr const char* recompute = "recompute";
 constexpr const char* steps = "steps";
 constexpr const char* step_time = "step_time_s";
 }  // namespace keys
@@ -68,7 +70,6 @@ void for_each_key(Run& run, const Visit& visit) {
   visit("micro_batch_size", run.micro_batch_size);
   visit("seq_len", run.seq_len);
   visit("dtype", run.dtype);
-  visit("recompute", run.recompute);
   visit("post_validation", run.post_validation);
   visit("device", run.device);
   visit("threads", run.threads);
@@ -210,6 +211,7 @@ class TraceFile {
 Json to_json(const TracedRun& run) {
   Json json{{keys::format, format}};
   for_each_key(run, [&](const char* key, const auto& field) { json[key] = field; });
+  json[keys::recompute] = run.recompute.size() == 1 ? Json(run.recompute.front()) : Json(run.recompute);
   Json& model = json[keys::model];
   for_each_model_key(run.model, [&](const char* key, const auto& field) { model[key] = field; });
   return json;
@@ -233,12 +235,16 @@ Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
 TracedRun to_run(const Json& other) {
   if (other.at(keys::format) != format) throw UsageError(fmt::format("its format is not \"{}\"", format));
   TracedRun run;
-  const std::string_view later[] = {"dp_shard",        "cp", "tp", "ep", "reshard_after_forward",
+  const std::string_view later[] = {"dp_shard",        "cp", "cp_kind", "tp", "ep", "reshard_after_forward",
                                     "reduce_gradients"};
   for_each_key(run, [&](const char* key, auto& field) {
     const bool optional = std::ranges::find(later, key) != std::end(later);  // of traces before these axes
     if (!optional || other.contains(key)) other.at(key).get_to(field);
   });
+  const Json& recompute = other.at(keys::recompute);
+  run.recompute = recompute.is_string() ? std::vector{recompute.get<std::string>()}
+                                        : recompute.get<std::vector<std::string>>();
+  check_recompute(run.recompute, static_cast<int>(run.layers_per_stage.size()));
   const Json& model = other.at(keys::model);
   for_each_model_key(run.model, [&](const char* key, auto& field) { model.at(key).get_to(field); });
   pipeline::explicit_layer_assignment(static_cast<int>(run.model.layers),

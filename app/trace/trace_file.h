@@ -34,7 +34,7 @@ struct TracedRun {
   int64_t micro_batch_size = 1;
   int64_t seq_len = 1;
   std::string dtype;
-  std::string recompute;
+  std::vector<std::string> recompute;  // one word, or one for each stage
   bool post_validation = false;
   std::string device;  // cpu, or the GPU's name
   int64_t threads = 1;

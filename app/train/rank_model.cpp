@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
@@ -33,12 +34,12 @@ RankModel::RankModel(RunContext& context) : context_(context), schedule_(context
   const Plan& plan = context.plan;
   comm::Communicator& fsdp = context.mesh.of(mesh::Group::fsdp);
   comm::Communicator& replicas = context.mesh.along(mesh::Axis::dp_replicate);
-  const models::Recompute recompute = models::make_recompute(plan.job.train.recompute);
   const models::Seams seams = seams_of(context);
   for (const int index : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) {
     Part part;
-    part.stage = std::make_unique<models::TransformerStage>(
-        plan.model, models::stage_slice(plan.layers, index), recompute, seams);
+    part.stage =
+        std::make_unique<models::TransformerStage>(plan.model, models::stage_slice(plan.layers, index),
+                                                   stage_recompute(plan.job.train.recompute, index), seams);
     part.stage->materialise(context.device, compute_dtype(plan.job));
     for (nn::ParameterGroup& group : part.stage->parameters().groups())
       part.groups.emplace_back(group, fsdp, replicas);

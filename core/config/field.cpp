@@ -134,6 +134,9 @@ std::string type_name(const Option& option) {
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "integer"; }
     std::string operator()(const Access<PipelineSplit>&) const { return "string or list of integers"; }
     std::string operator()(const Access<std::vector<double>>&) const { return list_name(option, "floats"); }
+    std::string operator()(const Access<std::vector<std::string>>&) const {
+      return fmt::format("{}, or list", (*this)(Access<std::string>()));
+    }
     std::string operator()(const Access<std::string>&) const {
       return option.literals.empty() ? "string" : fmt::format("one of: {}", fmt::join(option.literals, ", "));
     }
@@ -148,6 +151,8 @@ std::optional<std::string> toml_value(const Option& option, const JobConfig& job
         const T& value = access(copy);
         if constexpr (std::is_same_v<T, std::optional<int64_t>> || std::is_same_v<T, std::optional<bool>>) {
           return value ? std::optional(format_value(*value)) : std::nullopt;
+        } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+          return value.size() == 1 ? toml_string(value.front()) : format_value(value);
         } else if constexpr (std::is_same_v<T, PipelineSplit>) {
           return value.layers.empty() ? toml_string(value.text) : format_value(value.layers);
         } else {

@@ -19,10 +19,11 @@ namespace pptrain::config {
 template <class T>
 using Access = std::function<T&(JobConfig&)>;
 
-// The alternatives are the types that an option can have.
-using Target = std::variant<Access<bool>, Access<int64_t>, Access<double>, Access<std::string>,
-                            Access<std::optional<bool>>, Access<std::optional<int64_t>>,
-                            Access<std::vector<double>>, Access<PipelineSplit>>;
+// The alternatives are the types that an option can have. A list of strings may be given as its only one.
+using Target =
+    std::variant<Access<bool>, Access<int64_t>, Access<double>, Access<std::string>,
+                 Access<std::optional<bool>>, Access<std::optional<int64_t>>, Access<std::vector<double>>,
+                 Access<std::vector<std::string>>, Access<PipelineSplit>>;
 
 // The numbers allowed; for a list, of each of its elements. NaN and infinities are never allowed.
 struct Range {
@@ -51,7 +52,7 @@ struct Option {
   std::string meaning;  // sentences
   Target target;
   Range range;
-  std::vector<std::string> literals;  // of a string: the only ones allowed, if not empty
+  std::vector<std::string> literals;  // of a string or a list of them: the only ones allowed, if not empty
   std::vector<std::pair<std::string, std::string>> refusals;  // literals refused for a reason of their own
   std::optional<size_t> length;                               // of a list
   std::optional<Condition> acts_when;

@@ -89,10 +89,11 @@ struct TrainSection {
   int64_t steps = 1000;
   int64_t seq_len = 0;
   int64_t micro_batch_size = 1;
-  int64_t grad_accum_steps = 1;    // microbatches per step
-  std::string dtype = "bf16";      // bf16 | fp32
-  std::string recompute = "none";  // none | selective | full
-  double grad_clip = 1.0;          // 0: off
+  int64_t grad_accum_steps = 1;  // microbatches per step
+  std::string dtype = "bf16";    // bf16 | fp32
+  // none | cheap | selective | full: one word for all stages, or one for each
+  std::vector<std::string> recompute = {"none"};
+  double grad_clip = 1.0;  // 0: off
   int64_t max_skipped_steps = 10;
 
   bool operator==(const TrainSection&) const = default;

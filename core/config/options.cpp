@@ -241,9 +241,10 @@ void add_train(std::vector<Option>& options) {
   train
       .add("recompute", &TrainSection::recompute,
            "What a forward pass does not keep for its backward pass, which computes it again, with the same "
-           "bits. selective: the norms' outputs and the MLP's inner activations. full: all but each block's "
-           "input.")
-      .one_of({"none", "selective", "full"});
+           "bits. cheap: the norms' outputs and the MLP's product of gate and up, which take no matrix "
+           "product again. selective: the norms' outputs and the MLP's inner activations. full: all but each "
+           "block's input. A list has one for each stage, first to last.")
+      .one_of({"none", "cheap", "selective", "full"});
   train
       .add("grad_clip", &TrainSection::grad_clip,
            "Gradients are scaled down to this global norm, taken over all stages and ranks. 0: off.")

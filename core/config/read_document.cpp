@@ -242,6 +242,16 @@ class Reader {
                        toml_string(nearest(value, option.literals)), fmt::join(option.literals, ", "));
   }
 
+  Fault take(const Option& option, const toml::node& node, std::vector<std::string>& out) {
+    if (!node.is_string()) return take<std::string>(option, node, out);
+    std::string only;
+    const Fault fault = take(option, node, only);
+    if (fault.empty()) {
+      out = {std::move(only)};
+    }
+    return fault;
+  }
+
   // What a string says is checked with the schedule.
   Fault take(const Option& option, const toml::node& node, PipelineSplit& out) {
     if (const auto* text = node.as_string()) {

@@ -86,6 +86,10 @@ Json type_schema(const Option& option) {
       return {{"anyOf", {Json{{"type", "string"}}, list_schema(option, "integer")}}};
     }
     Json operator()(const Access<std::vector<double>>&) const { return list_schema(option, "number"); }
+    Json operator()(const Access<std::vector<std::string>>&) const {
+      const Json one = (*this)(Access<std::string>());
+      return {{"anyOf", {one, Json{{"type", "array"}, {"items", one}, {"minItems", 1}}}}};
+    }
     Json operator()(const Access<std::string>&) const {
       Json schema = {{"type", "string"}};
       if (!option.literals.empty()) {

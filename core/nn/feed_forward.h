@@ -24,7 +24,8 @@ class FeedForward {
   virtual std::unique_ptr<Saved> make_saved() const = 0;
 
   // The forward pass in two parts: all that fills `saved`, from x T [rows, hidden], then the last product,
-  // T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch.
+  // T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch. What `saved` holds of
+  // products (after a drop) is not computed again.
   virtual void activate(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const = 0;
   virtual at::Tensor project(const Saved& saved) const = 0;
 
@@ -33,9 +34,12 @@ class FeedForward {
     return project(saved);
   }
 
-  // Frees what activate() gives again, with the same bits; what was decided in the forward pass
-  // (routing) stays.
-  virtual void drop(Saved& saved) const = 0;
+  // What drop() leaves: all that takes a product to give again, or nothing. What was decided in the forward
+  // pass (routing) stays in any case.
+  enum class Keep { products, nothing };
+
+  // Frees the rest, which activate() gives again with the same bits.
+  virtual void drop(Saved& saved, Keep keep) const = 0;
 
   // dy: T [rows, hidden] -> dx. Frees `saved` as it goes; weight gradients go to `queue`.
   virtual at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,

@@ -24,7 +24,8 @@ SwiGlu::SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, i
 void SwiGlu::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
   Saved& s = own(saved);
   s.x = x;
-  s.gate_up = gate_up_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
+  if (!s.gate_up.defined())
+    s.gate_up = gate_up_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
   s.act = at::empty({s.gate_up.size(0), down_.in_features()}, x.options());
   kernels::swiglu(s.gate_up, s.act);
 }
@@ -33,8 +34,11 @@ at::Tensor SwiGlu::project(const FeedForward::Saved& saved) const {
   return down_.forward(static_cast<const Saved&>(saved).act);
 }
 
-void SwiGlu::drop(FeedForward::Saved& saved) const {
-  own(saved) = {};
+void SwiGlu::drop(FeedForward::Saved& saved, Keep keep) const {
+  Saved& s = own(saved);
+  at::Tensor gate_up = std::move(s.gate_up);
+  s = {};
+  if (keep == Keep::products) s.gate_up = std::move(gate_up);
 }
 
 at::Tensor SwiGlu::backward_input(FeedForward::Saved& saved, const at::Tensor& dy,

@@ -32,7 +32,7 @@ class SwiGlu final : public FeedForward {
   std::unique_ptr<FeedForward::Saved> make_saved() const override { return std::make_unique<Saved>(); }
   void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
   at::Tensor project(const FeedForward::Saved& saved) const override;
-  void drop(FeedForward::Saved& saved) const override;
+  void drop(FeedForward::Saved& saved, Keep keep) const override;
   at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue) override;
 

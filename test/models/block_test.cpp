@@ -51,8 +51,8 @@ Passes run(const models::BlockConfig& config, const models::Seams& seams, const 
 
 TEST_CASE("a block of ranks that share out its rows and insides gives the rows of one alone") {
   at::set_num_threads(1);
-  const auto recompute =
-      GENERATE(models::Recompute::none, models::Recompute::selective, models::Recompute::full);
+  const auto recompute = GENERATE(models::Recompute::none, models::Recompute::cheap,
+                                  models::Recompute::selective, models::Recompute::full);
   const auto mode = GENERATE(nn::WeightGradQueue::Mode::immediate, nn::WeightGradQueue::Mode::deferred);
   models::ModelConfig model = small_model("qwen3", false);
   model.heads = 4;

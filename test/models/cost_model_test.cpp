@@ -123,6 +123,22 @@ TEST_CASE("recompute repeats the blocks' forward in the backward") {
   CHECK(b.backward_weight == a.backward_weight);
 }
 
+TEST_CASE("each stage costs what its own recompute does") {
+  Workload work = workload;
+  work.recompute = {Recompute::full, Recompute::cheap};
+  const CostModel mixed(large_model(), work, find_device("h200"));
+  for (int index = 0; index < 2; ++index) {
+    Workload uniform = workload;
+    uniform.batch.recompute = work.recompute[index];
+    const CostModel alone(large_model(), uniform, find_device("h200"));
+    StageSlice slice = first;
+    slice.index = index;
+    CHECK(mixed.stage(slice).backward == alone.stage(slice).backward);
+    CHECK(mixed.footprint(slice).activation == alone.footprint(slice).activation);
+    CHECK(mixed.footprint(slice, Recompute::none).activation > alone.footprint(slice).activation);
+  }
+}
+
 TEST_CASE("calibrated, the model gives back what was measured") {
   const ModelConfig model = large_model();
   const DeviceModel& device = find_device("cpu");

@@ -37,7 +37,7 @@ struct Case {
 Case any_case() {
   const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
   const bool bfloat16 = GENERATE(false, true);
-  const auto recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
+  const auto recompute = GENERATE(Recompute::none, Recompute::cheap, Recompute::selective, Recompute::full);
   Case c{.model = small_model(arch, false), .bfloat16 = bfloat16, .recompute = recompute};
   c.model.attention_bias = GENERATE(false, true);
   c.model.mlp_bias = c.model.attention_bias && arch == "llama";

@@ -173,15 +173,22 @@ TEST_CASE("what is recomputed is added to I") {
     return models::dry_run(model, body, {.documents = 2, .length = 16, .recompute = policy});
   };
   const auto none = cost(models::Recompute::none);
+  const auto cheap = cost(models::Recompute::cheap);
   const auto selective = cost(models::Recompute::selective);
   const auto full = cost(models::Recompute::full);
   const double product = 2.0 * 2 * 32 * 40 * 56;  // of gate, up or down
   const auto flops = [](const models::PassFootprint& pass) { return pass.cost.product_flops; };
+  // cheap takes no product again, and frees two norms' outputs, the MLP's product and two columns of rstd.
+  CHECK(flops(cheap.backward_input) == flops(none.backward_input));
+  CHECK(cheap.backward_input.cost.bytes > none.backward_input.cost.bytes);
+  CHECK(none.activation - cheap.activation == 2 * 32 * ((2 * 40 + 56) * 2 + 2 * 4));
+  CHECK(cheap.weight_operands == none.weight_operands);
   CHECK(flops(selective.backward_input) == flops(none.backward_input) + 2 * product);
   CHECK(flops(full.backward_input) == flops(none.backward_input) + flops(none.forward) - product);
   CHECK(full.forward.cost == none.forward.cost);
   CHECK(full.activation < selective.activation);
-  CHECK(selective.activation < none.activation);
-  CHECK(models::make_recompute("full") == models::Recompute::full);
+  CHECK(selective.activation < cheap.activation);
+  for (const models::Recompute recompute : models::all_recomputes)
+    CHECK(models::make_recompute(models::to_string(recompute)) == recompute);
   CHECK_THROWS_AS(models::make_recompute("some"), UsageError);
 }

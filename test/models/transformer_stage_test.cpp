@@ -175,7 +175,7 @@ TEST_CASE("recomputing activations changes no bit") {
   const auto batches = microbatches(model);
   Stages whole = build_stages(model, {4}, dtype);
   const Result expected = run_step(whole, batches, Backward::at_once);
-  for (const auto recompute : {Recompute::selective, Recompute::full}) {
+  for (const auto recompute : {Recompute::cheap, Recompute::selective, Recompute::full}) {
     for (const std::vector<int64_t>& split : {std::vector<int64_t>{4}, {3, 1}, {1, 2, 1}}) {
       for (const auto backward : {Backward::at_once, Backward::split}) {
         Stages stages = build_stages(model, split, dtype, 7, recompute);
@@ -262,7 +262,7 @@ TEST_CASE("the bytes that a record holds are as predicted") {
   at::set_num_threads(1);
   const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
-  const auto recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
+  const auto recompute = GENERATE(Recompute::none, Recompute::cheap, Recompute::selective, Recompute::full);
   const auto model = small_model(arch, false);
   const auto batches = microbatches(model);
   Stages stages = build_stages(model, {1, 2, 1}, dtype, 7, recompute);

@@ -13,9 +13,8 @@ namespace {
 // One rank's, while its list is walked.
 class Account {
  public:
-  Account(const Schedule& schedule, const PlacementTable& table, std::span<const StageBytes> stages,
-          bool messages)
-      : s_(schedule), table_(table), stages_(stages), messages_(messages) {}
+  Account(const Schedule& schedule, PlacementTable table, std::span<const StageBytes> stages, bool messages)
+      : s_(schedule), table_(std::move(table)), stages_(stages), messages_(messages) {}
 
   PeakBytes run(int rank) {
     for (const Action& action : s_.actions[rank]) {
@@ -90,7 +89,7 @@ class Account {
   }
 
   const Schedule& s_;
-  const PlacementTable& table_;
+  PlacementTable table_;
   std::span<const StageBytes> stages_;
   bool messages_;
   MemorySplit now_;
@@ -101,17 +100,17 @@ class Account {
 
 }  // namespace
 
-std::vector<PeakBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage) {
+PeakBytes peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage, int rank) {
   if (static_cast<int>(per_stage.size()) != lowered.stages()) {
     throw Error(
         fmt::format("peak_bytes: a schedule of {} stages, bytes of {}", lowered.stages(), per_stage.size()));
   }
-  const PlacementTable table(lowered);
-  const bool messages = lowered.has_communication();
+  return Account(lowered, PlacementTable(lowered), per_stage, lowered.has_communication()).run(rank);
+}
+
+std::vector<PeakBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage) {
   std::vector<PeakBytes> peaks;
-  for (int rank = 0; rank < lowered.ranks; ++rank) {
-    peaks.push_back(Account(lowered, table, per_stage, messages).run(rank));
-  }
+  for (int rank = 0; rank < lowered.ranks; ++rank) peaks.push_back(peak_bytes(lowered, per_stage, rank));
   return peaks;
 }
 

@@ -55,5 +55,6 @@ struct PeakBytes {
 // between ranks counts nothing. The two of an overlapped pair run in turn. Throws Error if per_stage is not
 // one entry per stage.
 std::vector<PeakBytes> peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage);
+PeakBytes peak_bytes(const Schedule& lowered, std::span<const StageBytes> per_stage, int rank);
 
 }  // namespace pptrain::schedule

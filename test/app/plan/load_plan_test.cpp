@@ -84,6 +84,17 @@ TEST_CASE("a split must fill the stages with the model's layers") {
   CHECK_THAT(refusal(weighted), contains_text("acts on an even split alone"));
 }
 
+TEST_CASE("recompute is one word, or one for each stage") {
+  const auto with = [](const std::string& recompute) {
+    return Overrides{"distributed.pp=2", "train.grad_accum_steps=2", "train.recompute=" + recompute};
+  };
+  CHECK(plan_with(with("cheap")).job.train.recompute == std::vector<std::string>{"cheap"});
+  CHECK(plan_with(with(R"(["full", "none"])")).job.train.recompute ==
+        std::vector<std::string>{"full", "none"});
+  CHECK_THAT(refusal(with(R"(["full", "none", "none"])")), contains_text("3 words for 2 stages"));
+  CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
+}
+
 TEST_CASE("a schedule from a file must be the job's, and sound") {
   const std::string file = (root / "configs/schedules/1f1b_p2_m4_with_communication.csv").string();
   const std::vector<std::string> fitting = {"distributed.pp=2", "train.grad_accum_steps=4",

@@ -67,7 +67,7 @@ app::Choice even_choice(const app::PlanBase& base, const MeshShape& mesh,
   const int64_t samples = app::samples_of_step(base) / mesh.size(Group::batch);
   return {.micro_batch_size = 1,
           .grad_accum_steps = samples,
-          .recompute = "none",
+          .recompute = {"none"},
           .schedule = schedule,
           .stages_per_rank = 1,
           .layers = pipeline::compute_layer_assignment(static_cast<int>(base.model.layers), mesh.pp)};

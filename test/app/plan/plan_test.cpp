@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "app/plan/prediction.h"
+#include "app/plan/recompute_choice.h"
 #include "app/plan/search.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
@@ -105,6 +106,79 @@ TEST_CASE("auto takes the best of the search that fits") {
       contains_text("no schedule fits into 0.10 GB a rank: the leanest"));
 }
 
+namespace {
+
+app::Prediction with_recompute(app::Plan plan, const CostSource& source,
+                               const std::vector<std::string>& words) {
+  plan.job.train.recompute = words;
+  return app::predict(plan, source);
+}
+
+}  // namespace
+
+TEST_CASE("where memory binds, the rank that is too full recomputes, and as little as it needs") {
+  // 1f1b on 4 ranks: rank 0 holds four microbatches, the last one holds one.
+  const app::Plan plan =
+      plan_with(with(bench_sizes(), Overrides{"distributed.pp=4", "distributed.pp_schedule=1f1b"}));
+  const CostSource source = app::make_cost_source(plan, "");
+  const app::Prediction none = app::predict(plan, source);
+  const std::vector<std::string> expected = {"cheap", "none", "none", "none"};
+  const app::Prediction first_alone = with_recompute(plan, source, expected);
+  const int64_t budget = first_alone.peak_bytes();
+  REQUIRE(budget == first_alone.bytes[0].total());
+  REQUIRE(budget < none.peak_bytes());
+  const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, static_cast<double>(budget));
+  CHECK(choice.recompute == expected);
+  CHECK(choice.prediction.peak_bytes() == budget);
+  CHECK(choice.prediction.step_time == first_alone.step_time);
+  CHECK(choice.prediction.step_time > none.step_time);
+  // Nothing is enough: everything recomputes, as one word. What fits stays as it is.
+  CHECK(app::choose_recompute(plan, none, source, 1).recompute == std::vector<std::string>{"full"});
+  CHECK(app::choose_recompute(plan, none, source, 1e15).recompute == std::vector<std::string>{"none"});
+}
+
+TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no more") {
+  for (const std::string name : {"1f1b", "interleaved_1f1b", "zbv", "gpipe"}) {
+    const app::Plan plan = plan_with(with(bench_sizes(), {"distributed.pp_schedule=" + name}));
+    const CostSource source = app::make_cost_source(plan, "");
+    const app::Prediction none = app::predict(plan, source);
+    for (const std::string word : {"cheap", "selective", "full"}) {
+      const app::Prediction uniform = with_recompute(plan, source, {word});
+      const auto budget = static_cast<double>(uniform.peak_bytes());
+      const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, budget);
+      CAPTURE(name, word, choice.recompute);
+      CHECK(static_cast<double>(choice.prediction.peak_bytes()) <= budget);
+      CHECK(choice.prediction.step_time <= uniform.step_time);
+      CHECK(choice.recompute != std::vector<std::string>{"none"});
+    }
+  }
+}
+
+TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
+  const std::vector<std::string> layout = {"distributed.pp=4", "distributed.pp_stages_per_rank=1",
+                                           "distributed.pp_split=even"};
+  const app::Plan plan = plan_with(with(bench_sizes(), layout));
+  const CostSource source = app::make_cost_source(plan, "");
+  const auto all = app::search(plan, source, {});
+  const double budget = 0.97 * static_cast<double>(all.front().peak_bytes);
+  const auto found = app::search(plan, source, {.budget = budget});
+  REQUIRE(found.front().fits);
+  CHECK(found.front().choice.recompute.size() == 4);
+  for (const app::Candidate& c : found) {
+    if (c.fits) CHECK(static_cast<double>(c.peak_bytes) <= budget);
+    CHECK(found.front().step_time <= (c.fits ? c.step_time : found.front().step_time));
+  }
+  const app::Plan chosen = plan_with(with(
+      bench_sizes(), layout,
+      Overrides{"distributed.pp_schedule=auto", fmt::format("distributed.pp_memory_gb={}", budget / 1e9)}));
+  CHECK(chosen.job.train.recompute == found.front().choice.recompute);
+  CHECK(app::predict(chosen, source).step_time == found.front().step_time);
+  // A job that says how much to recompute is taken at its word.
+  const app::Plan given = plan_with(with(bench_sizes(), layout, Overrides{"train.recompute=selective"}));
+  for (const app::Candidate& c : app::search(given, source, {.budget = budget}))
+    CHECK(c.choice.recompute == std::vector<std::string>{"selective"});
+}
+
 TEST_CASE("the search over microbatches keeps the samples of a step") {
   const app::Plan plan = plan_with(bench_sizes());
   const auto found = app::search(plan, app::make_cost_source(plan, ""), {.microbatches = true});
@@ -122,13 +196,15 @@ TEST_CASE("the search over microbatches keeps the samples of a step") {
 
 TEST_CASE("costs from a run's trace give back its own times") {
   const TemporaryFolder folder;
-  const std::vector<std::string> layout = {"distributed.pp=2", "train.grad_accum_steps=4", "train.steps=5",
-                                           "train.seq_len=64", "profile.trace=true"};
+  const std::vector<std::string> layout = {"distributed.pp=2",   "train.grad_accum_steps=4",
+                                           "train.steps=5",      "train.seq_len=64",
+                                           "profile.trace=true", R"(train.recompute=["cheap", "none"])"};
   run_small_job(small_job_text(), folder.path() / "run", layout);
   const std::string trace_path = (folder.path() / "run/trace.json").string();
   const app::TraceSummary trace = app::read_trace(trace_path);
   CHECK(trace.run.layers_per_stage == std::vector<int64_t>{2, 2});
   CHECK(trace.run.microbatches == 4);
+  CHECK(trace.run.recompute == std::vector<std::string>{"cheap", "none"});
   CHECK(trace.run.schedule == "1f1b");
   CHECK(trace.run.model.hidden == 32);
   CHECK(trace.run.model.tied == false);

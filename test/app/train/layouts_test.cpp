@@ -183,7 +183,7 @@ TEST_CASE("recomputing activations gives the same bits on every layout", "[layou
   for (const std::string arch : {"llama", "qwen3"}) {
     const Overrides base = {"train.grad_accum_steps=4", "train.dtype=bf16", "model.arch=" + arch};
     const JobResult reference = run_small_job(text, folder.path() / (arch + "_reference"), base);
-    for (const std::string recompute : {"selective", "full"}) {
+    for (const std::string recompute : {"cheap", "selective", "full"}) {
       for (const Layout& layout :
            std::vector<Layout>{{"1f1b", 1}, {"1f1b", 2}, {"zb_h1", 3}, {"zbv", 2}, {"interleaved_zb", 2}}) {
         CAPTURE(arch, recompute, layout.schedule, layout.pp);
@@ -194,6 +194,9 @@ TEST_CASE("recomputing activations gives the same bits on every layout", "[layou
                                   with(base, layout.overrides(), Overrides{"train.recompute=" + recompute})));
       }
     }
+    const Overrides each = {"distributed.pp=2", "distributed.pp_schedule=zbv",
+                            R"(train.recompute=["full", "none", "cheap", "selective"])"};
+    check_equal(reference, run_small_job(text, folder.path() / (arch + "_each"), with(base, each)));
   }
 }
 

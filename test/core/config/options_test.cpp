@@ -1,6 +1,8 @@
 // The table of options and what is printed from it.
 #include "core/config/options.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -33,6 +35,9 @@ std::string other_value(const Option& option) {
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "3"; }
     std::string operator()(const Access<PipelineSplit>&) const { return "[3, 1]"; }
     std::string operator()(const Access<std::vector<double>>&) const { return "[0.25, 0.5]"; }
+    std::string operator()(const Access<std::vector<std::string>>&) const {
+      return fmt::format("[{0}, {0}]", (*this)(Access<std::string>()));
+    }
     std::string operator()(const Access<std::string>&) const {
       for (const std::string& literal : option.literals) {
         if (toml_string(literal) != now) {

@@ -1,0 +1,23 @@
+// train.recompute as stages see it: one word for all of them, or one for each.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "models/model_config.h"
+
+namespace pptrain::app {
+
+// Throws UsageError if the words are neither one nor as many as the stages.
+void check_recompute(std::span<const std::string> words, int stages);
+
+models::Recompute stage_recompute(std::span<const std::string> words, int stage);
+
+// The words for these stages: a single one where all are alike.
+std::vector<std::string> recompute_words(std::span<const models::Recompute> stages);
+
+// "full", or in runs of equal stages "2 full, cheap, 5 none".
+std::string describe_recompute(std::span<const std::string> words);
+
+}  // namespace pptrain::app
