@@ -57,18 +57,17 @@ ParallelShape parallel_shape(const mesh::MeshShape& mesh, ContextKind cp_kind) {
   return {.dp_shard = data, .cp = mesh.cp, .tp = mesh.tp, .ep = mesh.ep, .batch = data, .cp_kind = cp_kind};
 }
 
-RecomputeFootprints::RecomputeFootprints(const ModelConfig& model, BatchShape batch) {
+std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch) {
+  batch.recompute = Recompute::none;
+  const auto found = std::ranges::find_if(
+      known_, [&](const auto& each) { return each->at(Recompute::none).batch() == batch; });
+  if (found != known_.end()) return *found;
+  Each each;
   for (const Recompute recompute : all_recomputes) {
     batch.recompute = recompute;
-    each_.emplace_back(model, batch);
+    each.emplace(recompute, Footprints(model_, batch));
   }
-}
-
-std::shared_ptr<const RecomputeFootprints> FootprintCache::of(BatchShape batch) {
-  batch.recompute = Recompute::none;
-  const auto found = std::ranges::find(known_, batch, [](const auto& known) { return known.first; });
-  if (found != known_.end()) return found->second;
-  return known_.emplace_back(batch, std::make_shared<const RecomputeFootprints>(model_, batch)).second;
+  return known_.emplace_back(std::make_shared<const Each>(std::move(each)));
 }
 
 CostModel::CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
@@ -112,19 +111,34 @@ Recompute CostModel::recompute_of(const StageSlice& slice) const {
                                      : workload_.recompute.at(static_cast<size_t>(slice.index));
 }
 
+schedule::StageBytes CostModel::bytes(const StageSlice& slice, Recompute recompute) const {
+  const StageFootprint& own = footprint(slice, recompute);
+  const HeldBytes held = held_bytes(own, workload_.sharding);
+  schedule::StageBytes bytes = own.bytes();
+  bytes.gathered = held.gathered;
+  bytes.reducing = held.reducing;
+  return bytes;
+}
+
+Footprints::Kind CostModel::kind_of(const StageSlice& slice) const {
+  return footprints_->at(Recompute::none).kind_of(slice);
+}
+
 // Embedding and head are what a stage with them costs beyond one without.
 CostModel::Parts CostModel::parts(const StageSlice& slice) const {
   const StageSlice blocks = blocks_of(slice);
-  const Footprints& kept = footprints_->with(Recompute::none);
+  const Footprints& kept = footprints_->at(Recompute::none);
   const StageFootprint& own = kept.of(blocks);
+  const Recompute recompute = recompute_of(slice);
   Parts parts{.forward = time(own.forward.cost),
               .again = {},
               .input = time(own.backward_input.cost),
               .weight = time(own.backward_weight.cost),
               .embedding_forward = {},
               .embedding_weight = {},
-              .head = {}};
-  parts.again = time(footprint(blocks, recompute_of(slice)).backward_input.cost) - parts.input;
+              .head = {},
+              .exchange = {}};
+  parts.again = time(footprint(blocks, recompute).backward_input.cost) - parts.input;
   if (slice.embedding) {
     StageSlice first = blocks;
     first.embedding = true;
@@ -136,7 +150,21 @@ CostModel::Parts CostModel::parts(const StageSlice& slice) const {
     last.head = true;
     parts.head = time(kept.of(last).forward.cost - own.forward.cost);
   }
+  parts.exchange = exchange_of_backward(footprint(slice, recompute), parts);
   return parts;
+}
+
+// Where B takes both gradients at once, two of three tensor-parallel exchanges travel behind the products of
+// the other gradient: rows that are gathered again for the weight's, and sums of the input's
+// (core/nn/parallel_linear).
+PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Parts& parts) const {
+  PassTime exchange = time(stage.backward.cost) - parts.again;
+  exchange.compute = 0;
+  constexpr auto tp = static_cast<size_t>(kernels::Wire::tp);
+  const double behind = std::min(exchange.exposed[tp] * 2 / 3, parts.input.compute + parts.weight.compute);
+  exchange.exposed[tp] -= behind;
+  exchange.hidden[tp] += behind;
+  return exchange;
 }
 
 StagePasses CostModel::passes(const StageSlice& slice) const {
@@ -146,7 +174,8 @@ StagePasses CostModel::passes(const StageSlice& slice) const {
   const PassTime weight = p.weight.scaled(calibration_.backward_weight);
   return {.forward =
               p.embedding_forward + p.forward.scaled(calibration_.forward) + p.head.scaled(calibration_.head),
-          .backward = again + (input + weight).scaled(calibration_.backward) + p.embedding_weight,
+          .backward = again + (input + weight).scaled(calibration_.backward).alone() +
+                      p.embedding_weight.alone() + p.exchange,
           .backward_input = again + input,
           .backward_weight = weight + p.embedding_weight};
 }
@@ -221,7 +250,7 @@ class Calibrator {
       const double again = p.again.scaled(result_.forward).total();
       const double embedding = p.embedding_weight.total();
       if (s.backward > 0) {
-        joint.add(computing(s.backward, p.input.waiting() + p.weight.waiting(), again + embedding),
+        joint.add(computing(s.backward, p.exchange.waiting(), again + p.embedding_weight.compute),
                   p.input.compute + p.weight.compute);
       }
       if (s.backward_input > 0)
@@ -243,8 +272,8 @@ class Calibrator {
     Sum sum;
     each([&](const MeasuredStage& s, const Parts& p) {
       if (s.backward <= 0) return;
-      const double others = p.again.scaled(result_.forward).total() + p.embedding_weight.total();
-      sum.add(computing(s.backward, p.input.waiting() + p.weight.waiting(), others),
+      const double others = p.again.scaled(result_.forward).total() + p.embedding_weight.compute;
+      sum.add(computing(s.backward, p.exchange.waiting(), others),
               p.input.compute * result_.backward_input + p.weight.compute * result_.backward_weight);
     });
     return sum.ratio();

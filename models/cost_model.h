@@ -2,10 +2,9 @@
 // run measured.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "models/device_model.h"
@@ -21,12 +20,12 @@ namespace pptrain::models {
 
 // One microbatch of a job on one rank of the mesh, and its optimizer.
 struct Workload {
-  BatchShape batch;  // its `parallel` is the mesh's: parallel_shape()
+  BatchShape batch;                    // its `parallel` is the mesh's: parallel_shape()
+  std::vector<Recompute> recompute{};  // of each stage; none: batch.recompute serves all
   mesh::MeshShape mesh = {};
   Sharding sharding = {};
-  std::vector<Recompute> recompute = {};  // of each stage; none: batch.recompute serves all
-  int64_t threads = 1;                    // CPU threads of a rank; products are taken to scale with them
-  double optimizer_bytes = 0;             // that a step moves for each parameter
+  int64_t threads = 1;         // CPU threads of a rank; products are taken to scale with them
+  double optimizer_bytes = 0;  // that a step moves for each parameter
 };
 
 // What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
@@ -59,26 +58,17 @@ struct Calibration {
   double overhead = 0;  // s a step
 };
 
-// Dry runs of one model's stages for each Recompute; what of the batch says which is left out. For one
-// thread.
-class RecomputeFootprints {
- public:
-  RecomputeFootprints(const ModelConfig& model, BatchShape batch);
-  const Footprints& with(Recompute recompute) const { return each_.at(static_cast<size_t>(recompute)); }
-
- private:
-  std::vector<Footprints> each_;  // [Recompute]
-};
-
 // Dry runs that the cost models of several layouts share. For one thread.
 class FootprintCache {
  public:
+  using Each = std::map<Recompute, Footprints>;
+
   explicit FootprintCache(const ModelConfig& model) : model_(model) {}
-  std::shared_ptr<const RecomputeFootprints> of(BatchShape batch);
+  std::shared_ptr<const Each> of(BatchShape batch);
 
  private:
   ModelConfig model_;
-  std::vector<std::pair<BatchShape, std::shared_ptr<const RecomputeFootprints>>> known_;
+  std::vector<std::shared_ptr<const Each>> known_;
 };
 
 class CostModel {
@@ -86,7 +76,8 @@ class CostModel {
   // A pass takes its products' operations or the bytes of their weights, whichever is longer; then the bytes
   // of everything else, and its launches. All is then scaled as the calibration says. To this comes what the
   // pass exchanges: the rank waits for all of it, but for the keys and values that travel around a ring while
-  // attention computes.
+  // attention computes, and for what tensor-parallel ranks exchange of one gradient while B computes the
+  // other.
   CostModel(const ModelConfig& model, const Workload& workload, const DeviceModel& device,
             const Calibration& calibration = {});
   // The same with dry runs of `cache`, and with links of the workload's mesh where they are at hand.
@@ -101,19 +92,19 @@ class CostModel {
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
 
-  // Stages of one kind, if they recompute alike, have one footprint.
-  Footprints::Kind kind_of(const StageSlice& slice) const {
-    return footprints_->with(Recompute::none).kind_of(slice);
-  }
   const StageFootprint& footprint(const StageSlice& slice) const {
     return footprint(slice, recompute_of(slice));
   }
   // Of the stage if it recomputed so much.
   const StageFootprint& footprint(const StageSlice& slice, Recompute recompute) const {
-    return footprints_->with(recompute).of(slice);
+    return footprints_->at(recompute).of(slice);
   }
+  // What its passes hold, gathered weights and gradients on their way included.
+  schedule::StageBytes bytes(const StageSlice& slice, Recompute recompute) const;
+  Footprints::Kind kind_of(const StageSlice& slice) const;  // stages of one kind cost the same
   const Workload& workload() const { return workload_; }
   const MeshLinks& links() const { return *links_; }
+  Recompute recompute_of(const StageSlice& slice) const;
 
  private:
   friend class Calibrator;
@@ -126,16 +117,17 @@ class CostModel {
     PassTime embedding_forward;
     PassTime embedding_weight;
     PassTime head;
+    PassTime exchange;  // of B at once, beyond `again`; it computes nothing
   };
-  Recompute recompute_of(const StageSlice& slice) const;
   Parts parts(const StageSlice& slice) const;
+  PassTime exchange_of_backward(const StageFootprint& stage, const Parts& parts) const;
   PassTime time(const kernels::Cost& cost) const;
 
   Workload workload_;
   DeviceModel device_;
   Calibration calibration_;
   std::shared_ptr<const MeshLinks> links_;
-  std::shared_ptr<const RecomputeFootprints> footprints_;
+  std::shared_ptr<const FootprintCache::Each> footprints_;
   double flops_;  // rates of this rank
   double bandwidth_;
 };

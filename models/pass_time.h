@@ -25,6 +25,9 @@ struct PassTime {
     return result;
   }
 
+  // Without what ranks exchange.
+  PassTime alone() const { return {.compute = compute, .exposed = {}, .hidden = {}}; }
+
   PassTime& operator+=(const PassTime& other) { return add(other, 1); }
   PassTime& operator-=(const PassTime& other) { return add(other, -1); }
   friend PassTime operator+(PassTime a, const PassTime& b) { return a += b; }

@@ -33,14 +33,13 @@ int check(const JobArguments& arguments) {
   fmt::print(
       "# stage  layers      parameters     weights    gathered   gradients   optimizer  activations of one "
       "microbatch\n");
-  const models::Workload workload = workload_of(plan);
-  const models::Footprints footprints(plan.model, workload.batch);
+  const models::CostModel costs(plan.model, workload_of(plan), default_device(job));
   const int64_t state = optim::optimizer_footprint(job.optimizer).held_bytes(job.optimizer.post_validation);
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
-    const models::StageFootprint& own = footprints.of(slice);
+    const models::StageFootprint& own = costs.footprint(slice);
     const bool copy = plan.model.tied && slice.head;
-    const models::HeldBytes held = models::held_bytes(own, workload.sharding);
+    const models::HeldBytes held = models::held_bytes(own, costs.workload().sharding);
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), own.parameters,
                in_units(held.weights), in_units(held.gathered), in_units(held.gradients + held.reducing),

@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <utility>
+
 #include "app/plan/measured_costs.h"
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
@@ -40,15 +42,19 @@ models::Sharding sharding_of(const PlanBase& base) {
 
 models::Workload workload_of(const PlanBase& base) {
   const config::JobConfig& job = base.job;
+  const std::vector<std::string>& words = job.train.recompute;
+  std::vector<models::Recompute> recompute;
+  for (int stage = 0; words.size() > 1 && stage < static_cast<int>(words.size()); ++stage)
+    recompute.push_back(stage_recompute(words, stage));
   return {.batch = {.documents = job.train.micro_batch_size,
                     .length = job.train.seq_len,
                     .bfloat16 = job.train.dtype == "bf16",
-                    .recompute = stage_recompute(job.train.recompute, 0),
+                    .recompute = models::make_recompute(words.front()),
                     .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA,
                     .parallel = models::parallel_shape(base.mesh, context_kind(job.distributed))},
+          .recompute = std::move(recompute),
           .mesh = base.mesh,
           .sharding = sharding_of(base),
-          .recompute = recompute_of_stages(job.train.recompute),
           .threads = job.run.threads,
           .optimizer_bytes =
               optim::optimizer_footprint(job.optimizer).moved_bytes(job.optimizer.post_validation)};

@@ -15,7 +15,7 @@ models::Workload on_layout(models::Workload workload, const Layout& layout, cons
   const mesh::MeshShape& mesh = layout.mesh;
   workload.batch.documents = layout.micro_batch_size;
   workload.batch.recompute = models::make_recompute(layout.recompute);
-  workload.recompute.clear();  // what the job says of its stages
+  workload.recompute.clear();
   workload.batch.parallel = models::parallel_shape(mesh, context_kind(base.job.distributed));
   workload.mesh = mesh;
   workload.sharding = {.dense = mesh.size(mesh::Group::fsdp),
@@ -61,14 +61,13 @@ const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
   if (const auto known = stages_.find(kind); known != stages_.end()) return known->second;
   const models::StageFootprint& own = costs_.footprint(slice);
   const models::StageExchange exchange = costs_.exchange(slice);
-  Stage stage{.passes = costs_.passes(slice),
-              .cost = costs_.stage(slice),
-              .exchange = {.gather = exchange.gather,
-                           .reduce = exchange.reduce(),
-                           .groups = static_cast<int>(own.groups.size())},
-              .bytes = {},
-              .held = models::held_bytes(own, costs_.workload().sharding)};
-  stage.bytes = models::pass_bytes(own, stage.held);
+  const Stage stage{.passes = costs_.passes(slice),
+                    .cost = costs_.stage(slice),
+                    .exchange = {.gather = exchange.gather,
+                                 .reduce = exchange.reduce(),
+                                 .groups = static_cast<int>(own.groups.size())},
+                    .bytes = costs_.bytes(slice, costs_.recompute_of(slice)),
+                    .held = models::held_bytes(own, costs_.workload().sharding)};
   return stages_.emplace(kind, stage).first->second;
 }
 

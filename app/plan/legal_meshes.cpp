@@ -21,9 +21,31 @@ bool cuts_heads(const models::ModelConfig& model, int tp) {
 
 bool cuts_samples(const models::ModelConfig& model, int64_t length, models::ContextKind kind, int tp,
                   int cp) {
+  if (length / cp < tp) return false;  // a rank has a share of the tokens
   if (cp == 1) return true;
   if (kind == models::ContextKind::ulysses) return length % cp == 0 && model.heads / tp % cp == 0;
   return length % (2 * cp) == 0;
+}
+
+// Of each sparse layer; 0 without any.
+template <typename Model>
+int64_t experts_of(const Model& model) {
+  if constexpr (requires { model.sparse.experts; }) {
+    return model.sparse.experts;
+  } else {
+    return 0;
+  }
+}
+
+// The mesh, and for a model of experts the mesh with every number of ranks that can share them out.
+void add_mesh(const PlanBase& base, mesh::MeshShape mesh, std::vector<mesh::MeshShape>& meshes) {
+  meshes.push_back(mesh);
+  const int64_t experts = experts_of(base.model);
+  for (const int ep : divisors(mesh.size(mesh::Group::replica))) {
+    if (ep == 1 || experts == 0 || experts % ep != 0) continue;
+    mesh.ep = ep;
+    meshes.push_back(mesh);
+  }
 }
 
 }  // namespace
@@ -40,7 +62,8 @@ std::vector<mesh::MeshShape> legal_meshes(const PlanBase& base, int world, int64
         const int data = world / pp / tp / cp;
         if (samples % data != 0) continue;
         for (const int shard : divisors(data))
-          meshes.push_back({.pp = pp, .dp_replicate = data / shard, .dp_shard = shard, .cp = cp, .tp = tp});
+          add_mesh(base, {.pp = pp, .dp_replicate = data / shard, .dp_shard = shard, .cp = cp, .tp = tp},
+                   meshes);
       }
     }
   }

@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <utility>
+
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
 #include "app/trace/trace_file.h"
@@ -55,17 +57,19 @@ mesh::MeshShape mesh_of(const TracedRun& run) {
 models::Workload workload_of(const TracedRun& run, const config::OptimizerSection& optimizer) {
   const mesh::MeshShape mesh = mesh_of(run);
   const auto kind = run.cp_kind == "ulysses" ? models::ContextKind::ulysses : models::ContextKind::ring;
+  std::vector<models::Recompute> recompute;
+  for (size_t stage = 0; stage < run.layers_per_stage.size(); ++stage)
+    recompute.push_back(stage_recompute(run.recompute, static_cast<int>(stage)));
   return {.batch = {.documents = run.micro_batch_size,
                     .length = run.seq_len,
                     .bfloat16 = run.dtype == "bf16",
-                    .recompute = stage_recompute(run.recompute, 0),
                     .parallel = models::parallel_shape(mesh, kind)},
+          .recompute = std::move(recompute),
           .mesh = mesh,
           .sharding = {.dense = mesh.size(mesh::Group::fsdp),
                        .experts = mesh.size(mesh::Group::efsdp),
                        .streamed = run.reshard_after_forward,
                        .every_microbatch = run.reduce_gradients == "microbatch"},
-          .recompute = recompute_of_stages(run.recompute),
           .threads = run.threads,
           .optimizer_bytes = optim::optimizer_footprint(optimizer).moved_bytes(run.post_validation)};
 }

@@ -22,14 +22,14 @@ Held held_by(const Plan& plan, const models::CostModel& costs) {
   const auto ranks = static_cast<size_t>(plan.schedule.ranks);
   Held held{.ranks = std::vector<RankBytes>(ranks), .parameters = std::vector<int64_t>(ranks), .stages = {}};
   for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
-    const models::StageFootprint& own = costs.footprint(models::stage_slice(plan.layers, stage));
-    const models::HeldBytes bytes = models::held_bytes(own, costs.workload().sharding);
+    const models::StageSlice slice = models::stage_slice(plan.layers, stage);
+    const models::HeldBytes bytes = models::held_bytes(costs.footprint(slice), costs.workload().sharding);
     const auto rank = static_cast<size_t>(plan.schedule.rank_of(stage));
     held.ranks[rank].weights += bytes.weights;
     held.ranks[rank].gradients += bytes.gradients;
     held.ranks[rank].optimizer += state * bytes.parameters;
     held.parameters[rank] += bytes.parameters;
-    held.stages.push_back(models::pass_bytes(own, bytes));
+    held.stages.push_back(costs.bytes(slice, costs.recompute_of(slice)));
   }
   return held;
 }

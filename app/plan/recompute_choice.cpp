@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "app/plan/stage_recompute.h"
-#include "models/sharding.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/cost/memory.h"
 
@@ -16,13 +15,13 @@ using models::Recompute;
 
 class RecomputeChooser {
  public:
-  RecomputeChooser(Plan plan, Prediction predicted, const CostSource& source,
-                   models::FootprintCache& dry_runs, double budget)
+  RecomputeChooser(Plan plan, Prediction predicted, const CostSource& source, double budget,
+                   models::FootprintCache& dry_runs)
       : plan_(std::move(plan)),
         predicted_(std::move(predicted)),
         source_(source),
-        dry_runs_(dry_runs),
         budget_(budget),
+        dry_runs_(dry_runs),
         costs_(make_cost_model(plan_, source, dry_runs)) {
     for (int stage = 0; stage < plan_.schedule.stages(); ++stage) {
       stages_.push_back(stage_recompute(plan_.job.train.recompute, stage));
@@ -42,8 +41,7 @@ class RecomputeChooser {
   bool fits(int64_t bytes) const { return static_cast<double>(bytes) <= budget_; }
 
   schedule::StageBytes bytes_of(int stage, Recompute recompute) const {
-    const models::StageFootprint& own = costs_.footprint(models::stage_slice(plan_.layers, stage), recompute);
-    return models::pass_bytes(own, models::held_bytes(own, costs_.workload().sharding));
+    return costs_.bytes(models::stage_slice(plan_.layers, stage), recompute);
   }
 
   // What the rank's passes hold at the worst moment.
@@ -89,8 +87,8 @@ class RecomputeChooser {
   Plan plan_;
   Prediction predicted_;
   const CostSource& source_;
-  models::FootprintCache& dry_runs_;
   double budget_;
+  models::FootprintCache& dry_runs_;
   models::CostModel costs_;
   std::vector<Recompute> stages_;            // [stage]
   std::vector<schedule::StageBytes> bytes_;  // [stage]
@@ -98,9 +96,9 @@ class RecomputeChooser {
 
 }  // namespace
 
-RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source,
-                                 models::FootprintCache& dry_runs, double budget) {
-  return RecomputeChooser(std::move(plan), std::move(predicted), source, dry_runs, budget).run();
+RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget,
+                                 models::FootprintCache& dry_runs) {
+  return RecomputeChooser(std::move(plan), std::move(predicted), source, budget, dry_runs).run();
 }
 
 }  // namespace pptrain::app

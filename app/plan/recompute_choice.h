@@ -19,8 +19,8 @@ struct RecomputeChoice {
 // stages the one that recomputes least, and of those the one whose next step leaves the rank with the fewest
 // bytes; until every rank fits, or nothing is left to recompute. So the ranks that hold few microbatches (the
 // last ones of 1f1b) go on keeping what they have room for. `plan`: recomputes nothing or a little;
-// `predicted`: its prediction; `dry_runs`: of its model.
-RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source,
-                                 models::FootprintCache& dry_runs, double budget);
+// `predicted`: its prediction.
+RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget,
+                                 models::FootprintCache& dry_runs);
 
 }  // namespace pptrain::app

@@ -128,7 +128,7 @@ class Searcher {
         options_.recompute && base_.job.train.recompute == std::vector<std::string>{"none"};
     if (found_.back().fits || !may_recompute) return;
     RecomputeChoice choice =
-        choose_recompute(std::move(plan), std::move(p), source_, dry_runs_, options_.budget);
+        choose_recompute(std::move(plan), std::move(p), source_, options_.budget, dry_runs_);
     tried.choice.recompute = std::move(choice.recompute);
     add(tried, choice.prediction);
   }
@@ -151,11 +151,6 @@ class Searcher {
   std::vector<Tried> tried_;
   std::vector<Candidate> found_;
 };
-
-// As train.recompute may be given: a single word, or one for each stage.
-nlohmann::ordered_json recompute_json(const std::vector<std::string>& words) {
-  return words.size() == 1 ? nlohmann::ordered_json(words.front()) : nlohmann::ordered_json(words);
-}
 
 std::string shortened(const std::string& text) {
   return text.size() <= 28 ? text : text.substr(0, 25) + "...";
@@ -208,7 +203,7 @@ std::string ranking_json(const std::vector<Candidate>& candidates, double budget
                                {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
                                {"micro_batch_size", c.choice.micro_batch_size},
                                {"grad_accum_steps", c.choice.grad_accum_steps},
-                               {"recompute", recompute_json(c.choice.recompute)},
+                               {"recompute", c.choice.recompute},
                                {"step_time", c.step_time},
                                {"tokens_per_s", c.tokens_per_s},
                                {"bubble", c.bubble},

@@ -235,7 +235,7 @@ Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
 TracedRun to_run(const Json& other) {
   if (other.at(keys::format) != format) throw UsageError(fmt::format("its format is not \"{}\"", format));
   TracedRun run;
-  const std::string_view later[] = {"dp_shard",        "cp", "tp", "ep", "reshard_after_forward",
+  const std::string_view later[] = {"dp_shard",        "cp", "cp_kind", "tp", "ep", "reshard_after_forward",
                                     "reduce_gradients"};
   for_each_key(run, [&](const char* key, auto& field) {
     const bool optional = std::ranges::find(later, key) != std::end(later);  // of traces before these axes

@@ -114,7 +114,7 @@ TEST_CASE("a long stage follows from short ones, exactly") {
       const BatchShape batch{.documents = 3, .length = 32, .recompute = recompute};
       const StageFootprint run = dry_run(model, slice, batch);
       const StageFootprint followed = Footprints(model, batch).of(slice);
-      CHECK(followed.groups == run.groups);
+      CHECK((followed.groups == run.groups));
       CHECK(followed.parameters == run.parameters);
       CHECK(followed.weight_bytes == run.weight_bytes);
       CHECK(followed.gradient_bytes == run.gradient_bytes);
@@ -127,7 +127,7 @@ TEST_CASE("a long stage follows from short ones, exactly") {
           {followed.backward_input, run.backward_input},
           {followed.backward_weight, run.backward_weight}};
       for (const auto& [one, other] : passes) {
-        CHECK(one.cost == other.cost);
+        CHECK((one.cost == other.cost));
         CHECK(one.workspace == other.workspace);
       }
     }

@@ -6,6 +6,7 @@ Usage: command_line_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" 
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -170,11 +171,27 @@ class CommandLine(unittest.TestCase):
         self.assertIn("h100, h200", error)
         ranking = self.pptrain("plan", "--config", self.job, "--search").stdout
         self.assertIn("zb_h2", ranking)
-        self.pptrain("plan", "--config", self.job, "--search", "--format", "json", code=2)
+        ranked = json.loads(self.pptrain("plan", "--config", self.job, "--search", "--format", "json").stdout)
+        self.assertIn("zb_h2", [row["pp_schedule"] for row in ranked["ranking"]])
+        self.pptrain("plan", "--config", self.job, "--search", "--format", "csv", code=2)
+        self.pptrain("plan", "--config", self.job, "--memory-gb", "1", code=2)
         self.train("traced", "profile.trace=true", "train.steps=5")
         trace = self.folder / "traced/trace.json"
         compared = self.pptrain("plan", "--config", self.job, "--profile", trace, "--compare", trace).stdout
         self.assertRegex(compared, r"rank 0 forward, s +\S+ +\S+ +1\.000")
+
+    def test_plan_searches_meshes(self):
+        search = ["plan", "--config", self.job, "--search", "--world", "4", "--memory-gb", "1"]
+        text = self.pptrain(*search).stdout
+        self.assertIn("why the others lose", text)
+        found = json.loads(self.pptrain(*search, "--format", "json").stdout)
+        # The best one is a job: what the search says of it is what the plan of that job says.
+        best = found["ranking"][0]
+        keys = re.search(r"as keys of the job:\n(.*)\n", text).group(1).split()
+        plan = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json", *keys).stdout)
+        self.assertAlmostEqual(plan["predicted_step_time"], best["step_time"])
+        self.assertEqual({key: plan["mesh"][key] for key in plan["mesh"]}, {key: best[key] for key in plan["mesh"]})
+        self.assertEqual(max(rank["bytes"]["total"] for rank in plan["per_rank"]), best["bytes"]["total"])
 
     def test_the_recipes(self):
         for recipe in sorted((SOURCE / "configs").glob("*.toml")):
