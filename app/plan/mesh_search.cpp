@@ -1,4 +1,3 @@
-#include "app/plan/stage_recompute.h"
 #include "app/plan/mesh_search.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -14,6 +13,7 @@
 
 #include "app/plan/layout_model.h"
 #include "app/plan/legal_meshes.h"
+#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
 #include "parallel/schedule/generators/generators.h"

@@ -1,10 +1,11 @@
-#include "app/plan/stage_recompute.h"
 #include "app/plan/mesh_search_report.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
+
+#include "app/plan/stage_recompute.h"
 
 namespace pptrain::app {
 
