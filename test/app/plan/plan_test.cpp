@@ -129,14 +129,14 @@ TEST_CASE("where memory binds, the rank that is too full recomputes, and as litt
   REQUIRE(budget == first_alone.bytes[0].total());
   REQUIRE(budget < none.peak_bytes());
   const app::RecomputeChoice choice =
-      app::choose_recompute(plan, none, source, dry_runs, static_cast<double>(budget));
+      app::choose_recompute(plan, none, source, static_cast<double>(budget), dry_runs);
   CHECK(choice.recompute == expected);
   CHECK(choice.prediction.peak_bytes() == budget);
   CHECK(choice.prediction.step_time == first_alone.step_time);
   CHECK(choice.prediction.step_time > none.step_time);
   // Nothing is enough: everything recomputes, as one word. What fits stays as it is.
-  CHECK(app::choose_recompute(plan, none, source, dry_runs, 1).recompute == std::vector<std::string>{"full"});
-  CHECK(app::choose_recompute(plan, none, source, dry_runs, 1e15).recompute ==
+  CHECK(app::choose_recompute(plan, none, source, 1, dry_runs).recompute == std::vector<std::string>{"full"});
+  CHECK(app::choose_recompute(plan, none, source, 1e15, dry_runs).recompute ==
         std::vector<std::string>{"none"});
 }
 
@@ -149,7 +149,7 @@ TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no m
     for (const std::string word : {"cheap", "selective", "full"}) {
       const app::Prediction uniform = with_recompute(plan, source, {word});
       const auto budget = static_cast<double>(uniform.peak_bytes());
-      const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, dry_runs, budget);
+      const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, budget, dry_runs);
       CAPTURE(name, word, choice.recompute);
       CHECK(static_cast<double>(choice.prediction.peak_bytes()) <= budget);
       CHECK(choice.prediction.step_time <= uniform.step_time);

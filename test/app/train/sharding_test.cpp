@@ -129,6 +129,18 @@ TEST_CASE("tied, bfloat16, recomputed and post-validated jobs are no exceptions"
   CHECK(cases == 64);
 }
 
+TEST_CASE("PyTorch's own UNSHARD and RESHARD gather and free shards", "[sharding]") {
+  const TemporaryFolder folder;
+  const std::filesystem::path file = std::filesystem::path(PPTRAIN_SOURCE_DIR) /
+                                     "test/golden/schedules/interleaved_1f1b_p2_v2_m4_with_communication.csv";
+  const Result reference = run(folder.path() / "reference", with(tiny, shards(1, 2)));
+  for (const Overrides& policy : {keep, reshard}) {
+    CAPTURE(policy);
+    check_equal(reference,
+                run(folder.path() / "file", with(tiny, schedule_of(file.string(), 2), shards(2), policy)));
+  }
+}
+
 TEST_CASE("a run resumes on any layout, to the bit where data ranks are as many", "[sharding]") {
   const TemporaryFolder folder;
   const Overrides base =
@@ -199,7 +211,8 @@ std::vector<Held> held_by(const Overrides& overrides) {
 }  // namespace
 
 TEST_CASE("a rank of two shards holds half of masters and states", "[sharding]") {
-  const Overrides base = {"model.hidden_size=256", "model.intermediate_size=704", "model.num_hidden_layers=2"};
+  const Overrides base = {"model.hidden_size=256", "model.intermediate_size=704",
+                          "model.num_hidden_layers=2"};
   const Held whole = held_by(with(base, shards(1, 2)))[0];
   int64_t states = 0;
   for (const Held& half : held_by(with(base, shards(2)))) {
