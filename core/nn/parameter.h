@@ -94,9 +94,10 @@ struct Division {
   bool own_gradient = false;
 };
 
-// Norms' gradients are taken with the gradient of their input (I), all others' by the weights' pass (W).
+// Norms' gradients, and loads for balances, are taken with the gradient of their input (I), all others' by
+// the weights' pass (W).
 inline bool is_taken_with_input(Role role) {
-  return role == Role::norm;
+  return role == Role::norm || role == Role::balance;
 }
 
 // Over which ranks a parameter group is divided: as most are, or as the experts that several ranks share out.

@@ -137,9 +137,10 @@ std::vector<std::string> GridJob::one_rank() const {
 // Where experts are shared out over data ranks, their gradients are summed within these first.
 std::string GridJob::bit_class() const {
   const int shards = mesh.cp * mesh.tp % mesh.ep == 0 ? 0 : mesh.dp_shard;
-  return fmt::format("{} data ranks ({} shards), {} microbatches, cp {} {}, tp {}, ep {}, {}, tied {}, documents {}",
-                     data_ranks(), shards, microbatches, mesh.cp, cp_kind, mesh.tp, mesh.ep, reduce_gradients, tied,
-                     documents);
+  return fmt::format(
+      "{} data ranks ({} shards), {} microbatches, cp {} {}, tp {}, ep {}, {}, tied {}, documents {}",
+      data_ranks(), shards, microbatches, mesh.cp, cp_kind, mesh.tp, mesh.ep, reduce_gradients, tied,
+      documents);
 }
 
 std::string grid_job_text(bool experts) {
@@ -177,7 +178,7 @@ peak_tflops = 1
       experts ? "qwen3_moe" : "llama", layers, heads,
       experts ? fmt::format("num_experts = {}\nnum_experts_per_tok = 2\nmoe_intermediate_size = 16\n"
                             "mlp_only_layers = [3]\nrouter_aux_loss_coef = 0.01\n"
-                            "router_z_loss_coef = 0.001",
+                            "router_z_loss_coef = 0.001\nrouter_bias_update_rate = 0.001",
                             grid_experts)
               : "",
       seq_len, shakespeare.string());
