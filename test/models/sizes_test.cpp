@@ -120,7 +120,7 @@ TEST_CASE("wrong sizes are errors that name the key") {
   const auto ok = [](config::ModelSection&) {};
   CHECK(error_of(llama_8b(), ok) == "no error");
   CHECK(error_of(llama_8b(), [](auto& s) { s.arch = "lama"; }) ==
-        "model.arch: \"lama\" is not known; valid are \"llama\", \"qwen3\"");
+        "model.arch: \"lama\" is not known; valid are \"llama\", \"qwen3\", \"qwen3_moe\", \"mixtral\"");
   const auto check = [](const config::ModelSection& section, const char* start, const auto& change) {
     CHECK_THAT(error_of(section, change), Catch::Matchers::StartsWith(start));
   };
