@@ -97,8 +97,8 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   CHECK(expected.loss.tokens == 2 * 8 + 15 + (17 - 4));
   for (const auto& [name, grad] : expected.grads) {
     INFO(name);
-    if (name.find(".experts.") == std::string::npos)
-      CHECK(grad.norm().item<double>() > 0);  // some get no rows
+    if (name.find(".experts.") == std::string::npos)  // one may have got no token
+      CHECK(grad.norm().item<double>() > 0);
   }
   const std::vector<std::vector<int64_t>> splits = {{4}, {2, 2}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}};
   for (const auto& split : splits) {
