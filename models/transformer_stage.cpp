@@ -77,8 +77,8 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   }
   if (slice.head) {
     const nn::TensorCut& cut = region_->cut();
-    norm_groups_ = declare(
-        [&] { norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps, cut); });
+    norm_groups_ =
+        declare([&] { norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps, cut); });
     head_groups_ = declare([&] {
       head_weight_ = &store_.add_group("head").add({cut.cut({.name = "head.weight",
                                                              .shape = {model.vocab, model.hidden},

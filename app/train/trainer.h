@@ -67,7 +67,7 @@ class Trainer {
   std::optional<Evaluator> evaluator_;
   std::optional<PostValidation> post_validation_;
   std::optional<LoadSum> expert_loads_;  // of a model with experts
-  double pending_seconds_ = 0;  // that the pending step took
+  double pending_seconds_ = 0;           // that the pending step took
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;

@@ -1,5 +1,6 @@
 // Sums of float64 values without rounding: whoever adds what, and in which order, gives the same bits (a
-// fixed-point accumulator as long as the range of its terms: Kulisch, Computer Arithmetic and Validity, 2008).
+// fixed-point accumulator as long as the range of its terms: Kulisch, Computer Arithmetic and Validity,
+// 2008).
 #pragma once
 
 #include <array>
@@ -12,8 +13,8 @@
 namespace pptrain::kernels {
 
 // Limb i counts units of 2^(32 i - 298): squares of float32 values are multiples of 2^-298, and so are their
-// sums in float64. The limbs reach up to 2^310, which 2^54 squares of the largest float32 do not. One word more
-// counts the terms that are not finite.
+// sums in float64. The limbs reach up to 2^310, which 2^54 squares of the largest float32 do not. One word
+// more counts the terms that are not finite.
 inline constexpr int exact_limbs = 19;
 inline constexpr int exact_words = exact_limbs + 1;
 inline constexpr int exact_lowest_exponent = -298;

@@ -35,9 +35,9 @@ struct MomentumArgs {
   double grad_scale = 1;  // multiplies the gradient first
 };
 
-// next = average + (1 - beta) (g - average), rounded to T: an exponential average of gradients, and taken once
-// more with the same gradient, Nesterov's look ahead. average, grad: float32 of one size; next: T of that
-// size, or `average` itself.
+// next = average + (1 - beta) (g - average), rounded to T: an exponential average of gradients, and taken
+// once more with the same gradient, Nesterov's look ahead. average, grad: float32 of one size; next: T of
+// that size, or `average` itself.
 inline Kernel<void(const at::Tensor& average, const at::Tensor& grad, at::Tensor& next,
                    const MomentumArgs& args)>
     momentum{"momentum"};
@@ -49,8 +49,8 @@ struct DescentArgs {
 
 // weight = decay weight - step direction. weight: float32; direction: T, both of one size; `compute`, where
 // given, receives the new weight rounded to bfloat16.
-inline Kernel<void(at::Tensor& weight, const at::Tensor& direction,
-                   const std::optional<at::Tensor>& compute, const DescentArgs& args)>
+inline Kernel<void(at::Tensor& weight, const at::Tensor& direction, const std::optional<at::Tensor>& compute,
+                   const DescentArgs& args)>
     descend{"descend"};
 
 }  // namespace pptrain::kernels

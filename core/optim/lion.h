@@ -1,6 +1,6 @@
-// Lion (Chen et al., arXiv 2302.06675): half of AdamW's state. The authors give it 3 to 10 times less learning
-// rate and as much more weight decay than AdamW, and betas 0.9 and 0.99 (0.95 and 0.98 where training is
-// unstable).
+// Lion (Chen et al., arXiv 2302.06675): half of AdamW's state. The authors give it 3 to 10 times less
+// learning rate and as much more weight decay than AdamW, and betas 0.9 and 0.99 (0.95 and 0.98 where
+// training is unstable).
 #pragma once
 
 #include "core/config/job_config.h"

@@ -50,8 +50,8 @@ bool Muon::takes(const nn::ParameterSpec& spec) {
 void Muon::prepare(const std::vector<const nn::Slice*>& slices) {
   std::vector<MatrixPart> parts;
   for (const nn::Slice* slice : slices) parts.push_back({slice->spec.name, slice->shape});
-  exchange_ = make_exchange_ ? make_exchange_(std::move(parts))
-                             : std::make_unique<LocalMatrices>(std::move(parts));
+  exchange_ =
+      make_exchange_ ? make_exchange_(std::move(parts)) : std::make_unique<LocalMatrices>(std::move(parts));
 }
 
 void Muon::step(std::span<Run> runs, const StepArguments& arguments) {
@@ -65,8 +65,7 @@ void Muon::step(std::span<Run> runs, const StepArguments& arguments) {
                         kernels::momentum(parts[i].of(run.now.state[0]), parts[i].of(run.grad), to, momentum);
                       },
                   .transform = orthogonalise,
-                  .write = [&](size_t i,
-                               const at::Tensor& from) { apply(parts[i], from, arguments.lr); }});
+                  .write = [&](size_t i, const at::Tensor& from) { apply(parts[i], from, arguments.lr); }});
 }
 
 }  // namespace pptrain::optim

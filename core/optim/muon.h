@@ -12,9 +12,9 @@
 
 namespace pptrain::optim {
 
-// For matrices alone: m += (1 - momentum) (g - m); o = orthogonalised (Nesterov) m; w = (1 - lr decay) w - lr 0.2
-// sqrt(max(rows, cols)) o. The factor gives steps AdamW's usual size (Liu et al., section 2.2), so that both
-// take the same learning rate and decay. State file "muon.momentum".
+// For matrices alone: m += (1 - momentum) (g - m); o = orthogonalised (Nesterov) m; w = (1 - lr decay) w - lr
+// 0.2 sqrt(max(rows, cols)) o. The factor gives steps AdamW's usual size (Liu et al., section 2.2), so that
+// both take the same learning rate and decay. State file "muon.momentum".
 class Muon final : public Update {
  public:
   // Takes muon_momentum from `options`. Matrices travel and are made orthogonal with `tensors`: in bfloat16
@@ -22,8 +22,8 @@ class Muon final : public Update {
   Muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
        const at::TensorOptions& tensors);
 
-  // Of a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master read and
-  // written (8), compute weight written (2), operand and result written and read (8). To keep what is
+  // Of a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master read
+  // and written (8), compute weight written (2), operand and result written and read (8). To keep what is
   // overwritten, it is copied.
   static constexpr OptimizerFootprint footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
 

@@ -8,9 +8,9 @@
 namespace pptrain::optim {
 
 // U V^T of x = U S V^T, nearly: five steps of the quintic Newton-Schulz iteration of Jordan et al., Muon
-// (2024), on x over its Frobenius norm, with their coefficients (3.4445, -4.7750, 2.0315), which leave singular
-// values between about 0.7 and 1.2. A zero x stays zero. x: float32 or bfloat16 [rows, cols], in which all is
-// computed. The bits depend on x, its shape and type, and the number of threads alone.
+// (2024), on x over its Frobenius norm, with their coefficients (3.4445, -4.7750, 2.0315), which leave
+// singular values between about 0.7 and 1.2. A zero x stays zero. x: float32 or bfloat16 [rows, cols], in
+// which all is computed. The bits depend on x, its shape and type, and the number of threads alone.
 at::Tensor orthogonalise(at::Tensor x);
 
 // Operations of the products above.

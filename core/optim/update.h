@@ -53,7 +53,8 @@ class Update {
   // steps are.
   virtual void prepare(const std::vector<const nn::Slice*>& /*slices*/) {}
 
-  // One step of all of this rank's runs, by their gradients times grad_scale. Called also where there are none.
+  // One step of all of this rank's runs, by their gradients times grad_scale. Called also where there are
+  // none.
   virtual void step(std::span<Run> runs, const StepArguments& arguments) = 0;
 
   // True where step() writes what it overwrites to Run::previous, which is cheaper than a copy beforehand.

@@ -16,9 +16,8 @@ namespace {
 template <class Body>
 void for_elements(int64_t size, const Body& body) {
   constexpr int64_t kLine = 16;
-  parallel_for((size + kLine - 1) / kLine, row_grain(kLine), [&](int64_t first, int64_t last) {
-    body(first * kLine, std::min(size, last * kLine));
-  });
+  parallel_for((size + kLine - 1) / kLine, row_grain(kLine),
+               [&](int64_t first, int64_t last) { body(first * kLine, std::min(size, last * kLine)); });
 }
 
 }  // namespace

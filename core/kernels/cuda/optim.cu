@@ -178,8 +178,8 @@ unsigned blocks_of(int64_t size, const char* kernel) {
   return grid_size(ceil_div(ceil_div(size, N), threads_per_block), kernel);
 }
 
-// A warp's sum of squares of one block of the buffer: lane l takes packs l, l + 32, ... of the block, of which
-// elements outside of [begin, end) read as 0. x: the buffer's element `begin`.
+// A warp's sum of squares of one block of the buffer: lane l takes packs l, l + 32, ... of the block, of
+// which elements outside of [begin, end) read as 0. x: the buffer's element `begin`.
 template <bool kVector>
 __device__ inline double block_squares(const float* x, int64_t block, int64_t begin, int64_t end) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
@@ -270,8 +270,8 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
       are_aligned(tensors.weight, tensors.grad, tensors.exp_avg, tensors.exp_avg_sq, tensors.compute,
                   tensors.previous_weight, tensors.previous_exp_avg, tensors.previous_exp_avg_sq);
   with_bool(vector, [&](auto is_vector) {
-    launch("adamw", adamw_kernel<decltype(is_vector)::value>,
-           blocks_of(size, "adamw"), threads_per_block, 0, tensors, size, scalars_of(args));
+    launch("adamw", adamw_kernel<decltype(is_vector)::value>, blocks_of(size, "adamw"), threads_per_block, 0,
+           tensors, size, scalars_of(args));
   });
 }
 

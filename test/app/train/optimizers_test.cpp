@@ -81,7 +81,8 @@ TEST_CASE("a run with Muon or Lion resumes bit for bit on another layout, but no
     const auto resume = [&](const std::string& name, const Overrides& other) {
       std::filesystem::copy(folder.path() / "whole", folder.path() / name,
                             std::filesystem::copy_options::recursive);
-      return run_small_job(text, folder.path() / name, with(base, Overrides{"checkpoint.resume=auto"}, other));
+      return run_small_job(text, folder.path() / name,
+                           with(base, Overrides{"checkpoint.resume=auto"}, other));
     };
     check_equal(whole, resume("alone", layout("gpipe", 1)));
     check_equal(whole, resume("v", layout("zbv", 2)));

@@ -290,29 +290,29 @@ TEST_CASE("a value that could not be taken starts no contradiction of its own") 
 
 TEST_CASE("what is wrong in a list of tables is found at its place") {
   const Folder folder;
-  check(folder,
-        {{"[[optimizer.groups]]\nmatsch = '*'\nmatch = '*'\n",
-          "job.toml:2:1: optimizer.groups.matsch: unknown key; did you mean optimizer.groups.match?",
-          {"The keys of [[optimizer.groups]] are: match, lr_scale, weight_decay"}},
-         {"[[optimizer.groups]]\nmatch = '*'\n[[optimizer.groups]]\nlr_scale = 2\n",
-          "job.toml:3:1: optimizer.groups[1].match: is required.",
-          {"Pattern for names"}},
-         {"[[optimizer.groups]]\nmatch = ''\n",
-          "job.toml:2:9: optimizer.groups[0].match: is required, and may not be empty",
-          {}},
-         {"[[optimizer.groups]]\nmatch = '*'\nweight_decay = -1\n",
-          "job.toml:3:16: optimizer.groups[0].weight_decay: -1 is out of range; allowed: >= 0",
-          {}},
-         {"[optimizer]\ngroups = 3\n",
-          "job.toml:2:10: optimizer.groups: wrong type: expected a list of tables, [[optimizer.groups]]; found the "
-          "integer 3",
-          {}},
-         {"[optimizer]\ngroups = ['*']\n",
-          "job.toml:2:10: optimizer.groups: wrong type: expected a list of tables",
-          {"found a list of something else"}},
-         {"[optimizer]\ngroop = 3\n",
-          "job.toml:2:1: optimizer.groop: unknown key; did you mean optimizer.groups?",
-          {"muon_weight_decay, post_validation, groups"}}});
+  check(folder, {{"[[optimizer.groups]]\nmatsch = '*'\nmatch = '*'\n",
+                  "job.toml:2:1: optimizer.groups.matsch: unknown key; did you mean optimizer.groups.match?",
+                  {"The keys of [[optimizer.groups]] are: match, lr_scale, weight_decay"}},
+                 {"[[optimizer.groups]]\nmatch = '*'\n[[optimizer.groups]]\nlr_scale = 2\n",
+                  "job.toml:3:1: optimizer.groups[1].match: is required.",
+                  {"Pattern for names"}},
+                 {"[[optimizer.groups]]\nmatch = ''\n",
+                  "job.toml:2:9: optimizer.groups[0].match: is required, and may not be empty",
+                  {}},
+                 {"[[optimizer.groups]]\nmatch = '*'\nweight_decay = -1\n",
+                  "job.toml:3:16: optimizer.groups[0].weight_decay: -1 is out of range; allowed: >= 0",
+                  {}},
+                 {"[optimizer]\ngroups = 3\n",
+                  "job.toml:2:10: optimizer.groups: wrong type: expected a list of tables, "
+                  "[[optimizer.groups]]; found the "
+                  "integer 3",
+                  {}},
+                 {"[optimizer]\ngroups = ['*']\n",
+                  "job.toml:2:10: optimizer.groups: wrong type: expected a list of tables",
+                  {"found a list of something else"}},
+                 {"[optimizer]\ngroop = 3\n",
+                  "job.toml:2:1: optimizer.groop: unknown key; did you mean optimizer.groups?",
+                  {"muon_weight_decay, post_validation, groups"}}});
 }
 
 TEST_CASE("an override gives all of a list of tables") {
@@ -327,18 +327,20 @@ TEST_CASE("an override gives all of a list of tables") {
   REQUIRE(job.optimizer.groups.size() == 1);
   CHECK(job.optimizer.groups[0].match == "c");
   CHECK(parse(file, with("optimizer.groups=[]")).optimizer.groups.empty());
-  CHECK_THAT(refusal(file, with("optimizer.groups.match=c")),
-             StartsWith("--set optimizer.groups.match=c: optimizer.groups is a list of tables: give all of it"));
+  CHECK_THAT(
+      refusal(file, with("optimizer.groups.match=c")),
+      StartsWith("--set optimizer.groups.match=c: optimizer.groups is a list of tables: give all of it"));
 }
 
 TEST_CASE("what only one optimizer has is refused with another") {
   const Folder folder;
-  check(folder,
-        {{"[optimizer]\nmuon_momentum = 0.9\n",
-          "job.toml:2:17: optimizer.muon_momentum: acts only with optimizer.name = muon",
-          {"\"adamw\""}},
-         {"[optimizer]\nname = 'lion'\neps = 1e-7\n",
-          "job.toml:3:7: optimizer.eps: acts only with optimizer.name = adamw or muon",
-          {"\"lion\""}},
-         {"[optimizer]\nname = 'sgd'\n", "job.toml:2:8: optimizer.name: \"sgd\" is not a valid value", {"adamw, muon, lion"}}});
+  check(folder, {{"[optimizer]\nmuon_momentum = 0.9\n",
+                  "job.toml:2:17: optimizer.muon_momentum: acts only with optimizer.name = muon",
+                  {"\"adamw\""}},
+                 {"[optimizer]\nname = 'lion'\neps = 1e-7\n",
+                  "job.toml:3:7: optimizer.eps: acts only with optimizer.name = adamw or muon",
+                  {"\"lion\""}},
+                 {"[optimizer]\nname = 'sgd'\n",
+                  "job.toml:2:8: optimizer.name: \"sgd\" is not a valid value",
+                  {"adamw, muon, lion"}}});
 }

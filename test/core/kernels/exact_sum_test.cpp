@@ -64,7 +64,8 @@ double sum_in_parts(const Tensor& buffer, const std::vector<int64_t>& begins) {
 TEST_CASE("what float64 can hold comes back as it was", "[exact_sum]") {
   for (const double value : squares(2000, -149, 127)) REQUIRE(sum_of({value}).rounded() == value);
   const double smallest = std::ldexp(1.0, -298), largest = static_cast<double>(FLT_MAX) * FLT_MAX;
-  for (const double value : {0.0, smallest, 3 * smallest, largest, 1024 * largest, 1.0, 0x1.fffffffffffffp52}) {
+  for (const double value :
+       {0.0, smallest, 3 * smallest, largest, 1024 * largest, 1.0, 0x1.fffffffffffffp52}) {
     CHECK(sum_of({value}).rounded() == value);
   }
   CHECK(ExactSum().rounded() == 0);

@@ -42,13 +42,15 @@ TEST_CASE("lion is the paper's formula, element by element", "[kernels]") {
   const int64_t threads = GENERATE(1, 2), size = GENERATE(1, 7, 203, 70001);
   at::set_num_threads(static_cast<int>(threads));
   Values v(size);
-  const kernels::LionArgs args{.lr = 1e-2, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.3, .grad_scale = 0.5};
+  const kernels::LionArgs args{
+      .lr = 1e-2, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.3, .grad_scale = 0.5};
   const Tensor g = v.grad.to(at::kDouble) * 0.5, m = v.average.to(at::kDouble), w = v.weight.to(at::kDouble);
   const Tensor before_weight = v.weight.clone(), before_average = v.average.clone();
   const kernels::LionPrevious previous{at::empty_like(v.weight), at::empty_like(v.weight)};
   Tensor weight = v.weight.clone(), average = v.average.clone();
   kernels::lion(v.weight, v.grad, v.average, v.rounded, args, previous);
-  CHECK((v.weight - (w * (1 - 1e-2 * 0.3) - 1e-2 * (m * 0.8 + g * 0.2).sign())).abs().max().item<double>() < 1e-6);
+  CHECK((v.weight - (w * (1 - 1e-2 * 0.3) - 1e-2 * (m * 0.8 + g * 0.2).sign())).abs().max().item<double>() <
+        1e-6);
   CHECK((v.average - (m * 0.95 + g * 0.05)).abs().max().item<double>() < 1e-6);
   CHECK(same_bits(v.rounded, v.weight.to(at::kBFloat16)));
   CHECK(same_bits(previous.weight, before_weight));
