@@ -22,7 +22,7 @@ std::string in_units(int64_t bytes) {
 }  // namespace
 
 int check(const JobArguments& arguments) {
-  const Plan plan = load_plan(arguments.config, arguments.set);
+  const Plan plan = load_plan(arguments.config, arguments.set, arguments.world);
   const config::JobConfig& job = plan.job;
   const int64_t rows = job.train.micro_batch_size * job.train.seq_len;
 

@@ -227,7 +227,7 @@ void add_train(std::vector<Option>& options) {
       .between(1, max_size);
   train
       .add("grad_accum_steps", &TrainSection::grad_accum_steps,
-           "Microbatches of a step, taken by each dp_replicate rank: a step sees dp_replicate * "
+           "Microbatches of a step, taken by each data rank: a step sees dp_replicate * dp_shard * "
            "grad_accum_steps * micro_batch_size samples.")
       .between(1, max_size);
   train
