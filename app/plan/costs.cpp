@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "app/plan/measured_costs.h"
@@ -81,6 +82,8 @@ schedule::Costs simulation_costs(const models::CostModel& model, const pipeline:
     }
   }
   if (costs.latency.empty()) costs.latency = {0};
+  const auto nothing = [](const schedule::ExchangeCost& cost) { return cost.gather + cost.reduce == 0; };
+  if (std::ranges::all_of(costs.exchange, nothing)) costs.exchange.clear();
   return costs;
 }
 

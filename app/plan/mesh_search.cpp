@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <tuple>
 
 #include "app/plan/layout_model.h"
@@ -27,6 +28,7 @@ constexpr size_t ranked = 10;                 // meshes
 constexpr int64_t largest_microbatch = 64;    // samples
 constexpr int64_t most_actions = 40'000'000;  // simulated in the search for the best, a few seconds' work
 constexpr int64_t most_exact_actions = 2'000'000;  // of a step that is predicted whole
+constexpr size_t tries_of_family = 6;  // layouts of a combination of axes that none of the best has
 constexpr double never = std::numeric_limits<double>::infinity();
 
 // A layout with what it takes at least, and what is known of it.
@@ -108,6 +110,7 @@ class MeshSearcher {
   // --- simulating
   void find_best();
   void cover_families();
+  bool simulate_until_one_fits(std::span<const size_t> layouts);
   void try_neighbours(size_t best);
   void simulate(size_t layout);
   double worst_ranked() const;
@@ -223,23 +226,33 @@ void MeshSearcher::find_best() {
   }
 }
 
-// Of every combination of axes at least one mesh that fits, or the leanest few.
+// Of every combination of axes a mesh that fits: of those that may be fast, else of the leanest. A few of
+// each.
 void MeshSearcher::cover_families() {
-  std::map<std::string, int> tries;
+  std::map<std::string, std::vector<size_t>> families;
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    if (layouts_[i].has_room) families[axes_of(layouts_[i].layout.mesh)].push_back(i);
+  }
   std::set<std::string> fit;
   for (const Found& found : found_) {
     if (found.fits) fit.insert(axes_of(layouts_[found.layout].layout.mesh));
   }
-  for (size_t i = 0; i < layouts_.size(); ++i) {
-    const std::string family = axes_of(layouts_[i].layout.mesh);
-    if (fit.contains(family) || !layouts_[i].has_room || tries[family] == 4) continue;
-    ++tries[family];
+  for (auto& [family, layouts] : families) {
+    if (fit.contains(family) || simulate_until_one_fits(layouts)) continue;
+    std::ranges::stable_sort(layouts, {}, [&](size_t i) { return layouts_[i].bytes.total(); });
+    simulate_until_one_fits(layouts);
+  }
+}
+
+bool MeshSearcher::simulate_until_one_fits(std::span<const size_t> layouts) {
+  for (const size_t layout : layouts.first(std::min(layouts.size(), tries_of_family))) {
     const size_t before = found_.size();
-    simulate(i);
+    simulate(layout);
     if (std::any_of(found_.begin() + static_cast<std::ptrdiff_t>(before), found_.end(),
                     [](const Found& found) { return found.fits; }))
-      fit.insert(family);
+      return true;
   }
+  return false;
 }
 
 // The best's mesh with one thing changed.

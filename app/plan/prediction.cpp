@@ -154,8 +154,10 @@ Prediction predict(const Plan& plan, const models::CostModel& costs) {
 std::vector<ExchangeTime> exchange_times(const Plan& plan, const models::CostModel& costs,
                                          const Prediction& prediction) {
   std::vector<ExchangeTime> times = times_on_wires(plan, costs);
-  times.push_back(times_of_weights(plan, prediction));
-  times.push_back(times_of_gradients(plan, prediction));
+  if (!prediction.costs.exchange.empty()) {
+    times.push_back(times_of_weights(plan, prediction));
+    times.push_back(times_of_gradients(plan, prediction));
+  }
   times.push_back(times_between_stages(plan, prediction));
   std::erase_if(times, [](const ExchangeTime& time) { return time.total <= 0; });
   return times;

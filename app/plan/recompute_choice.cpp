@@ -96,6 +96,11 @@ class RecomputeChooser {
 
 }  // namespace
 
+RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget) {
+  models::FootprintCache dry_runs(plan.model);
+  return choose_recompute(std::move(plan), std::move(predicted), source, budget, dry_runs);
+}
+
 RecomputeChoice choose_recompute(Plan plan, Prediction predicted, const CostSource& source, double budget,
                                  models::FootprintCache& dry_runs) {
   return RecomputeChooser(std::move(plan), std::move(predicted), source, budget, dry_runs).run();

@@ -252,3 +252,26 @@ TEST_CASE("costs from a run's trace give back its own times") {
   CHECK_THROWS_AS(app::read_trace(changed("\"layers_per_stage\":[2,2]", "\"layers_per_stage\":[2,3]")),
                   UsageError);
 }
+
+TEST_CASE("costs from a trace of one mesh predict another") {
+  const TemporaryFolder folder;
+  const Overrides job = {"train.grad_accum_steps=4", "train.steps=5", "train.seq_len=64"};
+  run_small_job(small_job_text(), folder.path() / "run",
+                with(job, {"distributed.dp_replicate=2", "profile.trace=true"}));
+  const std::string trace_path = (folder.path() / "run/trace.json").string();
+  const app::TraceSummary trace = app::read_trace(trace_path);
+  CHECK(trace.run.dp_replicate == 2);
+  REQUIRE(trace.ranks.size() == 2);
+  REQUIRE(trace.stages.size() == 1);
+  const app::Plan plan = plan_with(with(job, {"distributed.pp=2", "distributed.pp_costs=" + trace_path}));
+  const CostSource source = app::make_cost_source(plan, trace_path);
+  const schedule::Costs costs = app::predict(plan, source).costs;
+  // A cut between stages costs a little itself.
+  CHECK(costs.stages[0].forward + costs.stages[1].forward ==
+        Approx(trace.stages[0].at("forward")).epsilon(0.02));
+  CHECK(costs.stages[0].backward + costs.stages[1].backward ==
+        Approx(trace.stages[0].at("backward")).epsilon(0.02));
+  // The optimizer's time is of the parameters that a rank steps: here all of them, on two stages half each.
+  const app::Prediction p = app::predict(plan, source);
+  CHECK(p.optimizer_time[0] + p.optimizer_time[1] == Approx(trace.phases.at("optimizer")).epsilon(1e-6));
+}
