@@ -106,6 +106,34 @@ class Grid {
   int equal_bits_ = 0;
 };
 
+// One step on each mesh in turn, from the checkpoint that the mesh before it left.
+void check_relay(bool experts, const std::vector<mesh::MeshShape>& meshes, const std::string& schedule) {
+  const std::string text = test::grid_job_text(experts);
+  const test::TemporaryFolder folder;
+  GridJob job{.mesh = meshes.front()};
+  const auto steps = [](size_t count) -> Overrides {
+    return {fmt::format("train.steps={}", count), "lr_schedule.name=constant", "checkpoint.resume=auto"};
+  };
+  const test::JobResult whole = test::run_small_job(
+      text, folder.path() / "whole", test::with(job.common(), job.one_rank(), steps(meshes.size())));
+  const fs::path run_dir = folder.path() / "relay";
+  for (size_t step = 0; step < meshes.size(); ++step) {
+    job.mesh = meshes[step];
+    job.schedule = job.mesh.pp > 1 ? schedule : "1f1b";
+    CAPTURE(job.name());
+    const test::JobResult result =
+        test::run_small_job(text, run_dir, test::with(job.common(), job.layout(), steps(step + 1)));
+    REQUIRE(result.exit_code == 0);
+  }
+  const auto relay = steps_of(test::read_result(run_dir, 0)), expected = steps_of(whole);
+  REQUIRE(relay.size() == meshes.size());
+  for (size_t step = 0; step < meshes.size(); ++step) {
+    CAPTURE(step);
+    CHECK(relative_difference(relay[step], expected[step], "loss") <= 1e-5);
+    CHECK(relative_difference(relay[step], expected[step], "grad_norm") <= 1e-4);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("a dense model on every legal mesh of up to eight ranks", "[dense]") {
@@ -122,4 +150,24 @@ TEST_CASE("a model with experts on every legal mesh of up to eight ranks", "[exp
   REQUIRE(jobs.size() > 120);
   for (const GridJob& job : jobs) grid.check(job);
   CHECK(grid.equal_bits() > 5);
+}
+
+TEST_CASE("a run goes on from the checkpoint of any other mesh", "[dense]") {
+  check_relay(false,
+              {{.dp_shard = 2, .tp = 4},
+               {.pp = 2, .dp_replicate = 2, .cp = 2},
+               {.dp_shard = 2, .cp = 4},
+               {.pp = 2, .dp_shard = 2, .tp = 2},
+               {.dp_replicate = 2}},
+              "zbv");
+}
+
+TEST_CASE("a run with experts goes on from the checkpoint of any other mesh", "[experts]") {
+  check_relay(true,
+              {{.dp_shard = 2, .tp = 4, .ep = 8},
+               {.pp = 2, .dp_replicate = 2, .cp = 2},
+               {.dp_shard = 2, .cp = 4, .ep = 2},
+               {.pp = 2, .dp_shard = 2, .tp = 2, .ep = 4},
+               {.dp_replicate = 2}},
+              "zb_h1");
 }
