@@ -1,20 +1,37 @@
 #include "models/block.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <utility>
 
+#include "core/base/error.h"
 #include "core/nn/swiglu.h"
 
 namespace pptrain::models {
 
+// Experts take a rank's own rows, outside of the region of tensor-parallel ranks.
 Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
-             const Seams& seams)
+             const Seams& seams, nn::ParameterGroup* experts)
     : recompute_(config.recompute),
       attention_norm_(group, name + ".attn_norm", config.attention.hidden, config.norm_eps,
                       seams.region->cut()),
       attention_(group, name + ".attn", config.attention, seams.attention, seams.region),
-      mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps, seams.region->cut()),
-      mlp_(std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
-                                        config.mlp_bias, config.init_std, config.init_std, seams.region)) {}
+      mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps, seams.region->cut()) {
+  if (!config.experts) {
+    mlp_ = std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
+                                        config.mlp_bias, config.init_std, config.init_std, seams.region);
+    return;
+  }
+  if (experts == nullptr) throw Error(fmt::format("{} has experts, but no group for them", name));
+  nn::ExpertsConfig own = *config.experts;
+  if (!seams.region->alone()) {
+    own.router.copies = nn::Copies::tp;
+    own.router.counted = seams.region->cut().rank == 0;
+  }
+  auto mlp = std::make_unique<nn::Experts>(group, *experts, name + ".mlp", own, seams.experts);
+  experts_ = mlp.get();
+  mlp_ = std::move(mlp);
+}
 
 void Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);

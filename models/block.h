@@ -4,10 +4,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/nn/attention.h"
+#include "core/nn/experts.h"
 #include "core/nn/feed_forward.h"
 #include "core/nn/parameter.h"
 #include "core/nn/rms_norm.h"
@@ -22,6 +24,7 @@ struct BlockConfig {
   nn::AttentionConfig attention;
   int64_t intermediate = 0;
   bool mlp_bias = false;
+  std::optional<nn::ExpertsConfig> experts = std::nullopt;  // in the place of the MLP
   double norm_eps = 1e-6;
   double init_std = 0.02;
   Recompute recompute = Recompute::none;
@@ -44,9 +47,11 @@ class Block {
     std::unique_ptr<nn::FeedForward::Saved> mlp;  // null where it holds nothing
   };
 
-  // Declares `<name>.attn_norm.weight`, `<name>.attn.*`, `<name>.mlp_norm.weight` and `<name>.mlp.*`.
+  // Declares `<name>.attn_norm.weight`, `<name>.attn.*`, `<name>.mlp_norm.weight` and `<name>.mlp.*`; of
+  // these
+  // `<name>.mlp.experts.*` in `experts`, which a block without experts does not need.
   Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
-        const Seams& seams = {});
+        const Seams& seams = {}, nn::ParameterGroup* experts = nullptr);
 
   // Reuses the memory of in.delta; keeps in.stream where there is no delta. `saved` is left without what the
   // recompute policy drops.
@@ -57,6 +62,9 @@ class Block {
   // queue dy stays in use until the queue has run.
   at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,
                             nn::WeightGradQueue& queue);
+
+  // Router::take_loads of a block with experts; undefined without.
+  at::Tensor take_loads() { return experts_ == nullptr ? at::Tensor() : experts_->router().take_loads(); }
 
  private:
   // The forward pass up to the last product: all that fills `saved`.
@@ -71,6 +79,7 @@ class Block {
   nn::Attention attention_;
   nn::RmsNorm mlp_norm_;
   std::unique_ptr<nn::FeedForward> mlp_;
+  nn::Experts* experts_ = nullptr;  // mlp_, where it is that
 };
 
 // Every tensor that `saved` holds; some share memory, some are undefined.

@@ -9,18 +9,24 @@ namespace pptrain::models {
 namespace {
 
 // Declares the whole model's parameters, without memory, and sums the elements of those that `counts`
-// accepts.
+// accepts: all elements, or with `active` those that one token meets, which goes through a few of each
+// layer's experts.
 template <typename Counts>
-int64_t sum_of_sizes(const ModelConfig& model, const Counts& counts) {
+int64_t sum_of_sizes(const ModelConfig& model, bool active, const Counts& counts) {
   TransformerStage whole(model, {.index = 0,
                                  .first_layer = 0,
                                  .end_layer = static_cast<int>(model.layers),
                                  .embedding = true,
                                  .head = true});
   int64_t sum = 0;
-  for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
-    if (counts(*spec))
-      sum += std::accumulate(spec->shape.begin(), spec->shape.end(), int64_t{1}, std::multiplies<>());
+  for (const nn::ParameterGroup& group : whole.parameters().groups()) {
+    int64_t elements = 0;
+    for (const nn::ParameterSpec* spec : group.specs()) {
+      if (counts(*spec))
+        elements += std::accumulate(spec->shape.begin(), spec->shape.end(), int64_t{1}, std::multiplies<>());
+    }
+    const bool few = active && group.spread() == nn::Spread::experts;
+    sum += few ? elements / model.sparse.experts * model.sparse.chosen : elements;
   }
   return sum;
 }
@@ -28,13 +34,14 @@ int64_t sum_of_sizes(const ModelConfig& model, const Counts& counts) {
 }  // namespace
 
 int64_t parameter_count(const ModelConfig& model) {
-  return sum_of_sizes(
-      model, [&](const nn::ParameterSpec& spec) { return !(model.tied && spec.role == nn::Role::head); });
+  return sum_of_sizes(model, /*active=*/false, [&](const nn::ParameterSpec& spec) {
+    return !(model.tied && spec.role == nn::Role::head) && spec.role != nn::Role::balance;
+  });
 }
 
 double flops_per_token(const ModelConfig& model, int64_t seq) {
-  const int64_t products = sum_of_sizes(model, [](const nn::ParameterSpec& spec) {
-    return spec.role == nn::Role::matrix || spec.role == nn::Role::head;
+  const int64_t products = sum_of_sizes(model, /*active=*/true, [](const nn::ParameterSpec& spec) {
+    return spec.role == nn::Role::matrix || spec.role == nn::Role::head || spec.role == nn::Role::router;
   });
   return 6 * static_cast<double>(products) +
          6 * static_cast<double>(model.layers * seq * model.heads * model.head_dim);

@@ -3,24 +3,36 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 
+#include "core/kernels/context_plan.h"
 #include "core/kernels/dry_run.h"
 #include "parallel/comm/dry/dry_communicator.h"
 
 namespace pptrain::models {
 namespace {
 
+// Of the first context-parallel rank.
 data::Microbatch meta_microbatch(const BatchShape& batch) {
   const auto meta = at::TensorOptions().device(at::kMeta);
-  return {.tokens = at::empty({batch.tokens()}, meta.dtype(at::kLong)),
-          .labels = at::empty({batch.tokens()}, meta.dtype(at::kLong)),
-          .positions = at::empty({batch.tokens()}, meta.dtype(at::kInt)),
-          .segments = kernels::equal_segments(batch.documents, batch.length, at::kMeta),
-          .targets = batch.tokens(),
-          .global_tokens = batch.tokens() * batch.parallel.batch,
-          .global_targets = batch.tokens() * batch.parallel.batch};
+  data::Microbatch data{.tokens = {},
+                        .labels = {},
+                        .positions = {},
+                        .segments = kernels::equal_segments(batch.documents, batch.length, at::kMeta),
+                        .targets = batch.tokens(),
+                        .global_tokens = batch.tokens() * batch.parallel.batch,
+                        .global_targets = batch.tokens() * batch.parallel.batch};
+  if (batch.parallel.cp > 1) {
+    data.context = std::make_shared<const kernels::ContextSplit>(kernels::split_rows(
+        order_of(batch.parallel.cp_kind), batch.documents, batch.length, batch.parallel.cp, 0));
+  }
+  data.tokens = at::empty({data.token_count()}, meta.dtype(at::kLong));
+  data.labels = at::empty({data.token_count()}, meta.dtype(at::kLong));
+  data.positions = at::empty({data.token_count()}, meta.dtype(at::kInt));
+  return data;
 }
 
 // The groups of a rank that is alone with its tensors.
@@ -172,7 +184,10 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
 }  // namespace
 
 Footprints::Kind Footprints::kind_of(const StageSlice& slice) const {
-  return {slice.end_layer - slice.first_layer, slice.embedding, slice.head};
+  std::vector<bool> sparse;
+  for (int layer = slice.first_layer; layer < slice.end_layer; ++layer)
+    sparse.push_back(model_.sparse.contains(layer));
+  return {std::move(sparse), slice.embedding, slice.head};
 }
 
 const StageFootprint& Footprints::of(const StageSlice& slice) const {

@@ -93,7 +93,8 @@ class Footprints {
  public:
   Footprints(const ModelConfig& model, const BatchShape& batch) : model_(model), batch_(batch) {}
 
-  using Kind = std::tuple<int, bool, bool>;  // layers, embedding, head: where they begin changes nothing
+  // Which layers have experts, embedding, head: where they begin changes nothing else.
+  using Kind = std::tuple<std::vector<bool>, bool, bool>;
 
   const StageFootprint& of(const StageSlice& slice) const;
   Kind kind_of(const StageSlice& slice) const;  // stages of one kind have one footprint

@@ -51,6 +51,20 @@ bool HfJson::flag(const char* key, bool fallback) const {
   return object_.at(key).get<bool>();
 }
 
+std::vector<int64_t> HfJson::integers(const char* key) const {
+  std::vector<int64_t> result;
+  if (!has(key)) return result;
+  const nlohmann::json& list = object_.at(key);
+  if (!list.is_array()) wrong(key, "a list of integers");
+  for (const nlohmann::json& value : list) {
+    constexpr int64_t largest = 1 << 28;
+    if (!value.is_number_integer() || value.get<double>() < 0 || value.get<double>() > largest)
+      wrong(key, fmt::format("a list of integers from 0 to {}", largest));
+    result.push_back(value.get<int64_t>());
+  }
+  return result;
+}
+
 std::string HfJson::text(const char* key, const std::string& fallback) const {
   if (!has(key)) return fallback;
   if (!object_.at(key).is_string()) wrong(key, "a string");

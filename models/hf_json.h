@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace pptrain::models {
 
@@ -22,6 +23,7 @@ class HfJson {
   double number(const char* key, double fallback) const;
   double positive(const char* key, double fallback) const;
   bool flag(const char* key, bool fallback) const;
+  std::vector<int64_t> integers(const char* key) const;  // from 0; empty where absent
   std::string text(const char* key, const std::string& fallback) const;
   HfJson object(const char* key) const;  // required
 

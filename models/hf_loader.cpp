@@ -4,10 +4,14 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <charconv>
+#include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/io/hf_checkpoint.h"
@@ -27,41 +31,92 @@ std::optional<int> layer_of(std::string_view global) {
   return layer;
 }
 
+// What this stage would hold if it held all experts. A parameter of another rank's experts is known too.
+std::set<std::string, std::less<>> known_names(TransformerStage& stage) {
+  std::set<std::string, std::less<>> names;
+  for (const nn::ParameterSpec* spec : stage.parameters().specs()) names.insert(spec->name);
+  return names;
+}
+
+bool is_another_ranks_expert(const ModelConfig& model, int layer, std::string_view global) {
+  const auto expert = fused_expert(global);
+  return expert && global.ends_with(".weight") && model.sparse.contains(layer) &&
+         expert->expert < model.sparse.experts;
+}
+
 // A weight that the file has and the model lacks (a bias, most likely) would give wrong results without a
 // word.
 void refuse_left_over(TransformerStage& stage, std::span<const WeightName> names,
                       const io::HfCheckpoint& checkpoint) {
+  const auto known = known_names(stage);
   for (const std::string& name : checkpoint.names()) {
     const auto global = global_name(names, name);
     const auto layer = global ? layer_of(*global) : std::nullopt;
     if (layer && *layer >= stage.slice().first_layer && *layer < stage.slice().end_layer &&
-        stage.parameters().find(*global) == nullptr) {
+        !known.contains(*global) && !is_another_ranks_expert(stage.model(), *layer, *global)) {
       throw Error(
           fmt::format("{}: tensor {} has no place in this {} model: do its config.json and [model] describe "
-                      "these weights (biases, q_norm and k_norm)?",
+                      "these weights (biases, q_norm and k_norm, experts)?",
                       checkpoint.folder().string(), name, stage.model().arch));
     }
   }
 }
 
+// A parameter's values in the mapped file, and the name of the tensor that they lie in.
+struct Stored {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// Of a tensor of all experts.
+std::optional<Stored> find_fused(const io::HfCheckpoint& checkpoint, const nn::ParameterSpec& spec,
+                                 int64_t experts) {
+  const auto fused = fused_expert(spec.name);
+  if (!fused || !checkpoint.contains(fused->hf)) return std::nullopt;
+  const at::Tensor all = checkpoint.tensor(fused->hf);
+  const int64_t rows = spec.shape.front();
+  const int64_t expected[] = {experts, rows * fused->parts, spec.shape.back()};
+  if (all.sizes() != at::IntArrayRef(expected)) {
+    throw Error(fmt::format("{}: tensor {} has shape [{}], but this model's experts have [{}]",
+                            checkpoint.folder().string(), fused->hf, fmt::join(all.sizes(), ", "),
+                            fmt::join(expected, ", ")));
+  }
+  return Stored{fused->hf, all[fused->expert].narrow(0, fused->part * rows, rows)};
+}
+
+Stored find_stored(const io::HfCheckpoint& checkpoint, std::span<const WeightName> names,
+                   const nn::ParameterSpec& spec, const ModelConfig& model) {
+  const std::vector<std::string> candidates = hf_names(names, spec.name, model.tied);
+  for (const std::string& name : candidates) {
+    if (checkpoint.contains(name)) return {name, checkpoint.tensor(name)};
+  }
+  if (auto fused = find_fused(checkpoint, spec, model.sparse.experts)) return *std::move(fused);
+  return {candidates.front(), checkpoint.tensor(candidates.front())};  // which says that it is missing
+}
+
+void check_stored(const io::HfCheckpoint& checkpoint, const Stored& stored, const nn::ParameterSpec& spec) {
+  const std::string folder = checkpoint.folder().string();
+  if (stored.tensor.sizes() != at::IntArrayRef(spec.shape)) {
+    throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]", folder,
+                            stored.name, fmt::join(stored.tensor.sizes(), ", "), spec.name,
+                            fmt::join(spec.shape, ", ")));
+  }
+  if (!stored.tensor.is_floating_point())
+    throw Error(fmt::format("{}: tensor {} does not hold floating-point numbers", folder, stored.name));
+}
+
 }  // namespace
 
+// Biases that balance experts are in no Hugging Face directory: they start at zero.
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir) {
   const io::HfCheckpoint checkpoint(hf_dir);
   const std::span<const WeightName> names = find_architecture(stage.model().arch).weights;
   refuse_left_over(stage, names, checkpoint);
   for (nn::Slice* slice : stage.parameters().slices()) {
-    const std::string name = hf_name(names, slice->spec.name, stage.tied());
-    const at::Tensor stored = checkpoint.tensor(name);
-    if (stored.sizes() != at::IntArrayRef(slice->spec.shape)) {
-      throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]", hf_dir.string(),
-                              name, fmt::join(stored.sizes(), ", "), slice->spec.name,
-                              fmt::join(slice->spec.shape, ", ")));
-    }
-    if (!stored.is_floating_point()) {
-      throw Error(fmt::format("{}: tensor {} does not hold floating-point numbers", hf_dir.string(), name));
-    }
-    nn::copy_slice(stored, slice->shape, slice->master);
+    if (slice->spec.role == nn::Role::balance) continue;
+    const Stored stored = find_stored(checkpoint, names, slice->spec, stage.model());
+    check_stored(checkpoint, stored, slice->spec);
+    nn::copy_slice(stored.tensor, slice->shape, slice->master);
   }
   stage.parameters().refresh_compute();
 }

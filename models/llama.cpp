@@ -18,7 +18,7 @@ void read_hf(const HfJson& json, config::ModelSection& model) {
 
 }  // namespace
 
-BlockConfig llama_block(const ModelConfig& model) {
+BlockConfig llama_block(const ModelConfig& model, int64_t /*layer*/) {
   return {.attention = {.hidden = model.hidden,
                         .heads = model.heads,
                         .kv_heads = model.kv_heads,
@@ -33,6 +33,23 @@ BlockConfig llama_block(const ModelConfig& model) {
           .mlp_bias = model.mlp_bias,
           .norm_eps = model.norm_eps,
           .init_std = model.initializer_range};
+}
+
+BlockConfig sparse_block(const ModelConfig& model, int64_t layer) {
+  BlockConfig config = llama_block(model, layer);
+  const SparseLayers& sparse = model.sparse;
+  if (!sparse.contains(layer)) return config;
+  config.experts = {.router = {.hidden = model.hidden,
+                               .experts = sparse.experts,
+                               .chosen = sparse.chosen,
+                               .normalise = sparse.normalise,
+                               .init_std = model.initializer_range,
+                               .balance_loss = sparse.balance_loss,
+                               .z_loss = sparse.z_loss,
+                               .balance_bias = sparse.bias_rate > 0},
+                    .intermediate = sparse.intermediate,
+                    .init_std = model.initializer_range};
+  return config;
 }
 
 constinit const Architecture llama = {.name = "llama",

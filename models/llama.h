@@ -2,12 +2,16 @@
 // the one that others change.
 #pragma once
 
+#include <cstdint>
+
 #include "models/block.h"
 #include "models/model_config.h"
 
 namespace pptrain::models {
 
 // attention_bias gives q, k, v and o a bias each.
-BlockConfig llama_block(const ModelConfig& model);
+BlockConfig llama_block(const ModelConfig& model, int64_t layer);
+// The same, with experts in the place of the MLP where the layer is sparse.
+BlockConfig sparse_block(const ModelConfig& model, int64_t layer);
 
 }  // namespace pptrain::models

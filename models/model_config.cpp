@@ -30,10 +30,15 @@ void set_rope_scaling(const config::RopeScaling& scaling, ModelConfig& model) {
   }
 }
 
+// Where the intermediate size acts: mixtral's is that of its experts.
+bool has_dense_layers(const config::ModelSection& m) {
+  return m.arch != "qwen3_moe" || m.decoder_sparse_step > 1 || !m.mlp_only_layers.empty();
+}
+
 void check_sizes(const config::ModelSection& m, const config::ReportConflict& report) {
   const std::pair<const char*, int64_t> sizes[] = {
       {"model.hidden_size", m.hidden_size},
-      {"model.intermediate_size", m.intermediate_size},
+      {"model.intermediate_size", has_dense_layers(m) ? m.intermediate_size : 1},
       {"model.num_hidden_layers", m.num_hidden_layers},
       {"model.num_attention_heads", m.num_attention_heads},
       {"model.vocab_size", m.vocab_size},
@@ -47,6 +52,47 @@ void check_sizes(const config::ModelSection& m, const config::ReportConflict& re
       report({option, "model.hf_dir"}, text);
     }
   }
+}
+
+void require_size(const config::ModelSection& m, std::string_view option, int64_t size,
+                  const config::ReportConflict& report) {
+  if (size > 0) return;
+  report({option, "model.arch"},
+         fmt::format("is required for {} where there is no model.hf_dir: give an integer above 0", m.arch));
+}
+
+void check_experts(const config::ModelSection& m, const config::ReportConflict& report) {
+  if (m.arch != "qwen3_moe" && m.arch != "mixtral") return;
+  require_size(m, "model.num_experts", m.num_experts, report);
+  require_size(m, "model.num_experts_per_tok", m.num_experts_per_tok, report);
+  if (m.arch == "qwen3_moe") require_size(m, "model.moe_intermediate_size", m.moe_intermediate_size, report);
+  if (m.num_experts > 0 && m.num_experts_per_tok > m.num_experts) {
+    report({"model.num_experts_per_tok", "model.num_experts", "model.hf_dir"},
+           fmt::format("num_experts_per_tok = {} is above num_experts = {}", m.num_experts_per_tok,
+                       m.num_experts));
+  }
+  for (const int64_t layer : m.mlp_only_layers) {
+    if (m.num_hidden_layers > 0 && layer >= m.num_hidden_layers) {
+      report({"model.mlp_only_layers", "model.num_hidden_layers"},
+             fmt::format("mlp_only_layers names layer {}, but there are {}, counted from 0", layer,
+                         m.num_hidden_layers));
+      return;
+    }
+  }
+}
+
+SparseLayers sparse_layers(const config::ModelSection& m) {
+  if (m.num_experts == 0) return {};
+  const bool mixtral = m.arch == "mixtral";
+  return {.experts = m.num_experts,
+          .chosen = m.num_experts_per_tok,
+          .intermediate = mixtral ? m.intermediate_size : m.moe_intermediate_size,
+          .normalise = mixtral || m.norm_topk_prob,
+          .step = m.decoder_sparse_step,
+          .dense = m.mlp_only_layers,
+          .balance_loss = m.router_aux_loss_coef,
+          .z_loss = m.router_z_loss_coef,
+          .bias_rate = m.router_bias_update_rate};
 }
 
 void check_heads(const config::ModelSection& m, const config::ReportConflict& report) {
@@ -114,6 +160,7 @@ const char* to_string(Recompute recompute) {
 void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report) {
   check_sizes(section, report);
   check_heads(section, report);
+  check_experts(section, report);
   if (const auto check = find_architecture(section.arch).check) check(section, report);
   check_positions(section, seq_len, report);
   if (section.num_key_value_heads == 0) section.num_key_value_heads = section.num_attention_heads;
@@ -148,6 +195,7 @@ ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_l
       .tied = finished.tie_word_embeddings,
       .attention_bias = finished.attention_bias,
       .mlp_bias = finished.mlp_bias,
+      .sparse = sparse_layers(finished),
   };
   set_rope_scaling(finished.rope_scaling, model);
   return model;

@@ -1,16 +1,34 @@
 // A model's sizes as plain values, checked once; what layers, counts and loaders take.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
 #include "core/nn/rope.h"
 
 namespace pptrain::models {
+
+// Which layers have experts, and what these are.
+struct SparseLayers {
+  int64_t experts = 0;  // of each; 0: no layer is sparse
+  int64_t chosen = 0;   // experts of each token
+  int64_t intermediate = 0;
+  bool normalise = false;      // the chosen ones' probabilities
+  int64_t step = 1;            // layer i, counted from 1, where the step divides i
+  std::vector<int64_t> dense;  // except these, counted from 0
+  double balance_loss = 0, z_loss = 0;
+  double bias_rate = 0;  // 0: no bias
+
+  bool contains(int64_t layer) const {
+    return experts > 0 && (layer + 1) % step == 0 && std::ranges::find(dense, layer) == dense.end();
+  }
+};
 
 struct ModelConfig {
   std::string arch;  // a name in the registry
@@ -30,6 +48,7 @@ struct ModelConfig {
   bool tied = false;
   bool attention_bias = false;
   bool mlp_bias = false;
+  SparseLayers sparse = {};
 };
 
 // What a stage does not keep from F to the backward pass, but computes again there, from least to most. The

@@ -7,8 +7,8 @@
 namespace pptrain::models {
 namespace {
 
-BlockConfig block(const ModelConfig& model) {
-  BlockConfig config = llama_block(model);
+BlockConfig block(const ModelConfig& model, int64_t layer) {
+  BlockConfig config = llama_block(model, layer);
   config.attention.qk_norm = true;
   return config;
 }

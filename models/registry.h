@@ -16,13 +16,13 @@ class HfJson;
 
 // All that is said of one architecture.
 struct Architecture {
-  std::string_view name;           // model.arch
-  std::string_view hf_model_type;  // config.json's model_type
-  std::string_view hf_class;       // its `architectures`: the class in transformers
-  std::span<const WeightName> weights;
+  std::string_view name;                // model.arch
+  std::string_view hf_model_type;       // config.json's model_type
+  std::string_view hf_class;            // its `architectures`: the class in transformers
+  std::span<const WeightName> weights;  // beside, or instead of, decoder_weights
 
-  // What the architecture fixes.
-  BlockConfig (*block)(const ModelConfig&);
+  // What the architecture fixes, of the layer with this number.
+  BlockConfig (*block)(const ModelConfig&, int64_t layer);
   // Reads what differs from one architecture to the next, with transformers' defaults: kv heads, head_dim,
   // max_position_embeddings, biases. The other sizes are there already. Refuses what is not supported.
   void (*read_hf)(const HfJson& json, config::ModelSection& model);
@@ -33,8 +33,10 @@ struct Architecture {
 // Each is defined in the file of its name.
 extern const Architecture llama;
 extern const Architecture qwen3;
+extern const Architecture qwen3_moe;
+extern const Architecture mixtral;
 
-inline constexpr const Architecture* architectures[] = {&llama, &qwen3};
+inline constexpr const Architecture* architectures[] = {&llama, &qwen3, &qwen3_moe, &mixtral};
 
 // Throws UsageError that lists the known names.
 const Architecture& find_architecture(std::string_view name);

@@ -1,6 +1,11 @@
 #include "models/seams.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include "core/base/error.h"
+#include "parallel/context/ring_attention.h"
+#include "parallel/context/ulysses_attention.h"
+#include "parallel/expert/rank_exchange.h"
 #include "parallel/tensor/tensor_region.h"
 
 namespace pptrain::models {
@@ -13,11 +18,25 @@ bool shared(const comm::Communicator* group) {
 }  // namespace
 
 Seams make_seams(const StageGroups& groups) {
-  if (shared(groups.cp)) throw Error("no seam for context parallelism");
-  if (shared(groups.ep)) throw Error("no seam for expert parallelism");
   Seams seams;
   seams.region = tensor::make_region(groups.tp);
+  if (shared(groups.cp)) {
+    seams.attention = groups.cp_kind == ContextKind::ring ? context::make_ring_attention(*groups.cp)
+                                                          : context::make_ulysses_attention(*groups.cp);
+  }
+  if (shared(groups.ep) || shared(groups.stage))
+    seams.experts = std::make_shared<expert::RankExchange>(groups.ep, groups.stage);
   return seams;
+}
+
+ContextKind parse_context_kind(std::string_view name) {
+  if (name == "ring") return ContextKind::ring;
+  if (name == "ulysses") return ContextKind::ulysses;
+  throw Error(fmt::format("no kind of context parallelism is called \"{}\": ring or ulysses", name));
+}
+
+kernels::ContextOrder order_of(ContextKind kind) {
+  return kind == ContextKind::ring ? kernels::ContextOrder::zigzag : kernels::ContextOrder::contiguous;
 }
 
 }  // namespace pptrain::models

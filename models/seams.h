@@ -3,8 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
+#include "core/kernels/context_plan.h"
 #include "core/nn/attention_product.h"
+#include "core/nn/expert_exchange.h"
 #include "core/nn/region.h"
 #include "parallel/comm/communicator.h"
 
@@ -13,6 +16,12 @@ namespace pptrain::models {
 // How context-parallel ranks share out attention: keys and values travel around a ring of ranks, or heads are
 // exchanged for tokens (Ulysses).
 enum class ContextKind { ring, ulysses };
+
+// By its name in a job, "ring" or "ulysses". Throws Error for others.
+ContextKind parse_context_kind(std::string_view name);
+
+// How rows are cut for it: balanced for the ring, in order for Ulysses, whose ranks see all tokens anyway.
+kernels::ContextOrder order_of(ContextKind kind);
 
 // The groups of this rank that its stages exchange with inside a pass; null where the rank is alone. All must
 // outlive the stages.
@@ -30,6 +39,7 @@ struct Seams {
   // head.
   std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
   std::shared_ptr<nn::AttentionProduct> attention = nn::make_local_attention();
+  std::shared_ptr<const nn::ExpertExchange> experts = std::make_shared<nn::ExpertExchange>();
 };
 
 // Throws Error for a group that has no seam.

@@ -45,6 +45,13 @@ HeldBytes held_bytes(const StageFootprint& stage, const Sharding& sharding) {
   return held;
 }
 
+schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& held) {
+  schedule::StageBytes bytes = stage.bytes();
+  bytes.gathered = held.gathered;
+  bytes.reducing = held.reducing;
+  return bytes;
+}
+
 StageExchange stage_exchange(const StageFootprint& stage, const Sharding& sharding, const MeshLinks& links) {
   StageExchange seconds;
   for (const GroupFootprint& group : stage.groups) {

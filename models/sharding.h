@@ -8,6 +8,7 @@
 #include "models/footprint.h"
 #include "models/mesh_links.h"
 #include "parallel/mesh/device_mesh.h"
+#include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::models {
 
@@ -40,6 +41,9 @@ struct HeldBytes {
 
 // Of a rank's stage. The gaps between parameters, of less than 64 elements each, are left out.
 HeldBytes held_bytes(const StageFootprint& stage, const Sharding& sharding);
+
+// What the stage holds while passes run, as schedule::peak_bytes wants it. `held`: by the same stage.
+schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& held);
 
 // Seconds of exchanging one stage's parameters, all groups of it, once.
 struct StageExchange {

@@ -34,6 +34,21 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
           .head = static_cast<size_t>(index) + 1 == assignment.size()};
 }
 
+template <typename Declare>
+TransformerStage::GroupSpan TransformerStage::declare(const Declare& declare) {
+  const size_t first = store_.groups().size();
+  declare();
+  return {first, store_.groups().size()};
+}
+
+template <typename Body>
+void TransformerStage::with(const GroupSpan& groups, nn::Use use, const Body& body) const {
+  if (access_ == nullptr) return body();
+  for (size_t group = groups.first; group < groups.end; ++group) access_->acquire(group, use);
+  body();
+  for (size_t group = groups.end; group-- > groups.first;) access_->release(group, use);
+}
+
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
                                    const Seams& seams)
     : model_(model), slice_(slice), region_(seams.region) {
@@ -41,26 +56,38 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     throw Error(fmt::format("stage {}: layers [{}, {}) of a model of {} layers", slice.index,
                             slice.first_layer, slice.end_layer, model.layers));
   }
-  BlockConfig block = find_architecture(model.arch).block(model);
-  block.recompute = recompute;
-  if (slice.embedding)
-    embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden, model.initializer_range,
-                       region_);
+  const auto describe = find_architecture(model.arch).block;
+  if (slice.embedding) {
+    embedding_groups_ = declare([&] {
+      embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden,
+                         model.initializer_range, region_);
+    });
+  }
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
   for (int layer = slice.first_layer; layer < slice.end_layer; ++layer) {
+    BlockConfig block = describe(model, layer);
+    block.recompute = recompute;
     const std::string name = fmt::format("layers.{}", layer);
-    blocks_.emplace_back(store_.add_group(name), name, block, seams);
+    block_groups_.push_back(declare([&] {
+      nn::ParameterGroup& group = store_.add_group(name);
+      nn::ParameterGroup* const experts =
+          block.experts ? &store_.add_group(name + ".experts", nn::Spread::experts) : nullptr;
+      blocks_.emplace_back(group, name, block, seams, experts);
+    }));
   }
   if (slice.head) {
     const nn::TensorCut& cut = region_->cut();
-    norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps, cut);
-    head_weight_ = &store_.add_group("head").add({cut.cut({.name = "head.weight",
-                                                           .shape = {model.vocab, model.hidden},
-                                                           .role = nn::Role::head,
-                                                           .init_std = model.initializer_range,
-                                                           .init_name = model.tied ? "embed.weight" : ""},
-                                                          0)});
-    head_.emplace(*head_weight_, model.vocab, region_);
+    norm_groups_ =
+        declare([&] { norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps, cut); });
+    head_groups_ = declare([&] {
+      head_weight_ = &store_.add_group("head").add({cut.cut({.name = "head.weight",
+                                                             .shape = {model.vocab, model.hidden},
+                                                             .role = nn::Role::head,
+                                                             .init_std = model.initializer_range,
+                                                             .init_name = model.tied ? "embed.weight" : ""},
+                                                            0)});
+      head_.emplace(*head_weight_, model.vocab, region_);
+    });
   }
 }
 
@@ -122,7 +149,9 @@ Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input)
       throw Error(fmt::format("stage {}: ids [{}] of a list of {} tokens", slice_.index,
                               fmt::join(data.tokens.sizes(), ", "), data.token_count()));
     }
-    return {.stream = embedding_->forward(data.tokens), .delta = {}};
+    Residual residual;
+    with(embedding_groups_, nn::Use::forward, [&] { residual.stream = embedding_->forward(data.tokens); });
+    return residual;
   }
   const int64_t rows = share(data);
   if (!input.defined() || input.dim() != 2 || input.size(0) != rows || input.size(1) != model_.hidden) {
@@ -136,9 +165,10 @@ Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input)
 Residual TransformerStage::run_blocks(const data::Microbatch& data, at::Tensor input) const {
   const nn::TokenInfo info = info_of(data);
   Residual residual = enter(data, std::move(input));
-  for (const auto& block : blocks_) {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
     Block::Saved dropped;
-    residual = block.forward(std::move(residual), info, dropped);
+    with(block_groups_[i], nn::Use::forward,
+         [&] { residual = blocks_[i].forward(std::move(residual), info, dropped); });
   }
   return residual;
 }
@@ -161,24 +191,36 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
   if (embedding_) record.tokens = data.tokens;
   record.blocks.resize(blocks_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]);
+    with(block_groups_[i], nn::Use::forward,
+         [&] { residual = blocks_[i].forward(std::move(residual), record.info, record.blocks[i]); });
   }
   if (!head_) return sum(std::move(residual));
 
-  nn::RmsNorm::Saved saved;
-  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
-  at::Tensor dh = at::empty_like(normed.y);
-  add_loss(head_->forward_backward(normed.y, data.labels, dh), data.labels);
-  record.dy = norm_->backward(saved, dh, {});
+  with(norm_groups_, nn::Use::backward, [&] {
+    nn::RmsNorm::Saved saved;
+    const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
+    at::Tensor dh = at::empty_like(normed.y);
+    with(head_groups_, nn::Use::backward,
+         [&] { add_loss(head_->forward_backward(normed.y, data.labels, dh), data.labels); });
+    record.dy = norm_->backward(saved, dh, {});
+  });
   return {};
+}
+
+at::Tensor TransformerStage::final_norm(Residual residual) const {
+  at::Tensor y;
+  with(norm_groups_, nn::Use::forward, [&] {
+    nn::RmsNorm::Saved dropped;
+    y = norm_->forward(residual.stream, std::move(residual.delta), dropped).y;
+  });
+  return y;
 }
 
 at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tensor input) {
   Residual residual = run_blocks(data, std::move(input));
   if (!head_) return sum(std::move(residual));
-  nn::RmsNorm::Saved dropped;
-  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
-  add_loss(head_->forward(normed.y, data.labels), data.labels);
+  const at::Tensor normed = final_norm(std::move(residual));
+  with(head_groups_, nn::Use::forward, [&] { add_loss(head_->forward(normed, data.labels), data.labels); });
   return {};
 }
 
@@ -198,10 +240,11 @@ at::Tensor TransformerStage::chosen_rows(const at::Tensor& normed, int64_t token
 at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor input, const at::Tensor& rows) {
   if (!head_)
     throw Error(fmt::format("stage {} has no head: only the last stage gives logits", slice_.index));
-  Residual residual = run_blocks(data, std::move(input));
-  nn::RmsNorm::Saved dropped;
-  const auto normed = norm_->forward(residual.stream, std::move(residual.delta), dropped);
-  return head_->logits(chosen_rows(normed.y, data.token_count(), rows));
+  const at::Tensor normed =
+      chosen_rows(final_norm(run_blocks(data, std::move(input))), data.token_count(), rows);
+  at::Tensor logits;
+  with(head_groups_, nn::Use::forward, [&] { logits = head_->logits(normed); });
+  return logits;
 }
 
 TransformerStage::Record TransformerStage::take_record(int microbatch) {
@@ -213,20 +256,24 @@ TransformerStage::Record TransformerStage::take_record(int microbatch) {
   return std::move(node.mapped());
 }
 
-at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::WeightGradQueue& queue) {
+at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::Use use,
+                                             std::span<nn::WeightGradQueue> queues) {
   at::Tensor grad = head_ ? std::move(record.dy) : std::move(dy);
   for (size_t i = blocks_.size(); i-- > 0;) {
-    grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queue);
+    with(block_groups_[i], use,
+         [&] { grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]); });
   }
   return grad;
 }
 
 at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
   Record record = take_record(microbatch);
-  nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::immediate);
-  at::Tensor grad = backward_blocks(record, std::move(dy), queue);
+  std::vector<nn::WeightGradQueue> queues(blocks_.size(),
+                                          nn::WeightGradQueue(nn::WeightGradQueue::Mode::immediate));
+  at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward, queues);
   if (!embedding_) return grad;
-  embedding_->backward_weight(record.tokens, grad);
+  with(embedding_groups_, nn::Use::backward_weight,
+       [&] { embedding_->backward_weight(record.tokens, grad); });
   return {};
 }
 
@@ -237,13 +284,15 @@ at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
   }
   Record record = take_record(microbatch);
   PendingWeights& pending = pending_[microbatch];
-  at::Tensor grad = backward_blocks(record, std::move(dy), pending.queue);
+  pending.queues.assign(blocks_.size(), nn::WeightGradQueue(nn::WeightGradQueue::Mode::deferred));
+  at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward_input, pending.queues);
   if (!embedding_) return grad;
   pending.tokens = std::move(record.tokens);
   pending.embedding_dy = std::move(grad);
   return {};
 }
 
+// In the order of the input gradients, which made them.
 void TransformerStage::backward_weight(int microbatch) {
   auto node = pending_.extract(microbatch);
   if (node.empty()) {
@@ -251,8 +300,11 @@ void TransformerStage::backward_weight(int microbatch) {
         fmt::format("stage {}: no weight gradients of microbatch {} are pending", slice_.index, microbatch));
   }
   PendingWeights& pending = node.mapped();
-  pending.queue.run();
-  if (embedding_) embedding_->backward_weight(pending.tokens, pending.embedding_dy);
+  for (size_t i = blocks_.size(); i-- > 0;)
+    with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });
+  if (!embedding_) return;
+  with(embedding_groups_, nn::Use::backward_weight,
+       [&] { embedding_->backward_weight(pending.tokens, pending.embedding_dy); });
 }
 
 pipeline::LossSum TransformerStage::take_loss() {
@@ -263,11 +315,21 @@ pipeline::LossSum TransformerStage::take_loss() {
   return sum;
 }
 
+std::vector<TransformerStage::ExpertLoads> TransformerStage::take_loads() {
+  std::vector<ExpertLoads> loads;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (at::Tensor rows = blocks_[i].take_loads(); rows.defined())
+      loads.push_back({.layer = slice_.first_layer + static_cast<int>(i), .rows = std::move(rows)});
+  }
+  return loads;
+}
+
 void TransformerStage::discard() {
   records_.clear();
   pending_.clear();
   loss_.reset();
   valid_.reset();
+  take_loads();
 }
 
 int64_t TransformerStage::saved_bytes() const {
@@ -285,8 +347,10 @@ int64_t TransformerStage::saved_bytes() const {
 int64_t TransformerStage::pending_bytes() const {
   std::vector<at::Tensor> tensors;
   for (const auto& [microbatch, pending] : pending_) {
-    const auto operands = pending.queue.operands();
-    tensors.insert(tensors.end(), operands.begin(), operands.end());
+    for (const nn::WeightGradQueue& queue : pending.queues) {
+      const auto operands = queue.operands();
+      tensors.insert(tensors.end(), operands.begin(), operands.end());
+    }
     tensors.push_back(pending.embedding_dy);
   }
   return nn::storage_bytes(tensors);

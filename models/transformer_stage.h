@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/kernels/kernels.h"
@@ -22,6 +23,7 @@
 #include "core/nn/region.h"
 #include "core/nn/rms_norm.h"
 #include "core/nn/token_info.h"
+#include "core/nn/weight_access.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/block.h"
 #include "models/model_config.h"
@@ -44,7 +46,8 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index);
 
 // Parameters, by global name: `embed.weight`; `layers.N.{attn_norm,mlp_norm}.weight`,
 // `layers.N.attn.{q,k,v,o}.{weight,bias}`, `layers.N.attn.{q_norm,k_norm}.weight`,
-// `layers.N.mlp.{gate,up,down}.{weight,bias}`; `norm.weight`, `head.weight`.
+// `layers.N.mlp.{gate,up,down}.{weight,bias}`, or in a sparse layer `layers.N.mlp.router.{weight,bias}` and
+// `layers.N.mlp.experts.E.{gate,up,down}.weight`; `norm.weight`, `head.weight`.
 //
 // With tied embeddings the stage with the head holds its own copy, `head.weight`, also where it holds the
 // embedding: the two uses have a gradient accumulator each on every layout, so that their sum has the same
@@ -62,6 +65,9 @@ class TransformerStage final : public pipeline::Stage {
   // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const nn::Divisions& divisions = {});
+
+  // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
+  void use_weights(nn::WeightAccess& access) { access_ = &access; }
 
   // Chunks of logits as a device wants them; materialise() sets those of its own.
   void size_chunks_for(at::DeviceType device);
@@ -91,6 +97,14 @@ class TransformerStage final : public pipeline::Stage {
   nn::Weight* head_weight() { return head_weight_; }
   bool tied() const { return model_.tied; }
 
+  // How many rows each expert of a sparse layer got in the backward passes since the last call, from this
+  // rank: int64 [experts]. Layers that ran none are left out.
+  struct ExpertLoads {
+    int layer = 0;
+    at::Tensor rows;
+  };
+  std::vector<ExpertLoads> take_loads();
+
   const ModelConfig& model() const { return model_; }
   const StageSlice& slice() const { return slice_; }
 
@@ -108,9 +122,21 @@ class TransformerStage final : public pipeline::Stage {
     at::Tensor dy;  // last stage: gradient at the last block's output, taken in F
   };
   struct PendingWeights {
-    nn::WeightGradQueue queue{nn::WeightGradQueue::Mode::deferred};
-    at::Tensor tokens, embedding_dy;  // first stage
+    std::vector<nn::WeightGradQueue> queues;  // of each block
+    at::Tensor tokens, embedding_dy;          // first stage
   };
+  // Groups [first, end) of the store.
+  struct GroupSpan {
+    size_t first = 0;
+    size_t end = 0;
+  };
+
+  // Runs `body` while it may use the groups so.
+  template <typename Body>
+  void with(const GroupSpan& groups, nn::Use use, const Body& body) const;
+  // Declares what `declare` does, and says in which groups.
+  template <typename Declare>
+  GroupSpan declare(const Declare& declare);
 
   nn::TokenInfo info_of(const data::Microbatch& data) const;
   int64_t share(const data::Microbatch& data) const;  // rows of this rank
@@ -118,9 +144,12 @@ class TransformerStage final : public pipeline::Stage {
   at::Tensor chosen_rows(const at::Tensor& normed, int64_t tokens, const at::Tensor& rows) const;
   Residual enter(const data::Microbatch& data, at::Tensor input) const;
   Residual run_blocks(const data::Microbatch& data, at::Tensor input) const;
+  at::Tensor final_norm(Residual residual) const;
   void add_loss(const at::Tensor& loss, const at::Tensor& labels);
   Record take_record(int microbatch);
-  at::Tensor backward_blocks(Record& record, at::Tensor dy, nn::WeightGradQueue& queue);
+  // queues: of each block.
+  at::Tensor backward_blocks(Record& record, at::Tensor dy, nn::Use use,
+                             std::span<nn::WeightGradQueue> queues);
 
   ModelConfig model_;
   StageSlice slice_;
@@ -132,6 +161,10 @@ class TransformerStage final : public pipeline::Stage {
   nn::Weight* head_weight_ = nullptr;
   std::optional<nn::LinearCrossEntropy> head_;
   kernels::RopeTable rope_;
+
+  GroupSpan embedding_groups_, norm_groups_, head_groups_;
+  std::vector<GroupSpan> block_groups_;
+  nn::WeightAccess* access_ = nullptr;
 
   std::map<int, Record> records_;
   std::map<int, PendingWeights> pending_;

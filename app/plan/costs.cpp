@@ -30,7 +30,7 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
 }
 
 models::ContextKind context_kind(const config::DistributedSection& distributed) {
-  return distributed.cp_kind == "ulysses" ? models::ContextKind::ulysses : models::ContextKind::ring;
+  return models::parse_context_kind(distributed.cp_kind);
 }
 
 models::Sharding sharding_of(const PlanBase& base) {
@@ -43,17 +43,13 @@ models::Sharding sharding_of(const PlanBase& base) {
 
 models::Workload workload_of(const PlanBase& base) {
   const config::JobConfig& job = base.job;
-  const std::vector<std::string>& words = job.train.recompute;
-  std::vector<models::Recompute> recompute;
-  for (int stage = 0; words.size() > 1 && stage < static_cast<int>(words.size()); ++stage)
-    recompute.push_back(stage_recompute(words, stage));
   return {.batch = {.documents = job.train.micro_batch_size,
                     .length = job.train.seq_len,
                     .bfloat16 = job.train.dtype == "bf16",
-                    .recompute = models::make_recompute(words.front()),
+                    .recompute = stage_recompute(job.train.recompute, 0),
                     .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA,
                     .parallel = models::parallel_shape(base.mesh, context_kind(job.distributed))},
-          .recompute = std::move(recompute),
+          .recompute = recompute_of_stages(job.train.recompute),
           .mesh = base.mesh,
           .sharding = sharding_of(base),
           .threads = job.run.threads,

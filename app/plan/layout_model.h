@@ -20,7 +20,7 @@ struct Layout {
   mesh::MeshShape mesh;
   int64_t micro_batch_size = 1;
   int64_t grad_accum_steps = 1;
-  std::string recompute;
+  std::string recompute;  // of all stages
   bool reshard = false;
   bool every_microbatch = false;
 

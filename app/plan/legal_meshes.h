@@ -10,7 +10,7 @@ namespace pptrain::app {
 
 // Every mesh of `world` ranks that cuts the model's layers, heads, widths and experts and a sample's tokens
 // into whole parts, and gives each data rank as many of a step's `samples` as the others. ep is above 1 only
-// for a model of experts.
+// for a model of experts, and cp 64 at most.
 std::vector<mesh::MeshShape> legal_meshes(const PlanBase& base, int world, int64_t samples);
 
 // Samples of a step of the job, of all data ranks.

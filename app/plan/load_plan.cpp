@@ -13,7 +13,9 @@
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
+#include "core/optim/groups.h"
 #include "models/hf_config.h"
+#include "models/transformer_stage.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 
@@ -78,6 +80,7 @@ class Resolver {
   void check_schedule();
   void check_file();
   void check_split();
+  void check_groups(const models::ModelConfig& model);
   void check_recompute();
   std::optional<Plan> choose(const PlanBase& base, const CostSource& costs);
   std::optional<Plan> best_plan(const PlanBase& base, const CostSource& costs);
@@ -163,6 +166,15 @@ void Resolver::check_split() {
   }
 }
 
+// Of optimizer.groups, patterns that nothing is called by.
+void Resolver::check_groups(const models::ModelConfig& model) {
+  if (job_.optimizer.groups.empty()) return;
+  models::TransformerStage whole(
+      model, {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true});
+  for (const auto& [group, text] : optim::check_groups(job_.optimizer.groups, whole.parameters().specs()))
+    report_({fmt::format("optimizer.groups[{}].match", group)}, text);
+}
+
 void Resolver::check_recompute() {
   if (!compute_) return;  // of auto, or reported already
   try {
@@ -175,6 +187,8 @@ void Resolver::check_recompute() {
 std::optional<Plan> Resolver::plan() {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
+  check_groups(base.model);
+  if (!sound_) return std::nullopt;
   if (compute_ && layers_) {
     schedule::Schedule lowered = schedule::lower(*compute_, lower_options(base));
     return make_plan(std::move(base), std::move(lowered), *layers_);

@@ -14,6 +14,7 @@
 
 #include "app/plan/layout_model.h"
 #include "app/plan/legal_meshes.h"
+#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
 #include "parallel/schedule/generators/generators.h"
@@ -460,7 +461,7 @@ std::vector<std::string> MeshCandidate::overrides() const {
       fmt::format("distributed.pp_split=[{}]", fmt::join(pipeline::layers_per_stage(choice.layers), ",")));
   keys.push_back(fmt::format("train.micro_batch_size={}", choice.micro_batch_size));
   keys.push_back(fmt::format("train.grad_accum_steps={}", choice.grad_accum_steps));
-  keys.push_back(fmt::format("train.recompute={}", choice.recompute.front()));
+  keys.push_back(fmt::format("train.recompute={}", describe_recompute(choice.recompute)));
   return keys;
 }
 

@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "app/plan/stage_recompute.h"
+
 namespace pptrain::app {
 
 namespace {
@@ -43,7 +45,7 @@ std::string row(const MeshCandidate& c) {
       "{:>8.2f}",
       c.mesh.pp, c.mesh.dp_replicate, c.mesh.dp_shard, c.mesh.cp, c.mesh.tp, c.mesh.ep, c.choice.schedule,
       c.choice.stages_per_rank, c.choice.grad_accum_steps, c.choice.micro_batch_size,
-      c.choice.recompute.front(), weights, c.step_time, c.tokens_per_s,
+      describe_recompute(c.choice.recompute), weights, c.step_time, c.tokens_per_s,
       in_gb(static_cast<double>(c.bytes.total())));
 }
 
@@ -66,7 +68,7 @@ Json candidate_json(const MeshCandidate& c) {
           {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
           {"micro_batch_size", c.choice.micro_batch_size},
           {"grad_accum_steps", c.choice.grad_accum_steps},
-          {"recompute", c.choice.recompute.empty() ? "" : c.choice.recompute.front()},
+          {"recompute", describe_recompute(c.choice.recompute)},
           {"reshard_after_forward", c.reshard},
           {"reduce_gradients", c.every_microbatch ? "microbatch" : "step"},
           {"step_time", c.step_time},

@@ -18,6 +18,13 @@ models::Recompute stage_recompute(std::span<const std::string> words, int stage)
   return models::make_recompute(words.size() == 1 ? words[0] : words[static_cast<size_t>(stage)]);
 }
 
+std::vector<models::Recompute> recompute_of_stages(std::span<const std::string> words) {
+  std::vector<models::Recompute> stages;
+  for (size_t stage = 0; words.size() > 1 && stage < words.size(); ++stage)
+    stages.push_back(models::make_recompute(words[stage]));
+  return stages;
+}
+
 std::vector<std::string> recompute_words(std::span<const models::Recompute> stages) {
   std::vector<std::string> words;
   for (const models::Recompute recompute : stages) words.emplace_back(models::to_string(recompute));

@@ -1,5 +1,9 @@
 #include "app/train/datasets.h"
 
+#include <optional>
+
+#include "models/seams.h"
+
 namespace pptrain::app {
 
 data::Split open_data(const config::JobConfig& job, int64_t vocab_size) {
@@ -12,13 +16,18 @@ data::Split open_data(const config::JobConfig& job, int64_t vocab_size) {
 data::LoaderOptions loader_options(const RunContext& context) {
   const config::TrainSection& train = context.job.train;
   const schedule::Schedule& schedule = context.plan.schedule;
-  const mesh::DeviceMesh& mesh = context.mesh;
+  mesh::DeviceMesh& mesh = context.mesh;
   const int pp = mesh.coordinate(mesh::Axis::pp);
   return {.seq_len = train.seq_len,
           .micro_batch_size = train.micro_batch_size,
           .microbatches = train.grad_accum_steps,
-          .dp_size = mesh.size(mesh::Axis::dp_replicate),
-          .dp_rank = mesh.coordinate(mesh::Axis::dp_replicate),
+          .dp_size = mesh.size(mesh::Group::batch),
+          .dp_rank = mesh.of(mesh::Group::batch).rank(),
+          .cp_size = mesh.size(mesh::Axis::cp),
+          .cp_rank = mesh.coordinate(mesh::Axis::cp),
+          .cp_order = models::order_of(models::parse_context_kind(context.job.distributed.cp_kind)),
+          .document_end = context.job.data.document_end >= 0 ? std::optional(context.job.data.document_end)
+                                                             : std::nullopt,
           .need_tokens = pp == schedule.rank_of(0),
           .need_labels = pp == schedule.rank_of(schedule.stages() - 1),
           .device = context.device};

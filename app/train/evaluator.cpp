@@ -21,8 +21,10 @@ Evaluator::Evaluator(RunContext& context, RankModel& model)
     : model_(model),
       loader_(open_validation(context)),
       executor_(model.stages(), context.mesh.along(mesh::Axis::pp),
-                schedule::lower(schedule::forward_only(context.plan.schedule)),
-                pipeline::Executor::Mode::evaluate) {}
+                schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
+                pipeline::Executor::Mode::evaluate) {
+  executor_.on_stage_actions(model.stage_actions());
+}
 
 pipeline::LossSum Evaluator::run() {
   for (int64_t i = 0; i < loader_.batches(); ++i) executor_.run(loader_.batch(i));

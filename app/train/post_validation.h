@@ -51,8 +51,6 @@ class PostValidation {
   bool stop_requested() const { return stop_; }
 
  private:
-  static std::vector<size_t> counts(const RunContext& context, const RankModel& model);
-
   RunContext& context_;
   RankModel& model_;
   comm::Exchange exchange_;

@@ -2,13 +2,17 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <array>
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <utility>
 
 #include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
 #include "parallel/pipeline/tied_gradient.h"
+#include "parallel/shard/matrix_exchange.h"
 
 namespace pptrain::app {
 
@@ -21,32 +25,114 @@ models::Seams seams_of(RunContext& context) {
   return models::make_seams({.tp = &mesh.along(mesh::Axis::tp),
                              .cp = &mesh.along(mesh::Axis::cp),
                              .ep = &mesh.of(mesh::Group::ep),
-                             .stage = &mesh.of(mesh::Group::stage)});
+                             .stage = &mesh.of(mesh::Group::stage),
+                             .cp_kind = models::parse_context_kind(context.job.distributed.cp_kind)});
+}
+
+// Matrices that the ranks of a stage hold parts of are made whole on one of them.
+optim::Surroundings optimizer_surroundings(RunContext& context) {
+  optim::Surroundings surroundings{.make_exchange = {},
+                                   .balance_rate = context.job.model.router_bias_update_rate};
+  comm::Communicator& stage = context.mesh.of(mesh::Group::stage);
+  if (stage.size() > 1) {
+    surroundings.make_exchange = [&stage](std::vector<optim::MatrixPart> parts) {
+      return std::make_unique<shard::MatrixExchange>(stage, std::move(parts));
+    };
+  }
+  return surroundings;
 }
 
 at::ScalarType compute_dtype(const config::JobConfig& job) {
   return job.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
 }
 
+// The ranks of tp that hold the same key-value heads, where there are more ranks than heads. Collective.
+std::unique_ptr<comm::Communicator> kv_copies_of(RunContext& context) {
+  comm::Communicator& tp = context.mesh.along(mesh::Axis::tp);
+  const auto heads = static_cast<int>(context.model.kv_heads);
+  if (tp.size() <= heads) return nullptr;
+  return tp.split(tp.rank() * heads / tp.size(), tp.rank());
+}
+
+nn::Use use_of(schedule::ActionKind kind) {
+  switch (kind) {
+    case schedule::ActionKind::forward:
+      return nn::Use::forward;
+    case schedule::ActionKind::backward:
+      return nn::Use::backward;
+    case schedule::ActionKind::backward_input:
+      return nn::Use::backward_input;
+    case schedule::ActionKind::backward_weight:
+      return nn::Use::backward_weight;
+    default:
+      throw Error("an action that is no pass");
+  }
+}
+
+std::optional<nn::Use> use_of(const std::optional<schedule::ActionKind>& kind) {
+  return kind ? std::optional(use_of(*kind)) : std::nullopt;
+}
+
 }  // namespace
 
-RankModel::RankModel(RunContext& context) : context_(context), schedule_(context.plan.schedule) {
-  const Plan& plan = context.plan;
-  comm::Communicator& fsdp = context.mesh.of(mesh::Group::fsdp);
-  comm::Communicator& replicas = context.mesh.along(mesh::Axis::dp_replicate);
+RankModel::RankModel(RunContext& context)
+    : context_(context),
+      schedule_(context.plan.schedule),
+      kv_copies_(kv_copies_of(context)),
+      norm_(context.mesh.of(mesh::Group::replica), context.mesh.along(mesh::Axis::pp)) {
   const models::Seams seams = seams_of(context);
-  for (const int index : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) {
-    Part part;
-    part.stage =
-        std::make_unique<models::TransformerStage>(plan.model, models::stage_slice(plan.layers, index),
-                                                   stage_recompute(plan.job.train.recompute, index), seams);
-    part.stage->materialise(context.device, compute_dtype(plan.job));
-    for (nn::ParameterGroup& group : part.stage->parameters().groups())
-      part.groups.emplace_back(group, fsdp, replicas);
-    part.optimizer = optim::make_optimizer(plan.job.optimizer, part.stage->parameters().shards());
-    parts_.push_back(std::move(part));
+  for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) add_part(stage, seams);
+}
+
+void RankModel::add_part(int stage, const models::Seams& seams) {
+  const Plan& plan = context_.plan;
+  Part part;
+  part.stage =
+      std::make_unique<models::TransformerStage>(plan.model, models::stage_slice(plan.layers, stage),
+                                                 stage_recompute(plan.job.train.recompute, stage), seams);
+  part.stage->materialise(context_.device, compute_dtype(plan.job), /*with_gradients=*/true, divisions());
+  nn::ParameterStore& parameters = part.stage->parameters();
+  const shard::ShardPolicy policy{
+      .keep = reshards_after_forward(plan.job.distributed) ? shard::Keep::streamed : shard::Keep::kept,
+      .reduce = reduces_every_microbatch() ? shard::ReduceEvery::microbatch : shard::ReduceEvery::step};
+  part.weights = std::make_unique<shard::StageWeights>(parameters, stage_ranks(), policy, sums_,
+                                                       fmt::format("stage {}", stage));
+  part.stage->use_weights(*part.weights);
+  part.optimizer =
+      optim::make_optimizer(plan.job.optimizer, parameters.shards(), optimizer_surroundings(context_));
+  for (nn::Slice* slice : parameters.slices()) {
+    if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(*slice))
+      part.counted.push_back(slice);
   }
-  prepare_norm();
+  parts_.push_back(std::move(part));
+}
+
+bool RankModel::reduces_every_microbatch() const {
+  return context_.job.distributed.reduce_gradients == "microbatch" &&
+         context_.mesh.size(mesh::Group::stage) > 1;
+}
+
+nn::Divisions RankModel::divisions() {
+  const auto of = [&](mesh::Group group) {
+    const comm::Communicator& ranks = context_.mesh.of(group);
+    return nn::Division{
+        .part = ranks.rank(), .parts = ranks.size(), .own_gradient = reduces_every_microbatch()};
+  };
+  return {.dense = of(mesh::Group::fsdp), .experts = of(mesh::Group::efsdp)};
+}
+
+// Experts have no copies: each is on one rank of its replica's ep group.
+shard::StageRanks RankModel::stage_ranks() {
+  mesh::DeviceMesh& mesh = context_.mesh;
+  comm::Communicator& replicas = mesh.along(mesh::Axis::dp_replicate);
+  return {
+      .dense = {.pieces = mesh.of(mesh::Group::fsdp),
+                .replicas = replicas,
+                .sum = mesh.of(mesh::Group::loss),
+                .tp_copies = &mesh.along(mesh::Axis::tp),
+                .kv_copies = kv_copies_.get()},
+      .experts = {
+          .pieces = mesh.of(mesh::Group::efsdp), .replicas = replicas, .sum = mesh.of(mesh::Group::eloss)}};
 }
 
 std::vector<pipeline::Stage*> RankModel::stages() {
@@ -55,20 +141,34 @@ std::vector<pipeline::Stage*> RankModel::stages() {
   return result;
 }
 
+std::vector<shard::StageWeights*> RankModel::weights() {
+  std::vector<shard::StageWeights*> result;
+  for (Part& part : parts_) result.push_back(part.weights.get());
+  return result;
+}
+
 bool RankModel::is_tied_copy(const nn::Slice& slice) const {
   return context_.model.tied && slice.spec.name == "head.weight";
 }
 
-void RankModel::prepare_norm() {
-  std::vector<std::string> names;
+bool RankModel::is_stored_here(const nn::Slice& slice) const {
+  return slice.spec.counted && !is_tied_copy(slice);
+}
+
+// Names, over all stages; experts are on several ranks of each.
+size_t RankModel::model_parameters() {
+  std::vector<double> counts(2, 0.0);  // dense, experts
   for (Part& part : parts_) {
-    for (nn::Slice* slice : part.stage->parameters().slices()) {
-      if (is_tied_copy(*slice)) continue;
-      part.counted.push_back(slice);
-      names.push_back(slice->spec.name);
+    for (nn::ParameterGroup& group : part.stage->parameters().groups()) {
+      for (const nn::ParameterSpec* spec : group.specs()) {
+        if (context_.model.tied && spec->name == "head.weight") continue;
+        counts[group.spread() == nn::Spread::experts ? 1 : 0] += 1;
+      }
     }
   }
-  norm_.emplace(context_.mesh.along(mesh::Axis::pp), names);
+  counts[1] = comm::all_reduce_sum(context_.mesh.of(mesh::Group::ep), std::vector<double>{counts[1]})[0];
+  counts = comm::all_reduce_sum(context_.mesh.along(mesh::Axis::pp), counts);
+  return static_cast<size_t>(counts[0] + counts[1]);
 }
 
 void RankModel::initialise() {
@@ -82,10 +182,10 @@ void RankModel::initialise() {
 }
 
 void RankModel::load(const checkpoint::Reader& reader) {
-  if (const size_t stored = reader.names(model_file).size(); stored != norm_->parameters()) {
-    throw Error(
-        fmt::format("the checkpoint holds {} parameters, the job's model has {}: it is another model's",
-                    stored, norm_->parameters()));
+  const size_t stored = reader.names(model_file).size(), own = model_parameters();
+  if (stored != own) {
+    throw Error(fmt::format(
+        "the checkpoint holds {} parameters, the job's model has {}: it is another model's", stored, own));
   }
   const auto source = [&](const nn::Slice& slice) {
     return is_tied_copy(slice) ? std::string("embed.weight") : slice.spec.name;
@@ -104,17 +204,20 @@ void RankModel::load(const checkpoint::Reader& reader) {
 
 std::vector<checkpoint::StageContents> RankModel::contents() const {
   if (context_.mesh.coordinate(mesh::Axis::dp_replicate) != 0) return {};
+  const comm::Communicator& replica = context_.mesh.of(mesh::Group::replica);
   std::vector<checkpoint::StageContents> result;
   for (const Part& part : parts_) {
     checkpoint::StageContents& stage = result.emplace_back();
     stage.stage = part.stage->index();
+    stage.part = replica.rank();
+    stage.parts = replica.size();
     for (const nn::Slice* slice : part.stage->parameters().slices()) {
-      if (!is_tied_copy(*slice))
+      if (is_stored_here(*slice))
         stage.files[model_file].push_back({slice->spec.name, slice->shape, slice->master});
     }
     for (const optim::StateTensor& state : part.optimizer->state()) {
       const nn::Slice& slice = *state.slice;
-      if (!is_tied_copy(slice))
+      if (is_stored_here(slice))
         stage.files[state.file].push_back({slice.spec.name, slice.shape, state.tensor});
     }
   }
@@ -136,42 +239,57 @@ RankModel::Part& RankModel::part_of(const pipeline::Stage& stage) {
   throw Error(fmt::format("stage {} is not this rank's", stage.index()));
 }
 
-// Of one stage, all groups' exchanges are under way together.
-pipeline::Executor::StageActions RankModel::stage_actions() {
-  using Begin = std::unique_ptr<comm::Work> (shard::GroupExchange::*)();
-  const auto exchange = [this](Begin begin, const char* what) {
-    return [this, begin, what](pipeline::Stage& stage) {
-      std::vector<std::unique_ptr<comm::Work>> works;
-      for (shard::GroupExchange& group : part_of(stage).groups) works.push_back((group.*begin)());
-      for (const auto& work : works) work->wait([&] { return fmt::format("{}{}", stage.index(), what); });
-    };
-  };
-  return {.unshard = exchange(&shard::GroupExchange::unshard, "UNSHARD"),
-          .reshard =
-              [this](pipeline::Stage& stage) {
-                for (shard::GroupExchange& group : part_of(stage).groups) group.reshard();
-              },
-          .reduce_grad = exchange(&shard::GroupExchange::reduce_grad, "REDUCE_GRAD")};
+RankModel::Call RankModel::on_weights(void (shard::StageWeights::*call)()) {
+  return [this, call](pipeline::Stage& stage) { (part_of(stage).weights.get()->*call)(); };
 }
 
+pipeline::Executor::StageActions RankModel::stage_actions() {
+  using shard::StageWeights;
+  return {.unshard =
+              [this](pipeline::Stage& stage, std::optional<schedule::ActionKind> next) {
+                part_of(stage).weights->unshard(use_of(next));
+              },
+          .reshard = on_weights(&StageWeights::reshard),
+          .reduce_grad = on_weights(&StageWeights::reduce_grad),
+          .before_compute =
+              [this](pipeline::Stage& stage, const pipeline::Executor::PassPlace& place) {
+                part_of(stage).weights->begin_pass({.use = use_of(place.kind),
+                                                    .next = use_of(place.next),
+                                                    .reduce_follows = place.reduce_follows});
+              },
+          .settle = on_weights(&StageWeights::settle),
+          .discard = on_weights(&StageWeights::discard),
+          .finish = on_weights(&StageWeights::finish)};
+}
+
+// The two weights are the only ones of their groups, so their pieces are cut alike.
 void RankModel::sum_tied_gradients() {
   if (!context_.model.tied) return;
   at::Tensor embedding, head;
+  const auto gradient = [](models::TransformerStage& stage, const char* group) {
+    for (nn::ParameterGroup& candidate : stage.parameters().groups()) {
+      if (candidate.name() == group) return candidate.shards().front()->grad;
+    }
+    throw Error(fmt::format("a stage lacks the group {}", group));
+  };
   for (Part& part : parts_) {
-    if (part.stage->is_first()) embedding = part.stage->embedding_weight()->grad;
-    if (part.stage->is_last()) head = part.stage->head_weight()->grad;
+    if (part.stage->is_first()) embedding = gradient(*part.stage, "embed");
+    if (part.stage->is_last()) head = gradient(*part.stage, "head");
   }
   pipeline::sum_tied_gradient(context_.mesh.along(mesh::Axis::pp), schedule_.rank_of(0), last_stage_rank(),
                               embedding, head);
 }
 
-std::vector<double> RankModel::squared_norms() {
-  std::vector<double> counted;
-  for (Part& part : parts_) {
-    const std::vector<double> squares = optim::squared_norms(part.counted);
-    counted.insert(counted.end(), squares.begin(), squares.end());
-  }
-  return counted;
+kernels::ExactSum RankModel::squared_norm() {
+  kernels::ExactSum sum;
+  for (Part& part : parts_) sum.add(optim::sum_of_squares(part.counted));
+  return sum;
+}
+
+std::vector<models::TransformerStage::ExpertLoads> RankModel::take_expert_loads() {
+  std::vector<models::TransformerStage::ExpertLoads> loads;
+  for (Part& part : parts_) std::ranges::move(part.stage->take_loads(), std::back_inserter(loads));
+  return loads;
 }
 
 void RankModel::apply(double lr, double grad_scale) {
@@ -188,16 +306,18 @@ void RankModel::undo() {
   --optimizer_step_;
 }
 
-pipeline::LossSum RankModel::take_loss() {
-  return parts_.back().stage->take_loss();
+pipeline::LossSum RankModel::last_stage_loss() {
+  const pipeline::LossSum own = parts_.back().stage->take_loss();
+  const auto sums = comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss),
+                                         std::vector<double>{own.loss, static_cast<double>(own.tokens)});
+  return {.loss = sums[0], .tokens = static_cast<int64_t>(sums[1])};
 }
 
 pipeline::LossSum RankModel::global_loss() {
   std::vector<double> sums(2, 0.0);
   if (has_last_stage()) {
-    const pipeline::LossSum own = take_loss();
-    sums = {own.loss, static_cast<double>(own.tokens)};
-    sums = comm::all_reduce_sum(context_.mesh.along(mesh::Axis::dp_replicate), sums);
+    const pipeline::LossSum loss = last_stage_loss();
+    sums = {loss.loss, static_cast<double>(loss.tokens)};
   }
   comm::broadcast(context_.mesh.along(mesh::Axis::pp), sums, last_stage_rank());
   return {.loss = sums[0], .tokens = static_cast<int64_t>(sums[1])};

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "app/train/datasets.h"
 #include "app/train/run_dir.h"
@@ -50,6 +51,10 @@ data::DataLoader open_training_data(const RunContext& context) {
 checkpoint::Layout describe_layout(const Plan& plan) {
   return {{"pp", fmt::to_string(plan.mesh.pp)},
           {"dp_replicate", fmt::to_string(plan.mesh.dp_replicate)},
+          {"dp_shard", fmt::to_string(plan.mesh.dp_shard)},
+          {"cp", fmt::to_string(plan.mesh.cp)},
+          {"tp", fmt::to_string(plan.mesh.tp)},
+          {"ep", fmt::to_string(plan.mesh.ep)},
           {"pp_schedule", plan.job.distributed.pp_schedule},
           {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
           {"seq_len", fmt::to_string(plan.job.train.seq_len)}};
@@ -71,6 +76,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
   executor_.on_stage_actions(model_.stage_actions());
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
+  if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
   flops_per_token_ = models::flops_per_token(context.model, context.job.train.seq_len);
 }
 
@@ -151,12 +157,11 @@ void Trainer::announce() const {
                static_cast<double>(models::parameter_count(context_.model)) / 1e6,
                context_.mesh.shape().describe(), context_.mesh.shape().world_size(), context_.device.str(),
                context_.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
+  const int data_ranks = context_.mesh.size(mesh::Group::batch);
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {} x {} tokens a step{}",
                job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context_.plan.layers), "+"),
                job.train.grad_accum_steps, job.train.micro_batch_size, job.train.seq_len,
-               job.distributed.dp_replicate > 1
-                   ? fmt::format(" on each of {} replicas", job.distributed.dp_replicate)
-                   : "");
+               data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   spdlog::info("output in {}", job.run.dir);
 }
 
@@ -178,6 +183,7 @@ void Trainer::open_sinks() {
 void Trainer::train_step() {
   const auto begin = Clock::now();
   const int64_t targets = run_pipeline();
+  if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
   ++state_.step;
   state_.next_sample += loader_.samples_per_step();
@@ -193,7 +199,7 @@ void Trainer::train_step() {
     return;
   }
   const pipeline::LossSum loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
-  const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norms(); });
+  const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norm(); });
   const Step step = judge(loss, profile_.timed(Phase::norm_exchange, [&] { return model_.norm()(squares); }));
   if (step.applied) profile_.timed(Phase::optimizer, [&] { model_.apply(lr, step.grad_scale); });
   if (post_validation_) post_validation_->set_confident(step.applied && step.grad_scale == unclipped);
@@ -253,6 +259,7 @@ bool Trainer::result_needed() const {
 
 void Trainer::record(const Step& step, int64_t number, double seconds,
                      const std::optional<metrics::Bubble>& bubble) {
+  auto expert_loads = expert_loads_ ? expert_loads_->wait() : std::vector<metrics::ExpertLoad>{};
   if (!context_.root()) return;
   const double tokens = static_cast<double>(step.loss.tokens);
   const metrics::StepRecord record{
@@ -267,6 +274,7 @@ void Trainer::record(const Step& step, int64_t number, double seconds,
       .memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9,
       .skipped = !step.applied,
       .bubble = bubble,
+      .expert_loads = std::move(expert_loads),
   };
   for (const auto& sink : sinks_) sink->step(record);
 }

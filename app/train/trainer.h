@@ -8,6 +8,7 @@
 
 #include "app/trace/step_profile.h"
 #include "app/train/evaluator.h"
+#include "app/train/load_sum.h"
 #include "app/train/post_validation.h"
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
@@ -65,7 +66,8 @@ class Trainer {
   StepProfile profile_;
   std::optional<Evaluator> evaluator_;
   std::optional<PostValidation> post_validation_;
-  double pending_seconds_ = 0;  // that the pending step took
+  std::optional<LoadSum> expert_loads_;  // of a model with experts
+  double pending_seconds_ = 0;           // that the pending step took
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;

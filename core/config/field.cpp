@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -114,6 +115,11 @@ Option& Option::of_length(size_t count) {
   return *this;
 }
 
+Option& Option::or_empty() {
+  may_be_empty = true;
+  return *this;
+}
+
 Option& Option::required() {
   is_required = true;
   return *this;
@@ -124,6 +130,11 @@ Option& Option::only_with(std::string other_name, std::vector<std::string> value
   return *this;
 }
 
+const Option* TableList::find(std::string_view field) const {
+  const auto found = std::ranges::find(fields, field, &Option::key);
+  return found == fields.end() ? nullptr : &*found;
+}
+
 std::string type_name(const Option& option) {
   struct Name {
     const Option& option;
@@ -132,8 +143,12 @@ std::string type_name(const Option& option) {
     std::string operator()(const Access<double>&) const { return "float"; }
     std::string operator()(const Access<std::optional<bool>>&) const { return "true or false"; }
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "integer"; }
+    std::string operator()(const Access<std::optional<double>>&) const { return "float"; }
     std::string operator()(const Access<PipelineSplit>&) const { return "string or list of integers"; }
     std::string operator()(const Access<std::vector<double>>&) const { return list_name(option, "floats"); }
+    std::string operator()(const Access<std::vector<int64_t>>&) const {
+      return list_name(option, "integers");
+    }
     std::string operator()(const Access<std::vector<std::string>>&) const {
       return fmt::format("{}, or list", (*this)(Access<std::string>()));
     }
@@ -149,7 +164,8 @@ std::optional<std::string> toml_value(const Option& option, const JobConfig& job
   return std::visit(
       [&]<class T>(const Access<T>& access) -> std::optional<std::string> {
         const T& value = access(copy);
-        if constexpr (std::is_same_v<T, std::optional<int64_t>> || std::is_same_v<T, std::optional<bool>>) {
+        if constexpr (std::is_same_v<T, std::optional<int64_t>> || std::is_same_v<T, std::optional<bool>> ||
+                      std::is_same_v<T, std::optional<double>>) {
           return value ? std::optional(format_value(*value)) : std::nullopt;
         } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
           return value.size() == 1 ? toml_string(value.front()) : format_value(value);

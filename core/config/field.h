@@ -22,8 +22,9 @@ using Access = std::function<T&(JobConfig&)>;
 // The alternatives are the types that an option can have. A list of strings may be given as its only one.
 using Target =
     std::variant<Access<bool>, Access<int64_t>, Access<double>, Access<std::string>,
-                 Access<std::optional<bool>>, Access<std::optional<int64_t>>, Access<std::vector<double>>,
-                 Access<std::vector<std::string>>, Access<PipelineSplit>>;
+                 Access<std::optional<bool>>, Access<std::optional<int64_t>>, Access<std::optional<double>>,
+                 Access<std::vector<double>>, Access<std::vector<int64_t>>, Access<std::vector<std::string>>,
+                 Access<PipelineSplit>>;
 
 // The numbers allowed; for a list, of each of its elements. NaN and infinities are never allowed.
 struct Range {
@@ -58,6 +59,7 @@ struct Option {
   std::optional<Condition> acts_when;
   bool ignores_case = false;  // a literal in other case is taken as the one declared
   bool is_required = false;
+  bool may_be_empty = false;  // a list
 
   std::string name() const { return section + "." + key; }
 
@@ -70,6 +72,7 @@ struct Option {
   Option& refuse(std::string literal, std::string reason);
   Option& any_case();
   Option& of_length(size_t count);
+  Option& or_empty();
   Option& required();
   Option& only_with(std::string other_name, std::vector<std::string> values);
 };
@@ -98,6 +101,51 @@ class SectionFields {
   std::string section_;
   Access<Section> access_;
 };
+
+// A list of tables, [[section]] in TOML: [[optimizer.groups]]. Its fields are options that live in the one
+// element of a job whose list has exactly one, so that all that is known of options holds for them too.
+struct TableList {
+  std::string section;
+  std::string meaning;
+  std::vector<Option> fields;
+
+  std::function<size_t(const JobConfig&)> size;
+  std::function<JobConfig(const JobConfig&, size_t)> only;           // a job with just this element
+  std::function<JobConfig()> fresh;                                  // a job with just a new one
+  std::function<void(JobConfig& to, const JobConfig& from)> append;  // the one element of `from`
+  std::function<void(JobConfig&)> clear;
+
+  std::string parent() const { return section.substr(0, section.rfind('.')); }
+  std::string key() const { return section.substr(section.rfind('.') + 1); }
+  const Option* find(std::string_view field) const;
+};
+
+template <class Element>
+TableList make_table_list(std::string section, std::string meaning, Access<std::vector<Element>> elements) {
+  TableList list;
+  list.section = std::move(section);
+  list.meaning = std::move(meaning);
+  list.fresh = [elements] {
+    JobConfig job;
+    elements(job).resize(1);
+    return job;
+  };
+  list.size = [elements](const JobConfig& job) {
+    JobConfig copy = job;
+    return elements(copy).size();
+  };
+  list.only = [elements](const JobConfig& job, size_t index) {
+    JobConfig copy = job;
+    elements(copy) = {elements(copy).at(index)};
+    return copy;
+  };
+  list.append = [elements](JobConfig& to, const JobConfig& from) {
+    JobConfig copy = from;
+    elements(to).push_back(elements(copy).front());
+  };
+  list.clear = [elements](JobConfig& job) { elements(job).clear(); };
+  return list;
+}
 
 // "integer", "list of 2 floats", "one of: bf16, fp32", "string or list of integers".
 std::string type_name(const Option& option);

@@ -48,6 +48,16 @@ struct ModelSection {
   int64_t max_position_embeddings = 0;  // 0: train.seq_len
   bool attention_bias = false;
   bool mlp_bias = false;
+  // Mixture of experts.
+  bool norm_topk_prob = false;
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 0;
+  int64_t moe_intermediate_size = 0;
+  int64_t decoder_sparse_step = 1;
+  std::vector<int64_t> mlp_only_layers;
+  double router_aux_loss_coef = 0;
+  double router_z_loss_coef = 0;
+  double router_bias_update_rate = 0;
 
   bool operator==(const ModelSection&) const = default;
 };
@@ -103,6 +113,7 @@ struct DataSection {
   std::string path;
   std::string format = "text";   // text | bin | llmc
   std::string dtype = "uint16";  // of a headerless .bin: uint16 | uint32
+  int64_t document_end = -1;     // id of the token that ends a document; -1: rows are documents
   bool shuffle = true;
   double val_fraction = 0;
   std::string val_path;
@@ -110,12 +121,25 @@ struct DataSection {
   bool operator==(const DataSection&) const = default;
 };
 
+// One of [[optimizer.groups]]: parameters that are stepped otherwise.
+struct OptimizerGroup {
+  std::string match;  // a pattern for parameters' names, or a role
+  double lr_scale = 1;
+  std::optional<double> weight_decay = std::nullopt;  // none: as without the group
+
+  bool operator==(const OptimizerGroup&) const = default;
+};
+
 struct OptimizerSection {
-  std::string name = "adamw";
+  std::string name = "adamw";  // adamw | muon | lion
   double lr = 3e-4;
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
   double weight_decay = 0.1;
+  double muon_momentum = 0.95;
+  double muon_lr_scale = 1;                                // of the matrices that Muon steps
+  std::optional<double> muon_weight_decay = std::nullopt;  // of these; none: weight_decay
+  std::vector<OptimizerGroup> groups = {};                 // the first that matches counts
   bool post_validation = false;  // step before the global norm is known; take it back where that was wrong
 
   bool operator==(const OptimizerSection&) const = default;

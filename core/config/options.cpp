@@ -29,7 +29,10 @@ void add_run(std::vector<Option>& options) {
 void add_model_sizes(SectionFields<ModelSection>& model) {
   model.add("hidden_size", &ModelSection::hidden_size, "Width of the residual stream. 0: from hf_dir.")
       .between(0, max_size);
-  model.add("intermediate_size", &ModelSection::intermediate_size, "Inner width of the MLP. 0: from hf_dir.")
+  model
+      .add("intermediate_size", &ModelSection::intermediate_size,
+           "Inner width of the MLP; of qwen3_moe's dense layers, of each of mixtral's experts. 0: from "
+           "hf_dir.")
       .between(0, max_size);
   model.add("num_hidden_layers", &ModelSection::num_hidden_layers, "Transformer blocks. 0: from hf_dir.")
       .between(0, 1 << 16);
@@ -49,12 +52,68 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
       .between(0, 1 << 28);
 }
 
+// Names are those of Hugging Face's Qwen3-MoE, where it has them.
+void add_experts(SectionFields<ModelSection>& model) {
+  const std::string arch = "model.arch";
+  const std::vector<std::string> sparse = {"qwen3_moe", "mixtral"};
+  model.add("num_experts", &ModelSection::num_experts, "Experts of each sparse layer. 0: from hf_dir.")
+      .between(0, 4096)
+      .only_with(arch, sparse);
+  model
+      .add("num_experts_per_tok", &ModelSection::num_experts_per_tok,
+           "Experts that each token goes through. 0: from hf_dir.")
+      .between(0, 4096)
+      .only_with(arch, sparse);
+  model
+      .add("moe_intermediate_size", &ModelSection::moe_intermediate_size,
+           "Inner width of each expert. 0: from hf_dir.")
+      .between(0, max_size)
+      .only_with(arch, {"qwen3_moe"});
+  model
+      .add("norm_topk_prob", &ModelSection::norm_topk_prob,
+           "The probabilities of a token's experts are divided by their sum; mixtral's always are.")
+      .only_with(arch, {"qwen3_moe"});
+  model
+      .add("decoder_sparse_step", &ModelSection::decoder_sparse_step,
+           "Layer i, counted from 1, has experts where this divides i; the others have an MLP.")
+      .between(1, 1 << 16)
+      .only_with(arch, {"qwen3_moe"});
+  model
+      .add("mlp_only_layers", &ModelSection::mlp_only_layers,
+           "Layers, counted from 0, that have an MLP in any case.")
+      .between(0, 1 << 16)
+      .or_empty()
+      .only_with(arch, {"qwen3_moe"});
+  model
+      .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
+           "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
+           "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
+           "ranks together. Only its gradient acts: the reported loss is without it. Never from hf_dir.")
+      .between(0, 1000)
+      .only_with(arch, sparse);
+  model
+      .add("router_z_loss_coef", &ModelSection::router_z_loss_coef,
+           "Coefficient of the mean squared logsumexp of each router's logits, which keeps them small. Only "
+           "its gradient acts.")
+      .between(0, 1000)
+      .only_with(arch, sparse);
+  model
+      .add(
+          "router_bias_update_rate", &ModelSection::router_bias_update_rate,
+          "By which, in each step, a bias on each expert's probability falls (rises) where the expert's load "
+          "is above (below) the mean; the bias counts for the choice alone. It balances without a loss. 0: "
+          "no bias.")
+      .between(0, 1)
+      .only_with(arch, sparse);
+}
+
 void add_model(std::vector<Option>& options) {
   SectionFields<ModelSection> model(options, "model", [](JobConfig& j) -> ModelSection& { return j.model; });
   model
       .add("arch", &ModelSection::arch,
-           "Architecture; qwen3 has RMSNorm on queries and keys. With hf_dir it is taken from there.")
-      .one_of({"llama", "qwen3"});
+           "Architecture; qwen3 has RMSNorm on queries and keys, qwen3_moe and mixtral have experts. With "
+           "hf_dir it is taken from there.")
+      .one_of({"llama", "qwen3", "qwen3_moe", "mixtral"});
   model.add("hf_dir", &ModelSection::hf_dir,
             "Hugging Face directory whose config.json gives the model: keys of this section that fix the "
             "shape of the weights may then be left out, or must agree; the others, where given, win over "
@@ -79,6 +138,7 @@ void add_model(std::vector<Option>& options) {
       .between(0, max_size);
   model.add("attention_bias", &ModelSection::attention_bias, "Biases in the q, k, v and o projections.");
   model.add("mlp_bias", &ModelSection::mlp_bias, "Biases in the MLP's projections (llama).");
+  add_experts(model);
 }
 
 void add_rope_scaling(std::vector<Option>& options) {
@@ -265,6 +325,11 @@ void add_data(std::vector<Option>& options) {
   data.add("dtype", &DataSection::dtype, "Type of a token in a headerless file.")
       .one_of({"uint16", "uint32"})
       .only_with("data.format", {"bin"});
+  data.add("document_end", &DataSection::document_end,
+           "Id of the token that ends a document, such as a tokenizer's end of text. Rows then hold several "
+           "documents: attention stays inside a document, positions restart with it, and what follows its "
+           "end is no target. -1: rows are documents.")
+      .between(-1, 1 << 28);
   data.add("shuffle", &DataSection::shuffle,
            "Samples in an order drawn from run.seed, anew each epoch; else in the order of the file.");
   data.add("val_fraction", &DataSection::val_fraction,
@@ -277,21 +342,73 @@ void add_data(std::vector<Option>& options) {
 void add_optimizer(std::vector<Option>& options) {
   SectionFields<OptimizerSection> optimizer(options, "optimizer",
                                             [](JobConfig& j) -> OptimizerSection& { return j.optimizer; });
-  optimizer.add("name", &OptimizerSection::name, "Optimizer.").one_of({"adamw"});
+  const std::string name = "optimizer.name";
+  optimizer
+      .add("name", &OptimizerSection::name,
+           "adamw; muon: Muon for the matrices of the blocks, each by itself, and AdamW for embedding, head, "
+           "norms, biases and routers; or lion, which wants lr 3 to 10 times below AdamW's, weight_decay as "
+           "much "
+           "above, and betas [0.9, 0.99].")
+      .one_of({"adamw", "muon", "lion"});
   optimizer.add("lr", &OptimizerSection::lr, "Highest learning rate.").at_least(0);
-  optimizer.add("betas", &OptimizerSection::betas, "Decay of the first and second moments.")
+  optimizer
+      .add("betas", &OptimizerSection::betas,
+           "Decay of the first and second moments; of lion: in its direction, and of its moment.")
       .of_length(2)
       .from_up_to(0, 1);
-  optimizer.add("eps", &OptimizerSection::eps, "Added to the root of the second moment.").above(0);
+  optimizer.add("eps", &OptimizerSection::eps, "Added to the root of the second moment.")
+      .above(0)
+      .only_with(name, {"adamw", "muon"});
   optimizer
       .add("weight_decay", &OptimizerSection::weight_decay,
            "Decoupled decay, times the learning rate; none on norms and biases.")
       .at_least(0);
+  optimizer.add("muon_momentum", &OptimizerSection::muon_momentum, "Decay of Muon's momentum (Nesterov's).")
+      .from_up_to(0, 1)
+      .only_with(name, {"muon"});
+  optimizer
+      .add("muon_lr_scale", &OptimizerSection::muon_lr_scale,
+           "Learning rate of Muon's matrices over lr. Their steps are scaled by 0.2 sqrt(max(rows, columns)) "
+           "to "
+           "AdamW's usual size, so that 1 serves.")
+      .above(0)
+      .only_with(name, {"muon"});
+  optimizer
+      .add("muon_weight_decay", &OptimizerSection::muon_weight_decay,
+           "weight_decay of Muon's matrices, in its place.")
+      .at_least(0)
+      .only_with(name, {"muon"});
   optimizer.add(
       "post_validation", &OptimizerSection::post_validation,
       "Ranks step without waiting for the global norm, and begin the next step; a step that was to be "
       "clipped or skipped is then taken back and redone. The results are the same bits. Spares zb_h2 "
-      "and zbv the rest of their bubble, where clipping is rare; costs 12 bytes per parameter.");
+      "and zbv the rest of their bubble, where clipping is rare; costs master weights and optimizer state "
+      "once "
+      "more (12 bytes per parameter with adamw).");
+}
+
+TableList optimizer_groups() {
+  const Access<std::vector<OptimizerGroup>> groups = [](JobConfig& j) -> std::vector<OptimizerGroup>& {
+    return j.optimizer.groups;
+  };
+  TableList list = make_table_list<OptimizerGroup>(
+      "optimizer.groups",
+      "Parameters that are stepped otherwise. A parameter is in the first group that matches it.", groups);
+  SectionFields<OptimizerGroup> group(
+      list.fields, list.section, [groups](JobConfig& j) -> OptimizerGroup& { return groups(j).front(); });
+  group
+      .add("match", &OptimizerGroup::match,
+           "Pattern for names of parameters, such as \"*.norm*\" or \"layers.0.*\", with * for any "
+           "characters; or a role: matrix, embedding, head, norm, bias or router. A tied head is in the "
+           "embedding's group.")
+      .required();
+  group.add("lr_scale", &OptimizerGroup::lr_scale, "Learning rate over what it is without the group.")
+      .at_least(0);
+  group
+      .add("weight_decay", &OptimizerGroup::weight_decay,
+           "Decay, in place of what it is without the group: also of norms and biases.")
+      .at_least(0);
+  return list;
 }
 
 void add_lr_schedule(std::vector<Option>& options) {
@@ -391,6 +508,16 @@ std::vector<Option> declare_options() {
 const std::vector<Option>& options() {
   static const std::vector<Option> table = declare_options();
   return table;
+}
+
+const std::vector<TableList>& table_lists() {
+  static const std::vector<TableList> lists = {optimizer_groups()};
+  return lists;
+}
+
+const TableList* find_table_list(std::string_view section) {
+  const auto found = std::ranges::find(table_lists(), section, &TableList::section);
+  return found == table_lists().end() ? nullptr : &*found;
 }
 
 const std::vector<std::string>& sections() {

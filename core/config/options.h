@@ -13,6 +13,12 @@ namespace pptrain::config {
 // subsections.
 const std::vector<Option>& options();
 
+// The lists of tables, which options() leaves out.
+const std::vector<TableList>& table_lists();
+
+// By full name ("optimizer.groups"); null if there is none.
+const TableList* find_table_list(std::string_view section);
+
 // Section names in that order: "run", "model", "model.rope_scaling", ...
 const std::vector<std::string>& sections();
 

@@ -40,12 +40,21 @@ std::string found_type(const toml::node& node) {
   }
 }
 
+// A list of tables is a key of the section that it lies in.
 std::vector<std::string> keys_of(std::string_view section) {
   std::vector<std::string> keys;
+  for (const TableList& list : table_lists()) {
+    if (list.section == section) {
+      for (const Option& field : list.fields) keys.push_back(field.key);
+    }
+  }
   for (const Option& option : options()) {
     if (option.section == section) {
       keys.push_back(option.key);
     }
+  }
+  for (const TableList& list : table_lists()) {
+    if (list.parent() == section) keys.push_back(list.key());
   }
   return keys;
 }
@@ -97,6 +106,8 @@ class Reader {
       const std::string name = fmt::format("{}.{}", section, key.str());
       if (const Option* option = find_option(name)) {
         read_option(*option, node);
+      } else if (const TableList* list = find_table_list(name)) {
+        read_list(*list, node);
       } else if (!is_section(name)) {
         unknown_key(section, std::string(key.str()), at(key.source()));
       } else if (const toml::table* inner = node.as_table()) {
@@ -109,15 +120,25 @@ class Reader {
   }
 
   void read_option(const Option& option, const toml::node& node) {
-    document_.options.insert_or_assign(option.name(), at(node.source()));
-    fault_at_ = &node;
-    const Fault fault = std::visit(
-        [&](const auto& access) { return take(option, node, access(document_.job)); }, option.target);
-    if (fault.empty()) {
-      document_.broken.erase(option.name());
-    } else {
-      document_.broken.insert(option.name());
-      add(at(fault_at_->source()), option.name(), fault);
+    read_value(option, option.name(), node, document_.job);
+  }
+
+  // Replaces what the list held. An element's field is known by the element's place:
+  // "optimizer.groups[0].match".
+  void read_list(const TableList& list, const toml::node& node) {
+    document_.options.insert_or_assign(list.section, at(node.source()));
+    list.clear(document_.job);
+    const toml::array* array = node.as_array();
+    if (!array ||
+        std::ranges::any_of(*array, [](const toml::node& element) { return !element.is_table(); })) {
+      document_.broken.insert(list.section);
+      return add(at(node.source()), list.section,
+                 fmt::format("wrong type: expected a list of tables, [[{}]]; found {}", list.section,
+                             array ? "a list of something else" : found_type(node)));
+    }
+    document_.broken.erase(list.section);
+    for (size_t i = 0; i < array->size(); ++i) {
+      read_element(list, fmt::format("{}[{}]", list.section, i), *(*array)[i].as_table());
     }
   }
 
@@ -130,12 +151,44 @@ class Reader {
   }
 
   void unknown_key(const std::string& section, const std::string& key, const Origin& origin) {
+    const bool is_list = find_table_list(section) != nullptr;
     add(origin, fmt::format("{}.{}", section, key),
-        fmt::format("unknown key; did you mean {}? The keys of [{}] are: {}", nearest_option(section, key),
-                    section, fmt::join(keys_of(section), ", ")));
+        fmt::format("unknown key; did you mean {}? The keys of {}{}{} are: {}", nearest_option(section, key),
+                    is_list ? "[[" : "[", section, is_list ? "]]" : "]", fmt::join(keys_of(section), ", ")));
   }
 
  private:
+  void read_element(const TableList& list, const std::string& element, const toml::table& table) {
+    JobConfig job = list.fresh();
+    for (const auto& [key, node] : table) {
+      if (const Option* field = list.find(key.str())) {
+        read_value(*field, fmt::format("{}.{}", element, field->key), node, job);
+      } else {
+        unknown_key(list.section, std::string(key.str()), at(key.source()));
+      }
+    }
+    for (const Option& field : list.fields) {
+      if (field.is_required && !table.contains(field.key))
+        add(at(table.source()), fmt::format("{}.{}", element, field.key),
+            fmt::format("is required. {}", field.meaning));
+    }
+    list.append(document_.job, job);
+  }
+
+  // `name`: of the value in this document.
+  void read_value(const Option& option, const std::string& name, const toml::node& node, JobConfig& job) {
+    document_.options.insert_or_assign(name, at(node.source()));
+    fault_at_ = &node;
+    const Fault fault =
+        std::visit([&](const auto& access) { return take(option, node, access(job)); }, option.target);
+    if (fault.empty()) {
+      document_.broken.erase(name);
+    } else {
+      document_.broken.insert(name);
+      add(at(fault_at_->source()), name, fault);
+    }
+  }
+
   Origin at(const toml::source_region& region) const {
     if (fixed_) {
       return *fixed_;
@@ -272,7 +325,7 @@ class Reader {
     if (!array) {
       return wrong_type(option, node);
     }
-    if (array->empty()) {
+    if (array->empty() && !option.may_be_empty) {
       return fmt::format("an empty list; expected {}", type_name(option));
     }
     std::vector<T> values;
@@ -340,11 +393,15 @@ void read_override(Document& document, const std::string& text) {
   const std::string section = name.substr(0, dot == std::string::npos ? 0 : dot);
   if (option) {
     reader.read_option(*option, node);
+  } else if (const TableList* list = find_table_list(name)) {
+    reader.read_list(*list, node);
   } else if (is_section(name) && node.is_table()) {
     reader.read_section(name, *node.as_table());
   } else if (is_section(name)) {
     refuse(fmt::format("names a section; expected {}.key=value, with a key of: {}", name,
                        fmt::join(keys_of(name), ", ")));
+  } else if (find_table_list(section)) {
+    refuse(fmt::format("{0} is a list of tables: give all of it, {0}=[{{...}}, ...]", section));
   } else if (is_section(section)) {
     reader.unknown_key(section, name.substr(dot + 1), origin);
   } else {

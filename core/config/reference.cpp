@@ -49,9 +49,42 @@ std::string describe_type(const Option& option, const std::optional<std::string>
   return text;
 }
 
+std::vector<const TableList*> lists_of(std::string_view section) {
+  std::vector<const TableList*> result;
+  for (const TableList& list : table_lists()) {
+    if (list.parent() == section) result.push_back(&list);
+  }
+  return result;
+}
+
+// Of one element, whose options live in `job`.
+std::string table_toml(const TableList& list, const JobConfig& job) {
+  std::string out = fmt::format("\n[[{}]]\n", list.section);
+  for (const Option& field : list.fields) {
+    if (const std::optional<std::string> value = toml_value(field, job))
+      out += fmt::format("{} = {}\n", field.key, *value);
+  }
+  return out;
+}
+
 std::string example_value(const Option& option) {
   if (std::holds_alternative<Access<std::optional<bool>>>(option.target)) return "true";
   return std::holds_alternative<Access<std::string>>(option.target) ? "\"...\"" : "1";
+}
+
+// One option: what it means, and its default, as a comment where there is none or `commented`.
+std::string option_reference(const Option& option, const JobConfig& defaults, bool commented) {
+  const std::optional<std::string> value = toml_value(option, defaults);
+  const bool shown = value && !option.is_required;
+  return fmt::format("\n{}{}{}{} = {}\n", comment(option.meaning), comment(describe_type(option, value)),
+                     shown && !commented ? "" : "# ", option.key, shown ? *value : example_value(option));
+}
+
+// A list of tables, which is empty by default.
+std::string list_reference(const TableList& list) {
+  std::string out = fmt::format("\n{}# [[{}]]\n", comment(list.meaning), list.section);
+  for (const Option& field : list.fields) out += option_reference(field, list.fresh(), /*commented=*/true);
+  return out;
 }
 
 Json range_schema(const Option& option, const char* type) {
@@ -66,8 +99,9 @@ Json range_schema(const Option& option, const char* type) {
 }
 
 Json list_schema(const Option& option, const char* element) {
-  Json list = {
-      {"type", "array"}, {"items", range_schema(option, element)}, {"minItems", option.length.value_or(1)}};
+  Json list = {{"type", "array"},
+               {"items", range_schema(option, element)},
+               {"minItems", option.may_be_empty ? 0 : option.length.value_or(1)}};
   if (option.length) {
     list["maxItems"] = *option.length;
   }
@@ -82,10 +116,12 @@ Json type_schema(const Option& option) {
     Json operator()(const Access<double>&) const { return range_schema(option, "number"); }
     Json operator()(const Access<std::optional<bool>>&) const { return {{"type", "boolean"}}; }
     Json operator()(const Access<std::optional<int64_t>>&) const { return range_schema(option, "integer"); }
+    Json operator()(const Access<std::optional<double>>&) const { return range_schema(option, "number"); }
     Json operator()(const Access<PipelineSplit>&) const {
       return {{"anyOf", {Json{{"type", "string"}}, list_schema(option, "integer")}}};
     }
     Json operator()(const Access<std::vector<double>>&) const { return list_schema(option, "number"); }
+    Json operator()(const Access<std::vector<int64_t>>&) const { return list_schema(option, "integer"); }
     Json operator()(const Access<std::vector<std::string>>&) const {
       const Json one = (*this)(Access<std::string>());
       return {{"anyOf", {one, Json{{"type", "array"}, {"items", one}, {"minItems", 1}}}}};
@@ -103,12 +139,13 @@ Json type_schema(const Option& option) {
   return std::visit(Schema{option}, option.target);
 }
 
-Json option_schema(const Option& option) {
+// `defaults`: a job in which the option has its default.
+Json option_schema(const Option& option, const JobConfig& defaults) {
   Json schema = type_schema(option);
   schema["description"] =
       option.acts_when ? fmt::format("{} Acts only with {}.", option.meaning, option.acts_when->describe())
                        : option.meaning;
-  const std::optional<std::string> value = toml_value(option, JobConfig());
+  const std::optional<std::string> value = toml_value(option, defaults);
   if (value && !option.is_required) {
     schema["default"] = Json::parse(*value);  // these TOML values are JSON too
   }
@@ -127,6 +164,16 @@ void require(Json& object, const std::string& name) {
     }
   }
   names.push_back(name);
+}
+
+Json list_schema(const TableList& list) {
+  Json table = empty_section();
+  const JobConfig defaults = list.fresh();
+  for (const Option& field : list.fields) {
+    table["properties"][field.key] = option_schema(field, defaults);
+    if (field.is_required) require(table, field.key);
+  }
+  return {{"type", "array"}, {"items", table}, {"description", list.meaning}};
 }
 
 // The schema of a section, made if need be; "model.rope_scaling" lies inside "model".
@@ -150,14 +197,15 @@ Json& section_schema(Json& root, const std::string& section, bool is_required) {
 
 std::string to_toml(const JobConfig& job) {
   std::string out;
-  std::string section;
-  for (const Option& option : options()) {
-    if (option.section != section) {
-      section = option.section;
-      out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
+  for (const std::string& section : sections()) {
+    out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section);
+    for (const Option& option : options()) {
+      if (option.section != section) continue;
+      if (const std::optional<std::string> value = toml_value(option, job))
+        out += fmt::format("{} = {}\n", option.key, *value);
     }
-    if (const std::optional<std::string> value = toml_value(option, job)) {
-      out += fmt::format("{} = {}\n", option.key, *value);
+    for (const TableList* list : lists_of(section)) {
+      for (size_t i = 0; i < list->size(job); ++i) out += table_toml(*list, list->only(job, i));
     }
   }
   return out;
@@ -168,16 +216,12 @@ std::string reference_toml() {
       "# Every key of a pptrain job: what it means, its type and range, and its default, which is the value "
       "shown.\n"
       "# Generated from core/config/options.cpp: pptrain config --reference > configs/reference.toml\n";
-  std::string section;
-  for (const Option& option : options()) {
-    if (option.section != section) {
-      section = option.section;
-      out += fmt::format("\n[{}]\n", section);
+  for (const std::string& section : sections()) {
+    out += fmt::format("\n[{}]\n", section);
+    for (const Option& option : options()) {
+      if (option.section == section) out += option_reference(option, JobConfig(), /*commented=*/false);
     }
-    const std::optional<std::string> value = toml_value(option, JobConfig());
-    out += fmt::format("\n{}{}", comment(option.meaning), comment(describe_type(option, value)));
-    const bool shown = value && !option.is_required;
-    out += fmt::format("{}{} = {}\n", shown ? "" : "# ", option.key, shown ? *value : example_value(option));
+    for (const TableList* list : lists_of(section)) out += list_reference(*list);
   }
   return out;
 }
@@ -185,13 +229,16 @@ std::string reference_toml() {
 std::string json_schema() {
   Json root = {{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "pptrain job"}};
   root.update(empty_section());
+  const JobConfig defaults;
   for (const Option& option : options()) {
     Json& section = section_schema(root, option.section, option.is_required);
-    section["properties"][option.key] = option_schema(option);
+    section["properties"][option.key] = option_schema(option, defaults);
     if (option.is_required) {
       require(section, option.key);
     }
   }
+  for (const TableList& list : table_lists())
+    section_schema(root, list.parent(), false)["properties"][list.key()] = list_schema(list);
   return root.dump(2) + "\n";
 }
 

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Of [model]: what fixes which weights there are and their shapes.
-constexpr std::array<std::string_view, 11> fixed_by_hf = {
+constexpr std::array<std::string_view, 17> fixed_by_hf = {
     "model.arch",
     "model.hidden_size",
     "model.intermediate_size",
@@ -33,6 +33,12 @@ constexpr std::array<std::string_view, 11> fixed_by_hf = {
     "model.tie_word_embeddings",
     "model.attention_bias",
     "model.mlp_bias",
+    "model.num_experts",
+    "model.num_experts_per_tok",
+    "model.moe_intermediate_size",
+    "model.norm_topk_prob",
+    "model.decoder_sparse_step",
+    "model.mlp_only_layers",
 };
 
 std::string value_of(std::string_view option, const JobConfig& job) {
@@ -100,18 +106,6 @@ void check_axes(Document& document) {
     document.report(option,
                     "0 is out of range: give the number of ranks, or -1 for what the other axes leave");
   }
-  const std::pair<std::string_view, int64_t> axes[] = {
-      {"distributed.cp", d.cp},
-      {"distributed.ep", d.ep},
-  };
-  for (const auto& [option, size] : axes) {
-    if (size > 1) {
-      document.report(option,
-                      fmt::format("not implemented yet: {} = {}; only pp, dp_replicate, dp_shard and tp may "
-                                  "be above 1",
-                                  find_option(option)->key, size));
-    }
-  }
 }
 
 // Tensor-parallel ranks share out heads, inner width, vocabulary and rows. Sizes that are missing are
@@ -150,6 +144,40 @@ void check_tensor_parallel(Document& document) {
   }
 }
 
+void check_experts(Document& document) {
+  const int64_t ep = document.job.distributed.ep, experts = document.job.model.num_experts;
+  if (ep == 1) return;
+  if (experts == 0) {
+    document.report_conflict({"distributed.ep", "model.num_experts", "model.arch"},
+                             fmt::format("ep = {} shares out experts, but this model has none", ep));
+  } else if (experts % ep != 0) {
+    document.report_conflict({"distributed.ep", "model.num_experts", "model.hf_dir"},
+                             fmt::format("num_experts = {} is not divisible by ep = {}", experts, ep));
+  }
+}
+
+// Context-parallel ranks share out each row in equal pieces, and Ulysses' each tensor-parallel rank's heads.
+void check_context(Document& document) {
+  const DistributedSection& d = document.job.distributed;
+  const int64_t seq_len = document.job.train.seq_len, heads = document.job.model.num_attention_heads;
+  if (d.cp <= 1 || d.tp < 1) return;
+  const bool ring = d.cp_kind == "ring";
+  if (const int64_t pieces = ring ? 2 * d.cp : d.cp; seq_len % pieces != 0) {
+    document.report_conflict(
+        {"distributed.cp", "train.seq_len"},
+        fmt::format("seq_len = {} is not divisible by {} = {}: cp_kind = \"{}\" cuts each row into as many "
+                    "equal pieces",
+                    seq_len, ring ? "2 * cp" : "cp", pieces, d.cp_kind));
+  }
+  if (!ring && heads % d.tp == 0 && heads / d.tp % d.cp != 0) {
+    document.report_conflict(
+        {"distributed.cp", "model.num_attention_heads"},
+        fmt::format("cp_kind = \"ulysses\" shares out heads, but num_attention_heads / tp = {} is not "
+                    "divisible by cp = {}: take another cp, or cp_kind = \"ring\"",
+                    heads / d.tp, d.cp));
+  }
+}
+
 void check_data(Document& document) {
   const DataSection& data = document.job.data;
   const ModelSection& model = document.job.model;
@@ -162,6 +190,11 @@ void check_data(Document& document) {
                              fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to "
                                          "255: give at least 256",
                                          model.vocab_size));
+  }
+  if (model.vocab_size != 0 && data.document_end >= model.vocab_size) {
+    document.report_conflict(
+        {"data.document_end", "model.vocab_size", "model.hf_dir"},
+        fmt::format("document_end = {} is no token of vocab_size = {}", data.document_end, model.vocab_size));
   }
   if (data.val_fraction > 0 && !data.val_path.empty()) {
     document.report_conflict({"data.val_fraction", "data.val_path"},
@@ -277,6 +310,8 @@ void validate(Document& document) {
   check_hf_weights(document);
   check_axes(document);
   check_tensor_parallel(document);
+  check_experts(document);
+  check_context(document);
   check_data(document);
   check_profile(document);
   check_paths(document);

@@ -1,15 +1,19 @@
 #include "core/data/data_loader.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <functional>
+#include <memory>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/data/context_part.h"
 
 namespace pptrain::data {
 namespace {
@@ -20,68 +24,115 @@ struct Row {
   int64_t targets = 0;
 };
 
-at::Tensor host_tensor(const LoaderOptions& options) {
-  const auto kind = at::TensorOptions().dtype(at::kLong).pinned_memory(options.device.is_cuda());
-  return at::empty({options.micro_batch_size * options.seq_len}, kind);
-}
-
-// The tokens of one row in a microbatch's list; none where the list is undefined.
-std::span<int64_t> row_of(const at::Tensor& list, int64_t row, int64_t seq_len) {
-  if (!list.defined()) return {};
-  return {list.data_ptr<int64_t>() + row * seq_len, static_cast<size_t>(seq_len)};
-}
-
-void fill_row(const TokenDataset& dataset, Row row, std::span<int64_t> buffer, std::span<int64_t> tokens,
-              std::span<int64_t> labels) {
-  const auto targets = static_cast<size_t>(row.targets);
-  if (targets > 0) dataset.read(row.first, buffer.first(targets + 1));
-  const auto inputs = buffer.first(targets);
-  if (!tokens.empty()) std::fill(std::ranges::copy(inputs, tokens.begin()).out, tokens.end(), 0);
-  if (!labels.empty()) {
-    std::fill(std::ranges::copy(buffer.subspan(1, targets), labels.begin()).out, labels.end(), ignore_label);
-  }
-}
-
 // Rows of a step over all data ranks, by their number.
 using Rows = std::function<Row(int64_t)>;
 
-// Rows `first` and following, as many as fit.
-Microbatch load_microbatch(const TokenDataset& dataset, const LoaderOptions& options, const Rows& rows,
-                           int64_t first, std::span<int64_t> buffer) {
-  Microbatch microbatch;
-  if (options.need_tokens) microbatch.tokens = host_tensor(options);
-  if (options.need_labels) microbatch.labels = host_tensor(options);
-  for (int64_t i = 0; i < options.micro_batch_size; ++i) {
-    const Row row = rows(first + i);
-    microbatch.targets += row.targets;
-    if (options.need_tokens || options.need_labels) {
-      fill_row(dataset, row, buffer, row_of(microbatch.tokens, i, options.seq_len),
-               row_of(microbatch.labels, i, options.seq_len));
+// Reads one row after the other.
+class RowReader {
+ public:
+  RowReader(const TokenDataset& dataset, const LoaderOptions& options)
+      : dataset_(dataset),
+        document_end_(options.document_end),
+        tokens_(static_cast<size_t>(options.seq_len) + 1),
+        labels_(static_cast<size_t>(options.seq_len)) {}
+
+  void read(const Row& row) {
+    const auto given = static_cast<size_t>(row.targets);
+    if (given > 0) dataset_.read(row.first, std::span(tokens_).first(given + 1));
+    std::fill(std::copy_n(tokens_.begin() + 1, given, labels_.begin()), labels_.end(), ignore_label);
+    std::fill(tokens_.begin() + row.targets, tokens_.end(), 0);
+    targets_ = row.targets;
+    starts_ = {0};
+    for (size_t i = 0; document_end_ && i < given; ++i) {
+      if (tokens_[i] != *document_end_) continue;
+      labels_[i] = ignore_label;
+      --targets_;
+      if (i + 1 < labels_.size()) starts_.push_back(static_cast<int32_t>(i) + 1);
     }
   }
-  // Pinned memory that a copy still reads is not handed out again before the copy is done.
-  if (options.need_tokens) microbatch.tokens = microbatch.tokens.to(options.device, /*non_blocking=*/true);
-  if (options.need_labels) microbatch.labels = microbatch.labels.to(options.device, /*non_blocking=*/true);
-  return microbatch;
+
+  // Of the row read last: its tokens, filled up, with their labels; where its documents begin; its targets.
+  std::span<const int64_t> tokens() const { return std::span(tokens_).first(labels_.size()); }
+  std::span<const int64_t> labels() const { return labels_; }
+  const std::vector<int32_t>& starts() const { return starts_; }
+  int64_t targets() const { return targets_; }
+
+  // The same as targets() after read(row), without reading where nothing depends on the tokens.
+  int64_t targets_of(const Row& row) {
+    if (!document_end_) return row.targets;
+    read(row);
+    return targets_;
+  }
+
+ private:
+  const TokenDataset& dataset_;
+  std::optional<int64_t> document_end_;
+  std::vector<int64_t> tokens_;  // of a row, and the one behind it
+  std::vector<int64_t> labels_;
+  std::vector<int32_t> starts_;
+  int64_t targets_ = 0;
+};
+
+at::Tensor host_list(const LoaderOptions& options, at::ScalarType type) {
+  return at::empty({options.micro_batch_size * options.seq_len}, at::TensorOptions().dtype(type));
+}
+
+// Each token's place in its document.
+at::Tensor positions_of(const std::vector<int32_t>& starts) {
+  at::Tensor positions = at::empty({starts.back()}, at::TensorOptions().dtype(at::kInt));
+  auto* to = positions.mutable_data_ptr<int32_t>();
+  for (size_t i = 0; i + 1 < starts.size(); ++i) {
+    std::iota(to + starts[i], to + starts[i + 1], 0);
+  }
+  return positions;
+}
+
+// The whole list of rows `first` and following, on the host.
+Microbatch read_list(RowReader& reader, const LoaderOptions& options, const Rows& rows, int64_t first) {
+  const int64_t seq = options.seq_len;
+  Microbatch list;
+  list.tokens = host_list(options, at::kLong);
+  list.labels = host_list(options, at::kLong);
+  std::vector<int32_t> starts;
+  for (int64_t i = 0; i < options.micro_batch_size; ++i) {
+    reader.read(rows(first + i));
+    std::ranges::copy(reader.tokens(), list.tokens.mutable_data_ptr<int64_t>() + i * seq);
+    std::ranges::copy(reader.labels(), list.labels.mutable_data_ptr<int64_t>() + i * seq);
+    for (const int32_t start : reader.starts()) starts.push_back(static_cast<int32_t>(i * seq) + start);
+    list.targets += reader.targets();
+  }
+  starts.push_back(static_cast<int32_t>(options.micro_batch_size * seq));
+  list.positions = positions_of(starts);
+  list.segments = kernels::make_segments(std::move(starts), options.device);
+  return list;
+}
+
+// Pinned memory that a copy still reads is not handed out again before the copy is done.
+at::Tensor to_device(const at::Tensor& host, at::Device device) {
+  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
+}
+
+std::shared_ptr<const kernels::ContextSplit> make_split(const LoaderOptions& o) {
+  if (o.cp_size == 1) return nullptr;
+  return std::make_shared<const kernels::ContextSplit>(
+      kernels::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank));
 }
 
 Step load_step(const TokenDataset& dataset, const LoaderOptions& options, const Rows& rows) {
-  const int64_t b = options.micro_batch_size;
-  const int64_t seq = options.seq_len;
-  const at::Tensor positions =
-      at::arange(seq, at::TensorOptions().dtype(at::kInt)).repeat({b}).to(options.device);
-  const kernels::Segments segments = kernels::equal_segments(b, seq, options.device);
-  std::vector<int64_t> buffer(static_cast<size_t>(seq) + 1);
+  const std::shared_ptr<const kernels::ContextSplit> split = make_split(options);
+  const int64_t all = options.dp_size * options.micro_batch_size;  // rows of all data ranks
+  RowReader reader(dataset, options);
   Step step;
   for (int64_t j = 0; j < options.microbatches; ++j) {
-    const int64_t first = (j * options.dp_size + options.dp_rank) * b;
-    Microbatch& microbatch =
-        step.microbatches.emplace_back(load_microbatch(dataset, options, rows, first, buffer));
-    microbatch.positions = positions;
-    microbatch.segments = segments;
-    const int64_t all = options.dp_size * b;  // rows of all data ranks
-    microbatch.global_tokens = all * seq;
-    for (int64_t i = j * all; i < (j + 1) * all; ++i) microbatch.global_targets += rows(i).targets;
+    Microbatch list = read_list(reader, options, rows, j * all + options.dp_rank * options.micro_batch_size);
+    if (!options.need_tokens) list.tokens.reset();
+    if (!options.need_labels) list.labels.reset();
+    Microbatch& microbatch = step.microbatches.emplace_back(split ? part_of(list, split) : std::move(list));
+    for (at::Tensor* tensor : {&microbatch.tokens, &microbatch.labels, &microbatch.positions}) {
+      if (tensor->defined()) *tensor = to_device(*tensor, options.device);
+    }
+    microbatch.global_tokens = all * options.seq_len;
+    for (int64_t i = j * all; i < (j + 1) * all; ++i) microbatch.global_targets += reader.targets_of(rows(i));
     step.targets += microbatch.global_targets;
   }
   return step;
@@ -95,6 +146,7 @@ const LoaderOptions& checked(const LoaderOptions& o) {
         "positive, and the rank below their number",
         o.seq_len, o.micro_batch_size, o.microbatches, o.dp_rank, o.dp_size));
   }
+  make_split(o);  // throws where rows cannot be cut so
   return o;
 }
 

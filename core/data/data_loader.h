@@ -1,15 +1,17 @@
 // Microbatches of a step, for one rank. Every rank derives the same assignment from the job alone, so the
-// ranks of a pipeline agree on every microbatch without a message.
+// ranks of a pipeline, and those that share out rows, agree on every microbatch without a message.
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/data/microbatch.h"
 #include "core/data/sampler.h"
 #include "core/data/token_dataset.h"
+#include "core/kernels/context_plan.h"
 
 namespace pptrain::data {
 
@@ -19,6 +21,13 @@ struct LoaderOptions {
   int64_t microbatches = 1;      // m: microbatches of a step
   int64_t dp_size = 1;           // D
   int64_t dp_rank = 0;
+  // Context-parallel ranks, which share out each row: this one gets its pieces of the tokens, of the labels,
+  // which are those of the whole row, and of the positions.
+  int cp_size = 1;
+  int cp_rank = 0;
+  kernels::ContextOrder cp_order = kernels::ContextOrder::zigzag;
+  // The token that ends a document: rows are cut behind it into documents. None: each row is one.
+  std::optional<int64_t> document_end = std::nullopt;
   bool need_tokens = true;  // this rank holds the first stage
   bool need_labels = true;  // this rank holds the last stage
   at::Device device = at::kCPU;
@@ -40,8 +49,7 @@ class DataLoader {
   // Throws Error when the dataset is shorter than one sample, saying how many tokens are needed.
   DataLoader(TokenDataset dataset, const LoaderOptions& options, bool shuffle, uint64_t seed);
 
-  // The step that starts at `next_sample`, which then grows by samples_per_step(). Rows are documents, all of
-  // seq_len tokens.
+  // The step that starts at `next_sample`, which then grows by samples_per_step(). Rows have seq_len tokens.
   Step step(int64_t next_sample) const;
   int64_t samples_per_step() const { return options_.samples_per_step(); }
   int64_t samples_per_epoch() const { return sampler_.samples(); }
@@ -62,7 +70,7 @@ class ValidationLoader {
 
   int64_t batches() const { return batches_; }
   std::vector<Microbatch> batch(int64_t index) const;
-  // Targets that count, over all batches and data ranks.
+  // Targets that count, over all batches and data ranks, where rows are documents.
   int64_t valid_tokens() const;
 
  private:

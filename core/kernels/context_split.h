@@ -1,6 +1,7 @@
 // Which tokens of a microbatch each context-parallel rank holds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

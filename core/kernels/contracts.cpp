@@ -5,7 +5,10 @@
 #include "core/kernels/back_ends.h"
 #include "core/kernels/checks.h"
 #include "core/kernels/cost.h"
+#include "core/kernels/exact_sum.h"
+#include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
+#include "core/kernels/optimizers.h"
 
 namespace pptrain::kernels {
 namespace {
@@ -270,9 +273,65 @@ Cost cost_adamw(const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
   return cost;
 }
 
-void check_sum_of_squares(const Checks& checks, const Tensor& x, const Tensor& out) {
+void check_lion(const Checks& checks, const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
+                const std::optional<Tensor>& compute, const LionArgs&,
+                const std::optional<LionPrevious>& previous) {
+  const int64_t size = weight.numel();
+  checks.dense("weight", weight, at::kFloat, {size})
+      .dense("grad", grad, at::kFloat, {size})
+      .dense("exp_avg", exp_avg, at::kFloat, {size});
+  if (compute) {
+    checks.dense("compute", *compute, at::kBFloat16, {size});
+  }
+  if (previous) {
+    checks.dense("previous.weight", previous->weight, at::kFloat, {size})
+        .dense("previous.exp_avg", previous->exp_avg, at::kFloat, {size});
+  }
+}
+
+// Weight and average are read and written.
+Cost cost_lion(const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
+               const std::optional<Tensor>& compute, const LionArgs&,
+               const std::optional<LionPrevious>& previous) {
+  Cost cost = moving(weight, weight, grad, exp_avg, exp_avg, compute);
+  if (previous) cost += {.bytes = moving(previous->weight, previous->exp_avg).bytes};
+  return cost;
+}
+
+void check_momentum(const Checks& checks, const Tensor& average, const Tensor& grad, const Tensor& next,
+                    const MomentumArgs&) {
+  const int64_t size = average.numel();
+  checks.dense("average", average, at::kFloat, {size})
+      .dense("grad", grad, at::kFloat, {size})
+      .compute("next", next, 1)
+      .dense("next", next, next.scalar_type(), {size});
+}
+
+Cost cost_momentum(const Tensor& average, const Tensor& grad, const Tensor& next, const MomentumArgs&) {
+  return moving(average, grad, next);
+}
+
+void check_descend(const Checks& checks, const Tensor& weight, const Tensor& direction,
+                   const std::optional<Tensor>& compute, const DescentArgs&) {
+  const int64_t size = weight.numel();
+  checks.dense("weight", weight, at::kFloat, {size})
+      .compute("direction", direction, 1)
+      .dense("direction", direction, direction.scalar_type(), {size});
+  if (compute) {
+    checks.dense("compute", *compute, at::kBFloat16, {size});
+  }
+}
+
+// The weight is read and written.
+Cost cost_descend(const Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
+                  const DescentArgs&) {
+  return moving(weight, weight, direction, compute);
+}
+
+void check_add_squares(const Checks& checks, const Tensor& x, int64_t place, const Tensor& sum) {
   checks.require(x.scalar_type() == at::kFloat && x.is_contiguous(), "x must be contiguous float32")
-      .dense("out", out, at::kDouble, {});
+      .require(place >= 0, "place counts from the buffer's start")
+      .dense("sum", sum, at::kLong, {exact_words});
 }
 
 }  // namespace
@@ -296,8 +355,12 @@ void add_contracts() {
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);
-  sum_of_squares.accept(check_sum_of_squares);
+  add_squares.accept(check_add_squares);
   add_vocabulary_contracts();
+  add_expert_contracts();
+  lion.accept(check_lion, cost_lion);
+  momentum.accept(check_momentum, cost_momentum);
+  descend.accept(check_descend, cost_descend);
 }
 
 }  // namespace pptrain::kernels

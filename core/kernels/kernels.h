@@ -142,8 +142,12 @@ inline Kernel<void(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& 
                    const std::optional<AdamWPrevious>& previous)>
     adamw{"adamw"};
 
-// out (float64 scalar tensor on x's device) = sum of x^2. x: float32, contiguous. The order of summation
-// depends on the size of x alone.
-inline Kernel<void(const Tensor& x, const Tensor& out)> sum_of_squares{"sum_of_squares"};
+// sum += x^2, exactly but within blocks of 1,024 elements: x is the part of a buffer that begins at its
+// element `place`, and of each of the buffer's blocks, what lies in x is summed in float64, in an order that
+// the block and its part alone decide. So a buffer gives the same bits however it is cut at multiples of
+// 1,024 elements. x: float32, contiguous; sum: int64 [20] on x's device, the words of an ExactSum
+// (exact_sum.h).
+inline constexpr int64_t squares_block = 1024;
+inline Kernel<void(const Tensor& x, int64_t place, Tensor& sum)> add_squares{"add_squares"};
 
 }  // namespace pptrain::kernels

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -55,7 +56,28 @@ Json bubble_json(const Bubble& bubble) {
           {"bubble_drain", bubble.drain}, {"bubble_wait", bubble.wait}, {"bubble_barrier", bubble.barrier}};
 }
 
+Json expert_json(const std::vector<ExpertLoad>& loads) {
+  Json rows = Json::object();
+  double imbalance = 0;
+  for (const ExpertLoad& load : loads) {
+    rows[std::to_string(load.layer)] = load.rows;
+    imbalance = std::max(imbalance, load.imbalance());
+  }
+  return {{"expert_imbalance", imbalance}, {"expert_load", std::move(rows)}};
+}
+
 }  // namespace
+
+double ExpertLoad::imbalance() const {
+  int64_t sum = 0, largest = 0;
+  for (const int64_t count : rows) {
+    sum += count;
+    largest = std::max(largest, count);
+  }
+  return sum == 0
+             ? 1
+             : static_cast<double>(largest) * static_cast<double>(rows.size()) / static_cast<double>(sum);
+}
 
 std::string to_json(const Bubble& bubble) {
   return bubble_json(bubble).dump();
@@ -73,6 +95,7 @@ std::string to_json(const StepRecord& r) {
             {"memory_gb", r.memory_gb},
             {"skipped", r.skipped}};
   if (r.bubble) json.update(bubble_json(*r.bubble));
+  if (!r.expert_loads.empty()) json.update(expert_json(r.expert_loads));
   return json.dump();
 }
 

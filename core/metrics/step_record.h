@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace pptrain::metrics {
 
@@ -14,6 +15,14 @@ struct Bubble {
   double barrier = 0;  // from there to the end of the step, but for the rank's own work
   double wait = 0;     // the part of fill, steady and drain in which the input had been made elsewhere
   double total() const { return fill + steady + drain + barrier; }
+};
+
+// How many rows each expert of a sparse layer got in a step, from all ranks.
+struct ExpertLoad {
+  int layer = 0;
+  std::vector<int64_t> rows;  // [expert]
+
+  double imbalance() const;  // the largest by the mean; 1: all alike
 };
 
 struct StepRecord {
@@ -28,6 +37,7 @@ struct StepRecord {
   double memory_gb = 0;  // peak so far: resident memory of this process, or allocated on its GPU
   bool skipped = false;  // non-finite loss or norm: the weights did not move
   std::optional<Bubble> bubble = std::nullopt;  // where it was measured
+  std::vector<ExpertLoad> expert_loads = {};    // of the sparse layers
 };
 
 struct EvalRecord {

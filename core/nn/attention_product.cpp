@@ -1,5 +1,9 @@
 #include "core/nn/attention_product.h"
 
+#include <spdlog/fmt/fmt.h>
+
+#include "core/base/error.h"
+
 namespace pptrain::nn {
 namespace {
 
@@ -9,6 +13,10 @@ class LocalAttention final : public AttentionProduct {
  public:
   Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const TokenInfo& tokens,
                  Saved& saved) override {
+    if (tokens.context) {
+      throw Error(fmt::format("attention: tokens of rank {} of {}, but the product has its own keys alone",
+                              tokens.context->part, tokens.context->parts()));
+    }
     Tensor out = causal_attention(q, k, v, tokens.segments, saved.statistics);
     saved.q = q;
     saved.k = k;

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -21,6 +22,7 @@ class AttentionProduct {
   struct Saved {
     at::Tensor q, k, v, out;
     AttentionStatistics statistics;
+    int64_t kv_heads = 0;  // of the layer's own k, where an exchange made another number of it
 
     std::vector<at::Tensor> tensors() const;  // all of them; some share memory, some are undefined
   };

@@ -24,8 +24,8 @@ class FeedForward {
   virtual std::unique_ptr<Saved> make_saved() const = 0;
 
   // The forward pass in two parts: all that fills `saved`, from x T [rows, hidden], then the last product,
-  // T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch. What `saved` holds of
-  // products (after a drop) is not computed again.
+  // T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch. What `saved` still
+  // holds after a drop is not computed again.
   virtual void activate(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const = 0;
   virtual at::Tensor project(const Saved& saved) const = 0;
 
@@ -34,8 +34,8 @@ class FeedForward {
     return project(saved);
   }
 
-  // What drop() leaves: all that takes a product to give again, or nothing. What was decided in the forward
-  // pass (routing) stays in any case.
+  // What drop() leaves: all that takes a product, or other ranks, to give again; or nothing. What was decided
+  // in the forward pass (routing) stays in any case.
   enum class Keep { products, nothing };
 
   // Frees the rest, which activate() gives again with the same bits.

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
 namespace {
@@ -54,6 +55,23 @@ std::vector<int64_t> stacked_shape(std::span<const ParameterSpec> parts) {
     shape[0] += other[0];
   }
   return shape;
+}
+
+// Frees the memory behind a tensor and all views of it, which stay valid: restore_memory takes it anew,
+// without values. Returns whether there was none.
+void release_memory(const at::Tensor& tensor) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  storage.set_data_ptr_noswap(storage.allocator()->allocate(0));
+  storage.set_nbytes(0);
+}
+
+bool restore_memory(const at::Tensor& tensor) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
+  if (storage.nbytes() == bytes) return false;
+  storage.set_data_ptr_noswap(storage.allocator()->allocate(bytes));
+  storage.set_nbytes(bytes);
+  return true;
 }
 
 at::Tensor view_of(const at::Tensor& flat, int64_t offset, at::IntArrayRef shape) {
@@ -107,7 +125,9 @@ Weight& ParameterGroup::add(std::vector<ParameterSpec> parts) {
 
 ParameterGroup::Kind ParameterGroup::kind_of(const ParameterSpec& spec, at::ScalarType compute_dtype) const {
   const bool precise = spec.role == Role::norm || spec.role == Role::router || spec.role == Role::balance;
-  return {.type = precise ? at::kFloat : compute_dtype, .copies = spec.copies};
+  return {.type = precise ? at::kFloat : compute_dtype,
+          .copies = spec.copies,
+          .with_input = is_taken_with_input(spec.role)};
 }
 
 // Places each weight in the buffer of its kind.
@@ -123,7 +143,8 @@ void ParameterGroup::lay_out(at::ScalarType compute_dtype) {
     declared.offset = sizes_[declared.buffer];
     sizes_[declared.buffer] += round_up(declared.size);
   }
-  for (int64_t& size : sizes_) size = round_up(size, alignment * division_.parts);
+  const int64_t unit = division_.parts > 1 ? kernels::squares_block * division_.parts : alignment;
+  for (int64_t& size : sizes_) size = round_up(size, unit);
 }
 
 void ParameterGroup::allocate(size_t buffer, at::Device device, bool with_gradients) {
@@ -137,8 +158,13 @@ void ParameterGroup::allocate(size_t buffer, at::Device device, bool with_gradie
   shard.master = at::zeros({piece}, options);
   const auto compute = options.dtype(type);
   if (type != at::kFloat) shard.compute = at::zeros({piece}, compute);
-  whole.compute = division_.parts > 1 ? at::zeros({size}, compute) : shard.rounded();
-  if (with_gradients) {
+  whole.with_input = kinds_[buffer].with_input;
+  whole.compute = division_.parts > 1 ? at::empty({size}, compute) : shard.rounded();
+  if (!with_gradients) return;
+  if (division_.own_gradient) {
+    whole.grad = at::empty({size}, options);
+    shard.grad = at::zeros({piece}, options);
+  } else {
     whole.grad = at::zeros({size}, options);
     shard.grad = whole.grad.narrow(0, piece * division_.part, piece);
   }
@@ -158,6 +184,7 @@ void ParameterGroup::add_slices(const Declared& declared) {
       Slice slice{.spec = spec,
                   .shape = slice_shape(spec, begin, end),
                   .offset = at + begin - first,
+                  .place = at + begin,
                   .master = {},
                   .grad = {},
                   .compute = {}};
@@ -194,6 +221,9 @@ void ParameterGroup::materialise(at::Device device, at::ScalarType compute_dtype
     add_slices(declared);
   }
   materialised_ = true;
+  // Views are made of tensors with memory.
+  release_whole_compute();
+  for (size_t buffer = 0; buffer < whole_.size(); ++buffer) release_whole_grad(buffer);
 }
 
 void ParameterGroup::initialise(uint64_t seed) {
@@ -209,27 +239,37 @@ void ParameterGroup::refresh_compute() {
 
 void ParameterGroup::release_whole_compute() {
   if (division_.parts == 1) return;
-  for (Whole& whole : whole_) {
-    c10::StorageImpl& storage = *whole.compute.storage().unsafeGetStorageImpl();
-    storage.set_data_ptr_noswap(storage.allocator()->allocate(0));
-    storage.set_nbytes(0);
-  }
+  for (const Whole& whole : whole_) release_memory(whole.compute);
 }
 
 void ParameterGroup::restore_whole_compute() {
   if (division_.parts == 1) return;
-  for (Whole& whole : whole_) {
-    c10::StorageImpl& storage = *whole.compute.storage().unsafeGetStorageImpl();
-    const size_t bytes = static_cast<size_t>(whole.compute.numel()) * whole.compute.element_size();
-    if (storage.nbytes() == bytes) continue;
-    storage.set_data_ptr_noswap(storage.allocator()->allocate(bytes));
-    storage.set_nbytes(bytes);
+  for (const Whole& whole : whole_) restore_memory(whole.compute);
+}
+
+void ParameterGroup::release_whole_grad(size_t buffer) {
+  const Whole& whole = whole_.at(buffer);
+  if (division_.own_gradient && whole.grad.defined()) release_memory(whole.grad);
+}
+
+void ParameterGroup::restore_whole_grad(size_t buffer) {
+  const Whole& whole = whole_.at(buffer);
+  if (division_.own_gradient && whole.grad.defined() && restore_memory(whole.grad)) whole.grad.zero_();
+}
+
+int64_t ParameterGroup::whole_bytes() const {
+  size_t bytes = 0;
+  for (const Whole& whole : whole_) {
+    if (division_.parts > 1) bytes += whole.compute.storage().nbytes();
+    if (division_.own_gradient && whole.grad.defined()) bytes += whole.grad.storage().nbytes();
   }
+  return static_cast<int64_t>(bytes);
 }
 
 void ParameterGroup::zero_grad() {
-  for (Whole& whole : whole_) {
-    if (whole.grad.defined()) whole.grad.zero_();
+  for (size_t buffer = 0; buffer < whole_.size(); ++buffer) {
+    const at::Tensor& grad = division_.own_gradient ? shards_[buffer].grad : whole_[buffer].grad;
+    if (grad.defined()) grad.zero_();
   }
 }
 

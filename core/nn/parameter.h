@@ -59,13 +59,14 @@ struct Slice {
   ParameterSpec spec;
   SliceShape shape;
   int64_t offset = 0;  // in the shard's flat buffers, in elements
+  int64_t place = 0;   // in the buffer over all parts
   at::Tensor master;   // float32
   at::Tensor grad;     // float32 main gradient; undefined in a group without gradients
   at::Tensor compute;  // compute type; the same memory as master where that is float32
 };
 
-// What this rank holds of parameters that compute in one type and have the same copies: flat buffers of equal
-// size, with gaps between the slices that stay zero.
+// What this rank holds of the parameters of one kind (compute type, copies, norms apart): flat buffers of
+// equal size, with gaps between the slices that stay zero.
 struct Shard {
   at::Tensor master;          // float32
   at::Tensor grad;            // float32; undefined without gradients
@@ -84,18 +85,28 @@ struct Weight {
 };
 
 // How a group is divided: this rank answers for the part-th of `parts` equal pieces of each of its buffers.
+// Pieces are multiples of 1,024 elements, the blocks of kernels::add_squares.
 struct Division {
   int part = 0;
   int parts = 1;
+  // Shard::grad has memory of its own: whole gradients come and go (release_whole_grad), and who sums them
+  // over ranks adds the sum to it. Else it is this rank's piece of the whole gradient.
+  bool own_gradient = false;
 };
+
+// Norms' gradients, and loads for balances, are taken with the gradient of their input (I), all others' by
+// the weights' pass (W).
+inline bool is_taken_with_input(Role role) {
+  return role == Role::norm || role == Role::balance;
+}
 
 // Over which ranks a parameter group is divided: as most are, or as the experts that several ranks share out.
 enum class Spread { dense, experts };
 
 // Parameters that are gathered, reduced and freed together: the embedding; one block, or its experts; the
 // final norm; the head. Weights lie in flat buffers, those of one compute type and one kind of copies in one,
-// each at a multiple of 64 elements, so that matrix products see the same alignment (and give the same bits)
-// on every layout.
+// norms apart, each at a multiple of 64 elements, so that matrix products see the same alignment (and give
+// the same bits) on every layout.
 class ParameterGroup {
  public:
   explicit ParameterGroup(std::string name = {}, Spread spread = Spread::dense)
@@ -107,9 +118,9 @@ class ParameterGroup {
   // valid. Throws Error if parts disagree, a name is repeated, or the group is materialised.
   Weight& add(std::vector<ParameterSpec> parts);
 
-  // Allocates: masters of this rank's part, and the whole compute weights and zero gradients (unless
-  // `with_gradients` is false). compute_dtype: float32 or bfloat16. Masters are zero until initialise() or a
-  // loader fills them.
+  // Allocates: masters of this rank's part, and zero gradients (unless `with_gradients` is false). Whole
+  // compute weights of a divided group, and whole gradients beside own ones, have no memory before it is
+  // restored. compute_dtype: float32 or bfloat16. Masters are zero until initialise() or a loader fills them.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
                    const Division& division = {});
 
@@ -135,6 +146,7 @@ class ParameterGroup {
     at::Tensor compute;  // float32 or the compute type; the masters' memory where that is whole and float32
     at::Tensor grad;     // float32; undefined without gradients
     Copies copies = Copies::one;
+    bool with_input = false;  // is_taken_with_input, of all that lie here
   };
   std::vector<Whole>& whole() { return whole_; }
   const Division& division() const { return division_; }
@@ -143,6 +155,12 @@ class ParameterGroup {
   // layers hold of them stays valid.
   void release_whole_compute();
   void restore_whole_compute();
+  // The same of one buffer's whole gradient where shards have own gradients; it is restored as zeros. Nothing
+  // changes where it is there already.
+  void release_whole_grad(size_t buffer);
+  void restore_whole_grad(size_t buffer);
+  int64_t whole_bytes()
+      const;  // that whole compute weights and gradients hold now, where they can be released
 
   std::vector<const ParameterSpec*> specs() const;  // all that was added, in order
   int64_t parameter_count() const;  // elements of the local shapes, over all parts, gaps excluded
@@ -164,6 +182,7 @@ class ParameterGroup {
   struct Kind {
     at::ScalarType type;
     Copies copies;
+    bool with_input;
     friend bool operator==(const Kind&, const Kind&) = default;
   };
   Kind kind_of(const ParameterSpec& spec, at::ScalarType compute_dtype) const;

@@ -72,7 +72,8 @@ class RowChunks {
  public:
   // At most `step` rows of each rank in a chunk.
   RowChunks(const TensorCut& cut, int64_t rows, int64_t step);
-  // As many chunks as the region wants.
+  // As many chunks as the region wants, of at least about 32 rows of each rank: products of so many rows have
+  // the bits of the whole one's rows.
   RowChunks(const Region& region, int64_t rows);
 
   int64_t count() const { return count_; }

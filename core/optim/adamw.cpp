@@ -3,34 +3,37 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <optional>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::optim {
 
-AdamW::AdamW(std::vector<nn::Shard*> shards, const config::OptimizerSection& options)
-    : Optimizer(std::move(shards), {"adamw.exp_avg", "adamw.exp_avg_sq"}, options.weight_decay),
-      eps_(options.eps) {
+AdamW::AdamW(const config::OptimizerSection& options) : eps_(options.eps) {
   if (options.betas.size() != 2)
     throw Error(fmt::format("adamw needs two betas, not {}", options.betas.size()));
   beta1_ = options.betas[0];
   beta2_ = options.betas[1];
 }
 
-void AdamW::update(Run& run, const StepArguments& arguments) {
-  std::optional<kernels::AdamWPrevious> previous;
-  if (run.previous) previous = {run.previous->master, run.previous->state[0], run.previous->state[1]};
-  kernels::adamw(run.now.master, run.grad, run.now.state[0], run.now.state[1], run.compute,
-                 {.lr = arguments.lr,
-                  .beta1 = beta1_,
-                  .beta2 = beta2_,
-                  .eps = eps_,
-                  .weight_decay = run.weight_decay,
-                  .grad_scale = arguments.grad_scale,
-                  .step = arguments.step},
-                 previous);
+std::vector<std::string> AdamW::state_files() const {
+  return {"adamw.exp_avg", "adamw.exp_avg_sq"};
+}
+
+void AdamW::step(std::span<Run> runs, const StepArguments& arguments) {
+  for (Run& run : runs) {
+    std::optional<kernels::AdamWPrevious> previous;
+    if (run.previous) previous = {run.previous->master, run.previous->state[0], run.previous->state[1]};
+    kernels::adamw(run.now.master, run.grad, run.now.state[0], run.now.state[1], run.compute,
+                   {.lr = arguments.lr * run.lr_scale,
+                    .beta1 = beta1_,
+                    .beta2 = beta2_,
+                    .eps = eps_,
+                    .weight_decay = run.weight_decay,
+                    .grad_scale = arguments.grad_scale,
+                    .step = arguments.step},
+                   previous);
+  }
 }
 
 }  // namespace pptrain::optim

@@ -1,17 +1,21 @@
-// What the trainer and the checkpoint writer know of an optimizer, and what every optimizer shares: its state
-// lies as the shards' buffers do, and a step can be taken back.
+// What the trainer and the checkpoint writer know of an optimizer: a step, its state by name, and a step
+// back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/config/job_config.h"
 #include "core/nn/parameter.h"
+#include "core/optim/footprint.h"
+#include "core/optim/matrix_exchange.h"
+#include "core/optim/update.h"
 
 namespace pptrain::optim {
 
@@ -23,25 +27,28 @@ struct StateTensor {
   at::Tensor tensor;  // float32, as slice->master: the state itself, to be read or filled
 };
 
-// What a step takes, for predictions: bytes of each parameter that this rank answers for.
-struct OptimizerFootprint {
-  int64_t state = 0;     // the state, held between steps
-  int64_t previous = 0;  // the copy of masters and state that keep_previous() holds
-  double moved = 0;      // what a step reads and writes
-  double kept = 0;       // what a step writes besides, with keep_previous()
+// How one parameter is stepped.
+struct Rule {
+  size_t update = 0;  // of the optimizer's updates
+  double lr_scale = 1;
+  double weight_decay = 0;
 
-  int64_t held_bytes(bool keeps_previous) const { return state + (keeps_previous ? previous : 0); }
-  double moved_bytes(bool keeps_previous) const { return moved + (keeps_previous ? kept : 0); }
+  friend bool operator==(const Rule&, const Rule&) = default;
 };
 
+// Slices, each stepped by the update that its rule names. State lies beside the slices, of the kinds that
+// their update has, and a step can be taken back.
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  // The shards must be materialised with gradients (throws Error otherwise) and outlive this. Collective
+  // where an update is.
+  Optimizer(std::vector<nn::Shard*> shards, std::vector<std::unique_ptr<Update>> updates,
+            const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
   // One step of every slice at this learning rate, by its main gradient times grad_scale. Masters and this
-  // rank's compute weights are new afterwards; gradients are left as they are.
+  // rank's compute weights are new afterwards; gradients are left as they are. Collective where an update is.
   void step(double lr, double grad_scale);
 
   std::vector<StateTensor> state();
@@ -56,56 +63,37 @@ class Optimizer {
   int64_t step_count() const { return steps_; }
   void set_step(int64_t steps) { steps_ = steps; }
 
- protected:
-  // Masters and state of neighbouring slices, flat, in one order.
-  struct Buffers {
-    at::Tensor master;
-    std::vector<at::Tensor> state;
-  };
-  // Neighbouring slices of one shard that are stepped alike, the gaps between them included.
-  struct Run {
-    Buffers now;
-    at::Tensor grad;
-    std::optional<at::Tensor> compute;  // bfloat16: receives the new masters rounded
-    std::optional<Buffers> previous;    // receives what is overwritten, if keeps_previous_itself()
-    double weight_decay = 0;
-  };
-  struct StepArguments {
-    double lr = 0;
-    double grad_scale = 1;
-    int64_t step = 1;  // counted from 1
-  };
-
-  // `state_files`: one float32 value per parameter in each. The shards must be materialised with gradients
-  // (throws Error otherwise) and outlive this.
-  Optimizer(std::vector<nn::Shard*> shards, std::vector<std::string> state_files, double weight_decay);
-
-  virtual void update(Run& run, const StepArguments& arguments) = 0;
-  // True where update() writes what it overwrites to run.previous, which is cheaper than a copy beforehand.
-  virtual bool keeps_previous_itself() const { return false; }
-
  private:
+  // Neighbouring slices of one shard under one rule.
   struct Range {
-    size_t shard;
-    int64_t offset, size;
-    bool decays;
+    nn::Shard* shard;
+    Rule rule;
+    size_t first_slice, slices = 0;
+    int64_t offset, size = 0;
+    std::vector<at::Tensor> state;
+    Buffers previous;  // empty unless it is kept
   };
+  void divide(nn::Shard& shard, const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   Run make_run(const Range& range) const;
-  Buffers changing(size_t shard) const;  // what a step changes
+  void step(size_t update, const StepArguments& arguments);
 
   std::vector<nn::Shard*> shards_;
-  std::vector<std::string> state_files_;
-  double weight_decay_;
+  std::vector<std::unique_ptr<Update>> updates_;
   std::vector<Range> ranges_;
-  std::vector<std::vector<at::Tensor>> state_;  // [shard][file]
-  std::vector<Buffers> previous_;               // [shard]; empty unless they are kept
   int64_t steps_ = 0;
+  bool keeps_previous_ = false;
   bool can_undo_ = false;
 };
 
-// The optimizer that optimizer.name asks for. Throws UsageError that lists the names.
+// What an optimizer needs beside its options.
+struct Surroundings {
+  MakeMatrixExchange make_exchange = {};  // none: this rank holds all matrices whole
+  double balance_rate = 0;                // by which the biases that balance experts move
+};
+
+// The optimizer that optimizer.name asks for, with optimizer.groups. Throws UsageError that lists the names.
 std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerSection& options,
-                                          std::vector<nn::Shard*> shards);
-OptimizerFootprint optimizer_footprint(const config::OptimizerSection& options);
+                                          std::vector<nn::Shard*> shards,
+                                          const Surroundings& surroundings = {});
 
 }  // namespace pptrain::optim

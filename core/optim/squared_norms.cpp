@@ -1,21 +1,18 @@
 #include "core/optim/squared_norms.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "core/kernels/kernels.h"
 
 namespace pptrain::optim {
 
-std::vector<double> squared_norms(std::span<nn::Slice* const> slices) {
+kernels::ExactSum sum_of_squares(std::span<nn::Slice* const> slices) {
   if (slices.empty()) return {};
-  const at::Tensor sums =
-      at::empty({static_cast<int64_t>(slices.size())}, slices.front()->grad.options().dtype(at::kDouble));
-  for (size_t i = 0; i < slices.size(); ++i) {
-    kernels::sum_of_squares(slices[i]->grad, sums.select(0, static_cast<int64_t>(i)));
-  }
-  const at::Tensor host = sums.cpu();
-  const double* data = host.const_data_ptr<double>();
-  return {data, data + slices.size()};
+  at::Tensor words = at::zeros({kernels::exact_words}, slices.front()->grad.options().dtype(at::kLong));
+  for (const nn::Slice* slice : slices) kernels::add_squares(slice->grad, slice->place, words);
+  const at::Tensor host = words.cpu();
+  return kernels::ExactSum(
+      std::span<const int64_t, kernels::exact_words>(host.const_data_ptr<int64_t>(), kernels::exact_words));
 }
 
 }  // namespace pptrain::optim

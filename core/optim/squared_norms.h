@@ -2,14 +2,14 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
+#include "core/kernels/exact_sum.h"
 #include "core/nn/parameter.h"
 
 namespace pptrain::optim {
 
-// Sum of squares of each slice's main gradient. Each depends on its gradient's values and size alone, so that
-// the terms are the same on every layout that cuts parameters alike. Waits for the device once.
-std::vector<double> squared_norms(std::span<nn::Slice* const> slices);
+// The sum of squares of the slices' main gradients. Sums of slices that together are a stage's parameters
+// have the same bits however groups are divided. Waits for the device once.
+kernels::ExactSum sum_of_squares(std::span<nn::Slice* const> slices);
 
 }  // namespace pptrain::optim

@@ -23,8 +23,8 @@ static_assert(axes.size() == axis_count && groups.size() == group_count);
 // The axes that a group spans; for ep, efsdp and eloss, those of the replica that they share out.
 std::span<const Axis> axes_of(Group group) {
   static constexpr std::array batch{Axis::dp_shard, Axis::dp_replicate};
-  static constexpr std::array fsdp{Axis::dp_shard, Axis::cp};
-  static constexpr std::array loss{Axis::dp_shard, Axis::cp, Axis::dp_replicate};
+  static constexpr std::array fsdp{Axis::cp, Axis::dp_shard};
+  static constexpr std::array loss{Axis::cp, Axis::dp_shard, Axis::dp_replicate};
   static constexpr std::array stage{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
   static constexpr std::array replica{Axis::dp_shard, Axis::cp, Axis::tp};
   switch (group) {
@@ -60,6 +60,21 @@ std::vector<int> spanned(const MeshShape& shape, Coordinates at, std::span<const
     for (const int rank : spanned(shape, at, span.subspan(1))) ranks.push_back(rank);
   }
   return ranks;
+}
+
+// Orders the ranks of a replica with the data ranks innermost.
+std::array<int, 3> data_ranks_inside(const MeshShape& shape, int rank) {
+  const Coordinates at = coordinates(shape, rank);
+  const auto on = [&](Axis axis) { return at[static_cast<int>(axis)]; };
+  return {on(Axis::cp), on(Axis::tp), on(Axis::dp_shard)};
+}
+
+// Behind each rank those that differ in the replica alone.
+std::vector<int> with_replicas(const MeshShape& shape, const std::vector<int>& ranks) {
+  std::vector<int> all;
+  for (const int rank : ranks)
+    std::ranges::copy(group(shape, rank, Axis::dp_replicate), std::back_inserter(all));
+  return all;
 }
 
 // Neighbours around the ring, both ways: what stages exchange under any placement, tied ends included.
@@ -193,15 +208,11 @@ std::vector<int> group(const MeshShape& shape, int rank, Group group) {
   const bool across = group != Group::ep;
   const int first = across ? place % shape.ep : place / shape.ep * shape.ep;
   std::vector<int> part;
-  for (int i = 0; i < shape.size(across ? Group::efsdp : Group::ep); ++i) {
-    const int member = ranks[first + i * (across ? shape.ep : 1)];
-    if (group == Group::eloss) {
-      std::ranges::copy(mesh::group(shape, member, Axis::dp_replicate), std::back_inserter(part));
-    } else {
-      part.push_back(member);
-    }
-  }
-  return part;
+  for (int i = 0; i < shape.size(across ? Group::efsdp : Group::ep); ++i)
+    part.push_back(ranks[first + i * (across ? shape.ep : 1)]);
+  if (!across) return part;
+  std::ranges::sort(part, {}, [&](int member) { return data_ranks_inside(shape, member); });
+  return group == Group::efsdp ? part : with_replicas(shape, part);
 }
 
 void check_shape(const MeshShape& shape) {

@@ -16,18 +16,19 @@ inline constexpr int axis_count = 5;
 const char* name(Axis axis);
 
 // Groups that span several axes, named as in torchtitan's ParallelDims where it has them. Ranks of a group
-// are in the nesting order of the axes as they are listed here, outermost first. What is summed over data
-// ranks (batch, loss, eloss) has the replicas innermost: a sum in rank order then has the same bits however
-// the data ranks are shared out between dp_shard and dp_replicate.
+// are in the nesting order of the axes as they are listed here, outermost first. Where sums are taken over
+// data ranks, these are innermost, dp_shard and in it dp_replicate: a sum in rank order then has the same
+// bits however the data ranks are shared out between the two.
 enum class Group {
   batch,    // dp_shard x dp_replicate: ranks that read different samples
-  fsdp,     // dp_shard x cp: ranks over which a parameter group is cut into shards
-  loss,     // dp_shard x cp x dp_replicate: ranks over which gradients, losses and token counts are summed
+  fsdp,     // cp x dp_shard: ranks over which a parameter group is cut into shards
+  loss,     // cp x dp_shard x dp_replicate: ranks over which gradients, losses and token counts are summed
   replica,  // dp_shard x cp x tp: ranks that share out one replica of the same pipeline stages
   stage,    // dp_replicate x dp_shard x cp x tp: all ranks that hold the same pipeline stages
   ep,       // `ep` neighbours within a replica: ranks that hold different experts of the same layers
-  efsdp,    // replica / ep: ranks with the same experts, over which an expert parameter group is cut
-  eloss,    // efsdp x dp_replicate: ranks over which the gradients of these experts are summed
+  efsdp,  // replica / ep, in the order cp x tp x dp_shard: ranks with the same experts, over which an expert
+          // parameter group is cut
+  eloss,  // efsdp x dp_replicate: ranks over which the gradients of these experts are summed
 };
 inline constexpr int group_count = 8;
 const char* name(Group group);

@@ -51,6 +51,33 @@ Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, sch
   const bool same = std::ranges::equal(stages_, expected, {}, [](const Stage* s) { return s->index(); });
   if (!same)
     throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
+  places_ = find_places(schedule_.actions[pipeline_.rank()]);
+}
+
+// From the end of the list to its beginning: what lies ahead of each action of a stage.
+std::vector<Executor::Places> Executor::find_places(const std::vector<Action>& list) {
+  std::map<int, PassPlace> ahead;  // [stage]
+  const auto visit = [&](const Action& part) {
+    PassPlace& stage = ahead[part.stage];
+    stage.kind = part.kind;
+    const PassPlace place = stage;
+    if (part.kind == ActionKind::reshard) stage.next.reset();
+    if (part.kind == ActionKind::reduce_grad) stage.reduce_follows = true;
+    if (!schedule::is_compute(part.kind)) return place;
+    if (part.kind != ActionKind::backward_weight) stage.next = part.kind;
+    stage.reduce_follows = false;
+    return place;
+  };
+  std::vector<Places> places(list.size());
+  for (size_t i = list.size(); i-- > 0;) {
+    if (list[i].kind == ActionKind::overlapped_pair) {
+      places[i][1] = visit(schedule::backward_of(list[i]));
+      places[i][0] = visit(schedule::forward_of(list[i]));
+    } else {
+      places[i][0] = visit(list[i]);
+    }
+  }
+  return places;
 }
 
 ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
@@ -68,6 +95,7 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
   if (validate) {
     const size_t prefix = speculation_.prefix[pipeline_.rank()];
     run_range(0, prefix);
+    for_all_stages(stage_actions_.settle);
     begin = prefix;
     if (!validate()) {
       throw_away_prefix();
@@ -83,7 +111,7 @@ void Executor::run_range(size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const Action& action = schedule_.actions[pipeline_.rank()][i];
     try {
-      execute(action);
+      execute(action, places_[i]);
     } catch (const PeerFailure&) {
       throw;
     } catch (const std::exception& error) {
@@ -114,6 +142,7 @@ void Executor::throw_away_prefix() {
   reap_sends(/*wait=*/true);
   for (auto* values : {&local_inputs_, &local_gradients_, &outputs_, &input_gradients_}) values->clear();
   for (Stage* s : stages_) s->discard();
+  for_all_stages(stage_actions_.discard);
   in_flight_ = 0;
   marks_.reset(timed_on_);  // the step is timed as it is walked in the end
 }
@@ -126,7 +155,7 @@ std::vector<ActionTime> Executor::times() {
   return times;
 }
 
-void Executor::execute(const Action& action) {
+void Executor::execute(const Action& action, const Places& places) {
   switch (action.kind) {
     case ActionKind::recv_f:
     case ActionKind::recv_b:
@@ -137,18 +166,22 @@ void Executor::execute(const Action& action) {
     case ActionKind::reduce_grad:
       return run_on_stage(action, stage_actions_.reduce_grad);
     case ActionKind::unshard:
-      return run_on_stage(action, stage_actions_.unshard);
+      return run_on_stage(action, [&](Stage& s) {
+        if (stage_actions_.unshard) stage_actions_.unshard(s, places[0].next);
+      });
     case ActionKind::reshard:
       return run_on_stage(action, stage_actions_.reshard);
     case ActionKind::overlapped_pair:
-      return schedule::for_each_part(action, [this](const Action& part) { compute(part); });
+      compute(schedule::forward_of(action), places[0]);
+      return compute(schedule::backward_of(action), places[1]);
     default:
-      return compute(action);
+      return compute(action, places[0]);
   }
 }
 
-void Executor::compute(const Action& action) {
+void Executor::compute(const Action& action, const PassPlace& place) {
   marks_.mark();
+  if (stage_actions_.before_compute) stage_actions_.before_compute(stage(action.stage), place);
   if (action.kind == ActionKind::forward) {
     run_forward(action);
   } else if (action.kind == ActionKind::backward_weight) {
@@ -166,6 +199,11 @@ void Executor::run_on_stage(const Action& action, const std::function<void(Stage
   marks_.mark();
   if (body) body(stage(action.stage));
   marks_.mark();
+}
+
+void Executor::for_all_stages(const std::function<void(Stage&)>& body) {
+  if (!body) return;
+  for (Stage* s : stages_) body(*s);
 }
 
 void Executor::run_forward(const Action& action) {
@@ -263,6 +301,7 @@ void Executor::reap_sends(bool wait) {
 
 void Executor::finish() {
   reap_sends(/*wait=*/true);
+  for_all_stages(stage_actions_.finish);
   const bool clean = local_inputs_.empty() && local_gradients_.empty() && received_inputs_.empty() &&
                      received_gradients_.empty() && outputs_.empty() && input_gradients_.empty();
   if (!clean || in_flight_ != 0 || weight_operands_ != 0)

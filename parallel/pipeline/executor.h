@@ -3,6 +3,8 @@
 
 #include <c10/core/Device.h>
 
+#include <array>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <map>
@@ -45,10 +47,23 @@ class Executor {
   // outlive the executor.
   Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule, Mode mode);
 
-  // What the actions of a whole stage call: UNSHARD and RESHARD of its weights, REDUCE_GRAD of its gradients.
-  // Without a function such an action does nothing.
+  // What comes next on one stage, for who gathers its weights and sums its gradients.
+  struct PassPlace {
+    schedule::ActionKind kind = schedule::ActionKind::forward;  // F, B, I or W
+    // The stage's next F, B or I before a RESHARD or the end of the list.
+    std::optional<schedule::ActionKind> next;
+    bool reduce_follows = false;  // REDUCE_GRAD comes before the stage's next compute action
+  };
+  // What the executor tells of a stage. None of these waits for other ranks but settle, finish and discard.
+  // Without a function nothing is done.
   struct StageActions {
-    std::function<void(Stage&)> unshard, reshard, reduce_grad;
+    // UNSHARD; it gets PassPlace::next.
+    std::function<void(Stage&, std::optional<schedule::ActionKind>)> unshard;
+    std::function<void(Stage&)> reshard, reduce_grad;              // RESHARD, REDUCE_GRAD
+    std::function<void(Stage&, const PassPlace&)> before_compute;  // F, B, I or W is about to run
+    std::function<void(Stage&)> settle;   // before weights may be taken back: what is under way must end
+    std::function<void(Stage&)> discard;  // what was gathered for a prefix that is thrown away is stale
+    std::function<void(Stage&)> finish;   // the end of the list: what REDUCE_GRAD began must end
   };
   void on_stage_actions(StageActions actions) { stage_actions_ = std::move(actions); }
 
@@ -81,11 +96,14 @@ class Executor {
     schedule::Action action;
   };
 
+  using Places = std::array<PassPlace, 2>;  // of an action, or of the two of a pair
+  static std::vector<Places> find_places(const std::vector<schedule::Action>& list);
   void run_range(size_t begin, size_t end);
   void throw_away_prefix();
-  void execute(const schedule::Action& action);
-  void compute(const schedule::Action& action);
+  void execute(const schedule::Action& action, const Places& places);
+  void compute(const schedule::Action& action, const PassPlace& place);
   void run_on_stage(const schedule::Action& action, const std::function<void(Stage&)>& body);
+  void for_all_stages(const std::function<void(Stage&)>& body);
   void run_forward(const schedule::Action& action);
   void run_backward(const schedule::Action& action);
   void count_held(int activations, int weight_operands);
@@ -107,6 +125,7 @@ class Executor {
   schedule::Speculation speculation_;
   Mode mode_;
   StageActions stage_actions_;
+  std::vector<Places> places_;  // of this rank's actions
 
   std::span<const data::Microbatch> microbatches_;
   // Values between actions. Keys name the stage that consumes (inputs) or produced (outputs) them.

@@ -2,34 +2,34 @@
 #pragma once
 
 #include <span>
-#include <string>
 #include <vector>
 
+#include "core/kernels/exact_sum.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::shard {
 
-// Squared norms are summed per parameter where the parameter lives, then over all parameters in the order of
-// their global names: the order of summation does not depend on which rank holds what.
+// Each rank hands in the exact sum of squares of what it answers for. Exact sums have no order, so neither
+// who holds what nor how many ranks there are leaves a trace in the norm.
 class GradNorm {
  public:
-  // `names`: the parameters this rank answers for. Every parameter of the model is named by exactly one rank
-  // of `pipeline`. Collective. Throws Error that names a parameter claimed twice.
-  GradNorm(comm::Communicator& pipeline, const std::vector<std::string>& names);
+  // `replica`: the ranks that share out this rank's stages. `pipeline`: along pp. Together they hold every
+  // element that counts once. Both must outlive this.
+  GradNorm(comm::Communicator& replica, comm::Communicator& pipeline)
+      : replica_(replica), pipeline_(pipeline) {}
 
-  // sqrt of the global sum. squared_norms: in the order of `names`. Collective; the same bits on every rank.
-  double operator()(std::span<const double> squared_norms) const;
+  // sqrt of the global sum, which is rounded once; NaN where a gradient is not finite. Collective over both
+  // groups; the same bits on every rank.
+  double operator()(const kernels::ExactSum& squares) const;
 
-  // The same from the squared norms of every rank, [rank][in the order of its names].
-  double of_ranks(const std::vector<std::span<const double>>& squared_norms) const;
-
-  size_t parameters() const { return total_; }
-  size_t parameters_of(int rank) const { return positions_[rank].size(); }
+  // What this rank's replica comes to. Collective over `replica`.
+  kernels::ExactSum of_replica(const kernels::ExactSum& squares) const;
+  // The norm from what the replicas of all stages came to.
+  static double of_stages(std::span<const kernels::ExactSum> stages);
 
  private:
+  comm::Communicator& replica_;
   comm::Communicator& pipeline_;
-  std::vector<std::vector<size_t>> positions_;  // [rank] of each of its parameters in the global order
-  size_t total_ = 0;
 };
 
 }  // namespace pptrain::shard

@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -11,75 +12,98 @@
 namespace pptrain::shard {
 namespace {
 
-using Works = std::vector<std::unique_ptr<comm::Work>>;
-
-std::unique_ptr<comm::Work> all(Works works) {
-  return std::make_unique<comm::AllWorks>(std::move(works));
+// `size` elements in `parts` parts whose sizes differ by one at most.
+std::vector<int64_t> even_counts(int64_t size, int parts) {
+  std::vector<int64_t> counts;
+  for (int part = 0; part < parts; ++part) counts.push_back(size * (part + 1) / parts - size * part / parts);
+  return counts;
 }
 
-// Sums each tensor over the replicas after `first`.
-class SumAfter final : public comm::Work {
- public:
-  SumAfter(std::unique_ptr<comm::Work> first, comm::Communicator& replicas, std::vector<at::Tensor> tensors)
-      : first_(std::move(first)), replicas_(replicas), tensors_(std::move(tensors)) {}
+int64_t sum_before(const std::vector<int64_t>& counts, int part) {
+  int64_t sum = 0;
+  for (int i = 0; i < part; ++i) sum += counts[i];
+  return sum;
+}
 
-  bool done() override { return second_ && second_->done(); }
-  void wait(const std::function<std::string()>& what) override {
-    begin_second(what);
-    second_->wait(what);
-  }
-  bool wait_for(std::chrono::milliseconds time) override { return second_ && second_->wait_for(time); }
-
- private:
-  void begin_second(const std::function<std::string()>& what) {
-    if (second_) return;
-    first_->wait(what);
-    Works works;
-    for (const at::Tensor& tensor : tensors_) works.push_back(replicas_.iall_reduce_sum(tensor));
-    second_ = all(std::move(works));
-  }
-
-  std::unique_ptr<comm::Work> first_, second_;
-  comm::Communicator& replicas_;
-  std::vector<at::Tensor> tensors_;
-};
+bool shared(const comm::Communicator* ranks) {
+  return ranks != nullptr && ranks->size() > 1;
+}
 
 }  // namespace
 
-GroupExchange::GroupExchange(nn::ParameterGroup& group, comm::Communicator& fsdp,
-                             comm::Communicator& replicas)
-    : group_(group), fsdp_(fsdp), replicas_(replicas) {
+GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
+    : group_(group), ranks_(ranks) {
   const nn::Division& division = group.division();
-  if (division.parts != fsdp.size() || division.part != fsdp.rank()) {
+  if (division.parts != ranks.pieces.size() || division.part != ranks.pieces.rank()) {
     throw Error(fmt::format("parameter group {} is part {} of {}, but this is rank {} of {}", group.name(),
-                            division.part, division.parts, fsdp.rank(), fsdp.size()));
+                            division.part, division.parts, ranks.pieces.rank(), ranks.pieces.size()));
+  }
+  const int replicas = ranks.replicas.size();
+  if (ranks.sum.size() != division.parts * replicas ||
+      ranks.sum.rank() != division.part * replicas + ranks.replicas.rank()) {
+    throw Error(fmt::format("parameter group {}: rank {} of {} is not replica {} of {} of part {} of {}",
+                            group.name(), ranks.sum.rank(), ranks.sum.size(), ranks.replicas.rank(), replicas,
+                            division.part, division.parts));
   }
 }
 
 std::unique_ptr<comm::Work> GroupExchange::unshard() {
-  if (fsdp_.size() == 1) return std::make_unique<comm::DoneWork>();
+  if (ranks_.pieces.size() == 1) return std::make_unique<comm::DoneWork>();
   group_.restore_whole_compute();
-  Works works;
+  std::vector<std::unique_ptr<comm::Work>> works;
   const auto shards = group_.shards();
   for (size_t i = 0; i < shards.size(); ++i)
-    works.push_back(fsdp_.iall_gather(group_.whole()[i].compute, shards[i]->rounded()));
-  return all(std::move(works));
+    works.push_back(ranks_.pieces.iall_gather(group_.whole()[i].compute, shards[i]->rounded()));
+  return std::make_unique<comm::AllWorks>(std::move(works));
 }
 
-std::unique_ptr<comm::Work> GroupExchange::reduce_grad() {
-  const auto shards = group_.shards();
-  std::vector<at::Tensor> sums;  // of this rank's part
-  Works works;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    sums.push_back(shards[i]->grad);
-    if (fsdp_.size() > 1) works.push_back(fsdp_.ireduce_scatter_sum(shards[i]->grad, group_.whole()[i].grad));
+comm::Communicator* GroupExchange::copies(size_t buffer) const {
+  switch (group_.whole().at(buffer).copies) {
+    case nn::Copies::one:
+      return nullptr;
+    case nn::Copies::tp:
+      return ranks_.tp_copies;
+    case nn::Copies::kv:
+      return ranks_.kv_copies;
   }
-  if (replicas_.size() == 1) return all(std::move(works));
-  if (fsdp_.size() == 1) {
-    for (const at::Tensor& sum : sums) works.push_back(replicas_.iall_reduce_sum(sum));
-    return all(std::move(works));
+  throw Error("unknown copies");
+}
+
+bool GroupExchange::is_summed(size_t buffer) const {
+  return ranks_.sum.size() > 1 || shared(copies(buffer));
+}
+
+at::Tensor GroupExchange::own_part(size_t buffer) {
+  const at::Tensor& whole = group_.whole().at(buffer).grad;
+  const int64_t size = whole.numel() / ranks_.pieces.size();
+  return whole.narrow(0, size * ranks_.pieces.rank(), size);
+}
+
+// Of R replicas of P pieces, the rank with part r of piece p has number p R + r in `sum`, and gets the r-th
+// part of that piece, which the replicas of the piece then show each other.
+GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
+  SumSteps steps;
+  const at::Tensor whole = group_.whole().at(buffer).grad;
+  if (comm::Communicator* const ranks = copies(buffer); shared(ranks))
+    steps[0] = [ranks, whole] { return ranks->iall_reduce_sum(whole); };
+  const int pieces = ranks_.pieces.size();
+  if (ranks_.sum.size() == 1) return steps;
+  if (pieces == 1) {
+    steps[1] = [&ranks = ranks_.sum, whole] { return ranks.iall_reduce_sum(whole); };
+    return steps;
   }
-  return std::make_unique<SumAfter>(all(std::move(works)), replicas_, std::move(sums));
+  const at::Tensor own = own_part(buffer);
+  const int me = ranks_.replicas.rank();
+  const std::vector<int64_t> parts = even_counts(own.numel(), ranks_.replicas.size());
+  const at::Tensor part = own.narrow(0, sum_before(parts, me), parts[me]);
+  std::vector<int64_t> counts;
+  for (int piece = 0; piece < pieces; ++piece) counts.insert(counts.end(), parts.begin(), parts.end());
+  steps[1] = [&ranks = ranks_.sum, whole, part, counts] {
+    return ranks.ireduce_scatter_sum(part, whole, counts);
+  };
+  if (ranks_.replicas.size() > 1)
+    steps[2] = [&ranks = ranks_.replicas, own, part, parts] { return ranks.iall_gather(own, part, parts); };
+  return steps;
 }
 
 }  // namespace pptrain::shard

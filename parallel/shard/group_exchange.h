@@ -3,6 +3,9 @@
 // 2304.11277).
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "core/nn/parameter.h"
@@ -10,30 +13,52 @@
 
 namespace pptrain::shard {
 
-// With one rank in both groups nothing is exchanged, and nothing costs anything.
+// The ranks that share what a rank holds of the groups of one spread. All must outlive who uses them.
+struct ShardRanks {
+  comm::Communicator& pieces;    // over which groups are divided, each rank with the part of its rank
+  comm::Communicator& replicas;  // that hold the same part
+  // Whose gradients are summed: both together, replicas innermost. The sum of parts in rank order then has
+  // the same bits however the ranks are shared out between the two.
+  comm::Communicator& sum;
+  // That hold copies of a parameter (nn::Copies::tp, kv), each with a part of its gradient; null where a rank
+  // is alone.
+  comm::Communicator* tp_copies = nullptr;
+  comm::Communicator* kv_copies = nullptr;
+};
+
+// With one rank in each group nothing is exchanged, and nothing costs anything.
 class GroupExchange {
  public:
-  // `fsdp`: the ranks over which the group is divided, each with the part of its rank. `replicas`: the ranks
-  // that hold the same part. The group is materialised with gradients. All must outlive this. Throws Error
-  // where the group is divided otherwise.
-  GroupExchange(nn::ParameterGroup& group, comm::Communicator& fsdp, comm::Communicator& replicas);
+  // The group is materialised, and outlives this. Throws Error where it is divided otherwise than `ranks`
+  // are.
+  GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks);
 
-  // Gathers all parts' compute weights: once the work is done, layers may use them. Collective over fsdp, as
-  // everything here but reshard().
+  // Gathers all parts' compute weights: once the work is done, layers may use them. Collective over pieces.
   std::unique_ptr<comm::Work> unshard();
 
   // Frees the compute weights of a divided group until unshard(). Local; no unshard() may be under way.
   void reshard() { group_.release_whole_compute(); }
 
-  // Sums main gradients over fsdp and replicas, each in rank order: once the work is done, every shard's
-  // `grad` is the sum of all ranks. Of a group that is both divided and replicated the second sum begins in
-  // the work's wait(), which all ranks must call in the same order; until then its done() is false.
-  std::unique_ptr<comm::Work> reduce_grad();
+  // Whether any of sum_steps is not empty.
+  bool is_summed(size_t buffer) const;
+
+  // What sums one buffer's whole gradients, in rank order: over copies, then over the ranks with other
+  // samples, then what replicas show each other. Each step begins when the one before is done; after the
+  // last, this rank's part of the whole gradient is the sum. A step may be empty: then there is nothing to
+  // do. gradient_sums.h takes them.
+  using Step = std::function<std::unique_ptr<comm::Work>()>;
+  using SumSteps = std::array<Step, 3>;
+  SumSteps sum_steps(size_t buffer);
+
+  nn::ParameterGroup& group() const { return group_; }
+  // This rank's part of one buffer's whole gradient.
+  at::Tensor own_part(size_t buffer);
 
  private:
+  comm::Communicator* copies(size_t buffer) const;
+
   nn::ParameterGroup& group_;
-  comm::Communicator& fsdp_;
-  comm::Communicator& replicas_;
+  ShardRanks ranks_;
 };
 
 }  // namespace pptrain::shard

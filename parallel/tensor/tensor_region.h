@@ -10,8 +10,7 @@
 namespace pptrain::tensor {
 
 // Gathers and sums are the communicator's, so that sums are taken in rank order and have the same bits on
-// every transport. `tp` must outlive the region. chunks: nn::Region::chunks; results have the same bits
-// whatever it is, as far as products of fewer rows have.
+// every transport. `tp` must outlive the region. chunks: nn::Region::chunks; it changes no bit of a result.
 class TensorRegion final : public nn::Region {
  public:
   explicit TensorRegion(comm::Communicator& tp, int chunks = 1);

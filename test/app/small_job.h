@@ -98,7 +98,8 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   for (std::string line; std::getline(lines, line);) {
     const auto record = nlohmann::json::parse(line);
     nlohmann::ordered_json kept;
-    for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "skipped", "eval_loss"}) {
+    for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "skipped", "eval_loss",
+                            "expert_load", "expert_imbalance"}) {
       if (record.contains(key)) kept[key] = record[key];
     }
     result.metrics.push_back(kept.dump());

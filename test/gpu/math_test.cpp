@@ -75,3 +75,23 @@ TEST_CASE("adamw_update follows torch::optim::AdamW over many steps") {
     }
   }
 }
+
+TEST_CASE("lion_update follows the paper's formula over many steps") {
+  const LionScalars scalars{.grad_scale = 0.5F,
+                            .decay = 1 - 0.03F * 0.1F,
+                            .one_minus_beta1 = 0.1F,
+                            .one_minus_beta2 = 0.01F,
+                            .lr = 0.03F};
+  LionState state{0.5F, 0.0F};
+  double weight = 0.5, average = 0;
+  for (int step = 1; step <= 20; ++step) {
+    const float grad = std::sin(static_cast<float>(step));
+    const double g = 0.5 * static_cast<double>(grad), direction = 0.9 * average + 0.1 * g;
+    weight = weight * (1 - 0.03 * 0.1) - 0.03 * (direction > 0 ? 1 : direction < 0 ? -1 : 0);
+    average = 0.99 * average + 0.01 * g;
+    state = lion_update(state, grad, scalars);
+    CHECK(state.weight == Approx(weight).epsilon(1e-5));
+    CHECK(state.exp_avg == Approx(average).epsilon(1e-5).margin(1e-7));
+  }
+  CHECK(lion_update({1.0F, 0.0F}, 0.0F, scalars).weight == Approx(scalars.decay));
+}

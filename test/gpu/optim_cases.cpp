@@ -1,7 +1,14 @@
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+
 #include <array>
+#include <cmath>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "core/kernels/exact_sum.h"
+#include "core/kernels/optimizers.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 
@@ -130,7 +137,59 @@ TEST_CASE("adamw keeps what it overwrites", "[gpu]") {
   }
 }
 
-TEST_CASE("adamw and sum_of_squares do not depend on alignment", "[gpu]") {
+TEST_CASE("lion over several steps, and what it overwrites", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const int64_t size : {1, 3, 4, 1000, 4099}) {
+    for (const bool odd : {false, true}) {
+      CAPTURE(size, odd);
+      compare([&](const Backend& b) -> std::vector<Tensor> {
+        const auto place = [&](const Tensor& x) { return odd ? misaligned(x) : x; };
+        Tensor weight = place(b.random({size}, at::kFloat, 1));
+        Tensor exp_avg = place(b.random({size}, at::kFloat, 2));
+        Tensor compute = place(b.random({size}, at::kBFloat16, 3));
+        const kernels::LionPrevious previous{.weight = place(b.random({size}, at::kFloat, 4)),
+                                             .exp_avg = place(b.random({size}, at::kFloat, 5))};
+        for (uint64_t step = 0; step < 3; ++step) {
+          b(kernels::lion, weight, place(b.random({size}, at::kFloat, 10 + step)), exp_avg, compute,
+            kernels::LionArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3}, previous);
+        }
+        return {weight, exp_avg, compute, previous.weight, previous.exp_avg};
+      });
+    }
+  }
+}
+
+TEST_CASE("momentum and descend", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const int64_t size : {1, 3, 4, 1000, 4099}) {
+      for (const bool odd : {false, true}) {
+        CAPTURE(type, size, odd);
+        compare([&](const Backend& b) -> std::vector<Tensor> {
+          const auto place = [&](const Tensor& x) { return odd ? misaligned(x) : x; };
+          Tensor average = place(b.random({size}, at::kFloat, 1));
+          const Tensor grad = place(b.random({size}, at::kFloat, 2));
+          Tensor next = place(b.random({size}, type, 3));
+          Tensor weight = place(b.random({size}, at::kFloat, 4));
+          Tensor compute = place(b.random({size}, at::kBFloat16, 5));
+          const kernels::MomentumArgs momentum{.grad_scale = 0.3};
+          b(kernels::momentum, average, grad, average, momentum);
+          b(kernels::momentum, average, grad, next, momentum);
+          // Of values that do not depend on how `next` was rounded.
+          b(kernels::descend, weight, place(b.random({size}, type, 6)), compute,
+            kernels::DescentArgs{.decay = 0.9, .step = 0.1});
+          return {average, next, weight, compute};
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("adamw and add_squares do not depend on alignment", "[gpu]") {
   if (!can_run()) {
     return;
   }
@@ -142,10 +201,10 @@ TEST_CASE("adamw and sum_of_squares do not depend on alignment", "[gpu]") {
     Tensor exp_avg_sq = place(b.random({1003}, at::kFloat, 3).abs());
     Tensor compute = place(b.random({1003}, at::kBFloat16, 4));
     const Tensor grad = place(b.random({1003}, at::kFloat, 5));
-    Tensor squares = b.output({}, at::kDouble);
+    Tensor squares = at::zeros({kernels::exact_words}, at::TensorOptions(at::kLong).device(b.device));
     b(kernels::adamw, weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7},
       std::nullopt);
-    b(kernels::sum_of_squares, grad, squares);
+    b(kernels::add_squares, grad, 40, squares);
     return {weight, exp_avg, exp_avg_sq, compute, squares};
   };
   const auto even = run(false);
@@ -155,20 +214,56 @@ TEST_CASE("adamw and sum_of_squares do not depend on alignment", "[gpu]") {
   }
 }
 
-TEST_CASE("sum_of_squares", "[gpu]") {
+namespace {
+
+// Of the words on any device.
+kernels::ExactSum exact_sum(const Tensor& words) {
+  const Tensor host = words.cpu();
+  return kernels::ExactSum(
+      std::span<const int64_t, kernels::exact_words>(host.const_data_ptr<int64_t>(), kernels::exact_words));
+}
+
+}  // namespace
+
+TEST_CASE("add_squares", "[gpu]") {
   if (!can_run()) {
     return;
   }
   for (const int64_t size : {0, 1, 3, 5, 4096, 100003}) {
-    CAPTURE(size);
-    compare(
-        [&](const Backend& b) -> std::vector<Tensor> {
-          Tensor out = b.output({}, at::kDouble);
-          b(kernels::sum_of_squares, b.random({size}, at::kFloat, 1), out);
-          return {out};
-        },
-        1e-12);
+    for (const int64_t place : {0, 3, 1000, 1024}) {
+      CAPTURE(size, place);
+      compare(
+          [&](const Backend& b) -> std::vector<Tensor> {
+            Tensor words = at::zeros({kernels::exact_words}, at::TensorOptions(at::kLong).device(b.device));
+            b(kernels::add_squares, b.random({size}, at::kFloat, 1), place, words);
+            return {at::scalar_tensor(exact_sum(words).rounded(), at::kDouble)};
+          },
+          1e-12);
+    }
   }
+}
+
+TEST_CASE("add_squares gives equal bits however a buffer is cut into whole blocks", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  const Backend& b = subject();
+  const auto sum = [&](const Tensor& x, const std::vector<int64_t>& cuts) {
+    Tensor words = at::zeros({kernels::exact_words}, at::TensorOptions(at::kLong).device(b.device));
+    int64_t begin = 0;
+    for (const int64_t end : cuts) {
+      b(kernels::add_squares, x.narrow(0, begin, end - begin), begin, words);
+      begin = end;
+    }
+    return exact_sum(words).rounded();
+  };
+  Tensor x = b.random({10000}, at::kFloat, 1, 1e15);
+  x.narrow(0, 5000, 3000).mul_(1e-30);
+  const double whole = sum(x, {10000});
+  CHECK(sum(x, {1024, 4096, 10000}) == whole);
+  CHECK(sum(x, {2048, 3072, 9216, 10000}) == whole);
+  x[7000] = std::nan("");
+  CHECK(std::isnan(sum(x, {10000})));
 }
 
 TEST_CASE("normal values have the CPU's bits, whatever slice is made", "[gpu]") {

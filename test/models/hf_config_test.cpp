@@ -100,6 +100,42 @@ TEST_CASE("a qwen3 directory, and the newer rope_parameters") {
   CHECK(newer.rope_scaling.factor == 2);
 }
 
+TEST_CASE("directories of models with experts, under either name of their number") {
+  const Folder folder;
+  Json config = qwen3();
+  config.update(Json::parse(R"({"model_type": "qwen3_moe", "attention_bias": false, "num_experts": 16,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 40, "norm_topk_prob": true, "decoder_sparse_step": 2,
+    "mlp_only_layers": [1], "router_aux_loss_coef": 0.001})"));
+  folder.write("hf/config.json", config.dump());
+  const ModelSection m = parse(job_text(folder, "")).model;
+  CHECK(m.arch == "qwen3_moe");
+  CHECK(m.num_experts == 16);
+  CHECK(m.num_experts_per_tok == 4);
+  CHECK(m.moe_intermediate_size == 40);
+  CHECK(m.norm_topk_prob);
+  CHECK(m.decoder_sparse_step == 2);
+  CHECK(m.mlp_only_layers == std::vector<int64_t>{1});
+  CHECK(m.router_aux_loss_coef == 0);  // the job's to choose
+  config["num_local_experts"] = 8;
+  folder.write("hf/config.json", config.dump());
+  CHECK(read_hf_config(folder.path("hf")).num_experts == 8);
+  config["mlp_only_layers"] = "1";
+  CHECK_THAT(refused(folder, config), contains_text("mlp_only_layers: \"1\" is not a list of integers"));
+
+  Json mixtral = llama();
+  mixtral.update(Json::parse(R"({"model_type": "mixtral", "mlp_bias": null, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "head_dim": null, "sliding_window": null, "rope_scaling": null})"));
+  folder.write("hf/config.json", mixtral.dump());
+  const ModelSection x = read_hf_config(folder.path("hf"));
+  CHECK(x.arch == "mixtral");
+  CHECK(x.num_experts == 8);
+  CHECK(x.num_experts_per_tok == 2);
+  CHECK(x.head_dim == 20);
+  mixtral["sliding_window"] = 4096;
+  CHECK_THAT(refused(folder, mixtral),
+             contains_text("sliding_window: sliding-window attention is not supported"));
+}
+
 TEST_CASE("what config.json leaves out is as in transformers") {
   const Folder folder;
   const Json small = {{"model_type", "llama"},   {"hidden_size", 64},

@@ -93,6 +93,28 @@ TEST_CASE("between its passes a stage holds activations or weight operands, to t
   }
 }
 
+TEST_CASE("what sparse layers keep between passes does not depend on the routing, and is as predicted") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  Case c{.model = small_model("qwen3_moe", false),
+         .bfloat16 = GENERATE(false, true),
+         .recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full)};
+  Stages stages = c.stages();
+  const auto data = random_microbatch(c.model, 3, 7, 1);
+  const Tensor boundary = at::zeros({21, c.model.hidden}, c.dtype());
+  for (auto& stage : stages) {
+    const models::StageFootprint predicted = c.predicted(*stage, 3, 7);
+    stage->forward(0, data, stage->is_first() ? Tensor() : boundary.clone());
+    CHECK(stage->saved_bytes() == predicted.activation);
+    stage->backward_input(0, stage->is_last() ? Tensor() : boundary.clone());
+    CHECK(stage->pending_bytes() == predicted.weight_operands);
+    stage->backward_weight(0);
+    const auto loads = stage->take_loads();
+    CHECK(loads.size() == 1);  // layer 1 is dense
+    for (const auto& load : loads) CHECK(load.rows.sum().item<int64_t>() == 21 * c.model.sparse.chosen);
+  }
+}
+
 TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
   if (!kernels::cpu::has_attention()) return;  // ATen's attention takes more
   const c10::InferenceMode inference;

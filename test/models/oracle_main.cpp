@@ -3,10 +3,11 @@
 //   model_oracle HF_DIR INPUT OUTPUT STAGES
 //
 // Loads the Hugging Face directory into STAGES stages. INPUT (safetensors): `tokens` and `labels`, int64
-// [steps, microbatches, batch, seq]; `lr`, `weight_decay`, float64 [1]. Trains a step on each, and writes to
-// OUTPUT: `loss`, float64 [steps]: the mean over valid tokens before each step; `norm`, float64 [steps]: the
-// global gradient norm before clipping at 1; `logits`, float32 [batch, seq, vocab], of the first microbatch,
-// and `gradient.NAME`, by Hugging Face name, of the mean loss, both before the first step.
+// [steps, microbatches, batch, seq]; `lr`, `weight_decay`, float64 [1]; `losses`, float64 [2], the
+// coefficients of the routers' balance loss and z-loss. Trains a step on each, and writes to OUTPUT: `loss`,
+// float64 [steps]: the mean over valid tokens before each step; `norm`, float64 [steps]: the global gradient
+// norm before clipping at 1; `logits`, float32 [batch, seq, vocab], of the first microbatch, and
+// `gradient.NAME`, by Hugging Face name, of the mean loss, both before the first step.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -80,7 +81,7 @@ class Model {
   NamedTensors gradients(int64_t tokens) {
     const auto names = models::find_architecture(stages_.front()->model().arch).weights;
     NamedTensors result;
-    for_each([&](const nn::Slice& parameter, double) {
+    for_each([&](const nn::Slice& parameter) {
       result.emplace_back("gradient." + models::hf_name(names, parameter.spec.name, false),
                           parameter.grad / static_cast<double>(tokens));
     });
@@ -88,9 +89,9 @@ class Model {
   }
 
   double gradient_norm() {
-    double sum = 0;
-    for_each([&](const nn::Slice&, double squared) { sum += squared; });
-    return std::sqrt(sum);
+    std::vector<nn::Slice*> counted;
+    for_each([&](nn::Slice& parameter) { counted.push_back(&parameter); });
+    return std::sqrt(optim::sum_of_squares(counted).rounded());
   }
 
   void step(double lr, double grad_scale) {
@@ -101,11 +102,9 @@ class Model {
   template <class Visit>
   void for_each(const Visit& visit) {
     for (auto& stage : stages_) {
-      const auto slices = stage->parameters().slices();
-      const std::vector<double> squared = optim::squared_norms(slices);
-      for (size_t i = 0; i < slices.size(); ++i) {
-        if (stage->tied() && slices[i]->spec.name == "head.weight") continue;
-        visit(*slices[i], squared[i]);
+      for (nn::Slice* slice : stage->parameters().slices()) {
+        if (stage->tied() && slice->spec.name == "head.weight") continue;
+        visit(*slice);
       }
     }
   }
@@ -123,7 +122,9 @@ std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at
                       .labels = labels[i].reshape({-1}),
                       .positions = at::arange(seq, at::kInt).repeat({batch}),
                       .segments = kernels::equal_segments(batch, seq, at::kCPU),
-                      .targets = labels[i].ne(data::ignore_label).sum().item<int64_t>()});
+                      .targets = labels[i].ne(data::ignore_label).sum().item<int64_t>(),
+                      .global_tokens = batch * seq,
+                      .global_targets = labels[i].ne(data::ignore_label).sum().item<int64_t>()});
   }
   return result;
 }
@@ -134,7 +135,10 @@ void train(const std::string& hf_dir, const std::string& input_path, const std::
   const at::Tensor tokens = input.view("tokens");
   const at::Tensor labels = input.view("labels");
   const double lr = input.view("lr").item<double>();
-  Model model(models::make_model_config(models::read_hf_config(hf_dir), tokens.size(3)), hf_dir, stages,
+  config::ModelSection section = models::read_hf_config(hf_dir);
+  section.router_aux_loss_coef = input.view("losses")[0].item<double>();
+  section.router_z_loss_coef = input.view("losses")[1].item<double>();
+  Model model(models::make_model_config(section, tokens.size(3)), hf_dir, stages,
               input.view("weight_decay").item<double>());
   NamedTensors output;
   const at::Tensor losses = at::empty({tokens.size(0)}, at::kDouble);

@@ -46,6 +46,38 @@ config::ModelSection qwen3_06b() {
   return section;
 }
 
+// Qwen3-30B-A3B's config.json.
+config::ModelSection qwen3_30b_a3b() {
+  config::ModelSection section;
+  section.arch = "qwen3_moe";
+  section.hidden_size = 2048;
+  section.num_hidden_layers = 48;
+  section.num_attention_heads = 32;
+  section.num_key_value_heads = 4;
+  section.head_dim = 128;
+  section.vocab_size = 151936;
+  section.num_experts = 128;
+  section.num_experts_per_tok = 8;
+  section.moe_intermediate_size = 768;
+  section.norm_topk_prob = true;
+  return section;
+}
+
+// Mixtral-8x7B's.
+config::ModelSection mixtral_8x7b() {
+  config::ModelSection section;
+  section.arch = "mixtral";
+  section.hidden_size = 4096;
+  section.intermediate_size = 14336;
+  section.num_hidden_layers = 32;
+  section.num_attention_heads = 32;
+  section.num_key_value_heads = 8;
+  section.vocab_size = 32000;
+  section.num_experts = 8;
+  section.num_experts_per_tok = 2;
+  return section;
+}
+
 std::string error_of(config::ModelSection section, const std::function<void(config::ModelSection&)>& change,
                      int64_t seq_len = 4096) {
   change(section);
@@ -88,7 +120,7 @@ TEST_CASE("wrong sizes are errors that name the key") {
   const auto ok = [](config::ModelSection&) {};
   CHECK(error_of(llama_8b(), ok) == "no error");
   CHECK(error_of(llama_8b(), [](auto& s) { s.arch = "lama"; }) ==
-        "model.arch: \"lama\" is not known; valid are \"llama\", \"qwen3\"");
+        "model.arch: \"lama\" is not known; valid are \"llama\", \"qwen3\", \"qwen3_moe\", \"mixtral\"");
   const auto check = [](const config::ModelSection& section, const char* start, const auto& change) {
     CHECK_THAT(error_of(section, change), Catch::Matchers::StartsWith(start));
   };
@@ -111,6 +143,8 @@ TEST_CASE("parameter counts are the published ones") {
   CHECK(parameters(models::make_model_config(llama_8b(), 8)) == 8030261248);
   CHECK(models::parameter_count(models::make_model_config(llama_8b(), 8)) == 8030261248);
   CHECK(models::parameter_count(models::make_model_config(qwen3_06b(), 8)) == 596049920);
+  CHECK(models::parameter_count(models::make_model_config(qwen3_30b_a3b(), 8)) == 30532122624);
+  CHECK(models::parameter_count(models::make_model_config(mixtral_8x7b(), 8)) == 46702792704);
   // 596,049,920, and the tied head's copy.
   CHECK(parameters(models::make_model_config(qwen3_06b(), 8)) == 596049920 + 151936 * 1024);
 }
@@ -144,10 +178,30 @@ TEST_CASE("FLOPs per token") {
   const auto model = models::make_model_config(llama_8b(), 8);
   const double matmul = 8030261248.0 - 128256.0 * 4096 - 65 * 4096;
   CHECK(models::flops_per_token(model, 4096) == 6 * matmul + 6.0 * 32 * 4096 * 4096);
+
+  // Of a sparse layer a token meets attention, the router and 8 experts.
+  const double attention = 2.0 * 2048 * 4096 + 2.0 * 2048 * 512, experts = 8 * 3.0 * 2048 * 768;
+  const double met = 48 * (attention + 128 * 2048 + experts) + 151936.0 * 2048;
+  CHECK(models::flops_per_token(models::make_model_config(qwen3_30b_a3b(), 8), 4096) ==
+        6 * met + 6.0 * 48 * 4096 * 4096);
+}
+
+TEST_CASE("which layers are sparse") {
+  config::ModelSection section = qwen3_30b_a3b();
+  section.decoder_sparse_step = 2;
+  section.mlp_only_layers = {3, 8};
+  CHECK(error_of(section, [](auto&) {}) ==
+        "model.intermediate_size: is required where there is no model.hf_dir: give an integer above 0");
+  section.intermediate_size = 100;
+  const models::SparseLayers sparse = models::make_model_config(section, 8).sparse;
+  std::string kinds;
+  for (int64_t layer = 0; layer < 10; ++layer) kinds += sparse.contains(layer) ? 's' : 'd';
+  CHECK(kinds == "dsdddsdsds");
 }
 
 TEST_CASE("the stages' F, I and W sum to the model's FLOPs") {
-  const auto model = small_model("qwen3", true, 5);
+  const std::string arch = GENERATE(as<std::string>{}, "qwen3", "qwen3_moe");
+  const auto model = small_model(arch, true, 5);
   const auto assignment = pipeline::compute_layer_assignment(5, 3);
   const models::Footprints footprints(model, {.documents = 2, .length = 16});
   kernels::Cost sum;

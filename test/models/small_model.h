@@ -30,6 +30,15 @@ inline models::ModelConfig small_model(const std::string& arch, bool tied, int64
   model.tied = tied;
   model.attention_bias = true;
   model.mlp_bias = arch == "llama";
+  if (arch == "qwen3_moe" || arch == "mixtral") {
+    model.sparse = {.experts = 6,
+                    .chosen = 2,
+                    .intermediate = 24,
+                    .normalise = arch == "mixtral",
+                    .dense = {1},  // dense among sparse
+                    .balance_loss = 0.1,
+                    .z_loss = 0.01};
+  }
   if (arch == "llama") model.rope_llama3 = {.factor = 4, .original_max_position_embeddings = 8};
   return model;
 }
@@ -82,7 +91,9 @@ inline data::Microbatch random_documents(const models::ModelConfig& model,
                         .labels = at::randint(model.vocab, {tokens}, at::kLong),
                         .positions = at::cat(positions),
                         .segments = kernels::make_segments(starts, at::kCPU),
-                        .targets = tokens - static_cast<int64_t>(lengths.size())};
+                        .targets = tokens - static_cast<int64_t>(lengths.size()),
+                        .global_tokens = tokens,
+                        .global_targets = tokens - static_cast<int64_t>(lengths.size())};
   // One label of each document does not count.
   for (size_t i = 0; i < lengths.size(); ++i) data.labels[starts[i] + lengths[i] / 2] = data::ignore_label;
   return data;

@@ -214,7 +214,7 @@ TEST_CASE("stages of tensor-parallel ranks compute what a rank alone does") {
 TEST_CASE("tensor parallelism with recomputation, and in bfloat16") {
   at::set_num_threads(1);
   const auto [tp, kv_heads] = GENERATE(std::pair{2, 1}, std::pair{3, 3}, std::pair{4, 2});
-  const auto recompute = GENERATE(Recompute::selective, Recompute::full);
+  const auto recompute = GENERATE(Recompute::cheap, Recompute::selective, Recompute::full);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   INFO(tp << " ranks");
   check({.model = shared_model("llama", true, kv_heads),
@@ -244,8 +244,10 @@ TEST_CASE("two runs of tensor-parallel ranks give equal bits, and recomputing ch
   job.split = {2, 1, 1};
   job.split_backward = true;
   check_same(run_ranks(job, batches, 4));
-  job.recompute = Recompute::full;
-  check_same(run_ranks(job, batches, 4));
+  for (const Recompute recompute : {Recompute::cheap, Recompute::full}) {
+    job.recompute = recompute;
+    check_same(run_ranks(job, batches, 4));
+  }
 }
 
 TEST_CASE("fewer tokens than tensor-parallel ranks are refused on every rank") {
@@ -266,7 +268,7 @@ TEST_CASE("what a rank holds of a stage and of a microbatch is divided by the te
   model.vocab = 8192;
   model.max_seq = 512;
   model.attention_bias = model.mlp_bias = false;
-  const auto recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
+  const auto recompute = GENERATE(Recompute::none, Recompute::cheap, Recompute::selective, Recompute::full);
   const auto footprint = [&](int tp, bool embedding, bool head) {
     return models::dry_run(
         model, {.first_layer = 0, .end_layer = 4, .embedding = embedding, .head = head},
@@ -299,6 +301,7 @@ TEST_CASE("what tensor-parallel ranks send is four exchanges of a layer forward,
   CHECK(sent(none.backward_input) == 4 * exchange);
   CHECK(sent(none.backward_weight) == 4 * exchange);
   CHECK(sent(footprint(Recompute::none, 3).forward) == 12 * exchange);
+  CHECK(sent(footprint(Recompute::cheap, 1).backward) == 6 * exchange);  // rows of products are kept
   CHECK(sent(footprint(Recompute::selective, 1).backward) == 7 * exchange);
   CHECK(sent(footprint(Recompute::full, 1).backward) == 9 * exchange);
 }

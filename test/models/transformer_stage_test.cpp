@@ -87,7 +87,7 @@ std::string error_of(const std::function<void()>& f) {
 TEST_CASE("splitting a model over stages and its backward into I and W changes no bit") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
-  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3", "qwen3_moe");
   const bool tied = GENERATE(false, true);
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model(arch, tied);
@@ -97,7 +97,8 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   CHECK(expected.loss.tokens == 2 * 8 + 15 + (17 - 4));
   for (const auto& [name, grad] : expected.grads) {
     INFO(name);
-    CHECK(grad.norm().item<double>() > 0);
+    if (name.find(".experts.") == std::string::npos)  // one may have got no token
+      CHECK(grad.norm().item<double>() > 0);
   }
   const std::vector<std::vector<int64_t>> splits = {{4}, {2, 2}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}};
   for (const auto& split : splits) {
@@ -169,7 +170,7 @@ TEST_CASE("a stage says what its boundary tensors are") {
 TEST_CASE("recomputing activations changes no bit") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
-  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3", "qwen3_moe");
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto model = small_model(arch, false);
   const auto batches = microbatches(model);

@@ -13,7 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
@@ -35,6 +36,9 @@ SIZES = {
     "initializer_range": 0.1,
     "tie_word_embeddings": False,
 }
+EXPERTS = {"num_experts_per_tok": 3, "router_aux_loss_coef": 0.0}
+QWEN3_MOE = {**EXPERTS, "num_experts": 7, "moe_intermediate_size": 44}
+MIXTRAL = {**EXPERTS, "num_local_experts": 5, "rms_norm_eps": 1e-5}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 5000.0,
@@ -50,6 +54,8 @@ def build(kind, **changes):
     model_class, config_class = {
         "llama": (LlamaForCausalLM, LlamaConfig),
         "qwen3": (Qwen3ForCausalLM, Qwen3Config),
+        "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig),
+        "mixtral": (MixtralForCausalLM, MixtralConfig),
     }[kind]
     config = config_class(**{**SIZES, **changes}, attn_implementation="eager", bos_token_id=1, eos_token_id=2)
     model = model_class(config).float()
@@ -72,7 +78,37 @@ def random_data(vocab):
     return tokens.repeat(STEPS, 1, 1, 1), labels.repeat(STEPS, 1, 1, 1)
 
 
-def train(model, tokens, labels):
+def parts_of(config, name, tensor):
+    """The tensors that a parameter is in the usual Hugging Face directory: of all experts, one each."""
+    block, gate, up, down = ("mlp", "gate_proj", "up_proj", "down_proj")
+    if config.model_type == "mixtral":
+        block, gate, up, down = ("block_sparse_moe", "w1", "w3", "w2")
+    prefix = name.rsplit("mlp.", 1)[0] + block
+    if name.endswith("mlp.experts.gate_up_proj"):
+        for expert, both in enumerate(tensor):
+            for part, half in zip((gate, up), both.chunk(2)):
+                yield f"{prefix}.experts.{expert}.{part}.weight", half.contiguous()
+    elif name.endswith("mlp.experts.down_proj"):
+        for expert, one in enumerate(tensor):
+            yield f"{prefix}.experts.{expert}.{down}.weight", one
+    elif name.endswith("mlp.gate.weight"):
+        yield f"{prefix}.gate.weight", tensor
+    else:
+        yield name, tensor
+
+
+def balance_loss(model, logits, coefficient):
+    """coefficient * experts * sum of f_e P_e of each layer (Switch Transformer, eq. 4), f summed over choices."""
+    total = 0
+    for layer in logits:
+        probabilities = layer.float().softmax(-1)
+        chosen = probabilities.topk(model.config.num_experts_per_tok, dim=-1).indices
+        share = torch.nn.functional.one_hot(chosen, layer.shape[-1]).sum(1).float().mean(0)
+        total = total + coefficient * layer.shape[-1] * (share * probabilities.mean(0)).sum()
+    return total
+
+
+def train(model, tokens, labels, balance=0.0, z=0.0):
     """What model_oracle computes, by transformers and torch.optim."""
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]
@@ -81,14 +117,29 @@ def train(model, tokens, labels):
         lr=LR, betas=(0.9, 0.95), eps=1e-8)
     result = {"loss": [], "norm": []}
     for step in range(STEPS):
-        logits = model(input_ids=tokens[step].reshape(-1, SEQ)).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[step].flatten(), ignore_index=-100)
+        valid = labels[step].ne(-100)
         optimizer.zero_grad()
-        loss.backward()
+        loss = 0
+        logits = []
+        for i in range(MICROBATCHES):  # the router's losses are means over a microbatch, weighted by its labels
+            output = model(input_ids=tokens[step, i], **({"output_router_logits": True} if balance or z else {}))
+            logits.append(output.logits)
+            nats = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), labels[step, i].flatten(),
+                                                     ignore_index=-100, reduction="sum") / valid.sum()
+            extra = 0.0
+            if balance or z:
+                weight = valid[i].sum() / valid.sum()
+                extra = weight * balance_loss(model, output.router_logits, balance)
+                for layer in output.router_logits:
+                    extra = extra + weight * z * layer.float().logsumexp(-1).square().mean()
+            (nats + extra).backward()
+            loss += nats.detach()
+        logits = torch.cat(logits)
         if step == 0:
             result["logits"] = logits[:BATCH].detach()
             for name, parameter in model.named_parameters():
-                result["gradient." + name] = parameter.grad.clone()
+                for ours, gradient in parts_of(model.config, name, parameter.grad):
+                    result["gradient." + ours] = gradient.clone()
         result["loss"].append(loss.item())
         result["norm"].append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         optimizer.step()
@@ -96,11 +147,11 @@ def train(model, tokens, labels):
             for key, value in result.items()}
 
 
-def run_oracle(model, tokens, labels, stages, **save_options):
+def run_oracle(model, tokens, labels, stages, balance, z, **save_options):
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, **save_options)
         source, target = os.path.join(folder, "input.st"), os.path.join(folder, "output.st")
-        save_file({"tokens": tokens, "labels": labels, "lr": torch.tensor([LR], dtype=torch.float64),
+        save_file({"tokens": tokens, "labels": labels, "losses": torch.tensor([balance, z], dtype=torch.float64), "lr": torch.tensor([LR], dtype=torch.float64),
                    "weight_decay": torch.tensor([WEIGHT_DECAY], dtype=torch.float64)}, source)
         run = subprocess.run([ORACLE, folder, source, target, str(stages)], capture_output=True, text=True)
         if run.returncode != 0:
@@ -109,12 +160,12 @@ def run_oracle(model, tokens, labels, stages, **save_options):
 
 
 class TransformersTest(unittest.TestCase):
-    def check(self, kind, stages=1, save_options=None, **changes):
+    def check(self, kind, stages=1, save_options=None, balance=0.0, z=0.0, gradients=1e-4, **changes):
         torch.set_num_threads(1)
         model = build(kind, **changes)
         tokens, labels = random_data(model.config.vocab_size)
-        actual = run_oracle(model, tokens, labels, stages, **(save_options or {}))
-        expected = train(model, tokens, labels)
+        actual = run_oracle(model, tokens, labels, stages, balance, z, **(save_options or {}))
+        expected = train(model, tokens, labels, balance, z)
         self.assertEqual(set(actual), set(expected))
         self.assertGreater(expected["norm"].max().item(), 1.0, "clipping must act")
         self.assertLess(expected["loss"][-1].item(), expected["loss"][0].item() - 0.1, "the steps must matter")
@@ -122,7 +173,7 @@ class TransformersTest(unittest.TestCase):
         self.near(actual["logits"], expected["logits"], 1e-5, "logits")
         for name in expected:
             if name.startswith("gradient."):
-                self.near(actual[name], expected[name], 1e-4, name)
+                self.near(actual[name], expected[name], gradients, name)
         for step in range(STEPS):
             self.near(actual["loss"][step], expected["loss"][step], 1e-4, f"loss of step {step}")
             self.near(actual["norm"][step], expected["norm"][step], 1e-3, f"norm of step {step}")
@@ -158,6 +209,27 @@ class TransformersTest(unittest.TestCase):
 
     def test_qwen3_llama3_rope_and_as_many_kv_heads(self):
         self.check("qwen3", stages=3, rope_parameters=LLAMA3_ROPE, num_key_value_heads=6)
+
+    def test_qwen3_moe(self):
+        self.check("qwen3_moe", gradients=1e-5, **QWEN3_MOE)
+
+    def test_qwen3_moe_normalised_among_dense_layers(self):
+        self.check("qwen3_moe", stages=2, gradients=1e-5, norm_topk_prob=True, mlp_only_layers=[1], **QWEN3_MOE)
+
+    def test_qwen3_moe_every_second_layer_tied(self):
+        self.check("qwen3_moe", stages=3, gradients=1e-5, decoder_sparse_step=2, tie_word_embeddings=True, **QWEN3_MOE)
+
+    def test_qwen3_moe_fused_weights(self):
+        self.check("qwen3_moe", gradients=1e-5, save_options={"save_original_format": False}, **QWEN3_MOE)
+
+    def test_qwen3_moe_router_losses(self):
+        self.check("qwen3_moe", stages=2, gradients=1e-5, balance=0.3, z=0.02, norm_topk_prob=True, **QWEN3_MOE)
+
+    def test_mixtral(self):
+        self.check("mixtral", stages=2, gradients=1e-5, **MIXTRAL)
+
+    def test_mixtral_fused_weights_and_router_losses(self):
+        self.check("mixtral", gradients=1e-5, balance=0.3, z=0.02, save_options={"save_original_format": False}, **MIXTRAL)
 
 
 if __name__ == "__main__":

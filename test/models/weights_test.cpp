@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/io/safetensors.h"
 #include "models/hf_loader.h"
+#include "models/registry.h"
 #include "models/weight_map.h"
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
@@ -101,6 +102,29 @@ TEST_CASE("names go to Hugging Face's and back") {
                             "head", "layers.1.attn.q.scale", "layers.", ""}) {
     CHECK_THROWS_AS(models::hf_name(names, wrong, false), Error);
   }
+}
+
+TEST_CASE("names of experts have two numbers, and their fused tensors one") {
+  const auto qwen = models::find_architecture("qwen3_moe").weights;
+  const auto mixtral = models::find_architecture("mixtral").weights;
+  const std::string up = "layers.3.mlp.experts.17.up.weight", router = "layers.12.mlp.router.weight";
+  CHECK(models::hf_name(qwen, up, false) == "model.layers.3.mlp.experts.17.up_proj.weight");
+  CHECK(models::hf_name(mixtral, up, false) == "model.layers.3.block_sparse_moe.experts.17.w3.weight");
+  CHECK(models::global_name(qwen, "model.layers.3.mlp.experts.17.up_proj.weight") == up);
+  CHECK(models::global_name(mixtral, "model.layers.3.block_sparse_moe.experts.17.w3.weight") == up);
+  CHECK(models::hf_name(qwen, router, false) == "model.layers.12.mlp.gate.weight");
+  CHECK(models::hf_names(mixtral, router, false) ==
+        std::vector<std::string>{"model.layers.12.block_sparse_moe.gate.weight",
+                                 "model.layers.12.mlp.gate.weight"});
+  CHECK(models::hf_name(qwen, "layers.3.mlp.up.weight", false) == "model.layers.3.mlp.up_proj.weight");
+  CHECK(!models::global_name(qwen, "model.layers.3.mlp.experts.gate_up_proj"));
+  const auto fused = models::fused_expert(up);
+  REQUIRE(fused);
+  CHECK(fused->hf == "model.layers.3.mlp.experts.gate_up_proj");
+  CHECK(fused->expert == 17);
+  CHECK(fused->part == 1);
+  CHECK(fused->parts == 2);
+  CHECK(!models::fused_expert("layers.3.mlp.up.weight"));
 }
 
 TEST_CASE("a stage takes its own tensors of a directory, of any floating-point type") {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <vector>
 
+#include "core/kernels/cpu/attention_head.h"
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
@@ -15,23 +15,7 @@ namespace {
 
 using at::Tensor;
 
-// One head of a [tokens, heads, head_dim] tensor, from token `first` on: a row-major [tokens, head_dim]
-// matrix.
-template <class T>
-Matrix<const T> head_in(const Tensor& x, int64_t first, int64_t head) {
-  return {in<T>(x) + first * x.stride(0) + head * x.stride(1), x.stride(0)};
-}
-template <class T>
-Matrix<T> head_out(const Tensor& x, int64_t first, int64_t head) {
-  return {out<T>(x) + first * x.stride(0) + head * x.stride(1), x.stride(0)};
-}
-template <class T>
-Matrix<T> from_row(Matrix<T> matrix, int64_t row) {
-  return {matrix.data + row * matrix.stride, matrix.stride};
-}
-
-// Query rows taken at a time: their scores should stay in the second-level cache, and products prefer many.
-constexpr int64_t kMostRows = 128;
+// Query rows taken at a time: their scores should stay in the second-level cache.
 int64_t block_rows(int64_t seq) {
   constexpr int64_t kScores = int64_t{1} << 17;
   return std::clamp<int64_t>(kScores / seq / 32 * 32, 32, kMostRows);
@@ -45,27 +29,6 @@ int64_t most_scores(const Segments& segments) {
   }
   return most;
 }
-
-// Working memory of one thread: uninitialised, reused from head to head and from document to document.
-template <class T>
-struct Workspace {
-  Workspace(int64_t size, int64_t head_dim, bool backward)
-      : scores(allocate<float>(size)),
-        dweights(allocate<float>(backward ? size : 0)),
-        weights(allocate<T>(size)),
-        dscores(allocate<T>(backward ? size : 0)),
-        product(allocate<float>(kMostRows * head_dim)),
-        sums(allocate<float>(kMostRows)) {}
-
-  template <class U>
-  static std::unique_ptr<U[]> allocate(int64_t size) {
-    return std::make_unique_for_overwrite<U[]>(static_cast<size_t>(size));
-  }
-
-  std::unique_ptr<float[]> scores, dweights;
-  std::unique_ptr<T[]> weights, dscores;
-  std::unique_ptr<float[]> product, sums;
-};
 
 // The work on one head of one document.
 struct Shape {

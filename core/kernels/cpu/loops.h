@@ -85,7 +85,7 @@ struct SoftmaxPartArgs {
 };
 
 // A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own
-// position.
+// position, or all where that is beyond the last one.
 template <class T>
 struct AttentionSoftmaxArgs {
   const float* scores;  // [rows, keys], unscaled
@@ -109,6 +109,75 @@ struct AttentionGradientArgs {
   T* dscores;  // [rows, keys]: gradient of the unscaled scores
   int64_t first, rows, keys, head_dim;
   float scale;
+};
+
+struct RouteArgs {
+  const float* logits;
+  const float* bias;  // may be null
+  float* probabilities;
+  float* logsumexp;
+  int32_t* chosen;
+  float* weights;
+  int64_t experts, k;
+  bool normalise;
+};
+
+struct RouteBackwardArgs {
+  const float* dweights;
+  const float* probabilities;
+  const float* logsumexp;
+  const int32_t* chosen;
+  const float* slopes;  // may be null
+  float* dlogits;
+  int64_t experts, k;
+  float z_slope;
+  bool normalise;
+};
+
+template <class T>
+struct SumRowsArgs {
+  const T* x;
+  const int32_t* place;
+  const float* residual;  // may be null
+  T* out;
+  int64_t k, dim;
+};
+
+template <class T>
+struct WeightedSwigluArgs {
+  const T* dy;  // backward only
+  const T* gate_up;
+  const float* weights;
+  T* out;           // y, or dgate_up
+  float* dweights;  // backward only
+  int64_t dim;
+};
+
+template <class T>
+struct MomentumLoopArgs {
+  const float* average;
+  const float* grad;
+  T* next;  // may be `average`
+  float grad_scale, one_minus_beta;
+};
+
+template <class T>
+struct DescentLoopArgs {
+  float* weight;
+  const T* direction;
+  uint16_t* compute;  // bfloat16; may be null
+  float decay, negative_step;
+};
+
+// Adds what some rows have of further keys to what they have of others.
+struct AttentionMergeArgs {
+  const float* part;            // [rows, head_dim]: weights v, as attention_softmax gave weights,
+  const float* part_sums;       // sums and log-sum-exp
+  const float* part_logsumexp;  // [rows]
+  float* out;                   // [rows, head_dim], rows out_stride apart: softmax(...) v
+  int64_t out_stride;
+  float* logsumexp;  // [rows]; minus infinity, with zeros in out, before the first keys
+  int64_t rows, head_dim;
 };
 
 // Loops whose tensors have the compute type T. begin and end count rows (tokens for norm_rope) or columns, as
@@ -141,6 +210,11 @@ struct TypedLoops {
                              int64_t dim, int64_t begin, int64_t end);
   // sums (float [cols]) += column sums over all rows, columns [begin, end) only, in row order.
   void (*column_sums)(const T* x, float* sums, int64_t rows, int64_t cols, int64_t begin, int64_t end);
+  void (*sum_rows)(const SumRowsArgs<T>&, int64_t begin, int64_t end);
+  void (*weighted_swiglu)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
+  void (*weighted_swiglu_backward)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
+  void (*momentum)(const MomentumLoopArgs<T>&, int64_t begin, int64_t end);
+  void (*descend)(const DescentLoopArgs<T>&, int64_t begin, int64_t end);
 };
 
 struct AdamWLoopArgs {
@@ -154,6 +228,17 @@ struct AdamWLoopArgs {
   float* previous_exp_avg;
   float* previous_exp_avg_sq;
   float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, negative_step;
+};
+
+struct LionLoopArgs {
+  float* weight;
+  const float* grad;
+  float* exp_avg;
+  uint16_t* compute;  // bfloat16; may be null
+  // What is overwritten goes here, past the caches; both may be null.
+  float* previous_weight;
+  float* previous_exp_avg;
+  float grad_scale, decay, one_minus_beta1, one_minus_beta2, negative_lr;
 };
 
 // A bfloat16 operand of a product, from its first inner index and row (of op_a(a)) or column (of op_b(b)).
@@ -181,7 +266,11 @@ struct Loops {
   TypedLoops<float> f32;
   TypedLoops<uint16_t> bf16;
   void (*adamw)(const AdamWLoopArgs&, int64_t begin, int64_t end);
+  void (*lion)(const LionLoopArgs&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const float* x, int64_t size);
+  void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
+  void (*route_backward)(const RouteBackwardArgs&, int64_t begin, int64_t end);
+  void (*attention_merge)(const AttentionMergeArgs&);
   Bf16Gemm bf16_gemm;
 };
 

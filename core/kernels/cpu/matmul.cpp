@@ -7,6 +7,7 @@
 
 #include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/loops.h"
+#include "core/kernels/cpu/matmul.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
 #include "core/kernels/kernels.h"

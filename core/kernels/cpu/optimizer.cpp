@@ -1,13 +1,26 @@
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <mutex>
 
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
+#include "core/kernels/optimizers.h"
 
 namespace pptrain::kernels::cpu {
+namespace {
+
+// Calls body(first, last) over ranges of [0, size) that begin at cache lines: no two threads write to one.
+template <class Body>
+void for_elements(int64_t size, const Body& body) {
+  constexpr int64_t kLine = 16;
+  parallel_for((size + kLine - 1) / kLine, row_grain(kLine),
+               [&](int64_t first, int64_t last) { body(first * kLine, std::min(size, last * kLine)); });
+}
+
+}  // namespace
 
 void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
            const std::optional<Tensor>& compute, const AdamWArgs& args,
@@ -31,34 +44,76 @@ void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_
                                 .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
                                 .eps = static_cast<float>(args.eps),
                                 .negative_step = static_cast<float>(-args.lr / correction1)};
-  constexpr int64_t kLine = 16;  // elements of a cache line: no thread begins inside one
-  const int64_t size = weight.numel();
-  parallel_for((size + kLine - 1) / kLine, row_grain(kLine), [&](int64_t first, int64_t last) {
-    loops().adamw(loop_args, first * kLine, std::min(size, last * kLine));
+  for_elements(weight.numel(), [&](int64_t begin, int64_t end) { loops().adamw(loop_args, begin, end); });
+}
+
+void lion(Tensor& weight, const Tensor& grad, Tensor& exp_avg, const std::optional<Tensor>& compute,
+          const LionArgs& args, const std::optional<LionPrevious>& previous) {
+  const LionLoopArgs loop_args{.weight = out<float>(weight),
+                               .grad = in<float>(grad),
+                               .exp_avg = out<float>(exp_avg),
+                               .compute = compute ? out<uint16_t>(*compute) : nullptr,
+                               .previous_weight = previous ? out<float>(previous->weight) : nullptr,
+                               .previous_exp_avg = previous ? out<float>(previous->exp_avg) : nullptr,
+                               .grad_scale = static_cast<float>(args.grad_scale),
+                               .decay = static_cast<float>(1 - args.lr * args.weight_decay),
+                               .one_minus_beta1 = static_cast<float>(1 - args.beta1),
+                               .one_minus_beta2 = static_cast<float>(1 - args.beta2),
+                               .negative_lr = static_cast<float>(-args.lr)};
+  for_elements(weight.numel(), [&](int64_t begin, int64_t end) { loops().lion(loop_args, begin, end); });
+}
+
+void momentum(const Tensor& average, const Tensor& grad, Tensor& next, const MomentumArgs& args) {
+  by_type(next, [&]<class T>(T) {
+    const MomentumLoopArgs<T> loop_args{.average = in<float>(average),
+                                        .grad = in<float>(grad),
+                                        .next = out<T>(next),
+                                        .grad_scale = static_cast<float>(args.grad_scale),
+                                        .one_minus_beta = static_cast<float>(1 - args.beta)};
+    for_elements(average.numel(),
+                 [&](int64_t begin, int64_t end) { typed<T>(loops()).momentum(loop_args, begin, end); });
   });
 }
 
-void sum_of_squares(const Tensor& x, const Tensor& result) {
-  constexpr int64_t kBlock = int64_t{1} << 16;
-  const int64_t size = x.numel();
-  const int64_t blocks = (size + kBlock - 1) / kBlock;
-  std::vector<double> sums(static_cast<size_t>(blocks));
-  parallel_for(blocks, 1, [&](int64_t first, int64_t last) {
-    for (int64_t block = first; block < last; ++block) {
-      sums[static_cast<size_t>(block)] =
-          loops().sum_of_squares(in<float>(x) + block * kBlock, std::min(kBlock, size - block * kBlock));
-    }
+void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
+             const DescentArgs& args) {
+  by_type(direction, [&]<class T>(T) {
+    const DescentLoopArgs<T> loop_args{.weight = out<float>(weight),
+                                       .direction = in<T>(direction),
+                                       .compute = compute ? out<uint16_t>(*compute) : nullptr,
+                                       .decay = static_cast<float>(args.decay),
+                                       .negative_step = static_cast<float>(-args.step)};
+    for_elements(weight.numel(),
+                 [&](int64_t begin, int64_t end) { typed<T>(loops()).descend(loop_args, begin, end); });
   });
-  double total = 0;
-  for (const double sum : sums) {
-    total += sum;
-  }
-  *out<double>(result) = total;
+}
+
+// A thread adds its blocks up by itself: exact sums may meet in any order.
+void add_squares(const Tensor& x, int64_t place, Tensor& sum) {
+  const float* const data = in<float>(x);
+  const int64_t end = place + x.numel();
+  const int64_t first_block = place / squares_block;
+  const int64_t blocks = (end + squares_block - 1) / squares_block - first_block;
+  std::mutex mutex;
+  parallel_for(blocks, row_grain(squares_block), [&](int64_t first, int64_t last) {
+    ExactSum own;
+    for (int64_t block = first_block + first; block < first_block + last; ++block) {
+      const int64_t begin = std::max(place, block * squares_block);
+      const int64_t size = std::min(end, (block + 1) * squares_block) - begin;
+      own.add(loops().sum_of_squares(data + (begin - place), size));
+    }
+    const std::lock_guard lock(mutex);
+    int64_t* const words = out<int64_t>(sum);
+    for (int i = 0; i < exact_words; ++i) words[i] += own.words()[i];
+  });
 }
 
 void add_optimizer_kernels() {
   kernels::adamw.implement(BackEnd::cpu, adamw);
-  kernels::sum_of_squares.implement(BackEnd::cpu, sum_of_squares);
+  kernels::add_squares.implement(BackEnd::cpu, add_squares);
+  kernels::lion.implement(BackEnd::cpu, lion);
+  kernels::momentum.implement(BackEnd::cpu, momentum);
+  kernels::descend.implement(BackEnd::cpu, descend);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -5,7 +5,9 @@ namespace pptrain::kernels::cuda {
 
 void add_cross_entropy_kernels();
 void add_embedding_kernels();
+void add_expert_kernels();
 void add_gemm_kernels();
+void add_grouped_kernels();
 void add_norm_kernels();
 void add_normal_kernels();
 void add_optim_kernels();
@@ -16,7 +18,9 @@ void add_vocabulary_kernels();
 void add_kernels() {
   add_cross_entropy_kernels();
   add_embedding_kernels();
+  add_expert_kernels();
   add_gemm_kernels();
+  add_grouped_kernels();
   add_norm_kernels();
   add_normal_kernels();
   add_optim_kernels();

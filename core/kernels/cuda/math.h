@@ -65,4 +65,28 @@ PPTRAIN_HOST_DEVICE inline AdamWState adamw_update(AdamWState s, float grad, con
   return s;
 }
 
+// Scalars of one Lion step, derived once in double on the host.
+struct LionScalars {
+  float grad_scale;
+  float decay;  // 1 - lr * weight_decay
+  float one_minus_beta1;
+  float one_minus_beta2;
+  float lr;
+};
+
+struct LionState {
+  float weight;
+  float exp_avg;
+};
+
+// One step for one weight (Chen et al., arXiv 2302.06675, algorithm 2).
+PPTRAIN_HOST_DEVICE inline LionState lion_update(LionState s, float grad, const LionScalars& k) {
+  grad *= k.grad_scale;
+  const float direction = s.exp_avg + (grad - s.exp_avg) * k.one_minus_beta1;
+  const float sign = static_cast<float>(direction > 0.0F) - static_cast<float>(direction < 0.0F);
+  s.weight = s.weight * k.decay - k.lr * sign;
+  s.exp_avg += (grad - s.exp_avg) * k.one_minus_beta2;
+  return s;
+}
+
 }  // namespace pptrain::kernels::cuda

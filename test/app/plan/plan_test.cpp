@@ -122,19 +122,22 @@ TEST_CASE("where memory binds, the rank that is too full recomputes, and as litt
       plan_with(with(bench_sizes(), Overrides{"distributed.pp=4", "distributed.pp_schedule=1f1b"}));
   const CostSource source = app::make_cost_source(plan, "");
   const app::Prediction none = app::predict(plan, source);
+  models::FootprintCache dry_runs(plan.model);
   const std::vector<std::string> expected = {"cheap", "none", "none", "none"};
   const app::Prediction first_alone = with_recompute(plan, source, expected);
   const int64_t budget = first_alone.peak_bytes();
   REQUIRE(budget == first_alone.bytes[0].total());
   REQUIRE(budget < none.peak_bytes());
-  const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, static_cast<double>(budget));
+  const app::RecomputeChoice choice =
+      app::choose_recompute(plan, none, source, static_cast<double>(budget), dry_runs);
   CHECK(choice.recompute == expected);
   CHECK(choice.prediction.peak_bytes() == budget);
   CHECK(choice.prediction.step_time == first_alone.step_time);
   CHECK(choice.prediction.step_time > none.step_time);
   // Nothing is enough: everything recomputes, as one word. What fits stays as it is.
-  CHECK(app::choose_recompute(plan, none, source, 1).recompute == std::vector<std::string>{"full"});
-  CHECK(app::choose_recompute(plan, none, source, 1e15).recompute == std::vector<std::string>{"none"});
+  CHECK(app::choose_recompute(plan, none, source, 1, dry_runs).recompute == std::vector<std::string>{"full"});
+  CHECK(app::choose_recompute(plan, none, source, 1e15, dry_runs).recompute ==
+        std::vector<std::string>{"none"});
 }
 
 TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no more") {
@@ -142,10 +145,11 @@ TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no m
     const app::Plan plan = plan_with(with(bench_sizes(), {"distributed.pp_schedule=" + name}));
     const CostSource source = app::make_cost_source(plan, "");
     const app::Prediction none = app::predict(plan, source);
+    models::FootprintCache dry_runs(plan.model);
     for (const std::string word : {"cheap", "selective", "full"}) {
       const app::Prediction uniform = with_recompute(plan, source, {word});
       const auto budget = static_cast<double>(uniform.peak_bytes());
-      const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, budget);
+      const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, budget, dry_runs);
       CAPTURE(name, word, choice.recompute);
       CHECK(static_cast<double>(choice.prediction.peak_bytes()) <= budget);
       CHECK(choice.prediction.step_time <= uniform.step_time);

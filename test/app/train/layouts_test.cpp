@@ -115,6 +115,14 @@ TEST_CASE("every schedule gives the bits of one rank for qwen3", "[layouts]") {
   check_layouts(every_schedule(), {2, 8}, with(tiny, {"model.arch=qwen3", "train.dtype=bf16"}));
 }
 
+TEST_CASE("every schedule gives the bits of one rank for experts among dense layers", "[layouts]") {
+  check_layouts(every_schedule(), {2, 8},
+                with(tiny, {"model.arch=qwen3_moe", "train.dtype=bf16", "model.num_experts=4",
+                            "model.num_experts_per_tok=2", "model.moe_intermediate_size=16",
+                            "model.mlp_only_layers=[2]", "model.router_aux_loss_coef=0.1",
+                            "model.router_z_loss_coef=0.01"}));
+}
+
 TEST_CASE("any number of stages per rank gives the same bits", "[layouts]") {
   check_layouts({{"interleaved_1f1b", 1, 4},
                  {"interleaved_1f1b", 2, 3},

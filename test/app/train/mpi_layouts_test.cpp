@@ -1,5 +1,6 @@
 // The same jobs under mpirun and in one process: equal bit for bit.
 #include "parallel/schedule/generators/generators.h"
+#include "test/app/checkpoint_elements.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 #include "test/support/mpirun.h"
@@ -46,6 +47,52 @@ std::vector<Layout> grid(int pp) {
 }
 
 }  // namespace
+
+// dp_shard 2 x dp_replicate 2 under mpirun against four replicas in one process; kept, streamed, and summed
+// after each microbatch.
+TEST_CASE("under mpirun sharded ranks equal replicas in one process bit for bit") {
+  if (!pptrain::test::has_mpi()) return;
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const Overrides common = {"train.grad_accum_steps=3"};
+  const auto replicas = [&](const std::string& reduce) {
+    return run_small_job(text, folder.path() / ("reference" + reduce),
+                         pptrain::test::with(common, {"distributed.dp_replicate=4",
+                                                      "distributed.reduce_gradients=" + reduce}));
+  };
+  const std::map<std::string, JobResult> references = {{"step", replicas("step")},
+                                                       {"microbatch", replicas("microbatch")}};
+  nlohmann::json jobs = nlohmann::json::array();
+  std::vector<std::pair<std::string, std::string>> runs;  // folder, when gradients are summed
+  for (const std::string reduce : {"step", "microbatch"}) {
+    for (const std::string reshard : {"false", "true"}) {
+      for (const std::string shards : {"2", "4"}) {
+        runs.emplace_back((folder.path() / (reduce + reshard + shards)).string(), reduce);
+        jobs.push_back(
+            {{"text", text},
+             {"run_dir", runs.back().first},
+             {"overrides", pptrain::test::with(
+                               common, {"distributed.dp_shard=" + shards,
+                                        "distributed.dp_replicate=" + std::to_string(4 / std::stoi(shards)),
+                                        "distributed.reshard_after_forward=" + reshard,
+                                        "distributed.reduce_gradients=" + reduce})}});
+      }
+    }
+  }
+  const std::filesystem::path list = folder.path() / "jobs.json";
+  std::ofstream(list) << jobs;
+  const pptrain::test::Ended ended = pptrain::test::mpirun(4, {JOB_LIST_RANK, list.string()}, 300);
+  INFO(ended.output);
+  REQUIRE(ended.code == 0);
+  for (const auto& [run_dir, reduce] : runs) {
+    CAPTURE(run_dir);
+    const JobResult& reference = references.at(reduce);
+    REQUIRE(reference.metrics.size() >= 4);
+    CHECK(pptrain::test::read_result(run_dir, 0).metrics == reference.metrics);
+    CHECK(pptrain::test::checkpoint_elements(run_dir) ==
+          pptrain::test::checkpoint_elements(folder.path() / ("reference" + reduce)));
+  }
+}
 
 TEST_CASE("under mpirun every layout equals one process bit for bit") {
   if (!pptrain::test::has_mpi()) return;

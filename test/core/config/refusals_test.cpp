@@ -137,6 +137,8 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
       "[data]\n" + path + "[train]\nseq_len = 16\n[model]\nhidden_size = 64\nintermediate_size = 128\n" +
       "vocab_size = 256\nnum_hidden_layers = 4\nnum_attention_heads = 4\n";  // 10 lines; [model] is open
   REQUIRE(refusal(base) == "");
+  CHECK(refusal(base + "[distributed]\ncp = 8\n") == "");
+  CHECK(refusal(base + "[distributed]\ncp = 4\ncp_kind = 'ulysses'\n") == "");
   const std::vector<Case> cases = {
       {"init = 'hf'\n", "job.toml:11:8: model.init: init = \"hf\" needs model.hf_dir", {}},
       {"rope_scaling = {factor = 2.0}\n",
@@ -151,8 +153,24 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
       {"[distributed]\ndp_shard = -1\n",
        "job.toml:12:12: distributed.dp_shard: -1 is what the other axes leave of the ranks launched",
        {"--world N"}},
-      {"[distributed]\ncp = 2\n", "job.toml:12:6: distributed.cp: not implemented yet: cp = 2;", {}},
-      {"[distributed]\nep = 2\n", "job.toml:12:6: distributed.ep: not implemented yet: ep = 2;", {}},
+      {"[distributed]\ncp = 3\n",
+       "job.toml:12:6: distributed.cp: seq_len = 16 is not divisible by 2 * cp = 6: cp_kind = \"ring\" cuts "
+       "each row into as many equal pieces",
+       {}},
+      {"[distributed]\ncp = 8\ncp_kind = 'ulysses'\n",
+       "job.toml:12:6: distributed.cp: cp_kind = \"ulysses\" shares out heads, but num_attention_heads / tp "
+       "= 4 "
+       "is not divisible by cp = 8: take another cp, or cp_kind = \"ring\"",
+       {}},
+      {"[distributed]\nep = 2\n",
+       "job.toml:12:6: distributed.ep: ep = 2 shares out experts, but this model has none",
+       {}},
+      {"arch = 'qwen3_moe'\nnum_experts = 6\n[distributed]\nep = 4\n",
+       "job.toml:14:6: distributed.ep: num_experts = 6 is not divisible by ep = 4",
+       {}},
+      {"num_experts = 6\n",
+       "job.toml:11:15: model.num_experts: acts only with model.arch = qwen3_moe or mixtral",
+       {"\"llama\""}},
       {"[lr_schedule]\ndecay_fraction = 0.2\n",
        "job.toml:12:18: lr_schedule.decay_fraction: acts only with lr_schedule.name = wsd",
        {"\"cosine\""}},
@@ -268,4 +286,61 @@ TEST_CASE("a value that could not be taken starts no contradiction of its own") 
       refusal("[distributed]\npp = 2\n[train]\ngrad_accum_steps = 'two'\n", essentials(folder));
   CHECK_THAT(message, StartsWith("job.toml:4:20: train.grad_accum_steps: wrong type"));
   CHECK(message.find('\n') == std::string::npos);
+}
+
+TEST_CASE("what is wrong in a list of tables is found at its place") {
+  const Folder folder;
+  check(folder, {{"[[optimizer.groups]]\nmatsch = '*'\nmatch = '*'\n",
+                  "job.toml:2:1: optimizer.groups.matsch: unknown key; did you mean optimizer.groups.match?",
+                  {"The keys of [[optimizer.groups]] are: match, lr_scale, weight_decay"}},
+                 {"[[optimizer.groups]]\nmatch = '*'\n[[optimizer.groups]]\nlr_scale = 2\n",
+                  "job.toml:3:1: optimizer.groups[1].match: is required.",
+                  {"Pattern for names"}},
+                 {"[[optimizer.groups]]\nmatch = ''\n",
+                  "job.toml:2:9: optimizer.groups[0].match: is required, and may not be empty",
+                  {}},
+                 {"[[optimizer.groups]]\nmatch = '*'\nweight_decay = -1\n",
+                  "job.toml:3:16: optimizer.groups[0].weight_decay: -1 is out of range; allowed: >= 0",
+                  {}},
+                 {"[optimizer]\ngroups = 3\n",
+                  "job.toml:2:10: optimizer.groups: wrong type: expected a list of tables, "
+                  "[[optimizer.groups]]; found the "
+                  "integer 3",
+                  {}},
+                 {"[optimizer]\ngroups = ['*']\n",
+                  "job.toml:2:10: optimizer.groups: wrong type: expected a list of tables",
+                  {"found a list of something else"}},
+                 {"[optimizer]\ngroop = 3\n",
+                  "job.toml:2:1: optimizer.groop: unknown key; did you mean optimizer.groups?",
+                  {"muon_weight_decay, post_validation, groups"}}});
+}
+
+TEST_CASE("an override gives all of a list of tables") {
+  const Folder folder;
+  const auto with = [&](const std::string& text) {
+    Overrides overrides = essentials(folder);
+    overrides.push_back(text);
+    return overrides;
+  };
+  const std::string file = "[[optimizer.groups]]\nmatch = 'a'\n[[optimizer.groups]]\nmatch = 'b'\n";
+  const auto job = parse(file, with("optimizer.groups=[{match='c', lr_scale=2}]"));
+  REQUIRE(job.optimizer.groups.size() == 1);
+  CHECK(job.optimizer.groups[0].match == "c");
+  CHECK(parse(file, with("optimizer.groups=[]")).optimizer.groups.empty());
+  CHECK_THAT(
+      refusal(file, with("optimizer.groups.match=c")),
+      StartsWith("--set optimizer.groups.match=c: optimizer.groups is a list of tables: give all of it"));
+}
+
+TEST_CASE("what only one optimizer has is refused with another") {
+  const Folder folder;
+  check(folder, {{"[optimizer]\nmuon_momentum = 0.9\n",
+                  "job.toml:2:17: optimizer.muon_momentum: acts only with optimizer.name = muon",
+                  {"\"adamw\""}},
+                 {"[optimizer]\nname = 'lion'\neps = 1e-7\n",
+                  "job.toml:3:7: optimizer.eps: acts only with optimizer.name = adamw or muon",
+                  {"\"lion\""}},
+                 {"[optimizer]\nname = 'sgd'\n",
+                  "job.toml:2:8: optimizer.name: \"sgd\" is not a valid value",
+                  {"adamw, muon, lion"}}});
 }

@@ -1,12 +1,14 @@
 #include "core/data/data_loader.h"
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
 #include <string>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/data/context_part.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"
 
@@ -241,4 +243,123 @@ TEST_CASE("validation stops after the batches asked for") {
   const ValidationLoader two(dataset, options, 2);
   CHECK(all_tokens(two.batch(1))[0] == std::vector<int64_t>{20, 21, 22, 23, 24});
   CHECK_THROWS_AS(two.batch(2), Error);
+}
+
+namespace {
+
+// The lists of context-parallel ranks put together, each token where it lies in the whole list.
+Microbatch joined(const std::vector<Microbatch>& parts) {
+  Microbatch whole = parts[0];
+  whole.tokens = at::full({parts[0].segments.tokens()}, -1, at::kLong);
+  whole.labels = whole.tokens.clone();
+  whole.positions = whole.tokens.to(at::kInt);
+  for (const Microbatch& part : parts) {
+    int64_t local = 0;
+    for (const auto& range : part.context->own()) {
+      const auto put = [&](const at::Tensor& to, const at::Tensor& from) {
+        to.narrow(0, range.begin, range.length()).copy_(from.narrow(0, local, range.length()));
+      };
+      put(whole.tokens, part.tokens);
+      put(whole.labels, part.labels);
+      put(whole.positions, part.positions);
+      local += range.length();
+    }
+    REQUIRE(local == part.token_count());
+    REQUIRE(part.tokens.numel() == local);
+  }
+  return whole;
+}
+
+void check_parts(const std::vector<std::vector<Microbatch>>& by_rank, const std::vector<Microbatch>& whole) {
+  for (size_t j = 0; j < whole.size(); ++j) {
+    std::vector<Microbatch> parts;
+    for (const auto& microbatches : by_rank) {
+      REQUIRE(microbatches.size() == whole.size());
+      const Microbatch& part = parts.emplace_back(microbatches[j]);
+      CHECK(part.targets == whole[j].targets);
+      CHECK(part.global_targets == whole[j].global_targets);
+      CHECK(part.global_tokens == whole[j].global_tokens);
+      CHECK(part.segments.host_starts == whole[j].segments.host_starts);
+      const Microbatch cut = part_of(whole[j], part.context);
+      CHECK(at::equal(cut.tokens, part.tokens));
+      CHECK(at::equal(cut.labels, part.labels));
+      CHECK(at::equal(cut.positions, part.positions));
+    }
+    const Microbatch together = joined(parts);
+    CHECK(at::equal(together.tokens, whole[j].tokens));
+    CHECK(at::equal(together.labels, whole[j].labels));
+    CHECK(at::equal(together.positions, whole[j].positions));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("context-parallel ranks share out each row, with the labels and positions of the whole") {
+  const ScratchFolder folder;
+  const TokenDataset dataset = counting(folder, 82);  // the last row of its validation is short
+  const auto order = GENERATE(kernels::ContextOrder::zigzag, kernels::ContextOrder::contiguous);
+  const int ranks = GENERATE(2, 3);
+  LoaderOptions options{.seq_len = 12, .micro_batch_size = 2, .microbatches = 2, .dp_size = 2, .dp_rank = 1};
+  const DataLoader alone(dataset, options, true, 3);
+  const ValidationLoader all(dataset, options, 0);
+  std::vector<std::vector<Microbatch>> steps, batches;
+  options.cp_size = ranks;
+  options.cp_order = order;
+  for (options.cp_rank = 0; options.cp_rank < ranks; ++options.cp_rank) {
+    const DataLoader loader(dataset, options, true, 3);
+    CHECK(loader.samples_per_step() == alone.samples_per_step());
+    CHECK(loader.step(1).targets == alone.step(1).targets);
+    steps.push_back(loader.step(1).microbatches);
+    const ValidationLoader validation(dataset, options, 0);
+    CHECK(validation.valid_tokens() == all.valid_tokens());
+    batches.push_back(validation.batch(0));
+  }
+  check_parts(steps, alone.step(1).microbatches);
+  check_parts(batches, all.batch(0));
+}
+
+TEST_CASE("pieces of a zigzag, written out") {
+  const ScratchFolder folder;
+  const DataLoader loader(counting(folder, 17), {.seq_len = 8, .cp_size = 2, .cp_rank = 0}, false, 0);
+  const Microbatch microbatch = loader.step(1).microbatches.at(0);
+  CHECK(at::equal(microbatch.tokens, at::tensor({8, 9, 14, 15}, at::kLong)));
+  CHECK(at::equal(microbatch.labels, at::tensor({9, 10, 15, 16}, at::kLong)));
+  CHECK(at::equal(microbatch.positions, at::tensor({0, 1, 6, 7}, at::kInt)));
+  CHECK(microbatch.targets == 8);
+  CHECK(microbatch.global_tokens == 8);
+  CHECK_THROWS_AS(DataLoader(counting(folder, 17), {.seq_len = 6, .cp_size = 2}, false, 0), Error);
+  CHECK_THROWS_AS(DataLoader(counting(folder, 17), {.seq_len = 8, .cp_size = 2, .cp_rank = 2}, false, 0),
+                  Error);
+  CHECK_THROWS_AS(part_of(microbatch, microbatch.context), Error);  // it is a part already
+}
+
+TEST_CASE("rows are cut into documents behind the token that ends them") {
+  const ScratchFolder folder;
+  const std::vector<uint16_t> ids = {5, 9, 1, 2, 3, 4, 6, 9, 9, 7, 8, 9, 1};
+  const TokenDataset dataset({write_ids(folder, "tokens.bin", ids), Format::bin, 2}, 16);
+  const LoaderOptions options{.seq_len = seq_len, .micro_batch_size = 3, .document_end = 9};
+  const Step step = DataLoader(dataset, options, /*shuffle=*/false, 0).step(0);
+  const Microbatch& all = step.microbatches.at(0);
+  CHECK(tokens_of(all) == Rows{{5, 9}, {1, 2}, {3, 4, 6, 9}, {9}, {7, 8, 9}});
+  // What follows the end of a document is no target, in the row or behind it.
+  const int64_t none = ignore_label;
+  CHECK(labels_of(all) == Rows{{9, none}, {2, 3}, {4, 6, 9, none}, {none}, {8, 9, none}});
+  CHECK(at::equal(all.positions, at::tensor({0, 1, 0, 1, 0, 1, 2, 3, 0, 0, 1, 2}, at::kInt)));
+  CHECK(all.targets == 8);
+  CHECK(all.global_targets == 8);
+  CHECK(step.targets == 8);
+  CHECK(all.segments.longest == 4);
+
+  // Data ranks know each other's targets; context ranks have the documents of the whole list.
+  LoaderOptions shared{
+      .seq_len = seq_len, .dp_size = 3, .dp_rank = 1, .cp_size = 2, .cp_rank = 1, .document_end = 9};
+  shared.cp_order = kernels::ContextOrder::contiguous;
+  const Step part = DataLoader(dataset, shared, false, 0).step(0);
+  const Microbatch& own = part.microbatches.at(0);
+  CHECK(at::equal(own.tokens, at::tensor({6, 9}, at::kLong)));
+  CHECK(at::equal(own.positions, at::tensor({2, 3}, at::kInt)));
+  CHECK(own.segments.host_starts == std::vector<int32_t>{0, 4});
+  CHECK(own.targets == 3);
+  CHECK(own.global_targets == 8);
+  CHECK(part.targets == 8);
 }

@@ -115,7 +115,8 @@ TEST_CASE("norm_rope records rows of the tables, not the tables", "[dry_run]") {
 
 TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]") {
   Tensor weight = meta({100}), exp_avg = meta({100}), exp_avg_sq = meta({100});
-  const Tensor grad = meta({100}), compute = meta({100}, at::kBFloat16), sum = meta({}, at::kDouble);
+  const Tensor grad = meta({100}), compute = meta({100}, at::kBFloat16);
+  Tensor sum = meta({20}, at::kLong);
   const kernels::AdamWPrevious previous{meta({100}), meta({100}), meta({100})};
   const auto step = [&](const std::optional<Tensor>& copy,
                         const std::optional<kernels::AdamWPrevious>& kept) {
@@ -123,7 +124,7 @@ TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]"
   };
   CHECK(step(none, std::nullopt) == moved(7 * 400));
   CHECK(step(compute, previous) == moved(7 * 400 + 200 + 3 * 400));
-  CHECK(cost_of([&] { kernels::sum_of_squares(grad, sum); }) == moved(400 + 8));
+  CHECK(cost_of([&] { kernels::add_squares(grad, 0, sum); }) == moved(400 + 160));
   CHECK(cost_of([&] { kernels::normal_values(weight, 1, 0, 1); }) == moved(400));
 }
 

@@ -44,5 +44,5 @@ TEST_CASE("a kernel checks its arguments and runs where its tensors lie", "[kern
 
 TEST_CASE("kernels of kernels.h are defined before the first call", "[kernels]") {
   CHECK(kernels::linear.implementation(BackEnd::cpu) != nullptr);
-  CHECK(kernels::sum_of_squares.implementation(BackEnd::cpu) != nullptr);
+  CHECK(kernels::add_squares.implementation(BackEnd::cpu) != nullptr);
 }

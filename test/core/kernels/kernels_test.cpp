@@ -286,18 +286,6 @@ TEST_CASE("linear is x weight^T + bias, with the bits of ATen's products", "[ker
   CHECK_THROWS_AS(kernels::linear(x, weight, bias.narrow(0, 1, outputs - 1), out), Error);
 }
 
-TEST_CASE("sum_of_squares", "[kernels]") {
-  const SingleThread setup;
-  const auto size = GENERATE(1, 31, 33, 1000, 200001);
-  const Tensor x = at::randn({size}, f32) * 1e20;  // squares overflow float32
-  const Tensor out = at::empty({}, at::kDouble);
-  kernels::sum_of_squares(x, out);
-  CHECK(relative_error(out, x.to(at::kDouble).pow(2).sum()) < 1e-13);
-  x[size - 1] = std::nan("");
-  kernels::sum_of_squares(x, out);
-  CHECK(std::isnan(out.item<double>()));
-}
-
 TEST_CASE("arguments are checked, and the message says which and how", "[kernels]") {
   const SingleThread setup;
   const Tensor x = at::randn({4, 8}, f32);

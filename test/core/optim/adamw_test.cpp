@@ -1,11 +1,12 @@
 // AdamW over a parameter store, against torch::optim::AdamW.
-#include "core/optim/adamw.h"
+#include "core/optim/optimizer.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/optim/adamw.h>
 
 #include <cmath>
+#include <memory>
 
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
@@ -68,7 +69,8 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
     REQUIRE((options.weight_decay() != 0) == (store.slices()[i]->spec.shape.size() > 1));
   }
 
-  optim::AdamW adamw(store.shards(), kOptions);
+  const auto optimizer = optim::make_optimizer(kOptions, store.shards());
+  optim::Optimizer& adamw = *optimizer;
   for (int64_t step = 0; step < 8; ++step) {
     const double lr = 1e-2 / static_cast<double>(step + 1);
     for (size_t i = 0; i < oracle.size(); ++i) {
@@ -108,18 +110,17 @@ TEST_CASE("AdamW's state, saved and restored, continues bit for bit", "[optim]")
   half.materialise(at::kCPU, type);
   whole.initialise(1);
   half.initialise(1);
-  const auto steps = [](nn::ParameterGroup& store, optim::AdamW& adamw, int64_t from, int64_t to) {
+  const auto steps = [](nn::ParameterGroup& store, optim::Optimizer& adamw, int64_t from, int64_t to) {
     for (int64_t step = from; step < to; ++step) {
       for (nn::Slice* p : store.slices()) p->grad.copy_(gradient(*p, step));
       adamw.step(1e-2, 1);
     }
   };
-  optim::AdamW straight(whole.shards(), kOptions);
-  steps(whole, straight, 0, 6);
-  optim::AdamW first(half.shards(), kOptions);
-  steps(half, first, 0, 3);
-  optim::AdamW second(half.shards(), kOptions);
-  const std::vector<optim::StateTensor> from = first.state(), to = second.state();
+  steps(whole, *optim::make_optimizer(kOptions, whole.shards()), 0, 6);
+  const auto first = optim::make_optimizer(kOptions, half.shards());
+  steps(half, *first, 0, 3);
+  const auto second = optim::make_optimizer(kOptions, half.shards());
+  const std::vector<optim::StateTensor> from = first->state(), to = second->state();
   REQUIRE(from.size() == 2 * half.slices().size());
   for (size_t i = 0; i < from.size(); ++i) {
     CHECK(from[i].file == to[i].file);
@@ -130,8 +131,8 @@ TEST_CASE("AdamW's state, saved and restored, continues bit for bit", "[optim]")
   }
   CHECK(from[0].file == "adamw.exp_avg");
   CHECK(from[1].file == "adamw.exp_avg_sq");
-  second.set_step(first.step_count());
-  steps(half, second, 3, 6);
+  second->set_step(first->step_count());
+  steps(half, *second, 3, 6);
   check_same(whole, half);
 }
 
@@ -139,27 +140,43 @@ TEST_CASE("AdamW refuses what it cannot run on", "[optim]") {
   nn::ParameterGroup store;
   declare(store);
   store.materialise(at::kCPU, at::kFloat, /*with_gradients=*/false);
-  CHECK_THROWS_AS(optim::AdamW(store.shards(), kOptions), Error);
+  CHECK_THROWS_AS(optim::make_optimizer(kOptions, store.shards()), Error);
 }
 
-TEST_CASE("squared_norms: one per parameter, in order, and not finite where the gradient is not", "[optim]") {
+TEST_CASE("the sum of squares of gradients, whole or in parts, has the same bits", "[optim]") {
   at::set_num_threads(1);
-  nn::ParameterGroup store;
-  declare(store);
-  store.materialise(at::kCPU, at::kBFloat16);
-  for (nn::Slice* p : store.slices()) p->grad.normal_();
-  const std::vector<double> norms = optim::squared_norms(store.slices());
-  REQUIRE(norms.size() == 5);
-  for (size_t i = 0; i < norms.size(); ++i) {
-    CHECK(norms[i] ==
-          Approx(store.slices()[i]->grad.to(at::kDouble).pow(2).sum().item<double>()).epsilon(1e-13));
+  nn::ParameterGroup whole;
+  const auto declare_large = [](nn::ParameterGroup& group) {
+    group.add({{.name = "large.weight", .shape = {300, 301}}});
+    declare(group);
+  };
+  declare_large(whole);
+  whole.materialise(at::kCPU, at::kBFloat16);
+  for (nn::Slice* p : whole.slices()) p->grad.normal_();
+  double sum = 0;
+  for (const nn::Slice* p : whole.slices()) sum += p->grad.to(at::kDouble).pow(2).sum().item<double>();
+  const double reference = optim::sum_of_squares(whole.slices()).rounded();
+  CHECK(reference == Approx(sum).epsilon(1e-13));
+  for (const int parts : {2, 3, 7}) {
+    kernels::ExactSum all;
+    for (int part = 0; part < parts; ++part) {
+      nn::ParameterGroup group;
+      declare_large(group);
+      group.materialise(at::kCPU, at::kBFloat16, true, {.part = part, .parts = parts});
+      for (nn::Slice* p : group.slices()) {
+        const Tensor grad = whole.find(p->spec.name)->grad.view({-1});
+        p->grad.view({-1}).copy_(grad.narrow(0, p->shape.begin, p->shape.numel()));
+      }
+      all.add(optim::sum_of_squares(group.slices()));
+    }
+    CHECK(all.rounded() == reference);
   }
-  store.find("bias")->grad[3] = std::nan("");
-  CHECK(std::isnan(optim::squared_norms(store.slices())[3]));
-  CHECK(std::isfinite(optim::squared_norms(store.slices())[4]));
+  whole.find("bias")->grad[3] = std::nan("");
+  CHECK(std::isnan(optim::sum_of_squares(whole.slices()).rounded()));
+  CHECK(optim::sum_of_squares({}).rounded() == 0);
 }
 
-TEST_CASE("AdamW takes a step back bit for bit, NaN or not", "[optim]") {
+TEST_CASE("every optimizer takes a step back bit for bit, NaN or not", "[optim]") {
   at::set_num_threads(1);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const bool poisoned = GENERATE(false, true);
@@ -170,8 +187,11 @@ TEST_CASE("AdamW takes a step back bit for bit, NaN or not", "[optim]") {
     store->materialise(at::kCPU, type);
     store->initialise(1);
   }
-  optim::AdamW straight(straight_store.shards(), kOptions);
-  optim::AdamW undone(undone_store.shards(), kOptions);
+  config::OptimizerSection options = kOptions;
+  options.name = GENERATE("adamw", "lion", "muon");
+  const auto made = optim::make_optimizer(options, straight_store.shards());
+  const auto other = optim::make_optimizer(options, undone_store.shards());
+  optim::Optimizer &straight = *made, &undone = *other;
   CHECK_THROWS_AS(undone.undo(), Error);
   undone.keep_previous();
   CHECK_THROWS_AS(undone.undo(), Error);
@@ -198,28 +218,34 @@ TEST_CASE("AdamW takes a step back bit for bit, NaN or not", "[optim]") {
   }
 }
 
-TEST_CASE("AdamW on the parts of a divided group gives the bits of the whole group", "[optim]") {
+TEST_CASE("AdamW and Lion on the parts of a divided group give the bits of the whole group", "[optim]") {
   at::set_num_threads(1);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int parts = GENERATE(2, 3);
+  const auto declare_large = [](nn::ParameterGroup& group) {
+    group.add({{.name = "large.weight", .shape = {50, 61}}});
+    declare(group);
+  };
   nn::ParameterGroup whole;
-  declare(whole);
+  declare_large(whole);
   whole.materialise(at::kCPU, type);
   whole.initialise(1);
-  optim::AdamW reference(whole.shards(), kOptions);
+  config::OptimizerSection options = kOptions;
+  options.name = GENERATE("adamw", "lion");
+  const auto reference = optim::make_optimizer(options, whole.shards());
   for (nn::Slice* p : whole.slices()) p->grad.copy_(gradient(*p, 1));
-  reference.step(1e-2, 0.5);
+  reference->step(1e-2, 0.5);
   for (int part = 0; part < parts; ++part) {
     nn::ParameterGroup group;
-    declare(group);
+    declare_large(group);
     group.materialise(at::kCPU, type, true, {.part = part, .parts = parts});
     group.initialise(1);
-    optim::AdamW adamw(group.shards(), kOptions);
+    const auto optimizer = optim::make_optimizer(options, group.shards());
     const auto range = [](const nn::Slice& slice, const Tensor& t) {
       return t.reshape({-1}).narrow(0, slice.shape.begin, slice.shape.numel());
     };
     for (nn::Slice* p : group.slices()) p->grad.view({-1}).copy_(range(*p, whole.find(p->spec.name)->grad));
-    adamw.step(1e-2, 0.5);
+    optimizer->step(1e-2, 0.5);
     for (const nn::Slice* p : group.slices()) {
       const nn::Slice& all = *whole.find(p->spec.name);
       CHECK(same_bits(p->master.reshape({-1}), range(*p, all.master)));
@@ -230,18 +256,18 @@ TEST_CASE("AdamW on the parts of a divided group gives the bits of the whole gro
 
 namespace {
 
-// Plain gradient descent with one state value that counts steps: what undo() must take back of an optimizer
-// that does not keep what it overwrites itself.
-class Descent final : public optim::Optimizer {
+// Plain gradient descent with one state value that counts steps: what undo() must take back of an update that
+// does not keep what it overwrites itself.
+class Descent final : public optim::Update {
  public:
-  explicit Descent(std::vector<nn::Shard*> shards) : Optimizer(std::move(shards), {"descent.count"}, 0) {}
-
- protected:
-  void update(Run& run, const StepArguments& arguments) override {
-    CHECK_FALSE(run.previous.has_value());
-    run.now.master.sub_(run.grad, arguments.lr * arguments.grad_scale);
-    run.now.state[0].add_(1);
-    if (run.compute) run.compute->copy_(run.now.master);
+  std::vector<std::string> state_files() const override { return {"descent.count"}; }
+  void step(std::span<optim::Run> runs, const optim::StepArguments& arguments) override {
+    for (optim::Run& run : runs) {
+      CHECK_FALSE(run.previous.has_value());
+      run.now.master.sub_(run.grad, arguments.lr * arguments.grad_scale);
+      run.now.state[0].add_(1);
+      if (run.compute) run.compute->copy_(run.now.master);
+    }
   }
 };
 
@@ -253,7 +279,10 @@ TEST_CASE("undo takes back a step of any optimizer", "[optim]") {
   group.materialise(at::kCPU, at::kBFloat16);
   group.initialise(1);
   for (nn::Slice* p : group.slices()) p->grad.copy_(gradient(*p, 0));
-  Descent descent(group.shards());
+  std::vector<std::unique_ptr<optim::Update>> updates;
+  updates.push_back(std::make_unique<Descent>());
+  optim::Optimizer descent(group.shards(), std::move(updates),
+                           [](const nn::ParameterSpec&) { return optim::Rule{}; });
   descent.keep_previous();
   descent.step(1e-2, 1);
   const Tensor master = group.find("out.weight")->master.clone();
@@ -265,15 +294,4 @@ TEST_CASE("undo takes back a step of any optimizer", "[optim]") {
   CHECK(same_bits(group.find("out.weight")->compute, compute));
   CHECK(descent.state().front().tensor.eq(1).all().item<bool>());
   CHECK(descent.step_count() == 1);
-}
-
-TEST_CASE("optimizers are made by name", "[optim]") {
-  nn::ParameterGroup group;
-  declare(group);
-  group.materialise(at::kCPU, at::kFloat);
-  CHECK(optim::make_optimizer(kOptions, group.shards())->state().front().file == "adamw.exp_avg");
-  config::OptimizerSection unknown = kOptions;
-  unknown.name = "sgd";
-  CHECK_THROWS_WITH(optim::make_optimizer(unknown, group.shards()), contains_text("adamw"));
-  CHECK(optim::optimizer_footprint(kOptions).state == 8);
 }

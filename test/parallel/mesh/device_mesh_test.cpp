@@ -87,15 +87,16 @@ std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
       for (int shard = 0; shard < shape.dp_shard; ++shard) {
         for (int cp = 0; cp < shape.cp; ++cp) {
           for (int tp = 0; tp < shape.tp; ++tp, ++rank, ++in_replica) {
+            const int data_inside = (cp * shape.tp + tp) * shape.dp_shard + shard;
             switch (group) {
               case Group::batch:
                 by_key[{pp, 0, 0, cp, tp, 0}][{in_replica, replicate}] = rank;
                 break;
               case Group::fsdp:
-                by_key[{pp, replicate, 0, 0, tp, 0}][{in_replica, 0}] = rank;
+                by_key[{pp, replicate, 0, 0, tp, 0}][{cp * shape.dp_shard + shard, 0}] = rank;
                 break;
               case Group::loss:
-                by_key[{pp, 0, 0, 0, tp, 0}][{in_replica, replicate}] = rank;
+                by_key[{pp, 0, 0, 0, tp, 0}][{cp * shape.dp_shard + shard, replicate}] = rank;
                 break;
               case Group::replica:
                 by_key[{pp, replicate, 0, 0, 0, 0}][{in_replica, 0}] = rank;
@@ -107,10 +108,10 @@ std::map<int, Ranks> groups_by_loops(const MeshShape& shape, Group group) {
                 by_key[{pp, replicate, 0, 0, 0, in_replica / shape.ep}][{in_replica, 0}] = rank;
                 break;
               case Group::efsdp:
-                by_key[{pp, replicate, 0, 0, 0, in_replica % shape.ep}][{in_replica, 0}] = rank;
+                by_key[{pp, replicate, 0, 0, 0, in_replica % shape.ep}][{data_inside, 0}] = rank;
                 break;
               case Group::eloss:
-                by_key[{pp, 0, 0, 0, 0, in_replica % shape.ep}][{in_replica, replicate}] = rank;
+                by_key[{pp, 0, 0, 0, 0, in_replica % shape.ep}][{data_inside, replicate}] = rank;
                 break;
             }
           }
@@ -172,8 +173,8 @@ TEST_CASE("groups over several axes of known shapes") {
   REQUIRE(group(mixed, 5, Group::ep) == Ranks{4, 5, 6, 7});
   REQUIRE(group(mixed, 5, Group::efsdp) == Ranks{1, 5});
   REQUIRE(group(mixed, 5, Group::batch) == Ranks{1, 9, 5, 13});
-  REQUIRE(group(mixed, 5, Group::fsdp) == Ranks{1, 3, 5, 7});
-  REQUIRE(group(mixed, 5, Group::loss) == Ranks{1, 9, 3, 11, 5, 13, 7, 15});
+  REQUIRE(group(mixed, 5, Group::fsdp) == Ranks{1, 5, 3, 7});
+  REQUIRE(group(mixed, 5, Group::loss) == Ranks{1, 9, 5, 13, 3, 11, 7, 15});
   REQUIRE(group(mixed, 5, Group::replica) == Ranks{0, 1, 2, 3, 4, 5, 6, 7});
   REQUIRE(group(mixed, 5, Group::eloss) == Ranks{1, 9, 5, 13});
   REQUIRE(group(mixed, 5, Group::stage).size() == 16);

@@ -148,8 +148,9 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
           pipeline::Executor train({&stage}, world, lowered, pipeline::Executor::Mode::train);
           pipeline::Executor evaluate({&stage}, world, forward, pipeline::Executor::Mode::evaluate);
           int reduced = 0;
-          train.on_stage_actions(
-              {.unshard = {}, .reshard = {}, .reduce_grad = [&](pipeline::Stage&) { ++reduced; }});
+          pipeline::Executor::StageActions actions;
+          actions.reduce_grad = [&](pipeline::Stage&) { ++reduced; };
+          train.on_stage_actions(actions);
           for (int step = 0; step < 2; ++step) {
             const pipeline::ExecutorStats stats = train.run(microbatches(m));
             const pipeline::LossSum loss = stage.take_loss();
@@ -175,6 +176,50 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
       }
     }
   }
+}
+
+TEST_CASE("of each pass the executor tells what the list has next for its stage") {
+  using schedule::ActionKind;
+  constexpr int m = 3;
+  const schedule::ShardOptions shard{
+      .unshard = true, .streamed = false, .reduce = schedule::Reduce::microbatch};
+  const schedule::Schedule lowered = schedule::lower(
+      schedule::make_schedule({.name = "zb_h1", .ranks = 1, .microbatches = m}), {.shard = shard});
+  std::mutex mutex;
+  comm::run_thread_ranks(1, [&](comm::Communicator& world) {
+    const c10::InferenceMode inference;
+    CountingStage stage(0, 1);
+    pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+    std::vector<pipeline::Executor::PassPlace> places;
+    std::vector<std::string> told;
+    pipeline::Executor::StageActions actions;
+    actions.unshard = [&](pipeline::Stage&, std::optional<ActionKind> next) {
+      told.push_back(next == ActionKind::forward ? "unshard for F" : "unshard");
+    };
+    actions.reshard = [&](pipeline::Stage&) { told.emplace_back("reshard"); };
+    actions.finish = [&](pipeline::Stage&) { told.emplace_back("finish"); };
+    actions.before_compute = [&](pipeline::Stage&, const pipeline::Executor::PassPlace& place) {
+      places.push_back(place);
+    };
+    executor.on_stage_actions(actions);
+    executor.run(microbatches(m));
+    // The passes of the list, and for each the next one that reads weights.
+    std::vector<ActionKind> passes;
+    for (const schedule::Action& action : lowered.actions[0]) {
+      if (schedule::is_compute(action.kind)) passes.push_back(action.kind);
+    }
+    const std::lock_guard lock(mutex);
+    CHECK(told == std::vector<std::string>{"unshard for F", "reshard", "finish"});
+    REQUIRE(places.size() == passes.size());
+    std::optional<ActionKind> next;
+    for (size_t i = places.size(); i-- > 0;) {
+      CAPTURE(i);
+      CHECK(places[i].kind == passes[i]);
+      CHECK(places[i].next == next);
+      CHECK(places[i].reduce_follows == schedule::is_weight_gradient(passes[i]));
+      if (schedule::needs_weights(passes[i])) next = passes[i];
+    }
+  });
 }
 
 TEST_CASE("every action is timed once, and a rank is either busy or idle") {

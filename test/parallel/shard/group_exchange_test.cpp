@@ -11,44 +11,55 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/shard/gradient_sums.h"
 #include "test/core/kernels/compare.h"
+#include "test/parallel/shard/thread_groups.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
 using at::Tensor;
 using pptrain::test::same_bits;
+using pptrain::test::ThreadGroups;
 
 namespace {
 
-void declare(nn::ParameterGroup& group) {
-  group.add({{.name = "q", .shape = {11, 13}}, {.name = "k", .shape = {7, 13}}});
-  group.add({{.name = "norm", .shape = {70}, .role = nn::Role::norm, .init = nn::Init::ones}});
-  group.add({{.name = "o", .shape = {13, 11}}});
+// Longer than a piece, and not a multiple of one.
+void declare(nn::ParameterGroup& group, nn::Copies copies = nn::Copies::one) {
+  group.add({{.name = "q", .shape = {61, 53}}, {.name = "k", .shape = {7, 53}}});
+  group.add(
+      {{.name = "norm", .shape = {1500}, .role = nn::Role::norm, .init = nn::Init::ones, .copies = copies}});
+  group.add({{.name = "o", .shape = {13, 111}}});
 }
 
 Tensor gradient(const Tensor& like, int rank) {
   return at::sin(at::arange(like.numel(), at::kFloat) * 0.3 + rank * 1.7);
 }
 
+// In rank order.
+Tensor sum_over(const Tensor& like, const std::vector<int>& ranks) {
+  Tensor sum = gradient(like, ranks[0]);
+  for (size_t i = 1; i < ranks.size(); ++i) sum = sum + gradient(like, ranks[i]);
+  return sum;
+}
+
 }  // namespace
 
-TEST_CASE("a divided group gathers what a whole one holds, and sums what all ranks took") {
+TEST_CASE("a divided group gathers what a whole one holds, and sums what all ranks took in rank order") {
   const int parts = GENERATE(1, 2, 3);
-  const int replicas = GENERATE(1, 2);
+  const int replicas = GENERATE(1, 2, 3);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const bool own_gradient = GENERATE(false, true);
   std::mutex mutex;  // Catch's assertions are not for several threads at once
   comm::run_thread_ranks(parts * replicas, [&](comm::Communicator& world) {
-    const int part = world.rank() % parts, replica = world.rank() / parts;
-    const auto fsdp = world.split(replica, part);
-    const auto same_part = world.split(part, replica);
+    const ThreadGroups groups(world, replicas);
     nn::ParameterGroup whole, group("layers.0");
     declare(whole);
     declare(group);
     whole.materialise(at::kCPU, type);
     whole.initialise(5);
-    group.materialise(at::kCPU, type, true, {.part = part, .parts = parts});
+    group.materialise(at::kCPU, type, true, groups.division(own_gradient));
     group.initialise(5);
-    shard::GroupExchange exchange(group, *fsdp, *same_part);
+    shard::GroupExchange exchange(group, groups.ranks());
 
     const auto unshard = exchange.unshard();
     unshard->wait([] { return "a test"; });
@@ -56,45 +67,77 @@ TEST_CASE("a divided group gathers what a whole one holds, and sums what all ran
     const size_t freed = group.whole()[0].compute.storage().nbytes();
     const auto again = exchange.unshard();
     again->wait([] { return "a test"; });
+    shard::GradientSums sums;
+    int finished = 0;
     for (size_t i = 0; i < group.whole().size(); ++i) {
+      group.restore_whole_grad(i);
       group.whole()[i].grad.copy_(gradient(group.whole()[i].grad, world.rank()));
+      sums.begin(exchange, i, [&] { ++finished; });
     }
-    const auto reduce = exchange.reduce_grad();
-    reduce->wait([] { return "a test"; });
+    sums.finish([] { return "a test"; });
 
     const std::lock_guard lock(mutex);
     CHECK(unshard->done());
-    CHECK(reduce->done());
+    CHECK(sums.empty());
+    CHECK(finished == static_cast<int>(group.whole().size()));
     CHECK((freed == 0) == (parts > 1));
+    std::vector<int> all;
+    for (int r = 0; r < world.size(); ++r) all.push_back(r);
     for (size_t i = 0; i < group.whole().size(); ++i) {
       const int64_t common = whole.whole()[i].compute.numel();  // a divided buffer may end in a longer gap
       CHECK(same_bits(group.whole()[i].compute.narrow(0, 0, common), whole.whole()[i].compute));
+      const Tensor own = exchange.own_part(i);
+      CHECK(own.numel() == group.shards()[i]->grad.numel());
+      const Tensor total = sum_over(group.whole()[i].grad, all);
+      CHECK(same_bits(own, total.narrow(0, groups.piece * own.numel(), own.numel())));
+      if (!own_gradient) CHECK(same_bits(own, group.shards()[i]->grad));
+    }
+  });
+}
+
+TEST_CASE("gradients of copies are summed over the ranks that hold them first") {
+  // Two pieces on each of two ranks that hold copies of the norm.
+  std::mutex mutex;
+  comm::run_thread_ranks(4, [&](comm::Communicator& world) {
+    const int tp = world.rank() % 2;
+    const auto column = world.split(tp, world.rank());
+    const auto copies = world.split(world.rank() / 2, tp);
+    const ThreadGroups groups(*column, 1);
+    nn::ParameterGroup group("layers.0");
+    declare(group, nn::Copies::tp);
+    group.materialise(at::kCPU, at::kFloat, true, groups.division());
+    shard::ShardRanks ranks = groups.ranks();
+    ranks.tp_copies = copies.get();
+    shard::GroupExchange exchange(group, ranks);
+    shard::GradientSums sums;
+    for (size_t i = 0; i < group.whole().size(); ++i) {
+      group.whole()[i].grad.copy_(gradient(group.whole()[i].grad, world.rank()));
+      sums.begin(exchange, i, [] {});
+    }
+    sums.finish([] { return "a test"; });
+    const std::lock_guard lock(mutex);
+    for (size_t i = 0; i < group.whole().size(); ++i) {
       const Tensor like = group.whole()[i].grad;
-      // In rank order within fsdp, then over the replicas.
-      std::vector<Tensor> sums;
-      for (int r = 0; r < replicas; ++r) {
-        Tensor sum = gradient(like, r * parts);
-        for (int p = 1; p < parts; ++p) sum = sum + gradient(like, r * parts + p);
-        sums.push_back(sum);
-      }
-      Tensor total = sums[0];
-      for (int r = 1; r < replicas; ++r) total = total + sums[r];
-      const nn::Shard& shard = *group.shards()[i];
-      const int64_t size = shard.grad.numel();
-      CHECK(same_bits(shard.grad, total.narrow(0, part * size, size)));
+      const bool norm = group.whole()[i].copies == nn::Copies::tp;
+      const Tensor total =
+          norm ? sum_over(like, {0, 1}) + sum_over(like, {2, 3}) : sum_over(like, {tp, tp + 2});
+      const Tensor own = exchange.own_part(i);
+      CHECK(same_bits(own, total.narrow(0, groups.piece * own.numel(), own.numel())));
     }
   });
 }
 
 TEST_CASE("a group that is divided otherwise is refused by name") {
-  const auto run = [] {
-    comm::run_thread_ranks(2, [](comm::Communicator& world) {
+  const auto run = [](bool divided) {
+    comm::run_thread_ranks(2, [&](comm::Communicator& world) {
       const auto alone = world.split(world.rank(), 0);
       nn::ParameterGroup group("layers.7");
       declare(group);
-      group.materialise(at::kCPU, at::kFloat);
-      const shard::GroupExchange exchange(group, world, *alone);
+      const nn::Division division{.part = divided ? world.rank() : 0, .parts = divided ? 2 : 1};
+      group.materialise(at::kCPU, at::kFloat, true, division);
+      const shard::GroupExchange exchange(group, {.pieces = world, .replicas = *alone, .sum = *alone});
     });
   };
-  CHECK_THROWS_WITH(run(), test::contains_text("layers.7"));
+  CHECK_THROWS_WITH(run(false), test::contains_text("layers.7 is part 0 of 1"));
+  CHECK_THROWS_WITH(run(true), test::contains_text("layers.7: rank 0 of 1 is not replica"));
 }

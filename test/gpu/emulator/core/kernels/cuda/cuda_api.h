@@ -68,4 +68,10 @@ F __shfl_xor_sync(unsigned, F x, int lane_mask) {
   return static_cast<F>(emulator::exchange(static_cast<double>(x), lane_mask));
 }
 
+inline unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
+  const unsigned long long before = *address;
+  *address += value;
+  return before;
+}
+
 }  // namespace pptrain::kernels::cuda

@@ -1,0 +1,15 @@
+// The part of a microbatch that a context-parallel rank holds.
+#pragma once
+
+#include <memory>
+
+#include "core/data/microbatch.h"
+
+namespace pptrain::data {
+
+// What rank split->part has of `whole`, a microbatch without a split whose documents may have any lengths:
+// tokens, labels (where they are defined) and positions of its ranges, on their device; documents, targets
+// and global counts stay those of the whole list. Throws Error for a split that is not one of this list.
+Microbatch part_of(const Microbatch& whole, std::shared_ptr<const kernels::ContextSplit> split);
+
+}  // namespace pptrain::data

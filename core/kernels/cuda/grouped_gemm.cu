@@ -1,0 +1,96 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include "core/base/error.h"
+#include "core/kernels/cuda/blas.h"
+#include "core/kernels/cuda/device.cuh"
+#include "core/kernels/cuda/host.h"
+#include "core/kernels/expert_kernels.h"
+
+namespace pptrain::kernels::cuda {
+
+void gather_rows(const Tensor& x, const Tensor& order, int64_t each, Tensor& out);  // experts.cu
+
+namespace {
+
+// Calls body(expert, first row, rows) for each expert that has rows. Waits for the device, since the host
+// must know the sizes of the products.
+template <typename Body>
+void for_each_group(const Tensor& ends, int64_t rows, const Body& body) {
+  const Tensor host_ends = ends.cpu();
+  const int* const end = input<int>(host_ends);
+  int64_t first = 0;
+  for (int64_t e = 0; e < host_ends.size(0); ++e) {
+    if (end[e] < first || end[e] > rows) {
+      throw Error("grouped product: the experts' rows lie outside of the tensor");
+    }
+    if (end[e] > first) {
+      body(e, first, end[e] - first);
+    }
+    first = end[e];
+  }
+}
+
+// The rows of an operand, side by side.
+Tensor rows_of(const Tensor& x, const std::optional<Tensor>& order, int64_t each) {
+  if (!order) {
+    return x;
+  }
+  Tensor gathered = at::empty({order->size(0), x.size(1)}, x.options());
+  gather_rows(x, *order, each, gathered);
+  return gathered;
+}
+
+}  // namespace
+
+void grouped_linear(const Tensor& x, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
+                    const Tensor& weight, Tensor& out) {
+  const DeviceGuard guard(x.device());
+  const Tensor from = rows_of(x, order, each);
+  for_each_group(ends, out.size(0), [&](int64_t e, int64_t first, int64_t rows) {
+    Tensor part = out.narrow(0, first, rows);
+    at::mm_out(part, from.narrow(0, first, rows), weight[e].t());
+  });
+}
+
+void grouped_matmul(const Tensor& dy, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
+                    const Tensor& weight, Tensor& dx) {
+  const DeviceGuard guard(dy.device());
+  const Tensor from = rows_of(dy, order, each);
+  for_each_group(ends, dx.size(0), [&](int64_t e, int64_t first, int64_t rows) {
+    Tensor part = dx.narrow(0, first, rows);
+    at::mm_out(part, from.narrow(0, first, rows), weight[e]);
+  });
+}
+
+// As accumulate_weight_gradient (gemm.cu) for each expert.
+void accumulate_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order,
+                                        const Tensor& x, const std::optional<Tensor>& x_order, int64_t each,
+                                        const Tensor& ends, Tensor& weight_grad) {
+  const DeviceGuard guard(dy.device());
+  const Tensor left = rows_of(dy, dy_order, each);
+  const Tensor right = rows_of(x, x_order, each);
+  const int64_t out = dy.size(1);
+  const int64_t in = x.size(1);
+  for_each_group(ends, left.size(0), [&](int64_t e, int64_t first, int64_t rows) {
+    const GemmShape shape{.transpose_a = false,
+                          .transpose_b = true,
+                          .m = in,
+                          .n = out,
+                          .k = rows,
+                          .lda = in,
+                          .ldb = out,
+                          .ldc = in};
+    accumulate_gemm(shape, dy.scalar_type(), right.narrow(0, first, rows).const_data_ptr(),
+                    left.narrow(0, first, rows).const_data_ptr(), output<float>(weight_grad[e]));
+  });
+}
+
+void add_grouped_kernels() {
+  kernels::grouped_linear.implement(BackEnd::cuda, grouped_linear);
+  kernels::grouped_matmul.implement(BackEnd::cuda, grouped_matmul);
+  kernels::accumulate_grouped_weight_gradient.implement(BackEnd::cuda, accumulate_grouped_weight_gradient);
+}
+
+}  // namespace pptrain::kernels::cuda

@@ -1,0 +1,36 @@
+// Attention whose keys come in parts, as on a ring of ranks: each part's blocks are added to what the queries
+// have of the others. By our own kernel on the CPU, by FlashAttention-2 for bfloat16 on CUDA, by plain
+// operators elsewhere, which are slower and hold the scores of 256 rows at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+#include "core/kernels/attention_block.h"
+#include "core/nn/causal_attention.h"
+
+namespace pptrain::nn {
+
+// What queries have of the keys that they have seen.
+struct PartialAttention {
+  at::Tensor out;        // float32 [tokens, heads, head_dim]: softmax(q k^T / sqrt(head_dim)) v
+  at::Tensor logsumexp;  // float32 [heads, tokens]: of the scaled scores
+};
+
+// Of queries q: T [tokens, heads, head_dim] that have seen nothing: zeros, and minus infinity.
+PartialAttention no_attention(const at::Tensor& q);
+
+// Adds `blocks`, in their order. q: T [tokens, heads, head_dim]; k, v: T [keys, kv_heads, head_dim], kv_heads
+// a divisor of heads; any strides with the last one 1. On CUDA, bfloat16 needs a head_dim that is a multiple
+// of 8. On the meta device only the cost is recorded: of the blocks given, no more.
+void add_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   std::span<const kernels::AttentionBlock> blocks, PartialAttention& seen);
+
+// Adds the blocks' share of the gradients to `grads`: float32, as q, k and v, contiguous. out: T, contiguous,
+// and logsumexp are those of all keys; dout: T, as q.
+void add_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const at::Tensor& out, const at::Tensor& logsumexp,
+                            std::span<const kernels::AttentionBlock> blocks, AttentionGradients& grads);
+
+}  // namespace pptrain::nn

@@ -1,0 +1,33 @@
+// When a stage uses which of its parameter groups: what whoever gathers weights and sums gradients while the
+// stage computes needs to know.
+#pragma once
+
+#include <cstddef>
+
+namespace pptrain::nn {
+
+// What a pass does with a group: F reads its weights; B reads them and takes its gradients; I reads them and
+// takes the gradients of norms (is_taken_with_input); W takes the others.
+enum class Use { forward, backward, backward_input, backward_weight };
+
+constexpr bool reads_weights(Use use) {
+  return use != Use::backward_weight;
+}
+constexpr bool takes_gradients(Use use) {
+  return use != Use::forward;
+}
+
+// Groups are named by their index in the stage's ParameterStore. Nothing is to be done where all that a stage
+// needs is always there.
+class WeightAccess {
+ public:
+  virtual ~WeightAccess() = default;
+
+  // Right before and right after a use, within which the weights read are whole and the gradients taken have
+  // memory. Uses of several groups may overlap. Of each group all that a microbatch adds to its gradients is
+  // taken by one B, or by one I and one W; a head takes its part in F, and says B.
+  virtual void acquire(std::size_t group, Use use) = 0;
+  virtual void release(std::size_t group, Use use) = 0;
+};
+
+}  // namespace pptrain::nn

@@ -1,0 +1,49 @@
+// What a step of an optimizer takes, for predictions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/config/job_config.h"
+#include "core/nn/parameter.h"
+
+namespace pptrain::optim {
+
+// Bytes of each parameter that this rank answers for.
+struct OptimizerFootprint {
+  int64_t state = 0;     // the state, held between steps
+  int64_t previous = 0;  // the copy of masters and state that keep_previous() holds
+  double moved = 0;      // what a step reads and writes
+  double kept = 0;       // what a step writes besides, with keep_previous()
+
+  int64_t held_bytes(bool keeps_previous) const { return state + (keeps_previous ? previous : 0); }
+  double moved_bytes(bool keeps_previous) const { return moved + (keeps_previous ? kept : 0); }
+};
+
+// Of the optimizer that optimizer.name asks for, for each parameter; of muon, for those of its matrices,
+// which are most. Throws UsageError that lists the names.
+OptimizerFootprint optimizer_footprint(const config::OptimizerSection& options);
+
+// Ranks that hold the same parameters, at their local shapes: `shards` ranks share them out, and `replicas`
+// hold each share.
+struct Sharing {
+  int64_t shards = 1;
+  int64_t replicas = 1;
+};
+
+// What one of these ranks has of the optimizer.
+struct OptimizerShare {
+  double held = 0;       // bytes between steps, those for undo included where optimizer.post_validation is on
+  double moved = 0;      // bytes that a step reads and writes
+  double flops = 0;      // of Muon's products, each matrix once over all ranks that hold parts of it
+  double sent = 0;       // bytes that it sends to have its parts of matrices made whole elsewhere
+  double received = 0;   // bytes of results that come back
+  double workspace = 0;  // bytes at most, during the step: whole matrices, and messages under way
+};
+
+// Of these parameters. compute: what layers compute in, as Muon does. Rates are those of a balanced load.
+OptimizerShare optimizer_share(const config::OptimizerSection& options,
+                               std::span<const nn::ParameterSpec* const> specs, at::ScalarType compute,
+                               const Sharing& sharing = {});
+
+}  // namespace pptrain::optim

@@ -1,0 +1,29 @@
+// What optimizer.groups says of parameters.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config/job_config.h"
+#include "core/nn/parameter.h"
+
+namespace pptrain::optim {
+
+// The first group that matches, or null. A group's `match` is the word of a role (matrix, embedding, head,
+// norm, bias, router), or a pattern for the global name in which * stands for any characters. A tied head is
+// matched as the embedding that it is a copy of. Biases that balance experts are in no group.
+const config::OptimizerGroup* find_group(std::span<const config::OptimizerGroup> groups,
+                                         const nn::ParameterSpec& spec);
+
+struct GroupProblem {
+  size_t group = 0;
+  std::string text;
+};
+
+// The groups that no parameter of the model is in. `specs`: those of the whole model.
+std::vector<GroupProblem> check_groups(std::span<const config::OptimizerGroup> groups,
+                                       std::span<const nn::ParameterSpec* const> specs);
+
+}  // namespace pptrain::optim

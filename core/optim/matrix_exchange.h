@@ -1,0 +1,58 @@
+// From parts of matrices, wherever they lie, to whole ones, and back.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/nn/slice.h"
+
+namespace pptrain::optim {
+
+// What this rank holds of one matrix.
+struct MatrixPart {
+  std::string name;      // global
+  nn::SliceShape shape;  // of two dims
+};
+
+// What is done to matrices. Parts are flat, in the order of their slice.
+struct MatrixOperation {
+  std::function<void(size_t part, at::Tensor& to)> read;           // this rank's part of the operand
+  std::function<at::Tensor(at::Tensor matrix)> transform;          // [rows, cols], contiguous, as its result
+  std::function<void(size_t part, const at::Tensor& from)> write;  // this rank's part of the result
+};
+
+class MatrixExchange {
+ public:
+  virtual ~MatrixExchange() = default;
+
+  // Each matrix is made whole on one rank, transformed there, and the result's parts go to all who hold a
+  // part of it. `read` is called at most once for a part (of those that several ranks hold, one rank reads),
+  // `transform` once for each matrix that this rank owns, `write` once for each part. Tensors are made with
+  // `options`: the type that matrices travel and are transformed in, and the device. Collective.
+  virtual void run(const at::TensorOptions& options, const MatrixOperation& operation) = 0;
+};
+
+// Matrices that lie whole on this rank: nothing is exchanged.
+class LocalMatrices final : public MatrixExchange {
+ public:
+  // Throws Error that names a part that is not the whole matrix.
+  explicit LocalMatrices(std::vector<MatrixPart> parts);
+  void run(const at::TensorOptions& options, const MatrixOperation& operation) override;
+
+ private:
+  std::vector<MatrixPart> parts_;
+};
+
+// Elements of whole matrices that an exchange handles at a time over all its ranks, where that is more than
+// one matrix a rank.
+inline constexpr int64_t round_elements = int64_t{1} << 25;
+
+// Makes the exchange of these parts, which run() then counts from 0. Collective.
+using MakeMatrixExchange = std::function<std::unique_ptr<MatrixExchange>(std::vector<MatrixPart> parts)>;
+
+}  // namespace pptrain::optim

@@ -1,0 +1,44 @@
+// Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon; with weight decay and a scale, Liu et al.,
+// arXiv 2502.16982): the momentum of a matrix is made orthogonal before it is applied.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/config/job_config.h"
+#include "core/optim/footprint.h"
+#include "core/optim/matrix_exchange.h"
+#include "core/optim/update.h"
+
+namespace pptrain::optim {
+
+// For matrices alone: m += (1 - momentum) (g - m); o = orthogonalised (Nesterov) m; w = (1 - lr decay) w - lr
+// 0.2 sqrt(max(rows, cols)) o. The factor gives steps AdamW's usual size (Liu et al., section 2.2), so that
+// both take the same learning rate and decay. State file "muon.momentum".
+class Muon final : public Update {
+ public:
+  // Takes muon_momentum from `options`. Matrices travel and are made orthogonal with `tensors`: in bfloat16
+  // where layers compute in it, else in float32.
+  Muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
+       const at::TensorOptions& tensors);
+
+  // Of a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master read
+  // and written (8), compute weight written (2), operand and result written and read (8). To keep what is
+  // overwritten, it is copied.
+  static constexpr OptimizerFootprint footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
+
+  // The matrices that it is for: hidden ones, each by itself. Neither embedding nor head, nor a router.
+  static bool takes(const nn::ParameterSpec& spec);
+
+  std::vector<std::string> state_files() const override { return {"muon.momentum"}; }
+  void prepare(const std::vector<const nn::Slice*>& slices) override;
+  void step(std::span<Run> runs, const StepArguments& arguments) override;
+
+ private:
+  double momentum_;
+  MakeMatrixExchange make_exchange_;
+  at::TensorOptions tensors_;
+  std::unique_ptr<MatrixExchange> exchange_;
+};
+
+}  // namespace pptrain::optim

@@ -1,0 +1,56 @@
+#include "core/optim/newton_schulz.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linalg_vector_norm.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/kernels/kernels.h"
+
+namespace pptrain::optim {
+namespace {
+
+constexpr int steps = 5;
+constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
+constexpr double smallest_norm = 1e-7;
+
+// x / ||x||, in place.
+void normalise(at::Tensor& x) {
+  const at::Tensor norm = at::linalg_vector_norm(x.view({-1}), 2, std::nullopt, false, at::kFloat);
+  x.div_(norm.clamp_min(smallest_norm));
+}
+
+}  // namespace
+
+at::Tensor orthogonalise(at::Tensor x) {
+  const bool tall = x.size(0) > x.size(1);  // the products of the shorter side are smaller
+  x = tall ? x.t().contiguous() : x.clone();
+  normalise(x);
+  at::Tensor gram = at::empty({x.size(0), x.size(0)}, x.options());
+  at::Tensor polynomial = at::empty_like(gram), next = at::empty_like(x);
+  for (int step = 0; step < steps; ++step) {
+    kernels::linear(x, x, std::nullopt, gram);
+    at::addmm_out(polynomial, gram, gram, gram, b, c);
+    at::addmm_out(next, x, polynomial, x, a, 1);
+    std::swap(x, next);
+  }
+  return tall ? x.t().contiguous() : x;
+}
+
+double orthogonalise_flops(int64_t rows, int64_t cols) {
+  const auto shorter = static_cast<double>(std::min(rows, cols));
+  const auto longer = static_cast<double>(std::max(rows, cols));
+  return steps * (4 * shorter * shorter * longer + 2 * shorter * shorter * shorter);
+}
+
+// x as given, and two of its shape.
+int64_t orthogonalise_bytes(int64_t rows, int64_t cols, int64_t element) {
+  const int64_t shorter = std::min(rows, cols);
+  return element * (3 * rows * cols + 2 * shorter * shorter);
+}
+
+}  // namespace pptrain::optim

@@ -1,0 +1,170 @@
+// The optimizers by name: which update steps which parameter.
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/optim/adamw.h"
+#include "core/optim/balance.h"
+#include "core/optim/groups.h"
+#include "core/optim/lion.h"
+#include "core/optim/muon.h"
+#include "core/optim/newton_schulz.h"
+#include "core/optim/optimizer.h"
+
+namespace pptrain::optim {
+namespace {
+
+using Updates = std::vector<std::unique_ptr<Update>>;
+using config::OptimizerSection;
+
+// An optimizer's updates: the first steps most parameters, the second, where there is one, what the first
+// does not take.
+struct Entry {
+  std::string_view name;  // optimizer.name
+  Updates (*make)(const OptimizerSection&, const Surroundings&, const at::TensorOptions& compute);
+  OptimizerFootprint footprint;                       // of the first
+  bool (*takes)(const nn::ParameterSpec&) = nullptr;  // the first; null: all
+  OptimizerFootprint footprint_of_rest = {};
+};
+
+template <class... U>
+Updates list(std::unique_ptr<U>... updates) {
+  Updates result;
+  (result.push_back(std::move(updates)), ...);
+  return result;
+}
+
+template <class U>
+Updates make(const OptimizerSection& options, const Surroundings&, const at::TensorOptions&) {
+  return list(std::make_unique<U>(options));
+}
+
+Updates make_muon(const OptimizerSection& options, const Surroundings& around,
+                  const at::TensorOptions& compute) {
+  return list(std::make_unique<Muon>(options, around.make_exchange, compute),
+              std::make_unique<AdamW>(options));
+}
+
+// The one list to extend when an optimizer is added.
+constexpr Entry entries[] = {
+    {.name = "adamw", .make = make<AdamW>, .footprint = AdamW::footprint},
+    {.name = "muon",
+     .make = make_muon,
+     .footprint = Muon::footprint,
+     .takes = Muon::takes,
+     .footprint_of_rest = AdamW::footprint},
+    {.name = "lion", .make = make<Lion>, .footprint = Lion::footprint},
+};
+
+const Entry& find(const std::string& name) {
+  const auto* const found = std::ranges::find(entries, name, &Entry::name);
+  if (found != std::end(entries)) return *found;
+  std::vector<std::string_view> names;
+  for (const Entry& entry : entries) names.push_back(entry.name);
+  throw UsageError(fmt::format("optimizer.name: \"{}\" is not one of {}", name, fmt::join(names, ", ")));
+}
+
+bool decays(nn::Role role) {
+  return role != nn::Role::norm && role != nn::Role::bias;
+}
+
+bool is_first(const Entry& entry, const nn::ParameterSpec& spec) {
+  return entry.takes == nullptr || entry.takes(spec);
+}
+
+bool is_muons(const Entry& entry, const nn::ParameterSpec& spec) {
+  return entry.takes == Muon::takes && Muon::takes(spec);
+}
+
+// Balances have no state, and are a handful.
+OptimizerFootprint footprint_of(const Entry& entry, const nn::ParameterSpec& spec) {
+  if (spec.role == nn::Role::balance) return {};
+  return is_first(entry, spec) ? entry.footprint : entry.footprint_of_rest;
+}
+
+// What the job says of one parameter that learns by gradients.
+Rule rule_of(const OptimizerSection& options, const Entry& entry, const nn::ParameterSpec& spec) {
+  const bool muon = is_muons(entry, spec);
+  Rule rule{.update = is_first(entry, spec) ? size_t{0} : size_t{1},
+            .lr_scale = muon ? options.muon_lr_scale : 1,
+            .weight_decay = decays(spec.role) ? options.weight_decay : 0};
+  if (muon) rule.weight_decay = options.muon_weight_decay.value_or(options.weight_decay);
+  if (const config::OptimizerGroup* group = find_group(options.groups, spec)) {
+    rule.lr_scale *= group->lr_scale;
+    rule.weight_decay = group->weight_decay.value_or(rule.weight_decay);
+  }
+  return rule;
+}
+
+// The type that layers compute in, and the device. Every rank of a stage finds the same.
+at::TensorOptions compute_options(const std::vector<nn::Shard*>& shards) {
+  for (const nn::Shard* shard : shards) {
+    if (shard->compute.defined()) return shard->compute.options();
+  }
+  return shards.empty() ? at::TensorOptions().dtype(at::kFloat) : shards.front()->master.options();
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<nn::Shard*> shards,
+                                          const Surroundings& surroundings) {
+  const Entry& entry = find(options.name);
+  Updates updates = entry.make(options, surroundings, compute_options(shards));
+  const size_t balance = updates.size();
+  updates.push_back(std::make_unique<Balance>(surroundings.balance_rate));
+  return std::make_unique<Optimizer>(
+      std::move(shards), std::move(updates), [&](const nn::ParameterSpec& spec) {
+        return spec.role == nn::Role::balance ? Rule{.update = balance} : rule_of(options, entry, spec);
+      });
+}
+
+OptimizerFootprint optimizer_footprint(const OptimizerSection& options) {
+  return find(options.name).footprint;
+}
+
+// While the ranks work on one round of matrices, the operands of the next and the results of the one before
+// are under way.
+double workspace_of(int64_t largest, double parts, double ranks) {
+  if (largest == 0 || ranks == 1) return static_cast<double>(largest);
+  const double owned = std::max(static_cast<double>(largest), static_cast<double>(round_elements) / ranks);
+  return 4 * owned + 3 * std::min(owned * ranks, parts);
+}
+
+OptimizerShare optimizer_share(const OptimizerSection& options,
+                               std::span<const nn::ParameterSpec* const> specs, at::ScalarType compute,
+                               const Sharing& sharing) {
+  const Entry& entry = find(options.name);
+  const auto shards = static_cast<double>(sharing.shards);
+  const double ranks = shards * static_cast<double>(sharing.replicas);
+  const auto element = static_cast<int64_t>(c10::elementSize(compute));
+  const bool keeps = options.post_validation;
+  OptimizerShare share;
+  int64_t largest = 0, products = 0;  // elements, bytes
+  double parts = 0;                   // elements
+  for (const nn::ParameterSpec* spec : specs) {
+    const auto local = static_cast<double>(c10::multiply_integers(spec->local_shape()));
+    const OptimizerFootprint each = footprint_of(entry, *spec);
+    share.held += static_cast<double>(each.held_bytes(keeps)) * local / shards;
+    share.moved += each.moved_bytes(keeps) * local / shards;
+    if (!is_muons(entry, *spec)) continue;
+    const int64_t rows = spec->shape[0], cols = spec->shape[1];
+    largest = std::max(largest, rows * cols);
+    products = std::max(products, orthogonalise_bytes(rows, cols, element));
+    parts += local / shards;
+    share.flops += orthogonalise_flops(rows, cols) * local / static_cast<double>(rows * cols) / ranks;
+  }
+  const double bytes = parts * static_cast<double>(element);
+  share.sent = ranks > 1 ? bytes / static_cast<double>(sharing.replicas) : 0;
+  share.received = ranks > 1 ? bytes : 0;
+  share.workspace =
+      static_cast<double>(element) * workspace_of(largest, parts, ranks) + static_cast<double>(products);
+  return share;
+}
+
+}  // namespace pptrain::optim

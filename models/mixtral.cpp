@@ -1,0 +1,42 @@
+// Mixtral (Jiang et al., arXiv 2401.04088): Llama's block with experts in the place of the MLP.
+#include <algorithm>
+
+#include "models/hf_json.h"
+#include "models/llama.h"
+#include "models/registry.h"
+
+namespace pptrain::models {
+namespace {
+
+void read_hf(const HfJson& json, config::ModelSection& model) {
+  model.num_key_value_heads = json.size("num_key_value_heads", 8);
+  model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
+  model.max_position_embeddings = json.size("max_position_embeddings", 131072);
+  model.rms_norm_eps = json.number("rms_norm_eps", 1e-5);
+  model.num_experts = json.size("num_local_experts", 8);
+  model.num_experts_per_tok = json.size("num_experts_per_tok", 2);
+  if (json.has("sliding_window")) json.fail("sliding_window", "sliding-window attention is not supported");
+  if (json.number("router_jitter_noise", 0) != 0)
+    json.fail("router_jitter_noise", "noise on the router's input is not supported; set it to 0");
+}
+
+void check(const config::ModelSection& model, const config::ReportConflict& report) {
+  if (model.mlp_bias) {
+    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "mixtral has no biases in its experts");
+  }
+  if (model.attention_bias) {
+    report({"model.attention_bias", "model.arch", "model.hf_dir"}, "mixtral has no biases in its attention");
+  }
+}
+
+}  // namespace
+
+constinit const Architecture mixtral = {.name = "mixtral",
+                                        .hf_model_type = "mixtral",
+                                        .hf_class = "MixtralForCausalLM",
+                                        .weights = mixtral_weights,
+                                        .block = sparse_block,
+                                        .read_hf = read_hf,
+                                        .check = check};
+
+}  // namespace pptrain::models

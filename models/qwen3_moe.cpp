@@ -1,0 +1,52 @@
+// Qwen3-MoE (Yang et al., arXiv 2505.09388): Qwen3's block with experts in the place of the MLP, in all
+// layers or some.
+#include <algorithm>
+
+#include "models/hf_json.h"
+#include "models/llama.h"
+#include "models/registry.h"
+
+namespace pptrain::models {
+namespace {
+
+BlockConfig block(const ModelConfig& model, int64_t layer) {
+  BlockConfig config = sparse_block(model, layer);
+  config.attention.qk_norm = true;
+  return config;
+}
+
+// transformers has called the number of experts either.
+int64_t number_of_experts(const HfJson& json) {
+  return json.size(json.has("num_local_experts") ? "num_local_experts" : "num_experts", 128);
+}
+
+void read_hf(const HfJson& json, config::ModelSection& model) {
+  model.num_key_value_heads = json.size("num_key_value_heads", 4);
+  model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
+  model.max_position_embeddings = json.size("max_position_embeddings", 32768);
+  model.attention_bias = json.flag("attention_bias", false);
+  model.num_experts = number_of_experts(json);
+  model.num_experts_per_tok = json.size("num_experts_per_tok", 8);
+  model.moe_intermediate_size = json.size("moe_intermediate_size", 768);
+  model.norm_topk_prob = json.flag("norm_topk_prob", false);
+  model.decoder_sparse_step = json.size("decoder_sparse_step", 1);
+  model.mlp_only_layers = json.integers("mlp_only_layers");
+}
+
+void check(const config::ModelSection& model, const config::ReportConflict& report) {
+  if (model.mlp_bias) {
+    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "qwen3_moe has no biases in its MLP");
+  }
+}
+
+}  // namespace
+
+constinit const Architecture qwen3_moe = {.name = "qwen3_moe",
+                                          .hf_model_type = "qwen3_moe",
+                                          .hf_class = "Qwen3MoeForCausalLM",
+                                          .weights = qwen3_moe_weights,
+                                          .block = block,
+                                          .read_hf = read_hf,
+                                          .check = check};
+
+}  // namespace pptrain::models

@@ -1,0 +1,190 @@
+#include "parallel/context/ring_attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/kernels/dry_run.h"
+#include "core/nn/block_attention.h"
+#include "parallel/context/ring_plan.h"
+#include "parallel/context/shared_tokens.h"
+
+namespace pptrain::context {
+namespace {
+
+using at::Tensor;
+using WorkPtr = std::unique_ptr<comm::Work>;
+
+void wait(const WorkPtr& work, const char* what, int step) {
+  if (work) work->wait([&] { return fmt::format("{} of step {} of ring attention", what, step); });
+}
+
+// Keys and values on their way around the ring: [2, tokens, kv_heads, head_dim], those of this rank at first.
+class TravellingKeys {
+ public:
+  TravellingKeys(comm::Communicator& group, const kernels::ContextSplit& split, const RingPlan& plan,
+                 const Tensor& k, const Tensor& v)
+      : group_(group), split_(split), plan_(plan), k_(k), v_(v) {
+    if (plan_.steps_count() == 1) return;
+    here_ = at::empty({2, k.size(0), k.size(1), k.size(2)}, k.options());
+    here_.select(0, 0).copy_(k);
+    here_.select(0, 1).copy_(v);
+    kernels::record(kernels::moving(k, v, here_));
+    set_views();
+  }
+
+  const Tensor& k() const { return k_; }
+  const Tensor& v() const { return v_; }
+
+  // Sends on what is here, and lets in what the next step needs.
+  void begin_hop(int step) {
+    if (step + 1 >= plan_.steps_count()) return;
+    next_ =
+        at::empty({2, split_.tokens(plan_.owner(step + 1)), here_.size(2), here_.size(3)}, here_.options());
+    receive_ = group_.irecv(next_, plan_.owner(1));
+    send_ = group_.isend(here_, plan_.user(1));
+  }
+  void finish_hop(int step) {
+    if (step + 1 >= plan_.steps_count()) return;
+    wait(receive_, "the keys", step + 1);
+    wait(send_, "the rank that takes the keys", step);
+    here_ = std::move(next_);
+    set_views();
+  }
+
+ private:
+  void set_views() {
+    k_ = here_.select(0, 0);
+    v_ = here_.select(0, 1);
+  }
+
+  comm::Communicator& group_;
+  const kernels::ContextSplit& split_;
+  const RingPlan& plan_;
+  Tensor here_, next_, k_, v_;
+  WorkPtr receive_, send_;
+};
+
+// Gradients of keys and values that ranks find for each other: [2, tokens, kv_heads, head_dim], float32.
+class GradientsOnTheirWay {
+ public:
+  GradientsOnTheirWay(comm::Communicator& group, const RingPlan& plan, Tensor home)
+      : group_(group), plan_(plan), home_(std::move(home)) {}
+
+  // Sends `found` (undefined: nothing) to the owner of the step's keys, and lets in what the step's user of
+  // this rank's keys found. Adds what came of the step before.
+  void exchange(int step, Tensor found) {
+    finish();
+    step_ = step;
+    if (plan_.used[static_cast<size_t>(step)]) {
+      incoming_ = at::empty_like(home_);
+      receive_ = group_.irecv(incoming_, plan_.user(step));
+    }
+    if (found.defined()) send_ = group_.isend(found, plan_.owner(step));
+  }
+
+  void finish() {
+    if (receive_) {
+      wait(receive_, "the gradients of own keys", step_);
+      home_.add_(incoming_);
+      kernels::record(kernels::moving(home_, home_, incoming_));
+    }
+    wait(send_, "the rank that takes the gradients", step_);
+    receive_.reset();
+    send_.reset();
+    incoming_.reset();
+  }
+
+ private:
+  comm::Communicator& group_;
+  const RingPlan& plan_;
+  Tensor home_, incoming_;
+  WorkPtr receive_, send_;
+  int step_ = 0;
+};
+
+Tensor rounded(const Tensor& x, at::ScalarType type) {
+  Tensor y = x.to(type);
+  if (type != x.scalar_type()) kernels::record(kernels::moving(x, y));
+  return y;
+}
+
+class RingAttention final : public nn::AttentionProduct {
+ public:
+  explicit RingAttention(comm::Communicator& group) : group_(group) {}
+
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const nn::TokenInfo& tokens,
+                 Saved& saved) override {
+    if (!tokens.context) return local_->forward(q, k, v, tokens, saved);
+    check_shared_tokens(group_, tokens, q);
+    const RingPlan plan = plan_ring(*tokens.context, tokens.segments);
+    TravellingKeys keys(group_, *tokens.context, plan, k, v);
+    nn::PartialAttention seen = nn::no_attention(q);
+    for (int step = 0; step < plan.steps_count(); ++step) {
+      keys.begin_hop(step);
+      nn::add_attention(q, keys.k(), keys.v(), plan.steps[static_cast<size_t>(step)], seen);
+      keys.finish_hop(step);
+    }
+    saved = {.q = q, .k = k, .v = v, .out = rounded(seen.out, q.scalar_type()), .statistics = {}};
+    saved.statistics.calls = {{.logsumexp = std::move(seen.logsumexp), .rng_seed = {}, .rng_offset = {}}};
+    return saved.out;
+  }
+
+  nn::AttentionGradients backward(const Tensor& dout, const nn::TokenInfo& tokens, Saved saved) override {
+    if (!tokens.context) return local_->backward(dout, tokens, std::move(saved));
+    const RingPlan plan = plan_ring(*tokens.context, tokens.segments);
+    const Tensor &q = saved.q, &k = saved.k;
+    const Tensor& logsumexp = saved.statistics.calls.front().logsumexp;
+    const auto f32 = q.options().dtype(at::kFloat);
+    const auto gradients_of = [&](int rank) {
+      return at::zeros({2, tokens.context->tokens(rank), k.size(1), k.size(2)}, f32);
+    };
+    const Tensor dq = at::zeros(q.sizes(), f32);
+    const Tensor home = gradients_of(plan.rank);
+    TravellingKeys keys(group_, *tokens.context, plan, k, saved.v);
+    GradientsOnTheirWay others(group_, plan, home);
+    for (int step = 0; step < plan.steps_count(); ++step) {
+      keys.begin_hop(step);
+      const auto& blocks = plan.steps[static_cast<size_t>(step)];
+      Tensor found;
+      if (!blocks.empty()) {
+        found = step == 0 ? home : gradients_of(plan.owner(step));
+        nn::AttentionGradients grads{.dq = dq, .dk = found.select(0, 0), .dv = found.select(0, 1)};
+        nn::add_attention_backward(dout, q, keys.k(), keys.v(), saved.out, logsumexp, blocks, grads);
+      }
+      if (step > 0) others.exchange(step, std::move(found));
+      keys.finish_hop(step);
+    }
+    others.finish();
+    const Tensor dkv = rounded(home, q.scalar_type());
+    return {.dq = rounded(dq, q.scalar_type()), .dk = dkv.select(0, 0), .dv = dkv.select(0, 1)};
+  }
+
+ private:
+  comm::Communicator& group_;
+  std::shared_ptr<nn::AttentionProduct> local_ = nn::make_local_attention();
+};
+
+// Keys go to the next rank; gradients may go to any.
+std::vector<std::pair<int, int>> all_pairs(int ranks) {
+  std::vector<std::pair<int, int>> pairs;
+  for (int distance = 1; distance < ranks; ++distance) {
+    for (int r = 0; r < ranks; ++r) pairs.emplace_back(r, (r + distance) % ranks);
+  }
+  return pairs;
+}
+
+}  // namespace
+
+std::shared_ptr<nn::AttentionProduct> make_ring_attention(comm::Communicator& group) {
+  group.connect(all_pairs(group.size()));
+  return std::make_shared<RingAttention>(group);
+}
+
+}  // namespace pptrain::context

@@ -1,0 +1,51 @@
+// Sums of gradients that are under way while the rank computes.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/shard/group_exchange.h"
+
+namespace pptrain::shard {
+
+// Of all that a rank sums: groups that share a communicator must share this. Sums overlap; but each of their
+// steps begins in the order in which the sums were begun, which is the same on all ranks, so that collectives
+// meet their own, whenever a rank looks.
+class GradientSums {
+ public:
+  // `finished` is called once the sum is there, in the order of begin(), by advance(), finish() or
+  // wait_for().
+  void begin(GroupExchange& exchange, size_t buffer, std::function<void()> finished);
+
+  // Begins steps whose turn it is and finishes sums that are there, without waiting.
+  void advance();
+
+  // Waits for all sums; `what` as in comm::Work::wait.
+  void finish(const std::function<std::string()>& what);
+  // ... for those up to and with this buffer's.
+  void wait_for(const GroupExchange& exchange, size_t buffer, const std::function<std::string()>& what);
+
+  bool under_way(const GroupExchange& exchange, size_t buffer) const;
+  bool empty() const { return sums_.empty(); }
+
+ private:
+  struct Sum {
+    const GroupExchange* exchange;
+    size_t buffer;
+    GroupExchange::SumSteps steps;
+    std::function<void()> finished;
+    size_t begun = 0;                  // steps
+    std::unique_ptr<comm::Work> work;  // of the last that was not empty
+  };
+  void begin_steps();
+  bool front_is_done() const;
+  void wait_for_front(const std::function<std::string()>& what);
+  void finish_front();
+
+  std::deque<Sum> sums_;
+};
+
+}  // namespace pptrain::shard

@@ -1,0 +1,239 @@
+#include "parallel/shard/stage_weights.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace pptrain::shard {
+namespace {
+
+// Groups that are whole or on their way at a time, where weights are streamed: the one in use, the next one,
+// and one more where that is small or will be used again at once.
+constexpr int most_streamed_groups = 3;
+
+int64_t elements(nn::ParameterGroup& group) {
+  int64_t sum = 0;
+  for (const auto& whole : group.whole()) sum += whole.compute.numel();
+  return sum;
+}
+
+// Does the pass take the gradients that lie in this buffer?
+bool takes(nn::Use use, const nn::ParameterGroup::Whole& buffer) {
+  switch (use) {
+    case nn::Use::forward:
+      return false;
+    case nn::Use::backward:
+      return true;
+    case nn::Use::backward_input:
+      return buffer.with_input;
+    case nn::Use::backward_weight:
+      return !buffer.with_input;
+  }
+  throw Error("unknown use");
+}
+
+}  // namespace
+
+StageWeights::StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy,
+                           GradientSums& sums, std::string name)
+    : policy_(policy), sums_(sums), name_(std::move(name)) {
+  for (nn::ParameterGroup& group : store.groups()) {
+    const bool experts = group.spread() == nn::Spread::experts;
+    const size_t buffers = group.whole().size();
+    groups_.push_back({.exchange = GroupExchange(group, experts ? ranks.experts : ranks.dense),
+                       .state = State::freed,
+                       .gather = nullptr,
+                       .taken = std::vector<bool>(buffers),
+                       .summed = std::vector<bool>(buffers),
+                       .in_forward = false});
+    largest_ = std::max(largest_, elements(group));
+  }
+}
+
+bool StageWeights::divided(size_t group) const {
+  return groups_.at(group).exchange.group().division().parts > 1;
+}
+
+// --- weights ---
+
+void StageWeights::unshard(std::optional<nn::Use> next) {
+  reshard();  // what is there is of older masters
+  if (policy_.keep == Keep::streamed) {
+    begin_pass({.use = next.value_or(nn::Use::forward), .next = {}, .reduce_follows = false});
+    return gather_ahead();
+  }
+  for (size_t group = 0; group < groups_.size(); ++group) gather(group);
+}
+
+void StageWeights::reshard() {
+  settle();
+  for (size_t group = 0; group < groups_.size(); ++group) free(group);
+}
+
+void StageWeights::settle() {
+  for (size_t group = 0; group < groups_.size(); ++group) wait_for_gather(group);
+}
+
+void StageWeights::discard() {
+  reshard();
+  acquired_.clear();
+}
+
+void StageWeights::gather(size_t index) {
+  Group& group = groups_[index];
+  if (!divided(index) || group.state != State::freed) return;
+  group.gather = group.exchange.unshard();
+  group.state = State::gathering;
+  most_whole_ = std::max(most_whole_, whole_groups());
+}
+
+void StageWeights::wait_for_gather(size_t index) {
+  Group& group = groups_[index];
+  if (group.state != State::gathering) return;
+  group.gather->wait(
+      [&] { return fmt::format("the weights of {} ({} UNSHARD)", group.exchange.group().name(), name_); });
+  group.gather.reset();
+  group.state = State::whole;
+}
+
+void StageWeights::free(size_t index) {
+  Group& group = groups_[index];
+  if (group.state == State::freed) return;
+  group.exchange.reshard();
+  group.state = State::freed;
+}
+
+// The next groups of the pass, as it went the last time, and after them those of the next pass.
+std::vector<size_t> StageWeights::upcoming(size_t count) const {
+  std::vector<size_t> result;
+  const auto add = [&](const Order& order, size_t from) {
+    for (size_t i = from; i < order.size() && result.size() < count; ++i) result.push_back(order[i]);
+  };
+  add(orders_[order_index(pass_.use)], acquired_.size());
+  if (pass_.next) add(orders_[order_index(*pass_.next)], 0);
+  return result;
+}
+
+// The next group, and the one after a small one: its gather would not hide behind so little.
+void StageWeights::gather_ahead() {
+  for (const size_t next : upcoming(most_streamed_groups)) {
+    const bool missing = divided(next) && groups_[next].state == State::freed;
+    if (missing && whole_groups() >= most_streamed_groups) return;
+    if (missing) gather(next);
+    if (elements(groups_[next].exchange.group()) >= largest_ / 8) return;
+  }
+}
+
+int StageWeights::whole_groups() const {
+  return static_cast<int>(
+      std::ranges::count_if(groups_, [](const Group& group) { return group.state != State::freed; }));
+}
+
+int StageWeights::take_most_whole_groups() {
+  return std::exchange(most_whole_, whole_groups());
+}
+
+size_t StageWeights::order_index(nn::Use use) {
+  return use == nn::Use::forward ? 0 : 1;
+}
+
+// --- passes ---
+
+void StageWeights::begin_pass(const Pass& pass) {
+  if (!acquired_.empty()) orders_[order_index(pass_.use)] = std::move(acquired_);
+  acquired_.clear();
+  pass_ = pass;
+  sums_.advance();
+  if (!pass.reduce_follows || policy_.reduce == ReduceEvery::microbatch) return;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (groups_[group].in_forward) begin_sums(group);
+  }
+}
+
+void StageWeights::acquire(size_t index, nn::Use use) {
+  Group& group = groups_.at(index);
+  sums_.advance();
+  if (nn::reads_weights(use)) {
+    acquired_.push_back(index);
+    if (divided(index)) {
+      if (group.state == State::freed && policy_.keep == Keep::kept) {
+        throw Error(fmt::format("the weights of {} are not gathered: the schedule lacks an UNSHARD",
+                                group.exchange.group().name()));
+      }
+      gather(index);
+      wait_for_gather(index);
+    }
+    if (policy_.keep == Keep::streamed) gather_ahead();
+  }
+  if (!nn::takes_gradients(use)) return;
+  if (pass_.use == nn::Use::forward) group.in_forward = true;
+  for (size_t buffer = 0; buffer < group.taken.size(); ++buffer) {
+    if (takes(use, group.exchange.group().whole()[buffer])) prepare_gradient(index, buffer);
+  }
+}
+
+void StageWeights::release(size_t index, nn::Use use) {
+  if (nn::takes_gradients(use)) {
+    const bool last =
+        pass_.reduce_follows && pass_.use != nn::Use::forward && pass_.use != nn::Use::backward_input;
+    if (policy_.reduce == ReduceEvery::microbatch || last) begin_sums(index);
+  }
+  if (policy_.keep == Keep::kept || !nn::reads_weights(use) || !divided(index)) return;
+  const std::vector<size_t> soon = upcoming(most_streamed_groups);
+  if (std::ranges::find(soon, index) == soon.end()) free(index);
+}
+
+// --- gradients ---
+
+void StageWeights::prepare_gradient(size_t index, size_t buffer) {
+  Group& group = groups_[index];
+  nn::ParameterGroup& parameters = group.exchange.group();
+  if (group.summed[buffer]) {
+    throw Error(
+        fmt::format("{} takes gradients after they were summed: the schedule's REDUCE_GRAD is too early",
+                    parameters.name()));
+  }
+  if (policy_.reduce == ReduceEvery::microbatch) {
+    sums_.wait_for(group.exchange, buffer, [&] { return reduction_of(index); });
+    parameters.restore_whole_grad(buffer);
+  }
+  group.taken[buffer] = true;
+}
+
+void StageWeights::begin_sums(size_t index) {
+  Group& group = groups_[index];
+  nn::ParameterGroup& parameters = group.exchange.group();
+  for (size_t buffer = 0; buffer < group.taken.size(); ++buffer) {
+    if (!group.taken[buffer]) continue;
+    group.taken[buffer] = false;
+    if (!parameters.division().own_gradient) {
+      if (!group.exchange.is_summed(buffer)) continue;
+      group.summed[buffer] = true;
+      sums_.begin(group.exchange, buffer, [] {});
+      continue;
+    }
+    sums_.begin(group.exchange, buffer, [&group, &parameters, buffer] {
+      parameters.shards()[buffer]->grad.add_(group.exchange.own_part(buffer));
+      parameters.release_whole_grad(buffer);
+    });
+  }
+}
+
+void StageWeights::reduce_grad() {
+  for (size_t group = 0; group < groups_.size(); ++group) begin_sums(group);
+}
+
+void StageWeights::finish() {
+  sums_.finish([&] { return fmt::format("the sums of gradients ({} REDUCE_GRAD)", name_); });
+  begin_pass({});
+  for (Group& group : groups_) group.summed.assign(group.summed.size(), false);
+}
+
+std::string StageWeights::reduction_of(size_t index) const {
+  return fmt::format("the gradient of {} ({} REDUCE_GRAD)", groups_[index].exchange.group().name(), name_);
+}
+
+}  // namespace pptrain::shard

@@ -1,0 +1,114 @@
+// The parameters of one stage while it computes, on a rank that shares them with others: which groups are
+// whole when, and when their gradients are summed.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/nn/parameter.h"
+#include "core/nn/weight_access.h"
+#include "parallel/shard/gradient_sums.h"
+#include "parallel/shard/group_exchange.h"
+
+namespace pptrain::shard {
+
+// How long a stage's weights stay whole: from unshard() to reshard(), or group by group while a pass uses
+// them.
+enum class Keep { kept, streamed };
+// When gradients are summed: once a step, or after each microbatch (with own gradients: nn::Division).
+enum class ReduceEvery { step, microbatch };
+
+struct ShardPolicy {
+  Keep keep = Keep::kept;
+  ReduceEvery reduce = ReduceEvery::step;
+};
+
+// The ranks of a stage's groups, by their spread.
+struct StageRanks {
+  ShardRanks dense;
+  ShardRanks experts;
+};
+
+// One of the stage's passes, as who walks the schedule announces it.
+struct Pass {
+  nn::Use use = nn::Use::forward;
+  std::optional<nn::Use> next;  // that reads weights, before reshard() or the end
+  bool reduce_follows = false;  // reduce_grad() comes before the stage's next pass
+};
+
+// Ranks that share a stage call everything here in one order. Nothing waits but acquire(), for what its use
+// needs, and settle(), finish() and discard().
+class StageWeights final : public nn::WeightAccess {
+ public:
+  // `store`: the stage's parameters, materialised; they are divided as `ranks` are, and have own gradients
+  // where they are summed after each microbatch. `sums`: of all stages of this rank. `name` stands for the
+  // stage in messages. All must outlive this.
+  StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy,
+               GradientSums& sums, std::string name);
+
+  // UNSHARD: weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that
+  // `next`, the stage's next pass, uses; passes gather the others, each while the one before computes.
+  void unshard(std::optional<nn::Use> next);
+  // RESHARD: frees what is whole.
+  void reshard();
+  // REDUCE_GRAD: begins the sums of the gradients taken so far that are not under way yet. After each
+  // microbatch most are; once a step those of blocks are, if reduce_follows was told before the last pass.
+  void reduce_grad();
+
+  void begin_pass(const Pass& pass);
+  void acquire(size_t group, nn::Use use) override;
+  void release(size_t group, nn::Use use) override;
+
+  // Waits for gathers under way, so that masters may change.
+  void settle();
+  // The end of the list: waits for sums under way, those of other stages too.
+  void finish();
+  // Passes are thrown away: waits for gathers under way and takes gathered weights for stale.
+  void discard();
+
+  // Groups whose compute weights are whole or being gathered, and the most there have been since the last
+  // call.
+  int whole_groups() const;
+  int take_most_whole_groups();
+
+ private:
+  enum class State { freed, gathering, whole };
+  struct Group {
+    GroupExchange exchange;
+    State state = State::freed;
+    std::unique_ptr<comm::Work> gather;
+    std::vector<bool> taken;   // [buffer] gradients were taken since the last sum was begun
+    std::vector<bool> summed;  // [buffer] once a step: the step's sum was begun
+    bool in_forward = false;   // its gradients are taken in F
+  };
+  using Order = std::vector<size_t>;  // groups in the order in which a pass acquires their weights
+
+  bool divided(size_t group) const;
+  void gather(size_t group);
+  void wait_for_gather(size_t group);
+  void free(size_t group);
+  void gather_ahead();
+  std::vector<size_t> upcoming(size_t count) const;
+  static size_t order_index(nn::Use use);
+  void prepare_gradient(size_t group, size_t buffer);
+  void begin_sums(size_t group);  // of what was taken
+  std::string reduction_of(size_t group) const;
+
+  ShardPolicy policy_;
+  GradientSums& sums_;
+  std::string name_;
+  std::deque<Group> groups_;     // sums under way refer to them
+  std::array<Order, 2> orders_;  // of the last forward and the last backward (or its input part)
+  Pass pass_;                    // under way, or about to begin
+  Order acquired_;               // in this pass so far
+  int64_t largest_ = 0;          // elements of the largest group
+  int most_whole_ = 0;
+};
+
+}  // namespace pptrain::shard

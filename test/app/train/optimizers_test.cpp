@@ -1,0 +1,102 @@
+// Jobs with Muon, Lion and groups of parameters: the same bits on every layout, with post-validation, and
+// resumed.
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using pptrain::test::contains_text;
+using pptrain::test::JobResult;
+using pptrain::test::Overrides;
+using pptrain::test::run_small_job;
+using pptrain::test::small_job_text;
+using pptrain::test::TemporaryFolder;
+using pptrain::test::with;
+
+namespace {
+
+Overrides base_of(const std::string& optimizer, const std::string& dtype) {
+  return {"optimizer.name=" + optimizer, "train.dtype=" + dtype, "train.grad_accum_steps=4",
+          "model.tie_word_embeddings=true",
+          "optimizer.groups=[{match='*norm*', lr_scale=0.5}, {match='embedding', weight_decay=0.01}]"};
+}
+
+Overrides layout(const std::string& schedule, int pp) {
+  return {"distributed.pp_schedule=" + schedule, fmt::format("distributed.pp={}", pp)};
+}
+
+void check_equal(const JobResult& reference, const JobResult& other) {
+  REQUIRE(other.exit_code == 0);
+  REQUIRE(reference.checksums.size() > 60);
+  CHECK(other.metrics == reference.metrics);
+  CHECK(other.checksums == reference.checksums);
+}
+
+}  // namespace
+
+TEST_CASE("Muon and Lion give the same bits on every pp and schedule, with post-validation or without") {
+  const std::string text = small_job_text();
+  for (const std::string optimizer : {"muon", "lion"}) {
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      const TemporaryFolder folder;
+      const Overrides base = base_of(optimizer, dtype);
+      const JobResult reference = run_small_job(text, folder.path() / "reference", base);
+      REQUIRE(reference.checksums.contains((optimizer == "muon" ? "muon.momentum" : "lion.exp_avg") +
+                                           std::string("/layers.0.attn.q.weight")));
+      CHECK(reference.checksums.contains("muon.momentum/embed.weight") == false);
+      int run = 0;
+      for (const Overrides& other :
+           std::vector<Overrides>{layout("1f1b", 2), layout("zbv", 2), layout("interleaved_1f1b", 2),
+                                  with(layout("zb_h2", 2), {"optimizer.post_validation=true"}),
+                                  with(layout("zbv", 2), {"optimizer.post_validation=true"})}) {
+        CAPTURE(optimizer, dtype, other);
+        check_equal(reference, run_small_job(text, folder.path() / std::to_string(run++), with(base, other)));
+      }
+    }
+  }
+}
+
+TEST_CASE("with replicas, each of Muon's matrices is made orthogonal on one of them, with the same bits") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const Overrides base = with(base_of("muon", "fp32"), {"distributed.dp_replicate=2"});
+  const JobResult reference = run_small_job(text, folder.path() / "reference", base);
+  check_equal(reference, run_small_job(text, folder.path() / "1f1b", with(base, layout("1f1b", 2))));
+  check_equal(reference,
+              run_small_job(text, folder.path() / "post",
+                            with(base, layout("zbv", 2), Overrides{"optimizer.post_validation=true"})));
+}
+
+TEST_CASE("a run with Muon or Lion resumes bit for bit on another layout, but not with another optimizer") {
+  const std::string text = small_job_text();
+  for (const std::string optimizer : {"muon", "lion"}) {
+    const TemporaryFolder folder;
+    const Overrides base = with(base_of(optimizer, "bf16"),
+                                {"train.steps=4", "checkpoint.interval=2", "checkpoint.keep_last_n=0"});
+    const JobResult whole = run_small_job(text, folder.path() / "whole", with(base, layout("1f1b", 2)));
+    std::filesystem::remove_all(folder.path() / "whole/checkpoints/step_4");
+    std::ofstream(folder.path() / "whole/checkpoints/latest") << "step_2\n";
+    const auto resume = [&](const std::string& name, const Overrides& other) {
+      std::filesystem::copy(folder.path() / "whole", folder.path() / name,
+                            std::filesystem::copy_options::recursive);
+      return run_small_job(text, folder.path() / name,
+                           with(base, Overrides{"checkpoint.resume=auto"}, other));
+    };
+    check_equal(whole, resume("alone", layout("gpipe", 1)));
+    check_equal(whole, resume("v", layout("zbv", 2)));
+    CHECK_THROWS_WITH(resume("adamw", {"optimizer.name=adamw"}), contains_text("another model or optimizer"));
+  }
+}
+
+TEST_CASE("a group that no parameter of the model is in is refused at its place") {
+  const TemporaryFolder folder;
+  const auto plan = [&](const std::string& groups) {
+    pptrain::test::small_plan(small_job_text() + groups, folder.path(), {});
+  };
+  CHECK_THROWS_WITH(
+      plan("[[optimizer.groups]]\nmatch = '*norm*'\n[[optimizer.groups]]\nmatch = 'layers.4.*'\n"),
+      contains_text("optimizer.groups[1].match: \"layers.4.*\" matches no parameter of the model"));
+  CHECK_NOTHROW(plan("[[optimizer.groups]]\nmatch = 'layers.3.*'\n"));
+}

@@ -1,0 +1,48 @@
+// The shipped recipes of large meshes: they resolve to a plan, and their small twins train on the same mesh.
+#include <cmath>
+
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path configs = fs::path(PPTRAIN_SOURCE_DIR) / "configs";
+
+app::Plan load(const std::string& name, const test::Overrides& more) {
+  const test::Overrides overrides =
+      test::with(test::Overrides{fmt::format("data.path=\"{}\"", test::shakespeare.string())}, more);
+  return app::load_plan((configs / (name + ".toml")).string(), overrides);
+}
+
+}  // namespace
+
+TEST_CASE("recipes of large meshes resolve, and their small twins learn on the same mesh") {
+  for (const std::string name :
+       {"llama3_70b_tp4_pp4_fsdp2", "qwen3_8b_pp2_fsdp4", "qwen3_30b_a3b_pp2_ep4_cp4"}) {
+    CAPTURE(name);
+    const test::TemporaryFolder folder;
+    const app::Plan recipe = load(name, {});
+    const app::Plan twin = load(name + "_small", {fmt::format("run.dir=\"{}\"", folder.path().string()),
+                                                  "train.steps=8", "metrics.peak_tflops=1"});
+    CHECK(recipe.mesh.describe() == twin.mesh.describe());
+    CHECK(recipe.mesh.ep == twin.mesh.ep);
+    CHECK(recipe.job.optimizer.name == twin.job.optimizer.name);
+    CHECK(recipe.job.distributed.pp_schedule == twin.job.distributed.pp_schedule);
+
+    spdlog::set_level(spdlog::level::warn);
+    const fault::Shutdown shutdown;
+    const int code =
+        app::run_ranks(twin, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
+    const test::JobResult result = test::read_result(folder.path(), code);
+    REQUIRE(code == 0);
+    REQUIRE(result.metrics.size() == 8);
+    const double first = nlohmann::json::parse(result.metrics.front()).at("loss");
+    const double last = nlohmann::json::parse(result.metrics.back()).at("loss");
+    CHECK(first == Approx(std::log(256.0)).epsilon(0.02));
+    CHECK(last < first - 0.2);
+  }
+}

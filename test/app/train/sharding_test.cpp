@@ -1,0 +1,285 @@
+// Sharded data parallelism gives the bits of as many replicas, whatever the schedule and the policy, and
+// holds its part alone.
+#include <algorithm>
+#include <mutex>
+
+#include "app/train/datasets.h"
+#include "app/train/rank_model.h"
+#include "core/base/error.h"
+#include "core/data/data_loader.h"
+#include "core/optim/optimizer.h"
+#include "test/app/checkpoint_elements.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using pptrain::test::checkpoint_elements;
+using pptrain::test::JobResult;
+using pptrain::test::Overrides;
+using pptrain::test::run_small_job;
+using pptrain::test::small_job_text;
+using pptrain::test::TemporaryFolder;
+using pptrain::test::with;
+
+namespace {
+
+struct Result {
+  JobResult job;
+  std::map<std::string, std::string> elements;
+};
+
+Result run(const std::filesystem::path& run_dir, const Overrides& overrides) {
+  std::filesystem::remove_all(run_dir);
+  Result result{.job = run_small_job(small_job_text(), run_dir, overrides), .elements = {}};
+  result.elements = checkpoint_elements(run_dir);
+  return result;
+}
+
+void check_equal(const Result& reference, const Result& other) {
+  REQUIRE(other.job.exit_code == 0);
+  REQUIRE(reference.job.metrics.size() >= 2);
+  REQUIRE(reference.elements.size() > 30);
+  CHECK(other.job.metrics == reference.job.metrics);
+  CHECK(other.elements == reference.elements);
+}
+
+std::string key(const std::string& name, int value) {
+  return fmt::format("distributed.{}={}", name, value);
+}
+
+Overrides schedule_of(const std::string& name, int pp) {
+  return {"distributed.pp_schedule=" + name, key("pp", pp)};
+}
+
+Overrides shards(int dp_shard, int dp_replicate = 1) {
+  return {key("dp_shard", dp_shard), key("dp_replicate", dp_replicate)};
+}
+
+const Overrides reshard = {"distributed.reshard_after_forward=true"};
+const Overrides keep = {"distributed.reshard_after_forward=false"};
+const Overrides every_microbatch = {"distributed.reduce_gradients=microbatch"};
+
+// Four layers of two or three pieces each, the embedding of four; clipping is active.
+const Overrides tiny = {"model.hidden_size=16",
+                        "model.intermediate_size=40",
+                        "model.num_attention_heads=2",
+                        "model.num_key_value_heads=1",
+                        "train.seq_len=8",
+                        "train.micro_batch_size=1",
+                        "train.grad_accum_steps=4",
+                        "train.steps=2",
+                        "eval.interval=2",
+                        "eval.batches=1",
+                        "train.grad_clip=0.2"};
+
+const std::vector<std::string> schedules = {"1f1b", "gpipe", "zb_h1", "zbv", "interleaved_1f1b"};
+
+}  // namespace
+
+TEST_CASE("dp_shard gives the bits of dp_replicate under every schedule and policy", "[sharding]") {
+  const TemporaryFolder folder;
+  for (const int ranks : {2, 3, 4}) {
+    for (const Overrides& reduce : {Overrides{}, every_microbatch}) {
+      const Overrides base = with(tiny, reduce);
+      const Result reference = run(folder.path() / "reference", with(base, shards(1, ranks)));
+      for (const std::string& schedule : schedules) {
+        for (const int pp : {1, 2}) {
+          const Overrides layout = with(base, schedule_of(schedule, pp));
+          CAPTURE(ranks, reduce, schedule, pp);
+          check_equal(reference, run(folder.path() / "kept", with(layout, shards(ranks), keep)));
+          check_equal(reference, run(folder.path() / "streamed", with(layout, shards(ranks), reshard)));
+        }
+      }
+      if (ranks != 4) continue;
+      for (const Overrides& policy : {keep, reshard}) {
+        CAPTURE(reduce, policy);
+        check_equal(reference, run(folder.path() / "hybrid", with(base, shards(2, 2), policy)));
+        check_equal(reference,
+                    run(folder.path() / "hybrid", with(base, shards(2, 2), schedule_of("zbv", 2), policy)));
+      }
+      check_equal(reference,
+                  run(folder.path() / "replicas", with(base, shards(1, 4), schedule_of("zb_h1", 2))));
+    }
+  }
+}
+
+TEST_CASE("tied, bfloat16, recomputed and post-validated jobs are no exceptions", "[sharding]") {
+  const TemporaryFolder folder;
+  int cases = 0;
+  for (const Overrides& extra :
+       {Overrides{"train.dtype=bf16", "model.tie_word_embeddings=true"},
+        Overrides{"train.dtype=bf16", "train.recompute=full", "model.arch=qwen3"},
+        Overrides{"model.tie_word_embeddings=true", "optimizer.post_validation=true", "train.steps=5"},
+        Overrides{"optimizer.post_validation=true", "train.steps=5", "train.grad_clip=0",
+                  "train.dtype=bf16"}}) {
+    for (const Overrides& reduce : {Overrides{}, every_microbatch}) {
+      const Overrides base = with(tiny, extra, reduce);
+      const Result reference = run(folder.path() / "reference", with(base, shards(1, 2)));
+      for (const auto& [schedule, pp] :
+           std::vector<std::pair<std::string, int>>{{"1f1b", 1}, {"1f1b", 2}, {"zb_h2", 2}, {"zbv", 2}}) {
+        for (const Overrides& policy : {keep, reshard}) {
+          CAPTURE(extra, reduce, schedule, pp, policy);
+          check_equal(reference, run(folder.path() / "shards",
+                                     with(base, schedule_of(schedule, pp), shards(2), policy)));
+          ++cases;
+        }
+      }
+    }
+  }
+  CHECK(cases == 64);
+}
+
+TEST_CASE("PyTorch's own UNSHARD and RESHARD gather and free shards", "[sharding]") {
+  const TemporaryFolder folder;
+  const std::filesystem::path file = std::filesystem::path(PPTRAIN_SOURCE_DIR) /
+                                     "test/golden/schedules/interleaved_1f1b_p2_v2_m4_with_communication.csv";
+  const Result reference = run(folder.path() / "reference", with(tiny, shards(1, 2)));
+  for (const Overrides& policy : {keep, reshard}) {
+    CAPTURE(policy);
+    check_equal(reference,
+                run(folder.path() / "file", with(tiny, schedule_of(file.string(), 2), shards(2), policy)));
+  }
+}
+
+TEST_CASE("a run resumes on any layout, to the bit where data ranks are as many", "[sharding]") {
+  const TemporaryFolder folder;
+  const Overrides base =
+      with(tiny, {"train.steps=6", "checkpoint.interval=4", "checkpoint.keep_last_n=0", "eval.interval=0",
+                  "train.dtype=bf16", "model.tie_word_embeddings=true"});
+  const auto resume = [&](const Overrides& layout) {
+    const auto run_dir = folder.path() / "resumed";
+    std::filesystem::remove_all(run_dir);
+    std::filesystem::copy(folder.path() / "whole", run_dir, std::filesystem::copy_options::recursive);
+    std::filesystem::remove_all(run_dir / "checkpoints/step_6");
+    std::ofstream(run_dir / "checkpoints/latest") << "step_4\n";
+    Result result{.job = run_small_job(small_job_text(), run_dir,
+                                       with(base, layout, Overrides{"checkpoint.resume=auto"})),
+                  .elements = {}};
+    result.elements = checkpoint_elements(run_dir);
+    return result;
+  };
+  const Result sharded = run(folder.path() / "whole", with(base, shards(2), schedule_of("zb_h1", 2)));
+  for (const Overrides& layout :
+       {with(shards(1, 2), schedule_of("1f1b", 1)), with(shards(2), schedule_of("zbv", 2), reshard),
+        with(shards(1, 2), schedule_of("gpipe", 2))}) {
+    CAPTURE(layout);
+    check_equal(sharded, resume(layout));
+  }
+  const Result replicated = run(folder.path() / "whole", with(base, shards(1, 2), schedule_of("1f1b", 2)));
+  check_equal(replicated, resume(with(shards(2), schedule_of("1f1b", 1))));
+  // One rank with microbatches of both data ranks' rows: the same samples, summed in another order.
+  const Result alone = resume({"train.micro_batch_size=2"});
+  REQUIRE(alone.job.metrics.size() == replicated.job.metrics.size());
+  const auto loss = [](const std::string& line) {
+    return nlohmann::json::parse(line).at("loss").get<double>();
+  };
+  CHECK(loss(alone.job.metrics.back()) == Approx(loss(replicated.job.metrics.back())).epsilon(2e-3));
+}
+
+namespace {
+
+struct Held {
+  int64_t masters = 0, states = 0, gradients = 0;
+};
+
+// Of each rank of the job, right after its parameters have values.
+std::vector<Held> held_by(const Overrides& overrides) {
+  const TemporaryFolder folder;
+  const app::Plan plan = pptrain::test::small_plan(small_job_text(), folder.path(), overrides);
+  std::vector<Held> held(plan.mesh.world_size());
+  app::run_ranks(plan, [&](app::RunContext& context) {
+    app::RankModel model(context);
+    model.initialise();
+    Held& own = held[context.mesh.rank()];
+    for (pipeline::Stage* stage : model.stages()) {
+      for (const nn::Shard* shard : stage->parameters().shards()) own.masters += shard->master.numel();
+      for (nn::ParameterGroup& group : stage->parameters().groups()) {
+        for (const auto& whole : group.whole())
+          own.gradients += static_cast<int64_t>(whole.grad.storage().nbytes());
+      }
+    }
+    for (const checkpoint::StageContents& stage : model.contents()) {
+      for (const auto& [file, tensors] : stage.files) {
+        for (const auto& tensor : tensors) own.states += file == "model" ? 0 : tensor.tensor.numel();
+      }
+    }
+    return 0;
+  });
+  return held;
+}
+
+}  // namespace
+
+TEST_CASE("a rank of two shards holds half of masters and states", "[sharding]") {
+  const Overrides base = {"model.hidden_size=256", "model.intermediate_size=704",
+                          "model.num_hidden_layers=2"};
+  const Held whole = held_by(with(base, shards(1, 2)))[0];
+  int64_t states = 0;
+  for (const Held& half : held_by(with(base, shards(2)))) {
+    CHECK(static_cast<double>(half.masters) ==
+          Approx(0.5 * static_cast<double>(whole.masters)).epsilon(0.03));
+    CHECK(half.gradients >= whole.gradients);  // whole until they are summed
+    states += half.states;
+  }
+  CHECK(states == whole.states);  // each element once
+  for (const Held& half : held_by(with(base, shards(2), every_microbatch))) CHECK(half.gradients == 0);
+}
+
+TEST_CASE("streamed weights are whole a few groups at a time, and nothing of a step is left", "[sharding]") {
+  for (const auto& [schedule, pp] : std::vector<std::pair<std::string, int>>{
+           {"1f1b", 1}, {"1f1b", 2}, {"zbv", 2}, {"interleaved_1f1b", 2}}) {
+    for (const Overrides& policy : {keep, reshard}) {
+      for (const Overrides& reduce : {Overrides{}, every_microbatch}) {
+        const TemporaryFolder folder;
+        const app::Plan plan =
+            pptrain::test::small_plan(small_job_text(), folder.path(),
+                                      with(tiny, Overrides{"model.num_hidden_layers=8"},
+                                           schedule_of(schedule, pp), shards(2), policy, reduce));
+        std::mutex mutex;  // Catch's assertions are not for several threads at once
+        app::run_ranks(plan, [&](app::RunContext& context) {
+          app::RankModel model(context);
+          model.initialise();
+          const data::DataLoader loader(app::open_data(plan.job, plan.model.vocab).train,
+                                        app::loader_options(context), true, 0);
+          pipeline::Executor executor(model.stages(), context.mesh.along(mesh::Axis::pp), plan.schedule,
+                                      pipeline::Executor::Mode::train);
+          executor.on_stage_actions(model.stage_actions());
+          for (int step = 0; step < 3; ++step) {
+            model.zero_grad();
+            executor.run(loader.step(0).microbatches);
+            model.global_loss();
+            const std::lock_guard lock(mutex);
+            CAPTURE(schedule, pp, policy, reduce, step, context.mesh.rank());
+            for (shard::StageWeights* weights : model.weights()) {
+              const int most = weights->take_most_whole_groups();
+              CHECK(weights->whole_groups() == 0);
+              if (step == 0) continue;  // in which the order of uses is learnt
+              CHECK(most >= 2);
+              if (policy == reshard) CHECK(most <= 3);
+            }
+            for (pipeline::Stage* stage : model.stages()) {
+              CHECK(stage->saved_microbatches() == 0);
+              for (nn::ParameterGroup& group : stage->parameters().groups()) CHECK(group.whole_bytes() == 0);
+            }
+          }
+          return 0;
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("dp_shard = -1 takes what the other axes leave of the world", "[sharding]") {
+  const auto plan = [](const Overrides& overrides, int64_t world) {
+    return app::parse_plan(small_job_text(), "small.toml", overrides, world);
+  };
+  const Overrides rest = {"distributed.dp_shard=-1", "distributed.pp=2", "distributed.dp_replicate=2",
+                          "train.grad_accum_steps=2"};
+  CHECK(plan(rest, 12).mesh.dp_shard == 3);
+  CHECK(plan(rest, 4).mesh.dp_shard == 1);
+  CHECK(plan({"distributed.dp=-1"}, 5).mesh.dp_shard == 5);
+  CHECK_THROWS_WITH(plan(rest, 6), pptrain::test::contains_text(
+                                       "pp 2 x dp_replicate 2 x cp 1 x tp 1 = 4 does not divide 6"));
+  CHECK_THROWS_WITH(plan(rest, 0), pptrain::test::contains_text("--world N"));
+  CHECK_THROWS_WITH(plan({"distributed.dp_shard=2"}, 3), pptrain::test::contains_text("dp_shard 2 = 2"));
+}

@@ -1,0 +1,84 @@
+// What a sparse layer costs beside a dense one of the same operations; run by name: test_core_nn "[.bench]".
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+
+#include "core/nn/experts.h"
+#include "core/nn/swiglu.h"
+#include "test/core/nn/expert_layer.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t kHidden = 2048, kIntermediate = 768, kExperts = 64, kChosen = 8;
+
+double seconds(const std::function<void()>& work) {
+  const auto now = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const double begin = now();
+  work();
+  return now() - begin;
+}
+
+struct Times {
+  double forward = 1e9, backward = 1e9;
+  double both() const { return forward + backward; }
+};
+
+// The best of several turns, in the time of this thread alone where there is one; the layer's own times.
+void take_turn(nn::FeedForward& layer, const Tensor& x, const Tensor& dy, Times& best) {
+  const c10::InferenceMode inference;
+  const nn::TokenInfo tokens = tokens_of(x.size(0), x.size(0));
+  const auto saved = layer.make_saved();
+  best.forward = std::min(best.forward, seconds([&] { layer.forward(x, tokens, *saved); }));
+  best.backward = std::min(best.backward, seconds([&] {
+                             nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::immediate);
+                             layer.backward_input(*saved, dy, tokens, queue);
+                           }));
+}
+
+}  // namespace
+
+TEST_CASE("64 experts, 8 for each token, against a dense layer of the same operations", "[.bench]") {
+  const char* const threads = std::getenv("PPTRAIN_BENCH_THREADS");
+  at::set_num_threads(threads == nullptr ? 1 : std::atoi(threads));
+  at::manual_seed(1);
+  nn::ParameterGroup group, dense_group, experts{"experts", nn::Spread::experts};
+  nn::Experts sparse(group, experts, "mlp",
+                     {.router = {.hidden = kHidden,
+                                 .experts = kExperts,
+                                 .chosen = kChosen,
+                                 .normalise = true,
+                                 .balance_loss = 0.001},
+                      .intermediate = kIntermediate});
+  nn::SwiGlu dense(dense_group, "mlp", kHidden, kIntermediate * kChosen, false, 0.02, 0.02);
+  for (nn::ParameterGroup* g : {&group, &experts, &dense_group}) {
+    g->materialise(at::kCPU, at::kBFloat16);
+    g->initialise(1);
+  }
+  for (const int64_t tokens : {int64_t{4096}, int64_t{512}}) {
+    const Tensor x = random({tokens, kHidden}, at::kBFloat16), dy = random({tokens, kHidden}, at::kBFloat16);
+    Times of_sparse, of_dense;
+    for (int turn = 0; turn < 5; ++turn) {
+      take_turn(dense, x, dy, of_dense);
+      take_turn(sparse, x, dy, of_sparse);
+    }
+    fmt::print(
+        "{} tokens: sparse {:.0f} + {:.0f} ms, dense {:.0f} + {:.0f} ms (forward + backward), ratio {:.2f}\n",
+        tokens, of_sparse.forward * 1e3, of_sparse.backward * 1e3, of_dense.forward * 1e3,
+        of_dense.backward * 1e3, of_sparse.both() / of_dense.both());
+  }
+}

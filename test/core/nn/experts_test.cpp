@@ -1,0 +1,161 @@
+// Router and experts against LibTorch's autograd in float64.
+#include "core/nn/experts.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/nn/storage_bytes.h"
+#include "test/core/nn/expert_layer.h"
+#include "test/core/nn/gradients.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+using Keep = nn::FeedForward::Keep;
+using Mode = nn::WeightGradQueue::Mode;
+
+namespace {
+
+struct Setup {
+  Setup() {
+    at::set_num_threads(1);
+    at::manual_seed(31);
+  }
+};
+
+struct Passes {
+  Tensor y, dx;
+};
+
+// `recompute`: what is kept of the forward pass; nothing: all of it.
+Passes run(ExpertLayer& model, const Tensor& x, const Tensor& dy, Mode mode,
+           std::optional<Keep> recompute = std::nullopt) {
+  const c10::InferenceMode inference;
+  const nn::TokenInfo tokens = tokens_of(x.size(0), 30);
+  const auto saved = model.layer.make_saved();
+  Passes result;
+  result.y = model.layer.forward(x, tokens, *saved);
+  if (recompute) {
+    model.layer.drop(*saved, *recompute);
+    model.layer.activate(x, tokens, *saved);
+  }
+  nn::WeightGradQueue queue(mode);
+  result.dx = model.layer.backward_input(*saved, dy, tokens, queue);
+  for (const Tensor& tensor : saved->tensors()) CHECK_FALSE(tensor.defined());
+  queue.run();
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("experts: output, input gradient, weight gradients and the router's losses", "[nn][experts]") {
+  const Setup setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const bool normalise = GENERATE(false, true);
+  const bool biased = GENERATE(false, true);
+  nn::ExpertsConfig config = small_experts(normalise);
+  config.router.balance_bias = biased;
+  ExpertLayer model(config, type);
+  if (biased) model.find("router.bias")->master.uniform_(-0.2, 0.2);
+  CHECK(model.find("router.weight")->compute.scalar_type() == at::kFloat);
+  const Tensor x = random({41, 24}, type), dy = random({41, 24}, type);
+  const Passes passes = run(model, x, dy, Mode::immediate);
+
+  ExpertOracle oracle(model, config);
+  const Tensor ox = leaf(x);
+  const Tensor oy = oracle.forward(ox);
+  ((oy * dy.to(at::kDouble)).sum() + oracle.losses(30)).backward();
+  CHECK(relative_error(passes.y, oy) < tolerance(type));
+  CHECK(relative_error(passes.dx, ox.grad()) < tolerance(type) * 2);
+  const Tensor loads = at::one_hot(oracle.chosen, 8).sum(at::IntArrayRef{0, 1});
+  for (const auto& [name, weight] : oracle.weights) {
+    CAPTURE(name);
+    const Tensor grad = model.find(name.substr(4))->grad;
+    if (name == "mlp.router.bias") {
+      CHECK(at::allclose(grad, (loads - loads.to(at::kDouble).mean()).to(at::kFloat)));
+    } else if (!weight.grad().defined()) {
+      CHECK(grad.abs().max().item<float>() == 0);
+    } else {
+      CHECK(relative_error(grad, weight.grad()) < tolerance(type) * 3);
+    }
+  }
+  CHECK(at::equal(model.layer.router().take_loads(), loads));
+  CHECK_FALSE(model.layer.router().take_loads().defined());
+}
+
+TEST_CASE("deferred weight gradients and recomputation give the same bits", "[nn][experts]") {
+  const Setup setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const Tensor x = random({41, 24}, type), dy = random({41, 24}, type);
+  ExpertLayer plain(small_experts(), type);
+  const Passes expected = run(plain, x, dy, Mode::immediate);
+  for (const auto& [mode, recompute] : {std::pair<Mode, std::optional<Keep>>{Mode::deferred, std::nullopt},
+                                        {Mode::immediate, Keep::nothing},
+                                        {Mode::deferred, Keep::nothing},
+                                        {Mode::immediate, Keep::products},
+                                        {Mode::deferred, Keep::products}}) {
+    ExpertLayer other(small_experts(), type);
+    const Passes actual = run(other, x, dy, mode, recompute);
+    CHECK(same_bits(actual.y, expected.y));
+    CHECK(same_bits(actual.dx, expected.dx));
+    CHECK(same_bits(all_gradients(other.group), all_gradients(plain.group)));
+    CHECK(same_bits(all_gradients(other.experts), all_gradients(plain.experts)));
+  }
+}
+
+TEST_CASE("a recomputed layer follows the routing of its forward pass", "[nn][experts]") {
+  const Setup setup;
+  const c10::InferenceMode inference;
+  ExpertLayer model(small_experts());
+  const Tensor x = random({12, 24}, at::kFloat);
+  nn::Experts::Saved saved;
+  const Tensor y = model.layer.forward(x, tokens_of(12, 12), saved);
+  const int64_t whole = nn::storage_bytes(saved.tensors());
+  const int64_t insides = nn::storage_bytes(std::vector<Tensor>{saved.gate_up});
+  model.layer.drop(saved, Keep::products);
+  CHECK(nn::storage_bytes(saved.tensors()) ==
+        whole - insides / 2 - nn::storage_bytes(std::vector<Tensor>{x}));
+  model.layer.drop(saved, Keep::nothing);
+  CHECK(nn::storage_bytes(saved.tensors()) < 12 * 24 * 4 * 2);
+  model.find("router.weight")->master.neg_();  // another choice, if it were taken again
+  model.layer.activate(x, tokens_of(12, 12), saved);
+  CHECK(same_bits(model.layer.project(saved), y));
+}
+
+TEST_CASE("all tokens to one expert, and experts without tokens", "[nn][experts]") {
+  const Setup setup;
+  nn::ExpertsConfig config = small_experts();
+  config.router.balance_bias = true;
+  config.router.chosen = 1;
+  ExpertLayer model(config);
+  model.find("router.bias")->master[5] = 10;
+  const Tensor x = random({17, 24}, at::kFloat), dy = random({17, 24}, at::kFloat);
+  const Passes passes = run(model, x, dy, Mode::immediate);
+  ExpertOracle oracle(model, config);
+  const Tensor ox = leaf(x);
+  const Tensor oy = oracle.forward(ox);
+  ((oy * dy.to(at::kDouble)).sum() + oracle.losses(30)).backward();
+  CHECK(relative_error(passes.y, oy) < 2e-6);
+  CHECK(relative_error(passes.dx, ox.grad()) < 5e-6);
+  CHECK(model.layer.router().take_loads()[5].item<int64_t>() == 17);
+  CHECK(model.find("experts.4.up.weight")->grad.abs().max().item<float>() == 0);
+  CHECK(relative_error(model.find("experts.5.up.weight")->grad,
+                       oracle.weights.at("mlp.experts.5.up.weight").grad()) < 5e-6);
+}
+
+TEST_CASE("the router's losses need to know the global microbatch", "[nn][experts]") {
+  const Setup setup;
+  const c10::InferenceMode inference;
+  ExpertLayer model(small_experts());
+  const Tensor x = random({3, 24}, at::kFloat);
+  const auto saved = model.layer.make_saved();
+  model.layer.activate(x, {}, *saved);
+  nn::WeightGradQueue queue(Mode::immediate);
+  CHECK_THROWS_AS(model.layer.backward_input(*saved, x, {}, queue), Error);
+}

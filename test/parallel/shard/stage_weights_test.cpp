@@ -1,0 +1,265 @@
+// A stage's passes over groups that ranks share: weights are there when they are used and few at a time,
+// gradients are summed once, whatever the policy.
+#include "parallel/shard/stage_weights.h"
+
+#include <ATen/ops/full_like.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "core/base/error.h"
+#include "parallel/comm/thread/thread_communicator.h"
+#include "test/core/kernels/compare.h"
+#include "test/parallel/shard/thread_groups.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using at::Tensor;
+using nn::Use;
+using pptrain::test::same_bits;
+using pptrain::test::ThreadGroups;
+using shard::Keep;
+using shard::ReduceEvery;
+using shard::StageWeights;
+
+namespace {
+
+constexpr int blocks = 5;
+
+// An embedding, blocks with a norm each, a small final norm and a head.
+std::vector<nn::Weight*> declare(nn::ParameterStore& store) {
+  std::vector<nn::Weight*> weights;
+  const auto add = [&](const std::string& name, int64_t rows) {
+    weights.push_back(&store.add_group(name).add({{.name = name, .shape = {rows, 50}}}));
+  };
+  add("embed", 130);
+  for (int i = 0; i < blocks; ++i) {
+    const std::string name = "layers." + std::to_string(i);
+    nn::ParameterGroup& group = store.add_group(name);
+    weights.push_back(&group.add({{.name = name, .shape = {70, 50}}}));
+    weights.push_back(&group.add({{.name = name + ".norm", .shape = {50}, .role = nn::Role::norm}}));
+  }
+  add("norm", 1);
+  add("head", 130);
+  return weights;
+}
+
+// The groups: embedding 0, blocks 1.., norm, head.
+constexpr size_t norm_group = blocks + 1, head_group = blocks + 2;
+
+// A stage that checks weights where it reads them, and adds to gradients what rank and microbatch decide.
+class FakeStage {
+ public:
+  FakeStage(StageWeights& access, nn::ParameterStore& store, nn::ParameterStore& whole, int rank)
+      : access_(access), store_(store), whole_(whole), rank_(rank) {}
+
+  void forward(int m) {
+    with(0, Use::forward, m);
+    for (size_t g = 1; g <= blocks; ++g) with(g, Use::forward, m);
+    access_.acquire(norm_group, Use::backward);
+    read(norm_group);
+    with(head_group, Use::backward, m);
+    take(norm_group, Use::backward, m);
+    access_.release(norm_group, Use::backward);
+  }
+  void backward(int m, Use use) {
+    for (size_t g = blocks; g > 0; --g) with(g, use, m);
+    if (use != Use::backward_input) with(0, Use::backward_weight, m);
+  }
+
+  static float value(int rank, int m) {
+    return 0.1F * static_cast<float>(rank + 1) + 0.37F * static_cast<float>(m);
+  }
+  int wrong = 0;
+
+ private:
+  void with(size_t g, Use use, int m) {
+    access_.acquire(g, use);
+    if (nn::reads_weights(use)) read(g);
+    take(g, use, m);
+    access_.release(g, use);
+  }
+  void read(size_t g) {
+    auto& here = store_.groups()[g].whole();
+    auto& all = whole_.groups()[g].whole();
+    for (size_t i = 0; i < all.size(); ++i)
+      wrong += !same_bits(here[i].compute.narrow(0, 0, all[i].compute.numel()), all[i].compute);
+  }
+  void take(size_t g, Use use, int m) {
+    for (auto& whole : store_.groups()[g].whole()) {
+      const bool takes = use == Use::backward || (use == Use::backward_input && whole.with_input) ||
+                         (use == Use::backward_weight && !whole.with_input);
+      if (takes) whole.grad.add_(value(rank_, m));
+    }
+  }
+
+  StageWeights& access_;
+  nn::ParameterStore& store_;
+  nn::ParameterStore& whole_;
+  int rank_;
+};
+
+// What a step's gradients come to, added as the policy adds them.
+float expected(int ranks, int microbatches, ReduceEvery reduce) {
+  const auto over_ranks = [&](const auto& of_rank) {
+    float sum = of_rank(0);
+    for (int r = 1; r < ranks; ++r) sum += of_rank(r);
+    return sum;
+  };
+  if (reduce == ReduceEvery::step) {
+    return over_ranks([&](int r) {
+      float sum = 0;
+      for (int m = 0; m < microbatches; ++m) sum += FakeStage::value(r, m);
+      return sum;
+    });
+  }
+  float sum = 0;
+  for (int m = 0; m < microbatches; ++m)
+    sum += over_ranks([&](int r) { return 0.F + FakeStage::value(r, m); });
+  return sum;
+}
+
+struct Outcome {
+  int wrong = 0;
+  int most_whole = 0;
+  int64_t bytes_after = 0;
+  bool gradients_right = true;
+};
+
+// Two steps of four microbatches: F and B in turn, or all F, then all I, then all W.
+Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& policy, bool split_backward) {
+  constexpr int microbatches = 4;
+  const ThreadGroups groups(world, replicas);
+  nn::ParameterStore whole, store;
+  declare(whole);
+  declare(store);
+  whole.materialise(at::kCPU, at::kBFloat16);
+  whole.initialise(3);
+  const nn::Division division = groups.division(policy.reduce == ReduceEvery::microbatch);
+  store.materialise(at::kCPU, at::kBFloat16, true, {.dense = division, .experts = division});
+  store.initialise(3);
+  shard::GradientSums sums;
+  StageWeights weights(store, groups.stage_ranks(), policy, sums, "stage 0");
+  FakeStage stage(weights, store, whole, world.rank());
+  Outcome outcome;
+  for (int step = 0; step < 2; ++step) {
+    store.zero_grad();
+    const auto reduces = [&](int m) {
+      return policy.reduce == ReduceEvery::microbatch || m + 1 == microbatches;
+    };
+    weights.unshard(Use::forward);
+    for (int m = 0; m < microbatches; ++m) {
+      weights.begin_pass({.use = Use::forward, .next = split_backward ? Use::forward : Use::backward});
+      stage.forward(m);
+      if (split_backward) continue;
+      weights.begin_pass({.use = Use::backward, .next = Use::forward, .reduce_follows = reduces(m)});
+      stage.backward(m, Use::backward);
+      if (reduces(m)) weights.reduce_grad();
+    }
+    for (int m = 0; split_backward && m < microbatches; ++m) {
+      weights.begin_pass({.use = Use::backward_input, .next = Use::backward_input});
+      stage.backward(m, Use::backward_input);
+    }
+    weights.reshard();
+    for (int m = 0; split_backward && m < microbatches; ++m) {
+      weights.begin_pass({.use = Use::backward_weight, .next = {}, .reduce_follows = reduces(m)});
+      stage.backward(m, Use::backward_weight);
+      if (reduces(m)) weights.reduce_grad();
+    }
+    weights.finish();
+    const int most = weights.take_most_whole_groups();
+    if (step > 0) outcome.most_whole = most;  // in the first, weights are gathered as they are asked for
+    for (nn::ParameterGroup& group : store.groups()) {
+      for (nn::Shard* shard : group.shards()) {
+        for (const nn::Slice& slice : shard->slices) {
+          const float sum = expected(world.size(), microbatches, policy.reduce);
+          outcome.gradients_right &= same_bits(slice.grad, at::full_like(slice.grad, sum));
+        }
+      }
+    }
+  }
+  for (nn::ParameterGroup& group : store.groups()) outcome.bytes_after += group.whole_bytes();
+  outcome.wrong = stage.wrong;
+  return outcome;
+}
+
+}  // namespace
+
+TEST_CASE("weights are whole where they are read, and gradients are summed once, under every policy") {
+  const auto [parts, replicas] = GENERATE(std::pair(1, 2), std::pair(2, 1), std::pair(3, 1), std::pair(2, 2));
+  const Keep keep = GENERATE(Keep::kept, Keep::streamed);
+  const ReduceEvery reduce = GENERATE(ReduceEvery::step, ReduceEvery::microbatch);
+  const bool split_backward = GENERATE(false, true);
+  CAPTURE(parts, replicas, keep == Keep::streamed, reduce == ReduceEvery::microbatch, split_backward);
+  std::mutex mutex;
+  comm::run_thread_ranks(
+      parts * replicas, [&, parts = parts, replicas = replicas](comm::Communicator& world) {
+        const Outcome outcome = run(world, replicas, {.keep = keep, .reduce = reduce}, split_backward);
+        const std::lock_guard lock(mutex);
+        CHECK(outcome.wrong == 0);
+        CHECK(outcome.gradients_right);
+        CHECK(outcome.bytes_after == 0);
+        if (parts == 1) {
+          CHECK(outcome.most_whole == 0);
+        } else if (keep == Keep::kept) {
+          CHECK(outcome.most_whole == blocks + 3);
+        } else {
+          CHECK((outcome.most_whole == 2 || outcome.most_whole == 3));
+        }
+      });
+}
+
+TEST_CASE("weights that a pass throws away are gathered anew after masters have changed") {
+  const Keep keep = GENERATE(Keep::kept, Keep::streamed);
+  std::mutex mutex;
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+    const ThreadGroups groups(world, 1);
+    nn::ParameterStore whole, store;
+    declare(whole);
+    declare(store);
+    whole.materialise(at::kCPU, at::kFloat);
+    store.materialise(at::kCPU, at::kFloat, true, {.dense = groups.division(), .experts = groups.division()});
+    shard::GradientSums sums;
+    StageWeights weights(store, groups.stage_ranks(), {.keep = keep, .reduce = ReduceEvery::step}, sums,
+                         "stage 0");
+    FakeStage stage(weights, store, whole, world.rank());
+    for (const uint64_t seed : {1, 2, 3}) {
+      weights.settle();  // what is under way reads masters
+      whole.initialise(seed);
+      store.initialise(seed);
+      weights.discard();
+      weights.unshard(Use::forward);
+      weights.begin_pass({.use = Use::forward, .next = Use::forward});
+      stage.forward(0);
+    }
+    weights.settle();
+    const std::lock_guard lock(mutex);
+    CHECK(stage.wrong == 0);
+  });
+}
+
+TEST_CASE("lists that do not fit are refused by the group's name") {
+  const auto run_with = [](const auto& body) {
+    comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+      const ThreadGroups groups(world, 1);
+      nn::ParameterStore store;
+      declare(store);
+      store.materialise(at::kCPU, at::kFloat, true,
+                        {.dense = groups.division(), .experts = groups.division()});
+      shard::GradientSums sums;
+      StageWeights weights(store, groups.stage_ranks(), {}, sums, "stage 0");
+      body(weights);
+    });
+  };
+  CHECK_THROWS_WITH(run_with([](StageWeights& weights) { weights.acquire(1, Use::forward); }),
+                    test::contains_text("layers.0 are not gathered"));
+  CHECK_THROWS_WITH(run_with([](StageWeights& weights) {
+                      weights.acquire(1, Use::backward_weight);
+                      weights.release(1, Use::backward_weight);
+                      weights.reduce_grad();
+                      weights.acquire(1, Use::backward_weight);
+                    }),
+                    test::contains_text("layers.0 takes gradients after"));
+}

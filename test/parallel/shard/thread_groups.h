@@ -1,0 +1,31 @@
+// A rank of S x R thread ranks, with the groups that share a stage's parameters: S pieces, R replicas of
+// each.
+#pragma once
+
+#include <memory>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/shard/stage_weights.h"
+
+namespace pptrain::test {
+
+struct ThreadGroups {
+  // World rank = piece * replicas + replica.
+  ThreadGroups(comm::Communicator& world, int replicas)
+      : piece(world.rank() / replicas),
+        replica(world.rank() % replicas),
+        pieces(world.split(replica, piece)),
+        same_piece(world.split(piece, replica)),
+        sum(world.split(0, world.rank())) {}
+
+  shard::ShardRanks ranks() const { return {.pieces = *pieces, .replicas = *same_piece, .sum = *sum}; }
+  shard::StageRanks stage_ranks() const { return {.dense = ranks(), .experts = ranks()}; }
+  nn::Division division(bool own_gradient = false) const {
+    return {.part = piece, .parts = pieces->size(), .own_gradient = own_gradient};
+  }
+
+  int piece, replica;
+  std::unique_ptr<comm::Communicator> pieces, same_piece, sum;
+};
+
+}  // namespace pptrain::test
