@@ -275,6 +275,23 @@ TEST_CASE("slow links between hosts carry a pipeline, not sums of gradients") {
   CHECK(mentions(found.losers, "dp_shard", "gradients"));
 }
 
+TEST_CASE("slow links between hosts keep tensor parallelism within a host") {
+  // One sample a step, of an odd length: nothing but layers and their insides can be shared out.
+  const app::PlanBase base = small_base(
+      {"train.grad_accum_steps=1", "train.seq_len=15", "model.num_hidden_layers=2", "model.hidden_size=1024",
+       "model.intermediate_size=4096", "model.num_key_value_heads=4", "model.head_dim=64"});
+  const auto best_with = [&](double between) {
+    return app::search_meshes(base, source_with(1e12, between, 2), {.world = 4});
+  };
+  const app::MeshSearchResult fast = best_with(1e12), slow = best_with(1e6);
+  REQUIRE(!fast.ranking.empty());
+  REQUIRE(!slow.ranking.empty());
+  CHECK(fast.ranking.front().mesh == MeshShape{.tp = 4});
+  CHECK(slow.ranking.front().mesh == MeshShape{.pp = 2, .tp = 2});
+  CHECK(mentions(slow.losers, "tp", "tp +"));
+  CHECK(mentions(fast.losers, "pp x tp", "bubble +"));
+}
+
 TEST_CASE("the report says what was kept, what won, and why the others lost") {
   const app::PlanBase base = small_base({"train.seq_len=15"});
   const CostSource source = source_with(1e9, 1e8, 2);
