@@ -2,7 +2,7 @@
 #include "app/plan/mesh_search.h"
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <set>
 
 #include "app/plan/layout_model.h"
@@ -317,9 +317,10 @@ TEST_CASE("a mesh of 1,024 GPUs for 70 B parameters is found in seconds") {
   const app::PlanBase base = llama_70b(2048);
   const CostSource source = app::make_cost_source(base, "h100");
   const app::MeshSearchOptions options{.world = 1024, .budget = 80e9};
-  const auto begin = std::chrono::steady_clock::now();
+  // Processor time: other tests may run beside this one.
+  const std::clock_t begin = std::clock();
   const app::MeshSearchResult found = app::search_meshes(base, source, options);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   REQUIRE(!found.ranking.empty());
   CHECK(seconds < 20);
   const app::MeshCandidate& best = found.ranking.front();
