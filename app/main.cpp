@@ -8,6 +8,7 @@
 
 #include "app/commands/commands.h"
 #include "core/base/error.h"
+#include "core/base/heap.h"
 
 namespace {
 
@@ -124,6 +125,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   spdlog::set_pattern("%v");
+  pptrain::keep_freed_memory();
   try {
     return run(argc, argv);
   } catch (const pptrain::UsageError& error) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/error.h"
@@ -13,11 +14,17 @@
 namespace pptrain::nn {
 namespace {
 
-at::Tensor in_float32(const at::Tensor& x) {
-  if (x.scalar_type() == at::kFloat) return x;
-  at::Tensor result = x.to(at::kFloat);
-  kernels::record(kernels::moving(x, result));
-  return result;
+// Calls body(first row, rows in float32) for x in pieces, so that the whole of it is never there in float32.
+template <class Body>
+void for_pieces_in_float32(const at::Tensor& x, const Body& body) {
+  constexpr int64_t kRows = 1024;
+  if (x.scalar_type() == at::kFloat) return body(int64_t{0}, x);
+  for (int64_t first = 0; first < x.size(0); first += kRows) {
+    const at::Tensor piece = x.narrow(0, first, std::min(kRows, x.size(0) - first));
+    const at::Tensor converted = piece.to(at::kFloat);
+    kernels::record(kernels::moving(piece, converted));
+    body(first, converted);
+  }
 }
 
 // int64 [experts], from where the experts' rows end.
@@ -51,7 +58,10 @@ Router::Routing Router::forward(const at::Tensor& x) const {
   const int64_t rows = x.size(0);
   const auto real = x.options().dtype(at::kFloat), whole = x.options().dtype(at::kInt);
   at::Tensor logits = at::empty({rows, config_.experts}, real);
-  kernels::linear(in_float32(x), weight_->compute, std::nullopt, logits);
+  for_pieces_in_float32(x, [&](int64_t first, const at::Tensor& piece) {
+    at::Tensor out = logits.narrow(0, first, piece.size(0));
+    kernels::linear(piece, weight_->compute, std::nullopt, out);
+  });
   Routing r{.probabilities = at::empty_like(logits),
             .logsumexp = at::empty({rows}, real),
             .chosen = at::empty({rows, config_.chosen}, whole),
@@ -101,7 +111,9 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
 }
 
 void Router::backward_weight(std::span<const at::Tensor> operands) {
-  kernels::accumulate_weight_gradient(operands[1], in_float32(operands[0]), weight_->grad);
+  for_pieces_in_float32(operands[0], [&](int64_t first, const at::Tensor& piece) {
+    kernels::accumulate_weight_gradient(operands[1].narrow(0, first, piece.size(0)), piece, weight_->grad);
+  });
 }
 
 at::Tensor Router::take_loads() {

@@ -147,6 +147,7 @@ void begin() {
 }
 
 void end() {
+  _mm_sfence();  // of what went past the caches
   _tile_release();
 }
 
@@ -202,13 +203,21 @@ void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int
   _tile_stored(3, c + kTile * stride + kTile, bytes);
 }
 
+// A whole line goes past the caches: the next kernel reads it when all of them are written.
 void round_to(const float* c, int64_t c_stride, uint16_t* out, int64_t out_stride, int64_t rows,
               int64_t columns) {
+  const bool lines =
+      columns >= kPanel && out_stride % kStep == 0 && reinterpret_cast<uintptr_t>(out) % 64 == 0;
   const auto mask = static_cast<__mmask32>(columns >= kPanel ? ~0u : (1u << columns) - 1);
   for (int64_t row = 0; row < rows; ++row) {
     const __m512 low = _mm512_loadu_ps(c + row * c_stride);
     const __m512 high = _mm512_loadu_ps(c + row * c_stride + kTile);
-    _mm512_mask_storeu_epi16(out + row * out_stride, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    const auto rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    if (lines) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(out + row * out_stride), rounded);
+    } else {
+      _mm512_mask_storeu_epi16(out + row * out_stride, mask, rounded);
+    }
   }
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kInner = 1024;              // inner indices of a block
 constexpr int64_t kRows = 512;                // rows of a block: 1 MiB packed, half of the second-level cache
-constexpr int64_t kColumns = 64;              // columns of a block
+constexpr int64_t kColumns = 128;             // columns of a block
 constexpr int64_t kBlock = int64_t{1} << 19;  // elements of a packed block of columns
 
 int64_t panels(int64_t size) {

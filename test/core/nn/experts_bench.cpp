@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 
+#include "core/base/heap.h"
 #include "core/nn/experts.h"
 #include "core/nn/swiglu.h"
 #include "test/core/nn/expert_layer.h"
@@ -56,6 +57,7 @@ TEST_CASE("64 experts, 8 for each token, against a dense layer of the same opera
   const char* const threads = std::getenv("PPTRAIN_BENCH_THREADS");
   at::set_num_threads(threads == nullptr ? 1 : std::atoi(threads));
   at::manual_seed(1);
+  keep_freed_memory();  // as pptrain does
   nn::ParameterGroup group, dense_group, experts{"experts", nn::Spread::experts};
   nn::Experts sparse(group, experts, "mlp",
                      {.router = {.hidden = kHidden,
