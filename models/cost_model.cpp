@@ -113,11 +113,7 @@ Recompute CostModel::recompute_of(const StageSlice& slice) const {
 
 schedule::StageBytes CostModel::bytes(const StageSlice& slice, Recompute recompute) const {
   const StageFootprint& own = footprint(slice, recompute);
-  const HeldBytes held = held_bytes(own, workload_.sharding);
-  schedule::StageBytes bytes = own.bytes();
-  bytes.gathered = held.gathered;
-  bytes.reducing = held.reducing;
-  return bytes;
+  return pass_bytes(own, held_bytes(own, workload_.sharding));
 }
 
 Footprints::Kind CostModel::kind_of(const StageSlice& slice) const {

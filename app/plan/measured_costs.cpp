@@ -2,8 +2,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <utility>
-
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
 #include "app/trace/trace_file.h"
@@ -57,14 +55,12 @@ mesh::MeshShape mesh_of(const TracedRun& run) {
 models::Workload workload_of(const TracedRun& run, const config::OptimizerSection& optimizer) {
   const mesh::MeshShape mesh = mesh_of(run);
   const auto kind = run.cp_kind == "ulysses" ? models::ContextKind::ulysses : models::ContextKind::ring;
-  std::vector<models::Recompute> recompute;
-  for (size_t stage = 0; stage < run.layers_per_stage.size(); ++stage)
-    recompute.push_back(stage_recompute(run.recompute, static_cast<int>(stage)));
   return {.batch = {.documents = run.micro_batch_size,
                     .length = run.seq_len,
                     .bfloat16 = run.dtype == "bf16",
+                    .recompute = stage_recompute(run.recompute, 0),
                     .parallel = models::parallel_shape(mesh, kind)},
-          .recompute = std::move(recompute),
+          .recompute = recompute_of_stages(run.recompute),
           .mesh = mesh,
           .sharding = {.dense = mesh.size(mesh::Group::fsdp),
                        .experts = mesh.size(mesh::Group::efsdp),

@@ -152,6 +152,11 @@ class Searcher {
   std::vector<Candidate> found_;
 };
 
+// As train.recompute may be given: a single word, or one for each stage.
+nlohmann::ordered_json recompute_json(const std::vector<std::string>& words) {
+  return words.size() == 1 ? nlohmann::ordered_json(words.front()) : nlohmann::ordered_json(words);
+}
+
 std::string shortened(const std::string& text) {
   return text.size() <= 28 ? text : text.substr(0, 25) + "...";
 }
@@ -203,7 +208,7 @@ std::string ranking_json(const std::vector<Candidate>& candidates, double budget
                                {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
                                {"micro_batch_size", c.choice.micro_batch_size},
                                {"grad_accum_steps", c.choice.grad_accum_steps},
-                               {"recompute", c.choice.recompute},
+                               {"recompute", recompute_json(c.choice.recompute)},
                                {"step_time", c.step_time},
                                {"tokens_per_s", c.tokens_per_s},
                                {"bubble", c.bubble},
