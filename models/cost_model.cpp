@@ -184,8 +184,33 @@ schedule::StageCost CostModel::stage(const StageSlice& slice) const {
           .backward = p.backward.total()};
 }
 
-double CostModel::optimizer(int64_t parameters) const {
-  return workload_.optimizer_bytes * static_cast<double>(parameters) / bandwidth_ * calibration_.optimizer;
+OptimizerCost& OptimizerCost::operator+=(const OptimizerCost& other) {
+  seconds += other.seconds;
+  held += other.held;
+  workspace = std::max(workspace, other.workspace);
+  return *this;
+}
+
+OptimizerCost CostModel::optimizer(const StageSlice& slice) const {
+  const at::ScalarType compute = workload_.batch.bfloat16 ? at::kBFloat16 : at::kFloat;
+  double moved = 0, products = 0, exchange = 0;
+  OptimizerCost cost;
+  for (const GroupFootprint& group : footprint(slice, Recompute::none).groups) {
+    const bool experts = group.spread == nn::Spread::experts;
+    const GroupLink& link = links_->of(experts ? mesh::Group::eloss : mesh::Group::loss);
+    const int shards = workload_.sharding.parts(group);
+    const optim::OptimizerShare share =
+        optim::optimizer_share(workload_.optimizer, group.parameters, compute,
+                               {.shards = shards, .replicas = std::max(1, link.ranks / shards)});
+    moved += share.moved;
+    products += share.flops / flops_;
+    if (share.sent > 0) exchange += link.seconds(share.sent + share.received, 2.0 * (link.ranks - 1));
+    cost += {.seconds = 0,
+             .held = static_cast<int64_t>(share.held),
+             .workspace = static_cast<int64_t>(share.workspace)};
+  }
+  cost.seconds = (moved / bandwidth_ + std::max(products, exchange)) * calibration_.optimizer;
+  return cost;
 }
 
 double CostModel::transfer(int from, int to) const {
@@ -202,8 +227,12 @@ StageExchange CostModel::exchange(const StageSlice& slice) const {
 class Calibrator {
  public:
   Calibrator(const CostModel& plain, const Measurement& measured) : measured_(measured) {
-    for (const MeasuredStage& stage : measured.stages) parts_.push_back(plain.parts(stage.slice));
-    if (measured.optimizer > 0) result_.optimizer = measured.optimizer / plain.optimizer(1);
+    double optimizer = 0;
+    for (const MeasuredStage& stage : measured.stages) {
+      parts_.push_back(plain.parts(stage.slice));
+      optimizer += plain.optimizer(stage.slice).seconds;
+    }
+    if (measured.optimizer > 0) result_.optimizer = measured.optimizer / optimizer;
     result_.overhead = measured.overhead;
   }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/config/job_config.h"
 #include "models/device_model.h"
 #include "models/footprint.h"
 #include "models/mesh_links.h"
@@ -24,8 +25,8 @@ struct Workload {
   std::vector<Recompute> recompute{};  // of each stage; none: batch.recompute serves all
   mesh::MeshShape mesh = {};
   Sharding sharding = {};
-  int64_t threads = 1;         // CPU threads of a rank; products are taken to scale with them
-  double optimizer_bytes = 0;  // that a step moves for each parameter
+  int64_t threads = 1;  // CPU threads of a rank; products are taken to scale with them
+  config::OptimizerSection optimizer = {};
 };
 
 // What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
@@ -43,8 +44,18 @@ struct MeasuredStage {
 
 struct Measurement {
   std::vector<MeasuredStage> stages;
-  double optimizer = 0;  // s per parameter of a rank; 0: not measured
+  double optimizer = 0;  // s a step, of all stages together; 0: not measured
   double overhead = 0;   // s a step besides the pipeline and the optimizer
+};
+
+// What the optimizer of one stage takes on one of the ranks that share it out.
+struct OptimizerCost {
+  double seconds = 0;
+  int64_t held = 0;       // bytes of state between steps
+  int64_t workspace = 0;  // bytes at most while it steps
+
+  // Of another stage of the rank, which is stepped after this one.
+  OptimizerCost& operator+=(const OptimizerCost& other);
 };
 
 // Measured over modelled, kind by kind.
@@ -86,9 +97,11 @@ class CostModel {
 
   StagePasses passes(const StageSlice& slice) const;
   schedule::StageCost stage(const StageSlice& slice) const;  // seconds, as passes() sums them up
-  double optimizer(int64_t parameters) const;                // seconds of one rank's step
-  double transfer(int from, int to) const;                   // seconds of one boundary tensor
-  StageExchange exchange(const StageSlice& slice) const;     // of weights and gradients
+  // Bytes that are read and written; of Muon also its products, or the exchange of matrices beside them where
+  // that takes longer.
+  OptimizerCost optimizer(const StageSlice& slice) const;
+  double transfer(int from, int to) const;                                  // seconds of one boundary tensor
+  StageExchange exchange(const StageSlice& slice) const;                    // of weights and gradients
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
 

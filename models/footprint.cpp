@@ -81,14 +81,19 @@ class DryStage {
   void measure_parameters(StageFootprint& footprint) {
     footprint.parameters = stage_.parameters().parameter_count();
     for (nn::ParameterGroup& group : stage_.parameters().groups()) {
-      GroupFootprint& own =
-          footprint.groups.emplace_back(GroupFootprint{.spread = group.spread(), .buffers = {}});
+      GroupFootprint& own = footprint.groups.emplace_back(
+          GroupFootprint{.spread = group.spread(), .buffers = {}, .parameters = {}});
+      std::vector<const nn::ParameterSpec*> specs;
       for (const nn::Shard* shard : group.shards()) {
         BufferFootprint& buffer = own.buffers.emplace_back();
         buffer.compute_bytes = static_cast<int64_t>(shard->rounded().element_size());
         buffer.copies = shard->copies;
-        for (const nn::Slice& slice : shard->slices) buffer.elements += slice.shape.numel();
+        for (const nn::Slice& slice : shard->slices) {
+          buffer.elements += slice.shape.numel();
+          specs.push_back(&slice.spec);
+        }
       }
+      own.parameters = optim::parameter_kinds(specs);
     }
     for (const nn::Slice* slice : stage_.parameters().slices()) {
       footprint.weight_bytes += static_cast<int64_t>(slice->master.nbytes());

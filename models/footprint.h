@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/kernels/cost.h"
+#include "core/optim/footprint.h"
 #include "models/model_config.h"
 #include "models/seams.h"
 #include "models/transformer_stage.h"
@@ -60,6 +61,7 @@ struct BufferFootprint {
 struct GroupFootprint {
   nn::Spread spread = nn::Spread::dense;
   std::vector<BufferFootprint> buffers;
+  std::vector<optim::ParameterKind> parameters;  // in the buffers
   bool operator==(const GroupFootprint&) const = default;
 };
 

@@ -5,7 +5,6 @@
 #include "app/plan/costs.h"
 #include "app/plan/load_plan.h"
 #include "core/config/loader.h"
-#include "core/optim/optimizer.h"
 #include "models/flops.h"
 #include "models/footprint.h"
 #include "models/transformer_stage.h"
@@ -34,7 +33,6 @@ int check(const JobArguments& arguments) {
       "# stage  layers      parameters     weights    gathered   gradients   optimizer  activations of one "
       "microbatch\n");
   const models::CostModel costs(plan.model, workload_of(plan), default_device(job));
-  const int64_t state = optim::optimizer_footprint(job.optimizer).held_bytes(job.optimizer.post_validation);
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
     const models::StageFootprint& own = costs.footprint(slice);
@@ -43,7 +41,7 @@ int check(const JobArguments& arguments) {
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), own.parameters,
                in_units(held.weights), in_units(held.gathered), in_units(held.gradients + held.reducing),
-               in_units(state * held.parameters), in_units(own.activation),
+               in_units(costs.optimizer(slice).held), in_units(own.activation),
                copy ? "  (holds a copy of the tied embedding)" : "");
   }
   fmt::print("# parameters  {}\n", models::parameter_count(plan.model));

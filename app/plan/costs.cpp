@@ -8,7 +8,6 @@
 #include "app/plan/measured_costs.h"
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
-#include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::app {
@@ -53,8 +52,7 @@ models::Workload workload_of(const PlanBase& base) {
           .mesh = base.mesh,
           .sharding = sharding_of(base),
           .threads = job.run.threads,
-          .optimizer_bytes =
-              optim::optimizer_footprint(job.optimizer).moved_bytes(job.optimizer.post_validation)};
+          .optimizer = job.optimizer};
 }
 
 models::CostModel make_cost_model(const PlanBase& base, const CostSource& source) {

@@ -5,7 +5,6 @@
 
 #include "app/plan/costs.h"
 #include "core/base/error.h"
-#include "core/optim/optimizer.h"
 
 namespace pptrain::app {
 
@@ -67,13 +66,9 @@ const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
                                  .reduce = exchange.reduce(),
                                  .groups = static_cast<int>(own.groups.size())},
                     .bytes = costs_.bytes(slice, costs_.recompute_of(slice)),
-                    .held = models::held_bytes(own, costs_.workload().sharding)};
+                    .held = models::held_bytes(own, costs_.workload().sharding),
+                    .optimizer = costs_.optimizer(slice)};
   return stages_.emplace(kind, stage).first->second;
-}
-
-int64_t LayoutModel::optimizer_bytes(int64_t parameters) const {
-  const config::OptimizerSection& optimizer = base_.job.optimizer;
-  return optim::optimizer_footprint(optimizer).held_bytes(optimizer.post_validation) * parameters;
 }
 
 // The mean rank's passes, one after the other; before them the last rank waits for the first microbatch,
@@ -83,7 +78,6 @@ double LayoutModel::least_time() const {
   const models::StageSlice model = whole();
   const models::StagePasses passes = costs_.passes(model);
   const models::StageExchange exchange = costs_.exchange(model);
-  const models::HeldBytes held = models::held_bytes(costs_.footprint(model), costs_.workload().sharding);
   const double ranks = layout_.mesh.pp;
   const auto microbatches = static_cast<double>(layout_.grad_accum_steps);
   double forward = passes.forward.total();
@@ -98,7 +92,7 @@ double LayoutModel::least_time() const {
   double pipeline =
       microbatches * (forward + backward) / ranks + (ranks - 1) / ranks * forward / most_stages_per_rank;
   if (layout_.every_microbatch) pipeline = std::max(pipeline, microbatches * exchange.reduce() / ranks);
-  return pipeline + costs_.optimizer(held.parameters) / ranks + costs_.norm_exchange() + costs_.overhead();
+  return pipeline + costs_.optimizer(model).seconds / ranks + costs_.norm_exchange() + costs_.overhead();
 }
 
 // The mean rank's between steps, and of one stage's microbatch.
@@ -109,7 +103,7 @@ RankBytes LayoutModel::least_bytes() const {
   return {.weights = held.weights / ranks,
           .gathered = layout_.reshard ? held.gathered / 2 : held.gathered / ranks / most_stages_per_rank,
           .gradients = held.gradients / ranks,
-          .optimizer = optimizer_bytes(held.parameters) / ranks,
+          .optimizer = costs_.optimizer(whole()).held / ranks,
           .activations = model.activation / ranks / (ranks == 1 ? 1 : most_stages_per_rank),
           .buffers = 0};
 }
@@ -184,27 +178,32 @@ std::vector<RankBytes> LayoutModel::bytes_of(const schedule::Schedule& schedule)
     RankBytes& rank = ranks[static_cast<size_t>(schedule.rank_of(i))];
     rank.weights += own.held.weights;
     rank.gradients += own.held.gradients;
-    rank.optimizer += optimizer_bytes(own.held.parameters);
   }
+  const std::vector<models::OptimizerCost> optimizers = this->optimizers(schedule);
   const auto peaks = schedule::peak_bytes(schedule, stages);
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const schedule::MemorySplit& peak = peaks[rank].peak;
     ranks[rank].gathered = peak.gathered;
     ranks[rank].gradients += peak.reducing;
-    ranks[rank].activations = peak.activations + peak.weight_operands + peak.workspace;
+    ranks[rank].activations =
+        std::max(peak.activations + peak.weight_operands + peak.workspace, optimizers[rank].workspace);
+    ranks[rank].optimizer = optimizers[rank].held;
     // Without sends and receives: as one microbatch arrives, another leaves, both ways.
     ranks[rank].buffers = peak.buffers + (schedule.ranks > 1 ? 4 * stages.front().message : 0);
   }
   return ranks;
 }
 
-double LayoutModel::slowest_optimizer(const schedule::Schedule& schedule) {
-  std::vector<int64_t> parameters(static_cast<size_t>(schedule.ranks));
+std::vector<models::OptimizerCost> LayoutModel::optimizers(const schedule::Schedule& schedule) {
+  std::vector<models::OptimizerCost> ranks(static_cast<size_t>(schedule.ranks));
   const pipeline::LayerAssignment& split = layers(schedule.stages());
   for (int i = 0; i < schedule.stages(); ++i)
-    parameters[static_cast<size_t>(schedule.rank_of(i))] +=
-        stage(models::stage_slice(split, i)).held.parameters;
-  return costs_.optimizer(std::ranges::max(parameters));
+    ranks[static_cast<size_t>(schedule.rank_of(i))] += stage(models::stage_slice(split, i)).optimizer;
+  return ranks;
+}
+
+double LayoutModel::slowest_optimizer(const schedule::Schedule& schedule) {
+  return std::ranges::max(optimizers(schedule), {}, &models::OptimizerCost::seconds).seconds;
 }
 
 std::optional<Estimate> LayoutModel::estimate(ScheduleShapes& shapes, const std::string& schedule,

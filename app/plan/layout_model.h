@@ -61,6 +61,7 @@ class LayoutModel {
     schedule::ExchangeCost exchange;
     schedule::StageBytes bytes;
     models::HeldBytes held;
+    models::OptimizerCost optimizer;
   };
   struct Shapes {  // of a short step, and of a shorter one
     Stretch stretch;
@@ -74,8 +75,8 @@ class LayoutModel {
   schedule::Costs costs_of(const schedule::Schedule& schedule);
   double pipeline_time(const Shapes& shapes, const schedule::Costs& costs);
   std::vector<RankBytes> bytes_of(const schedule::Schedule& schedule);
+  std::vector<models::OptimizerCost> optimizers(const schedule::Schedule& schedule);  // [rank]
   double slowest_optimizer(const schedule::Schedule& schedule);
-  int64_t optimizer_bytes(int64_t parameters) const;
 
   Layout layout_;
   const PlanBase& base_;

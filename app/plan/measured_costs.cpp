@@ -2,13 +2,12 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <utility>
+
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
-#include "core/optim/optimizer.h"
-#include "models/footprint.h"
-#include "models/sharding.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/render/trace_names.h"
 
@@ -52,7 +51,8 @@ mesh::MeshShape mesh_of(const TracedRun& run) {
 }
 
 // What a rank of the traced run did.
-models::Workload workload_of(const TracedRun& run, const config::OptimizerSection& optimizer) {
+models::Workload workload_of(const TracedRun& run, config::OptimizerSection optimizer) {
+  optimizer.post_validation = run.post_validation;
   const mesh::MeshShape mesh = mesh_of(run);
   const auto kind = run.cp_kind == "ulysses" ? models::ContextKind::ulysses : models::ContextKind::ring;
   return {.batch = {.documents = run.micro_batch_size,
@@ -67,18 +67,7 @@ models::Workload workload_of(const TracedRun& run, const config::OptimizerSectio
                        .streamed = run.reshard_after_forward,
                        .every_microbatch = run.reduce_gradients == "microbatch"},
           .threads = run.threads,
-          .optimizer_bytes = optim::optimizer_footprint(optimizer).moved_bytes(run.post_validation)};
-}
-
-// Seconds of the optimizer for one parameter that a rank steps, over all ranks.
-double optimizer_of(const TraceSummary& trace, const std::vector<models::MeasuredStage>& stages,
-                    const models::ModelConfig& model, const models::Workload& workload) {
-  const models::Footprints footprints(model, workload.batch);
-  int64_t parameters = 0;
-  for (const models::MeasuredStage& stage : stages)
-    parameters += models::held_bytes(footprints.of(stage.slice), workload.sharding).parameters;
-  return value_or_zero(trace.phases, name(Phase::optimizer)) * static_cast<double>(trace.run.pp) /
-         static_cast<double>(parameters);
+          .optimizer = std::move(optimizer)};
 }
 
 void check_same_model(const PlanBase& base, const TracedRun& run, const std::string& path) {
@@ -108,11 +97,11 @@ CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   const models::DeviceModel& device = default_device(base.job);
   models::ModelConfig model = base.model;
   model.layers = trace.run.model.layers;  // the run may have had more of them, or fewer
-  const std::vector<models::MeasuredStage> stages = measured_stages(trace);
   const models::Workload workload = workload_of(trace.run, base.job.optimizer);
-  const models::Measurement measured{.stages = stages,
-                                     .optimizer = optimizer_of(trace, stages, model, workload),
-                                     .overhead = overhead_of(trace)};
+  const models::Measurement measured{
+      .stages = measured_stages(trace),
+      .optimizer = value_or_zero(trace.phases, name(Phase::optimizer)) * static_cast<double>(trace.run.pp),
+      .overhead = overhead_of(trace)};
   return {.device = device,
           .calibration = models::calibrate(model, workload, device, measured),
           .description = fmt::format("measured in {}", trace_path)};

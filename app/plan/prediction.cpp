@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/optim/optimizer.h"
 #include "models/sharding.h"
 #include "parallel/schedule/cost/memory.h"
 
@@ -11,24 +10,24 @@ namespace pptrain::app {
 namespace {
 
 struct Held {
-  std::vector<RankBytes> ranks;     // between steps
-  std::vector<int64_t> parameters;  // [rank] that its optimizer steps
+  std::vector<RankBytes> ranks;                   // between steps
+  std::vector<models::OptimizerCost> optimizers;  // [rank]
   std::vector<schedule::StageBytes> stages;
 };
 
 Held held_by(const Plan& plan, const models::CostModel& costs) {
-  const config::OptimizerSection& optimizer = plan.job.optimizer;
-  const int64_t state = optim::optimizer_footprint(optimizer).held_bytes(optimizer.post_validation);
   const auto ranks = static_cast<size_t>(plan.schedule.ranks);
-  Held held{.ranks = std::vector<RankBytes>(ranks), .parameters = std::vector<int64_t>(ranks), .stages = {}};
+  Held held{.ranks = std::vector<RankBytes>(ranks),
+            .optimizers = std::vector<models::OptimizerCost>(ranks),
+            .stages = {}};
   for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
     const models::StageSlice slice = models::stage_slice(plan.layers, stage);
     const models::HeldBytes bytes = models::held_bytes(costs.footprint(slice), costs.workload().sharding);
     const auto rank = static_cast<size_t>(plan.schedule.rank_of(stage));
     held.ranks[rank].weights += bytes.weights;
     held.ranks[rank].gradients += bytes.gradients;
-    held.ranks[rank].optimizer += state * bytes.parameters;
-    held.parameters[rank] += bytes.parameters;
+    held.optimizers[rank] += costs.optimizer(slice);
+    held.ranks[rank].optimizer = held.optimizers[rank].held;
     held.stages.push_back(costs.bytes(slice, costs.recompute_of(slice)));
   }
   return held;
@@ -41,7 +40,9 @@ std::vector<RankBytes> at_worst(const Plan& plan, const Held& held) {
     const schedule::MemorySplit& peak = peaks[rank].peak;
     ranks[rank].gathered = peak.gathered;
     ranks[rank].gradients += peak.reducing;
-    ranks[rank].activations = peak.activations + peak.weight_operands + peak.workspace;
+    // The optimizer steps when no activations are left.
+    ranks[rank].activations =
+        std::max(peak.activations + peak.weight_operands + peak.workspace, held.optimizers[rank].workspace);
     ranks[rank].buffers = peak.buffers;
   }
   return ranks;
@@ -135,7 +136,7 @@ Prediction predict(const Plan& plan, const models::CostModel& costs) {
   p.pipeline = schedule::simulate(plan.schedule, p.costs);
   const Held held = held_by(plan, costs);
   p.bytes = at_worst(plan, held);
-  for (const int64_t parameters : held.parameters) p.optimizer_time.push_back(costs.optimizer(parameters));
+  for (const models::OptimizerCost& own : held.optimizers) p.optimizer_time.push_back(own.seconds);
   const double slowest = std::ranges::max(p.optimizer_time);
   if (plan.job.optimizer.post_validation) {
     p.step_time =

@@ -1,8 +1,10 @@
 // What a step of an optimizer takes, for predictions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "core/config/job_config.h"
 #include "core/nn/parameter.h"
@@ -24,6 +26,16 @@ struct OptimizerFootprint {
 // which are most. Throws UsageError that lists the names.
 OptimizerFootprint optimizer_footprint(const config::OptimizerSection& options);
 
+// Parameters that are alike in all that an optimizer's cost depends on.
+struct ParameterKind {
+  nn::Role role = nn::Role::matrix;
+  std::vector<int64_t> shape;  // global
+  int64_t local = 0;           // elements of each that this rank's layers see
+  int64_t count = 0;
+  bool operator==(const ParameterKind&) const = default;
+};
+std::vector<ParameterKind> parameter_kinds(std::span<const nn::ParameterSpec* const> specs);
+
 // Ranks that hold the same parameters, at their local shapes: `shards` ranks share them out, and `replicas`
 // hold each share.
 struct Sharing {
@@ -42,8 +54,7 @@ struct OptimizerShare {
 };
 
 // Of these parameters. compute: what layers compute in, as Muon does. Rates are those of a balanced load.
-OptimizerShare optimizer_share(const config::OptimizerSection& options,
-                               std::span<const nn::ParameterSpec* const> specs, at::ScalarType compute,
-                               const Sharing& sharing = {});
+OptimizerShare optimizer_share(const config::OptimizerSection& options, std::span<const ParameterKind> kinds,
+                               at::ScalarType compute, const Sharing& sharing = {});
 
 }  // namespace pptrain::optim

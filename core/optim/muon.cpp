@@ -43,10 +43,6 @@ Muon::Muon(const config::OptimizerSection& options, MakeMatrixExchange make_exch
            const at::TensorOptions& tensors)
     : momentum_(options.muon_momentum), make_exchange_(std::move(make_exchange)), tensors_(tensors) {}
 
-bool Muon::takes(const nn::ParameterSpec& spec) {
-  return spec.role == nn::Role::matrix && spec.shape.size() == 2;
-}
-
 void Muon::prepare(const std::vector<const nn::Slice*>& slices) {
   std::vector<MatrixPart> parts;
   for (const nn::Slice* slice : slices) parts.push_back({slice->spec.name, slice->shape});

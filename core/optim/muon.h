@@ -28,7 +28,7 @@ class Muon final : public Update {
   static constexpr OptimizerFootprint footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
 
   // The matrices that it is for: hidden ones, each by itself. Neither embedding nor head, nor a router.
-  static bool takes(const nn::ParameterSpec& spec);
+  static bool takes(nn::Role role, size_t dims) { return role == nn::Role::matrix && dims == 2; }
 
   std::vector<std::string> state_files() const override { return {"muon.momentum"}; }
   void prepare(const std::vector<const nn::Slice*>& slices) override;

@@ -28,8 +28,8 @@ using config::OptimizerSection;
 struct Entry {
   std::string_view name;  // optimizer.name
   Updates (*make)(const OptimizerSection&, const Surroundings&, const at::TensorOptions& compute);
-  OptimizerFootprint footprint;                       // of the first
-  bool (*takes)(const nn::ParameterSpec&) = nullptr;  // the first; null: all
+  OptimizerFootprint footprint;                    // of the first
+  bool (*takes)(nn::Role, size_t dims) = nullptr;  // the first; null: all
   OptimizerFootprint footprint_of_rest = {};
 };
 
@@ -74,18 +74,21 @@ bool decays(nn::Role role) {
   return role != nn::Role::norm && role != nn::Role::bias;
 }
 
-bool is_first(const Entry& entry, const nn::ParameterSpec& spec) {
-  return entry.takes == nullptr || entry.takes(spec);
+// Of a parameter, or a kind of them.
+template <class P>
+bool is_first(const Entry& entry, const P& parameter) {
+  return entry.takes == nullptr || entry.takes(parameter.role, parameter.shape.size());
 }
 
-bool is_muons(const Entry& entry, const nn::ParameterSpec& spec) {
-  return entry.takes == Muon::takes && Muon::takes(spec);
+template <class P>
+bool is_muons(const Entry& entry, const P& parameter) {
+  return entry.takes == Muon::takes && Muon::takes(parameter.role, parameter.shape.size());
 }
 
 // Balances have no state, and are a handful.
-OptimizerFootprint footprint_of(const Entry& entry, const nn::ParameterSpec& spec) {
-  if (spec.role == nn::Role::balance) return {};
-  return is_first(entry, spec) ? entry.footprint : entry.footprint_of_rest;
+OptimizerFootprint footprint_of(const Entry& entry, const ParameterKind& kind) {
+  if (kind.role == nn::Role::balance) return {};
+  return is_first(entry, kind) ? entry.footprint : entry.footprint_of_rest;
 }
 
 // What the job says of one parameter that learns by gradients.
@@ -136,9 +139,27 @@ double workspace_of(int64_t largest, double parts, double ranks) {
   return 4 * owned + 3 * std::min(owned * ranks, parts);
 }
 
-OptimizerShare optimizer_share(const OptimizerSection& options,
-                               std::span<const nn::ParameterSpec* const> specs, at::ScalarType compute,
-                               const Sharing& sharing) {
+std::vector<ParameterKind> parameter_kinds(std::span<const nn::ParameterSpec* const> specs) {
+  std::vector<ParameterKind> kinds;
+  for (const nn::ParameterSpec* spec : specs) {
+    ParameterKind kind{.role = spec->role,
+                       .shape = spec->shape,
+                       .local = c10::multiply_integers(spec->local_shape()),
+                       .count = 1};
+    const auto known = std::ranges::find_if(kinds, [&](const ParameterKind& other) {
+      return other.role == kind.role && other.shape == kind.shape && other.local == kind.local;
+    });
+    if (known != kinds.end()) {
+      ++known->count;
+    } else {
+      kinds.push_back(std::move(kind));
+    }
+  }
+  return kinds;
+}
+
+OptimizerShare optimizer_share(const OptimizerSection& options, std::span<const ParameterKind> kinds,
+                               at::ScalarType compute, const Sharing& sharing) {
   const Entry& entry = find(options.name);
   const auto shards = static_cast<double>(sharing.shards);
   const double ranks = shards * static_cast<double>(sharing.replicas);
@@ -147,13 +168,13 @@ OptimizerShare optimizer_share(const OptimizerSection& options,
   OptimizerShare share;
   int64_t largest = 0, products = 0;  // elements, bytes
   double parts = 0;                   // elements
-  for (const nn::ParameterSpec* spec : specs) {
-    const auto local = static_cast<double>(c10::multiply_integers(spec->local_shape()));
-    const OptimizerFootprint each = footprint_of(entry, *spec);
+  for (const ParameterKind& kind : kinds) {
+    const auto local = static_cast<double>(kind.local * kind.count);
+    const OptimizerFootprint each = footprint_of(entry, kind);
     share.held += static_cast<double>(each.held_bytes(keeps)) * local / shards;
     share.moved += each.moved_bytes(keeps) * local / shards;
-    if (!is_muons(entry, *spec)) continue;
-    const int64_t rows = spec->shape[0], cols = spec->shape[1];
+    if (!is_muons(entry, kind)) continue;
+    const int64_t rows = kind.shape[0], cols = kind.shape[1];
     largest = std::max(largest, rows * cols);
     products = std::max(products, orthogonalise_bytes(rows, cols, element));
     parts += local / shards;

@@ -30,7 +30,7 @@ ModelConfig large_model() {
 
 constexpr StageSlice first{.index = 0, .first_layer = 0, .end_layer = 5, .embedding = true, .head = false};
 constexpr StageSlice last{.index = 1, .first_layer = 5, .end_layer = 8, .embedding = false, .head = true};
-const Workload workload{.batch = {.documents = 1, .length = 4096}, .optimizer_bytes = 34};
+const Workload workload{.batch = {.documents = 1, .length = 4096}};
 
 // As a run would measure a model whose blocks, head and optimizer take other times than modelled.
 enum class Backward { joint, apart, both };
@@ -47,7 +47,7 @@ Measurement measurement(const CostModel& truth, Backward backward) {
     if (backward != Backward::apart) stage.backward = cost.backward;
     measured.stages.push_back(stage);
   }
-  measured.optimizer = truth.optimizer(1);
+  measured.optimizer = truth.optimizer(first).seconds + truth.optimizer(last).seconds;
   measured.overhead = truth.overhead();
   return measured;
 }
@@ -163,15 +163,42 @@ TEST_CASE("calibrated, the model gives back what was measured") {
       StageSlice other = first;
       other.end_layer = 2;  // a split that was not measured
       check_equal(found, truth, other, measured);
-      CHECK(found.optimizer(1000) == Approx(truth.optimizer(1000)));
+      CHECK(found.optimizer(other).seconds == Approx(truth.optimizer(other).seconds));
       CHECK(found.overhead() == 0.02);
       Workload keeping = work;
-      keeping.optimizer_bytes = 46;  // the same machine, more bytes
+      keeping.optimizer.post_validation = true;  // the same machine, 46 bytes a parameter instead of 34
       const CostModel kept(model, keeping, device,
                            calibrate(model, work, device, measurement(truth, measured)));
-      CHECK(kept.optimizer(1000) == Approx(truth.optimizer(1000) * 46 / 34));
+      CHECK(kept.optimizer(other).seconds == Approx(truth.optimizer(other).seconds * 46 / 34));
     }
   }
+}
+
+TEST_CASE("Muon's products are counted, each matrix once over the ranks that hold parts of it") {
+  const ModelConfig model = large_model();
+  const DeviceModel& device = find_device("h100");
+  constexpr StageSlice block{.index = 0, .first_layer = 1, .end_layer = 2, .embedding = false, .head = false};
+  Workload work = workload;
+  const double parameters = 4096.0 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 2 * 4096;
+  const double norms = 2 * 4096;
+  CHECK(CostModel(model, work, device).optimizer(block).held == 8 * parameters);
+
+  work.optimizer.name = "muon";
+  // Five iterations of x x^T, its square, and their sum times x, on the short side m.
+  const auto products = [](double m, double n) { return 5 * (4 * m * m * n + 2 * m * m * m); };
+  const double flops = 2 * products(4096, 4096) + 2 * products(1024, 4096) + 3 * products(4096, 14336);
+  const double moved = 42 * (parameters - norms) + 34 * norms;
+  const OptimizerCost alone = CostModel(model, work, device).optimizer(block);
+  CHECK(alone.held == 4 * (parameters - norms) + 8 * norms);
+  CHECK(alone.seconds == Approx(flops / device.bfloat16_flops + moved / device.memory_bandwidth));
+  CHECK(alone.workspace > 2 * 4096 * 14336);
+
+  work.mesh.dp_shard = 4;
+  work.sharding.dense = 4;
+  const OptimizerCost shared = CostModel(model, work, device).optimizer(block);
+  CHECK(shared.held == alone.held / 4);
+  CHECK(shared.seconds >= alone.seconds / 4);
+  CHECK(shared.seconds < alone.seconds / 3);
 }
 
 TEST_CASE("a measurement without stages or passes is refused, a device that does not exist too") {

@@ -181,7 +181,7 @@ TEST_CASE("what a rank has of an optimizer", "[optim]") {
   const std::vector<const nn::ParameterSpec*> specs = {&q, &norm, &balance};
   config::OptimizerSection job = options("adamw");
   const auto share = [&](const optim::Sharing& sharing) {
-    return optim::optimizer_share(job, specs, at::kBFloat16, sharing);
+    return optim::optimizer_share(job, optim::parameter_kinds(specs), at::kBFloat16, sharing);
   };
   CHECK(share({}).held == 8 * 26);
   CHECK(share({.shards = 2}).held == 4 * 26);
@@ -205,4 +205,9 @@ TEST_CASE("what a rank has of an optimizer", "[optim]") {
   CHECK(share({.shards = 2, .replicas = 2}).sent == 2 * 16 / 4);
   CHECK(share({.shards = 2, .replicas = 2}).received == 2 * 16 / 2);
   CHECK(share({}).workspace == 2 * 32 + 2 * (3 * 32 + 2 * 16));
+  const std::vector<const nn::ParameterSpec*> twice = {&q, &norm, &q};
+  const std::vector<optim::ParameterKind> kinds = optim::parameter_kinds(twice);
+  REQUIRE(kinds.size() == 2);
+  CHECK(kinds[0] == optim::ParameterKind{.role = nn::Role::matrix, .shape = {8, 4}, .local = 16, .count = 2});
+  CHECK(optim::optimizer_share(job, kinds, at::kBFloat16).flops == flops);
 }
