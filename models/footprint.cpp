@@ -152,7 +152,7 @@ StageFootprint dry_run(const ModelConfig& model, const StageSlice& slice, const 
 
 namespace {
 
-constexpr int long_stage = 4;  // layers: longer ones follow from this one and the one before
+constexpr int long_stage = 2;  // layers: longer ones follow from this one and the one before
 
 // `b` and `n` times what it has beyond `a`.
 int64_t extended(int64_t a, int64_t b, int n) {
