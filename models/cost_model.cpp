@@ -98,8 +98,9 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
     const auto w = static_cast<size_t>(wire);
     const kernels::Traffic& traffic = cost.on(wire);
     const double seconds = links_->on(wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
-    const bool behind_attention =
-        wire == kernels::Wire::cp && workload_.batch.parallel.cp_kind == ContextKind::ring;
+    const bool behind_attention = wire == kernels::Wire::cp &&
+                                  workload_.batch.parallel.cp_kind == ContextKind::ring &&
+                                  !device_.copies_itself;
     time.hidden[w] = behind_attention ? std::min(seconds, attention) : 0;
     time.exposed[w] = seconds - time.hidden[w];
   }
@@ -157,7 +158,9 @@ PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Part
   PassTime exchange = time(stage.backward.cost) - parts.again;
   exchange.compute = 0;
   constexpr auto tp = static_cast<size_t>(kernels::Wire::tp);
-  const double behind = std::min(exchange.exposed[tp] * 2 / 3, parts.input.compute + parts.weight.compute);
+  const double behind = device_.copies_itself ? 0
+                                              : std::min(exchange.exposed[tp] * 2 / 3,
+                                                         parts.input.compute + parts.weight.compute);
   exchange.exposed[tp] -= behind;
   exchange.hidden[tp] += behind;
   return exchange;
@@ -178,10 +181,35 @@ StagePasses CostModel::passes(const StageSlice& slice) const {
 
 schedule::StageCost CostModel::stage(const StageSlice& slice) const {
   const StagePasses p = passes(slice);
-  return {.forward = p.forward.total(),
-          .backward_input = p.backward_input.total(),
-          .backward_weight = p.backward_weight.total(),
-          .backward = p.backward.total()};
+  const schedule::ExchangeCost within = within_passes(slice);
+  return {.forward = p.forward.total() + within.gather,
+          .backward_input = p.backward_input.total() + within.gather,
+          .backward_weight = p.backward_weight.total() + within.reduce,
+          .backward = p.backward.total() + within.gather + within.reduce};
+}
+
+// A sum after a microbatch also clears whole gradients, and adds the sum to this rank's part.
+schedule::ExchangeCost CostModel::within_passes(const StageSlice& slice) const {
+  schedule::ExchangeCost within;
+  if (!device_.copies_itself) return within;
+  const StageExchange all = exchange(slice);
+  if (workload_.sharding.streamed) within.gather = all.gather;
+  if (!workload_.sharding.every_microbatch) return within;
+  double bytes = 0;
+  for (const GroupFootprint& group : footprint(slice).groups) {
+    for (const BufferFootprint& buffer : group.buffers)
+      bytes += static_cast<double>(buffer.elements) * (8 + 12.0 / workload_.sharding.parts(group));
+  }
+  within.reduce = all.reduce() + bytes / bandwidth_;
+  return within;
+}
+
+schedule::ExchangeCost CostModel::beside_passes(const StageSlice& slice) const {
+  const StageExchange all = exchange(slice);
+  const schedule::ExchangeCost within = within_passes(slice);
+  return {.gather = within.gather > 0 ? 0 : all.gather,
+          .reduce = within.reduce > 0 ? 0 : all.reduce(),
+          .groups = static_cast<int>(footprint(slice).groups.size())};
 }
 
 OptimizerCost& OptimizerCost::operator+=(const OptimizerCost& other) {
@@ -230,6 +258,7 @@ class Calibrator {
     double optimizer = 0;
     for (const MeasuredStage& stage : measured.stages) {
       parts_.push_back(plain.parts(stage.slice));
+      within_.push_back(plain.within_passes(stage.slice));
       optimizer += plain.optimizer(stage.slice).seconds;
     }
     if (measured.optimizer > 0) result_.optimizer = measured.optimizer / optimizer;
@@ -245,10 +274,20 @@ class Calibrator {
  private:
   using Parts = CostModel::Parts;
 
-  // visit(measured stage, its modelled parts)
+  // visit(measured stage without what is exchanged within its passes, its modelled parts)
   template <typename Visit>
   void each(const Visit& visit) const {
-    for (size_t i = 0; i < parts_.size(); ++i) visit(measured_.stages[i], parts_[i]);
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      MeasuredStage stage = measured_.stages[i];
+      for (double* pass : {&stage.forward, &stage.backward, &stage.backward_input})
+        subtract(*pass, within_[i].gather);
+      for (double* pass : {&stage.backward, &stage.backward_weight}) subtract(*pass, within_[i].reduce);
+      visit(stage, parts_[i]);
+    }
+  }
+
+  static void subtract(double& measured, double within) {
+    if (measured > 0) measured = std::max(measured - within, measured / 10);
   }
 
   // What computing took of a measured time: without what the modelled parts wait for other ranks, and without
@@ -306,6 +345,7 @@ class Calibrator {
 
   const Measurement& measured_;
   std::vector<Parts> parts_;
+  std::vector<schedule::ExchangeCost> within_;
   Calibration result_;
 };
 

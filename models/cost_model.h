@@ -96,12 +96,18 @@ class CostModel {
             const Calibration& calibration = {}, std::shared_ptr<const MeshLinks> links = nullptr);
 
   StagePasses passes(const StageSlice& slice) const;
-  schedule::StageCost stage(const StageSlice& slice) const;  // seconds, as passes() sums them up
+  schedule::StageCost stage(const StageSlice& slice) const;  // seconds: passes() and within_passes()
   // Bytes that are read and written; of Muon also its products, or the exchange of matrices beside them where
   // that takes longer.
   OptimizerCost optimizer(const StageSlice& slice) const;
-  double transfer(int from, int to) const;                                  // seconds of one boundary tensor
-  StageExchange exchange(const StageSlice& slice) const;                    // of weights and gradients
+  double transfer(int from, int to) const;                // seconds of one boundary tensor
+  StageExchange exchange(const StageSlice& slice) const;  // of weights and gradients
+  // The part of it that a device which copies itself does within its passes, which stage() therefore counts:
+  // gathers of streamed weights in each pass that reads them, and sums after each microbatch in the pass
+  // before them.
+  schedule::ExchangeCost within_passes(const StageSlice& slice) const;
+  // The rest, which goes on beside passes.
+  schedule::ExchangeCost beside_passes(const StageSlice& slice) const;
   double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
   double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
 

@@ -17,7 +17,7 @@ namespace {
 // Gb/s beside the others), 90 % of it. cpu: one core of a Xeon with AVX512-BF16 that runs alone, as measured,
 // on one host; between hosts 10 Gb/s Ethernet, 90 % of it.
 constexpr std::array<DeviceModel, 5> devices{{
-    {"cpu", 515e9, 110e9, 0.3, 8e9, {4e9, 30e-6}, {1.1e9, 60e-6}, 0, 1e-6, 0},
+    {"cpu", 515e9, 110e9, 0.3, 8e9, {4e9, 30e-6}, {1.1e9, 60e-6}, 0, 1e-6, 0, true},
     {"a100", 250e12, 15e12, 0.6, 1.8e12, {270e9, 10e-6}, {22e9, 20e-6}, 8, 4e-6, 80e9},
     {"h100", 790e12, 53e12, 0.6, 3.0e12, {400e9, 10e-6}, {45e9, 20e-6}, 8, 4e-6, 80e9},
     {"h200", 790e12, 53e12, 0.6, 4.3e12, {400e9, 10e-6}, {45e9, 20e-6}, 8, 4e-6, 141e9},

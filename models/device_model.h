@@ -25,6 +25,8 @@ struct DeviceModel {
   int ranks_per_host;       // 0: all ranks are on one host
   double launch;            // s of a kernel that has nothing to do
   double memory;            // bytes; 0: not known
+  // Whoever computes also copies and adds up what ranks exchange, so that nothing travels behind a pass.
+  bool copies_itself = false;
 };
 
 // By name, in any case of letters. Throws UsageError that names those there are.

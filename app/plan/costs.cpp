@@ -71,10 +71,7 @@ schedule::Costs simulation_costs(const models::CostModel& model, const pipeline:
   for (int stage = 0; stage < static_cast<int>(layers.size()); ++stage) {
     const models::StageSlice slice = models::stage_slice(layers, stage);
     costs.stages.push_back(model.stage(slice));
-    const models::StageExchange exchange = model.exchange(slice);
-    costs.exchange.push_back({.gather = exchange.gather,
-                              .reduce = exchange.reduce(),
-                              .groups = static_cast<int>(model.footprint(slice).groups.size())});
+    costs.exchange.push_back(model.beside_passes(slice));
     if (stage > 0) {
       costs.latency.push_back(model.transfer(schedule.rank_of(stage - 1), schedule.rank_of(stage)));
     }

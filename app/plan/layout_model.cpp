@@ -59,12 +59,10 @@ const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
   const models::Footprints::Kind kind = costs_.kind_of(slice);
   if (const auto known = stages_.find(kind); known != stages_.end()) return known->second;
   const models::StageFootprint& own = costs_.footprint(slice);
-  const models::StageExchange exchange = costs_.exchange(slice);
   const Stage stage{.passes = costs_.passes(slice),
                     .cost = costs_.stage(slice),
-                    .exchange = {.gather = exchange.gather,
-                                 .reduce = exchange.reduce(),
-                                 .groups = static_cast<int>(own.groups.size())},
+                    .exchange = costs_.beside_passes(slice),
+                    .within = costs_.within_passes(slice),
                     .bytes = costs_.bytes(slice, costs_.recompute_of(slice)),
                     .held = models::held_bytes(own, costs_.workload().sharding),
                     .optimizer = costs_.optimizer(slice)};
@@ -230,10 +228,13 @@ TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Estimate& estimate) {
   const schedule::Schedule& schedule = *known.more;
   const pipeline::LayerAssignment& split = layers(schedule.stages());
   models::PassTime passes;
+  schedule::ExchangeCost within;
   for (const auto& list : schedule.actions) {
     for (const schedule::Action& action : list) {
-      if (schedule::is_compute(action.kind))
-        passes += stage(models::stage_slice(split, action.stage)).passes.of(action.kind);
+      const Stage& own = stage(models::stage_slice(split, action.stage));
+      if (schedule::is_compute(action.kind)) passes += own.passes.of(action.kind);
+      if (schedule::needs_weights(action.kind)) within.gather += own.within.gather;
+      if (schedule::is_weight_gradient(action.kind)) within.reduce += own.within.reduce;
     }
   }
   const double scale = static_cast<double>(known.stretch.all) / known.stretch.more / schedule.ranks;
@@ -248,8 +249,8 @@ TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Estimate& estimate) {
                  .tp = waiting(kernels::Wire::tp),
                  .cp = waiting(kernels::Wire::cp),
                  .ep = waiting(kernels::Wire::ep),
-                 .weights = longer_by(&schedule::ExchangeCost::gather),
-                 .gradients = longer_by(&schedule::ExchangeCost::reduce),
+                 .weights = within.gather * scale + longer_by(&schedule::ExchangeCost::gather),
+                 .gradients = within.reduce * scale + longer_by(&schedule::ExchangeCost::reduce),
                  .bubble = 0,
                  .optimizer = slowest_optimizer(schedule),
                  .others = costs_.norm_exchange() + costs_.overhead()};

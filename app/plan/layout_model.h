@@ -58,7 +58,8 @@ class LayoutModel {
   struct Stage {
     models::StagePasses passes;
     schedule::StageCost cost;
-    schedule::ExchangeCost exchange;
+    schedule::ExchangeCost exchange;  // beside passes
+    schedule::ExchangeCost within;    // and within them
     schedule::StageBytes bytes;
     models::HeldBytes held;
     models::OptimizerCost optimizer;

@@ -79,29 +79,57 @@ double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeC
   return std::max(0.0, p.pipeline.step_time - schedule::simulate(plan.schedule, without).step_time);
 }
 
-ExchangeTime times_of_weights(const Plan& plan, const Prediction& p) {
+// By stage, what goes on within its passes.
+std::vector<schedule::ExchangeCost> within_passes(const Plan& plan, const models::CostModel& costs) {
+  std::vector<schedule::ExchangeCost> stages;
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage)
+    stages.push_back(costs.within_passes(models::stage_slice(plan.layers, stage)));
+  return stages;
+}
+
+schedule::ExchangeCost beside(const Prediction& p, int stage) {
+  return p.costs.exchange.empty() ? schedule::ExchangeCost{} : p.costs.exchange[static_cast<size_t>(stage)];
+}
+
+ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const models::CostModel& costs) {
   ExchangeTime time{"weights"};
+  const std::vector<schedule::ExchangeCost> within = within_passes(plan, costs);
+  for (const auto& list : plan.compute.actions) {
+    for (const schedule::Action& action : list) {
+      if (schedule::needs_weights(action.kind))
+        time.exposed += within[static_cast<size_t>(action.stage)].gather;
+    }
+  }
+  time.total = time.exposed;
   for (const auto& list : plan.schedule.actions) {
     for (const schedule::Action& action : list) {
       const bool gathers = p.costs.streamed ? schedule::needs_weights(action.kind)
                                             : action.kind == schedule::ActionKind::unshard;
-      if (gathers) time.total += p.costs.exchange[static_cast<size_t>(action.stage)].gather;
+      if (gathers) time.total += beside(p, action.stage).gather;
     }
   }
+  time.exposed = time.exposed / plan.schedule.ranks + exposed(plan, p, &schedule::ExchangeCost::gather);
   time.total /= plan.schedule.ranks;
-  time.exposed = exposed(plan, p, &schedule::ExchangeCost::gather);
   return time;
 }
 
-ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p) {
+ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p, const models::CostModel& costs) {
   ExchangeTime time{"gradients"};
+  const std::vector<schedule::ExchangeCost> within = within_passes(plan, costs);
+  for (const auto& list : plan.compute.actions) {
+    for (const schedule::Action& action : list) {
+      if (schedule::is_weight_gradient(action.kind))
+        time.exposed += within[static_cast<size_t>(action.stage)].reduce / plan.schedule.ranks;
+    }
+  }
+  time.total = time.exposed;
   for (const auto& list : plan.schedule.actions) {
     for (const schedule::Action& action : list) {
       if (action.kind == schedule::ActionKind::reduce_grad)
-        time.total += p.costs.exchange[static_cast<size_t>(action.stage)].reduce / plan.schedule.ranks;
+        time.total += beside(p, action.stage).reduce / plan.schedule.ranks;
     }
   }
-  time.exposed = exposed(plan, p, &schedule::ExchangeCost::reduce);
+  time.exposed += exposed(plan, p, &schedule::ExchangeCost::reduce);
   return time;
 }
 
@@ -155,10 +183,8 @@ Prediction predict(const Plan& plan, const models::CostModel& costs) {
 std::vector<ExchangeTime> exchange_times(const Plan& plan, const models::CostModel& costs,
                                          const Prediction& prediction) {
   std::vector<ExchangeTime> times = times_on_wires(plan, costs);
-  if (!prediction.costs.exchange.empty()) {
-    times.push_back(times_of_weights(plan, prediction));
-    times.push_back(times_of_gradients(plan, prediction));
-  }
+  times.push_back(times_of_weights(plan, prediction, costs));
+  times.push_back(times_of_gradients(plan, prediction, costs));
   times.push_back(times_between_stages(plan, prediction));
   std::erase_if(times, [](const ExchangeTime& time) { return time.total <= 0; });
   return times;

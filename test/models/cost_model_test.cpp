@@ -174,6 +174,35 @@ TEST_CASE("calibrated, the model gives back what was measured") {
   }
 }
 
+TEST_CASE("a device that copies itself exchanges within its passes, others do beside them") {
+  const ModelConfig model = large_model();
+  Workload whole = workload, streamed = workload;
+  streamed.mesh.dp_shard = 4;
+  streamed.sharding = {.dense = 4, .experts = 4, .streamed = true, .every_microbatch = true};
+  const CostModel alone(model, whole, find_device("cpu")), shared(model, streamed, find_device("cpu"));
+  const StageExchange exchange = shared.exchange(first);
+  CHECK(exchange.gather > 0);
+  CHECK(shared.beside_passes(first).gather == 0);
+  CHECK(shared.beside_passes(first).reduce == 0);
+  const schedule::StageCost before = alone.stage(first), after = shared.stage(first);
+  CHECK(after.forward == Approx(before.forward + exchange.gather));
+  CHECK(after.backward_input == Approx(before.backward_input + exchange.gather));
+  CHECK(after.backward_weight > before.backward_weight + exchange.reduce());
+  CHECK(after.backward - before.backward == Approx(after.backward_input - before.backward_input +
+                                                   after.backward_weight - before.backward_weight));
+
+  streamed.sharding.streamed = streamed.sharding.every_microbatch = false;  // once a step, between passes
+  const CostModel kept(model, streamed, find_device("cpu"));
+  CHECK(kept.stage(first).forward == before.forward);
+  CHECK(kept.beside_passes(first).gather == kept.exchange(first).gather);
+
+  streamed.sharding.streamed = streamed.sharding.every_microbatch = true;
+  const CostModel gpu(model, streamed, find_device("h100"));
+  CHECK(gpu.within_passes(first).gather == 0);
+  CHECK(gpu.beside_passes(first).gather == gpu.exchange(first).gather);
+  CHECK(gpu.beside_passes(first).reduce == gpu.exchange(first).reduce());
+}
+
 TEST_CASE("Muon's products are counted, each matrix once over the ranks that hold parts of it") {
   const ModelConfig model = large_model();
   const DeviceModel& device = find_device("h100");
