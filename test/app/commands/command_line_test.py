@@ -251,6 +251,14 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(error.count(str(missing)), 1, "one rank says it")
 
     @with_mpi
+    def test_a_rank_with_other_sizes(self):
+        for key in ("train.seq_len=12", "train.micro_batch_size=3", "model.hidden_size=64"):
+            with self.subTest(key):
+                error = self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN,
+                                         *self.arguments("run", key), code=2).stderr
+                self.assertIn("rank 1: the job is another one than rank 0's", error)
+
+    @with_mpi
     def test_a_fault_of_all_ranks(self):
         for fault, expected in {"train.seq_len=-1": "train.seq_len", "no.such_key=1": "no.such_key"}.items():
             with self.subTest(fault):
