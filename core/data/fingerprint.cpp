@@ -1,7 +1,6 @@
 #include "core/data/fingerprint.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +19,7 @@ constexpr uint64_t piece_bytes = 16 << 10;
 
 void add_file(io::Checksum& checksum, const io::RegularFile& file, uint64_t places) {
   const uint64_t size = file.size();
-  checksum.add(std::as_bytes(std::span(std::array{size})));
+  checksum.add(std::as_bytes(std::span(&size, 1)));
   std::vector<std::byte> piece(std::min(size, piece_bytes));
   const auto add = [&](uint64_t offset, uint64_t count) {
     const auto bytes = std::span(piece).first(count);
