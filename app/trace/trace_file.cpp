@@ -12,7 +12,7 @@
 
 #include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
-#include "core/metrics/sinks.h"
+#include "core/metrics/record_json.h"
 #include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/render/trace_names.h"
 

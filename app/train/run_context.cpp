@@ -58,6 +58,8 @@ int named(const mesh::MeshShape& shape, int rank, Body&& body) {
     return body();
   } catch (const PeerFailure&) {
     throw;
+  } catch (const CommonFault&) {
+    throw;
   } catch (const UsageError& error) {
     throw UsageError(who() + error.what());
   } catch (const std::exception& error) {
@@ -165,6 +167,9 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     return start(*nccl, device);
   } catch (const PeerFailure&) {
     throw;
+  } catch (const CommonFault& fault) {
+    comm::agree(world, fault.what());  // rank 0 says it
+    return usage_exit_code;
   } catch (const std::exception& error) {
     world.abort(error.what());
     throw;

@@ -6,10 +6,18 @@
 #include <functional>
 
 #include "app/plan/plan.h"
+#include "core/base/error.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/mesh/device_mesh.h"
 
 namespace pptrain::app {
+
+// A UsageError that every rank throws, with the same text, after they have told each other: rank 0 prints it
+// and all end with 2.
+class CommonFault : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
 
 struct RunContext {
   const Plan& plan;

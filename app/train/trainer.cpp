@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "app/train/datasets.h"
-#include "app/train/run_dir.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
+#include "core/metrics/jsonl_sink.h"
 #include "core/metrics/memory.h"
 #include "core/metrics/peak_flops.h"
 #include "models/flops.h"
@@ -66,6 +66,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
     : context_(context),
       shutdown_(shutdown),
       checkpoint_root_(fs::path(context.job.run.dir) / "checkpoints"),
+      run_dir_(context),
       model_(context),
       loader_(open_training_data(context)),
       executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
@@ -88,7 +89,8 @@ int Trainer::run() {
   if (state_.step >= steps) {
     if (context_.root()) {
       spdlog::info(
-          "nothing to do: {} is at step {} of {}. Start anew with --set checkpoint.resume=none, or train on "
+          "nothing to do: {} is at step {} of {}. Start over with --set checkpoint.resume=restart, or train "
+          "on "
           "with a larger train.steps.",
           context_.job.run.dir, state_.step, steps);
     }
@@ -112,43 +114,30 @@ int Trainer::run() {
 }
 
 void Trainer::start() {
-  std::string chosen;
-  if (context_.root()) {
-    if (const auto path = choose_checkpoint(context_.job)) chosen = path->string();
-  }
-  chosen = comm::broadcast_string(context_.mesh.world(), chosen, 0);
+  const std::string& chosen = run_dir_.checkpoint();
   if (chosen.empty()) {
     model_.initialise();
     state_.seed = static_cast<uint64_t>(context_.job.run.seed);
   } else {
     const checkpoint::Reader reader(chosen);
-    state_ = reader.state();
-    if (state_.seed != static_cast<uint64_t>(context_.job.run.seed)) {
-      throw Error(fmt::format(
-          "run.seed is {}, but {} was trained with seed {}: its data order cannot be continued. Set "
-          "run.seed = {}, or start anew with checkpoint.resume = \"none\".",
-          context_.job.run.seed, chosen, state_.seed, state_.seed));
-    }
-    const auto seq_len = reader.layout().find("seq_len");
-    if (context_.root() && seq_len != reader.layout().end() &&
-        seq_len->second != fmt::to_string(context_.job.train.seq_len)) {
-      spdlog::warn(
-          "train.seq_len was {} in {}: samples are cut anew, so this run does not continue the same data "
-          "order",
-          seq_len->second, chosen);
-    }
+    state_ = run_dir_.adopt(reader.state());
     model_.load(reader);
     anomaly_.restore(state_.skipped_in_a_row, state_.skipped);
     saved_step_ = state_.step;
   }
   if (context_.root()) {
-    set_aside_later_checkpoints(checkpoint_root_, state_.step);
-    prepare_run_dir(context_.job);
+    run_dir_.begin(state_.step);
     announce();
     if (!chosen.empty()) spdlog::info("resumed from {} at step {}", chosen, state_.step);
     open_sinks();
   }
   context_.mesh.world().barrier();
+}
+
+checkpoint::Layout Trainer::layout() const {
+  checkpoint::Layout layout = describe_layout(context_.plan);
+  layout["data"] = run_dir_.data();
+  return layout;
 }
 
 void Trainer::announce() const {
@@ -167,8 +156,8 @@ void Trainer::announce() const {
 
 void Trainer::open_sinks() {
   const config::JobConfig& job = context_.job;
-  sinks_.push_back(
-      std::make_unique<metrics::JsonlSink>(fs::path(job.run.dir) / "metrics.jsonl", state_.step));
+  sinks_.push_back(std::make_unique<metrics::JsonlSink>(fs::path(job.run.dir) / "metrics.jsonl",
+                                                        run_dir_.header(state_.step, layout())));
   if (on_terminal()) {
     sinks_.push_back(std::make_unique<metrics::ProgressSink>(stdout, state_.step, job.train.steps));
   } else {
@@ -187,6 +176,9 @@ void Trainer::train_step() {
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
   ++state_.step;
   state_.next_sample += loader_.samples_per_step();
+  const auto seconds = [&] {
+    return Seconds{seconds_since(begin), data_wait_, std::exchange(save_seconds_, 0)};
+  };
   const double lr = lr_.at(state_.step - 1);
   const double unclipped = 1.0 / static_cast<double>(targets);
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
@@ -195,7 +187,7 @@ void Trainer::train_step() {
                               shutdown_.requested());
     });
     profile_.end_step();
-    pending_seconds_ = seconds_since(begin);
+    pending_seconds_ = seconds();
     return;
   }
   const pipeline::LossSum loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
@@ -204,11 +196,13 @@ void Trainer::train_step() {
   if (step.applied) profile_.timed(Phase::optimizer, [&] { model_.apply(lr, step.grad_scale); });
   if (post_validation_) post_validation_->set_confident(step.applied && step.grad_scale == unclipped);
   profile_.end_step();
-  settle(step, state_.step, seconds_since(begin));
+  settle(step, state_.step, seconds());
 }
 
 int64_t Trainer::run_pipeline() {
+  const auto begin = Clock::now();
   const data::Step step = profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); });
+  data_wait_ = seconds_since(begin);
   if (post_validation_ && post_validation_->pending()) {
     executor_.run(step.microbatches, [this] { return validate(); });
   } else {
@@ -243,7 +237,7 @@ Trainer::Step Trainer::judge(const pipeline::LossSum& loss, double norm) {
   return step;
 }
 
-void Trainer::settle(const Step& step, int64_t number, double seconds) {
+void Trainer::settle(const Step& step, int64_t number, const Seconds& seconds) {
   state_.optimizer_step = model_.optimizer_step();
   state_.tokens += step.loss.tokens;
   state_.skipped = anomaly_.total();
@@ -257,7 +251,7 @@ bool Trainer::result_needed() const {
          post_validation_->stop_requested();
 }
 
-void Trainer::record(const Step& step, int64_t number, double seconds,
+void Trainer::record(const Step& step, int64_t number, const Seconds& seconds,
                      const std::optional<metrics::Bubble>& bubble) {
   auto expert_loads = expert_loads_ ? expert_loads_->wait() : std::vector<metrics::ExpertLoad>{};
   if (!context_.root()) return;
@@ -268,11 +262,16 @@ void Trainer::record(const Step& step, int64_t number, double seconds,
       .grad_norm = step.norm,
       .lr = lr_.at(number - 1),
       .tokens = step.loss.tokens,
-      .tokens_per_s = tokens / seconds,
-      .step_time_s = seconds,
-      .mfu = flops_per_token_ * tokens / seconds / peak_flops_,
+      .tokens_per_s = tokens / seconds.whole,
+      .step_time_s = seconds.whole,
+      .mfu = flops_per_token_ * tokens / seconds.whole / peak_flops_,
       .memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9,
       .skipped = !step.applied,
+      .total_tokens = state_.tokens,
+      .epoch = static_cast<double>(state_.next_sample) / static_cast<double>(loader_.samples_per_epoch()),
+      .data_wait_s = seconds.data_wait,
+      .save_time_s = seconds.save,
+      .time = std::chrono::system_clock::now(),
       .bubble = bubble,
       .expert_loads = std::move(expert_loads),
   };
@@ -283,8 +282,11 @@ std::optional<double> Trainer::evaluate() {
   const auto begin = Clock::now();
   const pipeline::LossSum sum = evaluator_->run();
   const double loss = sum.loss / static_cast<double>(std::max<int64_t>(sum.tokens, 1));
-  const metrics::EvalRecord record{
-      .step = state_.step, .loss = loss, .tokens = sum.tokens, .time_s = seconds_since(begin)};
+  const metrics::EvalRecord record{.step = state_.step,
+                                   .loss = loss,
+                                   .tokens = sum.tokens,
+                                   .time_s = seconds_since(begin),
+                                   .time = std::chrono::system_clock::now()};
   for (const auto& sink : sinks_) sink->eval(record);
   return loss;
 }
@@ -292,8 +294,10 @@ std::optional<double> Trainer::evaluate() {
 fs::path Trainer::save() {
   const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
   if (saved_step_ == state_.step) return folder;
-  checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, describe_layout(context_.plan),
-                   config::to_toml(context_.job), model_.contents(), context_.job.checkpoint.keep_last_n);
+  const auto begin = Clock::now();
+  checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, layout(), config::to_toml(context_.job),
+                   model_.contents(), context_.job.checkpoint.keep_last_n);
+  save_seconds_ += seconds_since(begin);
   saved_step_ = state_.step;
   return folder;
 }

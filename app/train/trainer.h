@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "app/run_dir/run_dir.h"
 #include "app/trace/step_profile.h"
 #include "app/train/evaluator.h"
 #include "app/train/load_sum.h"
@@ -33,6 +34,12 @@ class Trainer {
   int run();
 
  private:
+  // Seconds of a step, on this rank.
+  struct Seconds {
+    double whole = 0;
+    double data_wait = 0;
+    double save = 0;  // in which training stood still to save, since the step before
+  };
   struct Step {
     pipeline::LossSum loss;
     double norm = 0;        // of the gradient of the mean loss
@@ -40,7 +47,7 @@ class Trainer {
     double grad_scale = 0;  // what the optimizer multiplies the gradient of the loss sum by
   };
 
-  void start();  // resumes, or initialises a new run; moves away what an earlier run left behind
+  void start();  // resumes, or initialises a new run
   void open_sinks();
   void announce() const;
   void train_step();
@@ -48,8 +55,10 @@ class Trainer {
   void zero_gradients();
   bool validate();  // the pending step; false if it was redone or skipped
   Step judge(const pipeline::LossSum& loss, double norm);  // norm: of the gradient of the loss sum
-  void settle(const Step& step, int64_t number, double seconds);
-  void record(const Step& step, int64_t number, double seconds, const std::optional<metrics::Bubble>& bubble);
+  void settle(const Step& step, int64_t number, const Seconds& seconds);
+  void record(const Step& step, int64_t number, const Seconds& seconds,
+              const std::optional<metrics::Bubble>& bubble);
+  checkpoint::Layout layout() const;
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool result_needed() const;  // of the step just run, before the next one can begin
   std::optional<double> evaluate();
@@ -60,6 +69,7 @@ class Trainer {
   RunContext& context_;
   const fault::Shutdown& shutdown_;
   std::filesystem::path checkpoint_root_;
+  RunDir run_dir_;  // before what costs time and memory: a second start in the folder ends here
   RankModel model_;
   data::DataLoader loader_;
   pipeline::Executor executor_;
@@ -67,7 +77,9 @@ class Trainer {
   std::optional<Evaluator> evaluator_;
   std::optional<PostValidation> post_validation_;
   std::optional<LoadSum> expert_loads_;  // of a model with experts
-  double pending_seconds_ = 0;           // that the pending step took
+  Seconds pending_seconds_;              // that the pending step took
+  double data_wait_ = 0;                 // of the step just run
+  double save_seconds_ = 0;              // since the last step ended
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;

@@ -130,6 +130,11 @@ Option& Option::only_with(std::string other_name, std::vector<std::string> value
   return *this;
 }
 
+Option& Option::decides(Effect what) {
+  effect = what;
+  return *this;
+}
+
 const Option* TableList::find(std::string_view field) const {
   const auto found = std::ranges::find(fields, field, &Option::key);
   return found == fields.end() ? nullptr : &*found;

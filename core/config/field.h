@@ -45,6 +45,16 @@ struct Condition {
   std::string describe() const;  // "data.format = bin"
 };
 
+// What an option decides, as far as a run that goes on from a checkpoint is concerned. The results of a run
+// are those of one model on one order of samples: what decides these may not change unseen.
+enum class Effect {
+  model,   // what the stored weights and optimizer states mean
+  data,    // which samples come in which order
+  course,  // how training goes on from here
+  layout,  // where and in which pieces it is computed, and how many samples a step takes
+  none,    // nothing that a run computes after it has started
+};
+
 // One option: declared once in options.cpp, from which the loader, to_toml, the reference and the schema
 // derive. The setters return the option, so that a declaration is one expression.
 struct Option {
@@ -57,6 +67,7 @@ struct Option {
   std::vector<std::pair<std::string, std::string>> refusals;  // literals refused for a reason of their own
   std::optional<size_t> length;                               // of a list
   std::optional<Condition> acts_when;
+  Effect effect = Effect::course;
   bool ignores_case = false;  // a literal in other case is taken as the one declared
   bool is_required = false;
   bool may_be_empty = false;  // a list
@@ -75,14 +86,17 @@ struct Option {
   Option& or_empty();
   Option& required();
   Option& only_with(std::string other_name, std::vector<std::string> values);
+  Option& decides(Effect what);
 };
 
-// Declares the options of one section, whose struct is found by `access`.
+// Declares the options of one section, whose struct is found by `access`; they decide `effect`, unless they
+// say otherwise.
 template <class Section>
 class SectionFields {
  public:
-  SectionFields(std::vector<Option>& options, std::string section, Access<Section> access)
-      : options_(options), section_(std::move(section)), access_(std::move(access)) {}
+  SectionFields(std::vector<Option>& options, std::string section, Access<Section> access,
+                Effect effect = Effect::course)
+      : options_(options), section_(std::move(section)), access_(std::move(access)), effect_(effect) {}
 
   // The reference serves until the next option is declared.
   template <class T>
@@ -91,6 +105,7 @@ class SectionFields {
     option.section = section_;
     option.key = std::move(key);
     option.meaning = std::move(meaning);
+    option.effect = effect_;
     option.target =
         Access<T>([access = access_, member](JobConfig& job) -> T& { return access(job).*member; });
     return options_.emplace_back(std::move(option));
@@ -100,6 +115,7 @@ class SectionFields {
   std::vector<Option>& options_;
   std::string section_;
   Access<Section> access_;
+  Effect effect_;
 };
 
 // A list of tables, [[section]] in TOML: [[optimizer.groups]]. Its fields are options that live in the one

@@ -18,12 +18,19 @@ constexpr double max_steps = 1e12;
 
 void add_run(std::vector<Option>& options) {
   SectionFields<RunSection> run(options, "run", [](JobConfig& j) -> RunSection& { return j.run; });
-  run.add("dir", &RunSection::dir, "Folder of the run's output: metrics.jsonl, job.toml and checkpoints/.");
-  run.add("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.").at_least(0);
-  run.add("device", &RunSection::device, "Where the ranks compute.").one_of({"cpu", "cuda"});
+  run.add("dir", &RunSection::dir,
+          "Folder of the run's output: metrics.jsonl, job.toml and checkpoints/. One run at a time.")
+      .decides(Effect::none);
+  run.add("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.")
+      .at_least(0)
+      .decides(Effect::data);
+  run.add("device", &RunSection::device, "Where the ranks compute.")
+      .one_of({"cpu", "cuda"})
+      .decides(Effect::layout);
   run.add("threads", &RunSection::threads,
           "CPU threads of each rank. Results are equal to the bit only between runs with the same number.")
-      .between(1, 4096);
+      .between(1, 4096)
+      .decides(Effect::layout);
 }
 
 void add_model_sizes(SectionFields<ModelSection>& model) {
@@ -90,13 +97,15 @@ void add_experts(SectionFields<ModelSection>& model) {
            "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
            "ranks together. Only its gradient acts: the reported loss is without it. Never from hf_dir.")
       .between(0, 1000)
-      .only_with(arch, sparse);
+      .only_with(arch, sparse)
+      .decides(Effect::course);
   model
       .add("router_z_loss_coef", &ModelSection::router_z_loss_coef,
            "Coefficient of the mean squared logsumexp of each router's logits, which keeps them small. Only "
            "its gradient acts.")
       .between(0, 1000)
-      .only_with(arch, sparse);
+      .only_with(arch, sparse)
+      .decides(Effect::course);
   model
       .add(
           "router_bias_update_rate", &ModelSection::router_bias_update_rate,
@@ -104,28 +113,34 @@ void add_experts(SectionFields<ModelSection>& model) {
           "is above (below) the mean; the bias counts for the choice alone. It balances without a loss. 0: "
           "no bias.")
       .between(0, 1)
-      .only_with(arch, sparse);
+      .only_with(arch, sparse)
+      .decides(Effect::course);
 }
 
 void add_model(std::vector<Option>& options) {
-  SectionFields<ModelSection> model(options, "model", [](JobConfig& j) -> ModelSection& { return j.model; });
+  SectionFields<ModelSection> model(
+      options, "model", [](JobConfig& j) -> ModelSection& { return j.model; }, Effect::model);
   model
       .add("arch", &ModelSection::arch,
            "Architecture; qwen3 has RMSNorm on queries and keys, qwen3_moe and mixtral have experts. With "
            "hf_dir it is taken from there.")
       .one_of({"llama", "qwen3", "qwen3_moe", "mixtral"});
-  model.add("hf_dir", &ModelSection::hf_dir,
-            "Hugging Face directory whose config.json gives the model: keys of this section that fix the "
-            "shape of the weights may then be left out, or must agree; the others, where given, win over "
-            "config.json.");
+  model
+      .add("hf_dir", &ModelSection::hf_dir,
+           "Hugging Face directory whose config.json gives the model: keys of this section that fix the "
+           "shape of the weights may then be left out, or must agree; the others, where given, win over "
+           "config.json.")
+      .decides(Effect::none);
   model
       .add("init", &ModelSection::init,
            "Initial weights: random, from run.seed, or hf, from hf_dir's model*.safetensors.")
-      .one_of({"random", "hf"});
+      .one_of({"random", "hf"})
+      .decides(Effect::none);
   model
       .add("initializer_range", &ModelSection::initializer_range,
            "Standard deviation of the random initial weights.")
-      .between(0, 10);
+      .between(0, 10)
+      .decides(Effect::none);
   add_model_sizes(model);
   model.add("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.").above(0);
   model.add("rms_norm_eps", &ModelSection::rms_norm_eps, "Added to the mean square in every RMSNorm.")
@@ -135,15 +150,17 @@ void add_model(std::vector<Option>& options) {
   model
       .add("max_position_embeddings", &ModelSection::max_position_embeddings,
            "Longest sequence that the model is meant for. 0: from hf_dir, else train.seq_len.")
-      .between(0, max_size);
+      .between(0, max_size)
+      .decides(Effect::course);
   model.add("attention_bias", &ModelSection::attention_bias, "Biases in the q, k, v and o projections.");
   model.add("mlp_bias", &ModelSection::mlp_bias, "Biases in the MLP's projections (llama).");
   add_experts(model);
 }
 
 void add_rope_scaling(std::vector<Option>& options) {
-  SectionFields<RopeScaling> rope(options, "model.rope_scaling",
-                                  [](JobConfig& j) -> RopeScaling& { return j.model.rope_scaling; });
+  SectionFields<RopeScaling> rope(
+      options, "model.rope_scaling", [](JobConfig& j) -> RopeScaling& { return j.model.rope_scaling; },
+      Effect::model);
   const std::string type = "model.rope_scaling.rope_type";
   rope.add("rope_type", &RopeScaling::rope_type,
            "Change of the rotary frequencies: none, all divided by factor, or Llama 3.1's, which divides the "
@@ -220,7 +237,8 @@ void add_sharding(SectionFields<DistributedSection>& distributed) {
 
 void add_distributed(std::vector<Option>& options) {
   SectionFields<DistributedSection> distributed(
-      options, "distributed", [](JobConfig& j) -> DistributedSection& { return j.distributed; });
+      options, "distributed", [](JobConfig& j) -> DistributedSection& { return j.distributed; },
+      Effect::layout);
   add_axes(distributed);
   add_sharding(distributed);
   distributed.add(
@@ -288,14 +306,19 @@ void add_train(std::vector<Option>& options) {
   train
       .add("steps", &TrainSection::steps, "Optimizer steps of the whole run, those before a resume included.")
       .between(1, max_steps);
-  train.add("seq_len", &TrainSection::seq_len, "Tokens of a sample.").between(1, max_size).required();
+  train.add("seq_len", &TrainSection::seq_len, "Tokens of a sample.")
+      .between(1, max_size)
+      .required()
+      .decides(Effect::data);
   train.add("micro_batch_size", &TrainSection::micro_batch_size, "Samples of a microbatch.")
-      .between(1, max_size);
+      .between(1, max_size)
+      .decides(Effect::layout);
   train
       .add("grad_accum_steps", &TrainSection::grad_accum_steps,
            "Microbatches of a step, taken by each data rank: a step sees dp_replicate * dp_shard * "
            "grad_accum_steps * micro_batch_size samples.")
-      .between(1, max_size);
+      .between(1, max_size)
+      .decides(Effect::layout);
   train
       .add("dtype", &TrainSection::dtype,
            "Type of weights and activations in the passes; master weights, gradients and optimizer state are "
@@ -310,7 +333,8 @@ void add_train(std::vector<Option>& options) {
            "bits. cheap: the norms' outputs and the MLP's product of gate and up, which take no matrix "
            "product again. selective: the norms' outputs and the MLP's inner activations. full: all but each "
            "block's input. A list has one for each stage, first to last.")
-      .one_of({"none", "cheap", "selective", "full"});
+      .one_of({"none", "cheap", "selective", "full"})
+      .decides(Effect::layout);
   train
       .add("grad_clip", &TrainSection::grad_clip,
            "Gradients are scaled down to this global norm, taken over all stages and ranks. 0: off.")
@@ -322,7 +346,8 @@ void add_train(std::vector<Option>& options) {
 }
 
 void add_data(std::vector<Option>& options) {
-  SectionFields<DataSection> data(options, "data", [](JobConfig& j) -> DataSection& { return j.data; });
+  SectionFields<DataSection> data(
+      options, "data", [](JobConfig& j) -> DataSection& { return j.data; }, Effect::data);
   data.add("path", &DataSection::path, "File to train on, relative to the current directory.").required();
   data.add("format", &DataSection::format,
            "text: a token is a byte. bin: tokens of data.dtype without a header. llmc: llm.c's format with a "
@@ -342,7 +367,8 @@ void add_data(std::vector<Option>& options) {
            "The last part of data.path that is kept for validation.")
       .from_up_to(0, 1);
   data.add("val_path", &DataSection::val_path,
-           "File to validate on, in the same format; then val_fraction is 0.");
+           "File to validate on, in the same format; then val_fraction is 0.")
+      .decides(Effect::course);
 }
 
 void add_optimizer(std::vector<Option>& options) {
@@ -355,7 +381,8 @@ void add_optimizer(std::vector<Option>& options) {
            "norms, biases and routers; or lion, which wants lr 3 to 10 times below AdamW's, weight_decay as "
            "much "
            "above, and betas [0.9, 0.99].")
-      .one_of({"adamw", "muon", "lion"});
+      .one_of({"adamw", "muon", "lion"})
+      .decides(Effect::model);
   optimizer.add("lr", &OptimizerSection::lr, "Highest learning rate.").at_least(0);
   optimizer
       .add("betas", &OptimizerSection::betas,
@@ -384,13 +411,15 @@ void add_optimizer(std::vector<Option>& options) {
            "weight_decay of Muon's matrices, in its place.")
       .at_least(0)
       .only_with(name, {"muon"});
-  optimizer.add(
-      "post_validation", &OptimizerSection::post_validation,
-      "Ranks step without waiting for the global norm, and begin the next step; a step that was to be "
-      "clipped or skipped is then taken back and redone. The results are the same bits. Spares zb_h2 "
-      "and zbv the rest of their bubble, where clipping is rare; costs master weights and optimizer state "
-      "once "
-      "more (12 bytes per parameter with adamw).");
+  optimizer
+      .add("post_validation", &OptimizerSection::post_validation,
+           "Ranks step without waiting for the global norm, and begin the next step; a step that was to be "
+           "clipped or skipped is then taken back and redone. The results are the same bits. Spares zb_h2 "
+           "and zbv the rest of their bubble, where clipping is rare; costs master weights and optimizer "
+           "state "
+           "once "
+           "more (12 bytes per parameter with adamw).")
+      .decides(Effect::layout);
 }
 
 TableList optimizer_groups() {
@@ -445,7 +474,7 @@ void add_lr_schedule(std::vector<Option>& options) {
 
 void add_checkpoint(std::vector<Option>& options) {
   SectionFields<CheckpointSection> checkpoint(
-      options, "checkpoint", [](JobConfig& j) -> CheckpointSection& { return j.checkpoint; });
+      options, "checkpoint", [](JobConfig& j) -> CheckpointSection& { return j.checkpoint; }, Effect::none);
   checkpoint
       .add("interval", &CheckpointSection::interval,
            "Steps between checkpoints. 0: only at the end and when stopped by a signal.")
@@ -456,18 +485,32 @@ void add_checkpoint(std::vector<Option>& options) {
       .between(0, max_steps);
   checkpoint.add(
       "resume", &CheckpointSection::resume,
-      "auto: go on from the newest complete checkpoint in run.dir, if there is one. none: start anew. Else "
-      "the path of a checkpoint.");
+      "What the first start in run.dir begins with: none or auto: a new model. Else the path of a "
+      "checkpoint, "
+      "or of a folder of them. Later starts go on from run.dir's own newest sound checkpoint, whatever "
+      "stands "
+      "here, so that the same command always resumes. restart: sets aside what run.dir holds, deletes "
+      "nothing "
+      "and starts anew; an unfinished run of this very job, but for its layout, was begun so before and goes "
+      "on.");
+  checkpoint
+      .add(
+          "data", &CheckpointSection::data,
+          "Where data or their order (data.*, train.seq_len, run.seed) are not those that the checkpoint was "
+          "trained on. same: the start is refused. continue: goes on at the same sample number of the new "
+          "order. restart: begins with the new order's first sample.")
+      .one_of({"same", "continue", "restart"});
 }
 
 void add_eval_and_metrics(std::vector<Option>& options) {
-  SectionFields<EvalSection> eval(options, "eval", [](JobConfig& j) -> EvalSection& { return j.eval; });
+  SectionFields<EvalSection> eval(
+      options, "eval", [](JobConfig& j) -> EvalSection& { return j.eval; }, Effect::none);
   eval.add("interval", &EvalSection::interval, "Steps between validations. 0: none.").between(0, max_steps);
   eval.add("batches", &EvalSection::batches,
            "Validation batches, each of as many samples as a training step. 0: all of the validation data.")
       .between(0, max_steps);
-  SectionFields<MetricsSection> metrics(options, "metrics",
-                                        [](JobConfig& j) -> MetricsSection& { return j.metrics; });
+  SectionFields<MetricsSection> metrics(
+      options, "metrics", [](JobConfig& j) -> MetricsSection& { return j.metrics; }, Effect::none);
   metrics.add("log_interval", &MetricsSection::log_interval, "Steps between two lines of the log.")
       .between(1, max_steps);
   metrics
@@ -478,8 +521,8 @@ void add_eval_and_metrics(std::vector<Option>& options) {
 }
 
 void add_profile(std::vector<Option>& options) {
-  SectionFields<ProfileSection> profile(options, "profile",
-                                        [](JobConfig& j) -> ProfileSection& { return j.profile; });
+  SectionFields<ProfileSection> profile(
+      options, "profile", [](JobConfig& j) -> ProfileSection& { return j.profile; }, Effect::none);
   profile.add("trace", &ProfileSection::trace,
               "Writes what every rank did when, in some steps, to trace.json in run.dir (for Perfetto or "
               "chrome://tracing).");

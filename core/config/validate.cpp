@@ -221,10 +221,13 @@ void check_profile(Document& document) {
 void check_paths(Document& document) {
   const std::string& resume = document.job.checkpoint.resume;
   std::error_code error;
-  if (resume != "auto" && resume != "none" && !fs::exists(resume, error)) {
-    document.report("checkpoint.resume",
-                    fmt::format("{} does not exist; expected auto, none, or the path of a checkpoint",
-                                toml_string(resume)));
+  // It counts for the first start alone: what a run of weeks began with may have been deleted since.
+  const bool used = fs::exists(fs::path(document.job.run.dir) / "checkpoints", error);
+  if (resume != "auto" && resume != "none" && resume != "restart" && !used && !fs::exists(resume, error)) {
+    document.report(
+        "checkpoint.resume",
+        fmt::format("{} does not exist; expected auto, none, restart, or the path of a checkpoint",
+                    toml_string(resume)));
   }
   if (document.job.run.dir.empty()) {
     document.report("run.dir", "is empty: give the folder of the run's output");

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
-#include <filesystem>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "core/metrics/step_record.h"
 
@@ -17,23 +15,6 @@ class Sink {
   virtual ~Sink() = default;
   virtual void step(const StepRecord& record) = 0;
   virtual void eval(const EvalRecord& record) = 0;
-};
-
-// One JSON object a line; floats with all their digits, null where not finite. Opening drops the lines of
-// steps after `resumed_step`, which the resumed run will write again. Throws Error that names the file.
-class JsonlSink : public Sink {
- public:
-  JsonlSink(const std::filesystem::path& file, int64_t resumed_step);
-  void step(const StepRecord& record) override;
-  void eval(const EvalRecord& record) override;
-
- private:
-  void write(const std::string& line);
-  struct Close {
-    void operator()(std::FILE* f) const { std::fclose(f); }
-  };
-  std::filesystem::path path_;
-  std::unique_ptr<std::FILE, Close> file_;
 };
 
 // One line for the first step and then every `interval` steps; rates are means over the steps since the last
@@ -72,8 +53,5 @@ class ProgressSink : public Sink {
 
 std::string format_line(const StepRecord& record, int64_t last_step);
 std::string format_line(const EvalRecord& record);
-std::string to_json(const StepRecord& record);
-std::string to_json(const Bubble& bubble);  // {"bubble", "bubble_fill", ...}
-std::string to_json(const EvalRecord& record);
 
 }  // namespace pptrain::metrics

@@ -1,6 +1,7 @@
 // What a step or an evaluation tells the world.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -33,11 +34,16 @@ struct StepRecord {
   int64_t tokens = 0;  // valid tokens of this step, all ranks
   double tokens_per_s = 0;
   double step_time_s = 0;
-  double mfu = 0;        // 0..1, see models/flops.h
-  double memory_gb = 0;  // peak so far: resident memory of this process, or allocated on its GPU
-  bool skipped = false;  // non-finite loss or norm: the weights did not move
-  std::optional<Bubble> bubble = std::nullopt;  // where it was measured
-  std::vector<ExpertLoad> expert_loads = {};    // of the sparse layers
+  double mfu = 0;            // 0..1, see models/flops.h
+  double memory_gb = 0;      // peak so far: resident memory of this process, or allocated on its GPU
+  bool skipped = false;      // non-finite loss or norm: the weights did not move
+  int64_t total_tokens = 0;  // valid tokens of the run so far, those before a resume included
+  double epoch = 0;          // passes over the training data so far, parts of one included
+  double data_wait_s = 0;    // in which the step waited for its data, on rank 0
+  double save_time_s = 0;    // in which training stood still to save, since the step before
+  std::chrono::system_clock::time_point time{};  // when the step was done; 1970: not told
+  std::optional<Bubble> bubble = std::nullopt;   // where it was measured
+  std::vector<ExpertLoad> expert_loads = {};     // of the sparse layers
 };
 
 struct EvalRecord {
@@ -45,6 +51,7 @@ struct EvalRecord {
   double loss = 0;  // nats per valid token
   int64_t tokens = 0;
   double time_s = 0;
+  std::chrono::system_clock::time_point time{};  // when it was done; 1970: not told
 };
 
 }  // namespace pptrain::metrics

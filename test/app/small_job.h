@@ -97,6 +97,7 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
   std::ifstream lines(run_dir / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const auto record = nlohmann::json::parse(line);
+    if (record.contains("start")) continue;  // who wrote the lines that follow, and when
     nlohmann::ordered_json kept;
     for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "skipped", "eval_loss",
                             "expert_load", "expert_imbalance"}) {
@@ -124,13 +125,22 @@ inline app::Plan small_plan(const std::string& text, const fs::path& run_dir, Ov
   return app::parse_plan(text, "small.toml", overrides);
 }
 
-// Runs the job on thread ranks.
-inline JobResult run_small_job(const std::string& text, const fs::path& run_dir, const Overrides& overrides) {
-  const app::Plan plan = small_plan(text, run_dir, overrides);
+// Starts the job on thread ranks, with run.dir as it is.
+inline JobResult start_plan(const app::Plan& plan) {
   const fault::Shutdown shutdown;
   const int code =
       app::run_ranks(plan, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
-  return read_result(run_dir, code);
+  return read_result(plan.job.run.dir, code);
+}
+
+// The same as a run of its own: what lies in run.dir goes first, unless the job is to resume (auto).
+inline JobResult run_plan(const app::Plan& plan) {
+  if (plan.job.checkpoint.resume != "auto") fs::remove_all(plan.job.run.dir);
+  return start_plan(plan);
+}
+
+inline JobResult run_small_job(const std::string& text, const fs::path& run_dir, const Overrides& overrides) {
+  return run_plan(small_plan(text, run_dir, overrides));
 }
 
 }  // namespace pptrain::test

@@ -42,11 +42,7 @@ app::Plan plan_of(const Layout& layout, bool post_validation, const std::filesys
 
 JobResult run(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
               const Overrides& overrides) {
-  const app::Plan plan = plan_of(layout, post_validation, run_dir, overrides);
-  const fault::Shutdown shutdown;
-  const int code =
-      app::run_ranks(plan, [&](app::RunContext& context) { return app::Trainer(context, shutdown).run(); });
-  return pptrain::test::read_result(run_dir, code);
+  return pptrain::test::run_plan(plan_of(layout, post_validation, run_dir, overrides));
 }
 
 const Overrides base = {"model.num_hidden_layers=8", "train.grad_accum_steps=8", "train.steps=9",

@@ -1,15 +1,22 @@
 // A resumed run equals the uninterrupted one bit for bit, also on another layout.
-#include "app/train/run_dir.h"
+#include <algorithm>
+#include <csignal>
+
 #include "core/base/error.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
 using pptrain::test::JobResult;
 using pptrain::test::Overrides;
+using pptrain::test::run_plan;
 using pptrain::test::run_small_job;
 using pptrain::test::small_job_text;
+using pptrain::test::small_plan;
+using pptrain::test::start_plan;
 using pptrain::test::TemporaryFolder;
 using pptrain::test::with;
+
+using Json = nlohmann::json;
 
 namespace {
 
@@ -20,6 +27,23 @@ const Overrides base = {"train.steps=6", "train.grad_accum_steps=4", "checkpoint
 void forget_after_step_4(const std::filesystem::path& run_dir) {
   std::filesystem::remove_all(run_dir / "checkpoints/step_6");
   std::ofstream(run_dir / "checkpoints/latest") << "step_4\n";
+}
+
+// A start to which SIGTERM comes at once: it makes a step, saves and ends with 3.
+void stop_after_a_step(const pptrain::app::Plan& plan) {
+  const pptrain::fault::Shutdown shutdown;
+  std::raise(SIGTERM);
+  const int code = pptrain::app::run_ranks(plan, [&](pptrain::app::RunContext& context) {
+    return pptrain::app::Trainer(context, shutdown).run();
+  });
+  REQUIRE(code == 3);
+}
+
+std::vector<Json> lines_of(const std::filesystem::path& metrics) {
+  std::vector<Json> lines;
+  std::ifstream in(metrics);
+  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+  return lines;
 }
 
 }  // namespace
@@ -67,42 +91,170 @@ TEST_CASE("a damaged checkpoint is passed over for the newest sound one") {
   CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_6"));  // set aside, not deleted
 }
 
-TEST_CASE("another seed cannot continue a run") {
+TEST_CASE("a start says which job, program and checkpoint the lines after it are of") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  run_small_job(text, folder.path() / "run", base);
-  CHECK_THROWS_WITH(run_small_job(text, folder.path() / "run",
-                                  with(base, {"checkpoint.resume=auto", "run.seed=7", "train.steps=8"})),
-                    pptrain::test::contains_text("run.seed is 7"));
+  run_small_job(text, folder.path() / "run", with(base, {"train.steps=2", "eval.interval=0"}));
+  run_small_job(text, folder.path() / "run", with(base, {"checkpoint.resume=auto", "eval.interval=0"}));
+  const std::vector<Json> lines = lines_of(folder.path() / "run/metrics.jsonl");
+  REQUIRE(lines.size() == 8);
+  CHECK(lines[0].at("start") == "new");
+  CHECK(lines[0].at("layout").at("pp") == "1");
+  CHECK(lines[3].at("start") == "resume");
+  CHECK(lines[3].at("step") == 2);
+  CHECK(lines[3].at("checkpoint") == (folder.path() / "run/checkpoints/step_2").string());
+  const int64_t tokens = lines[1].at("tokens");
+  for (const size_t line : {1, 2, 4, 5, 6, 7}) {
+    const Json& record = lines[line];
+    const int64_t step = record.at("step");
+    CHECK(record.at("total_tokens") == tokens * step);
+    // 8 samples a step, of those that 80 % of the text has: a token more than they take is needed.
+    const auto text_bytes = std::filesystem::file_size(pptrain::test::shakespeare);
+    const int64_t samples = (static_cast<int64_t>(text_bytes - text_bytes / 5) - 1) / 16;
+    CHECK(record.at("epoch").get<double>() ==
+          Approx(8.0 * static_cast<double>(step) / static_cast<double>(samples)));
+    CHECK(record.at("data_wait_s") >= 0);
+    CHECK(record.at("data_wait_s") <= record.at("step_time_s"));
+    // Saved after steps 2 and 4; a new process has not saved before its first step.
+    CHECK((record.at("save_time_s").get<double>() > 0) == (step == 5));
+    CHECK(record.at("time").get<std::string>().ends_with("Z"));
+  }
+  CHECK(std::filesystem::exists(folder.path() / "run/job.1.toml"));
 }
 
-TEST_CASE("a new run sets earlier checkpoints aside") {
+TEST_CASE("the same command goes on with a stopped run, whatever it began from") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  run_small_job(text, folder.path() / "parent", with(base, {"train.steps=2"}));
+  for (const std::string& resume :
+       {std::string("none"), (folder.path() / "parent/checkpoints/step_2").string(),
+        std::string("restart")}) {
+    CAPTURE(resume);
+    const auto job = [&](const std::string& run_dir) {
+      return small_plan(text, folder.path() / run_dir, with(base, {"checkpoint.resume=" + resume}));
+    };
+    const JobResult whole = run_plan(job("whole"));
+    const auto run_dir = folder.path() / "run";
+    std::filesystem::remove_all(run_dir);
+    stop_after_a_step(job("run"));
+    const JobResult resumed = start_plan(job("run"));
+    CHECK(resumed.metrics == whole.metrics);
+    CHECK(resumed.checksums == whole.checksums);
+    CHECK_FALSE(std::filesystem::exists(folder.path() / "run/checkpoints.1"));
+    const std::vector<Json> lines = lines_of(run_dir / "metrics.jsonl");
+    const auto last_start = std::ranges::find_if(lines.rbegin(), lines.rend(),
+                                                 [](const Json& line) { return line.contains("start"); });
+    CHECK_THAT(last_start->at("checkpoint").get<std::string>(),
+               pptrain::test::contains_text((run_dir / "checkpoints/step_").string()));
+    CHECK(std::ranges::count_if(lines, [](const Json& line) { return line.contains("start"); }) == 2);
+  }
+}
+
+TEST_CASE("what the first start began from may be gone later") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  run_small_job(text, folder.path() / "parent", with(base, {"train.steps=2"}));
+  const Overrides job =
+      with(base, {"checkpoint.resume=" + (folder.path() / "parent/checkpoints/step_2").string()});
+  stop_after_a_step(small_plan(text, folder.path() / "run", job));
+  std::filesystem::remove_all(folder.path() / "parent");
+  CHECK(start_plan(small_plan(text, folder.path() / "run", job)).exit_code == 0);
+  CHECK(std::filesystem::exists(folder.path() / "run/checkpoints/step_6"));
+}
+
+TEST_CASE("starting over takes its own word, and loses nothing of the run before") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
   const auto run_dir = folder.path() / "run";
   run_small_job(text, run_dir, base);
-  run_small_job(text, run_dir, with(base, {"train.steps=2"}));
+  const auto start = [&](const Overrides& more) {
+    return start_plan(small_plan(text, run_dir, with(base, more)));
+  };
+  const std::vector<Json> before = lines_of(run_dir / "metrics.jsonl");
+  CHECK(start({"train.steps=2", "checkpoint.resume=none"}).exit_code == 0);  // nothing to do: it is at step 6
+  CHECK(std::filesystem::exists(run_dir / "checkpoints/step_6"));
+  CHECK(start({"train.steps=2", "checkpoint.resume=restart"}).exit_code == 0);
   CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_6"));
   CHECK(std::filesystem::exists(run_dir / "checkpoints/step_2"));
   CHECK_FALSE(std::filesystem::exists(run_dir / "checkpoints/step_4"));
+  const std::vector<Json> aside = lines_of(run_dir / "metrics.1.jsonl");
+  REQUIRE(aside.size() >= before.size());
+  CHECK(std::equal(before.begin(), before.end(), aside.begin()));
+  CHECK(lines_of(run_dir / "metrics.jsonl").at(0).at("start") == "new");
+  for (const char* job : {"job.toml", "job.1.toml", "job.2.toml"})
+    CHECK(std::filesystem::exists(run_dir / job));
 }
 
-TEST_CASE("step_007 is no checkpoint's folder, for nobody") {
+TEST_CASE("a run whose checkpoints are all damaged stops, and starts over when it is told to") {
+  const std::string text = small_job_text();
   const TemporaryFolder folder;
-  const auto root = folder.path() / "checkpoints";
-  for (const char* name : {"step_2", "step_007", "step_10", "step_best"}) {
-    std::filesystem::create_directories(root / name);
-  }
-  pptrain::app::set_aside_later_checkpoints(root, 2);
-  CHECK(std::filesystem::exists(folder.path() / "checkpoints.1/step_10"));
-  for (const char* name : {"step_2", "step_007", "step_best"}) CHECK(std::filesystem::exists(root / name));
-  const auto chosen = [&](const std::string& name) {
-    const Overrides resume = {"checkpoint.resume=\"" + (root / name).string() + "\""};
-    return pptrain::app::choose_checkpoint(
-        pptrain::test::small_plan(small_job_text(), folder.path(), resume).job);
+  const auto run_dir = folder.path() / "run";
+  run_small_job(text, run_dir, with(base, {"train.steps=2"}));
+  std::filesystem::resize_file(run_dir / "checkpoints/step_2/manifest.json", 10);
+  const auto start = [&](const std::string& resume) {
+    return start_plan(
+        small_plan(text, run_dir, with(base, {"train.steps=2", "checkpoint.resume=" + resume})));
   };
-  CHECK(chosen("step_2") == root / "step_2");
-  CHECK_THROWS_WITH(chosen("step_007"), pptrain::test::contains_text("no complete checkpoint in"));
+  for (const char* resume : {"auto", "none"}) {
+    CHECK_THROWS_WITH(start(resume), pptrain::test::contains_text("none of the 1 checkpoint in"));
+  }
+  CHECK(std::filesystem::exists(run_dir / "checkpoints/step_2"));
+  CHECK(start("restart").exit_code == 0);
+  CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_2"));
+}
+
+TEST_CASE("a run goes on with other data only where the job says how") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const auto run_dir = folder.path() / "run";
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {"run.seed=7", "run.seed was 0, is 7"},
+      {"data.val_fraction=0.4", "data.val_fraction was 0.2, is 0.4"},
+      {"data.shuffle=false", "data.shuffle was true, is false"},
+      {"train.seq_len=8", "train.seq_len was 16, is 8"},
+      {"data.path=" + (folder.path() / "other.txt").string(), "data.path held other data"}};
+  std::filesystem::copy_file(pptrain::test::shakespeare, folder.path() / "same.txt");
+  std::filesystem::copy_file(pptrain::test::shakespeare, folder.path() / "other.txt");
+  std::ofstream(folder.path() / "other.txt", std::ios::app) << "one line more";
+  for (const auto& [change, words] : changes) {
+    CAPTURE(change);
+    std::filesystem::remove_all(run_dir);
+    run_small_job(text, run_dir, base);
+    const auto start = [&](const Overrides& more) {
+      return start_plan(small_plan(
+          text, run_dir, with(base, Overrides{"checkpoint.resume=auto", "train.steps=7", change}, more)));
+    };
+    CHECK_THROWS_WITH(start({}), pptrain::test::contains_text(words));
+    CHECK(start({"checkpoint.data=restart"}).exit_code == 0);
+    const Json last = lines_of(run_dir / "metrics.jsonl").back();
+    REQUIRE(last.at("step") == 7);
+    std::ifstream manifest(run_dir / "checkpoints/step_7/manifest.json");
+    CHECK(Json::parse(manifest).at("state").at("next_sample") == 8);  // those of one step
+    // It is the run's data now.
+    CHECK(start({"train.steps=8"}).exit_code == 0);
+  }
+  std::filesystem::remove_all(run_dir);
+  run_small_job(text, run_dir, base);
+  const Overrides moved = {"checkpoint.resume=auto", "train.steps=7",
+                           "data.path=" + (folder.path() / "same.txt").string()};
+  CHECK(start_plan(small_plan(text, run_dir, with(base, moved))).exit_code == 0);
+}
+
+TEST_CASE("a model with other heads of the same weights does not resume") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  run_small_job(text, folder.path() / "run", base);
+  const auto start = [&](const Overrides& more) {
+    return start_plan(small_plan(text, folder.path() / "run",
+                                 with(base, Overrides{"checkpoint.resume=auto", "train.steps=8"}, more)));
+  };
+  CHECK_THROWS_WITH(start({"model.num_attention_heads=8", "model.num_key_value_heads=4", "model.head_dim=4"}),
+                    pptrain::test::contains_text(
+                        "model.num_attention_heads was 4, is 8; model.num_key_value_heads was 2, is "
+                        "4; model.head_dim was 8, is 4"));
+  CHECK_THROWS_WITH(start({"model.rms_norm_eps=1e-5"}),
+                    pptrain::test::contains_text("model.rms_norm_eps was 1e-06, is 1e-05"));
+  CHECK(start({}).exit_code == 0);
 }
 
 TEST_CASE("a smaller model does not resume from a larger one's checkpoint") {
@@ -112,5 +264,5 @@ TEST_CASE("a smaller model does not resume from a larger one's checkpoint") {
   CHECK_THROWS_WITH(
       run_small_job(text, folder.path() / "run",
                     with(base, {"checkpoint.resume=auto", "model.num_hidden_layers=3", "train.steps=8"})),
-      pptrain::test::contains_text("another model's"));
+      pptrain::test::contains_text("another model or optimizer: model.num_hidden_layers was 4, is 3"));
 }

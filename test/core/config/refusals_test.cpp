@@ -179,7 +179,7 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
        {"data.val_fraction or data.val_path"}},
       {"[checkpoint]\nresume = '/nowhere/step_3'\n",
        "job.toml:12:10: checkpoint.resume: \"/nowhere/step_3\" does not exist",
-       {"auto, none"}},
+       {"auto, none, restart"}},
   };
   for (const Case& c : cases) {
     INFO(c.text);

@@ -1,4 +1,4 @@
-#include "core/metrics/sinks.h"
+#include "core/metrics/record_json.h"
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -1,0 +1,24 @@
+// Whether a job may go on from a checkpoint that another job saved.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "app/run_dir/start_choice.h"
+#include "core/config/job_config.h"
+
+namespace pptrain::app {
+
+struct ResumeTerms {
+  bool new_data = false;             // the data or their order are others, as checkpoint.data allows
+  int64_t next_sample = 0;           // where the data go on
+  std::vector<std::string> remarks;  // lines for the user: what differs
+};
+
+// `data`: the fingerprint of the job's data. Throws UsageError that names both values where the model or the
+// optimizer is another one, and where the data or their order are and checkpoint.data = "same". data.path is
+// what it holds, where both fingerprints are known: a file may have moved. A step may take another number of
+// samples: none is left out or comes twice, and the remark says so.
+ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data);
+
+}  // namespace pptrain::app

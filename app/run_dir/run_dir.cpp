@@ -1,0 +1,119 @@
+#include "app/run_dir/run_dir.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <system_error>
+#include <thread>
+
+#include "app/run_dir/find_start.h"
+#include "app/run_dir/make_room.h"
+#include "app/run_dir/this_process.h"
+#include "core/base/error.h"
+#include "core/config/loader.h"
+#include "core/data/fingerprint.h"
+#include "core/kernels/device_name.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/mpi/mpi_communicator.h"
+
+namespace pptrain::app {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+void warn(const std::string& text) {
+  spdlog::warn("{}", text);
+}
+
+void inform(const std::string& text) {
+  spdlog::info("{}", text);
+}
+
+}  // namespace
+
+RunDir::RunDir(RunContext& context) : context_(context), folder_(context.job.run.dir) {
+  take_lock();
+  comm::Communicator& world = context.mesh.world();
+  std::string fault;
+  if (context.root()) fault = comm::fault_of([&] { choose(); });
+  fault = comm::broadcast_string(world, fault, 0);
+  if (!fault.empty()) throw CommonFault(fault);
+  checkpoint_ = comm::broadcast_string(world, checkpoint_, 0);
+  new_data_ = comm::any(world, terms_.new_data);
+  next_sample_ = std::stoll(comm::broadcast_string(world, fmt::to_string(terms_.next_sample), 0));
+}
+
+// All ranks wait together, so that none takes another one's patience for a failure.
+void RunDir::take_lock() {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  bool said = false;
+  const auto busy = [&] {  // rank 0
+    if (lock_.try_take(folder_, warn)) return false;
+    const std::chrono::seconds limit = patience(lock_.holder());
+    if (Clock::now() - start > limit) throw Error(taken_message(folder_, lock_.holder()));
+    if (limit > std::chrono::seconds(10) && !said) {
+      spdlog::warn(
+          "{} is in use by {}: waiting for up to {} s, after which the lock of a host that crashed is gone",
+          folder_.string(), lock_.holder()->describe(), limit.count());
+      said = true;
+    }
+    return true;
+  };
+  if (context_.root()) create_run_dir(folder_);
+  while (comm::any(context_.mesh.world(), context_.root() && busy())) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
+void RunDir::choose() {
+  const config::JobConfig& job = context_.job;
+  data_ = data::fingerprint(job.data.path);
+  const Progress progress = find_progress(folder_ / "checkpoints", warn);
+  choice_ = choose_start(job, progress);
+  if (choice_.from == StartFrom::nothing) return;
+  const SavedRun saved = choice_.from == StartFrom::own_checkpoint
+                             ? *progress.newest
+                             : read_saved_run(find_named_checkpoint(job.checkpoint.resume, warn));
+  terms_ = check_resume(saved, job, data_);
+  checkpoint_ = saved.folder.string();
+}
+
+checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
+  if (!new_data_) return state;
+  state.seed = static_cast<uint64_t>(context_.job.run.seed);
+  state.next_sample = next_sample_;
+  return state;
+}
+
+void RunDir::begin(int64_t step) const {
+  if (!choice_.remark.empty()) warn(choice_.remark);
+  for (const std::string& remark : terms_.remarks) inform(remark);
+  const bool goes_on = choice_.from == StartFrom::own_checkpoint;
+  make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
+  if (context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
+  keep_job(folder_ / "job.toml", config::to_toml(context_.job));
+}
+
+metrics::RunHeader RunDir::header(int64_t step, const checkpoint::Layout& layout) const {
+  metrics::RunHeader header{
+      .step = step,
+      .checkpoint = checkpoint_,
+      .time = std::chrono::system_clock::now(),
+      .version = PPTRAIN_VERSION,
+      .host = host_name(),
+      .pid = ::getpid(),
+      .command = command_line(),
+      .device = context_.device.is_cpu() ? "cpu" : kernels::device_name(context_.device),
+      .world_size = context_.mesh.shape().world_size(),
+      .layout = layout,
+      .libraries = metrics::library_versions(),
+  };
+  if (comm::mpi_flavor() != comm::MpiFlavor::none) header.libraries["mpi"] = comm::mpi_version();
+  return header;
+}
+
+}  // namespace pptrain::app

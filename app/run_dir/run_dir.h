@@ -1,0 +1,56 @@
+// The run's folder: who has it, what a start finds there and goes on from, what is set aside for it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "app/run_dir/resume_check.h"
+#include "app/run_dir/run_lock.h"
+#include "app/run_dir/start_choice.h"
+#include "app/train/run_context.h"
+#include "core/metrics/run_header.h"
+#include "parallel/checkpoint/checkpoint.h"
+
+namespace pptrain::app {
+
+class RunDir {
+ public:
+  // Takes run.dir for this run and decides what it starts from; touches nothing else there. Rank 0 does it
+  // and tells the others. Collective. Rank 0 throws Error where another run has the folder, nothing can be
+  // written, or no checkpoint can be read that should be; all ranks throw CommonFault where the job may not
+  // go on from the checkpoint (resume_check.h).
+  explicit RunDir(RunContext& context);
+
+  // The checkpoint to load; empty: a new model. The same on every rank.
+  const std::string& checkpoint() const { return checkpoint_; }
+
+  // Where the checkpoint's run goes on under this job: its sample and seed are others where the data are.
+  checkpoint::RunState adopt(checkpoint::RunState state) const;
+
+  // Rank 0, once the model is loaded: checkpoints, metrics and traces that the run which begins at `step`
+  // would meet move aside, and job.toml becomes this job's. Nothing is deleted. Prints what moved and what
+  // differs.
+  void begin(int64_t step) const;
+
+  // Rank 0: the fingerprint of the training data.
+  const std::string& data() const { return data_; }
+
+  // Rank 0: the first line of this start in metrics.jsonl.
+  metrics::RunHeader header(int64_t step, const checkpoint::Layout& layout) const;
+
+ private:
+  void take_lock();
+  void choose();  // rank 0
+
+  RunContext& context_;
+  std::filesystem::path folder_;
+  RunLock lock_;
+  StartChoice choice_;
+  ResumeTerms terms_;
+  std::string checkpoint_, data_;
+  bool new_data_ = false;  // of terms_, on every rank
+  int64_t next_sample_ = 0;
+};
+
+}  // namespace pptrain::app

@@ -1,0 +1,60 @@
+// One run at a time in a run.dir.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "core/io/file_descriptor.h"
+
+namespace pptrain::app {
+
+// Who holds a lock, as its file says.
+struct LockHolder {
+  int64_t pid = 0;
+  std::string host, since, command;
+
+  std::string describe() const;  // "process 17 on node3, since ... (pptrain --config job.toml)"
+};
+
+// Locks all of an open file for writing, without waiting. Returns 0, EAGAIN where somebody else has it, or
+// why the file system cannot lock it (ENOLCK, EOPNOTSUPP, ...).
+int lock_whole_file(int fd);
+
+// A write lock on FOLDER/lock, which holds the LockHolder as JSON. The system drops it when the process ends,
+// in whatever way. It is an open file description lock (fcntl_locking(2)): it works on NFS, between threads
+// of one process too, and is not lost when another descriptor of the file is closed; where the kernel has
+// none for this file system, a POSIX lock, which keeps out other processes alone.
+class RunLock {
+ public:
+  RunLock() = default;
+  ~RunLock();  // empties the file; it stays, since deleting it would let two processes lock two files
+  RunLock(RunLock&&) = default;
+  RunLock& operator=(RunLock&&) = default;
+
+  // One attempt: true where this process has the folder now. `warn` hears where the file system cannot lock:
+  // then nothing keeps a second run out. Throws Error where the file cannot be opened.
+  bool try_take(const std::filesystem::path& folder, const std::function<void(const std::string&)>& warn,
+                const std::function<int(int)>& lock_file = lock_whole_file);
+
+  // Of the lock that the last attempt met; nothing where its file does not say.
+  const std::optional<LockHolder>& holder() const { return holder_; }
+
+ private:
+  io::FileDescriptor file_;
+  std::optional<LockHolder> holder_;
+  bool held_ = false;
+};
+
+// How long to wait for the lock of a process on this host or another one. A process that is gone holds none,
+// but an NFS server keeps those of a host that crashed until its lease is over, 90 s as a rule; a run that is
+// started again at once must not fail because of that.
+std::chrono::seconds patience(const std::optional<LockHolder>& holder);
+
+// What the user of a folder that is taken is told.
+std::string taken_message(const std::filesystem::path& folder, const std::optional<LockHolder>& holder);
+
+}  // namespace pptrain::app

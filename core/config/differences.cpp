@@ -1,0 +1,55 @@
+#include "core/config/differences.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <cstddef>
+#include <optional>
+
+#include "core/config/document.h"
+#include "core/config/options.h"
+
+namespace pptrain::config {
+namespace {
+
+std::string value_text(const Option& option, const JobConfig& job) {
+  return toml_value(option, job).value_or("not set");
+}
+
+// [{match = "*.norm*", lr_scale = 2.0}]
+std::string list_text(const TableList& list, const JobConfig& job) {
+  std::string text;
+  for (size_t i = 0; i < list.size(job); ++i) {
+    const JobConfig element = list.only(job, i);
+    std::string fields;
+    for (const Option& field : list.fields) {
+      if (const std::optional<std::string> value = toml_value(field, element))
+        fields += fmt::format("{}{} = {}", fields.empty() ? "" : ", ", field.key, *value);
+    }
+    text += fmt::format("{}{{{}}}", text.empty() ? "" : ", ", fields);
+  }
+  return fmt::format("[{}]", text);
+}
+
+}  // namespace
+
+std::vector<Difference> differences(const JobConfig& saved, const JobConfig& now) {
+  std::vector<Difference> found;
+  const auto compare = [&](const std::string& name, Effect effect, std::string was, std::string is) {
+    if (was != is) found.push_back({name, effect, std::move(was), std::move(is)});
+  };
+  for (const Option& option : options())
+    compare(option.name(), option.effect, value_text(option, saved), value_text(option, now));
+  for (const TableList& list : table_lists())
+    compare(list.section, Effect::course, list_text(list, saved), list_text(list, now));
+  return found;
+}
+
+std::string describe(const Difference& difference) {
+  return fmt::format("{} was {}, is {}", difference.option, difference.saved, difference.now);
+}
+
+JobConfig read_saved_job(const std::string& toml, const std::string& name) {
+  return read_document(toml, name, {}).job;
+}
+
+}  // namespace pptrain::config

@@ -1,0 +1,95 @@
+#include "core/metrics/record_json.h"
+
+#include <spdlog/fmt/chrono.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+namespace pptrain::metrics {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+using Time = std::chrono::system_clock::time_point;
+
+// "2026-01-31T23:59:59.123Z"
+std::string utc(Time time) {
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(time);
+  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time - seconds);
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z",
+                     fmt::gmtime(std::chrono::system_clock::to_time_t(seconds)), rest.count());
+}
+
+void add_time(Json& json, Time time) {
+  if (time != Time{}) json["time"] = utc(time);
+}
+
+Json bubble_json(const Bubble& bubble) {
+  return {{"bubble", bubble.total()},     {"bubble_fill", bubble.fill}, {"bubble_steady", bubble.steady},
+          {"bubble_drain", bubble.drain}, {"bubble_wait", bubble.wait}, {"bubble_barrier", bubble.barrier}};
+}
+
+Json expert_json(const std::vector<ExpertLoad>& loads) {
+  Json rows = Json::object();
+  double imbalance = 0;
+  for (const ExpertLoad& load : loads) {
+    rows[std::to_string(load.layer)] = load.rows;
+    imbalance = std::max(imbalance, load.imbalance());
+  }
+  return {{"expert_imbalance", imbalance}, {"expert_load", std::move(rows)}};
+}
+
+}  // namespace
+
+std::string to_json(const RunHeader& header) {
+  Json json{{"start", header.checkpoint.empty() ? "new" : "resume"}, {"step", header.step}};
+  if (!header.checkpoint.empty()) json["checkpoint"] = header.checkpoint;
+  add_time(json, header.time);
+  json.update(Json{{"version", header.version},
+                   {"host", header.host},
+                   {"pid", header.pid},
+                   {"command", header.command},
+                   {"device", header.device},
+                   {"world_size", header.world_size},
+                   {"layout", header.layout},
+                   {"libraries", header.libraries}});
+  // What comes from outside, as a command does, need not be UTF-8.
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string to_json(const Bubble& bubble) {
+  return bubble_json(bubble).dump();
+}
+
+std::string to_json(const StepRecord& r) {
+  Json json{{"step", r.step},
+            {"loss", r.loss},
+            {"grad_norm", r.grad_norm},
+            {"lr", r.lr},
+            {"tokens", r.tokens},
+            {"tokens_per_s", r.tokens_per_s},
+            {"step_time_s", r.step_time_s},
+            {"mfu", r.mfu},
+            {"memory_gb", r.memory_gb},
+            {"skipped", r.skipped},
+            {"total_tokens", r.total_tokens},
+            {"epoch", r.epoch},
+            {"data_wait_s", r.data_wait_s},
+            {"save_time_s", r.save_time_s}};
+  add_time(json, r.time);
+  if (r.bubble) json.update(bubble_json(*r.bubble));
+  if (!r.expert_loads.empty()) json.update(expert_json(r.expert_loads));
+  return json.dump();
+}
+
+std::string to_json(const EvalRecord& r) {
+  Json json{{"step", r.step}, {"eval_loss", r.loss}, {"eval_tokens", r.tokens}, {"eval_time_s", r.time_s}};
+  add_time(json, r.time);
+  return json.dump();
+}
+
+}  // namespace pptrain::metrics

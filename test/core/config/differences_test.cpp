@@ -1,0 +1,81 @@
+// What two jobs say otherwise, and which of it a run that goes on may change.
+#include "core/config/differences.h"
+
+#include <map>
+#include <set>
+
+#include "core/config/options.h"
+#include "test/core/config/config_test_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain::config;
+using namespace pptrain::config::test;
+
+TEST_CASE("a job equals itself as it is saved") {
+  JobConfig job;
+  job.data.path = "tokens \"1\".bin";
+  job.train.seq_len = 17;
+  job.optimizer.groups = {{.match = "*.norm*", .lr_scale = 2}};
+  CHECK(differences(job, read_saved_job(to_toml(job), "saved")).empty());
+}
+
+TEST_CASE("differences come with both values") {
+  JobConfig saved, now;
+  now.optimizer.lr = 1e-3;
+  now.distributed.reshard_after_forward = true;
+  now.optimizer.groups = {{.match = "*.norm*", .lr_scale = 2, .weight_decay = 0.5}};
+  const std::vector<Difference> found = differences(saved, now);
+  REQUIRE(found.size() == 3);
+  CHECK(describe(found[0]) == "distributed.reshard_after_forward was not set, is true");
+  CHECK(found[0].effect == Effect::layout);
+  CHECK(describe(found[1]) == "optimizer.lr was 0.0003, is 0.001");
+  CHECK(found[1].effect == Effect::course);
+  CHECK(describe(found[2]) ==
+        "optimizer.groups was [], is [{match = \"*.norm*\", lr_scale = 2.0, weight_decay = 0.5}]");
+}
+
+TEST_CASE("a saved job of another version is read as far as it is known") {
+  const JobConfig job =
+      read_saved_job("[train]\nsteps = 5\nnot_yet_known = 3\ndtype = \"fp8\"\n[sparse]\nwhat = 1\n", "saved");
+  CHECK(job.train.steps == 5);
+  CHECK(job.train.dtype == JobConfig().train.dtype);
+}
+
+// Written out, so that an option that is added or moved is thought of here.
+TEST_CASE("which options decide the model and the order of the data") {
+  std::map<Effect, std::set<std::string>> by_effect;
+  for (const Option& option : options()) by_effect[option.effect].insert(option.name());
+  CHECK(by_effect[Effect::data] == std::set<std::string>{"run.seed", "train.seq_len", "data.path",
+                                                         "data.format", "data.dtype", "data.document_end",
+                                                         "data.shuffle", "data.val_fraction"});
+  CHECK(by_effect[Effect::model] ==
+        std::set<std::string>{"model.arch",
+                              "model.hidden_size",
+                              "model.intermediate_size",
+                              "model.num_hidden_layers",
+                              "model.num_attention_heads",
+                              "model.num_key_value_heads",
+                              "model.head_dim",
+                              "model.vocab_size",
+                              "model.rope_theta",
+                              "model.rms_norm_eps",
+                              "model.tie_word_embeddings",
+                              "model.attention_bias",
+                              "model.mlp_bias",
+                              "model.norm_topk_prob",
+                              "model.num_experts",
+                              "model.num_experts_per_tok",
+                              "model.moe_intermediate_size",
+                              "model.decoder_sparse_step",
+                              "model.mlp_only_layers",
+                              "model.rope_scaling.rope_type",
+                              "model.rope_scaling.factor",
+                              "model.rope_scaling.low_freq_factor",
+                              "model.rope_scaling.high_freq_factor",
+                              "model.rope_scaling.original_max_position_embeddings",
+                              "optimizer.name"});
+  for (const char* name : {"optimizer.lr", "train.steps", "train.dtype", "lr_schedule.warmup_steps"})
+    CHECK(by_effect[Effect::course].contains(name));
+  for (const char* name : {"distributed.pp", "distributed.tp", "train.grad_accum_steps", "run.threads"})
+    CHECK(by_effect[Effect::layout].contains(name));
+}
