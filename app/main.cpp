@@ -14,6 +14,7 @@ namespace {
 
 using pptrain::app::JobArguments;
 using pptrain::app::PlanArguments;
+using pptrain::app::TrainArguments;
 
 void add_world(CLI::App& command, JobArguments& arguments) {
   command
@@ -47,7 +48,7 @@ int run(int argc, char** argv) {
   cli.set_version_flag("--version", std::string("pptrain ") + PPTRAIN_VERSION);
   cli.require_subcommand(0, 1);
 
-  JobArguments train_arguments;
+  TrainArguments train_arguments;
   cli.add_option("--config", train_arguments.config, "The job, a TOML file")->option_text("JOB.toml");
   cli.add_option("--set", train_arguments.set, "Overrides a key of the job: section.key=value (repeatable)")
       ->option_text("KEY=VALUE")
@@ -55,6 +56,10 @@ int run(int argc, char** argv) {
       ->take_all();
 
   add_world(cli, train_arguments);
+  cli.add_option("--color", train_arguments.color,
+                 "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->option_text("WHEN");
 
   JobArguments check_arguments;
   CLI::App* check = cli.add_subcommand(

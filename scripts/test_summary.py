@@ -1,29 +1,54 @@
-"""Prints "N passed, N failed" for a JUnit report of ctest, and the names of what failed.
+"""Prints "N passed, N failed" for a JUnit report of ctest, the names of what failed, and what did not run.
 
-A test executable counts with as many tests as Catch2 says that it ran, anything else (a Python test, a crash) as one.
-Exits with 1 if something failed or the report holds no test.
+A test executable counts with as many tests as Catch2 says that it ran, a Python test with as many as unittest says,
+anything else (a script, a crash) as one. A case that could not run here counts as neither passed nor failed: those that
+ctest left out, those that unittest skipped, and those of a test executable that printed "not run: CASE: reason"
+(test/support/not_run.h). Exits with 1 if something failed or the report holds no test.
 """
 
 import re
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
 
 # Catch2's last line: "All tests passed (40 assertions in 7 test cases)" or "test cases: 7 | 6 passed | 1 failed".
 ALL_PASSED = re.compile(r"All tests passed \(\d+ assertions? in (\d+) test cases?\)")
 TOTALS = re.compile(r"^test cases: *\d+(.*)$", re.MULTILINE)
+# unittest's: "Ran 30 tests in 51.2s", then "OK (skipped=5)" or "FAILED (failures=1, errors=2, skipped=3)".
+UNITTEST = re.compile(r"^Ran (\d+) tests? in .*\n+(?:OK|FAILED)(?: \((.*)\))?$", re.MULTILINE)
+UNITTEST_SKIPPED = re.compile(r"^(\w+) \(.*\).* \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE)
+NOT_RUN = re.compile(r"^not run: (.*)$", re.MULTILINE)
 
 
-def count(text: str, succeeded: bool) -> tuple[int, int]:
-    """(passed, failed) of one executable, from what it printed and whether ctest took it as passed."""
-    passed = failed = 0
-    if found := ALL_PASSED.findall(text):
-        passed = int(found[-1])
-    elif found := TOTALS.findall(text):
-        numbers = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed)", found[-1])}
-        passed, failed = numbers.get("passed", 0), numbers.get("failed", 0)
-    if succeeded:
-        return max(passed, 1), 0
-    return passed, max(failed, 1)
+@dataclass
+class Counts:
+    passed: int = 0
+    failed: int = 0
+    not_run: list[str] = field(default_factory=list)  # in words
+
+
+def count(text: str, succeeded: bool) -> Counts:
+    """Of one executable, from what it printed and whether ctest took it as passed."""
+    not_run = sorted(set(NOT_RUN.findall(text)))
+    if found := UNITTEST.findall(text):
+        ran, details = int(found[-1][0]), found[-1][1]
+        numbers = {word: int(number) for word, number in re.findall(r"(\w+)=(\d+)", details)}
+        bad = numbers.get("failures", 0) + numbers.get("errors", 0)
+        skipped = numbers.get("skipped", 0)
+        named = [f"{name}: {reason}" for name, reason in UNITTEST_SKIPPED.findall(text)]
+        not_run += named + [f"a test of {ran}"] * (skipped - len(named))
+        passed = max(ran - bad - skipped, 0)  # errors of subtests can be more than the tests
+    else:
+        passed = bad = 0
+        if found := ALL_PASSED.findall(text):
+            passed = int(found[-1])
+        elif found := TOTALS.findall(text):
+            numbers = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed)", found[-1])}
+            passed, bad = numbers.get("passed", 0), numbers.get("failed", 0)
+        passed = max(passed - len(not_run), 0)
+    if not succeeded:
+        return Counts(passed, max(bad, 1), not_run)
+    return Counts(passed if passed or not_run else 1, 0, not_run)
 
 
 def main(path: str) -> int:
@@ -33,19 +58,22 @@ def main(path: str) -> int:
         print(f"no test report: {error}")
         print("0 passed, 1 failed")
         return 1
-    passed = failed = skipped = 0
+    passed = failed = 0
+    not_run = []
     for case in cases:
-        status = case.get("status")
+        name, status = case.get("name"), case.get("status")
         if status in ("disabled", "notrun"):
-            skipped += 1
-            print(f"not run: {case.get('name')}")
+            not_run.append(name)
             continue
-        ok, bad = count(case.findtext("system-out") or "", status == "run")
-        passed, failed = passed + ok, failed + bad
-        if bad:
-            print(f"failed: {case.get('name')}")
-    if skipped:
-        print(f"{skipped} not run")
+        counts = count(case.findtext("system-out") or "", status == "run")
+        passed, failed = passed + counts.passed, failed + counts.failed
+        not_run += [f"{name}: {what}" for what in counts.not_run]
+        if counts.failed:
+            print(f"failed: {name}")
+    for what in not_run:
+        print(f"not run: {what}")
+    if not_run:
+        print(f"{len(not_run)} not run")
     print(f"{passed} passed, {failed} failed")
     return 0 if passed and not failed else 1
 

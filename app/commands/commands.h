@@ -14,6 +14,10 @@ struct JobArguments {
   int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not said
 };
 
+struct TrainArguments : JobArguments {
+  std::string color = "auto";  // auto | always | never
+};
+
 struct PlanArguments : JobArguments {
   std::string format = "text";  // text | csv | json | svg | trace
   bool actions = false;         // json: every action with its times too
@@ -24,7 +28,7 @@ struct PlanArguments : JobArguments {
   double memory_gb = 0;         // search: GB a rank, over distributed.pp_memory_gb
 };
 
-int train(const JobArguments& arguments);
+int train(const TrainArguments& arguments);
 // In place of train() where the arguments are wrong: `fault` is told to the other ranks of the launch, as a
 // fault of the job would be, and said once. Without a launcher it is thrown as UsageError.
 int refuse(const std::string& fault);

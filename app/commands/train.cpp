@@ -2,14 +2,19 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cstdint>
+#include <exception>
 #include <optional>
+#include <string>
 
 #include "app/commands/commands.h"
 #include "app/plan/load_plan.h"
+#include "app/train/launcher_patience.h"
 #include "app/train/run_context.h"
+#include "app/train/run_log.h"
 #include "app/train/trainer.h"
 #include "core/base/error.h"
 #include "core/fault/shutdown.h"
+#include "core/metrics/console.h"
 #include "parallel/comm/bootstrap.h"
 
 namespace pptrain::app {
@@ -25,18 +30,36 @@ int64_t world_of(const JobArguments& arguments) {
       fmt::format("--world {}, but {} processes were launched", arguments.world, launch.world_size));
 }
 
+metrics::Color color_of(const std::string& word) {
+  if (word == "always") return metrics::Color::always;
+  return word == "never" ? metrics::Color::never : metrics::Color::automatic;
+}
+
+int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
+  try {
+    return Trainer(context, shutdown).run();
+  } catch (const std::exception& error) {
+    log_failure(fmt::format("rank {}: {}", context.mesh.rank(), error.what()));
+    throw;
+  }
+}
+
 }  // namespace
 
-int train(const JobArguments& arguments) {
+int train(const TrainArguments& arguments) {
   std::optional<fault::Shutdown> shutdown;
   const auto load = [&] {
+    const comm::Launch launch = comm::detect_launch();
+    start_log(color_of(arguments.color), launch);
     Plan plan = load_plan(arguments.config, arguments.set, world_of(arguments));
-    shutdown.emplace();  // from here on a signal asks for an orderly stop
+    // From here on a signal asks for an orderly stop.
+    shutdown.emplace(launch.kind != comm::LaunchKind::threads, patience_of(launch).notice);
+    if (metrics::terminal_columns()) shutdown->set_last_words("\r\x1b[K");  // over the progress bar
     return plan;
   };
   const auto stopped = [&] { return shutdown && shutdown->requested(); };
   return run_ranks(
-      load, [&](RunContext& context) { return Trainer(context, *shutdown).run(); }, stopped);
+      load, [&](RunContext& context) { return train_rank(context, *shutdown); }, stopped);
 }
 
 int refuse(const std::string& fault) {

@@ -3,19 +3,19 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "app/train/datasets.h"
+#include "app/train/run_log.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/metrics/jsonl_sink.h"
 #include "core/metrics/memory.h"
 #include "core/metrics/peak_flops.h"
+#include "core/metrics/terminal_sinks.h"
 #include "models/flops.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/schedule/passes/passes.h"
@@ -29,13 +29,6 @@ namespace {
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// Whether somebody watches standard output. Open MPI's ranks write to a terminal of their own, which has a
-// size only where mpirun itself runs on one.
-bool on_terminal() {
-  winsize size{};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
 }
 
 // PyTorch's clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below 1.
@@ -99,6 +92,7 @@ int Trainer::run() {
   std::optional<double> eval_loss;
   bool stopped = false;
   while (state_.step < steps && !stopped) {
+    under_way_ = state_.step + 1;
     profile_.begin_step(state_.step + 1);
     train_step();
     if (post_validation_ && post_validation_->pending()) continue;
@@ -107,6 +101,7 @@ int Trainer::run() {
     if (evaluator_ && (last || due(context_.job.eval.interval)))
       eval_loss = profile_.timed(Phase::evaluation, [&] { return evaluate(); });
     stopped = stop_requested() && !last;
+    if (quick_stop_ && (last || stopped)) quick_stop_->stopping();
     if (last || stopped || due(context_.job.checkpoint.interval))
       profile_.timed(Phase::checkpoint, [&] { return save(); });
   }
@@ -127,11 +122,14 @@ void Trainer::start() {
   }
   if (context_.root()) {
     run_dir_.begin(state_.step);
+    open_log(context_.job.run.dir);
     announce();
     if (!chosen.empty()) spdlog::info("resumed from {} at step {}", chosen, state_.step);
     open_sinks();
   }
   context_.mesh.world().barrier();
+  open_log(context_.job.run.dir);
+  listen();
 }
 
 checkpoint::Layout Trainer::layout() const {
@@ -158,11 +156,9 @@ void Trainer::open_sinks() {
   const config::JobConfig& job = context_.job;
   sinks_.push_back(std::make_unique<metrics::JsonlSink>(fs::path(job.run.dir) / "metrics.jsonl",
                                                         run_dir_.header(state_.step, layout())));
-  if (on_terminal()) {
-    sinks_.push_back(std::make_unique<metrics::ProgressSink>(stdout, state_.step, job.train.steps));
-  } else {
-    sinks_.push_back(std::make_unique<metrics::LineSink>(stdout, job.metrics.log_interval, job.train.steps));
-  }
+  sinks_.push_back(std::make_unique<metrics::LineSink>(job.metrics.log_interval, job.train.steps));
+  if (auto console = metrics::console_of_log(); console && metrics::terminal_columns())
+    sinks_.push_back(std::make_unique<metrics::BarSink>(std::move(console), state_.step, job.train.steps));
   const double each = job.metrics.peak_tflops > 0
                           ? job.metrics.peak_tflops * 1e12
                           : metrics::peak_flops(context_.device, job.train.dtype == "bf16");
@@ -193,6 +189,7 @@ void Trainer::train_step() {
   const pipeline::LossSum loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
   const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norm(); });
   const Step step = judge(loss, profile_.timed(Phase::norm_exchange, [&] { return model_.norm()(squares); }));
+  if (quick_stop_) quick_stop_->begin_update(state_.step);
   if (step.applied) profile_.timed(Phase::optimizer, [&] { model_.apply(lr, step.grad_scale); });
   if (post_validation_) post_validation_->set_confident(step.applied && step.grad_scale == unclipped);
   profile_.end_step();
@@ -243,6 +240,9 @@ void Trainer::settle(const Step& step, int64_t number, const Seconds& seconds) {
   state_.skipped = anomaly_.total();
   state_.skipped_in_a_row = anomaly_.in_a_row();
   record(step, number, seconds, profile_.settle());
+  if (quick_stop_)
+    quick_stop_->finished(state_,
+                          number == context_.job.train.steps || due(context_.job.checkpoint.interval));
 }
 
 bool Trainer::result_needed() const {
@@ -279,6 +279,7 @@ void Trainer::record(const Step& step, int64_t number, const Seconds& seconds,
 }
 
 std::optional<double> Trainer::evaluate() {
+  const metrics::PhaseNote note(sinks_, "evaluating");
   const auto begin = Clock::now();
   const pipeline::LossSum sum = evaluator_->run();
   const double loss = sum.loss / static_cast<double>(std::max<int64_t>(sum.tokens, 1));
@@ -294,12 +295,50 @@ std::optional<double> Trainer::evaluate() {
 fs::path Trainer::save() {
   const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
   if (saved_step_ == state_.step) return folder;
+  const metrics::PhaseNote note(sinks_, "saving");
   const auto begin = Clock::now();
   checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, layout(), config::to_toml(context_.job),
                    model_.contents(), context_.job.checkpoint.keep_last_n);
   save_seconds_ += seconds_since(begin);
   saved_step_ = state_.step;
+  if (quick_stop_) quick_stop_->saved();
   return folder;
+}
+
+void Trainer::listen() {
+  under_way_ = state_.step + 1;
+  if (context_.root())
+    stop_listener_.emplace(shutdown_, [this](const fault::StopRequest& request) { tell_of(request); });
+  // A step that post-validation may still take back is no state to save; a GPU's stream is not waited for
+  // here.
+  const bool possible = !post_validation_ && context_.device.is_cpu();
+  if (!patience_.time || !possible) return;
+  quick_stop_.emplace(context_.mesh.world(), shutdown_, *patience_.time, state_,
+                      [this](comm::Communicator& world, const checkpoint::RunState& state) {
+                        return save_quickly(world, state);
+                      });
+  if (context_.root() && !patience_.advice.empty()) spdlog::info("{}", patience_.advice);
+}
+
+void Trainer::tell_of(const fault::StopRequest& request) const {
+  if (request.notice) return;  // it may mean nothing
+  const std::string signal = fault::signal_name(request.signal);
+  if (request.from_launcher && quick_stop_) {
+    spdlog::info("{} from the launcher: saving the last finished step", signal);
+  } else {
+    spdlog::info("{}: finishing step {}, then saving; {} to stop at once", signal, under_way_.load(),
+                 request.signal == SIGINT ? "press again" : "send SIGINT twice");
+  }
+}
+
+std::string Trainer::save_quickly(comm::Communicator& world, const checkpoint::RunState& state) {
+  if (state.step == 0) return "no step was finished, so there is nothing to save";
+  if (saved_step_ != state.step) {
+    checkpoint::save(world, checkpoint_root_, state, describe_layout(context_.plan),
+                     config::to_toml(context_.job), model_.contents(), context_.job.checkpoint.keep_last_n);
+    saved_step_ = state.step;
+  }
+  return fmt::format("step {} is saved in {}", state.step, checkpoint_root_.string());
 }
 
 bool Trainer::stop_requested() {

@@ -1,6 +1,7 @@
 // Assembles a run and steps it.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -9,8 +10,10 @@
 #include "app/run_dir/run_dir.h"
 #include "app/trace/step_profile.h"
 #include "app/train/evaluator.h"
+#include "app/train/launcher_patience.h"
 #include "app/train/load_sum.h"
 #include "app/train/post_validation.h"
+#include "app/train/quick_stop.h"
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
 #include "core/data/data_loader.h"
@@ -63,6 +66,9 @@ class Trainer {
   bool result_needed() const;  // of the step just run, before the next one can begin
   std::optional<double> evaluate();
   std::filesystem::path save();
+  void listen();  // for who asks the run to stop: tells the user, and is ready for a launcher in a hurry
+  void tell_of(const fault::StopRequest& request) const;
+  std::string save_quickly(comm::Communicator& world, const checkpoint::RunState& state);
   bool stop_requested();
   int finish(bool stopped, const std::optional<double>& eval_loss);
 
@@ -87,6 +93,11 @@ class Trainer {
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_ = 0;
   double peak_flops_ = 0;  // of all ranks
+  Patience patience_ = patience_of(comm::detect_launch());
+  std::atomic<int64_t> under_way_ = 0;  // the step
+  // Last: their threads use the rest.
+  std::optional<fault::StopListener> stop_listener_;  // of rank 0
+  std::optional<QuickStop> quick_stop_;  // where the launcher may not wait for the step under way
 };
 
 }  // namespace pptrain::app

@@ -1,42 +1,184 @@
 #include "core/fault/shutdown.h"
 
+#include <spdlog/fmt/fmt.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+#include "core/base/error.h"
 
 namespace pptrain::fault {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::array signals{SIGTERM, SIGINT, SIGUSR1};
 
-std::atomic<bool> flag = false;
+// Written by the handler, so all of it is lock-free: of the first request of all, of the launcher's first,
+// and of the last notice.
+struct Record {
+  std::atomic<bool> claimed = false, there = false;
+  std::atomic<int> signal = 0;
+  std::atomic<int64_t> nanoseconds = 0;  // of CLOCK_MONOTONIC, which is steady_clock's
+};
+Record any_request, launcher_request, last_notice;
 std::atomic<int> interrupts = 0;
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
+std::atomic<int> notice_signal = 0;
+std::atomic<bool> parent_is_launcher = false;
+std::array<std::atomic<char>, 16> last_words{};
 
-void handle(int signal) {
-  if (signal == SIGINT && interrupts.fetch_add(1) > 0) _exit(130);
-  flag = true;
+// Eventfds that wake listeners. One that was made stays open, so that the handler never writes to a stranger.
+struct Bell {
+  std::atomic<bool> taken = false;
+  std::atomic<int> fd = -1;
+};
+std::array<Bell, 16> bells;
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&
+              std::atomic<char>::is_always_lock_free);
+
+void ring(const Bell& bell) {
+  const uint64_t one = 1;
+  if (bell.fd >= 0) [[maybe_unused]]
+    const auto written = write(bell.fd, &one, sizeof one);
+}
+
+void note(Record& record, int signal) {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  record.signal = signal;
+  record.nanoseconds = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  record.there = true;
+  for (const Bell& bell : bells) ring(bell);
+}
+
+void note_first(Record& record, int signal) {
+  if (!record.claimed.exchange(true)) note(record, signal);
+}
+
+[[noreturn]] void end_at_once() {
+  std::array<char, last_words.size()> text{};
+  std::ranges::copy(last_words, text.begin());
+  [[maybe_unused]] const auto written = write(STDOUT_FILENO, text.data(), strnlen(text.data(), text.size()));
+  _exit(130);
+}
+
+void handle(int signal, siginfo_t* info, void* /*context*/) {
+  const int error = errno;
+  // A negative or zero code: a process sent it, not the kernel (a terminal's Ctrl-C).
+  const bool from_launcher = parent_is_launcher && info->si_code <= 0 && info->si_pid == getppid();
+  if (signal == notice_signal) {
+    if (from_launcher) note(last_notice, signal);
+  } else {
+    if (signal == SIGINT && !from_launcher && interrupts.fetch_add(1) > 0) end_at_once();
+    if (from_launcher) note_first(launcher_request, signal);
+    note_first(any_request, signal);
+  }
+  errno = error;
+}
+
+void clear(Record& record) {
+  record.claimed = false;
+  record.there = false;
+}
+
+std::optional<StopRequest> request_of(const Record& record) {
+  if (!record.there) return std::nullopt;
+  return StopRequest{.signal = record.signal,
+                     .from_launcher = &record != &any_request,
+                     .notice = &record == &last_notice,
+                     .time = Clock::time_point(std::chrono::nanoseconds(record.nanoseconds))};
+}
+
+size_t take_bell() {
+  for (size_t i = 0; i < bells.size(); ++i) {
+    if (bells[i].taken.exchange(true)) continue;
+    if (bells[i].fd < 0) bells[i].fd = eventfd(0, EFD_CLOEXEC);
+    if (bells[i].fd < 0) throw Error(fmt::format("cannot make an eventfd: {}", std::strerror(errno)));
+    return i;
+  }
+  throw Error("too many listeners for signals");
 }
 
 }  // namespace
 
-Shutdown::Shutdown() {
-  flag = false;
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
+}
+
+Shutdown::Shutdown(bool launched, std::optional<int> notice) {
+  clear(any_request);
+  clear(launcher_request);
+  clear(last_notice);
   interrupts = 0;
+  notice_signal = notice.value_or(0);
+  parent_is_launcher = launched;
+  set_last_words("");
+  for (const int signal : signals) signals_[count_++] = signal;
+  if (notice) signals_[count_++] = *notice;
   struct sigaction action {};
-  action.sa_handler = handle;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = handle;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &action, &previous_[i]);
+  for (size_t i = 0; i < count_; ++i) sigaction(signals_[i], &action, &previous_[i]);
 }
 
 Shutdown::~Shutdown() {
-  for (size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &previous_[i], nullptr);
+  for (size_t i = 0; i < count_; ++i) sigaction(signals_[i], &previous_[i], nullptr);
 }
 
 bool Shutdown::requested() const {
-  return flag;
+  return any_request.there;
+}
+
+void Shutdown::set_last_words(const char* text) {
+  const size_t length = strnlen(text, last_words.size() - 1);
+  for (size_t i = 0; i < last_words.size(); ++i) last_words[i] = i < length ? text[i] : '\0';
+}
+
+std::optional<StopRequest> Shutdown::launchers_request() const {
+  return request_of(launcher_request);
+}
+
+StopListener::StopListener(const Shutdown& shutdown, std::function<void(const StopRequest&)> heard)
+    : shutdown_(shutdown), heard_(std::move(heard)), place_(take_bell()), thread_([this] { run(); }) {}
+
+StopListener::~StopListener() {
+  ending_ = true;
+  ring(bells[place_]);
+  thread_.join();
+  bells[place_].taken = false;
+}
+
+void StopListener::run() {
+  bool told_any = false, told_launchers = false;
+  Clock::time_point last_told{};  // of a notice
+  while (!ending_) {
+    if (const auto notice = request_of(last_notice); notice && notice->time > last_told) {
+      last_told = notice->time;
+      heard_(*notice);
+    }
+    // The launcher's is noted before it counts as the first of all, which then is not told again.
+    const auto launchers = shutdown_.launchers_request();
+    if (launchers && !told_launchers) {
+      told_launchers = told_any = true;
+      heard_(*launchers);
+    }
+    if (const auto any = request_of(any_request); any && !told_any) {
+      told_any = true;
+      heard_(*any);
+    }
+    uint64_t rings = 0;
+    while (::read(bells[place_].fd, &rings, sizeof rings) < 0 && errno == EINTR) {
+    }
+  }
 }
 
 }  // namespace pptrain::fault

@@ -4,22 +4,69 @@
 #include <csignal>
 
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
 
 namespace pptrain::fault {
+
+// That somebody asked this process to end.
+struct StopRequest {
+  int signal = 0;
+  bool from_launcher = false;  // which may not wait for ever
+  bool notice = false;         // only a sign that the launcher may be about to ask
+  std::chrono::steady_clock::time_point time;
+};
+
+// "SIGTERM".
+std::string signal_name(int signal);
 
 // While it lives, SIGTERM, SIGINT and SIGUSR1 only set a flag; a second SIGINT ends the process at once (exit
 // code 130). The earlier handlers come back on destruction. One at a time in a process.
 class Shutdown {
  public:
-  Shutdown();
+  // `launched`: the parent process is a launcher. Its SIGINT is no second one: what it passes on may have
+  // come from the terminal too. `notice`: what it sends before it asks, though it may send it for another
+  // reason; from others it means nothing.
+  explicit Shutdown(bool launched = false, std::optional<int> notice = std::nullopt);
   ~Shutdown();
   Shutdown(const Shutdown&) = delete;
   Shutdown& operator=(const Shutdown&) = delete;
 
   bool requested() const;
+  std::optional<StopRequest> launchers_request() const;  // the first; no notice
+
+  // What is written to standard output before a second SIGINT ends the process: at most 15 characters that
+  // bring a terminal's line in order.
+  void set_last_words(const char* text);
 
  private:
-  std::array<struct sigaction, 3> previous_{};
+  std::array<int, 4> signals_{};
+  std::array<struct sigaction, 4> previous_{};
+  size_t count_ = 0;
+};
+
+// Calls `heard` in a thread of its own: with the first request, at once if it came before; once more with the
+// launcher's first if that was another; and with each notice. Destroying it waits for `heard` to return.
+// `shutdown` must outlive it. Throws Error where there are too many.
+class StopListener {
+ public:
+  StopListener(const Shutdown& shutdown, std::function<void(const StopRequest&)> heard);
+  ~StopListener();
+  StopListener(const StopListener&) = delete;
+  StopListener& operator=(const StopListener&) = delete;
+
+ private:
+  void run();
+
+  const Shutdown& shutdown_;
+  std::function<void(const StopRequest&)> heard_;
+  size_t place_;  // where the handler wakes it
+  std::atomic<bool> ending_ = false;
+  std::thread thread_;
 };
 
 }  // namespace pptrain::fault

@@ -2,12 +2,16 @@
 #pragma once
 
 #include "parallel/comm/mpi/mpi_communicator.h"
+#include "test/support/not_run.h"
 #include "test/support/processes.h"
 
 namespace pptrain::test {
 
+// Otherwise the case says that it does not run, and should return.
 inline bool has_mpi() {
-  return comm::mpi_flavor() != comm::MpiFlavor::none;
+  if (comm::mpi_flavor() != comm::MpiFlavor::none) return true;
+  not_run("built without MPI");
+  return false;
 }
 
 // `program` (with its arguments) as `size` ranks, killed after `seconds`.

@@ -407,12 +407,23 @@ class CommandLine(unittest.TestCase):
         self.assertIn("resumed from", out)
         self.assertEqual(self.numbers("whole"), self.numbers("killed"))
 
+    def ranks(self):
+        """The processes of pptrain that work on a job of this test, in the order in which they were started."""
+        found = []
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                program, *arguments = (process / "cmdline").read_bytes().decode().split("\0")
+            except OSError:  # it has ended
+                continue
+            if program == str(PPTRAIN) and any(str(self.folder) in argument for argument in arguments):
+                found.append(int(process.name))
+        return sorted(found)
+
     @with_mpi
     def test_a_dead_rank_ends_the_others(self):
         command = [*mpi_command(2), PPTRAIN, *self.arguments("run", "train.steps=100000")]
         process = self.start_and_wait_for(command, "run", 5)
-        ranks = subprocess.run(["pgrep", "-f", f"^{PPTRAIN} .*{self.folder}"], capture_output=True, text=True).stdout.split()
-        os.kill(int(ranks[1]), signal.SIGKILL)
+        os.kill(self.ranks()[1], signal.SIGKILL)
         start = time.monotonic()
         process.communicate(timeout=30)
         self.assertNotEqual(process.returncode, 0)

@@ -1,5 +1,15 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
+#include <functional>
 #include <limits>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/fault/anomaly.h"
@@ -8,10 +18,55 @@
 
 using pptrain::fault::AnomalyGuard;
 using pptrain::fault::Shutdown;
+using pptrain::fault::StopListener;
+using pptrain::fault::StopRequest;
 
 namespace {
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinite = std::numeric_limits<double>::infinity();
+
+// What a listener hears, in order.
+class Heard {
+ public:
+  explicit Heard(const Shutdown& shutdown)
+      : listener_(shutdown, [this](const StopRequest& request) {
+          const std::lock_guard lock(mutex_);
+          requests_.push_back(request);
+          changed_.notify_all();
+        }) {}
+  // Once there are so many, or after ten seconds.
+  std::vector<StopRequest> wait_for(size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(10), [&] { return requests_.size() >= count; });
+    return requests_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<StopRequest> requests_;
+  StopListener listener_;
+};
+
+// The exit code of a child of this process that runs `child`, and to which this process does `parent` once
+// the child has said that it is ready; 128 + the signal that ended it.
+int exit_code_of(const std::function<int(const std::function<void()>& ready)>& child,
+                 const std::function<void(pid_t)>& parent) {
+  int channel[2];
+  REQUIRE(pipe(channel) == 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    _exit(child([&] { [[maybe_unused]] const auto written = write(channel[1], "r", 1); }));
+  }
+  char ready = 0;
+  REQUIRE(read(channel[0], &ready, 1) == 1);
+  parent(pid);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  close(channel[0]);
+  close(channel[1]);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
 }  // namespace
 
 TEST_CASE("each signal sets the flag, and only while someone listens") {
@@ -28,6 +83,90 @@ TEST_CASE("each signal sets the flag, and only while someone listens") {
     sigaction(signal, nullptr, &after);
     CHECK(before.sa_handler == after.sa_handler);
   }
+}
+
+TEST_CASE("a listener hears of a request, of one that came before it too") {
+  const Shutdown shutdown;
+  Heard before(shutdown);
+  const auto begin = std::chrono::steady_clock::now();
+  raise(SIGUSR1);
+  Heard after(shutdown);
+  for (Heard* heard : {&before, &after}) {
+    const auto requests = heard->wait_for(1);
+    REQUIRE(requests.size() == 1);
+    CHECK(requests[0].signal == SIGUSR1);
+    CHECK_FALSE(requests[0].from_launcher);
+    CHECK(requests[0].time >= begin);
+  }
+  CHECK(pptrain::fault::signal_name(SIGUSR1) == "SIGUSR1");
+}
+
+TEST_CASE("a request of the parent process is told from others, and told after them") {
+  const auto child = [](const std::function<void()>& ready) {
+    const Shutdown shutdown(/*launched=*/true, SIGCONT);
+    Heard heard(shutdown);
+    raise(SIGCONT);  // not the parent's: it means nothing
+    raise(SIGUSR1);
+    const auto own = heard.wait_for(1);
+    if (own.size() != 1 || own[0].from_launcher || own[0].notice || shutdown.launchers_request()) return 1;
+    ready();
+    const auto requests = heard.wait_for(2);
+    if (requests.size() != 2 || !shutdown.launchers_request()) return 2;
+    return requests[1].from_launcher && !requests[1].notice && requests[1].signal == SIGTERM ? 42 : 3;
+  };
+  CHECK(exit_code_of(child, [](pid_t pid) { kill(pid, SIGTERM); }) == 42);
+}
+
+TEST_CASE("a launcher's notice is told each time and asks for nothing") {
+  const auto child = [](const std::function<void()>& ready) {
+    const Shutdown shutdown(/*launched=*/true, SIGCONT);
+    Heard heard(shutdown);
+    ready();
+    for (size_t count = 1; count <= 2; ++count) {
+      const auto notices = heard.wait_for(count);
+      if (notices.size() != count || !notices.back().notice || !notices.back().from_launcher) return 1;
+      ready();
+    }
+    return shutdown.requested() || shutdown.launchers_request() ? 2 : 42;
+  };
+  CHECK(exit_code_of(child, [](pid_t pid) {
+          kill(pid, SIGCONT);
+          std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          kill(pid, SIGCONT);
+        }) == 42);
+}
+
+TEST_CASE("what a launcher passes on is no second SIGINT") {
+  const auto child = [](const std::function<void()>& ready) {
+    const Shutdown shutdown(/*launched=*/true);
+    Heard heard(shutdown);
+    raise(SIGINT);
+    if (heard.wait_for(1).size() != 1) return 1;
+    ready();
+    return heard.wait_for(2).size() == 2 ? 42 : 2;
+  };
+  CHECK(exit_code_of(child, [](pid_t pid) { kill(pid, SIGINT); }) == 42);
+}
+
+TEST_CASE("a second SIGINT ends the process at once, with its last words") {
+  int out[2];
+  REQUIRE(pipe(out) == 0);
+  const auto child = [&](const std::function<void()>& ready) {
+    dup2(out[1], STDOUT_FILENO);
+    Shutdown shutdown;
+    shutdown.set_last_words("over and out, and more than fits");
+    raise(SIGINT);
+    if (!shutdown.requested()) return 1;
+    ready();
+    raise(SIGINT);
+    return 2;
+  };
+  CHECK(exit_code_of(child, [](pid_t) {}) == 130);
+  char text[64] = {};
+  CHECK(read(out[0], text, sizeof text) == 15);
+  CHECK(std::string(text) == "over and out, a");
+  close(out[0]);
+  close(out[1]);
 }
 
 TEST_CASE("steps that are not finite are skipped, and too many in a row end the run") {

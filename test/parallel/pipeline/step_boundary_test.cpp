@@ -1,10 +1,11 @@
 // Wall time from step to step against what schedule::steady_step_time predicts. Stages sleep instead of
-// computing, so it does not depend on the number of cores; but it does on the machine's load, so it runs only
-// by name:
+// computing, so it does not depend on the number of cores; the machine's load can only make it longer, so the
+// shortest of a few tries is what counts. Run alone, as parallel_pipeline_wall:
 //   build/test_parallel_pipeline "[wall]"
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <memory>
@@ -23,7 +24,7 @@ using schedule::StepBoundary;
 
 namespace {
 
-constexpr double unit = 0.02;  // seconds of an F, I or W
+constexpr double unit = 0.01;  // seconds of an F, I or W
 
 class SleepingStage final : public pipeline::Stage {
  public:
@@ -60,7 +61,7 @@ class SleepingStage final : public pipeline::Stage {
 // Seconds a step on the rank that holds the pipeline up.
 double measured(const schedule::Schedule& s, StepBoundary boundary) {
   using Clock = std::chrono::steady_clock;
-  constexpr int settling = 2, steps = 8;
+  constexpr int settling = 1, steps = 4;
   double seconds = 0;
   comm::run_thread_ranks(s.ranks, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;
@@ -96,13 +97,19 @@ double measured(const schedule::Schedule& s, StepBoundary boundary) {
 
 }  // namespace
 
-TEST_CASE("the wall bubble of zb_h2 and zbv falls as predicted", "[.wall]") {
+TEST_CASE("the wall bubble of zb_h2 and zbv falls as predicted", "[wall]") {
+  constexpr int tries = 4;
+  constexpr double tolerance = 0.03;
   for (const std::string name : {"1f1b", "zb_h1", "zb_h2", "zbv"}) {
     for (const int p : {2, 4}) {
       const auto s = schedule::lower(schedule::make_schedule({.name = name, .ranks = p, .microbatches = 8}));
       for (const auto boundary : {StepBoundary::barrier, StepBoundary::post_validation}) {
         CAPTURE(name, p, boundary == StepBoundary::barrier);
-        CHECK(measured(s, boundary) == Approx(unit * steady_step_time(s, {}, boundary)).epsilon(0.03));
+        const double predicted = unit * steady_step_time(s, {}, boundary);
+        double shortest = measured(s, boundary);
+        for (int i = 1; i < tries && shortest > predicted * (1 + tolerance); ++i)
+          shortest = std::min(shortest, measured(s, boundary));
+        CHECK(shortest == Approx(predicted).epsilon(tolerance));
       }
     }
   }

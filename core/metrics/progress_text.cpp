@@ -1,0 +1,109 @@
+#include "core/metrics/progress_text.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "core/metrics/step_text.h"
+
+namespace pptrain::metrics {
+
+namespace {
+
+constexpr std::string_view gap = "  ";
+constexpr size_t shortest_bar = 10, longest_bar = 26;  // with brackets
+
+// Where a field stands in the line; the bar comes first. What gives way to what is said in fields_of.
+enum class Place { bar, step, phase, loss, norm, lr, tokens, mfu, memory, left };
+
+struct Field {
+  Place place;
+  std::string text;
+};
+
+std::string number(const char* name, double value, int digits) {
+  return std::abs(value) < 1e4 ? fmt::format("{} {:.{}f}", name, value, digits)
+                               : fmt::format("{} {:.2e}", name, value);
+}
+
+// The most important first. The bar's text is what it takes at least.
+std::vector<Field> fields_of(const Progress& p) {
+  std::vector<Field> fields;
+  const int64_t step = p.latest ? p.latest->step : p.first_step;
+  fields.push_back({Place::step, fmt::format("step {}/{}", step, p.last_step)});
+  if (!p.phase.empty()) fields.push_back({Place::phase, p.phase});
+  if (p.latest) {
+    fields.push_back(
+        {Place::loss, p.latest->skipped ? "SKIPPED: not finite" : number("loss", p.latest->loss, 4)});
+  }
+  if (p.seconds_left) fields.push_back({Place::left, duration_text(*p.seconds_left) + " left"});
+  if (p.latest) {
+    fields.push_back({Place::tokens, with_commas(std::llround(p.latest->tokens_per_s)) + " tok/s"});
+  }
+  fields.push_back({Place::bar, std::string(shortest_bar, ' ')});
+  if (p.latest) {
+    fields.push_back({Place::norm, number("norm", p.latest->grad_norm, 3)});
+    fields.push_back({Place::lr, fmt::format("lr {:.2e}", p.latest->lr)});
+    fields.push_back({Place::mfu, fmt::format("mfu {:.1f}%", 100 * p.latest->mfu)});
+    fields.push_back({Place::memory, fmt::format("mem {:.2f} GB", p.latest->memory_gb)});
+  }
+  return fields;
+}
+
+// Those that fit into `room`, up to the first that does not: which ones are there must not change with every
+// digit of theirs. Returns the room that is left.
+size_t fit(std::vector<Field>& fields, size_t room) {
+  size_t kept = 0;
+  for (; kept < fields.size(); ++kept) {
+    const size_t width = fields[kept].text.size() + (kept > 0 ? gap.size() : 0);
+    if (width > room) break;
+    room -= width;
+  }
+  fields.resize(kept);
+  return room;
+}
+
+std::string bar(const Progress& p, size_t width) {
+  const int64_t inside = static_cast<int64_t>(width) - 2;
+  const int64_t total = std::max<int64_t>(1, p.last_step - p.first_step);
+  const int64_t done = p.latest ? p.latest->step - p.first_step : 0;
+  const auto share = static_cast<double>(done) / static_cast<double>(total);
+  const int64_t filled =
+      std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(inside) * share), 0, inside);
+  return '[' + std::string(static_cast<size_t>(filled), '#') +
+         std::string(static_cast<size_t>(inside - filled), '-') + ']';
+}
+
+std::string colored(const Field& field, const Progress& p) {
+  const char* code = nullptr;
+  if (field.place == Place::bar) code = "\x1b[36m";                                           // cyan
+  if (field.place == Place::phase) code = "\x1b[33m";                                         // yellow
+  if (field.place == Place::loss && p.latest && p.latest->skipped) code = "\x1b[31m\x1b[1m";  // red, bold
+  return code == nullptr ? field.text : code + field.text + "\x1b[m";
+}
+
+}  // namespace
+
+std::string progress_text(const Progress& progress, int columns, bool color) {
+  if (columns < 2) return "";
+  const auto width = static_cast<size_t>(columns) - 1;
+  std::vector<Field> fields = fields_of(progress);
+  const std::string step = fields.front().text;
+  const size_t left = fit(fields, width);
+  if (fields.empty()) return step.substr(0, width);
+  for (Field& field : fields) {
+    if (field.place == Place::bar) field.text = bar(progress, std::min(shortest_bar + left, longest_bar));
+  }
+  std::ranges::stable_sort(fields, {}, &Field::place);
+  std::string line;
+  for (const Field& field : fields) {
+    if (!line.empty()) line += gap;
+    line += color ? colored(field, progress) : field.text;
+  }
+  return line;
+}
+
+}  // namespace pptrain::metrics

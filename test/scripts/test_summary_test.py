@@ -1,0 +1,71 @@
+"""scripts/test_summary.py on what ctest, Catch2 and unittest print."""
+
+import contextlib
+import io
+import pathlib
+import sys
+import tempfile
+import unittest
+from xml.sax.saxutils import escape
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import test_summary
+
+UNITTEST = """test_plan (__main__.CommandLine.test_plan) ... ok
+test_mpi (__main__.CommandLine.test_mpi) ... skipped 'built without MPI'
+test_docs (__main__.CommandLine.test_docs)
+With a docstring. ... ok
+
+----------------------------------------------------------------------
+Ran 3 tests in 1.204s
+
+OK (skipped=1)
+"""
+
+
+def summary(*cases):
+    """(exit code, lines) for cases of (name, status, output)."""
+    text = "".join(f'<testcase name="{name}" status="{status}"><system-out>{escape(output)}</system-out></testcase>'
+                   for name, status, output in cases)
+    with tempfile.NamedTemporaryFile("w", suffix=".xml") as report:
+        report.write(f"<testsuite>{text}</testsuite>")
+        report.flush()
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = test_summary.main(report.name)
+    return code, out.getvalue().splitlines()
+
+
+class Summary(unittest.TestCase):
+    def test_cases_are_counted(self):
+        code, lines = summary(("a", "run", "All tests passed (40 assertions in 7 test cases)\n"), ("b", "run", UNITTEST),
+                              ("c", "run", "whatever a script prints"))
+        self.assertEqual((code, lines), (0, ["not run: b: test_mpi: built without MPI", "1 not run", "10 passed, 0 failed"]))
+
+    def test_failures(self):
+        code, lines = summary(
+            ("a", "fail", "test cases:  7 |  6 passed | 1 failed\nassertions: 9 | 8 passed | 1 failed\n"),
+            ("b", "fail", "Ran 5 tests in 2s\n\nFAILED (failures=1, errors=1, skipped=1)\n"),
+            ("c", "fail", "Segmentation fault"))
+        self.assertEqual(code, 1)
+        self.assertEqual(lines, ["failed: a", "failed: b", "failed: c", "not run: b: a test of 5", "1 not run",
+                                 "8 passed, 4 failed"])
+
+    def test_what_did_not_run(self):
+        code, lines = summary(
+            ("mpi", "run", "not run: MPI does it: built without MPI\nnot run: MPI does it: built without MPI\n"
+                           "All tests passed (2 assertions in 3 test cases)\n"),
+            ("only_mpi", "run", "not run: MPI: built without MPI\nAll tests passed (1 assertion in 1 test case)\n"),
+            ("python", "disabled", ""))
+        self.assertEqual((code, lines), (0, ["not run: mpi: MPI does it: built without MPI",
+                                             "not run: only_mpi: MPI: built without MPI", "not run: python", "3 not run",
+                                             "2 passed, 0 failed"]))
+
+    def test_nothing_at_all_is_a_failure(self):
+        self.assertEqual(summary()[0], 1)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(test_summary.main("/nonexistent"), 1)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
