@@ -9,7 +9,6 @@
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/io/atomic_file.h"
-#include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {
@@ -27,16 +26,23 @@ fs::path first_free(const fs::path& base) {
 
 }  // namespace
 
-std::optional<fs::path> choose_checkpoint(const config::JobConfig& job) {
+std::optional<fs::path> choose_checkpoint(const config::JobConfig& job, checkpoint::KnownProblems& known) {
   const std::string& resume = job.checkpoint.resume;
   if (resume == "none") return std::nullopt;
   const auto report = [](const std::string& text) { spdlog::warn("{}", text); };
-  if (resume == "auto") return checkpoint::find_resumable(fs::path(job.run.dir) / "checkpoints", report);
+  if (resume == "auto")
+    return checkpoint::find_resumable(fs::path(job.run.dir) / "checkpoints", report, known);
   const bool step_folder = checkpoint::parse_step_folder(fs::path(resume).filename().string()).has_value();
   if (step_folder || fs::exists(fs::path(resume) / "manifest.json")) return fs::path(resume);
-  if (auto found = checkpoint::find_resumable(resume, report)) return found;
-  if (auto found = checkpoint::find_resumable(fs::path(resume) / "checkpoints", report)) return found;
+  if (auto found = checkpoint::find_resumable(resume, report, known)) return found;
+  if (auto found = checkpoint::find_resumable(fs::path(resume) / "checkpoints", report, known)) return found;
   throw Error(fmt::format("checkpoint.resume: no complete checkpoint in {}", resume));
+}
+
+fs::path named_checkpoint(const config::JobConfig& job, const std::string& resumed_from) {
+  const std::string& resume = job.checkpoint.resume;
+  if (resume == "none" || resume == "auto") return {};
+  return checkpoint::parse_step_folder(fs::path(resume).filename().string()) ? resume : resumed_from;
 }
 
 void set_aside_later_checkpoints(const fs::path& checkpoint_root, int64_t step) {

@@ -66,6 +66,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
     : context_(context),
       shutdown_(shutdown),
       checkpoint_root_(fs::path(context.job.run.dir) / "checkpoints"),
+      disk_comm_(checkpoint::patient(context.mesh.world())),
       model_(context),
       loader_(open_training_data(context)),
       executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
@@ -104,40 +105,27 @@ int Trainer::run() {
     eval_loss.reset();
     if (evaluator_ && (last || due(context_.job.eval.interval)))
       eval_loss = profile_.timed(Phase::evaluation, [&] { return evaluate(); });
-    stopped = stop_requested() && !last;
-    if (last || stopped || due(context_.job.checkpoint.interval))
-      profile_.timed(Phase::checkpoint, [&] { return save(); });
+    const Wishes wishes = agree_on_wishes();
+    stopped = wishes.stop && !last;
+    if (last || stopped || wishes.save || due(context_.job.checkpoint.interval))
+      profile_.timed(Phase::checkpoint, [&] { save(last || stopped); });
   }
   return finish(stopped, eval_loss);
 }
 
 void Trainer::start() {
-  std::string chosen;
-  if (context_.root()) {
-    if (const auto path = choose_checkpoint(context_.job)) chosen = path->string();
+  try {
+    checkpoint::probe_shared(*disk_comm_, checkpoint_root_);
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const Error& error) {
+    throw Error(fmt::format("run.dir: {}", error.what()));
   }
-  chosen = comm::broadcast_string(context_.mesh.world(), chosen, 0);
+  const std::string chosen = resume();
   if (chosen.empty()) {
     model_.initialise();
-    state_.seed = static_cast<uint64_t>(context_.job.run.seed);
+    state_ = {.seed = static_cast<uint64_t>(context_.job.run.seed)};
   } else {
-    const checkpoint::Reader reader(chosen);
-    state_ = reader.state();
-    if (state_.seed != static_cast<uint64_t>(context_.job.run.seed)) {
-      throw Error(fmt::format(
-          "run.seed is {}, but {} was trained with seed {}: its data order cannot be continued. Set "
-          "run.seed = {}, or start anew with checkpoint.resume = \"none\".",
-          context_.job.run.seed, chosen, state_.seed, state_.seed));
-    }
-    const auto seq_len = reader.layout().find("seq_len");
-    if (context_.root() && seq_len != reader.layout().end() &&
-        seq_len->second != fmt::to_string(context_.job.train.seq_len)) {
-      spdlog::warn(
-          "train.seq_len was {} in {}: samples are cut anew, so this run does not continue the same data "
-          "order",
-          seq_len->second, chosen);
-    }
-    model_.load(reader);
     anomaly_.restore(state_.skipped_in_a_row, state_.skipped);
     saved_step_ = state_.step;
   }
@@ -148,7 +136,59 @@ void Trainer::start() {
     if (!chosen.empty()) spdlog::info("resumed from {} at step {}", chosen, state_.step);
     open_sinks();
   }
-  context_.mesh.world().barrier();
+  open_saver(chosen);
+  disk_comm_->barrier();
+}
+
+// The newest that proves sound as it is loaded.
+std::string Trainer::resume() {
+  for (checkpoint::KnownProblems known;;) {
+    std::string chosen;
+    if (context_.root()) {
+      if (const auto path = choose_checkpoint(context_.job, known)) chosen = path->string();
+      if (const auto found = known.find(chosen); found != known.end()) throw Error(found->second);
+    }
+    chosen = comm::broadcast_string(*disk_comm_, chosen, 0);
+    if (chosen.empty()) return chosen;
+    const std::string problem = checkpoint::load_on_all(
+        *disk_comm_, chosen, [&](const checkpoint::Reader& reader) { load(reader, chosen); });
+    if (problem.empty()) return chosen;
+    known[chosen] = problem;
+    if (context_.root()) spdlog::warn("the checkpoint '{}' is passed over: {}", chosen, problem);
+  }
+}
+
+void Trainer::load(const checkpoint::Reader& reader, const std::string& from) {
+  state_ = reader.state();
+  if (state_.seed != static_cast<uint64_t>(context_.job.run.seed)) {
+    throw Error(fmt::format(
+        "run.seed is {}, but {} was trained with seed {}: its data order cannot be continued. Set "
+        "run.seed = {}, or start anew with checkpoint.resume = \"none\".",
+        context_.job.run.seed, from, state_.seed, state_.seed));
+  }
+  const auto seq_len = reader.layout().find("seq_len");
+  if (context_.root() && seq_len != reader.layout().end() &&
+      seq_len->second != fmt::to_string(context_.job.train.seq_len)) {
+    spdlog::warn(
+        "train.seq_len was {} in {}: samples are cut anew, so this run does not continue the same data "
+        "order",
+        seq_len->second, from);
+  }
+  model_.load(reader, *disk_comm_);
+}
+
+void Trainer::open_saver(const std::string& resumed_from) {
+  const config::JobConfig& job = context_.job;
+  saver_.emplace(*disk_comm_,
+                 checkpoint::SaveOptions{.root = checkpoint_root_,
+                                         .layout = describe_layout(context_.plan),
+                                         .job_toml = config::to_toml(job),
+                                         .keep_last_n = job.checkpoint.keep_last_n,
+                                         .keep = named_checkpoint(job, resumed_from),
+                                         .warn = {}},
+                 job.checkpoint.async);
+  model_.before_change([this] { saver_->protect(); });
+  saved_at_ = Clock::now();
 }
 
 void Trainer::announce() const {
@@ -192,7 +232,7 @@ void Trainer::train_step() {
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {
       post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped},
-                              shutdown_.requested());
+                              shutdown_.requested() || save_is_late());
     });
     profile_.end_step();
     pending_seconds_ = seconds_since(begin);
@@ -254,7 +294,7 @@ void Trainer::settle(const Step& step, int64_t number, double seconds) {
 bool Trainer::result_needed() const {
   const config::JobConfig& job = context_.job;
   return state_.step == job.train.steps || due(job.eval.interval) || due(job.checkpoint.interval) ||
-         post_validation_->stop_requested();
+         post_validation_->is_urgent();
 }
 
 void Trainer::record(const Step& step, int64_t number, double seconds,
@@ -289,17 +329,24 @@ std::optional<double> Trainer::evaluate() {
   return loss;
 }
 
-fs::path Trainer::save() {
-  const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
-  if (saved_step_ == state_.step) return folder;
-  checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, describe_layout(context_.plan),
-                   config::to_toml(context_.job), model_.contents(), context_.job.checkpoint.keep_last_n);
-  saved_step_ = state_.step;
-  return folder;
+// The last save of a run must succeed; one before it that fails is told, and the next may succeed.
+void Trainer::save(bool is_last) {
+  if (std::exchange(saved_step_, state_.step) != state_.step)
+    saver_->start(state_, model_.contents(), is_last);
+  if (is_last) saver_->finish();
+  saved_at_ = Clock::now();
 }
 
-bool Trainer::stop_requested() {
-  return comm::any(context_.mesh.world(), shutdown_.requested());
+bool Trainer::save_is_late() const {
+  const double minutes = context_.job.checkpoint.minutes;
+  return context_.root() && minutes > 0 && seconds_since(saved_at_) >= 60 * minutes;
+}
+
+Trainer::Wishes Trainer::agree_on_wishes() {
+  const std::vector<double> mine{shutdown_.requested() ? 1.0 : 0.0, save_is_late() ? 1.0 : 0.0};
+  const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
+  if (post_validation_) post_validation_->answered();
+  return {.stop = ranks[0] > 0, .save = ranks[1] > 0};
 }
 
 int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {

@@ -1,6 +1,7 @@
 // Assembles a run and steps it.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -17,7 +18,7 @@
 #include "core/fault/shutdown.h"
 #include "core/metrics/sinks.h"
 #include "core/optim/lr_schedule.h"
-#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/saver.h"
 #include "parallel/pipeline/executor.h"
 
 namespace pptrain::app {
@@ -40,7 +41,16 @@ class Trainer {
     double grad_scale = 0;  // what the optimizer multiplies the gradient of the loss sum by
   };
 
-  void start();  // resumes, or initialises a new run; moves away what an earlier run left behind
+  // What ranks were asked for, between steps.
+  struct Wishes {
+    bool stop = false;
+    bool save = false;
+  };
+
+  void start();          // resumes, or initialises a new run; moves away what an earlier run left behind
+  std::string resume();  // the checkpoint that the run goes on from; "" for a new run
+  void load(const checkpoint::Reader& reader, const std::string& from);
+  void open_saver(const std::string& resumed_from);
   void open_sinks();
   void announce() const;
   void train_step();
@@ -53,13 +63,15 @@ class Trainer {
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool result_needed() const;  // of the step just run, before the next one can begin
   std::optional<double> evaluate();
-  std::filesystem::path save();
-  bool stop_requested();
+  void save(bool is_last);
+  bool save_is_late() const;  // on rank 0, whose clock counts: checkpoint.minutes have passed
+  Wishes agree_on_wishes();
   int finish(bool stopped, const std::optional<double>& eval_loss);
 
   RunContext& context_;
   const fault::Shutdown& shutdown_;
   std::filesystem::path checkpoint_root_;
+  std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
   RankModel model_;
   data::DataLoader loader_;
   pipeline::Executor executor_;
@@ -71,7 +83,9 @@ class Trainer {
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;
-  int64_t saved_step_ = -1;
+  int64_t saved_step_ = -1;  // begun to be saved
+  std::chrono::steady_clock::time_point saved_at_;
+  std::optional<checkpoint::Saver> saver_;
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_ = 0;
   double peak_flops_ = 0;  // of all ranks

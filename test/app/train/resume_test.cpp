@@ -67,6 +67,28 @@ TEST_CASE("a damaged checkpoint is passed over for the newest sound one") {
   CHECK(std::filesystem::exists(run_dir / "checkpoints.1/step_6"));  // set aside, not deleted
 }
 
+TEST_CASE("a run whose checkpoints are all damaged is not begun anew") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const auto run_dir = folder.path() / "run";
+  run_small_job(text, run_dir, base);
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(run_dir / "checkpoints")) {
+    if (entry.path().filename() != "model.safetensors") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-5, std::ios::end);
+    file.put('\x5a');
+  }
+  const auto resume = [&](const std::string& from) {
+    run_small_job(text, run_dir, with(base, {"checkpoint.resume=\"" + from + "\"", "train.steps=8"}));
+  };
+  using pptrain::test::contains_text;
+  CHECK_THROWS_WITH(resume("auto"), contains_text("none of the checkpoints in") &&
+                                        contains_text("step_2: ") && contains_text("step_6: ") &&
+                                        contains_text("' is damaged"));
+  CHECK_THROWS_WITH(resume((run_dir / "checkpoints/step_4").string()), contains_text("' is damaged"));
+  CHECK(std::filesystem::exists(run_dir / "checkpoints/step_6"));
+}
+
 TEST_CASE("another seed cannot continue a run") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
@@ -98,8 +120,9 @@ TEST_CASE("step_007 is no checkpoint's folder, for nobody") {
   for (const char* name : {"step_2", "step_007", "step_best"}) CHECK(std::filesystem::exists(root / name));
   const auto chosen = [&](const std::string& name) {
     const Overrides resume = {"checkpoint.resume=\"" + (root / name).string() + "\""};
+    pptrain::checkpoint::KnownProblems known;
     return pptrain::app::choose_checkpoint(
-        pptrain::test::small_plan(small_job_text(), folder.path(), resume).job);
+        pptrain::test::small_plan(small_job_text(), folder.path(), resume).job, known);
   };
   CHECK(chosen("step_2") == root / "step_2");
   CHECK_THROWS_WITH(chosen("step_007"), pptrain::test::contains_text("no complete checkpoint in"));
