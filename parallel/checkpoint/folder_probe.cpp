@@ -75,12 +75,12 @@ std::string problem_of(const Action& action) {
   return "";
 }
 
-// Throws on all ranks what is wrong on the first that has a problem.
+// Throws on all ranks what is wrong on the first that has a problem; rank 0 speaks for all.
 void throw_first(comm::Communicator& comm, const std::string& problem) {
   const int failing = first_rank(comm, !problem.empty());
   if (failing < 0) return;
   const std::string text = comm::broadcast_string(comm, problem, failing);
-  throw Error(comm.size() == 1 ? text : fmt::format("rank {}: {}", failing, text));
+  throw Error(failing == 0 ? text : fmt::format("rank {}: {}", failing, text));
 }
 
 }  // namespace
