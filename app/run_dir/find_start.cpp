@@ -12,16 +12,22 @@ namespace pptrain::app {
 
 namespace fs = std::filesystem;
 
-Progress find_progress(const fs::path& checkpoints, const Report& report) {
+Progress find_progress(const fs::path& checkpoints, const Report& report, checkpoint::KnownProblems& known) {
   Progress progress{.checkpoints = static_cast<int64_t>(checkpoint::list_step_folders(checkpoints).size()),
-                    .newest = {}};
-  if (const auto newest = checkpoint::find_resumable(checkpoints, report)) {
-    progress.newest = read_saved_run(*newest);
+                    .newest = {},
+                    .problem = {}};
+  std::optional<fs::path> newest;
+  try {
+    newest = checkpoint::find_resumable(checkpoints, report, known);
+  } catch (const Error& error) {
+    progress.problem = error.what();
   }
+  if (newest) progress.newest = read_saved_run(*newest);
   return progress;
 }
 
-fs::path find_named_checkpoint(const std::string& name, const Report& report) {
+fs::path find_named_checkpoint(const std::string& name, const Report& report,
+                               checkpoint::KnownProblems& known) {
   const fs::path path = name;
   if (!fs::exists(path)) {
     throw UsageError(fmt::format(
@@ -29,9 +35,12 @@ fs::path find_named_checkpoint(const std::string& name, const Report& report) {
         name));
   }
   const bool step_folder = checkpoint::parse_step_folder(path.filename().string()).has_value();
-  if (step_folder || fs::exists(path / checkpoint::manifest_name)) return path;
+  if (step_folder || fs::exists(path / checkpoint::manifest_name)) {
+    if (const auto found = known.find(path); found != known.end()) throw Error(found->second);
+    return path;
+  }
   for (const fs::path& root : {path, path / "checkpoints"}) {
-    if (const auto found = checkpoint::find_resumable(root, report)) return *found;
+    if (const auto found = checkpoint::find_resumable(root, report, known)) return *found;
   }
   throw Error(fmt::format("checkpoint.resume: no complete checkpoint in {}", name));
 }

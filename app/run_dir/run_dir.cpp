@@ -15,6 +15,7 @@
 #include "core/config/loader.h"
 #include "core/data/fingerprint.h"
 #include "core/kernels/device_name.h"
+#include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
 
@@ -36,14 +37,33 @@ void inform(const std::string& text) {
 
 RunDir::RunDir(RunContext& context) : context_(context), folder_(context.job.run.dir) {
   take_lock();
-  comm::Communicator& world = context.mesh.world();
+  agree();
+}
+
+void RunDir::agree() {
+  comm::Communicator& world = context_.mesh.world();
   std::string fault;
-  if (context.root()) fault = comm::fault_of([&] { choose(); });
+  if (context_.root()) fault = comm::fault_of([&] { choose(); });
   fault = comm::broadcast_string(world, fault, 0);
   if (!fault.empty()) throw CommonFault(fault);
   checkpoint_ = comm::broadcast_string(world, checkpoint_, 0);
   new_data_ = comm::any(world, terms_.new_data);
   next_sample_ = std::stoll(comm::broadcast_string(world, fmt::to_string(terms_.next_sample), 0));
+}
+
+void RunDir::pass_over(const std::string& problem) {
+  if (context_.root()) {
+    warn(fmt::format("the checkpoint '{}' is passed over: {}", checkpoint_, problem));
+    known_[checkpoint_] = problem;
+  }
+  agree();
+}
+
+fs::path RunDir::begun_from() const {
+  const std::string& resume = context_.job.checkpoint.resume;
+  if (resume == "auto" || resume == "none" || resume == "restart") return {};
+  if (checkpoint::parse_step_folder(fs::path(resume).filename().string())) return resume;
+  return choice_.from == StartFrom::named ? fs::path(checkpoint_) : fs::path{};
 }
 
 // All ranks wait together, so that none takes another one's patience for a failure.
@@ -72,12 +92,14 @@ void RunDir::take_lock() {
 void RunDir::choose() {
   const config::JobConfig& job = context_.job;
   data_ = data::fingerprint(job.data.path);
-  const Progress progress = find_progress(folder_ / "checkpoints", warn);
+  const Progress progress = find_progress(folder_ / "checkpoints", warn, known_);
   choice_ = choose_start(job, progress);
+  checkpoint_.clear();
+  terms_ = {};
   if (choice_.from == StartFrom::nothing) return;
   const SavedRun saved = choice_.from == StartFrom::own_checkpoint
                              ? *progress.newest
-                             : read_saved_run(find_named_checkpoint(job.checkpoint.resume, warn));
+                             : read_saved_run(find_named_checkpoint(job.checkpoint.resume, warn, known_));
   terms_ = check_resume(saved, job, data_);
   checkpoint_ = saved.folder.string();
 }

@@ -25,6 +25,14 @@ class RunDir {
   // The checkpoint to load; empty: a new model. The same on every rank.
   const std::string& checkpoint() const { return checkpoint_; }
 
+  // The checkpoint was found to be unusable as it was loaded: another one is chosen. Throws where there is none.
+  // Collective.
+  void pass_over(const std::string& problem);
+
+  // Rank 0: the checkpoint that the job names in checkpoint.resume, which stays whatever keep_last_n says; empty
+  // where it names none.
+  std::filesystem::path begun_from() const;
+
   // Where the checkpoint's run goes on under this job: its sample and seed are others where the data are.
   checkpoint::RunState adopt(checkpoint::RunState state) const;
 
@@ -41,11 +49,13 @@ class RunDir {
 
  private:
   void take_lock();
+  void agree();   // all ranks, on what rank 0 chooses
   void choose();  // rank 0
 
   RunContext& context_;
   std::filesystem::path folder_;
   RunLock lock_;
+  checkpoint::KnownProblems known_;  // rank 0
   StartChoice choice_;
   ResumeTerms terms_;
   std::string checkpoint_, data_;

@@ -64,11 +64,8 @@ StartChoice choose_start(const config::JobConfig& job, const Progress& progress)
     return {.from = StartFrom::own_checkpoint, .remark = passed_over(job, *progress.newest)};
   }
   if (progress.checkpoints > 0) {
-    throw Error(
-        fmt::format("none of the {} checkpoint{} in {}/checkpoints can be read. Repair what keeps them from "
-                    "being read, or start "
-                    "over with checkpoint.resume = \"restart\", which sets them aside.",
-                    progress.checkpoints, progress.checkpoints == 1 ? "" : "s", job.run.dir));
+    throw Error(fmt::format("{} Or start over with checkpoint.resume = \"restart\", which sets them aside.",
+                            progress.problem));
   }
   const bool named = resume != "auto" && resume != "none";
   return {.from = named ? StartFrom::named : StartFrom::nothing, .remark = {}};

@@ -23,7 +23,8 @@ struct SavedRun {
 // What earlier starts left in run.dir.
 struct Progress {
   int64_t checkpoints = 0;         // step folders, sound or not
-  std::optional<SavedRun> newest;  // the newest sound one
+  std::optional<SavedRun> newest;  // the newest that may be sound
+  std::string problem;             // why there is none, where there are checkpoints
 };
 
 enum class StartFrom {

@@ -11,8 +11,8 @@ namespace {
 
 // What each rank tells after the exact sum of its replica's squares. Loss and tokens of the last stage's rank
 // hold for all: it has summed them over the data ranks, and whether any of its stage's ranks was told to
-// stop.
-enum Extra { extra_loss, extra_tokens, extra_stop, extras };
+// stop or save.
+enum Extra { extra_loss, extra_tokens, extra_urgent, extras };
 
 }  // namespace
 
@@ -25,14 +25,14 @@ PostValidation::PostValidation(RunContext& context, RankModel& model)
   model_.keep_previous();
 }
 
-void PostValidation::start(const Pending& step, bool stop) {
+void PostValidation::start(const Pending& step, bool urgent) {
   std::vector<double> extra(extras, 0.0);
-  extra[extra_stop] = stop || seen_stop_ ? 1 : 0;
+  extra[extra_urgent] = urgent || seen_urgent_ ? 1 : 0;
   if (model_.has_last_stage()) {
     const pipeline::LossSum loss = model_.last_stage_loss();
     extra[extra_loss] = loss.loss;
     extra[extra_tokens] = static_cast<double>(loss.tokens);
-    extra[extra_stop] = comm::any(context_.mesh.of(mesh::Group::stage), extra[extra_stop] > 0) ? 1 : 0;
+    extra[extra_urgent] = comm::any(context_.mesh.of(mesh::Group::stage), extra[extra_urgent] > 0) ? 1 : 0;
   }
   const auto squares = model_.norm().of_replica(model_.squared_norm()).portable();
   std::vector<double> told(squares.begin(), squares.end());
@@ -47,10 +47,10 @@ PostValidation::Totals PostValidation::wait() {
   std::vector<kernels::ExactSum> squares;
   for (const std::span<const double> values : told) {
     squares.emplace_back(values.first(kernels::exact_words));
-    seen_stop_ = seen_stop_ || values.last(extras)[extra_stop] > 0;
+    seen_urgent_ = seen_urgent_ || values.last(extras)[extra_urgent] > 0;
   }
   const auto last = std::span<const double>(told[model_.last_stage_rank()]).last(extras);
-  stop_ = stop_ || last[extra_stop] > 0;
+  urgent_ = urgent_ || last[extra_urgent] > 0;
   return {.loss = {.loss = last[extra_loss], .tokens = static_cast<int64_t>(last[extra_tokens])},
           .norm = shard::GradNorm::of_stages(squares)};
 }

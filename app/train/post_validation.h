@@ -36,8 +36,8 @@ class PostValidation {
   void set_confident(bool confident) { confident_ = confident; }
 
   // Tells all ranks of the pipeline this one's part of the totals and takes the step. Gradients must stay as
-  // they are until correct(). `stop`: this rank was asked to stop.
-  void start(const Pending& step, bool stop);
+  // they are until correct(). `urgent`: this rank was asked to stop, or to save.
+  void start(const Pending& step, bool urgent);
   const std::optional<Pending>& pending() const { return pending_; }
 
   // Waits until all ranks have started.
@@ -47,8 +47,10 @@ class PostValidation {
   // stood.
   bool correct(const std::optional<double>& grad_scale);
 
-  // Was any rank asked to stop? The same answer on every rank, up to two steps late.
-  bool stop_requested() const { return stop_; }
+  // Was any rank asked to stop or save? The same answer on every rank, up to two steps late. Then the next
+  // step's result is needed at once, and after it, when all ranks have agreed on what was meant, answered().
+  bool is_urgent() const { return urgent_; }
+  void answered() { urgent_ = seen_urgent_ = false; }
 
  private:
   RunContext& context_;
@@ -56,8 +58,8 @@ class PostValidation {
   comm::Exchange exchange_;
   std::optional<Pending> pending_;
   bool confident_ = true;
-  bool seen_stop_ = false;  // a rank of this pipeline said so
-  bool stop_ = false;
+  bool seen_urgent_ = false;  // a rank of this pipeline said so
+  bool urgent_ = false;
 };
 
 }  // namespace pptrain::app

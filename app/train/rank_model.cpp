@@ -181,7 +181,7 @@ void RankModel::initialise() {
   }
 }
 
-void RankModel::load(const checkpoint::Reader& reader) {
+void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm) {
   const size_t stored = reader.names(model_file).size(), own = model_parameters();
   if (stored != own) {
     throw Error(fmt::format(
@@ -190,13 +190,16 @@ void RankModel::load(const checkpoint::Reader& reader) {
   const auto source = [&](const nn::Slice& slice) {
     return is_tied_copy(slice) ? std::string("embed.weight") : slice.spec.name;
   };
+  checkpoint::Destinations wanted;
   for (Part& part : parts_) {
     for (nn::Slice* slice : part.stage->parameters().slices())
-      reader.read(model_file, source(*slice), slice->shape, slice->master);
+      wanted[model_file].push_back({source(*slice), slice->shape, slice->master});
+    for (const optim::StateTensor& state : part.optimizer->state())
+      wanted[state.file].push_back({source(*state.slice), state.slice->shape, state.tensor});
+  }
+  reader.read_shared(comm, wanted);
+  for (Part& part : parts_) {
     part.stage->parameters().refresh_compute();
-    for (const optim::StateTensor& state : part.optimizer->state()) {
-      reader.read(state.file, source(*state.slice), state.slice->shape, state.tensor);
-    }
     part.optimizer->set_step(reader.state().optimizer_step);
   }
   optimizer_step_ = reader.state().optimizer_step;
@@ -293,6 +296,7 @@ std::vector<models::TransformerStage::ExpertLoads> RankModel::take_expert_loads(
 }
 
 void RankModel::apply(double lr, double grad_scale) {
+  before_change_();
   for (Part& part : parts_) part.optimizer->step(lr, grad_scale);
   ++optimizer_step_;
 }
@@ -302,6 +306,7 @@ void RankModel::keep_previous() {
 }
 
 void RankModel::undo() {
+  before_change_();
   for (Part& part : parts_) part.optimizer->undo();
   --optimizer_step_;
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "app/train/run_context.h"
@@ -30,7 +31,8 @@ class RankModel {
 
   // Values of a new run: from the seed, or from model.hf_dir.
   void initialise();
-  void load(const checkpoint::Reader& reader);
+  // Collective over all ranks, and over `comm`, which is of them all (checkpoint::load_on_all).
+  void load(const checkpoint::Reader& reader, comm::Communicator& comm);
   // What this rank writes: what it answers for of its stages in the first replica, nothing in others.
   std::vector<checkpoint::StageContents> contents() const;
 
@@ -41,6 +43,8 @@ class RankModel {
   void sum_tied_gradients();
   kernels::ExactSum squared_norm();  // of the summed, unscaled gradients: this rank's term of norm()
   const shard::GradNorm& norm() const { return norm_; }  // over the whole model
+  // `call` comes before each apply() and undo(), which alone change what contents() holds.
+  void before_change(std::function<void()> call) { before_change_ = std::move(call); }
   void apply(double lr, double grad_scale);
   void keep_previous();  // from now on undo() can take the last apply() back
   void undo();
@@ -85,6 +89,7 @@ class RankModel {
   std::vector<Part> parts_;
   shard::GradNorm norm_;
   int64_t optimizer_step_ = 0;
+  std::function<void()> before_change_ = [] {};
 };
 
 }  // namespace pptrain::app

@@ -60,6 +60,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       shutdown_(shutdown),
       checkpoint_root_(fs::path(context.job.run.dir) / "checkpoints"),
       run_dir_(context),
+      disk_comm_(checkpoint::patient(context.mesh.world())),
       model_(context),
       loader_(open_training_data(context)),
       executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
@@ -100,23 +101,32 @@ int Trainer::run() {
     eval_loss.reset();
     if (evaluator_ && (last || due(context_.job.eval.interval)))
       eval_loss = profile_.timed(Phase::evaluation, [&] { return evaluate(); });
-    stopped = stop_requested() && !last;
+    const Wishes wishes = agree_on_wishes();
+    stopped = wishes.stop && !last;
     if (quick_stop_ && (last || stopped)) quick_stop_->stopping();
-    if (last || stopped || due(context_.job.checkpoint.interval))
-      profile_.timed(Phase::checkpoint, [&] { return save(); });
+    if (last || stopped || wishes.save || due(context_.job.checkpoint.interval)) {
+      profile_.timed(Phase::checkpoint, [&] { save(last || stopped); });
+    } else if (quick_stop_) {
+      quick_stop_->saved();  // no save is due after all
+    }
   }
   return finish(stopped, eval_loss);
 }
 
 void Trainer::start() {
+  try {
+    checkpoint::probe_shared(*disk_comm_, checkpoint_root_);
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const Error& error) {
+    throw Error(fmt::format("run.dir: {}", error.what()));
+  }
+  resume();
   const std::string& chosen = run_dir_.checkpoint();
   if (chosen.empty()) {
     model_.initialise();
-    state_.seed = static_cast<uint64_t>(context_.job.run.seed);
+    state_ = {.seed = static_cast<uint64_t>(context_.job.run.seed)};
   } else {
-    const checkpoint::Reader reader(chosen);
-    state_ = run_dir_.adopt(reader.state());
-    model_.load(reader);
     anomaly_.restore(state_.skipped_in_a_row, state_.skipped);
     saved_step_ = state_.step;
   }
@@ -127,15 +137,44 @@ void Trainer::start() {
     if (!chosen.empty()) spdlog::info("resumed from {} at step {}", chosen, state_.step);
     open_sinks();
   }
-  context_.mesh.world().barrier();
+  open_saver();
+  disk_comm_->barrier();
   open_log(context_.job.run.dir);
   listen();
+}
+
+// From the newest checkpoint that proves sound as it is loaded.
+void Trainer::resume() {
+  while (!run_dir_.checkpoint().empty()) {
+    const std::string problem =
+        checkpoint::load_on_all(*disk_comm_, run_dir_.checkpoint(), [&](const checkpoint::Reader& reader) {
+          state_ = run_dir_.adopt(reader.state());
+          model_.load(reader, *disk_comm_);
+        });
+    if (problem.empty()) return;
+    run_dir_.pass_over(problem);
+  }
 }
 
 checkpoint::Layout Trainer::layout() const {
   checkpoint::Layout layout = describe_layout(context_.plan);
   layout["data"] = run_dir_.data();
   return layout;
+}
+
+checkpoint::SaveOptions Trainer::save_options() const {
+  return {.root = checkpoint_root_,
+          .layout = layout(),
+          .job_toml = config::to_toml(context_.job),
+          .keep_last_n = context_.job.checkpoint.keep_last_n,
+          .keep = run_dir_.begun_from(),
+          .warn = {}};
+}
+
+void Trainer::open_saver() {
+  saver_.emplace(*disk_comm_, save_options(), context_.job.checkpoint.async);
+  model_.before_change([this] { saver_->protect(); });
+  saved_at_ = Clock::now();
 }
 
 void Trainer::announce() const {
@@ -173,14 +212,15 @@ void Trainer::train_step() {
   ++state_.step;
   state_.next_sample += loader_.samples_per_step();
   const auto seconds = [&] {
-    return Seconds{seconds_since(begin), data_wait_, std::exchange(save_seconds_, 0)};
+    const double stalled = saver_->stalled_seconds();
+    return Seconds{seconds_since(begin), data_wait_, stalled - std::exchange(stalled_, stalled)};
   };
   const double lr = lr_.at(state_.step - 1);
   const double unclipped = 1.0 / static_cast<double>(targets);
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {
       post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped},
-                              shutdown_.requested());
+                              shutdown_.requested() || save_is_late());
     });
     profile_.end_step();
     pending_seconds_ = seconds();
@@ -241,14 +281,15 @@ void Trainer::settle(const Step& step, int64_t number, const Seconds& seconds) {
   state_.skipped_in_a_row = anomaly_.in_a_row();
   record(step, number, seconds, profile_.settle());
   if (quick_stop_)
-    quick_stop_->finished(state_,
-                          number == context_.job.train.steps || due(context_.job.checkpoint.interval));
+    quick_stop_->finished(state_, number == context_.job.train.steps ||
+                                      due(context_.job.checkpoint.interval) ||
+                                      context_.job.checkpoint.minutes > 0);
 }
 
 bool Trainer::result_needed() const {
   const config::JobConfig& job = context_.job;
   return state_.step == job.train.steps || due(job.eval.interval) || due(job.checkpoint.interval) ||
-         post_validation_->stop_requested();
+         post_validation_->is_urgent();
 }
 
 void Trainer::record(const Step& step, int64_t number, const Seconds& seconds,
@@ -292,17 +333,14 @@ std::optional<double> Trainer::evaluate() {
   return loss;
 }
 
-fs::path Trainer::save() {
-  const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
-  if (saved_step_ == state_.step) return folder;
+// The last save of a run must succeed; one before it that fails is told, and the next may succeed.
+void Trainer::save(bool is_last) {
   const metrics::PhaseNote note(sinks_, "saving");
-  const auto begin = Clock::now();
-  checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, layout(), config::to_toml(context_.job),
-                   model_.contents(), context_.job.checkpoint.keep_last_n);
-  save_seconds_ += seconds_since(begin);
-  saved_step_ = state_.step;
+  if (std::exchange(saved_step_, state_.step) != state_.step)
+    saver_->start(state_, model_.contents(), is_last);
   if (quick_stop_) quick_stop_->saved();
-  return folder;
+  if (is_last) saver_->finish();
+  saved_at_ = Clock::now();
 }
 
 void Trainer::listen() {
@@ -331,18 +369,30 @@ void Trainer::tell_of(const fault::StopRequest& request) const {
   }
 }
 
+// What the saver has under way is of this step, or of an earlier one: it ends first.
 std::string Trainer::save_quickly(comm::Communicator& world, const checkpoint::RunState& state) {
   if (state.step == 0) return "no step was finished, so there is nothing to save";
-  if (saved_step_ != state.step) {
-    checkpoint::save(world, checkpoint_root_, state, describe_layout(context_.plan),
-                     config::to_toml(context_.job), model_.contents(), context_.job.checkpoint.keep_last_n);
-    saved_step_ = state.step;
+  bool saved = saved_step_ == state.step;
+  try {
+    saver_->finish();
+  } catch (const checkpoint::NotSaved&) {
+    saved = false;
   }
+  if (!saved) checkpoint::save(world, save_options(), state, model_.contents());
+  saved_step_ = state.step;
   return fmt::format("step {} is saved in {}", state.step, checkpoint_root_.string());
 }
 
-bool Trainer::stop_requested() {
-  return comm::any(context_.mesh.world(), shutdown_.requested());
+bool Trainer::save_is_late() const {
+  const double minutes = context_.job.checkpoint.minutes;
+  return context_.root() && minutes > 0 && seconds_since(saved_at_) >= 60 * minutes;
+}
+
+Trainer::Wishes Trainer::agree_on_wishes() {
+  const std::vector<double> mine{shutdown_.requested() ? 1.0 : 0.0, save_is_late() ? 1.0 : 0.0};
+  const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
+  if (post_validation_) post_validation_->answered();
+  return {.stop = ranks[0] > 0, .save = ranks[1] > 0};
 }
 
 int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {

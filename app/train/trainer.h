@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -21,7 +22,7 @@
 #include "core/fault/shutdown.h"
 #include "core/metrics/sinks.h"
 #include "core/optim/lr_schedule.h"
-#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/saver.h"
 #include "parallel/pipeline/executor.h"
 
 namespace pptrain::app {
@@ -50,7 +51,15 @@ class Trainer {
     double grad_scale = 0;  // what the optimizer multiplies the gradient of the loss sum by
   };
 
+  // What ranks were asked for, between steps.
+  struct Wishes {
+    bool stop = false;
+    bool save = false;
+  };
+
   void start();  // resumes, or initialises a new run
+  void resume();
+  void open_saver();
   void open_sinks();
   void announce() const;
   void train_step();
@@ -65,17 +74,20 @@ class Trainer {
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool result_needed() const;  // of the step just run, before the next one can begin
   std::optional<double> evaluate();
-  std::filesystem::path save();
+  void save(bool is_last);
+  bool save_is_late() const;  // on rank 0, whose clock counts: checkpoint.minutes have passed
+  Wishes agree_on_wishes();
+  checkpoint::SaveOptions save_options() const;
   void listen();  // for who asks the run to stop: tells the user, and is ready for a launcher in a hurry
   void tell_of(const fault::StopRequest& request) const;
   std::string save_quickly(comm::Communicator& world, const checkpoint::RunState& state);
-  bool stop_requested();
   int finish(bool stopped, const std::optional<double>& eval_loss);
 
   RunContext& context_;
   const fault::Shutdown& shutdown_;
   std::filesystem::path checkpoint_root_;
   RunDir run_dir_;  // before what costs time and memory: a second start in the folder ends here
+  std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
   RankModel model_;
   data::DataLoader loader_;
   pipeline::Executor executor_;
@@ -85,11 +97,13 @@ class Trainer {
   std::optional<LoadSum> expert_loads_;  // of a model with experts
   Seconds pending_seconds_;              // that the pending step took
   double data_wait_ = 0;                 // of the step just run
-  double save_seconds_ = 0;              // since the last step ended
+  double stalled_ = 0;  // s that saving took of training's time until the last step ended
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;
-  int64_t saved_step_ = -1;
+  int64_t saved_step_ = -1;  // begun to be saved
+  std::chrono::steady_clock::time_point saved_at_;
+  std::optional<checkpoint::Saver> saver_;
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_ = 0;
   double peak_flops_ = 0;  // of all ranks

@@ -156,7 +156,9 @@ struct LrScheduleSection {
 };
 
 struct CheckpointSection {
-  int64_t interval = 1000;      // steps; 0: only at the end and when stopped by a signal
+  int64_t interval = 1000;      // steps; 0: none by steps
+  double minutes = 0;           // 0: none by time
+  bool async = true;            // saves while training goes on
   int64_t keep_last_n = 3;      // 0: all
   std::string resume = "auto";  // auto | none | restart | PATH
   std::string data = "same";    // same | continue | restart

@@ -477,8 +477,19 @@ void add_checkpoint(std::vector<Option>& options) {
       options, "checkpoint", [](JobConfig& j) -> CheckpointSection& { return j.checkpoint; }, Effect::none);
   checkpoint
       .add("interval", &CheckpointSection::interval,
-           "Steps between checkpoints. 0: only at the end and when stopped by a signal.")
+           "Steps between checkpoints. 0: only by checkpoint.minutes, at the end, and when stopped by a "
+           "signal.")
       .between(0, max_steps);
+  checkpoint
+      .add("minutes", &CheckpointSection::minutes,
+           "A checkpoint is saved too when so many minutes have passed since the last one. 0: whatever the "
+           "time.")
+      .between(0, 1e6);
+  checkpoint.add(
+      "async", &CheckpointSection::async,
+      "Checkpoints are written while training goes on, of the tensors as they were. What is not "
+      "written when the next step changes it is copied first: up to once more the fp32 weights and "
+      "the optimizer's state of a rank, in the host's memory. false: training waits.");
   checkpoint
       .add("keep_last_n", &CheckpointSection::keep_last_n,
            "Newest checkpoints kept; older ones are deleted. 0: all.")

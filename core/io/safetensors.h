@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -44,6 +45,10 @@ class SafetensorsWriter {
   // Writes one declared tensor, in any order, from any device. Throws Error if it was not declared so, or
   // twice. Returns the checksum (checksum.h) of its bytes.
   std::string write(const std::string& name, const at::Tensor& tensor);
+  // Puts the tensor's bytes from byte `begin` on into `piece`.
+  using Fill = std::function<void(uint64_t begin, std::span<std::byte> piece)>;
+  // The same for bytes that are asked for piece by piece, in their order.
+  std::string write_pieces(const std::string& name, const Fill& fill);
   // Throws Error if a tensor is missing; syncs and closes. Returns the size of the file in bytes.
   uint64_t finish();
 
@@ -53,6 +58,8 @@ class SafetensorsWriter {
     uint64_t begin = 0;  // byte in the file
     bool written = false;
   };
+  Entry& take(const std::string& name);  // declared and not written yet
+
   OutputFile file_;
   std::unordered_map<std::string, Entry> entries_;
   uint64_t size_ = 0;
@@ -80,6 +87,10 @@ class SafetensorsReader {
 
   // The tensor's bytes in the mapping.
   std::span<const std::byte> bytes(const std::string& name) const { return entry(name).bytes; }
+  // Where they begin in the file.
+  uint64_t offset(const std::string& name) const {
+    return static_cast<uint64_t>(entry(name).bytes.data() - file_->bytes().data());
+  }
   // The tensor on the mapping itself, which lives as long as the tensor does. Read-only: writing to it is a
   // fault. (A file of other makers may hold a tensor at an odd address; that one is a copy.)
   at::Tensor view(const std::string& name) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -18,6 +19,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors is little
 
 // A tensor on a device comes over in pieces of this many bytes.
 constexpr int64_t piece_bytes = int64_t{64} << 20;
+// Pieces that are asked for stay in a core's cache until they are summed and written.
+constexpr uint64_t fill_bytes = uint64_t{1} << 20;
 
 uint64_t byte_size(const TensorSpec& spec) {
   uint64_t bytes = c10::elementSize(spec.dtype);
@@ -67,7 +70,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   size_ = data_begin + end;
 }
 
-std::string SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
+SafetensorsWriter::Entry& SafetensorsWriter::take(const std::string& name) {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
     throw Error(fmt::format("'{}': the tensor '{}' was not declared", file_.path().string(), name));
@@ -75,6 +78,26 @@ std::string SafetensorsWriter::write(const std::string& name, const at::Tensor& 
   Entry& entry = found->second;
   if (entry.written)
     throw Error(fmt::format("'{}': the tensor '{}' comes twice", file_.path().string(), name));
+  return entry;
+}
+
+std::string SafetensorsWriter::write_pieces(const std::string& name, const Fill& fill) {
+  Entry& entry = take(name);
+  entry.written = true;
+  const uint64_t size = byte_size(entry.spec);
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(std::min(size, fill_bytes));
+  Checksum checksum;
+  for (uint64_t begin = 0; begin < size; begin += fill_bytes) {
+    const std::span piece(buffer.get(), std::min(fill_bytes, size - begin));
+    fill(begin, piece);
+    checksum.add(piece);
+    file_.write_at(entry.begin + begin, piece);
+  }
+  return checksum.hex();
+}
+
+std::string SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
+  Entry& entry = take(name);
   if (tensor.scalar_type() != entry.spec.dtype || tensor.sizes() != at::IntArrayRef(entry.spec.shape)) {
     throw Error(fmt::format("'{}': the tensor '{}' is {} {}, but was declared as {} {}",
                             file_.path().string(), name, c10::toString(tensor.scalar_type()),

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/nn/slice.h"
 #include "parallel/comm/communicator.h"
 
@@ -55,23 +56,61 @@ struct StageContents {
 // How the writing run was laid out: for people and for `verify`; reading needs none of it.
 using Layout = std::map<std::string, std::string>;  // "pp" -> "2", "pp_schedule" -> "1f1b", ...
 
+// What is the same in every save of a run.
+struct SaveOptions {
+  std::filesystem::path root;
+  Layout layout;
+  std::string job_toml;
+  int64_t keep_last_n = 0;     // the newest that stay; 0: all
+  std::filesystem::path keep;  // one that stays whatever its age: what the run began with; "" for none
+  // Hears on rank 0 of what is no failure: an old checkpoint that cannot be removed. Default: a line of the
+  // log.
+  std::function<void(const std::string&)> warn;
+};
+
+// A save that failed, on every rank alike: what older checkpoints hold is untouched, and another save may
+// succeed.
+class NotSaved : public Error {
+ public:
+  using Error::Error;
+};
+
 // Writes `<root>/step_N`. Collective over `world`. Each element of each tensor is passed by one rank; a rank
 // that has nothing to write (a replica's) passes no stage. Steps: every rank writes its files into
 // `<root>/.tmp_step_N` and syncs them; what they hold is gathered to rank 0, which checks that the slices of
-// each tensor are the whole tensor, writes and syncs the manifest, renames the folder, syncs, points `latest`
-// at it, and removes all but the newest `keep_last_n` (0: keeps all). Elements that no rank passed, or two
-// did, are an error before anything is renamed. On any failure (disk full, unwritable) every rank throws
-// Error that says what and where; older checkpoints stay untouched. A step that is there already is replaced
-// at once by the new one. What killed runs left behind (`.tmp_*`) is removed.
+// each tensor are the whole tensor, writes and syncs the manifest, renames the folder and syncs: now the
+// checkpoint exists. Then it points `latest` at it, and removes all but the newest `keep_last_n`. Elements
+// that no rank passed, or two did, are an error before anything is renamed. On any failure (disk full,
+// unwritable) every rank throws NotSaved that says what and where; older checkpoints stay untouched. A step
+// that is there already is replaced at once by the new one. What killed runs left behind (`.tmp_*`) is
+// removed where it can be. A failure after the rename is a warning: the checkpoint is there.
+//
+// It returns when all is written. saver.h does the same while training goes on.
+void save(comm::Communicator& world, const SaveOptions& options, const RunState& state,
+          const std::vector<StageContents>& stages);
 void save(comm::Communicator& world, const std::filesystem::path& root, const RunState& state,
           const Layout& layout, const std::string& job_toml, const std::vector<StageContents>& stages,
           int64_t keep_last_n);
 
-// A complete checkpoint, open for reading by one thread. Files are memory-mapped; only the bytes of tensors
-// asked for are read.
+// The ranks of `world` over a communicator that waits as long as a disk takes, not as long as a message
+// should: for saves and loads, where one rank may be slower than the others by minutes. That a rank is gone
+// is for others to find: its waits then end with PeerFailure. Collective.
+std::unique_ptr<comm::Communicator> patient(comm::Communicator& world);
+
+// A checkpoint that cannot be used, since it is damaged, incomplete or unreadable (a failing disk, missing
+// rights). Another one may be sound.
+class Unusable : public Error {
+ public:
+  using Error::Error;
+};
+
+// Tensors by kind of file, to be filled: what one rank wants of a checkpoint.
+using Destinations = std::map<std::string, std::vector<NamedTensor>>;
+
+// A complete checkpoint, open for reading by one thread. Only the bytes of tensors asked for are read.
 class Reader {
  public:
-  // Throws Error that names what is missing or wrong in the manifest, a header or a file's size.
+  // Throws Unusable that names what is missing or wrong in the manifest, a header or a file's size.
   explicit Reader(const std::filesystem::path& step_dir);
   ~Reader();
   Reader(Reader&&) noexcept;
@@ -86,13 +125,20 @@ class Reader {
   const std::vector<int64_t>& global_shape(const std::string& file, const std::string& tensor) const;
 
   // Fills `out` (any device; the stored type; wanted.numel() elements in any shape) from the stored slices
-  // that `wanted` overlaps, whatever they are, after the checksum of each of them proved right. A stored
-  // slice is checked whole, the first time that something of it is read. Throws Error that names the tensor
-  // and the file.
+  // that `wanted` overlaps, whatever they are. A stored slice is checked whole, the first time that something
+  // of it is read. Throws Unusable that names the tensor and the file where its checksum is wrong or the
+  // bytes cannot be read (`out` is then half filled), and Error where there is no such tensor.
   void read(const std::string& file, const std::string& tensor, const nn::SliceShape& wanted,
             at::Tensor out) const;
   // The whole tensor, whose shape is out's.
   void read(const std::string& file, const std::string& tensor, at::Tensor out) const;
+
+  // Fills what every rank wants, and checks every byte of the checkpoint, the ranks together. A stored slice
+  // that some rank wants whole is checked by that rank as it is read, so that where ranks read what they have
+  // saved, each byte is read once. Those that nobody wants whole are dealt over the ranks by their bytes,
+  // and are not checked again by those who want parts of them. Throws as read() does, on one rank or more:
+  // see load_on_all. Collective.
+  void read_shared(comm::Communicator& comm, const Destinations& wanted) const;
 
  private:
   struct Impl;
@@ -102,9 +148,33 @@ class Reader {
 // Every problem of a checkpoint, in words; empty when it is sound. Reads every byte.
 std::vector<std::string> verify(const std::filesystem::path& step_dir);
 
-// The newest sound checkpoint under `root`: `latest` if it is sound, else the newest other one. `report`
-// hears of each one passed over and why. Nothing when there is none.
+// Checkpoints that were found to be unusable, by folder, each with the reason.
+using KnownProblems = std::map<std::filesystem::path, std::string>;
+
+// The newest checkpoint under `root` that may be sound: its manifest, all its files' sizes and headers, and
+// what they hold of each tensor are right, and it is not among `known`. The bytes of tensors are checked
+// where they are read. `latest` is for people and has no say. `report` hears of each one passed over and why;
+// `known` takes it up, so that it hears of each once. Nothing when there are no checkpoints. Throws Error
+// that names them all where there are some and none can be used, or where the folder cannot be read: what a
+// run has done is then not lost, and nobody should begin anew over it.
+std::optional<std::filesystem::path> find_resumable(const std::filesystem::path& root,
+                                                    const std::function<void(const std::string&)>& report,
+                                                    KnownProblems& known);
 std::optional<std::filesystem::path> find_resumable(const std::filesystem::path& root,
                                                     const std::function<void(const std::string&)>& report);
+
+// Opens the checkpoint on every rank and calls `load`. Returns the problem of the first rank on which one or
+// the other threw Unusable, with the rank's number, the same text on all ranks; "" where none did. What else
+// is thrown goes on. Collective; `load` may be, until it calls read_shared, which comes last.
+std::string load_on_all(comm::Communicator& comm, const std::filesystem::path& step_dir,
+                        const std::function<void(const Reader&)>& load);
+
+// Proves that files can be written below `folder`, by writing, syncing and removing one; where the folder is
+// not there yet, in the nearest folder above that is. Nothing stays. Throws Error that names the folder and
+// the system's reason.
+void probe(const std::filesystem::path& folder);
+// The same on every rank, for `root`, which is created; proves too that all ranks see one folder there.
+// Throws Error on every rank, with the first failing rank's reason. Collective.
+void probe_shared(comm::Communicator& comm, const std::filesystem::path& root);
 
 }  // namespace pptrain::checkpoint

@@ -2,7 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <cstdint>
+#include <algorithm>
+#include <memory>
 #include <system_error>
 
 #include "core/base/error.h"
@@ -10,6 +11,10 @@
 #include "core/io/file_descriptor.h"
 
 namespace pptrain::checkpoint {
+namespace {
+// Pieces stay in a core's cache until they are summed and copied.
+constexpr uint64_t piece_bytes = uint64_t{1} << 20;
+}  // namespace
 
 io::SafetensorsReader open_file(const std::filesystem::path& step_dir, const FileEntry& entry) {
   const std::filesystem::path path = step_dir / entry.path();
@@ -46,11 +51,23 @@ std::vector<std::string> compare(const io::SafetensorsReader& file, const FileEn
   return problems;
 }
 
-void check_bytes(const io::SafetensorsReader& file, const std::string& tensor, const TensorEntry& entry) {
-  if (io::checksum_hex(file.bytes(tensor)) != entry.checksum) {
-    throw Error(fmt::format("'{}': the tensor '{}' is damaged (its checksum is not the manifest's)",
-                            file.path().string(), tensor));
+std::string stream_bytes(const io::InputFile& input, const io::SafetensorsReader& file,
+                         const std::string& tensor, uint64_t begin, uint64_t end, const Take& take) {
+  const uint64_t offset = file.offset(tensor);
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(std::min(end - begin, piece_bytes));
+  io::Checksum checksum;
+  for (uint64_t at = begin; at < end; at += piece_bytes) {
+    const std::span piece(buffer.get(), std::min(piece_bytes, end - at));
+    input.read_at(offset + at, piece);
+    checksum.add(piece);
+    take(at, piece);
   }
+  return checksum.hex();
+}
+
+Unusable damaged(const io::SafetensorsReader& file, const std::string& tensor) {
+  return Unusable(fmt::format("'{}': the tensor '{}' is damaged (its checksum is not the manifest's)",
+                              file.path().string(), tensor));
 }
 
 }  // namespace pptrain::checkpoint

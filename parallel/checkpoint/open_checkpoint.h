@@ -1,10 +1,15 @@
 // Reading a checkpoint's files against its manifest; shared by Reader and verify.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "core/io/input_file.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/manifest.h"
 
@@ -17,8 +22,15 @@ io::SafetensorsReader open_file(const std::filesystem::path& step_dir, const Fil
 // or stored shape.
 std::vector<std::string> compare(const io::SafetensorsReader& file, const FileEntry& entry);
 
-// Reads every byte of the tensor. Throws Error that names tensor and file if its checksum is not the
-// manifest's.
-void check_bytes(const io::SafetensorsReader& file, const std::string& tensor, const TensorEntry& entry);
+// Takes a tensor's bytes from byte `begin` on.
+using Take = std::function<void(uint64_t begin, std::span<const std::byte> piece)>;
+
+// Reads the bytes [begin, end) of a tensor of `file` through `input`, which is the same file, and hands them
+// to `take`, piece by piece. Returns their checksum.
+std::string stream_bytes(const io::InputFile& input, const io::SafetensorsReader& file,
+                         const std::string& tensor, uint64_t begin, uint64_t end, const Take& take);
+
+// What to throw where a tensor's checksum is not the manifest's: names tensor and file.
+Unusable damaged(const io::SafetensorsReader& file, const std::string& tensor);
 
 }  // namespace pptrain::checkpoint

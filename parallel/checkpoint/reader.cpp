@@ -4,9 +4,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/io/checksum.h"
+#include "core/io/input_file.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/coverage.h"
 #include "parallel/checkpoint/open_checkpoint.h"
@@ -48,28 +53,53 @@ std::vector<Overlap> overlaps(const std::vector<nn::ElementRun>& stored,
   return found;
 }
 
-void check(const std::string& tensor, Stored& stored) {
-  if (stored.checked) return;
-  check_bytes(*stored.file, tensor, *stored.entry);
-  stored.checked = true;
+// The slices that are wanted of each tensor, by file kind and name.
+using Wanted = std::map<std::pair<std::string, std::string>, std::vector<const nn::SliceShape*>>;
+
+Wanted index_of(const Destinations& destinations) {
+  Wanted wanted;
+  for (const auto& [file, tensors] : destinations) {
+    for (const NamedTensor& t : tensors) wanted[{file, t.name}].push_back(&t.slice);
+  }
+  return wanted;
 }
 
-// Fills `out` (CPU, contiguous).
-void gather(const std::string& tensor, std::vector<Stored>& slices, const nn::SliceShape& wanted,
-            const at::Tensor& out) {
-  const std::vector<nn::ElementRun> runs = nn::element_runs(wanted);
-  const auto size = static_cast<int64_t>(out.element_size());
-  auto* const to = static_cast<std::byte*>(out.mutable_data_ptr());
-  for (Stored& stored : slices) {
-    const std::vector<Overlap> common = overlaps(nn::element_runs(stored.entry->slice), runs);
-    if (common.empty()) continue;
-    check(tensor, stored);
-    const std::byte* const from = stored.file->bytes(tensor).data();
-    for (const Overlap& o : common) {
-      std::memcpy(to + o.wanted * size, from + o.stored * size, static_cast<size_t>(o.length * size));
-    }
+template <typename Body>
+auto or_unusable(const Body& body) {
+  try {
+    return body();
+  } catch (const Unusable&) {
+    throw;
+  } catch (const Error& error) {
+    throw Unusable(error.what());
   }
 }
+
+// Copies what [begin, end) of a stored slice's elements has of the overlaps; `piece` holds it.
+class OverlapCopy {
+ public:
+  OverlapCopy(std::span<const Overlap> common, int64_t element, std::byte* to)
+      : common_(common), element_(element), to_(to) {}
+
+  // Ranges ascend.
+  void take(int64_t begin, int64_t end, const std::byte* piece) {
+    for (; next_ < common_.size(); ++next_) {
+      const Overlap& o = common_[next_];
+      const int64_t first = std::max(begin, o.stored), last = std::min(end, o.stored + o.length);
+      if (first < last) {
+        std::memcpy(to_ + (o.wanted + first - o.stored) * element_, piece + (first - begin) * element_,
+                    static_cast<size_t>((last - first) * element_));
+      }
+      if (o.stored + o.length > end) return;
+    }
+  }
+
+ private:
+  std::span<const Overlap> common_;
+  int64_t element_;
+  std::byte* to_;
+  size_t next_ = 0;
+};
 
 }  // namespace
 
@@ -78,19 +108,111 @@ struct Reader::Impl {
   Manifest manifest;
   std::vector<io::SafetensorsReader> files;
   std::map<std::pair<std::string, std::string>, std::vector<Stored>> tensors;  // by file kind and name
+  std::optional<io::InputFile> open;  // that was read last: ranks read file after file
 
-  explicit Impl(const std::filesystem::path& dir) : step_dir(dir), manifest(read_manifest(dir)) {
+  explicit Impl(const std::filesystem::path& dir)
+      : step_dir(dir), manifest(or_unusable([&] { return read_manifest(dir); })) {
     files.reserve(manifest.files.size());  // Stored points into it
-    for (const FileEntry& entry : manifest.files) {
-      const io::SafetensorsReader& file = files.emplace_back(open_file(dir, entry));
-      const auto problems = compare(file, entry);
-      if (!problems.empty()) throw Error(problems.front());
-      for (const auto& [name, tensor] : entry.tensors) {
-        tensors[{entry.file, name}].push_back({.file = &file, .entry = &tensor, .checked = false});
+    or_unusable([&] {
+      for (const FileEntry& entry : manifest.files) add(entry);
+    });
+    const auto problems = coverage_problems(manifest.files);
+    if (!problems.empty()) throw Unusable(fmt::format("'{}': {}", dir.string(), problems.front()));
+  }
+
+  void add(const FileEntry& entry) {
+    const io::SafetensorsReader& file = files.emplace_back(open_file(step_dir, entry));
+    const auto problems = compare(file, entry);
+    if (!problems.empty()) throw Unusable(problems.front());
+    for (const auto& [name, tensor] : entry.tensors) {
+      tensors[{entry.file, name}].push_back({.file = &file, .entry = &tensor, .checked = false});
+    }
+  }
+
+  const io::InputFile& input(const std::filesystem::path& path) {
+    if (!open || open->path() != path) open.emplace(path);
+    return *open;
+  }
+
+  // Hands bytes [begin, end) of a stored slice to `take`, piece by piece. Where they are all of it and were
+  // not checked before: throws Unusable unless their checksum is the manifest's.
+  void stream(const std::string& tensor, Stored& stored, uint64_t begin, uint64_t end, const Take& take) {
+    or_unusable([&] {
+      const std::string sum =
+          stream_bytes(input(stored.file->path()), *stored.file, tensor, begin, end, take);
+      if (stored.checked || begin > 0 || end < stored.file->bytes(tensor).size()) return;
+      if (sum != stored.entry->checksum) throw damaged(*stored.file, tensor);
+      stored.checked = true;
+    });
+  }
+
+  void check(const std::string& tensor, Stored& stored) {
+    if (stored.checked) return;
+    stream(tensor, stored, 0, stored.file->bytes(tensor).size(), [](uint64_t, std::span<const std::byte>) {});
+  }
+
+  // Fills `out` (CPU, contiguous) with a stored slice.
+  void copy_whole(const std::string& tensor, Stored& stored, const at::Tensor& out) {
+    auto* const to = static_cast<std::byte*>(out.mutable_data_ptr());
+    stream(tensor, stored, 0, out.nbytes(), [&](uint64_t begin, std::span<const std::byte> piece) {
+      std::memcpy(to + begin, piece.data(), piece.size());
+    });
+  }
+
+  // Fills `out` (CPU, contiguous) from parts of stored slices.
+  void gather(const std::string& tensor, std::vector<Stored>& slices, const nn::SliceShape& wanted,
+              const at::Tensor& out) {
+    const std::vector<nn::ElementRun> runs = nn::element_runs(wanted);
+    const auto size = static_cast<int64_t>(out.element_size());
+    for (Stored& stored : slices) {
+      const std::vector<Overlap> common = overlaps(nn::element_runs(stored.entry->slice), runs);
+      if (common.empty()) continue;
+      OverlapCopy copy(common, size, static_cast<std::byte*>(out.mutable_data_ptr()));
+      const auto bytes = [&](int64_t elements) { return static_cast<uint64_t>(elements * size); };
+      uint64_t begin = 0, end = stored.file->bytes(tensor).size();
+      if (stored.checked) {
+        begin = bytes(common.front().stored);
+        end = bytes(common.back().stored + common.back().length);
+      }
+      stream(tensor, stored, begin, end, [&](uint64_t at, std::span<const std::byte> piece) {
+        const auto first = static_cast<int64_t>(at) / size;
+        copy.take(first, first + static_cast<int64_t>(piece.size()) / size, piece.data());
+      });
+    }
+  }
+
+  // What nobody reads whole is checked here; of the rest this rank checks what it reads whole.
+  void share_checks(comm::Communicator& comm, const Destinations& destinations) {
+    const Wanted wanted = index_of(destinations);
+    std::vector<std::pair<const std::string*, Stored*>> all;  // the same order on all ranks
+    std::vector<double> readers;
+    for (auto& [key, slices] : tensors) {
+      const auto found = wanted.find(key);
+      for (Stored& stored : slices) {
+        const auto is_it = [&](const nn::SliceShape* slice) { return *slice == stored.entry->slice; };
+        all.emplace_back(&key.second, &stored);
+        readers.push_back(found != wanted.end() && std::ranges::any_of(found->second, is_it) ? 1 : 0);
       }
     }
-    const auto problems = coverage_problems(manifest.files);
-    if (!problems.empty()) throw Error(fmt::format("'{}': {}", dir.string(), problems.front()));
+    const std::vector<double> mine = readers;
+    readers = comm::all_reduce_sum(comm, readers);
+    double total = 0;
+    const auto bytes = [&](size_t i) {
+      return static_cast<double>(all[i].second->file->bytes(*all[i].first).size());
+    };
+    for (size_t i = 0; i < all.size(); ++i) total += readers[i] == 0 ? bytes(i) : 0;
+    double before = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      auto& [name, stored] = all[i];
+      if (readers[i] == 0) {
+        const double share = total / comm.size();
+        const bool is_mine =
+            std::min(static_cast<int>(before / std::max(share, 1.0)), comm.size() - 1) == comm.rank();
+        before += bytes(i);
+        if (is_mine) check(*name, *stored);
+      }
+      if (mine[i] == 0) stored->checked = true;  // by this rank or by another
+    }
   }
 
   // The slices that are the tensor.
@@ -145,21 +267,26 @@ void Reader::read(const std::string& file, const std::string& tensor, const nn::
     throw Error(fmt::format("the tensor '{}': a slice of {} elements cannot be read into {}", tensor,
                             wanted.numel(), out.numel()));
   }
+  const bool direct = out.is_cpu() && out.is_contiguous();
+  const at::Tensor host = direct ? out : at::empty(out.sizes(), out.options().device(at::kCPU));
   const auto same = std::ranges::find_if(slices, [&](const Stored& s) { return s.entry->slice == wanted; });
   if (same != slices.end()) {
-    check(tensor, *same);
-    out.copy_(same->file->view(tensor).view(out.sizes()));
-  } else if (out.is_cpu() && out.is_contiguous()) {
-    gather(tensor, slices, wanted, out);
+    impl_->copy_whole(tensor, *same, host);
   } else {
-    const at::Tensor host = at::empty(out.sizes(), out.options().device(at::kCPU));
-    gather(tensor, slices, wanted, host);
-    out.copy_(host);
+    impl_->gather(tensor, slices, wanted, host);
   }
+  if (!direct) out.copy_(host);
 }
 
 void Reader::read(const std::string& file, const std::string& tensor, at::Tensor out) const {
   read(file, tensor, nn::whole_slice(out.sizes().vec()), out);
+}
+
+void Reader::read_shared(comm::Communicator& comm, const Destinations& wanted) const {
+  impl_->share_checks(comm, wanted);
+  for (const auto& [file, tensors] : wanted) {
+    for (const NamedTensor& t : tensors) read(file, t.name, t.slice, t.tensor);
+  }
 }
 
 }  // namespace pptrain::checkpoint

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "core/io/file_descriptor.h"
+
 namespace pptrain::checkpoint {
 namespace {
 constexpr std::string_view step_prefix = "step_";
@@ -28,10 +30,20 @@ std::optional<int64_t> parse_step_folder(const std::string& name) {
 
 std::vector<StepFolder> list_step_folders(const std::filesystem::path& root) {
   std::vector<StepFolder> found;
+  const auto failed = [&](const std::error_code& error) {
+    return io::file_error("cannot list the checkpoints in", root, error.value());
+  };
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(root, error)) {
-    const auto step = parse_step_folder(entry.path().filename().string());
-    if (step && entry.is_directory(error)) found.push_back({entry.path(), *step});
+  std::filesystem::directory_iterator entry(root, error);
+  if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return found;
+  if (error) throw failed(error);
+  while (entry != std::filesystem::directory_iterator()) {
+    const auto step = parse_step_folder(entry->path().filename().string());
+    // What cannot be told is taken for one, so that it is not overlooked.
+    std::error_code unknown;
+    if (step && (entry->is_directory(unknown) || unknown)) found.push_back({entry->path(), *step});
+    entry.increment(error);
+    if (error) throw failed(error);
   }
   std::ranges::sort(found, std::greater{}, &StepFolder::step);
   return found;

@@ -21,7 +21,8 @@ struct StepFolder {
   std::filesystem::path path;
   int64_t step = 0;
 };
-// Those under `root`, sound or not, the highest step first. Empty if `root` is no folder.
+// Those under `root`, sound or not, the highest step first. Empty if `root` is no folder. Throws Error where
+// it is one that cannot be read.
 std::vector<StepFolder> list_step_folders(const std::filesystem::path& root);
 
 }  // namespace pptrain::checkpoint

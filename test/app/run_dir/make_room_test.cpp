@@ -114,9 +114,10 @@ TEST_CASE("a trace makes room for the next one") {
 TEST_CASE("step_007 is no checkpoint's folder, for nobody") {
   const TemporaryFolder folder;
   const fs::path root = used_folder(folder) / "checkpoints";
-  CHECK(find_named_checkpoint((root / "step_2").string(), ignore) == root / "step_2");
-  CHECK_THROWS_WITH(find_named_checkpoint((root / "step_007").string(), ignore),
+  pptrain::checkpoint::KnownProblems known;
+  CHECK(find_named_checkpoint((root / "step_2").string(), ignore, known) == root / "step_2");
+  CHECK_THROWS_WITH(find_named_checkpoint((root / "step_007").string(), ignore, known),
                     contains_text("no complete checkpoint in"));
-  CHECK_THROWS_AS(find_named_checkpoint((root / "step_8").string(), ignore), pptrain::UsageError);
-  CHECK(find_progress(root, ignore).checkpoints == 3);
+  CHECK_THROWS_AS(find_named_checkpoint((root / "step_8").string(), ignore, known), pptrain::UsageError);
+  CHECK(find_progress(root, ignore, known).checkpoints == 3);
 }

@@ -26,7 +26,8 @@ Progress at_step_40(const config::JobConfig& job) {
                              .next_sample = 320,
                              .seed = 0,
                              .job = job,
-                             .data = {}}};
+                             .data = {}},
+          .problem = {}};
 }
 
 }  // namespace
@@ -63,10 +64,10 @@ TEST_CASE("what a start goes on from") {
 }
 
 TEST_CASE("a folder whose checkpoints are all damaged is not taken for a new one") {
-  const Progress damaged{.checkpoints = 3, .newest = {}};
+  const Progress damaged{.checkpoints = 3, .newest = {}, .problem = "none of the checkpoints can be used."};
   for (const char* resume : {"auto", "none", "old/step_7"}) {
     CHECK_THROWS_WITH(choose_start(job_of(resume), damaged),
-                      contains_text("none of the 3 checkpoints in runs/x/checkpoints can be read"));
+                      contains_text("none of the checkpoints can be used. Or start over"));
   }
   CHECK(choose_start(job_of("restart"), damaged).from == StartFrom::nothing);
 }

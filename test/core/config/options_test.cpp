@@ -176,6 +176,8 @@ min_lr_ratio = 0.7
 decay_fraction = 0.9
 [checkpoint]
 interval = 3
+minutes = 2.5
+async = false
 keep_last_n = 0
 resume = 'none'
 [eval]

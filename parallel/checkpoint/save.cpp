@@ -1,0 +1,272 @@
+#include "parallel/checkpoint/save.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+
+#include <cerrno>
+#include <chrono>
+#include <exception>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/io/output_file.h"
+#include "core/io/safetensors.h"
+#include "parallel/checkpoint/coverage.h"
+#include "parallel/checkpoint/first_rank.h"
+#include "parallel/checkpoint/step_folders.h"
+
+namespace pptrain::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int root_rank = 0;
+
+int reason(const std::error_code& error) {
+  return error ? error.value() : ENOTDIR;
+}
+
+// That it is there already is no failure: several ranks may create one stage's folder at once.
+void create_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directory(folder, error);
+  if (error) throw io::file_error("cannot create the folder", folder, error.value());
+}
+
+// All but the checksum.
+TensorEntry describe_slice(const NamedTensor& t) {
+  try {
+    nn::check_slice(t.slice);
+  } catch (const Error& error) {
+    throw Error(fmt::format("the tensor '{}': {}", t.name, error.what()));
+  }
+  if (t.tensor.numel() != t.slice.numel()) {
+    throw Error(fmt::format("the tensor '{}' has {} elements, its slice {}", t.name, t.tensor.numel(),
+                            t.slice.numel()));
+  }
+  return {.dtype = io::dtype_name(t.tensor.scalar_type()), .slice = t.slice, .checksum = {}};
+}
+
+}  // namespace
+
+Save::Save(comm::Communicator& world, const SaveOptions& options, const RunState& state, Snapshot& snapshot)
+    : world_(world),
+      options_(options),
+      state_(state),
+      snapshot_(snapshot),
+      target_(options.root / step_folder_name(state.step)) {}
+
+void Save::run() {
+  agreed([&] { prepare(); });
+  temporary_ = comm::broadcast_string(world_, temporary_.string(), root_rank);
+  std::vector<FileEntry> mine;
+  agreed([&] {
+    mine = write();
+    to_text(mine);  // what cannot be described fails here, where all ranks hear of it
+  });
+  const Manifest manifest{
+      .state = state_, .layout = options_.layout, .job_toml = options_.job_toml, .files = gather(mine)};
+  agreed([&] { publish(manifest); });
+  tidy();
+}
+
+// Runs `phase` on every rank. If it throws on any, rank 0 removes the temporary folder and every rank throws
+// NotSaved with the message of the first failing rank.
+template <typename Phase>
+void Save::agreed(const Phase& phase) {
+  std::string message;
+  bool failed = false;
+  try {
+    phase();
+  } catch (const std::exception& error) {
+    failed = true;
+    message = error.what();
+  }
+  const int failing = first_rank(world_, failed);
+  if (failing < 0) return;
+  message = comm::broadcast_string(world_, message, failing);
+  if (is_root() && !temporary_.empty()) {
+    std::error_code ignored;
+    fs::remove_all(temporary_, ignored);
+  }
+  throw NotSaved(
+      fmt::format("checkpoint '{}' was not saved (rank {}): {}", target_.string(), failing, message));
+}
+
+bool Save::is_root() const {
+  return world_.rank() == root_rank;
+}
+
+// Rank 0: an empty temporary folder, and nothing left of killed runs that can be removed.
+void Save::prepare() {
+  if (!is_root()) return;
+  std::error_code error;
+  const bool is_new = fs::create_directories(options_.root, error);
+  if (error || !fs::is_directory(options_.root))
+    throw io::file_error("cannot create the folder", options_.root, reason(error));
+  if (is_new) io::sync_folder(fs::absolute(options_.root).parent_path());
+  std::vector<fs::path> leftovers;
+  for (const auto& entry : fs::directory_iterator(options_.root)) {
+    if (entry.path().filename().string().starts_with(temporary_prefix)) leftovers.push_back(entry.path());
+  }
+  for (const fs::path& leftover : leftovers) try_to_remove(leftover, "what an earlier save left behind");
+  temporary_ = free_name(target_.filename().string());
+  create_folder(temporary_);
+}
+
+// ".tmp_step_4" below the root; where that cannot be removed, ".tmp_step_4.1", ...
+fs::path Save::free_name(const std::string& name) const {
+  const std::string first = temporary_prefix + name;
+  fs::path path = options_.root / first;
+  std::error_code error;
+  for (int i = 1; fs::exists(fs::symlink_status(path, error)); ++i) {
+    path = options_.root / fmt::format("{}.{}", first, i);
+  }
+  return path;
+}
+
+void Save::try_to_remove(const fs::path& path, const std::string& what) const {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (!error) return;
+  warn(fmt::format("cannot remove {}, '{}': {}. It stays; nothing else is wrong.", what, path.string(),
+                   error.message()));
+}
+
+void Save::warn(const std::string& text) const {
+  options_.warn ? options_.warn(text) : spdlog::warn("{}", text);
+}
+
+std::vector<FileEntry> Save::write() {
+  std::vector<FileEntry> written;
+  for (const StageContents& stage : snapshot_.stages()) {
+    for (const auto& [file, tensors] : stage.files) written.push_back(write_file(stage, file, tensors));
+    if (!stage.files.empty()) io::sync_folder((temporary_ / written.back().path()).parent_path());
+  }
+  return written;
+}
+
+FileEntry Save::write_file(const StageContents& stage, const std::string& file,
+                           const std::vector<NamedTensor>& tensors) {
+  FileEntry entry{.stage = stage.stage,
+                  .file = file,
+                  .part = stage.part,
+                  .parts = stage.parts,
+                  .bytes = 0,
+                  .tensors = {}};
+  check_file_name(entry);
+  std::vector<const NamedTensor*> stored;
+  std::vector<io::TensorSpec> specs;
+  for (const NamedTensor& t : tensors) {
+    const TensorEntry described = describe_slice(t);
+    if (t.slice.numel() == 0 && !t.slice.is_whole()) continue;
+    stored.push_back(&t);
+    specs.push_back({t.name, t.tensor.scalar_type(), described.stored_shape()});
+    entry.tensors[t.name] = described;
+  }
+  const fs::path path = temporary_ / entry.path();
+  create_folder(path.parent_path());
+  io::SafetensorsWriter writer(path, specs);
+  for (const NamedTensor* t : stored) {
+    entry.tensors[t->name].checksum = writer.write_pieces(
+        t->name, [&](uint64_t begin, std::span<std::byte> piece) { snapshot_.read(*t, begin, piece); });
+  }
+  entry.bytes = writer.finish();
+  return entry;
+}
+
+// Every rank's entries, in rank order, on every rank.
+std::vector<FileEntry> Save::gather(const std::vector<FileEntry>& mine) {
+  std::vector<FileEntry> all;
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const std::string text = comm::broadcast_string(world_, rank == world_.rank() ? to_text(mine) : "", rank);
+    for (FileEntry& entry : parse_files(text)) all.push_back(std::move(entry));
+  }
+  return all;
+}
+
+// Rank 0: from here on the checkpoint exists.
+void Save::publish(const Manifest& manifest) {
+  if (!is_root()) return;
+  const auto problems = coverage_problems(manifest.files);
+  if (!problems.empty()) throw Error(problems.front());
+  const std::string text = to_text(manifest);
+  io::OutputFile file(temporary_ / manifest_name);
+  file.write(std::as_bytes(std::span(text)));
+  file.sync_and_close();
+  io::sync_folder(temporary_);
+  if (io::rename_folder_synced(temporary_, target_))
+    try_to_remove(temporary_, "the checkpoint of this step that was there before");
+}
+
+// Rank 0: what may fail without harm to the checkpoint that is there now.
+void Save::tidy() noexcept {
+  if (!is_root()) return;
+  const auto attempt = [&](const auto& action) {
+    try {
+      action();
+    } catch (const std::exception& error) {
+      warn(fmt::format("'{}' is saved, but: {}", target_.string(), error.what()));
+    }
+  };
+  attempt(
+      [&] { io::write_file_atomically(options_.root / latest_name, target_.filename().string() + "\n"); });
+  attempt([&] { remove_old(); });
+}
+
+bool Save::is_kept(const fs::path& folder) const {
+  std::error_code error;
+  return folder.filename() == target_.filename() ||
+         (!options_.keep.empty() && fs::equivalent(folder, options_.keep, error));
+}
+
+// A folder leaves under a temporary name, so that one half removed never looks like a checkpoint.
+void Save::remove_old() const {
+  if (options_.keep_last_n <= 0) return;
+  int64_t kept = 1;  // the one just saved
+  for (const StepFolder& folder : list_step_folders(options_.root)) {
+    if (is_kept(folder.path) || kept++ < options_.keep_last_n) continue;
+    const fs::path leaving = free_name(folder.path.filename().string());
+    std::error_code error;
+    fs::rename(folder.path, leaving, error);
+    if (error) {
+      warn(fmt::format("cannot remove an old checkpoint, '{}': {}. It stays; nothing else is wrong.",
+                       folder.path.string(), error.message()));
+    } else {
+      try_to_remove(leaving, "an old checkpoint");
+    }
+  }
+}
+
+NamedTensor whole_tensor(std::string name, at::Tensor tensor) {
+  nn::SliceShape slice = nn::whole_slice(tensor.sizes().vec());
+  return {.name = std::move(name), .slice = std::move(slice), .tensor = std::move(tensor)};
+}
+
+void save(comm::Communicator& world, const SaveOptions& options, const RunState& state,
+          const std::vector<StageContents>& stages) {
+  Snapshot snapshot(stages);
+  Save(world, options, state, snapshot).run();
+}
+
+void save(comm::Communicator& world, const fs::path& root, const RunState& state, const Layout& layout,
+          const std::string& job_toml, const std::vector<StageContents>& stages, int64_t keep_last_n) {
+  const SaveOptions options{.root = root,
+                            .layout = layout,
+                            .job_toml = job_toml,
+                            .keep_last_n = keep_last_n,
+                            .keep = {},
+                            .warn = {}};
+  save(world, options, state, stages);
+}
+
+std::unique_ptr<comm::Communicator> patient(comm::Communicator& world) {
+  auto comm = world.host().split(0, world.rank());
+  comm->set_timeout(std::chrono::hours(24));
+  return comm;
+}
+
+}  // namespace pptrain::checkpoint

@@ -1,0 +1,62 @@
+// Saves while training goes on: a thread of each rank writes what the tensors were at the step saved.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/snapshot.h"
+
+namespace pptrain::checkpoint {
+
+// The saves of a run, one at a time. All ranks call start() and finish() alike.
+class Saver {
+ public:
+  // comm: what patient() gives; while a save is under way its calls are those of the saver's thread alone.
+  // background: start() returns at once; else when all is written.
+  Saver(comm::Communicator& comm, SaveOptions options, bool background);
+  // Waits for the save under way. Where an exception unwinds this rank it gives it some minutes, then aborts.
+  ~Saver();
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // Begins to save the tensors as they are now, after the save before has ended, well or not. A save that
+  // fails is a line of the log and no exception, since training can go on and a later one may succeed; what
+  // ends a run is the failure of its last one, which finish() tells. Throws what is no failure to save: that
+  // another rank is gone.
+  // is_last: finish() follows at once, and tells what is to be told.
+  void start(const RunState& state, std::vector<StageContents> stages, bool is_last = false);
+
+  // To be called before tensors that were passed to start() change: copies what is not written yet. Cheap
+  // where all is.
+  void protect();
+
+  // Waits for the save under way. Throws NotSaved, on all ranks, if the last one failed.
+  void finish();
+
+  // What start(), protect() and finish() took of training's time so far.
+  double stalled_seconds() const { return stalled_; }
+  bool busy() const;                                 // a save is under way
+  uint64_t copied_bytes() const { return copied_; }  // by protect(), of all saves that have ended
+
+ private:
+  struct Job;
+  void run(Job& job);
+  void collect();
+
+  comm::Communicator& comm_;
+  SaveOptions options_;
+  bool background_;
+  std::unique_ptr<Job> job_;  // until the next one starts
+  std::future<void> done_;
+  std::optional<std::string> failure_;  // of the last save
+  std::string newest_;                  // saved by this object
+  uint64_t copied_ = 0;
+  double stalled_ = 0;
+};
+
+}  // namespace pptrain::checkpoint

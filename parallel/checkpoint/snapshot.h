@@ -1,0 +1,60 @@
+// Tensors as they are now, to be written while training goes on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "parallel/checkpoint/checkpoint.h"
+
+namespace pptrain::checkpoint {
+
+// Copy on write, by request: taking it copies nothing, and protect() copies what has not been read by then.
+// On a GPU, keep_host_copies() starts copies to pinned host memory instead.
+//
+// Two threads: one reads, the other calls protect().
+class Snapshot {
+ public:
+  // The tensors must not change before protect(), on the device's current stream neither.
+  explicit Snapshot(std::vector<StageContents> stages);
+
+  const std::vector<StageContents>& stages() const { return stages_; }
+
+  // Starts to copy all that lies on a device into pinned memory of the host, on a stream of its own.
+  void keep_host_copies();
+
+  // The bytes from `begin` on of a tensor of stages(), as they were. Of each tensor ascending, each byte
+  // once; what has been read is forgotten.
+  void read(const NamedTensor& tensor, uint64_t begin, std::span<std::byte> out);
+
+  // From here on the tensors may change. Takes as long as copying what has not been read, never as long as
+  // writing it. On a GPU the current stream waits for the copies.
+  void protect();
+
+  uint64_t copied_bytes() const { return copied_bytes_; }  // by protect()
+
+ private:
+  struct Held {
+    at::Tensor source;   // flat: the tensor itself, or a copy of its rest
+    uint64_t begin = 0;  // the tensor's byte that is source's first
+    uint64_t next = 0;   // the first byte not read
+  };
+  uint64_t copy_rest(Held& held);
+
+  std::vector<StageContents> stages_;
+  std::mutex mutex_;  // guards what follows
+  std::unordered_map<const NamedTensor*, Held> held_;
+  bool protected_ = false;
+  std::optional<c10::Event> on_host_;  // keep_host_copies() is done
+  std::optional<c10::Device> device_;
+  uint64_t copied_bytes_ = 0;
+};
+
+}  // namespace pptrain::checkpoint

@@ -1,0 +1,305 @@
+"""Accidents: while a run saves or loads, each input and output call fails in turn, or the program dies there.
+
+Usage: accidents_test.py PPTRAIN FAILING_CALLS MPIEXEC [unittest arguments]
+FAILING_CALLS is the library of test/support/failing_calls.cpp; MPIEXEC is "" in a build without MPI.
+
+Whatever happened, the same command must go on from the newest complete checkpoint and end with the numbers of a run
+that nothing happened to. PPTRAIN_ACCIDENTS=all takes every call (some minutes), a number so many of them; 12 by
+default, drawn with the seed PPTRAIN_ACCIDENTS_SEED.
+"""
+
+import collections
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+FAILING_CALLS = pathlib.Path(sys.argv.pop(1)).resolve()
+MPIEXEC = sys.argv.pop(1)
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+TEXT = SOURCE / "configs/data/tinyshakespeare.txt"
+SAMPLE = os.environ.get("PPTRAIN_ACCIDENTS", "12")
+SEED = int(os.environ.get("PPTRAIN_ACCIDENTS_SEED", "0"))
+WORKERS = int(os.environ.get("PPTRAIN_ACCIDENTS_WORKERS", "2"))
+
+JOB = f"""
+[model]
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = 2
+num_attention_heads = 2
+vocab_size = 256
+[distributed]
+pp = 2
+[train]
+steps = 4
+seq_len = 16
+micro_batch_size = 1
+grad_accum_steps = 2
+[data]
+path = "{TEXT}"
+[optimizer]
+lr = 1e-2
+[lr_schedule]
+name = "constant"
+warmup_steps = 0
+[checkpoint]
+interval = 2
+keep_last_n = 1
+[metrics]
+log_interval = 1
+peak_tflops = 1
+"""
+
+# What can befall which call.
+WRITING = ("open", "openat", "pwrite", "write", "fsync", "close", "mkdir", "rename", "renameat2")
+ACTIONS = {
+    "EIO": None,  # any
+    "kill": None,
+    "ENOSPC": WRITING,
+    "EACCES": ("open", "openat", "mkdir", "rename", "renameat2", "unlinkat", "stat", "lstat"),
+    "short": ("pwrite", "write", "pread", "read"),
+}
+REASONS = {"EIO": "Input/output error", "ENOSPC": "No space left on device", "EACCES": "Permission denied"}
+
+
+def environment(**extra):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
+    env.update({k: str(v) for k, v in extra.items()})
+    return env
+
+
+def complete(checkpoints):
+    """The steps with a manifest, which is written last."""
+    return sorted(int(m.parent.name[5:]) for m in checkpoints.glob("step_*/manifest.json"))
+
+
+def numbers(run_dir):
+    """What must not depend on accidents: each step's numbers, and the last checkpoint's checksums."""
+    records = {}
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if "grad_norm" in record:
+            records[record["step"]] = {k: record[k] for k in ("loss", "grad_norm", "lr", "tokens")}
+    last = run_dir / "checkpoints" / f"step_{complete(run_dir / 'checkpoints')[-1]}"
+    manifest = json.loads((last / "manifest.json").read_text())
+    tensors = {f"{stored['file']}/{name}": tensor["xxh3_128"]
+               for stored in manifest["files"] for name, tensor in stored["tensors"].items()}
+    return records, tensors, manifest["state"]
+
+
+def wait_for_ranks_of(run_dir):
+    """Ranks may outlive mpirun by a moment, in which they still save."""
+    deadline = time.monotonic() + 60
+    while any(str(run_dir).encode() in command_line(p) for p in pathlib.Path("/proc").glob("[0-9]*/cmdline")):
+        assert time.monotonic() < deadline, f"ranks of {run_dir} outlive mpirun"
+        time.sleep(0.05)
+
+
+def command_line(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # it has just ended
+        return b""
+
+
+class Accidents(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_accidents_")).resolve()
+        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        cls.job = cls.folder / "job.toml"
+        cls.job.write_text(JOB)
+        cls.whole = {}
+        for steps in (4, 6):
+            done = cls.run_job(cls.folder / f"whole_{steps}", f"train.steps={steps}")
+            assert done.returncode == 0, done.stderr
+            cls.whole[steps] = numbers(cls.folder / f"whole_{steps}")
+
+    @classmethod
+    def command(cls, run_dir, *settings):
+        result = [str(PPTRAIN), "--config", str(cls.job), "--set", f'run.dir="{run_dir}"']
+        for setting in settings:
+            result += ["--set", setting]
+        return result
+
+    @classmethod
+    def run_job(cls, run_dir, *settings, prefix=(), timeout=120, **failing):
+        """Runs the job on threads, or after `prefix` under mpirun; `failing` are variables of the library."""
+        env = environment()
+        if failing:
+            failing.setdefault("folder", run_dir / "checkpoints")
+            env = environment(LD_PRELOAD=FAILING_CALLS, **{"FAILING_" + k.upper(): v for k, v in failing.items()})
+        return subprocess.run([*prefix, *cls.command(run_dir, *settings)], capture_output=True, text=True, env=env,
+                              timeout=timeout)
+
+    def calls(self, run_dir, *settings):
+        """The calls of an undisturbed run, in order: (name, path)."""
+        log = self.folder / "calls"
+        log.unlink(missing_ok=True)
+        done = self.run_job(run_dir, *settings, log=log)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return [tuple(line.split(" ", 2)[1:]) for line in log.read_text().splitlines()]
+
+    def cases(self, calls):
+        """All (number of the call, action), or a sample of them."""
+        every = [(number, action) for number, (name, _) in enumerate(calls, 1) for action, names in ACTIONS.items()
+                 if names is None or name in names]
+        if SAMPLE == "all":
+            return every
+        return sorted(random.Random(SEED).sample(every, min(int(SAMPLE), len(every))))
+
+    def sweep(self, cases, check):
+        """Calls check(number, action) for all; reports every failure, and how many went which way."""
+        ends, failures = collections.Counter(), []
+
+        def one(case):
+            try:
+                ends[check(*case)] += 1
+            except Exception as error:  # whatever it is, the other cases go on
+                failures.append(f"call {case[0]}, {case[1]}: {type(error).__name__}: {error}")
+
+        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(one, cases))
+        print(f"{self._testMethodName}: {len(cases)} accidents, {dict(sorted(ends.items()))}", file=sys.stderr)
+        self.assertEqual(failures, [])
+
+    def goes_on(self, run_dir, steps, *settings, context=""):
+        """The same command, undisturbed: from the newest complete checkpoint to the numbers of the whole run."""
+        saved = complete(run_dir / "checkpoints")
+        again = self.run_job(run_dir, f"train.steps={steps}", *settings)
+        self.assertEqual(again.returncode, 0, f"{context}\n{again.stdout}\n{again.stderr}")
+        if saved and saved[-1] < steps:
+            self.assertIn(f"step_{saved[-1]} at step {saved[-1]}", again.stdout, context)
+        self.assertEqual(numbers(run_dir), self.whole[steps], context)
+
+    def check_end(self, done, action, context):
+        """How the disturbed run ended: as usual, with a message that gives the reason, or by the kill."""
+        if action == "kill":
+            self.assertIn(done.returncode, (-9, 137), context)
+            return "killed"
+        self.assertIn(done.returncode, (0, 1), context)
+        if action == "short":
+            self.assertEqual(done.returncode, 0, context)
+        if done.returncode == 1:
+            self.assertIn(REASONS[action], done.stderr, context)
+            return "failed"
+        told = ("not saved", "passed over", "cannot remove", "is saved, but")
+        return "warned" if any(words in done.stdout + done.stderr for words in told) else "unhurt"
+
+    def test_every_call_of_a_save(self):
+        calls = self.calls(self.folder / "count_save")
+        self.assertGreater(len(calls), 60)
+
+        def check(number, action):
+            run_dir = self.folder / f"save_{number}_{action}"
+            done = self.run_job(run_dir, at=number, action=action)
+            context = f"{calls[number - 1]}\n{done.stdout}\n{done.stderr}"
+            end = self.check_end(done, action, context)
+            if done.returncode == 0:
+                self.assertEqual(complete(run_dir / "checkpoints")[-1], 4, context)
+            self.goes_on(run_dir, 4, context=context)
+            shutil.rmtree(run_dir)
+            return end
+
+        self.sweep(self.cases(calls), check)
+
+    def test_every_call_of_a_load(self):
+        base = self.folder / "to_load"
+        self.assertEqual(self.run_job(base, "checkpoint.keep_last_n=0").returncode, 0)
+        shutil.copytree(base, self.folder / "count_load")
+        settings = ("train.steps=6", "checkpoint.keep_last_n=0")
+        calls = self.calls(self.folder / "count_load", *settings)
+        first_save = next(i for i, (name, path) in enumerate(calls) if name == "mkdir" and ".tmp_step_6" in path)
+
+        def check(number, action):
+            run_dir = self.folder / f"load_{number}_{action}"
+            shutil.copytree(base, run_dir)
+            done = self.run_job(run_dir, *settings, at=number, action=action)
+            context = f"{calls[number - 1]}\n{done.stdout}\n{done.stderr}"
+            end = self.check_end(done, action, context)
+            self.assertNotIn("step 1/6", done.stdout, context)
+            self.goes_on(run_dir, 6, "checkpoint.keep_last_n=0", context=context)
+            shutil.rmtree(run_dir)
+            return end
+
+        self.sweep(self.cases(calls[:first_save]), check)
+
+    def test_nothing_readable_is_no_new_run(self):
+        run_dir = self.folder / "unreadable"
+        self.run_job(run_dir, "checkpoint.keep_last_n=0")
+        for calls, text in (("pread", "cannot read"), ("mmap", "cannot map"), ("open", "Input/output error"),
+                            ("openat,opendir,open", "Input/output error")):
+            done = self.run_job(run_dir, "train.steps=6", at=1, **{"from": 1}, calls=calls, action="EIO")
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn(text, done.stderr)
+            self.assertNotIn("step 1/6", done.stdout)
+        self.assertIn("none of the checkpoints", self.run_job(run_dir, "train.steps=6", at=1, **{"from": 1}, calls="pread",
+                                                               action="EIO").stderr)
+        self.goes_on(run_dir, 6)
+
+    def test_old_checkpoints_that_cannot_be_removed(self):
+        run_dir = self.folder / "busy"
+        leftover = run_dir / "checkpoints/.tmp_step_4"
+        leftover.mkdir(parents=True)
+        (leftover / "held").write_text("by a mount")
+        done = self.run_job(run_dir, at=1, **{"from": 1}, calls="unlinkat", action="EBUSY")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("cannot remove", done.stdout + done.stderr)
+        self.assertIn("Device or resource busy", done.stdout + done.stderr)
+        self.assertTrue((leftover / "held").exists())
+        self.assertEqual(numbers(run_dir), self.whole[4])
+        self.goes_on(run_dir, 6)
+        self.assertEqual(sorted(p.name for p in (run_dir / "checkpoints").iterdir()), ["latest", "step_6"])
+
+    def test_a_slow_disk_is_no_failure(self):
+        launches = [()] + ([self.mpirun(2)] if MPIEXEC else [])
+        for i, prefix in enumerate(launches):
+            rank = {"rank": 1} if prefix else {}
+            run_dir = self.folder / f"slow_{i}"
+            done = self.run_job(run_dir, "distributed.timeout_s=2", prefix=prefix, calls="fsync", at=3, action="sleep:4", **rank)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("not saved", done.stdout + done.stderr)
+            self.assertEqual(numbers(run_dir), self.whole[4])
+            done = self.run_job(run_dir, "train.steps=6", "distributed.timeout_s=2", prefix=prefix, calls="pread", at=2,
+                                action="sleep:4", **rank)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(numbers(run_dir), self.whole[6])
+
+    @staticmethod
+    def mpirun(ranks):
+        version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
+        return [MPIEXEC, *(["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []), "-n", str(ranks)]
+
+    @unittest.skipUnless(MPIEXEC, "built without MPI")
+    def test_a_rank_or_mpirun_killed_while_saving(self):
+        calls = self.calls(self.folder / "count_mpi")
+        count = 40 if SAMPLE == "all" else 4
+        draw = random.Random(SEED)
+        cases = [(draw.randrange(1, len(calls) // 2), kind) for kind in ("rank 0", "rank 1", "mpirun") for _ in range(count // 3 + 1)]
+
+        def check(number, kind):
+            run_dir = self.folder / f"mpi_{number}_{kind.replace(' ', '_')}"
+            rank = 1 if kind == "rank 1" else 0
+            done = self.run_job(run_dir, prefix=self.mpirun(2), at=number, rank=rank,
+                                action="kill-parent" if kind == "mpirun" else "kill")
+            wait_for_ranks_of(run_dir)
+            self.goes_on(run_dir, 4, context=f"{kind} at {number}\n{done.stdout}\n{done.stderr}")
+            return "ended early" if done.returncode != 0 else "had ended"
+
+        self.sweep(cases, check)
+
+
+if __name__ == "__main__":
+    unittest.main()
