@@ -1,6 +1,7 @@
 #include "parallel/checkpoint/manifest.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -30,7 +31,8 @@ bool is_small(const checkpoint::FileEntry& file) {
 
 void look_at(const std::vector<checkpoint::FileEntry>& files) {
   for (const checkpoint::FileEntry& file : files) {
-    require(std::distance(file.path().begin(), file.path().end()) == 2 && file.path().filename() != "..",
+    const std::filesystem::path path = file.path();
+    require(std::distance(path.begin(), path.end()) == 2 && path.filename() != "..",
             "a file of the manifest leads out of its folder");
     for (const auto& [name, tensor] : file.tensors) {
       require(tensor.slice.numel() >= 0, "a slice has a negative number of elements");

@@ -23,7 +23,7 @@ bool is_sound(const Schedule& schedule) {
   return true;
 }
 
-void lower(const Schedule& parsed) {
+void lower_in_every_way(const Schedule& parsed) {
   const bool computes_only = schedule::compute_only(parsed).actions == parsed.actions;
   for (const schedule::LowerOptions& options :
        {schedule::LowerOptions{.lookahead = 1, .shard = {}},
@@ -51,7 +51,7 @@ bool schedule(std::string_view text) {
   require(schedule::parse_csv(schedule::write_csv(parsed)).actions == parsed.actions,
           "a schedule reads back as another");
   const bool sound = is_sound(parsed);
-  if (sound) lower(parsed);
+  if (sound) lower_in_every_way(parsed);
   return sound;
 }
 
