@@ -71,7 +71,6 @@ TEST_CASE("every input of the corpora, and damaged ones, are accepted or refused
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     INFO(target.name << ": " << sound << " of " << corpus.size() << " inputs and " << accepted << " of "
                      << target.mutants << " mutants accepted, " << seconds.count() << " s");
-
     CHECK(sound > 0);
     CHECK(accepted > target.mutants / 100);
     CHECK(accepted < target.mutants);
