@@ -5,13 +5,17 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/config/field.h"
+#include "core/config/options.h"
+#include "core/io/mapped_file.h"
+#include "core/io/strict_json.h"
 #include "models/hf_json.h"
 #include "models/registry.h"
 
@@ -20,16 +24,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json read_json(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw UsageError(fmt::format("{} cannot be read: a Hugging Face directory has a config.json", path));
+Json parse_json(std::string_view text, const std::string& path) {
+  try {
+    Json json = io::parse_strict_json(text, path);
+    if (json.is_object()) return json;
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("{}; is the file complete?", error.what()));
   }
-  Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
-    throw UsageError(fmt::format("{} is not a JSON object: is the file complete?", path));
-  }
-  return json;
+  throw UsageError(fmt::format("{} is not a JSON object: is the file complete?", path));
 }
 
 const Architecture& architecture_of(const HfJson& json) {
@@ -94,11 +96,45 @@ void read_rope(const HfJson& json, config::ModelSection& model) {
   model.rope_scaling = read_rope_scaling(rope, model.max_position_embeddings);
 }
 
+// The key of config.json that an option of [model] is read from.
+std::string key_of(const HfJson& json, const config::Option& option) {
+  if (option.key == "num_experts" && json.has("num_local_experts")) return "num_local_experts";
+  const char* rope = json.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const bool moved = option.key == "rope_theta" && json.has(rope) && json.object(rope).has("rope_theta");
+  return moved || option.section == "model.rope_scaling" ? fmt::format("{}: {}", rope, option.key)
+                                                         : option.key;
+}
+
+// A number of config.json has the range that it would have in a job.
+void check_ranges(const HfJson& json, const config::ModelSection& model) {
+  config::JobConfig job;
+  job.model = model;
+  for (const config::Option& option : config::options()) {
+    if (option.section != "model" && option.section != "model.rope_scaling") continue;
+    if (const std::string fault = config::range_fault(option, job); !fault.empty())
+      json.fail(key_of(json, option), fault);
+  }
+}
+
 }  // namespace
 
 config::ModelSection read_hf_config(const std::string& dir) {
   const std::string path = (std::filesystem::path(dir) / "config.json").string();
-  const Json object = read_json(path);
+  std::error_code error;
+  if (!std::filesystem::exists(path, error))
+    throw UsageError(fmt::format("{} cannot be read: a Hugging Face directory has a config.json", path));
+  try {
+    const io::MappedFile file(path);
+    return parse_hf_config({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, path);
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& unreadable) {
+    throw UsageError(unreadable.what());
+  }
+}
+
+config::ModelSection parse_hf_config(std::string_view text, const std::string& path) {
+  const Json object = parse_json(text, path);
   const HfJson json(object, path);
   const Architecture& architecture = architecture_of(json);
   refuse_unsupported(json);
@@ -114,6 +150,7 @@ config::ModelSection read_hf_config(const std::string& dir) {
   model.tie_word_embeddings = json.flag("tie_word_embeddings", false);
   architecture.read_hf(json, model);
   read_rope(json, model);
+  check_ranges(json, model);
   return model;
 }
 

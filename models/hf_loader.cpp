@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <set>
 #include <span>
@@ -21,14 +22,16 @@
 namespace pptrain::models {
 namespace {
 
-// The layer of a global name ("layers.17.attn.q.weight" -> 17), nothing for one outside the layers.
+// The layer of a global name ("layers.17.attn.q.weight" -> 17), nothing for one outside the layers. Numbers
+// that no int holds are the largest.
 std::optional<int> layer_of(std::string_view global) {
   constexpr std::string_view prefix = "layers.";
   int layer = 0;
   if (!global.starts_with(prefix)) return {};
   global.remove_prefix(prefix.size());
-  if (std::from_chars(global.data(), global.data() + global.size(), layer).ec != std::errc()) return {};
-  return layer;
+  const auto read = std::from_chars(global.data(), global.data() + global.size(), layer);
+  if (read.ec == std::errc::result_out_of_range) return std::numeric_limits<int>::max();
+  return read.ec == std::errc() ? std::optional(layer) : std::nullopt;
 }
 
 // What this stage would hold if it held all experts. A parameter of another rank's experts is known too.
@@ -52,6 +55,12 @@ void refuse_left_over(TransformerStage& stage, std::span<const WeightName> names
   for (const std::string& name : checkpoint.names()) {
     const auto global = global_name(names, name);
     const auto layer = global ? layer_of(*global) : std::nullopt;
+    if (layer && *layer >= stage.model().layers) {
+      throw Error(fmt::format(
+          "{}: tensor {} is of layer {}, but this model has {} (num_hidden_layers), counted from 0: "
+          "are its config.json and [model] those of these weights?",
+          checkpoint.folder().string(), name, *layer, stage.model().layers));
+    }
     if (layer && *layer >= stage.slice().first_layer && *layer < stage.slice().end_layer &&
         !known.contains(*global) && !is_another_ranks_expert(stage.model(), *layer, *global)) {
       throw Error(

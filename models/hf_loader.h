@@ -9,7 +9,8 @@ namespace pptrain::models {
 
 // Fills the masters of a materialised stage (float16, bfloat16 or float32 -> float32) and its compute
 // weights. Reads only the tensors that the stage needs. Throws Error that names a missing tensor, one of
-// another shape or type, or one of the stage's layers that this model has no parameter for.
+// another shape or type, one of the stage's layers that this model has no parameter for, or one of a layer
+// that the model does not have.
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir);
 
 }  // namespace pptrain::models

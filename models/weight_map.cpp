@@ -100,8 +100,8 @@ std::optional<FusedExpert> fused_expert(std::string_view global) {
     if (!numbers) continue;
     FusedExpert result{.hf = fill(fused.hf, {numbers->front()}), .part = fused.part, .parts = fused.parts};
     const std::string_view expert = numbers->back();
-    std::from_chars(expert.data(), expert.data() + expert.size(), result.expert);
-    return result;
+    const auto read = std::from_chars(expert.data(), expert.data() + expert.size(), result.expert);
+    return read.ec == std::errc() ? std::optional(std::move(result)) : std::nullopt;
   }
   return std::nullopt;
 }

@@ -67,8 +67,11 @@ missing_packages() {
 ensure_packages() {
   local -a missing
   mapfile -t missing < <(missing_packages)
-  ((${#missing[@]})) || return 0
-  local -a as_root=()
+  ((${#missing[@]} == 0)) || install_packages "${missing[@]}"
+}
+
+install_packages() {  # install_packages NAME...
+  local -a missing=("$@") as_root=()
   if [[ $EUID -ne 0 ]]; then
     if has_command sudo && sudo -n true 2>/dev/null; then
       as_root=(sudo -n)

@@ -198,6 +198,34 @@ std::string toml_string(std::string_view text) {
   return out + "\"";
 }
 
+std::string range_fault(const Option& option, double value, const std::string& shown) {
+  if (option.range.contains(value)) return "";
+  const std::string allowed = option.range.describe();
+  return fmt::format("{} is out of range; allowed: {}", shown,
+                     allowed.empty() ? "any finite number" : allowed);
+}
+
+std::string range_fault(const Option& option, const JobConfig& job) {
+  JobConfig copy = job;  // an Access gives a mutable reference
+  const auto fault = [&](auto number) {
+    return range_fault(option, static_cast<double>(number), fmt::format("{}", number));
+  };
+  return std::visit(
+      [&]<class T>(const Access<T>& access) -> std::string {
+        [[maybe_unused]] const T& value = access(copy);
+        if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>) {
+          return fault(value);
+        } else if constexpr (std::is_same_v<T, std::vector<int64_t>> ||
+                             std::is_same_v<T, std::vector<double>>) {
+          for (const auto number : value) {
+            if (std::string text = fault(number); !text.empty()) return text;
+          }
+        }
+        return "";
+      },
+      option.target);
+}
+
 void copy_value(const Option& option, const JobConfig& from, JobConfig& to) {
   JobConfig copy = from;
   std::visit([&](const auto& access) { access(to) = access(copy); }, option.target);

@@ -172,6 +172,13 @@ std::optional<std::string> toml_value(const Option& option, const JobConfig& job
 // `text` as a TOML basic string, quotes included.
 std::string toml_string(std::string_view text);
 
+// What is wrong with a number as the option's value, or as one of its list: "0 is out of range; allowed:
+// 1 <= x <= 8"; empty if nothing. `shown`: the number as the user wrote it.
+std::string range_fault(const Option& option, double value, const std::string& shown);
+
+// The same of the option's value in `job`: the first number out of range.
+std::string range_fault(const Option& option, const JobConfig& job);
+
 // Copies the option's value, from one job to another.
 void copy_value(const Option& option, const JobConfig& from, JobConfig& to);
 

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/config/document.h"
+#include "core/config/sizes.h"
 #include "core/config/validate.h"
 
 namespace pptrain::config {
@@ -43,9 +44,10 @@ JobConfig parse_job(const std::string& text, const std::string& name, std::span<
   apply_hf_dir(document, hooks.read_hf_config);
   if (hooks.finish_model) hooks.finish_model(document.job.model, document.job.train.seq_len, report);
   fill_world(document, hooks.world);
+  const bool fits = check_products(document);
   validate(document);
   resolve(document.job);
-  if (hooks.finish) hooks.finish(document.job, report, document.problems.empty());
+  if (hooks.finish && fits) hooks.finish(document.job, report, document.problems.empty());
   document.throw_if_bad();
   return document.job;
 }

@@ -11,7 +11,7 @@
 namespace pptrain::config {
 namespace {
 
-// Upper limits exist so that no product of sizes overflows 64 bits; they are far above any real run.
+// Upper limits of single numbers, far above any real run; their products are checked in sizes.cpp.
 constexpr double max_size = 1 << 24;
 constexpr double max_ranks = 1 << 20;
 constexpr double max_steps = 1e12;

@@ -206,15 +206,6 @@ class Reader {
     return fmt::format("wrong type: expected {}; found {}", type_name(option), found_type(node));
   }
 
-  static Fault check_range(const Option& option, double value, const std::string& shown) {
-    if (option.range.contains(value)) {
-      return "";
-    }
-    const std::string allowed = option.range.describe();
-    return fmt::format("{} is out of range; allowed: {}", shown,
-                       allowed.empty() ? "any finite number" : allowed);
-  }
-
   static Fault check_length(const Option& option, size_t length) {
     return !option.length || length == *option.length
                ? ""
@@ -236,7 +227,7 @@ class Reader {
       return wrong_type(option, node);
     }
     const Fault fault =
-        check_range(option, static_cast<double>(value->get()), fmt::format("{}", value->get()));
+        range_fault(option, static_cast<double>(value->get()), fmt::format("{}", value->get()));
     if (fault.empty()) {
       out = value->get();
     }
@@ -259,7 +250,7 @@ class Reader {
     }
     const double value =
         node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
-    const Fault fault = check_range(option, value, fmt::format("{}", value));
+    const Fault fault = range_fault(option, value, fmt::format("{}", value));
     if (fault.empty()) {
       out = value;
     }

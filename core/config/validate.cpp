@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
+#include "core/config/sizes.h"
 
 namespace pptrain::config {
 namespace {
@@ -292,13 +293,15 @@ void fill_world(Document& document, int64_t world) {
   const bool by_dp = d.dp == -1;
   if (!by_dp && d.dp_shard != -1) return;
   const char* const option = by_dp ? "distributed.dp" : "distributed.dp_shard";
-  const int64_t others = d.pp * d.dp_replicate * d.cp * d.tp;
+  const int64_t others = ranks_beside_dp_shard(d);
   int64_t left = 1;  // where there is none: what follows is checked all the same
-  if (world == 0) {
+  if (others == 0) {
+    // Too many ranks: check_products says so.
+  } else if (world == 0) {
     document.report(option,
                     "-1 is what the other axes leave of the ranks launched, and none were: start the "
                     "job with a launcher, say --world N, or give a number");
-  } else if (others < 1 || world % others != 0) {
+  } else if (world % others != 0) {
     document.report(option,
                     fmt::format("-1 is what the other axes leave of the ranks, but pp {} x dp_replicate {} "
                                 "x cp {} x tp {} = {} does not divide {}",

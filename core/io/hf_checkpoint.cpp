@@ -15,9 +15,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A shard lies in the index's folder or below it.
+// A shard lies in the index's folder or below it. The system would read a name up to a NUL.
 bool stays_inside(const fs::path& file) {
-  return !file.empty() && file.is_relative() && std::ranges::find(file, fs::path("..")) == file.end();
+  return !file.empty() && file.native().find('\0') == std::string::npos && file.is_relative() &&
+         std::ranges::find(file, fs::path("..")) == file.end();
 }
 
 }  // namespace

@@ -56,10 +56,11 @@ Described describe(const std::string& name, const json& value, const std::string
   }
   constexpr auto max_bytes = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   uint64_t bytes = c10::elementSize(result.spec.dtype);
+  uint64_t stride = bytes;  // in bytes; a dim of 0 counts as 1, as in a tensor's strides
   for (const json& dim : field(value, "shape", &json::is_array, what)) {
     const uint64_t size = header_integer(dim, max_bytes, what + ": shape");
-    // The format's reader multiplies in order, so [huge, huge, 0] is refused too.
-    if (size != 0 && bytes > max_bytes / size) throw Error(what + ": the shape overflows");
+    if (size != 0 && stride > max_bytes / size) throw Error(what + ": the shape overflows");
+    stride *= std::max<uint64_t>(size, 1);
     bytes *= size;
     result.spec.shape.push_back(static_cast<int64_t>(size));
   }

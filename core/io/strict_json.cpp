@@ -1,6 +1,7 @@
 #include "core/io/strict_json.h"
 
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -39,6 +40,13 @@ class KeyCheck {
 }  // namespace
 
 nlohmann::json parse_strict_json(std::string_view text, const std::string& what, int max_depth) {
+  // The library takes a NUL byte for the end of the text, and skips a byte order mark.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    throw Error(what + ": not valid JSON: byte " + std::to_string(nul) + " is NUL");
+  }
+  if (text.starts_with("\xef\xbb\xbf")) {
+    throw Error(what + ": not valid JSON: it begins with a byte order mark");
+  }
   KeyCheck keys(what, max_depth);
   const auto callback = [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
     keys.see(depth, event, value);
@@ -49,6 +57,16 @@ nlohmann::json parse_strict_json(std::string_view text, const std::string& what,
   } catch (const nlohmann::json::exception& error) {
     throw Error(what + ": not valid JSON: " + error.what());
   }
+}
+
+int64_t integer_from(const nlohmann::json& value, int64_t min, int64_t max, const std::string& what) {
+  const bool held =
+      value.is_number_unsigned() ? std::in_range<int64_t>(value.get<uint64_t>()) : value.is_number_integer();
+  if (!held || value.get<int64_t>() < min || value.get<int64_t>() > max) {
+    throw Error(what + ": " + value.dump() + " is not an integer from " + std::to_string(min) + " to " +
+                std::to_string(max));
+  }
+  return value.get<int64_t>();
 }
 
 }  // namespace pptrain::io

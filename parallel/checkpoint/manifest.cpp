@@ -23,6 +23,7 @@ using nlohmann::json;
 namespace {
 
 constexpr int max_parts = 99999;
+constexpr int64_t max_count = int64_t{1} << 62;  // so that a run can go on counting
 
 // Shapes of outside files, before anything is computed with them.
 void check_shape(const std::vector<int64_t>& shape) {
@@ -41,18 +42,31 @@ int bounded(int64_t parts) {
   return static_cast<int>(std::clamp<int64_t>(parts, 0, max_parts + 1));
 }
 
+// From 0, written as an integer.
+int64_t number(const json& object, const char* key, int64_t max = std::numeric_limits<int64_t>::max()) {
+  return io::integer_from(object.at(key), 0, max, fmt::format("'{}'", key));
+}
+
+std::vector<int64_t> numbers(const json& object, const char* key) {
+  std::vector<int64_t> result;
+  for (const json& value : object.at(key).get_ref<const json::array_t&>())
+    result.push_back(
+        io::integer_from(value, 0, std::numeric_limits<int64_t>::max(), fmt::format("'{}'", key)));
+  return result;
+}
+
 TensorEntry parse_tensor(const json& j) {
   TensorEntry t;
   j.at("dtype").get_to(t.dtype);
   j.at("xxh3_128").get_to(t.checksum);
-  const auto shape = j.at("shape").get<std::vector<int64_t>>();
+  const std::vector<int64_t> shape = numbers(j, "shape");
   check_shape(shape);
   t.slice = nn::whole_slice(shape);
   if (const auto slice = j.find("slice"); slice != j.end()) {
-    slice->at("offset").get_to(t.slice.offset);
-    slice->at("box").get_to(t.slice.box);
-    slice->at("begin").get_to(t.slice.begin);
-    slice->at("end").get_to(t.slice.end);
+    t.slice.offset = numbers(*slice, "offset");
+    t.slice.box = numbers(*slice, "box");
+    t.slice.begin = number(*slice, "begin");
+    t.slice.end = number(*slice, "end");
     nn::check_slice(t.slice);
   }
   return t;
@@ -74,11 +88,11 @@ void to_json(json& j, const FileEntry& f) {
   j["parts"] = f.parts;
 }
 void from_json(const json& j, FileEntry& f) {
-  j.at("stage").get_to(f.stage);
+  f.stage = static_cast<int>(number(j, "stage", std::numeric_limits<int>::max()));
   j.at("file").get_to(f.file);
-  j.at("bytes").get_to(f.bytes);
-  f.part = bounded(j.value("part", int64_t{1})) - 1;
-  f.parts = bounded(j.value("parts", int64_t{1}));
+  f.bytes = static_cast<uint64_t>(number(j, "bytes"));
+  if (j.contains("part")) f.part = bounded(number(j, "part")) - 1;
+  if (j.contains("parts")) f.parts = bounded(number(j, "parts"));
   check_file_name(f);
   for (const auto& [name, tensor] : j.at("tensors").get_ref<const json::object_t&>()) {
     try {
@@ -98,13 +112,13 @@ void to_json(json& j, const RunState& s) {
        {"seed", s.seed}};
 }
 void from_json(const json& j, RunState& s) {
-  j.at("step").get_to(s.step);
-  j.at("optimizer_step").get_to(s.optimizer_step);
-  j.at("next_sample").get_to(s.next_sample);
-  j.at("tokens").get_to(s.tokens);
-  j.at("skipped").get_to(s.skipped);
-  j.at("skipped_in_a_row").get_to(s.skipped_in_a_row);
-  j.at("seed").get_to(s.seed);
+  s.step = number(j, "step", max_count);
+  s.optimizer_step = number(j, "optimizer_step", max_count);
+  s.next_sample = number(j, "next_sample", max_count);
+  s.tokens = number(j, "tokens", max_count);
+  s.skipped = number(j, "skipped", max_count);
+  s.skipped_in_a_row = number(j, "skipped_in_a_row", max_count);
+  s.seed = static_cast<uint64_t>(number(j, "seed"));
 }
 
 namespace {
@@ -125,7 +139,7 @@ Manifest parse(const json& document) {
   if (!document.is_object() || document.value("format", "") != format_name) {
     throw Error("not the manifest of a checkpoint");
   }
-  const int version = document.value("version", 0);
+  const int64_t version = number(document, "version");
   if (version < oldest_version || version > format_version) {
     throw Error(fmt::format("version {} of the format; this program reads versions {} to {}", version,
                             oldest_version, format_version));
@@ -172,14 +186,23 @@ std::string to_text(const std::vector<FileEntry>& files) {
 }
 
 std::vector<FileEntry> parse_files(const std::string& text) {
-  return io::parse_strict_json(text, "checkpoint: a rank's list of files").get<std::vector<FileEntry>>();
+  const std::string what = "checkpoint: a rank's list of files";
+  const json document = io::parse_strict_json(text, what);
+  try {
+    return document.get<std::vector<FileEntry>>();
+  } catch (const json::exception& error) {
+    throw Error(fmt::format("{}: {}", what, error.what()));
+  }
 }
 
 Manifest read_manifest(const std::filesystem::path& step_dir) {
   const std::filesystem::path path = step_dir / manifest_name;
   const std::string what = fmt::format("'{}'", path.string());
   const io::MappedFile file(path);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  return parse_manifest({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, what);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& what) {
   const json document = io::parse_strict_json(text, what);
   try {
     return parse(document);
@@ -190,7 +213,8 @@ Manifest read_manifest(const std::filesystem::path& step_dir) {
 
 void check_file_name(const FileEntry& entry) {
   const std::string& name = entry.file;
-  if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos) {
+  if (name.empty() || name.front() == '.' ||
+      name.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
     throw Error(fmt::format("'{}' cannot be the name of a file", name));
   }
   if (entry.part < 0 || entry.part >= entry.parts || entry.parts > max_parts) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "parallel/checkpoint/checkpoint.h"
@@ -51,6 +52,9 @@ std::vector<FileEntry> parse_files(const std::string& text);
 // tensor; whether a tensor's slices are all of it, coverage.h tells. Throws Error that names the file and
 // what is wrong with it.
 Manifest read_manifest(const std::filesystem::path& step_dir);
+
+// The same of the manifest's text; messages begin with `what`.
+Manifest parse_manifest(std::string_view text, const std::string& what);
 
 // Throws Error unless "model", "adamw.exp_avg", ... and the part serve as a file's name.
 void check_file_name(const FileEntry& entry);

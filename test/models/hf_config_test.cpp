@@ -238,3 +238,45 @@ TEST_CASE("a directory without a sound config.json is laid at hf_dir, and nothin
     CHECK_THAT(refusal(job_text(folder, "")), StartsWith("job.toml:6:10: model.hf_dir: "));
   }
 }
+
+TEST_CASE("a number of config.json has the range that it has in a job") {
+  const Folder folder;
+  const auto changed = [&](Json config, const char* key, const Json& value) {
+    config[key] = value;
+    return refused(folder, config);
+  };
+  const std::string file = folder.path("hf/config.json") + ": ";
+  CHECK(changed(llama(), "rms_norm_eps", -1) ==
+        file + "rms_norm_eps: -1 is out of range; allowed: 0 <= x <= 1");
+  CHECK(changed(llama(), "initializer_range", -0.02) ==
+        file + "initializer_range: -0.02 is out of range; allowed: 0 <= x <= 10");
+  CHECK(changed(llama(), "hidden_size", (1 << 24) + 1) ==
+        file + "hidden_size: 16777217 is out of range; allowed: 0 <= x <= 16777216");
+  CHECK(changed(llama(), "num_hidden_layers", 65537) ==
+        file + "num_hidden_layers: 65537 is out of range; allowed: 0 <= x <= 65536");
+  Json rope = llama()["rope_scaling"];
+  rope["factor"] = 0.5;
+  CHECK(changed(llama(), "rope_scaling", rope) ==
+        file + "rope_scaling: factor: 0.5 is out of range; allowed: >= 1");
+  Json sparse = qwen3();
+  sparse.update(
+      Json::parse(R"({"model_type": "qwen3_moe", "num_experts": 16, "mlp_only_layers": [1, 65537]})"));
+  CHECK(refused(folder, sparse) == file + "mlp_only_layers: 65537 is out of range; allowed: 0 <= x <= 65536");
+  sparse["mlp_only_layers"] = {1};
+  CHECK(changed(sparse, "num_local_experts", 4097) ==
+        file + "num_local_experts: 4097 is out of range; allowed: 0 <= x <= 4096");
+}
+
+TEST_CASE("config.json is read strictly") {
+  const Folder folder;
+  const auto refused_text = [&](const std::string& text) {
+    folder.write("hf/config.json", text);
+    return refusal(job_text(folder, ""));
+  };
+  const std::string whole = llama().dump();
+  CHECK(refused_text(whole) == "");
+  CHECK_THAT(refused_text(whole + std::string("\0{\"hidden_size\": 8}", 19)), contains_text("is NUL"));
+  CHECK_THAT(refused_text(whole + "{}"), contains_text("not valid JSON"));
+  CHECK_THAT(refused_text("{\"hidden_size\": 96, " + whole.substr(1)),
+             contains_text("the key 'hidden_size' is there twice"));
+}

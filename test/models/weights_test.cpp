@@ -118,6 +118,7 @@ TEST_CASE("names of experts have two numbers, and their fused tensors one") {
                                  "model.layers.12.mlp.gate.weight"});
   CHECK(models::hf_name(qwen, "layers.3.mlp.up.weight", false) == "model.layers.3.mlp.up_proj.weight");
   CHECK(!models::global_name(qwen, "model.layers.3.mlp.experts.gate_up_proj"));
+  CHECK(!models::fused_expert("layers.3.mlp.experts.99999999999999999999.up.weight"));
   const auto fused = models::fused_expert(up);
   REQUIRE(fused);
   CHECK(fused->hf == "model.layers.3.mlp.experts.gate_up_proj");
@@ -195,4 +196,26 @@ TEST_CASE("weights that do not fit are refused by name") {
   tensors = sound;
   tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({8});
   CHECK(load(tensors) == "no error");
+}
+
+// Of a file with more layers than the model has, the first ones would be trained without a word.
+TEST_CASE("weights of layers that the model does not have are refused") {
+  const c10::InferenceMode inference;
+  const TemporaryFolder folder;
+  models::ModelConfig model = small_model("llama", false);
+  Tensors tensors = hf_tensors(model);
+  write(folder, tensors);
+  --model.layers;
+  Stages shorter = build_stages(model, {1, model.layers - 1}, at::kFloat, 99);
+  for (const auto& stage : shorter) {
+    CHECK_THAT(
+        error_of([&] { models::load_hf_weights(*stage, folder.path()); }),
+        contains_text(".weight is of layer 3, but this model has 3 (num_hidden_layers), counted from 0"));
+  }
+  std::erase_if(tensors, [](const auto& entry) { return entry.first.starts_with("model.layers.3."); });
+  tensors["model.layers.99999999999999999999.self_attn.q_proj.weight"] = at::ones({8});
+  write(folder, tensors);
+  CHECK_THAT(
+      error_of([&] { models::load_hf_weights(*shorter[0], folder.path()); }),
+      contains_text("model.layers.99999999999999999999.self_attn.q_proj.weight is of layer 2147483647"));
 }

@@ -1,8 +1,11 @@
 #include <fcntl.h>
 
+#include <cstdint>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <span>
+#include <string>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -114,4 +117,28 @@ TEST_CASE("JSON with a repeated key, at any depth, is refused") {
   CHECK_THROWS_WITH(parse_strict_json("", "file"), contains_text("file: not valid JSON"));
   CHECK_THROWS_WITH(parse_strict_json("{} x", "file"), contains_text("file: not valid JSON"));
   CHECK_THROWS_WITH(parse_strict_json(std::string(100000, '['), "file"), contains_text("nested deeper"));
+}
+
+TEST_CASE("JSON ends where its text does: a NUL byte or a byte order mark is refused") {
+  for (const std::string& text : {std::string("{}\0", 3), std::string("{}\0{\"a\": 1}", 11),
+                                  std::string("\0{}", 3), std::string("{\"a\0\": 1}", 9)}) {
+    CHECK_THROWS_WITH(parse_strict_json(text, "file"), contains_text("file: not valid JSON: byte "));
+  }
+  CHECK_THROWS_WITH(parse_strict_json(std::string("{}  \0", 5), "file"), contains_text("byte 4 is NUL"));
+  CHECK_THROWS_WITH(parse_strict_json("\xef\xbb\xbf{}", "file"), contains_text("a byte order mark"));
+  CHECK(parse_strict_json("\"a\\u0000b\"", "file").get<std::string>() == std::string("a\0b", 3));
+}
+
+TEST_CASE("an integer of JSON is written as one, and in its range") {
+  const auto read = [](const char* text, int64_t min, int64_t max) {
+    return integer_from(nlohmann::json::parse(text), min, max, "field");
+  };
+  CHECK(read("7", 0, 7) == 7);
+  CHECK(read("-7", -7, 7) == -7);
+  CHECK(read("9223372036854775807", 0, INT64_MAX) == INT64_MAX);
+  for (const char* wrong : {"8", "-1", "7.0", "1e0", "true", "null", "\"7\"", "[7]", "18446744073709551615",
+                            "9223372036854775808", "1e300"}) {
+    CHECK_THROWS_WITH(read(wrong, 0, 7),
+                      contains_text("field: ") && contains_text("is not an integer from 0 to 7"));
+  }
 }

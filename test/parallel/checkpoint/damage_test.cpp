@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/io/safetensors.h"
+#include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
@@ -164,6 +165,30 @@ TEST_CASE("a manifest that is missing, cut or changed is refused") {
     overwrite(manifest(folder),
               [](std::string& text) { text.replace(text.find("\"version\": 2"), 12, "\"version\": 3"); });
   });
+}
+
+TEST_CASE("what is behind a manifest's end, or no integer where one belongs, is refused") {
+  const std::string file =
+      R"([{"stage": 0, "file": "model", "bytes": 100, "tensors": {"w": {"dtype": "F32", "shape": [2], "xxh3_128": ""}}}])";
+  const auto refused = [](const std::string& text, const std::string& why) {
+    INFO(text);
+    CHECK_THROWS_WITH(parse_files(text), contains_text(why));
+  };
+  CHECK(parse_files(file).size() == 1);
+  refused(file + std::string("\0", 1), "is NUL");
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = file;
+    return changed.replace(changed.find(from), from.size(), to);
+  };
+  refused(with("\"stage\": 0", "\"stage\": 0.5"), "'stage': 0.5 is not an integer from 0 to 2147483647");
+  refused(with("\"stage\": 0", "\"stage\": 4294967296"), "'stage': 4294967296 is not an integer");
+  refused(with("\"stage\": 0", "\"stage\": true"), "'stage': true is not an integer");
+  refused(with("100", "-100"), "'bytes': -100 is not an integer from 0");
+  refused(with("[2]", "[2.5]"), "'shape': 2.5 is not an integer");
+  refused(with("[2]", "[1e300]"), "is not an integer");
+  refused(with("[2]", "2"), "a rank's list of files");
+  refused(with("\"model\"", "\"model\\u0000x\""), "cannot be the name of a file");
+  refused("{}", "a rank's list of files");
 }
 
 // Any change of one character that is not white space must be seen, and none may crash.
