@@ -24,7 +24,7 @@ using schedule::StepBoundary;
 
 namespace {
 
-constexpr double unit = 0.01;  // seconds of an F, I or W
+constexpr double unit = 0.02;  // seconds of an F, I or W
 
 class SleepingStage final : public pipeline::Stage {
  public:
@@ -61,7 +61,7 @@ class SleepingStage final : public pipeline::Stage {
 // Seconds a step on the rank that holds the pipeline up.
 double measured(const schedule::Schedule& s, StepBoundary boundary) {
   using Clock = std::chrono::steady_clock;
-  constexpr int settling = 1, steps = 4;
+  constexpr int settling = 1, steps = 3;
   double seconds = 0;
   comm::run_thread_ranks(s.ranks, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;
