@@ -234,8 +234,7 @@ TEST_CASE("a probe leaves nothing and says what is wrong") {
   const auto messages =
       messages_of(2, [&](comm::Communicator& world) { probe_shared(world, folder / "file/below"); });
   for (const std::string& message : messages) {
-    CHECK_THAT(message,
-               contains_text("cannot create the folder") && contains_text("Not a directory"));
+    CHECK_THAT(message, contains_text("cannot create the folder") && contains_text("Not a directory"));
   }
   // Ranks that mean different folders by one name.
   const auto torn = messages_of(2, [&](comm::Communicator& world) {
