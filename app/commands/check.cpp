@@ -5,6 +5,7 @@
 #include "app/plan/costs.h"
 #include "app/plan/load_plan.h"
 #include "core/config/loader.h"
+#include "core/config/warnings.h"
 #include "core/optim/optimizer.h"
 #include "models/flops.h"
 #include "models/footprint.h"
@@ -47,6 +48,7 @@ int check(const JobArguments& arguments) {
                copy ? "  (holds a copy of the tied embedding)" : "");
   }
   fmt::print("# parameters  {}\n", models::parameter_count(plan.model));
+  for (const std::string& warning : config::warnings(job)) fmt::print("# warning: {}\n", warning);
   return 0;
 }
 
