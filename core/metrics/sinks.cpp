@@ -91,7 +91,7 @@ std::string to_json(const StepRecord& r) {
             {"tokens", r.tokens},
             {"tokens_per_s", r.tokens_per_s},
             {"step_time_s", r.step_time_s},
-            {"mfu", r.mfu},
+            {"mfu", r.mfu > 0 ? Json(r.mfu) : Json()},
             {"memory_gb", r.memory_gb},
             {"skipped", r.skipped}};
   if (r.bubble) json.update(bubble_json(*r.bubble));
@@ -106,10 +106,11 @@ std::string to_json(const EvalRecord& r) {
 
 std::string format_line(const StepRecord& r, int64_t last_step) {
   return fmt::format(
-      "step {}/{}  loss {:.4f}  lr {:.3e}  grad_norm {:.4f}  tok/s {}  mfu {:.1f}%  mem {:.2f} GB  step_time "
+      "step {}/{}  loss {:.4f}  lr {:.3e}  grad_norm {:.4f}  tok/s {}  mfu {}  mem {:.2f} GB  step_time "
       "{:.3f} s{}",
-      r.step, last_step, r.loss, r.lr, r.grad_norm, with_commas(std::llround(r.tokens_per_s)), 100 * r.mfu,
-      r.memory_gb, r.step_time_s, r.skipped ? "  SKIPPED: not finite" : "");
+      r.step, last_step, r.loss, r.lr, r.grad_norm, with_commas(std::llround(r.tokens_per_s)),
+      r.mfu > 0 ? fmt::format("{:.1f}%", 100 * r.mfu) : "unknown", r.memory_gb, r.step_time_s,
+      r.skipped ? "  SKIPPED: not finite" : "");
 }
 
 std::string format_line(const EvalRecord& r) {
