@@ -40,8 +40,7 @@ void add_job_options(CLI::App& command, JobArguments& arguments) {
 std::string describe_refusal(std::string text, int argc, char** argv) {
   if (text.ends_with('\n')) text.pop_back();
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  const bool unknown = text.find("not expected") != std::string::npos;
-  const std::string hint = unknown ? pptrain::app::argument_hint(arguments, text) : "";
+  const std::string hint = pptrain::app::argument_hint(arguments, text);
   return hint.empty() ? text : text + '\n' + hint;
 }
 
@@ -133,9 +132,10 @@ int run(int argc, char** argv) {
     return pptrain::app::refuse(refusal);
   }
   if (!cli.get_subcommands().empty() && is_given(train_arguments)) {
-    throw pptrain::UsageError(fmt::format("--config, --set and --world come after the subcommand: pptrain {} "
-                                          "--config job.toml",
-                                          cli.get_subcommands().front()->get_name()));
+    throw pptrain::UsageError(
+        fmt::format("--config, --set and --world come after the subcommand: pptrain {} "
+                    "--config job.toml",
+                    cli.get_subcommands().front()->get_name()));
   }
   if (*check) return pptrain::app::check(check_arguments);
   if (*plan) return pptrain::app::plan(plan_arguments);

@@ -43,12 +43,13 @@ std::optional<std::string> hint_of_key(std::span<const std::string> arguments, s
 }  // namespace
 
 std::string argument_hint(std::span<const std::string> arguments, std::string_view refusal) {
+  const bool unknown = refusal.find("not expected") != std::string_view::npos;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
-    if (refusal.find(argument) == std::string_view::npos) continue;
     const bool follows = i > 0 && arguments[i - 1].starts_with("-");
     if (argument.ends_with(".toml") && !argument.starts_with("-") && !follows)
       return fmt::format("a job is named so: --config {}", argument);
+    if (!unknown || refusal.find(argument) == std::string_view::npos) continue;
     if (i == 0 && (argument == "train" || argument == "run" || argument == "resume"))
       return "training has no subcommand: pptrain --config job.toml trains, and resumes";
     if (const auto hint = hint_of_key(arguments, i)) return *hint;

@@ -7,8 +7,8 @@
 
 namespace pptrain::app {
 
-// `arguments`: of the command line, without the program's name; `refusal` names those that are not known. "a
-// job is named so: --config job.toml"; empty where there is nothing to say.
+// `arguments`: of the command line, without the program's name; `refusal`: CLI11's, which names those that
+// are not known. "a job is named so: --config job.toml"; empty where there is nothing to say.
 std::string argument_hint(std::span<const std::string> arguments, std::string_view refusal);
 
 }  // namespace pptrain::app

@@ -137,7 +137,8 @@ class RankTimer {
  private:
   models::MeasuredStage time(models::TransformerStage& stage) {
     std::vector<double> forward, backward, input, weight;
-    at::Tensor x = at::randn({data_.token_count(), stage.model().hidden}).to(stage.parameters().compute_dtype());
+    at::Tensor x =
+        at::randn({data_.token_count(), stage.model().hidden}).to(stage.parameters().compute_dtype());
     const auto timed = [](std::vector<double>& times, const auto& pass) {
       const auto start = Clock::now();
       pass();
@@ -251,8 +252,9 @@ std::string too_long(const models::CostModel& costs, std::span<const models::Sta
 
 CostSource measure_machine(const PlanBase& base) {
   if (base.job.run.device != "cpu")
-    throw UsageError("--costs measured is of this machine's CPU, but run.device is \"cuda\": name the GPU, or "
-                     "give a run's trace");
+    throw UsageError(
+        "--costs measured is of this machine's CPU, but run.device is \"cuda\": name the GPU, or "
+        "give a run's trace");
   const auto start = Clock::now();
   CostSource source = make_cost_source(base, "cpu");
   models::Workload workload = timed_workload(base);
@@ -273,9 +275,8 @@ CostSource measure_machine(const PlanBase& base) {
     return source;
   }
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
-  const auto ranks = static_cast<unsigned>(
-      std::clamp<int64_t>(base.mesh.world_size(), 1,
-                          std::clamp<int64_t>(cores / base.job.run.threads, 1, most_ranks)));
+  const auto ranks = static_cast<unsigned>(std::clamp<int64_t>(
+      base.mesh.world_size(), 1, std::clamp<int64_t>(cores / base.job.run.threads, 1, most_ranks)));
   const Measured measured = measure(base, model, workload, slices, ranks);
   source.calibration = models::calibrate(model, workload, source.device, measured.passes);
   source.product_flops = measured.product_flops;

@@ -87,12 +87,13 @@ class Searcher {
 
   // Is the same list of actions there under another name, or one that does the same?
   bool has_twin(const Choice& choice, const schedule::Schedule& lowered) const {
-    return has_plain_form(choice.schedule, choice.stages_per_rank) || std::ranges::any_of(tried_, [&](const Tried& other) {
-      return other.choice.stages_per_rank == choice.stages_per_rank &&
-             other.choice.grad_accum_steps == choice.grad_accum_steps &&
-             (choice.stages_per_rank == 1 || other.lowered->placement == lowered.placement) &&
-             other.lowered->actions == lowered.actions;
-    });
+    return has_plain_form(choice.schedule, choice.stages_per_rank) ||
+           std::ranges::any_of(tried_, [&](const Tried& other) {
+             return other.choice.stages_per_rank == choice.stages_per_rank &&
+                    other.choice.grad_accum_steps == choice.grad_accum_steps &&
+                    (choice.stages_per_rank == 1 || other.lowered->placement == lowered.placement) &&
+                    other.lowered->actions == lowered.actions;
+           });
   }
 
   void try_all() {
