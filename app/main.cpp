@@ -5,7 +5,9 @@
 #include <CLI/CLI.hpp>
 #include <sstream>
 #include <string>
+#include <vector>
 
+#include "app/commands/argument_hint.h"
 #include "app/commands/commands.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
@@ -35,9 +37,16 @@ void add_job_options(CLI::App& command, JobArguments& arguments) {
   add_world(command, arguments);
 }
 
-std::string without_last_newline(std::string text) {
+// What CLI11 says, and how it is written.
+std::string describe_refusal(std::string text, int argc, char** argv) {
   if (text.ends_with('\n')) text.pop_back();
-  return text;
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  const std::string hint = pptrain::app::argument_hint(arguments, text);
+  return hint.empty() ? text : text + '\n' + hint;
+}
+
+bool is_given(const JobArguments& arguments) {
+  return !arguments.config.empty() || !arguments.set.empty() || arguments.world > 0;
 }
 
 int run(int argc, char** argv) {
@@ -82,12 +91,21 @@ int run(int argc, char** argv) {
   CLI::Option* device = plan->add_option("--device", plan_arguments.costs,
                                          "Costs of a modelled device: cpu, a100, h100, h200, b200")
                             ->option_text("NAME");
-  plan->add_option("--profile", plan_arguments.costs, "Costs measured by a run: its trace.json")
-      ->option_text("TRACE")
-      ->excludes(device);
+  CLI::Option* profile =
+      plan->add_option("--profile", plan_arguments.costs, "Costs measured by a run: its trace.json")
+          ->option_text("TRACE")
+          ->excludes(device);
+  plan->add_option("--costs", plan_arguments.costs,
+                   "measured: a second or two of passes on this machine, the default for a job on CPUs; "
+                   "modelled: of the job's device, without looking at this machine; or as --device or "
+                   "--profile")
+      ->option_text("WHICH")
+      ->excludes(device)
+      ->excludes(profile);
   CLI::Option* search = plan->add_flag("--search", plan_arguments.search,
                                        "Rank schedules x stages per rank x microbatches x splits of the job; "
                                        "with --world N whole meshes of N ranks");
+  plan->add_flag("--all", plan_arguments.all, "With --search: every row, not only the first ten");
   plan->add_option("--memory-gb", plan_arguments.memory_gb,
                    "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
       ->option_text("GB")
@@ -114,8 +132,15 @@ int run(int argc, char** argv) {
     fmt::print("{}", out.str());
     if (asked) return 0;
     // Subcommands are no work of several ranks: whoever runs one speaks for itself.
-    if (!cli.get_subcommands().empty()) throw pptrain::UsageError(without_last_newline(text.str()));
-    return pptrain::app::refuse(without_last_newline(text.str()));
+    const std::string refusal = describe_refusal(text.str(), argc, argv);
+    if (!cli.get_subcommands().empty()) throw pptrain::UsageError(refusal);
+    return pptrain::app::refuse(refusal);
+  }
+  if (!cli.get_subcommands().empty() && is_given(train_arguments)) {
+    throw pptrain::UsageError(
+        fmt::format("--config, --set and --world come after the subcommand: pptrain {} "
+                    "--config job.toml",
+                    cli.get_subcommands().front()->get_name()));
   }
   if (*check) return pptrain::app::check(check_arguments);
   if (*plan) return pptrain::app::plan(plan_arguments);

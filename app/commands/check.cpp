@@ -5,6 +5,7 @@
 #include "app/plan/costs.h"
 #include "app/plan/load_plan.h"
 #include "core/config/loader.h"
+#include "core/config/warnings.h"
 #include "models/flops.h"
 #include "models/footprint.h"
 #include "models/transformer_stage.h"
@@ -45,6 +46,7 @@ int check(const JobArguments& arguments) {
                copy ? "  (holds a copy of the tied embedding)" : "");
   }
   fmt::print("# parameters  {}\n", models::parameter_count(plan.model));
+  for (const std::string& warning : config::warnings(job)) fmt::print("# warning: {}\n", warning);
   return 0;
 }
 

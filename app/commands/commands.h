@@ -22,9 +22,11 @@ struct PlanArguments : JobArguments {
   std::string format = "text";  // text | csv | json | svg | trace
   bool actions = false;         // json: every action with its times too
   std::string output;           // file; empty: standard output
-  std::string costs;            // a device's name or a trace, over distributed.pp_costs
+  // "measured", "modelled", a device's name or a trace, over distributed.pp_costs; empty: measured on a CPU
+  std::string costs;
   std::string compare;          // a trace to put beside the prediction
   bool search = false;          // rank all layouts of the job; with `world`, of all meshes of so many ranks
+  bool all = false;             // search: all rows
   double memory_gb = 0;         // search: GB a rank, over distributed.pp_memory_gb
 };
 

@@ -3,11 +3,13 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <cctype>
 #include <utility>
 
 #include "app/plan/measured_costs.h"
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
+#include "core/metrics/peak_flops.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::app {
@@ -26,6 +28,19 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
   if (d.ranks_per_host > 0) source.device.ranks_per_host = static_cast<int>(d.ranks_per_host);
   if (d.host_link_gbps > 0) source.device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
   return source;
+}
+
+double peak_flops(const config::JobConfig& job, const CostSource& source) {
+  if (job.metrics.peak_tflops > 0) return job.metrics.peak_tflops * 1e12;
+  if (source.product_flops) return *source.product_flops;
+  std::string name(source.device.name);
+  if (name == "cpu") {
+    const bool bfloat16 = job.train.dtype == "bf16";
+    return static_cast<double>(job.run.threads) *
+           (bfloat16 ? source.device.bfloat16_flops : source.device.float32_flops);
+  }
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return metrics::known_peak_flops(name);
 }
 
 models::ContextKind context_kind(const config::DistributedSection& distributed) {

@@ -1,6 +1,7 @@
 // What a job's passes cost in time.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "core/config/job_config.h"
@@ -18,11 +19,16 @@ struct CostSource {
   models::DeviceModel device;
   models::Calibration calibration{};
   std::string description;  // "modelled for h100", "measured in runs/a/trace.json"
+  std::optional<double> product_flops = std::nullopt;  // of a rank: the rate of large products, if measured
 };
 
 // `costs` is a device's name, or the trace of a run of the same model (profile.trace). Empty: the device that
 // the job runs on (run.device; for cuda, h100). Throws UsageError.
 CostSource make_cost_source(const PlanBase& base, const std::string& costs);
+
+// FLOP/s of one rank that a job's MFU is a fraction of: metrics.peak_tflops, else the data sheet's dense bf16
+// rate of the GPU, or what the CPU's products reach on run.threads; 0 where it is not known.
+double peak_flops(const config::JobConfig& job, const CostSource& source);
 
 // The device that run.device means where nothing names one.
 const models::DeviceModel& default_device(const config::JobConfig& job);

@@ -47,7 +47,7 @@ class LayoutModel {
   double least_time() const;
   RankBytes least_bytes() const;
 
-  // Nothing where the schedule does not exist, or the model has too few layers.
+  // Nothing where the schedule does not exist or is another one's twin, or the model has too few layers.
   std::optional<Estimate> estimate(ScheduleShapes& shapes, const std::string& schedule, int stages_per_rank);
   TimeSplit split(ScheduleShapes& shapes, const Estimate& estimate);
 

@@ -39,11 +39,14 @@ std::optional<std::string> schedule_name(const std::string& given, const ReportC
     report({schedule_key}, "\"inference\" has forward passes alone: it cannot train");
   } catch (const UsageError& error) {
     const bool planned = schedule::is_planned_schedule(given);
+    std::string guess = config::nearest(given, names);
+    if (!guess.empty()) guess = '"' + guess + '"';
     report({schedule_key}, planned
                                ? error.what()
-                               : fmt::format("\"{}\" is not a schedule; did you mean \"{}\"? Valid: {}, or "
-                                             "a file ending in .csv",
-                                             given, config::nearest(given, names), fmt::join(names, ", ")));
+                               : fmt::format("\"{}\" is not a schedule{} Valid: {}, auto, or a file ending "
+                                             "in .csv",
+                                             given, guess.empty() ? "." : config::did_you_mean(guess),
+                                             fmt::join(names, ", ")));
   }
   return std::nullopt;
 }
@@ -143,14 +146,6 @@ void Resolver::check_file() {
 
 void Resolver::check_split() {
   config::DistributedSection& d = job_.distributed;
-  if (d.pp_split != config::PipelineSplit()) {
-    for (const auto& [key, weight] : {std::pair("distributed.pp_embedding_weight", d.pp_embedding_weight),
-                                      std::pair("distributed.pp_head_weight", d.pp_head_weight)}) {
-      if (weight == 0) continue;
-      report_({key, split_key},
-              "acts on an even split alone, but pp_split is another: remove one of the two");
-    }
-  }
   if (config::to_lower(d.pp_split.text) == "cost") {
     d.pp_split.text = "cost";
     return;

@@ -24,7 +24,6 @@ namespace pptrain::app {
 
 namespace {
 
-constexpr size_t ranked = 10;                 // meshes
 constexpr int64_t largest_microbatch = 64;    // samples
 constexpr int64_t most_actions = 40'000'000;  // simulated in the search for the best, a few seconds' work
 constexpr int64_t most_exact_actions = 2'000'000;  // of a step that is predicted whole
@@ -157,7 +156,8 @@ void MeshSearcher::list_layouts(size_t mesh) {
 void MeshSearcher::list_layouts_of(size_t mesh) {
   const mesh::MeshShape& shape = meshes_[mesh];
   const int64_t samples = samples_of_step(base_) / shape.size(mesh::Group::batch);
-  const bool divided = shape.size(mesh::Group::fsdp) > 1 || shape.size(mesh::Group::efsdp) > 1;
+  const bool divided = shape.size(mesh::Group::fsdp) > 1 ||
+                       (base_.model.sparse.experts > 0 && shape.size(mesh::Group::efsdp) > 1);
   for (int64_t size = 1; size <= std::min(samples, largest_microbatch); ++size) {
     if (samples % size != 0) continue;
     for (const std::string& recompute : config::find_option("train.recompute")->literals) {
@@ -208,10 +208,11 @@ void MeshSearcher::simulate(size_t layout) {
 
 // The slowest of the meshes that would be listed.
 double MeshSearcher::worst_ranked() const {
+  const size_t ranked = options_.rows;
   if (best_of_mesh_.size() < ranked) return never;
   std::vector<double> times;
   for (const auto& [mesh, time] : best_of_mesh_) times.push_back(time);
-  std::ranges::nth_element(times, times.begin() + ranked - 1);
+  std::ranges::nth_element(times, times.begin() + static_cast<std::ptrdiff_t>(ranked) - 1);
   return times[ranked - 1];
 }
 
@@ -280,7 +281,7 @@ std::vector<size_t> MeshSearcher::rank_meshes() const {
   std::vector<size_t> best;
   std::set<size_t> seen;
   for (const size_t i : order) {
-    if (best.size() == ranked) break;
+    if (best.size() == options_.rows) break;
     if (seen.contains(layouts_[found_[i].layout].mesh) || !exists(found_[i])) continue;
     seen.insert(layouts_[found_[i].layout].mesh);
     best.push_back(i);
@@ -457,8 +458,10 @@ std::vector<std::string> MeshCandidate::overrides() const {
   }
   keys.push_back(fmt::format("distributed.pp_schedule={}", choice.schedule));
   keys.push_back(fmt::format("distributed.pp_stages_per_rank={}", choice.stages_per_rank));
-  keys.push_back(
-      fmt::format("distributed.pp_split=[{}]", fmt::join(pipeline::layers_per_stage(choice.layers), ",")));
+  keys.push_back(choice.layers.size() == 1
+                     ? "distributed.pp_split=even"
+                     : fmt::format("distributed.pp_split={}",
+                                   fmt::join(pipeline::layers_per_stage(choice.layers), ",")));
   keys.push_back(fmt::format("train.micro_batch_size={}", choice.micro_batch_size));
   keys.push_back(fmt::format("train.grad_accum_steps={}", choice.grad_accum_steps));
   keys.push_back(fmt::format("train.recompute={}", describe_recompute(choice.recompute)));

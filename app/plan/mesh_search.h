@@ -14,6 +14,7 @@ namespace pptrain::app {
 struct MeshSearchOptions {
   int world = 1;      // ranks
   double budget = 0;  // bytes a rank; 0: no bound
+  size_t rows = 10;   // meshes ranked, at most: the more, the longer the search takes
 };
 
 // Where the time of a step goes, s: the mean of the ranks. The parts add up to the step.
@@ -44,7 +45,7 @@ struct MeshCandidate {
   bool fits = true;
 
   // As a job says it: "distributed.pp=4".
-  std::vector<std::string> overrides() const;
+  std::vector<std::string> overrides() const;  // "distributed.pp_split=6,2"
 };
 
 // The best of what differs from the best of all in one respect.

@@ -5,7 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "app/plan/search_report.h"
 #include "app/plan/stage_recompute.h"
+#include "parallel/schedule/render/text_layout.h"
 
 namespace pptrain::app {
 
@@ -36,22 +38,36 @@ std::string header(const MeshSearchResult& result, const PlanBase& base, const C
              result.meshes, result.layouts, result.simulated);
 }
 
-std::string row(const MeshCandidate& c) {
-  std::string weights = c.reshard ? "streamed" : "kept";
-  if (c.mesh.size(mesh::Group::fsdp) == 1 && c.mesh.size(mesh::Group::efsdp) == 1) weights = "whole";
-  if (c.every_microbatch) weights += ", mb";
-  return fmt::format(
-      "{:>3} {:>6} {:>6} {:>3} {:>3} {:>3}  {:<17} {:>2} {:>4} {:>4}  {:<9} {:<12} {:>9.4g} {:>10.0f} "
-      "{:>8.2f}",
-      c.mesh.pp, c.mesh.dp_replicate, c.mesh.dp_shard, c.mesh.cp, c.mesh.tp, c.mesh.ep, c.choice.schedule,
-      c.choice.stages_per_rank, c.choice.grad_accum_steps, c.choice.micro_batch_size,
-      describe_recompute(c.choice.recompute), weights, c.step_time, c.tokens_per_s,
-      in_gb(static_cast<double>(c.bytes.total())));
+std::vector<std::string> row(const MeshCandidate& c) {
+  const mesh::MeshShape& m = c.mesh;
+  std::vector<std::string> cells{c.choice.schedule};
+  for (const int size : {m.pp, m.dp_replicate, m.dp_shard, m.cp, m.tp, m.ep})
+    cells.push_back(fmt::to_string(size));
+  cells.push_back(schedule::format_seconds(c.step_time));
+  cells.push_back(schedule::with_commas(c.tokens_per_s));
+  cells.push_back(fmt::format("{:.2f} GB", in_gb(static_cast<double>(c.bytes.total()))));
+  return cells;
 }
 
-constexpr const char* columns =
-    " pp dp_rep dp_shd  cp  tp  ep  schedule           v    m  mbs  recompute weights       step, s      "
-    "tok/s  peak, GB";
+// The rows of the ranking, each with the --set line that makes the job so.
+std::string rows(const std::vector<MeshCandidate>& ranking, int width) {
+  std::vector<std::vector<std::string>> cells{
+      {"#", "schedule", "pp", "rep", "shard", "cp", "tp", "ep", "step", "tokens/s", "peak"}};
+  for (size_t i = 0; i < ranking.size(); ++i) {
+    cells.push_back(row(ranking[i]));
+    cells.back().insert(cells.back().begin(), fmt::to_string(i + 1));
+  }
+  const std::string lines = schedule::table(cells, 2);
+  std::string out;
+  size_t begin = 0;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const size_t end = lines.find('\n', begin) + 1;
+    out += lines.substr(begin, end - begin);
+    begin = end;
+    if (i > 0) out += set_line(ranking[i - 1].overrides(), 5, width);
+  }
+  return out;
+}
 
 Json candidate_json(const MeshCandidate& c) {
   Json bytes;
@@ -74,43 +90,41 @@ Json candidate_json(const MeshCandidate& c) {
           {"step_time", c.step_time},
           {"tokens_per_s", c.tokens_per_s},
           {"bytes", bytes},
-          {"fits", c.fits}};
+          {"fits", c.fits},
+          {"set", c.overrides()}};
 }
 
 }  // namespace
 
 std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
-                          const MeshSearchOptions& options) {
-  std::string out = header(result, base, source, options);
+                          const MeshSearchOptions& options, int width) {
+  const auto columns = static_cast<size_t>(width);
+  std::string out = schedule::wrapped(header(result, base, source, options), columns, 4);
   if (result.ranking.empty()) {
     out += "nothing fits: use more ranks, or more memory\n";
   } else {
-    out += fmt::format("    {}\n", columns);
-    for (size_t i = 0; i < result.ranking.size(); ++i)
-      out += fmt::format("{:>3} {}\n", i + 1, row(result.ranking[i]));
-    const MeshCandidate& best = result.ranking.front();
-    out += "\nthe first one's step, s:";
-    for (const auto& [part, seconds] : result.time.parts()) out += fmt::format("  {} {:.3g}", part, seconds);
-    out += fmt::format("\nits fullest rank, GB:");
-    for (const auto& [kind, bytes] : best.bytes.kinds())
-      out += fmt::format("  {} {:.2f}", kind, in_gb(static_cast<double>(bytes)));
-    out += "\nas keys of the job:\n";
-    for (const std::string& key : best.overrides()) out += fmt::format("  --set {}", key);
-    out += '\n';
+    out += rows(result.ranking, width);
+    if (result.ranking.size() == options.rows) out += "more of them: --all\n";
+    std::string first = "\nthe first one's step:";
+    for (const auto& [part, seconds] : result.time.parts())
+      first += fmt::format("  {} {}", part, schedule::format_seconds(seconds));
+    first += "\nits fullest rank, GB:";
+    for (const auto& [kind, bytes] : result.ranking.front().bytes.kinds())
+      first += fmt::format("  {} {:.2f}", kind, in_gb(static_cast<double>(bytes)));
+    out += schedule::wrapped(first, columns, 4) + '\n';
   }
-  out += "\nwhy the others lose (the best of each):\n";
+  std::string others = "\nwhy the others lose (the best of each):\n";
   for (const Loser& loser : result.losers) {
     const mesh::MeshShape& mesh = loser.candidate.mesh;
-    const std::string where =
-        fmt::format("{}{}", mesh.describe(), mesh.ep > 1 ? fmt::format(", ep {}", mesh.ep) : "");
     const bool slower = loser.candidate.fits && !result.ranking.empty();
-    out += fmt::format("  {:<36} {:<52} {}{}\n", loser.what, where,
-                       slower ? fmt::format("{:.2f} x the time: ",
-                                            loser.candidate.step_time / result.ranking.front().step_time)
-                              : "",
-                       loser.why);
+    others += fmt::format("  {} ({}{})\n    {}{}\n", loser.what, mesh.describe(),
+                          mesh.ep > 1 ? fmt::format(", ep {}", mesh.ep) : "",
+                          slower ? fmt::format("{:.2f} x the time: ",
+                                               loser.candidate.step_time / result.ranking.front().step_time)
+                                 : "",
+                          loser.why);
   }
-  return out;
+  return out + schedule::wrapped(others, columns, 6);
 }
 
 std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
@@ -138,6 +152,23 @@ std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, co
     json["losers"].push_back(one);
   }
   return json.dump(2) + '\n';
+}
+
+std::string meshes_csv(const MeshSearchResult& result) {
+  std::string out =
+      "pp,dp_replicate,dp_shard,cp,tp,ep,pp_schedule,pp_stages_per_rank,layers_per_stage,micro_batch_size,"
+      "grad_accum_steps,recompute,reshard_after_forward,reduce_gradients,step_time,tokens_per_s,peak_bytes,"
+      "set\n";
+  for (const MeshCandidate& c : result.ranking) {
+    out +=
+        fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\"{}\"\n", c.mesh.pp,
+                    c.mesh.dp_replicate, c.mesh.dp_shard, c.mesh.cp, c.mesh.tp, c.mesh.ep, c.choice.schedule,
+                    c.choice.stages_per_rank, fmt::join(pipeline::layers_per_stage(c.choice.layers), "+"),
+                    c.choice.micro_batch_size, c.choice.grad_accum_steps, fmt::join(c.choice.recompute, "+"),
+                    c.reshard, c.every_microbatch ? "microbatch" : "step", c.step_time, c.tokens_per_s,
+                    c.bytes.total(), fmt::join(c.overrides(), " "));
+  }
+  return out;
 }
 
 }  // namespace pptrain::app

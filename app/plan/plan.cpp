@@ -64,6 +64,7 @@ Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered) 
   job.distributed.pp_stages_per_rank = choice.stages_per_rank;
   job.distributed.pp_split = {.text = "", .layers = pipeline::layers_per_stage(choice.layers)};
   job.distributed.pp_embedding_weight = job.distributed.pp_head_weight = 0;  // of an even split alone
+  job.distributed.pp_memory_gb = 0;                                          // of auto alone
   return make_plan(std::move(base), std::move(lowered), choice.layers);
 }
 

@@ -25,4 +25,24 @@ std::shared_ptr<const schedule::Schedule> ScheduleShapes::of(const ShapeKey& key
   return known_.emplace(key, std::move(made)).first->second;
 }
 
+bool has_plain_form(const std::string& schedule, int64_t stages_per_rank) {
+  return stages_per_rank == 1 &&
+         (schedule == "looped_bfs" || schedule == "interleaved_1f1b" || schedule == "interleaved_zb");
+}
+
+bool ScheduleShapes::repeats_another(const ShapeKey& key) {
+  if (has_plain_form(key.schedule, key.stages_per_rank)) return true;
+  const auto own = of(key);
+  if (!own) return false;
+  for (const std::string& name : schedule::training_schedule_names()) {
+    if (name == key.schedule) return false;
+    ShapeKey earlier = key;
+    earlier.schedule = name;
+    const auto other = of(earlier);
+    const bool same_place = key.stages_per_rank == 1 || (other && other->placement == own->placement);
+    if (other && same_place && other->actions == own->actions) return true;
+  }
+  return false;
+}
+
 }  // namespace pptrain::app

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <compare>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,11 +26,19 @@ struct ShapeKey {
   auto operator<=>(const ShapeKey&) const = default;
 };
 
+// With one stage per rank the schedules made for several are others under another name: looped_bfs is gpipe,
+// interleaved_zb is zb_h1, and interleaved_1f1b is 1f1b with more microbatches in flight for nothing.
+bool has_plain_form(const std::string& schedule, int64_t stages_per_rank);
+
 // Generated once each. Without sends and receives, so neither lowered nor proven: to be simulated alone.
 class ScheduleShapes {
  public:
   // Null where the schedule does not exist for these numbers.
   std::shared_ptr<const schedule::Schedule> of(const ShapeKey& key);
+
+  // Is the same list of actions there for a schedule earlier in training_schedule_names(), or one that does
+  // the same?
+  bool repeats_another(const ShapeKey& key);
 
  private:
   std::map<ShapeKey, std::shared_ptr<const schedule::Schedule>> known_;

@@ -1,18 +1,16 @@
 #include "app/plan/search.h"
 
 #include <spdlog/fmt/fmt.h>
-#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "app/plan/prediction.h"
 #include "app/plan/recompute_choice.h"
+#include "app/plan/schedule_shapes.h"
 #include "app/plan/split_by_cost.h"
-#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -82,8 +80,20 @@ class Searcher {
     }
     const size_t words = choice.recompute.size();
     if (words > 1 && words != static_cast<size_t>(compute->stages())) return;  // the job gives it to others
-    tried_.push_back({choice, std::make_shared<schedule::Schedule>(
-                                  schedule::lower(*std::move(compute), lower_options(base_)))});
+    auto lowered = std::make_shared<const schedule::Schedule>(
+        schedule::lower(*std::move(compute), lower_options(base_)));
+    if (!has_twin(choice, *lowered)) tried_.push_back({choice, std::move(lowered)});
+  }
+
+  // Is the same list of actions there under another name, or one that does the same?
+  bool has_twin(const Choice& choice, const schedule::Schedule& lowered) const {
+    return has_plain_form(choice.schedule, choice.stages_per_rank) ||
+           std::ranges::any_of(tried_, [&](const Tried& other) {
+             return other.choice.stages_per_rank == choice.stages_per_rank &&
+                    other.choice.grad_accum_steps == choice.grad_accum_steps &&
+                    (choice.stages_per_rank == 1 || other.lowered->placement == lowered.placement) &&
+                    other.lowered->actions == lowered.actions;
+           });
   }
 
   void try_all() {
@@ -152,19 +162,6 @@ class Searcher {
   std::vector<Candidate> found_;
 };
 
-// As train.recompute may be given: a single word, or one for each stage.
-nlohmann::ordered_json recompute_json(const std::vector<std::string>& words) {
-  return words.size() == 1 ? nlohmann::ordered_json(words.front()) : nlohmann::ordered_json(words);
-}
-
-std::string shortened(const std::string& text) {
-  return text.size() <= 28 ? text : text.substr(0, 25) + "...";
-}
-
-std::string short_split(const pipeline::LayerAssignment& layers) {
-  return shortened(fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), "+")));
-}
-
 }  // namespace
 
 double memory_budget(const PlanBase& base, const CostSource& source) {
@@ -180,42 +177,6 @@ std::vector<Candidate> search(const PlanBase& base, const CostSource& source, co
         base.mesh.pp, base.model.layers, base.job.train.grad_accum_steps));
   }
   return found;
-}
-
-std::string render_ranking(const std::vector<Candidate>& candidates, double budget, size_t rows) {
-  std::string out = fmt::format("{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<28} {:>10} {:>10} {:>8} {:>10}\n",
-                                "rank", "schedule", "stages", "m", "mbs", "layers per stage", "recompute",
-                                "step", "tok/s", "bubble", "peak");
-  for (size_t i = 0; i < std::min(rows, candidates.size()); ++i) {
-    const Candidate& c = candidates[i];
-    out += fmt::format(
-        "{:>4}  {:<17} {:>6} {:>4} {:>4}  {:<28} {:<28} {:>8.4g} s {:>10.0f} {:>6.1f} % {:>7.2f} GB{}\n",
-        i + 1, c.choice.schedule, c.choice.stages_per_rank, c.choice.grad_accum_steps,
-        c.choice.micro_batch_size, short_split(c.choice.layers),
-        shortened(describe_recompute(c.choice.recompute)), c.step_time, c.tokens_per_s, 100 * c.bubble,
-        static_cast<double>(c.peak_bytes) / 1e9, c.fits ? "" : "  does not fit");
-  }
-  if (candidates.size() > rows) out += fmt::format("... and {} more\n", candidates.size() - rows);
-  if (budget > 0) out += fmt::format("budget {:.2f} GB a rank\n", budget / 1e9);
-  return out;
-}
-
-std::string ranking_json(const std::vector<Candidate>& candidates, double budget) {
-  nlohmann::ordered_json json{{"budget", budget}, {"ranking", nlohmann::ordered_json::array()}};
-  for (const Candidate& c : candidates) {
-    json["ranking"].push_back({{"pp_schedule", c.choice.schedule},
-                               {"pp_stages_per_rank", c.choice.stages_per_rank},
-                               {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
-                               {"micro_batch_size", c.choice.micro_batch_size},
-                               {"grad_accum_steps", c.choice.grad_accum_steps},
-                               {"recompute", recompute_json(c.choice.recompute)},
-                               {"step_time", c.step_time},
-                               {"tokens_per_s", c.tokens_per_s},
-                               {"bubble", c.bubble},
-                               {"peak_bytes", c.peak_bytes},
-                               {"fits", c.fits}});
-  }
-  return json.dump(2) + '\n';
 }
 
 }  // namespace pptrain::app

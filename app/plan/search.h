@@ -28,15 +28,11 @@ struct Candidate {
 };
 
 // Every training schedule x stages per rank x split (even, cost) that the job allows, fitting ones first, the
-// fastest first; of equally fast ones the one with less memory. Throws UsageError if there is none.
+// fastest first; of equally fast ones the one with less memory. Schedules that are the same lists of actions
+// are one, the first of training_schedule_names(). Throws UsageError if there is none.
 std::vector<Candidate> search(const PlanBase& base, const CostSource& source, const SearchOptions& options);
 
 // Bytes that a rank may use: distributed.pp_memory_gb, else the device's memory, else 0 for no bound.
 double memory_budget(const PlanBase& base, const CostSource& source);
-
-// The ranking as text, at most `rows` of it.
-std::string render_ranking(const std::vector<Candidate>& candidates, double budget, size_t rows = 20);
-// All of it as JSON; seconds and bytes.
-std::string ranking_json(const std::vector<Candidate>& candidates, double budget);
 
 }  // namespace pptrain::app

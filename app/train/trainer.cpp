@@ -12,6 +12,8 @@
 #include "app/train/run_log.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
+#include "core/config/warnings.h"
+#include "core/kernels/device_name.h"
 #include "core/metrics/jsonl_sink.h"
 #include "core/metrics/memory.h"
 #include "core/metrics/peak_flops.h"
@@ -189,6 +191,7 @@ void Trainer::announce() const {
                job.train.grad_accum_steps, job.train.micro_batch_size, job.train.seq_len,
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   spdlog::info("output in {}", job.run.dir);
+  for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
 }
 
 void Trainer::open_sinks() {
@@ -202,6 +205,9 @@ void Trainer::open_sinks() {
                           ? job.metrics.peak_tflops * 1e12
                           : metrics::peak_flops(context_.device, job.train.dtype == "bf16");
   peak_flops_ = each * context_.mesh.shape().world_size();
+  if (peak_flops_ == 0)
+    spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",
+                 kernels::device_name(context_.device));
 }
 
 void Trainer::train_step() {
@@ -305,7 +311,7 @@ void Trainer::record(const Step& step, int64_t number, const Seconds& seconds,
       .tokens = step.loss.tokens,
       .tokens_per_s = tokens / seconds.whole,
       .step_time_s = seconds.whole,
-      .mfu = flops_per_token_ * tokens / seconds.whole / peak_flops_,
+      .mfu = peak_flops_ > 0 ? flops_per_token_ * tokens / seconds.whole / peak_flops_ : 0,
       .memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9,
       .skipped = !step.applied,
       .total_tokens = state_.tokens,

@@ -35,6 +35,7 @@ struct Document {
   std::map<std::string, Origin, std::less<>> options;   // the ones given, by full name
   std::map<std::string, Origin, std::less<>> sections;  // the headers in the file
   std::set<std::string, std::less<>> broken;            // options whose value could not be taken
+  std::set<std::string, std::less<>> filled;            // options that the number of ranks has filled
   std::vector<Problem> problems;
 
   bool given(std::string_view option) const { return options.contains(option); }

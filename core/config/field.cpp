@@ -67,7 +67,7 @@ std::string Range::describe() const {
 }
 
 std::string Condition::describe() const {
-  return fmt::format("{} = {}", key, fmt::join(values, " or "));
+  return test ? words : fmt::format("{} = {}", keys.front(), fmt::join(values, " or "));
 }
 
 Option& Option::at_least(double value) {
@@ -126,7 +126,23 @@ Option& Option::required() {
 }
 
 Option& Option::only_with(std::string other_name, std::vector<std::string> values) {
-  acts_when = Condition{.key = std::move(other_name), .values = std::move(values)};
+  acts_when = Condition{
+      .keys = {std::move(other_name)}, .values = std::move(values), .test = {}, .words = {}, .harmless = {}};
+  return *this;
+}
+
+Option& Option::only_if(std::string words, std::vector<std::string> keys,
+                        std::function<bool(const JobConfig&)> test) {
+  acts_when = Condition{.keys = std::move(keys),
+                        .values = {},
+                        .test = std::move(test),
+                        .words = std::move(words),
+                        .harmless = {}};
+  return *this;
+}
+
+Option& Option::unless_given_as(std::string value) {
+  acts_when->harmless = std::move(value);
   return *this;
 }
 

@@ -37,10 +37,16 @@ struct Range {
   std::string describe() const;  // ">= 1", "0 <= x < 1"; empty if every number is allowed
 };
 
-// The option acts only while the option called `key` has one of `values`.
+// The option acts only while the one called by the first of `keys` has one of `values`; or while `test`
+// holds, which looks at all of `keys` and is said in `words`.
 struct Condition {
-  std::string key;
+  std::vector<std::string> keys;  // by which it is decided, the one to change first
   std::vector<std::string> values;
+  std::function<bool(const JobConfig&)> test;
+  std::string words;
+  // As TOML: the value besides the default that the option may be given all the same, since it says what is
+  // done anyway. Empty: none.
+  std::string harmless;
 
   std::string describe() const;  // "data.format = bin"
 };
@@ -87,6 +93,9 @@ struct Option {
   Option& required();
   Option& only_with(std::string other_name, std::vector<std::string> values);
   Option& decides(Effect what);
+  Option& only_if(std::string words, std::vector<std::string> keys,
+                  std::function<bool(const JobConfig&)> test);
+  Option& unless_given_as(std::string value);  // after only_if: Condition::harmless
 };
 
 // Declares the options of one section, whose struct is found by `access`; they decide `effect`, unless they

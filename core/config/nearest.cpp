@@ -41,16 +41,25 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest(std::string_view word, std::span<const std::string> names) {
+  constexpr size_t shortest_beginning = 4;  // letters that say enough
   std::string best;
   size_t best_distance = std::numeric_limits<size_t>::max();
   for (const std::string& name : names) {
     const size_t distance = edit_distance(word, name);
-    if (distance < best_distance) {
+    const size_t near = std::max<size_t>(1, std::max(word.size(), name.size()) / 3);
+    if (distance <= near && distance < best_distance) {
       best = name;
       best_distance = distance;
     }
   }
-  return best;
+  if (!best.empty() || word.size() < shortest_beginning) return best;
+  const auto longer = std::ranges::find_if(
+      names, [&](const std::string& name) { return name.starts_with(to_lower(word) + "_"); });
+  return longer == names.end() ? best : *longer;
+}
+
+std::string did_you_mean(std::string_view guess) {
+  return guess.empty() ? "" : "; did you mean " + std::string(guess) + "?";
 }
 
 }  // namespace pptrain::config

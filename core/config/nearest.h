@@ -1,4 +1,4 @@
-// The valid name that a misspelt one most likely meant.
+// The valid name that a misspelt one most likely meant. Names that others use are in aliases.h.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,12 @@ namespace pptrain::config {
 // count.
 size_t edit_distance(std::string_view a, std::string_view b);
 
-// The closest of `names`, the first of equals; empty if there are none.
+// The closest of `names` that is near, the first of equals: one letter of three differs at most, or the name
+// goes on where the word ends ("warmup": "warmup_steps"). Empty if there is none.
 std::string nearest(std::string_view word, std::span<const std::string> names);
+
+// "; did you mean X?", or nothing where `guess` is empty.
+std::string did_you_mean(std::string_view guess);
 
 std::string to_lower(std::string_view text);  // ASCII
 

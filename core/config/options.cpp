@@ -1,12 +1,14 @@
 #include "core/config/options.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/config/field.h"
 #include "core/config/job_config.h"
+#include "core/config/nearest.h"
 
 namespace pptrain::config {
 namespace {
@@ -23,6 +25,8 @@ void add_run(std::vector<Option>& options) {
       .decides(Effect::none);
   run.add("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.")
       .at_least(0)
+      .only_if("model.init = random or data.shuffle = true", {"model.init", "data.shuffle"},
+               [](const JobConfig& j) { return j.model.init == "random" || j.data.shuffle; })
       .decides(Effect::data);
   run.add("device", &RunSection::device, "Where the ranks compute.")
       .one_of({"cpu", "cuda"})
@@ -33,6 +37,12 @@ void add_run(std::vector<Option>& options) {
       .decides(Effect::layout);
 }
 
+// In a qwen3_moe every layer has experts, but for those that these two say.
+bool has_dense_layers(const JobConfig& job) {
+  const ModelSection& m = job.model;
+  return m.arch != "qwen3_moe" || m.decoder_sparse_step > 1 || !m.mlp_only_layers.empty();
+}
+
 void add_model_sizes(SectionFields<ModelSection>& model) {
   model.add("hidden_size", &ModelSection::hidden_size, "Width of the residual stream. 0: from hf_dir.")
       .between(0, max_size);
@@ -40,7 +50,9 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
       .add("intermediate_size", &ModelSection::intermediate_size,
            "Inner width of the MLP; of qwen3_moe's dense layers, of each of mixtral's experts. 0: from "
            "hf_dir.")
-      .between(0, max_size);
+      .between(0, max_size)
+      .only_if("layers that have an MLP, or mixtral's experts",
+               {"model.decoder_sparse_step", "model.mlp_only_layers", "model.arch"}, has_dense_layers);
   model.add("num_hidden_layers", &ModelSection::num_hidden_layers, "Transformer blocks. 0: from hf_dir.")
       .between(0, 1 << 16);
   model.add("num_attention_heads", &ModelSection::num_attention_heads, "Query heads. 0: from hf_dir.")
@@ -140,6 +152,7 @@ void add_model(std::vector<Option>& options) {
       .add("initializer_range", &ModelSection::initializer_range,
            "Standard deviation of the random initial weights.")
       .between(0, 10)
+      .only_with("model.init", {"random"})
       .decides(Effect::none);
   add_model_sizes(model);
   model.add("rope_theta", &ModelSection::rope_theta, "Base of the rotary frequencies.").above(0);
@@ -210,32 +223,77 @@ void add_axes(SectionFields<DistributedSection>& distributed) {
            "rank; "
            "train.seq_len must be divisible by 2 * cp. \"ulysses\": ranks exchange tokens for heads; "
            "train.seq_len and the heads of a tensor-parallel rank must be divisible by cp.")
-      .one_of({"ring", "ulysses"});
+      .one_of({"ring", "ulysses"})
+      .only_if("distributed.cp > 1", {"distributed.cp"},
+               [](const JobConfig& j) { return j.distributed.cp > 1; });
   distributed.add("tp", &DistributedSection::tp, "Tensor-parallel ranks, which share each layer.")
       .between(1, max_ranks);
   distributed.add("ep", &DistributedSection::ep, "Expert-parallel ranks; divides dp_shard * cp * tp.")
       .between(1, max_ranks);
 }
 
+int64_t shards(const DistributedSection& d) {
+  return d.dp.value_or(d.dp_shard);
+}
+
+// Is a parameter, or an expert's, cut over ranks? Groups fsdp and efsdp of parallel/mesh.
+bool shares_weights(const JobConfig& job) {
+  const DistributedSection& d = job.distributed;
+  return shards(d) * d.cp > 1 || (job.model.num_experts > 0 && d.tp > d.ep);
+}
+
+// Have several ranks gradients of the same stage? Group stage of parallel/mesh.
+bool sums_gradients(const JobConfig& job) {
+  const DistributedSection& d = job.distributed;
+  return d.dp_replicate > 1 || shards(d) > 1 || d.cp > 1 || d.tp > 1;
+}
+
 // How ranks that share a copy of the model (dp_shard, cp) exchange it.
 void add_sharding(SectionFields<DistributedSection>& distributed) {
-  distributed.add(
-      "reshard_after_forward", &DistributedSection::reshard_after_forward,
-      "Weights gathered from the ranks that share them are freed after each pass, block by block, and "
-      "gathered "
-      "again for the backward: two or three blocks are whole at a time. Otherwise a stage's weights are "
-      "gathered once a step and kept. Not set: false with pp above 1, whose many microbatches use them again "
-      "and again, else true.");
+  distributed
+      .add("reshard_after_forward", &DistributedSection::reshard_after_forward,
+           "Weights gathered from the ranks that share them are freed after each pass, block by block, and "
+           "gathered "
+           "again for the backward: two or three blocks are whole at a time. Otherwise a stage's weights are "
+           "gathered once a step and kept. Not set: false with pp above 1, whose many microbatches use them "
+           "again "
+           "and again, else true.")
+      .only_if(
+          "ranks that share weights: dp_shard or cp > 1, or with experts tp > ep",
+          {"distributed.dp_shard", "distributed.dp", "distributed.cp", "distributed.tp", "distributed.ep"},
+          shares_weights)
+      .unless_given_as("false");
   distributed
       .add("reduce_gradients", &DistributedSection::reduce_gradients,
            "When gradients are summed over the ranks that have other samples. step: once, over all "
            "microbatches; "
            "each rank holds its stages' whole gradients until then. microbatch: after each one; a rank holds "
            "its part, and the whole gradients of blocks under way.")
-      .one_of({"step", "microbatch"});
+      .one_of({"step", "microbatch"})
+      .only_if("several ranks to a stage: dp_replicate, dp_shard, cp or tp > 1",
+               {"distributed.dp_replicate", "distributed.dp_shard", "distributed.dp", "distributed.cp",
+                "distributed.tp"},
+               sums_gradients);
+}
+
+// Is there a split to weigh? Other schedules than these two may have several stages on one rank.
+bool splits_evenly(const JobConfig& job) {
+  const DistributedSection& d = job.distributed;
+  const std::string schedule = to_lower(d.pp_schedule);
+  const bool one_stage =
+      d.pp == 1 && d.pp_stages_per_rank <= 1 && (schedule == "1f1b" || schedule == "gpipe");
+  return d.pp_split == PipelineSplit() && !one_stage;
+}
+
+// Do predictions see more than one host? The CPU's are taken to be one, unless said otherwise.
+bool has_hosts(const JobConfig& job) {
+  const DistributedSection& d = job.distributed;
+  return job.run.device == "cuda" || d.ranks_per_host > 0 || !d.pp_costs.empty();
 }
 
 void add_distributed(std::vector<Option>& options) {
+  const std::vector<std::string> of_split = {"distributed.pp_split", "distributed.pp",
+                                             "distributed.pp_stages_per_rank", "distributed.pp_schedule"};
   SectionFields<DistributedSection> distributed(
       options, "distributed", [](JobConfig& j) -> DistributedSection& { return j.distributed; },
       Effect::layout);
@@ -263,21 +321,26 @@ void add_distributed(std::vector<Option>& options) {
   distributed
       .add("pp_embedding_weight", &DistributedSection::pp_embedding_weight,
            "The embedding counts as this many blocks in an even split.")
-      .between(0, 1 << 16);
+      .between(0, 1 << 16)
+      .only_if("an even split of several stages", of_split, splits_evenly);
   distributed
       .add("pp_head_weight", &DistributedSection::pp_head_weight,
            "The final norm and head count as this many blocks in an even split.")
-      .between(0, 1 << 16);
+      .between(0, 1 << 16)
+      .only_if("an even split of several stages", of_split, splits_evenly);
   distributed.add(
       "pp_costs", &DistributedSection::pp_costs,
       "Where pp_schedule = \"auto\", pp_split = \"cost\" and pptrain plan take times from: a trace.json "
       "that an earlier run of this model wrote (profile.trace), or the model of a device: cpu, a100, "
-      "h100, h200 or b200. Empty: the device of run.device, h100 for cuda.");
+      "h100, h200 or b200. Empty: the device of run.device, h100 for cuda; pptrain plan measures the CPU "
+      "that it runs on.");
   distributed
       .add("pp_memory_gb", &DistributedSection::pp_memory_gb,
-           "GB (1e9 bytes) that pp_schedule = \"auto\" may give each rank. 0: the memory of a known GPU, no "
-           "bound on a CPU.")
-      .between(0, 1e6);
+           "GB (1e9 bytes) that pp_schedule = \"auto\" may give each rank; pptrain plan --search has "
+           "--memory-gb. 0: the memory of a known GPU, no bound on a CPU.")
+      .between(0, 1e6)
+      .only_if("distributed.pp_schedule = auto", {"distributed.pp_schedule"},
+               [](const JobConfig& j) { return to_lower(j.distributed.pp_schedule) == "auto"; });
   distributed
       .add("ranks_per_host", &DistributedSection::ranks_per_host,
            "For predictions: so many ranks that follow each other share a host. 0: 8 on GPUs, all of them on "
@@ -288,7 +351,9 @@ void add_distributed(std::vector<Option>& options) {
            "For predictions: Gb/s at which a rank sends to other hosts. 0: InfiniBand of the GPU's "
            "generation, 10 Gb/s "
            "Ethernet on CPUs; 90 % of it.")
-      .between(0, 1e6);
+      .between(0, 1e6)
+      .only_if("several hosts: run.device = cuda, ranks_per_host or pp_costs",
+               {"distributed.ranks_per_host", "run.device", "distributed.pp_costs"}, has_hosts);
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,
            "Seconds. A wait for another rank that lasts longer ends the run with a report.")
@@ -345,10 +410,17 @@ void add_train(std::vector<Option>& options) {
       .between(1, max_steps);
 }
 
+bool validates(const JobConfig& job) {
+  return job.eval.interval > 0;
+}
+
 void add_data(std::vector<Option>& options) {
   SectionFields<DataSection> data(
       options, "data", [](JobConfig& j) -> DataSection& { return j.data; }, Effect::data);
-  data.add("path", &DataSection::path, "File to train on, relative to the current directory.").required();
+  data.add("path", &DataSection::path,
+           "File to train on, relative to the current directory; or a folder, whose *.txt (text) or *.bin "
+           "files are one stream in the order of their names.")
+      .required();
   data.add("format", &DataSection::format,
            "text: a token is a byte. bin: tokens of data.dtype without a header. llmc: llm.c's format with a "
            "header.")
@@ -367,7 +439,8 @@ void add_data(std::vector<Option>& options) {
            "The last part of data.path that is kept for validation.")
       .from_up_to(0, 1);
   data.add("val_path", &DataSection::val_path,
-           "File to validate on, in the same format; then val_fraction is 0.")
+           "File or folder to validate on, in the same format; then val_fraction is 0.")
+      .only_if("eval.interval > 0", {"eval.interval"}, validates)
       .decides(Effect::course);
 }
 
@@ -458,7 +531,8 @@ void add_lr_schedule(std::vector<Option>& options) {
       .any_case();
   schedule
       .add("warmup_steps", &LrScheduleSection::warmup_steps,
-           "Steps of the linear rise to optimizer.lr, which a run of fewer steps does not reach.")
+           "Steps of the linear rise to optimizer.lr, which a run of fewer steps does not reach (there is a "
+           "warning).")
       .between(0, max_steps);
   schedule
       .add("min_lr_ratio", &LrScheduleSection::min_lr_ratio,
@@ -519,7 +593,8 @@ void add_eval_and_metrics(std::vector<Option>& options) {
   eval.add("interval", &EvalSection::interval, "Steps between validations. 0: none.").between(0, max_steps);
   eval.add("batches", &EvalSection::batches,
            "Validation batches, each of as many samples as a training step. 0: all of the validation data.")
-      .between(0, max_steps);
+      .between(0, max_steps)
+      .only_if("eval.interval > 0", {"eval.interval"}, validates);
   SectionFields<MetricsSection> metrics(
       options, "metrics", [](JobConfig& j) -> MetricsSection& { return j.metrics; }, Effect::none);
   metrics.add("log_interval", &MetricsSection::log_interval, "Steps between two lines of the log.")

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/config/aliases.h"
 #include "core/config/document.h"
 #include "core/config/field.h"
 #include "core/config/nearest.h"
@@ -20,6 +21,12 @@
 
 namespace pptrain::config {
 namespace {
+
+std::string trim(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  const size_t last = text.find_last_not_of(" \t\r\n");
+  return first == std::string_view::npos ? "" : std::string(text.substr(first, last - first + 1));
+}
 
 std::string found_type(const toml::node& node) {
   switch (node.type()) {
@@ -59,21 +66,67 @@ std::vector<std::string> keys_of(std::string_view section) {
   return keys;
 }
 
-// Of the section if its best fits well, else a key of that very name in another section, else the section's
-// best. `section` may be empty: then only a key of that very name will do.
-std::string nearest_option(std::string_view section, std::string_view key) {
-  const std::string here = nearest(key, keys_of(section));
-  if (here.empty() || edit_distance(key, here) > 2) {
-    const auto elsewhere = std::ranges::find(options(), to_lower(key), &Option::key);
-    if (elsewhere != options().end()) {
-      return elsewhere->name();
-    }
-  }
-  return here.empty() ? "" : fmt::format("{}.{}", section, here);
-}
-
 bool is_section(std::string_view name) {
   return std::ranges::find(sections(), name) != sections().end();
+}
+
+std::vector<std::string> all_keys() {
+  std::vector<std::string> keys;
+  for (const Option& option : options()) keys.push_back(option.key);
+  return keys;
+}
+
+std::string option_with_key(std::string_view key) {
+  const auto found = std::ranges::find(options(), key, &Option::key);
+  return found == options().end() ? "" : found->name();
+}
+
+// The option that an unknown key of the section most likely means: what it is called elsewhere, then a key of
+// the section that is near, one of that very name in another section, one that is near there. `section` may
+// be empty. Empty if nothing is near.
+std::string meant_option(std::string_view section, std::string_view key) {
+  if (const std::string alias = alias_of_key(section, key); !alias.empty()) return alias;
+  if (const std::string here = nearest(key, keys_of(section)); !here.empty())
+    return fmt::format("{}.{}", section, here);
+  if (find_table_list(section)) return "";
+  if (const std::string elsewhere = option_with_key(to_lower(key)); !elsewhere.empty()) return elsewhere;
+  return option_with_key(nearest(key, all_keys()));
+}
+
+// The section that an unknown one most likely means: what it is called elsewhere, one that is near, else the
+// one that has most of its keys, if that is half of them. Empty if there is none.
+std::string meant_section(std::string_view name, const toml::table* table) {
+  if (const std::string alias = alias_of_section(name); !alias.empty()) return alias;
+  if (const std::string near = nearest(name, sections()); !near.empty()) return near;
+  std::string best;
+  size_t most = 0;
+  for (const std::string& section : sections()) {
+    size_t known = 0;
+    for (const std::string& key : keys_of(section)) known += table && table->contains(key) ? 1 : 0;
+    if (known > most) {
+      most = known;
+      best = section;
+    }
+  }
+  return table && 2 * most >= table->size() ? best : "";
+}
+
+// "full, none" for a list of strings, "3,1" for one of numbers: what a shell user writes for a list.
+std::string as_list(const std::string& value, bool of_strings) {
+  std::string list = "[";
+  size_t begin = 0;
+  while (begin <= value.size()) {
+    const size_t end = std::min(value.find(',', begin), value.size());
+    const std::string element = trim(std::string_view(value).substr(begin, end - begin));
+    list += (begin > 0 ? ", " : "") + (of_strings ? toml_string(element) : element);
+    begin = end + 1;
+  }
+  return list + "]";
+}
+
+bool is_numbers_with_commas(std::string_view text) {
+  return text.find(',') != std::string_view::npos &&
+         text.find_first_not_of("0123456789, ") == std::string_view::npos;
 }
 
 // What is wrong with one value; empty if nothing.
@@ -88,7 +141,8 @@ class Reader {
     for (const auto& [key, node] : root) {
       const std::string name(key.str());
       if (!is_section(name)) {
-        unknown_section(name, at(key.source()));
+        const std::string meant = unknown_section(name, at(key.source()), node.is_table(), node.as_table());
+        read_as_meant(meant, node);
       } else if (const toml::table* table = node.as_table()) {
         read_section(name, *table);
       } else {
@@ -108,6 +162,8 @@ class Reader {
         read_option(*option, node);
       } else if (const TableList* list = find_table_list(name)) {
         read_list(*list, node);
+      } else if (!is_section(name) && node.is_table() && !alias_of_section(name).empty()) {
+        read_as_meant(unknown_section(name, at(key.source()), /*has_keys=*/true, node.as_table()), node);
       } else if (!is_section(name)) {
         unknown_key(section, std::string(key.str()), at(key.source()));
       } else if (const toml::table* inner = node.as_table()) {
@@ -142,22 +198,55 @@ class Reader {
     }
   }
 
-  void unknown_section(const std::string& name, const Origin& origin) {
-    const std::string option = nearest_option("", name);
-    const std::string guess = option.empty() ? fmt::format("[{}]", nearest(name, sections())) : option;
+  // Returns what is most likely meant: a section or an option; empty if nothing is near. `table`: what the
+  // section holds, where that is known; `has_keys`: it is no single value.
+  std::string unknown_section(const std::string& name, const Origin& origin, bool has_keys,
+                              const toml::table* table = nullptr) {
+    std::string meant = has_keys ? meant_section(name, table) : meant_option("", name);
+    if (meant.empty()) meant = has_keys ? meant_option("", name) : meant_section(name, table);
+    const std::string guess = is_section(meant) ? fmt::format("[{}]", meant) : meant;
     add(origin, name,
-        fmt::format("unknown section; did you mean {}? The sections are: {}", guess,
+        fmt::format("unknown section{} The sections are: {}", meant.empty() ? "." : did_you_mean(guess),
                     fmt::join(sections(), ", ")));
+    return meant;
   }
 
   void unknown_key(const std::string& section, const std::string& key, const Origin& origin) {
     const bool is_list = find_table_list(section) != nullptr;
+    const std::string meant = meant_option(section, key);
     add(origin, fmt::format("{}.{}", section, key),
-        fmt::format("unknown key; did you mean {}? The keys of {}{}{} are: {}", nearest_option(section, key),
+        fmt::format("unknown key{} The keys of {}{}{} are: {}", meant.empty() ? "." : did_you_mean(meant),
                     is_list ? "[[" : "[", section, is_list ? "]]" : "]", fmt::join(keys_of(section), ", ")));
+    stands_for(meant, origin);
+  }
+
+  // `option` was given under a name that is reported: that it is missing, or what it holds, is no second
+  // mistake.
+  void stands_for(const std::string& option, const Origin& origin) {
+    if (!find_option(option) || document_.given(option)) return;
+    document_.options.emplace(option, origin);
+    document_.broken.insert(option);
   }
 
  private:
+  // Is there another name for the field in the table, which is reported?
+  static bool is_misspelt(const TableList& list, const Option& field, const toml::table& table) {
+    for (const auto& [key, node] : table) {
+      if (!list.find(key.str()) && meant_option(list.section, key.str()) == field.name()) return true;
+    }
+    return false;
+  }
+
+  // A section under a name that is reported is read as the one meant, so that its keys are checked, and not
+  // missed.
+  void read_as_meant(const std::string& meant, const toml::node& node) {
+    if (is_section(meant) && node.is_table()) {
+      read_section(meant, *node.as_table());
+    } else {
+      stands_for(meant, at(node.source()));
+    }
+  }
+
   void read_element(const TableList& list, const std::string& element, const toml::table& table) {
     JobConfig job = list.fresh();
     for (const auto& [key, node] : table) {
@@ -168,7 +257,7 @@ class Reader {
       }
     }
     for (const Option& field : list.fields) {
-      if (field.is_required && !table.contains(field.key))
+      if (field.is_required && !table.contains(field.key) && !is_misspelt(list, field, table))
         add(at(table.source()), fmt::format("{}.{}", element, field.key),
             fmt::format("is required. {}", field.meaning));
     }
@@ -282,8 +371,11 @@ class Reader {
     if (refusal != option.refusals.end()) {
       return fmt::format("{} (valid: {})", refusal->second, fmt::join(option.literals, ", "));
     }
-    return fmt::format("{} is not a valid value; did you mean {}? Valid: {}", toml_string(value),
-                       toml_string(nearest(value, option.literals)), fmt::join(option.literals, ", "));
+    const std::string alias = alias_of_value(option.name(), value);
+    const std::string meant = alias.empty() ? nearest(value, option.literals) : alias;
+    return fmt::format("{} is not a valid value{} Valid: {}", toml_string(value),
+                       meant.empty() ? "." : did_you_mean(toml_string(meant)),
+                       fmt::join(option.literals, ", "));
   }
 
   Fault take(const Option& option, const toml::node& node, std::vector<std::string>& out) {
@@ -299,6 +391,9 @@ class Reader {
   // What a string says is checked with the schedule.
   Fault take(const Option& option, const toml::node& node, PipelineSplit& out) {
     if (const auto* text = node.as_string()) {
+      if (is_numbers_with_commas(text->get()))
+        return fmt::format("{} is one string: write a list, {}", toml_string(text->get()),
+                           as_list(text->get(), /*of_strings=*/false));
       out = {.text = text->get(), .layers = {}};
       return "";
     }
@@ -339,12 +434,6 @@ class Reader {
   const toml::node* fault_at_ = nullptr;  // the value, or the element of a list, that a fault lies in
 };
 
-std::string trim(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  const size_t last = text.find_last_not_of(" \t\r\n");
-  return first == std::string_view::npos ? "" : std::string(text.substr(first, last - first + 1));
-}
-
 // One TOML value, as the table {v = value}; nothing if it is not one.
 std::optional<toml::table> parse_value(const std::string& value) {
   try {
@@ -355,12 +444,27 @@ std::optional<toml::table> parse_value(const std::string& value) {
   }
 }
 
-// In TOML, or a bare word; what is meant for a string is one in any case, so that run.dir=2024 works.
+// Does the option take a list that `value` gives without brackets? "0.9,0.95", "3,1", "full,none".
+bool is_bare_list(const std::string& value, const Option& option) {
+  if (value.find(',') == std::string::npos || value.find_first_of("[\"'") != std::string::npos) return false;
+  const bool split = std::holds_alternative<Access<PipelineSplit>>(option.target);
+  return split ? is_numbers_with_commas(value)
+               : std::holds_alternative<Access<std::vector<double>>>(option.target) ||
+                     std::holds_alternative<Access<std::vector<int64_t>>>(option.target) ||
+                     std::holds_alternative<Access<std::vector<std::string>>>(option.target);
+}
+
+// In TOML, or a bare word; what is meant for a string is one in any case, so that run.dir=2024 works, and
+// what is meant for a list needs no brackets.
 std::optional<toml::table> parse_override(const std::string& value, const Option* option) {
   std::optional<toml::table> parsed = parse_value(value);
   const bool wants_string = option && std::holds_alternative<Access<std::string>>(option->target);
   if (parsed && (!wants_string || parsed->get("v")->is_string())) {
     return parsed;
+  }
+  if (option && is_bare_list(value, *option)) {
+    const bool of_strings = std::holds_alternative<Access<std::vector<std::string>>>(option->target);
+    if (std::optional<toml::table> list = parse_value(as_list(value, of_strings))) return list;
   }
   return parse_value(toml_string(value));
 }
@@ -396,7 +500,9 @@ void read_override(Document& document, const std::string& text) {
   } else if (is_section(section)) {
     reader.unknown_key(section, name.substr(dot + 1), origin);
   } else {
-    reader.unknown_section(section.empty() ? name : section, origin);
+    const std::string meant =
+        reader.unknown_section(section.empty() ? name : section, origin, /*has_keys=*/!section.empty());
+    reader.stands_for(is_section(meant) ? fmt::format("{}.{}", meant, name.substr(dot + 1)) : meant, origin);
   }
 }
 

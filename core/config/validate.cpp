@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -51,7 +52,8 @@ bool is_fixed_by_hf(std::string_view option) {
 }
 
 bool holds(const Condition& condition, const JobConfig& job) {
-  const std::string value = value_of(condition.key, job);
+  if (condition.test) return condition.test(job);
+  const std::string value = value_of(condition.keys.front(), job);
   return std::ranges::any_of(condition.values,
                              [&](const std::string& v) { return value == v || value == toml_string(v); });
 }
@@ -59,6 +61,15 @@ bool holds(const Condition& condition, const JobConfig& job) {
 bool file_exists(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error) && !fs::is_directory(path, error);
+}
+
+// A folder stands for its *.txt (text) or *.bin files, as core/data/token_dataset.h says.
+bool has_data_files(const fs::path& folder, const std::string& extension) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().extension() == extension && entry->is_regular_file(error)) return true;
+  }
+  return false;
 }
 
 bool has_weights(const std::string& dir) {
@@ -77,10 +88,13 @@ void require_file(Document& document, std::string_view option, const std::string
     return;
   }
   std::error_code error;
-  const bool directory = fs::is_directory(path, error);
-  document.report(option, fmt::format("\"{}\" {} (a path is relative to the current directory, {})", path,
-                                      directory ? "is a directory; expected a file" : "does not exist",
-                                      fs::current_path(error).string()));
+  const std::string extension = document.job.data.format == "text" ? ".txt" : ".bin";
+  const bool folder = fs::is_directory(path, error);
+  if (folder && has_data_files(path, extension)) return;
+  document.report(
+      option, fmt::format("\"{}\" {} (a path is relative to the current directory, {})", path,
+                          folder ? fmt::format("is a folder without *{} files", extension) : "does not exist",
+                          fs::current_path(error).string()));
 }
 
 void check_hf_weights(Document& document) {
@@ -235,25 +249,47 @@ void check_paths(Document& document) {
   }
 }
 
+// Does the job's file leave what decides the condition to the command line, or to the ranks launched?
+bool decided_elsewhere(const Document& document, const Condition& condition) {
+  return std::ranges::any_of(condition.keys, [&](const std::string& key) {
+    const auto chosen = document.options.find(key);
+    return (chosen != document.options.end() && chosen->second.from_override) ||
+           document.filled.contains(key);
+  });
+}
+
+// "distributed.cp > 1, which is 1 here"; of several keys each with its value.
+std::string describe_unmet(const Condition& condition, const JobConfig& job) {
+  if (condition.keys.size() == 1)
+    return fmt::format("{}, which is {} here", condition.describe(), value_of(condition.keys.front(), job));
+  std::string values;
+  for (const std::string& key : condition.keys) {
+    if (const auto value = toml_value(*find_option(key), job))
+      values += fmt::format("{}{} = {}", values.empty() ? "" : ", ", key.substr(key.rfind('.') + 1), *value);
+  }
+  return fmt::format("{}; here {}", condition.describe(), values);
+}
+
 // An option that the job sets but whose condition does not hold. A file's options are forgiven where an
 // override changed what they depend on, so that lr_schedule.name=cosine can be tried on a job written for
-// wsd.
+// wsd, and distributed.cp=1 on one with a cp_kind.
 void check_conditions(Document& document) {
   const JobConfig defaults;
   for (const Option& option : options()) {
     const auto given = document.options.find(option.name());
-    if (!option.acts_when || given == document.options.end() || holds(*option.acts_when, document.job) ||
-        toml_value(option, document.job) == toml_value(option, defaults)) {
+    if (!option.acts_when || given == document.options.end()) continue;
+    const Condition& condition = *option.acts_when;
+    const std::optional<std::string> value = toml_value(option, document.job);
+    if (holds(condition, document.job) || value == toml_value(option, defaults) ||
+        value == condition.harmless)
+      continue;
+    if (!given->second.from_override && decided_elsewhere(document, condition)) continue;
+    if (std::ranges::any_of(condition.keys,
+                            [&](const std::string& key) { return document.broken.contains(key); })) {
       continue;
     }
-    const auto chosen = document.options.find(option.acts_when->key);
-    if (chosen != document.options.end() && chosen->second.from_override && !given->second.from_override) {
-      continue;
-    }
-    document.report_conflict(
-        {option.name(), option.acts_when->key},
-        fmt::format("acts only with {}, which is {} here: remove it, or change that",
-                    option.acts_when->describe(), value_of(option.acts_when->key, document.job)));
+    document.report_conflict({option.name()}, fmt::format("acts only with {}: remove it, or change that",
+                                                          describe_unmet(condition, document.job)));
   }
 }
 
@@ -293,6 +329,7 @@ void fill_world(Document& document, int64_t world) {
   const bool by_dp = d.dp == -1;
   if (!by_dp && d.dp_shard != -1) return;
   const char* const option = by_dp ? "distributed.dp" : "distributed.dp_shard";
+  document.filled.insert(option);
   const int64_t others = ranks_beside_dp_shard(d);
   int64_t left = 1;  // where there is none: what follows is checked all the same
   if (others == 0) {

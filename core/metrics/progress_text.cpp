@@ -47,7 +47,7 @@ std::vector<Field> fields_of(const Progress& p) {
   if (p.latest) {
     fields.push_back({Place::norm, number("norm", p.latest->grad_norm, 3)});
     fields.push_back({Place::lr, fmt::format("lr {:.2e}", p.latest->lr)});
-    fields.push_back({Place::mfu, fmt::format("mfu {:.1f}%", 100 * p.latest->mfu)});
+    if (p.latest->mfu > 0) fields.push_back({Place::mfu, fmt::format("mfu {:.1f}%", 100 * p.latest->mfu)});
     fields.push_back({Place::memory, fmt::format("mem {:.2f} GB", p.latest->memory_gb)});
   }
   return fields;

@@ -73,7 +73,7 @@ std::string to_json(const StepRecord& r) {
             {"tokens", r.tokens},
             {"tokens_per_s", r.tokens_per_s},
             {"step_time_s", r.step_time_s},
-            {"mfu", r.mfu},
+            {"mfu", r.mfu > 0 ? Json(r.mfu) : Json()},
             {"memory_gb", r.memory_gb},
             {"skipped", r.skipped},
             {"total_tokens", r.total_tokens},

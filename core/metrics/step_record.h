@@ -34,7 +34,7 @@ struct StepRecord {
   int64_t tokens = 0;  // valid tokens of this step, all ranks
   double tokens_per_s = 0;
   double step_time_s = 0;
-  double mfu = 0;            // 0..1, see models/flops.h
+  double mfu = 0;            // 0..1, see models/flops.h; 0: the device's peak is not known
   double memory_gb = 0;      // peak so far: resident memory of this process, or allocated on its GPU
   bool skipped = false;      // non-finite loss or norm: the weights did not move
   int64_t total_tokens = 0;  // valid tokens of the run so far, those before a resume included

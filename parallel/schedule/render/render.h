@@ -10,15 +10,16 @@
 namespace pptrain::schedule {
 
 struct TextOptions {
-  bool colour = false;     // ANSI colours by kind of action
-  int max_columns = 2000;  // time steps drawn; a longer step is cut there, and says so
+  bool colour = false;   // ANSI colours by kind of action
+  int width = 100;       // columns of the terminal; a longer step goes on in a further band of rows
+  int bands = 3;         // at most; a still longer step is cut there, which is said
+  bool seconds = false;  // times are seconds, and told with a unit
 };
 
-// One row per rank, time to the right: a column is the shortest action's time, an action spans as many as it
-// takes, idle time is dots. Communication is not drawn. Below it a table per rank: stages, busy and idle
-// time, in flight; and what exchanges cost, where they cost anything.
-std::string render_text(const Schedule& schedule, const Simulation& simulation,
-                        const TextOptions& options = {});
+// One row per rank, time to the right with a ruler above; idle time is dots. Passes of a kind on a stage are
+// equally wide: their times are rounded to whole characters, and the picture is a simulation with these.
+// `compute`: without communication, which is not drawn.
+std::string render_text(const Schedule& compute, const Costs& costs, const TextOptions& options = {});
 
 // The schedule (its name, "ranks", "microbatches", "stages_per_rank", "placement", "forward_only"),
 // "step_time" and "bubble"; under "per_rank" for each rank its "rank", "stages", the members of RankTime, its
@@ -35,8 +36,8 @@ std::string render_json_with_actions(const nlohmann::ordered_json& summary, cons
 // A timeline to scale as an SVG picture: a row per rank, a box per action with its microbatch, darker for a
 // rank's later stages; under a row two strips with the rank's gathers and reductions, where they take time; a
 // tooltip tells each action and its times. The picture grows with the step, up to 8000
-// pixels.
-std::string render_svg(const Schedule& schedule, const Simulation& simulation);
+// pixels. `seconds`: the simulation's times are seconds, and told with a unit.
+std::string render_svg(const Schedule& schedule, const Simulation& simulation, bool seconds = false);
 
 // Chrome trace events (for Perfetto or chrome://tracing): a track per rank, an event per compute action, an
 // arrow for what goes from rank to rank, and tracks for the gathers and reductions that take time. `seconds`

@@ -4,11 +4,13 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "parallel/schedule/render/render.h"
+#include "parallel/schedule/render/text_layout.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -73,12 +75,15 @@ std::string colour(ActionKind kind, int chunk) {
 
 class Picture {
  public:
-  Picture(const Schedule& schedule, const Simulation& simulation) : s_(schedule), simulation_(simulation) {
+  Picture(const Schedule& schedule, const Simulation& simulation, bool seconds)
+      : s_(schedule), simulation_(simulation), seconds_(seconds) {
+    if (seconds) unit_ = time_unit(simulation.step_time);
     double shortest = simulation.step_time;
     for (int rank = 0; rank < s_.ranks; ++rank) {
       for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
         const Span& span = simulation_.spans[rank][i];
         if (span.end <= span.start) continue;
+        for_each_part(s_.actions[rank][i], [&](const Action& part) { kinds_.insert(part.kind); });
         if (is_compute(s_.actions[rank][i].kind)) {
           shortest = std::min(shortest, span.end - span.start);
         } else {
@@ -125,8 +130,10 @@ class Picture {
 
   void draw_head() {
     label(left, 20,
-          fmt::format("{}: {} ranks, {} stages, {} microbatches; step {:.6g}, bubble {:.6g} %", s_.name,
-                      s_.ranks, s_.stages(), s_.microbatches, simulation_.step_time,
+          fmt::format("{}: {} ranks, {} stages, {} microbatches; {}, bubble {:.6g} %", s_.name, s_.ranks,
+                      s_.stages(), s_.microbatches,
+                      seconds_ ? "passes " + format_seconds(simulation_.step_time)
+                               : fmt::format("step {:.6g}", simulation_.step_time),
                       std::round(simulation_.bubble() * 1000) / 10),
           " font-size=\"14\" fill=\"#222222\"");
     const std::array<std::pair<ActionKind, const char*>, 6> legend = {
@@ -138,7 +145,7 @@ class Picture {
          {ActionKind::reduce_grad, "REDUCE_GRAD"}}};
     double at = left;
     for (const auto& [kind, words] : legend) {
-      if (!is_compute(kind) && !exchanges_) continue;
+      if (!kinds_.contains(kind)) continue;
       box(at, at + 14, 34, 14, colour(kind, 0));
       label(at + 19, 45, words, " fill=\"#444444\"");
       at += 132;
@@ -157,7 +164,7 @@ class Picture {
         draw_exchange(action, span, y + row_height + 1);
         continue;
       }
-      add("<g><title>{}: {:.6g} to {:.6g}</title>\n", to_string(action), span.start, span.end);
+      open_action(action, span);
       const double height = action.kind == ActionKind::overlapped_pair ? row_height / 2 : row_height;
       double part_y = y;
       for_each_part(action, [&](const Action& part) {
@@ -169,10 +176,15 @@ class Picture {
     }
   }
 
+  void open_action(const Action& action, const Span& span) {
+    add("<g><title>{}: {:.6g} to {:.6g}{}{}</title>\n", to_string(action), span.start * unit_.per_second,
+        span.end * unit_.per_second, seconds_ ? " " : "", seconds_ ? unit_.name : "");
+  }
+
   // Gathers on the first strip, reductions on the second.
   void draw_exchange(const Action& action, const Span& span, double y) {
     if (span.end <= span.start) return;
-    add("<g><title>{}: {:.6g} to {:.6g}</title>\n", to_string(action), span.start, span.end);
+    open_action(action, span);
     if (action.kind == ActionKind::reduce_grad) y += strip_height;
     box(x(span.start), x(span.end), y, strip_height, colour(action.kind, action.stage / s_.ranks));
     text_ += "</g>\n";
@@ -186,29 +198,31 @@ class Picture {
 
   // About ten ticks, at 1, 2 or 5 times a power of ten.
   void draw_axis(double y) {
-    const double raw = std::max(simulation_.step_time / 10, 1e-300);
-    const double power = std::pow(10, std::floor(std::log10(raw)));
-    const double ratio = raw / power;
-    const double tick = power * (ratio > 5 ? 10 : ratio > 2 ? 5 : ratio > 1 ? 2 : 1);
+    const double tick = nice_interval(simulation_.step_time * unit_.per_second / 10) / unit_.per_second;
     for (int i = 0; i * tick <= simulation_.step_time * (1 + 1e-9); ++i) {
       const double at = x(i * tick);
       add("<line x1=\"{0:.6g}\" x2=\"{0:.6g}\" y1=\"{1:.6g}\" y2=\"{2:.6g}\" stroke=\"#888888\"/>\n", at, y,
           y + 5);
-      label(at, y + 17, fmt::format("{:.6g}", i * tick), " text-anchor=\"middle\" fill=\"#444444\"");
+      label(at, y + 17, fmt::format("{:.6g}", i * tick * unit_.per_second),
+            " text-anchor=\"middle\" fill=\"#444444\"");
     }
+    if (seconds_) label(left - 8, y + 17, unit_.name, " text-anchor=\"end\" fill=\"#444444\"");
   }
 
   const Schedule& s_;
   const Simulation& simulation_;
-  double scale_ = 1;        // pixels per unit of time
-  bool exchanges_ = false;  // some take time
+  bool seconds_;
+  TimeUnit unit_{"", 1};
+  std::set<ActionKind> kinds_;  // that take time
+  double scale_ = 1;            // pixels per unit of time
+  bool exchanges_ = false;      // some take time
   std::string text_;
 };
 
 }  // namespace
 
-std::string render_svg(const Schedule& schedule, const Simulation& simulation) {
-  return Picture(schedule, simulation).draw();
+std::string render_svg(const Schedule& schedule, const Simulation& simulation, bool seconds) {
+  return Picture(schedule, simulation, seconds).draw();
 }
 
 }  // namespace pptrain::schedule

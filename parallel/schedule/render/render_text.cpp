@@ -1,24 +1,19 @@
 #include <spdlog/fmt/fmt.h>
-#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <map>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
-#include "parallel/schedule/cost/in_flight.h"
 #include "parallel/schedule/render/render.h"
+#include "parallel/schedule/render/text_layout.h"
 
 namespace pptrain::schedule {
 namespace {
-
-std::string number(double value) {
-  return fmt::format("{:.4g}", value);
-}
-
-std::string percent(double fraction) {
-  return fmt::format("{:.1f} %", 100 * fraction);
-}
 
 // "F0" where a rank has one stage, "2F0" where the stage is to be told, "0F3+3B0" for a pair.
 std::string label(const Schedule& s, const Action& action) {
@@ -60,130 +55,194 @@ const char* colour_of(ActionKind kind) {
   }
 }
 
-// Draws the rows: column c covers the times [c, c + 1) x unit.
+// Passes that take the same time: those of a kind on a stage, or a pair on its two.
+using PassKind = std::tuple<ActionKind, int, int>;
+
+PassKind kind_of(const Action& action) {
+  return {action.kind, action.stage, action.backward_stage};
+}
+
+// Simulates the schedule again, with times that are whole numbers of characters: passes that take the same
+// time then are equally wide, and none is drawn before what it waits for.
 class Grid {
  public:
-  Grid(const Schedule& schedule, const Simulation& simulation, const TextOptions& options)
-      : s_(schedule), simulation_(simulation), options_(options) {
-    for (int rank = 0; rank < s_.ranks; ++rank) {
-      for (size_t i = 0; i < s_.actions[rank].size(); ++i) measure(rank, i);
-    }
-    if (unit_ <= 0) unit_ = 1;
-    columns_ =
-        std::min<size_t>(column(simulation.step_time), static_cast<size_t>(std::max(options.max_columns, 1)));
+  Grid(const Schedule& schedule, const Costs& costs, const TextOptions& options)
+      : s_(schedule), options_(options), simulation_(simulate(schedule, costs)) {
+    measure();
+    drawn_ = simulate(s_, in_characters(costs));
+    length_ = static_cast<size_t>(std::lround(std::ceil(drawn_.step_time - 1e-9)));
+    character_ = simulation_.step_time / std::max(drawn_.step_time, 1.0);
+    margin_ = std::max(fmt::formatted_size("rank {} ", s_.ranks - 1), size_t{5});
   }
 
   std::string draw() const {
-    const size_t margin = fmt::formatted_size("rank {} ", s_.ranks - 1);
-    std::string text(margin, ' ');
-    for (size_t c = 0; c < columns_; ++c) text += fit(fmt::to_string(c), width_);
-    text = rtrim(std::move(text)) + '\n';
-    for (int rank = 0; rank < s_.ranks; ++rank) {
-      text += fmt::format("{:<{}}{}\n", fmt::format("rank {}", rank), margin, row(rank));
+    const auto width = static_cast<size_t>(std::max(options_.width, 40));
+    const size_t room = std::max((width - margin_) / cell_, size_t{1}) * cell_;
+    const size_t shown = std::min(length_, room * static_cast<size_t>(std::max(options_.bands, 1)));
+    std::vector<Row> rows;
+    for (int rank = 0; rank < s_.ranks; ++rank) rows.push_back(row(rank));
+    std::string text;
+    for (size_t begin = 0; begin < shown; begin += room) {
+      const size_t end = std::min(begin + room, shown);
+      text += begin > 0 ? "\n" : "";
+      text += ruler(begin, end);
+      for (int rank = 0; rank < s_.ranks; ++rank) text += band(rows[rank], rank, begin, end);
     }
-    if (columns_ < column(simulation_.step_time)) {
-      text += fmt::format("(the first {} of {} columns)\n", columns_, column(simulation_.step_time));
-    }
-    return text + fmt::format("a column is {}\n", number(unit_));
+    if (shown < length_)
+      text += fmt::format("(up to {} of {})\n", time(static_cast<double>(shown) * character_),
+                          time(simulation_.step_time));
+    return text;
   }
 
  private:
-  static std::string fit(std::string text, size_t width, char fill = ' ') {
-    text.resize(width, fill);
-    return text;
-  }
+  struct Row {
+    std::string text;
+    std::vector<const Action*> actions;  // of each character; null where the rank is idle
+  };
+
   static std::string rtrim(std::string text) {
     text.resize(text.find_last_not_of(' ') + 1);
     return text;
   }
 
-  size_t column(double time) const { return static_cast<size_t>(std::lround(time / unit_)); }
-
-  void measure(int rank, size_t i) {
-    const Action& action = s_.actions[rank][i];
-    if (!is_compute(action.kind)) return;
-    const Span& span = simulation_.spans[rank][i];
-    const double time = span.end - span.start;
-    if (time > 0 && (unit_ <= 0 || time < unit_)) unit_ = time;
-    width_ = std::max(width_, label_width(s_, action) + 1);
+  std::string time(double value) const {
+    return options_.seconds ? format_seconds(value) : fmt::format("{:.4g}", value);
   }
 
-  std::string row(int rank) const {
-    std::string text;
+  // Mean times of the passes, and how long a character is: such that the shortest pass has room for its
+  // label, unless it is much shorter than most.
+  void measure() {
+    std::map<PassKind, std::pair<double, int>> sums;
+    for (int rank = 0; rank < s_.ranks; ++rank) {
+      for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
+        const Action& action = s_.actions[rank][i];
+        if (!is_compute(action.kind)) continue;
+        auto& [sum, count] = sums[kind_of(action)];
+        sum += simulation_.spans[rank][i].end - simulation_.spans[rank][i].start;
+        ++count;
+        cell_ = std::max(cell_, label_width(s_, action) + 1);
+      }
+    }
+    std::vector<double> times;
+    for (const auto& [kind, sum] : sums) {
+      means_[kind] = sum.first / sum.second;
+      if (means_[kind] > 0) times.push_back(means_[kind]);
+    }
+    std::ranges::sort(times);
+    const auto cell = static_cast<double>(cell_);
+    if (!times.empty()) unit_ = std::max(times.front() / cell, times[times.size() / 2] / (3 * cell));
+  }
+
+  double characters(double time) const { return std::max(1.0, std::round(time / unit_)); }
+
+  double mean(ActionKind kind, int stage) const {
+    const auto found = means_.find(PassKind(kind, stage, -1));
+    return found == means_.end() ? 0 : characters(found->second);
+  }
+
+  Costs in_characters(const Costs& costs) const {
+    Costs drawn{.stages = {}, .latency = {}, .overlap = costs.overlap};
+    for (int stage = 0; stage < s_.stages(); ++stage) {
+      drawn.stages.push_back({.forward = mean(ActionKind::forward, stage),
+                              .backward_input = mean(ActionKind::backward_input, stage),
+                              .backward_weight = mean(ActionKind::backward_weight, stage),
+                              .backward = mean(ActionKind::backward, stage)});
+    }
+    // A pair takes the sum of its two, which stand nowhere else where all of a stage are in pairs.
+    for (const auto& [kind, time] : means_) {
+      const auto& [what, stage, backward_stage] = kind;
+      if (what != ActionKind::overlapped_pair) continue;
+      fill_pair(drawn, costs, stage, backward_stage);
+    }
+    for (const double latency : costs.latency) drawn.latency.push_back(std::round(latency / unit_));
+    return drawn;
+  }
+
+  void fill_pair(Costs& drawn, const Costs& costs, int stage, int backward_stage) const {
+    const auto given = [&](int of) {
+      if (costs.stages.empty()) return StageCost{};
+      return costs.stages[costs.stages.size() == 1 ? 0 : static_cast<size_t>(of)];
+    };
+    StageCost& front = drawn.stages[static_cast<size_t>(stage)];
+    StageCost& back = drawn.stages[static_cast<size_t>(backward_stage)];
+    if (front.forward == 0) front.forward = characters(given(stage).forward);
+    if (back.backward == 0) back.backward = characters(duration(given(backward_stage), ActionKind::backward));
+    if (back.backward_input == 0) back.backward_input = characters(given(backward_stage).backward_input);
+  }
+
+  Row row(int rank) const {
+    Row row{.text = std::string(length_, ' '), .actions = std::vector<const Action*>(length_, nullptr)};
     size_t at = 0;
-    for (size_t i = 0; i < s_.actions[rank].size() && at < columns_; ++i) {
+    for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
       const Action& action = s_.actions[rank][i];
       if (!is_compute(action.kind)) continue;
-      const Span& span = simulation_.spans[rank][i];
-      const size_t first = std::min(column(span.start), columns_);
-      const size_t last = std::min(std::max(column(span.end), first + 1), columns_);
-      if (first < at || first >= last) continue;  // shorter than half a column, or cut off
-      text += idle(first - at);
-      const std::string cell =
-          fit(fit(label(s_, action), (last - first) * width_ - 1, '-'), (last - first) * width_);
-      text += options_.colour ? colour_of(action.kind) + cell + "\033[0m" : cell;
-      at = last;
+      const Span& span = drawn_.spans[rank][i];
+      const auto first = static_cast<size_t>(std::lround(span.start));
+      const size_t last = std::min(static_cast<size_t>(std::lround(span.end)), length_);
+      idle(row.text, at, first);
+      for (size_t c = first; c < last; ++c) row.actions[c] = &action;
+      const std::string name = label(s_, action);
+      const size_t end = last - first == 1 ? last : last - 1;  // a space to the next, where there is room
+      for (size_t c = first; c < end; ++c) row.text[c] = c - first < name.size() ? name[c - first] : '-';
+      at = std::max(at, last);
     }
-    return rtrim(text + idle(columns_ - at));
+    idle(row.text, at, length_);
+    return row;
   }
 
-  std::string idle(size_t columns) const {
-    std::string text;
-    for (size_t i = 0; i < columns; ++i) text += fit(".", width_);
-    return text;
+  // A dot every cell.
+  void idle(std::string& text, size_t begin, size_t end) const {
+    for (size_t c = begin; c < end; c += cell_) text[c] = '.';
+  }
+
+  std::string band(const Row& row, int rank, size_t begin, size_t end) const {
+    const std::string name = fmt::format("{:<{}}", fmt::format("rank {}", rank), margin_);
+    if (!options_.colour) return rtrim(name + row.text.substr(begin, end - begin)) + '\n';
+    std::string text = name;
+    for (size_t c = begin; c < end;) {
+      const Action* const action = row.actions[c];
+      const size_t first = c;
+      while (c < end && row.actions[c] == action) ++c;
+      const std::string part = row.text.substr(first, c - first);
+      text += action ? colour_of(action->kind) + part + "\033[0m" : part;
+    }
+    return text + '\n';
+  }
+
+  // Times over the first character that begins at or after them.
+  std::string ruler(size_t begin, size_t end) const {
+    constexpr size_t least_distance = 10;  // characters between two times
+    const TimeUnit unit = options_.seconds ? time_unit(simulation_.step_time) : TimeUnit{"time", 1};
+    const double each = character_ * unit.per_second;
+    std::string text = fmt::format("{:<{}}", unit.name, margin_);
+    text.resize(margin_ + end - begin, ' ');
+    if (each <= 0) return rtrim(text) + '\n';
+    const double interval = nice_interval(each * least_distance);
+    for (int64_t i = 0;; ++i) {
+      const auto at = static_cast<size_t>(std::lround(static_cast<double>(i) * interval / each));
+      if (at >= end) break;
+      const std::string number = fmt::format("{:.6g}", static_cast<double>(i) * interval);
+      if (at >= begin && at + number.size() <= end) text.replace(margin_ + at - begin, number.size(), number);
+    }
+    return rtrim(text) + '\n';
   }
 
   const Schedule& s_;
-  const Simulation& simulation_;
   const TextOptions& options_;
-  double unit_ = 0;
-  size_t width_ = 2;
-  size_t columns_ = 0;
+  Simulation simulation_;  // with the costs given
+  Simulation drawn_;       // in characters
+  std::map<PassKind, double> means_;
+  double unit_ = 1;       // time of a character, by which passes are made whole numbers of them
+  size_t cell_ = 2;       // characters of the widest label, and a space
+  size_t length_ = 0;     // characters of the step
+  double character_ = 0;  // time of one of these, on the mean
+  size_t margin_ = 0;
 };
-
-// Columns as wide as their widest cell, to the right.
-std::string table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths(rows.front().size(), 0);
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      text += fmt::format("{}{:>{}}", i > 0 ? "  " : "", row[i], widths[i]);
-    }
-    text += "\n";
-  }
-  return text;
-}
 
 }  // namespace
 
-std::string render_text(const Schedule& schedule, const Simulation& simulation, const TextOptions& options) {
-  std::string text =
-      fmt::format("{}: {} ranks, {} stages ({}), {} microbatches\n\n", schedule.name, schedule.ranks,
-                  schedule.stages(), to_string(schedule.placement), schedule.microbatches);
-  text += Grid(schedule, simulation, options).draw();
-  text += fmt::format("\nstep time {}, bubble {}\n\n", number(simulation.step_time),
-                      percent(simulation.bubble()));
-  std::vector<std::vector<std::string>> rows = {{"rank", "stages", "busy", "fill", "steady", "drain",
-                                                 "barrier", "bubble", "activations in flight",
-                                                 "with weight operands", "receive buffers"}};
-  const bool exchanges = std::ranges::any_of(
-      simulation.ranks, [](const RankTime& time) { return time.wait_for_exchange > 0 || time.reducing > 0; });
-  if (exchanges) rows[0].insert(rows[0].end(), {"exchange wait", "reducing"});
-  const std::vector<InFlight> peaks = in_flight(schedule);
-  for (int rank = 0; rank < schedule.ranks; ++rank) {
-    const RankTime& time = simulation.ranks[rank];
-    const InFlight& peak = peaks[rank];
-    rows.push_back({fmt::to_string(rank), fmt::format("{}", fmt::join(schedule.stages_of(rank), ",")),
-                    number(time.busy), number(time.fill), number(time.steady), number(time.drain),
-                    number(time.barrier), percent(simulation.bubble(rank)), fmt::to_string(peak.activations),
-                    fmt::to_string(peak.held), fmt::to_string(peak.receive_buffers)});
-    if (exchanges)
-      rows.back().insert(rows.back().end(), {number(time.wait_for_exchange), number(time.reducing)});
-  }
-  return text + table(rows) + "in flight: counted in microbatches of one stage\n";
+std::string render_text(const Schedule& compute, const Costs& costs, const TextOptions& options) {
+  return Grid(compute, costs, options).draw();
 }
 
 }  // namespace pptrain::schedule

@@ -3,6 +3,7 @@
 Usage: command_line_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a build without MPI
 """
 
+import csv
 import json
 import os
 import pathlib
@@ -141,11 +142,18 @@ class CommandLine(unittest.TestCase):
         self.assertRegex(error, r"job\.toml:\d+:\d+: optimizer\.lrr")
         self.assertIn("optimizer.lr", error)
 
+    def plan(self, *arguments, **env):
+        """With costs that do not depend on this machine."""
+        return self.pptrain("plan", "--config", self.job, "--costs", "modelled", *arguments, **env)
+
     def test_plan(self):
-        text = self.pptrain("plan", "--config", self.job).stdout
+        text = self.plan().stdout
         self.assertIn("F0", text)
+        self.assertIn("costs: modelled for cpu", text)
+        for columns in (80, 200):
+            self.assertLessEqual(max(map(len, self.plan(COLUMNS=columns).stdout.splitlines())), columns)
         # p = 2, m = 4: (p - 1) / (m + p - 1)
-        plan = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json").stdout)
+        plan = json.loads(self.plan("--format", "json").stdout)
         self.assertAlmostEqual(plan["uniform_bubble"], 0.2)
         self.assertEqual([rank["in_flight"]["activations"] for rank in plan["per_rank"]], [2, 1])
         self.assertNotIn("actions", plan)
@@ -155,15 +163,15 @@ class CommandLine(unittest.TestCase):
         for stage in plan["per_stage"]:
             self.assertAlmostEqual(stage["backward_input"] + stage["backward_weight"], stage["backward"])
             self.assertGreater(stage["layers"], 0)
-        full = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json", "--actions").stdout)
+        full = json.loads(self.plan("--format", "json", "--actions").stdout)
         self.assertEqual([actions[0]["action"] for actions in full.pop("actions")], ["0F0", "1RECV_F0"])
         self.assertEqual(full, plan)
         self.pptrain("plan", "--config", self.job, "--actions", code=2)
-        csv = self.pptrain("plan", "--config", self.job, "--format", "csv").stdout
-        self.assertEqual(len(csv.strip().splitlines()), 2)
-        svg = self.pptrain("plan", "--config", self.job, "--format", "svg").stdout
+        steps = self.pptrain("plan", "--config", self.job, "--format", "csv").stdout
+        self.assertEqual(len(steps.strip().splitlines()), 2)
+        svg = self.plan("--format", "svg").stdout
         self.assertEqual(xml.dom.minidom.parseString(svg).documentElement.tagName, "svg")
-        trace = json.loads(self.pptrain("plan", "--config", self.job, "--format", "trace").stdout)
+        trace = json.loads(self.plan("--format", "trace").stdout)
         passes = [e for e in trace["traceEvents"] if e["ph"] == "X" and "REDUCE_GRAD" not in e["name"]]
         self.assertEqual(len(passes), 2 * 2 * 4)
 
@@ -172,11 +180,25 @@ class CommandLine(unittest.TestCase):
         self.assertIn("modelled for H100", h100)
         error = self.pptrain("plan", "--config", self.job, "--device", "h300", code=2).stderr
         self.assertIn("h100, h200", error)
-        ranking = self.pptrain("plan", "--config", self.job, "--search").stdout
+        measured = self.pptrain("plan", "--config", self.job).stdout
+        self.assertRegex(measured, r"costs: measured on this machine in \d+\.\d s, \d ranks? at once")
+        error = self.pptrain("plan", "--config", self.job, "--costs", "modelled", "--device", "cpu", code=2).stderr
+        self.assertIn("excludes", error)
+        ranking = self.plan("--search", "--all").stdout
         self.assertIn("zb_h2", ranking)
-        ranked = json.loads(self.pptrain("plan", "--config", self.job, "--search", "--format", "json").stdout)
-        self.assertIn("zb_h2", [row["pp_schedule"] for row in ranked["ranking"]])
-        self.pptrain("plan", "--config", self.job, "--search", "--format", "csv", code=2)
+        ranked = json.loads(self.plan("--search", "--format", "json").stdout)["ranking"]
+        self.assertIn("zb_h2", [row["pp_schedule"] for row in ranked])
+        self.assertEqual(ranking.count("distributed.pp_schedule="), len(ranked))
+        self.assertIn(f"{len(ranked) - 10} more: --all", self.plan("--search").stdout)
+        rows = list(csv.DictReader(self.plan("--search", "--format", "csv").stdout.splitlines()))
+        self.assertEqual([row["set"].split() for row in rows], [row["set"] for row in ranked])
+        # What a row says to set is what gives its step.
+        last = ranked[-1]
+        settings = [part for key in last["set"] for part in ("--set", key)]
+        plan = json.loads(self.plan("--format", "json", *settings).stdout)
+        self.assertAlmostEqual(plan["predicted_step_time"], last["step_time"])
+        self.plan("--search", "--format", "svg", code=2)
+        self.plan("--all", code=2)
         self.pptrain("plan", "--config", self.job, "--memory-gb", "1", code=2)
         self.train("traced", "profile.trace=true", "train.steps=5")
         trace = self.folder / "traced/trace.json"
@@ -184,14 +206,15 @@ class CommandLine(unittest.TestCase):
         self.assertRegex(compared, r"rank 0 forward, s +\S+ +\S+ +1\.000")
 
     def test_plan_searches_meshes(self):
-        search = ["plan", "--config", self.job, "--search", "--world", "4", "--memory-gb", "1"]
+        search = ["plan", "--config", self.job, "--costs", "modelled", "--search", "--world", "4", "--memory-gb", "1"]
         text = self.pptrain(*search).stdout
         self.assertIn("why the others lose", text)
         found = json.loads(self.pptrain(*search, "--format", "json").stdout)
         # The best one is a job: what the search says of it is what the plan of that job says.
         best = found["ranking"][0]
-        keys = re.search(r"as keys of the job:\n(.*)\n", text).group(1).split()
-        plan = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json", *keys).stdout)
+        keys = re.search(r"^1 .*\n((?:     --set .*\n)+)", text, re.MULTILINE).group(1).replace("\\\n", " ").split()
+        self.assertEqual(keys[1::2], best["set"])
+        plan = json.loads(self.plan("--format", "json", *keys).stdout)
         self.assertAlmostEqual(plan["predicted_step_time"], best["step_time"])
         self.assertEqual({key: plan["mesh"][key] for key in plan["mesh"]}, {key: best[key] for key in plan["mesh"]})
         self.assertEqual(max(rank["bytes"]["total"] for rank in plan["per_rank"]), best["bytes"]["total"])
@@ -201,7 +224,7 @@ class CommandLine(unittest.TestCase):
             if recipe.name == "reference.toml":
                 continue
             with self.subTest(recipe=recipe.name):
-                plan = self.run_command(PPTRAIN, "plan", "--config", recipe, cwd=SOURCE).stdout
+                plan = self.run_command(PPTRAIN, "plan", "--config", recipe, "--costs", "modelled", cwd=SOURCE).stdout
                 self.assertIn("tokens/s", plan)
                 if "cuda" in recipe.read_text():
                     continue
@@ -213,6 +236,37 @@ class CommandLine(unittest.TestCase):
         self.pptrain("--no-such-flag", code=2)
         self.pptrain(code=2)
         self.pptrain("--help")
+        self.assertIn("come after the subcommand", self.pptrain("--set", "train.steps=5", "check", "--config", self.job, code=2).stderr)
+
+    def test_arguments_that_say_how_to_write_them(self):
+        for arguments, expected in {
+            ("job.toml",): "a job is named so: --config job.toml",
+            ("check", "job.toml"): "a job is named so: --config job.toml",
+            ("--config", self.job, "--train.steps=5"): "a key of the job is set so: --set train.steps=5",
+            ("--config", self.job, "--train.steps", "5"): "a key of the job is set so: --set train.steps=5",
+            ("--config", self.job, "--learning_rate=3e-4"): "a key of the job is set so: --set optimizer.lr=3e-4",
+            ("--config", self.job, "train.steps=5"): "a key of the job is set so: --set train.steps=5",
+            ("train", "--config", self.job): "training has no subcommand: pptrain --config job.toml",
+        }.items():
+            with self.subTest(arguments):
+                self.assertIn(expected, self.pptrain(*arguments, code=2).stderr)
+        for arguments in (("--no-such-flag",), ("plan", "--config", self.job, "--format", "txt")):
+            self.assertNotIn("--set", self.pptrain(*arguments, code=2).stderr.replace("--set come", ""))
+
+    def test_a_folder_of_token_files(self):
+        text = TEXT.read_bytes()[:20000]
+        (self.folder / "whole.txt").write_bytes(text)
+        (self.folder / "shards").mkdir()
+        for i in range(4):
+            (self.folder / f"shards/{i}.txt").write_bytes(text[5000 * i:5000 * (i + 1)])
+        self.train("whole", f"data.path={self.folder / 'whole.txt'}")
+        self.train("parts", f"data.path={self.folder / 'shards'}")
+        self.assertEqual(self.numbers("whole"), self.numbers("parts"))
+
+    def test_a_warm_up_longer_than_the_run_is_a_warning(self):
+        for out in (self.train("run", "lr_schedule.warmup_steps=9").stdout,
+                    self.pptrain("check", "--config", self.job, "--set", "lr_schedule.warmup_steps=9").stdout):
+            self.assertIn("warning: lr_schedule.warmup_steps = 9 is more than train.steps = 4", out)
 
     # --- launchers ---------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ TEST_CASE("schedules are found by any spelling, and their stages filled in") {
 TEST_CASE("what a schedule does not allow is laid at the key to change") {
   CHECK(refusal({"distributed.pp_schedule=1f2b"}) ==
         fmt::format("--set distributed.pp_schedule=1f2b: \"1f2b\" is not a schedule; did you mean \"1f1b\"? "
-                    "Valid: {}, or a file ending in .csv",
+                    "Valid: {}, auto, or a file ending in .csv",
                     fmt::join(pptrain::schedule::training_schedule_names(), ", ")));
   CHECK_THAT(refusal({"distributed.pp_schedule=seq1f1b"}), contains_text("seq1f1b is not there yet"));
   CHECK_THAT(refusal({"distributed.pp_schedule=inference"}), contains_text("it cannot train"));
@@ -81,7 +81,7 @@ TEST_CASE("a split must fill the stages with the model's layers") {
              contains_text("4 layers cannot fill 8 stages"));
   std::vector<std::string> weighted = with("[3, 1]");
   weighted.push_back("distributed.pp_head_weight=1");
-  CHECK_THAT(refusal(weighted), contains_text("acts on an even split alone"));
+  CHECK_THAT(refusal(weighted), contains_text("acts only with an even split of several stages"));
 }
 
 TEST_CASE("recompute is one word, or one for each stage") {

@@ -297,7 +297,9 @@ TEST_CASE("the report says what was kept, what won, and why the others lost") {
   const CostSource source = source_with(1e9, 1e8, 2);
   const app::MeshSearchOptions options{.world = 4, .budget = 1e9};
   const app::MeshSearchResult found = app::search_meshes(base, source, options);
-  const std::string text = render_meshes(found, base, source, options);
+  const std::string text = render_meshes(found, base, source, options, 80);
+  for (size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1)
+    CHECK(text.find('\n', begin) - begin <= 80);
   CHECK_THAT(text, contains_text("kept: 8 samples of 15 tokens a step"));
   CHECK_THAT(text, contains_text("hosts of 2 ranks"));
   CHECK_THAT(text, contains_text("why the others lose"));
@@ -311,6 +313,44 @@ TEST_CASE("the report says what was kept, what won, and why the others lost") {
   for (const std::string& key : found.ranking.front().overrides())
     CHECK(config::find_option(key.substr(0, key.find('='))) != nullptr);
   CHECK_THROWS_WITH(app::search_meshes(base, source, {.world = 7}), contains_text("no mesh of 7 ranks"));
+  const std::string csv = meshes_csv(found);
+  CHECK(std::ranges::count(csv, '\n') == std::ssize(found.ranking) + 1);
+}
+
+TEST_CASE("each mesh of the ranking is a job, with the step that the search says") {
+  const app::PlanBase base = small_base();
+  const CostSource source = app::make_cost_source(base, "cpu");
+  const app::MeshSearchResult few = app::search_meshes(base, source, {.world = 4, .rows = 3});
+  CHECK(few.ranking.size() == 3);
+  const app::MeshSearchResult all = app::search_meshes(base, source, {.world = 4, .rows = 1000});
+  CHECK(all.ranking.size() > 10);
+  CHECK(all.ranking.size() <= static_cast<size_t>(all.meshes));
+  CHECK(all.ranking.front().step_time == few.ranking.front().step_time);
+  for (const app::MeshCandidate& candidate : all.ranking) {
+    const Overrides keys = candidate.overrides();
+    CAPTURE(keys);
+    const app::Plan plan = small_plan(small_job_text(), "run", keys);
+    CHECK(plan.mesh == candidate.mesh);
+    CHECK(pipeline::layers_per_stage(plan.layers) == pipeline::layers_per_stage(candidate.choice.layers));
+    CHECK(app::predict(plan, source).step_time == Approx(candidate.step_time).epsilon(0.02));
+  }
+}
+
+TEST_CASE("no schedule is simulated under two names") {
+  app::ScheduleShapes shapes;
+  const auto repeats = [&](const std::string& name, int stages) {
+    return shapes.repeats_another(
+        {.schedule = name, .ranks = 4, .stages_per_rank = stages, .microbatches = 8});
+  };
+  CHECK(repeats("looped_bfs", 1));
+  CHECK_FALSE(repeats("looped_bfs", 2));
+  CHECK_FALSE(repeats("gpipe", 1));
+  CHECK_FALSE(repeats("1f1b", 1));
+  CHECK(repeats("interleaved_1f1b", 1));
+  CHECK_FALSE(repeats("interleaved_1f1b", 2));
+  CHECK(repeats("interleaved_zb", 1));
+  CHECK_FALSE(repeats("zb_h1", 1));
+  CHECK_FALSE(repeats("zbv", 2));
 }
 
 TEST_CASE("a mesh of 1,024 GPUs for 70 B parameters is found in seconds") {

@@ -1,16 +1,24 @@
 // Predictions of a step, the search over them, and what auto and cost make of a job.
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <spdlog/fmt/ranges.h>
+
+#include "app/plan/machine_costs.h"
+#include "app/plan/plan_report.h"
 #include "app/plan/prediction.h"
 #include "app/plan/recompute_choice.h"
 #include "app/plan/search.h"
+#include "app/plan/search_report.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "models/flops.h"
+#include "parallel/schedule/render/text_layout.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -19,6 +27,17 @@ using namespace pptrain::test;
 using app::CostSource;
 
 namespace {
+
+// No line is longer, but one that is a single word behind its indent.
+void check_width(const std::string& text, size_t width) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    INFO(line);
+    CHECK(line.size() <= width);
+    begin = end + 1;
+  }
+}
 
 app::Plan plan_with(const Overrides& overrides) {
   return small_plan(small_job_text(), "run", overrides);
@@ -193,9 +212,99 @@ TEST_CASE("the search over microbatches keeps the samples of a step") {
     counts.insert(c.choice.grad_accum_steps);
   }
   CHECK(counts == std::set<int64_t>{1, 2, 4, 8});
-  const std::string text = app::render_ranking(found, 0, 5);
+  const std::string text = app::render_ranking(found, plan.job, 0, {.rows = 5, .width = 80});
   CHECK_THAT(text, contains_text(found.front().choice.schedule));
-  CHECK_THAT(text, contains_text(fmt::format("and {} more", found.size() - 5)));
+  CHECK_THAT(text, contains_text(fmt::format("{} more: --all", found.size() - 5)));
+  check_width(text, 80);
+}
+
+TEST_CASE("each row of the ranking is a job with its step, and no two are one schedule") {
+  const app::Plan plan = plan_with(bench_sizes());
+  const CostSource source = app::make_cost_source(plan, "");
+  const auto found = app::search(plan, source, {.microbatches = true, .budget = 0.8e9});
+  std::set<std::pair<int64_t, std::string>> lists;  // microbatches, actions and split
+  for (const app::Candidate& c : found) {
+    const Overrides keys = app::overrides(c.choice, plan.job);
+    CAPTURE(keys);
+    const app::Plan again = plan_with(with(bench_sizes(), keys));
+    CHECK(app::predict(again, source).step_time == c.step_time);
+    std::string actions;
+    for (const auto& list : c.lowered->actions) {
+      for (const schedule::Action& action : list) actions += schedule::to_string(action) + ',';
+    }
+    actions += fmt::format("{}", fmt::join(pipeline::layers_per_stage(c.choice.layers), "+")) +
+               fmt::format("{}", fmt::join(c.choice.recompute, "+"));
+    CHECK(lists.emplace(c.choice.grad_accum_steps, actions).second);
+  }
+  // The text has these keys in whole; all formats have all rows.
+  const std::string text = app::render_ranking(found, plan.job, 0.8e9, {.rows = found.size(), .width = 80});
+  const auto json = nlohmann::json::parse(app::ranking_json(found, plan.job, 0));
+  const std::string csv = app::ranking_csv(found, plan.job);
+  REQUIRE(json["ranking"].size() == found.size());
+  CHECK(std::ranges::count(csv, '\n') == std::ssize(found) + 1);
+  for (size_t i = 0; i < found.size(); ++i) {
+    for (const std::string& key : app::overrides(found[i].choice, plan.job)) {
+      CHECK_THAT(text, contains_text("--set " + key));
+      CHECK_THAT(csv, contains_text(key));
+    }
+    CHECK(json["ranking"][i]["set"].get<Overrides>() == app::overrides(found[i].choice, plan.job));
+  }
+}
+
+TEST_CASE("a plan's text fits its width, and has one step time and units") {
+  for (const Overrides& job :
+       {Overrides{"distributed.pp=2", "train.grad_accum_steps=4"},
+        Overrides{"distributed.pp=4", "distributed.pp_schedule=zb_h2", "train.grad_accum_steps=40"},
+        Overrides{"distributed.pp=2", "distributed.dp_shard=2", "distributed.tp=2",
+                  "train.grad_accum_steps=8", "distributed.reshard_after_forward=true"}}) {
+    const app::Plan plan = plan_with(job);
+    const CostSource source = app::make_cost_source(plan, "cpu");
+    const models::CostModel costs = app::make_cost_model(plan, source);
+    const app::Prediction p = app::predict(plan, costs);
+    for (const int width : {80, 100, 137, 200}) {
+      const std::string text = app::render_plan(plan, p, costs, source, {.width = width});
+      CAPTURE(job, width, text);
+      check_width(text, static_cast<size_t>(width));
+      CHECK_THAT(text, contains_text("step " + schedule::format_seconds(p.step_time) + ": "));
+      CHECK_THAT(text, contains_text("MFU ") && contains_text("MB at the worst moment"));
+      CHECK(text.find("step time") == std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("MFU is of the data sheet's rate, of the job's, or of the CPU's products") {
+  const auto peak = [](const Overrides& job, const std::string& costs) {
+    const app::Plan plan = plan_with(job);
+    return app::peak_flops(plan.job, app::make_cost_source(plan, costs));
+  };
+  CHECK(peak({"metrics.peak_tflops=0"}, "h100") == 989e12);
+  CHECK(peak({"metrics.peak_tflops=0"}, "b200") == 2250e12);
+  CHECK(peak({"metrics.peak_tflops=3"}, "h100") == 3e12);
+  CHECK(peak({"metrics.peak_tflops=0", "run.threads=2", "train.dtype=bf16"}, "cpu") ==
+        2 * models::find_device("cpu").bfloat16_flops);
+}
+
+TEST_CASE("costs are measured on this machine, and scale the model to it") {
+  const app::Plan plan =
+      plan_with({"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=128",
+                 "model.intermediate_size=384", "train.seq_len=128", "metrics.peak_tflops=0"});
+  const CostSource source = app::measure_machine(plan);
+  CHECK_THAT(source.description, contains_text("measured on this machine in "));
+  REQUIRE(source.product_flops);
+  CHECK(app::peak_flops(plan.job, source) == *source.product_flops);
+  CHECK(*source.product_flops > 1e8);
+  // What it says of a stage is what the same passes take here: within the noise of a machine that has other
+  // work, and far from a mistake in units.
+  const models::CostModel costs = app::make_cost_model(plan, source);
+  const schedule::StageCost stage = costs.stage(models::stage_slice(plan.layers, 0));
+  const double flops = 2.0 * 256 * 2 * (2 * 128 * 32 + 2 * 128 * 16 + 3 * 128 * 384);
+  CHECK(stage.forward > flops / (3 * *source.product_flops));
+  CHECK(stage.forward < 1);
+  CHECK(source.calibration.optimizer > 0);
+  CHECK(app::predict(plan, source).step_time > 0);
+  // A model that is too large for this is left as it was modelled, at once.
+  const app::Plan large = plan_with({"model.hidden_size=8192", "model.intermediate_size=28672"});
+  CHECK_THAT(app::measure_machine(large).description, contains_text("too large to measure here"));
 }
 
 TEST_CASE("costs from a run's trace give back its own times") {

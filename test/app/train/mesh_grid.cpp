@@ -62,7 +62,7 @@ void choose_schedule(GridJob& job, size_t turn) {
   throw Error("no schedule for this pipeline");
 }
 
-void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh) {
+void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh, bool experts) {
   constexpr std::array recomputes{"none", "cheap", "selective", "full"};
   constexpr std::array reshards{"", "true", "false"};
   const size_t turn = jobs.size();
@@ -76,6 +76,7 @@ void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh) {
   job.reshard = reshards[turn / 2 % reshards.size()];
   job.reduce_gradients = turn / 3 % 2 == 1 ? "microbatch" : "step";
   job.post_validation = turn % 5 == 2;
+  job.experts = experts;
   jobs.push_back(job);
 }
 
@@ -123,9 +124,11 @@ std::vector<std::string> GridJob::layout() const {
                                      "distributed.pp_schedule=" + schedule,
                                      fmt::format("distributed.pp_stages_per_rank={}", stages_per_rank),
                                      "train.recompute=" + recompute,
-                                     "distributed.reduce_gradients=" + reduce_gradients,
                                      fmt::format("optimizer.post_validation={}", post_validation)};
-  if (!reshard.empty()) result.push_back("distributed.reshard_after_forward=" + reshard);
+  // Where they have nothing to act on, the last two would be refused.
+  const bool shares = mesh.dp_shard * mesh.cp > 1 || (experts && mesh.tp > mesh.ep);
+  if (!reshard.empty() && shares) result.push_back("distributed.reshard_after_forward=" + reshard);
+  if (mesh.size(mesh::Group::stage) > 1) result.push_back("distributed.reduce_gradients=" + reduce_gradients);
   if (mesh.cp > 1) result.push_back("distributed.cp_kind=" + cp_kind);
   return result;
 }
@@ -189,7 +192,7 @@ std::vector<GridJob> grid_jobs(bool experts) {
   each_mesh([&](mesh::MeshShape mesh) {
     const int replica = mesh.dp_shard * mesh.cp * mesh.tp;
     for (mesh.ep = 1; mesh.ep <= (experts ? replica : 1); ++mesh.ep) {
-      if (replica % mesh.ep == 0 && grid_experts % mesh.ep == 0) add_job(jobs, mesh);
+      if (replica % mesh.ep == 0 && grid_experts % mesh.ep == 0) add_job(jobs, mesh, experts);
     }
   });
   return jobs;

@@ -27,6 +27,7 @@ struct GridJob {
   std::string reduce_gradients = "step";
   std::string cp_kind = "ring";
   bool post_validation = false;
+  bool experts = false;
 
   int data_ranks() const { return mesh.dp_replicate * mesh.dp_shard; }
   std::string name() const;

@@ -146,6 +146,19 @@ TEST_CASE("overrides win over the file and are TOML, or bare words") {
         4.0);
 }
 
+TEST_CASE("a list on the command line needs no brackets") {
+  const Folder folder;
+  CHECK(accepted(folder, "distributed.pp_split=3,1").distributed.pp_split.layers ==
+        std::vector<int64_t>{3, 1});
+  CHECK(accepted(folder, "distributed.pp_split=3, 1").distributed.pp_split.layers ==
+        std::vector<int64_t>{3, 1});
+  CHECK(accepted(folder, "distributed.pp_split=Et,t|t,tL").distributed.pp_split.text == "Et,t|t,tL");
+  CHECK(accepted(folder, "optimizer.betas=0.8,0.9").optimizer.betas == std::vector<double>{0.8, 0.9});
+  CHECK(accepted(folder, "train.recompute=full,none").train.recompute ==
+        std::vector<std::string>{"full", "none"});
+  CHECK(accepted(folder, "run.dir=a,b").run.dir == "a,b");
+}
+
 TEST_CASE("a bad override is shown as it was given") {
   const Folder folder;
   CHECK(with(folder, "train.steps=many") ==

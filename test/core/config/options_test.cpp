@@ -198,7 +198,7 @@ shuffle = false
   CHECK(job.optimizer.groups[1] ==
         OptimizerGroup{.match = "embedding", .lr_scale = 3, .weight_decay = std::nullopt});
   const JobConfig weighted =
-      parse("[distributed]\npp_embedding_weight = 0.5\npp_head_weight = 2\n", essentials(folder));
+      parse("[distributed]\npp = 2\npp_embedding_weight = 0.5\npp_head_weight = 2\n", essentials(folder));
   CHECK(parse(to_toml(weighted)) == weighted);
 }
 
@@ -267,4 +267,7 @@ TEST_CASE("edit distance counts swaps of neighbours as one") {
   const std::vector<std::string> names = {"alpha", "beta"};
   CHECK(nearest("betta", names) == "beta");
   CHECK(nearest("x", {}) == "");
+  CHECK(nearest("gemma", names) == "");
+  CHECK(nearest("gemma", std::vector<std::string>{"llama"}) == "");
+  CHECK(nearest("warmup", std::vector<std::string>{"steps", "warmup_steps"}) == "warmup_steps");
 }

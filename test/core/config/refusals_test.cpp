@@ -1,10 +1,16 @@
 // Every refusal: its place in the file, its words, the names it proposes.
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/config/aliases.h"
+#include "core/config/options.h"
+#include "core/config/warnings.h"
 #include "test/core/config/config_test_support.h"
 #include "test/support/catch.h"
 
+using namespace pptrain::config;
 using namespace pptrain::config::test;
 using Catch::Matchers::StartsWith;
 
@@ -33,24 +39,110 @@ void check(const Folder& folder, const std::vector<Case>& cases) {
 
 TEST_CASE("names that do not exist are refused with the nearest one and all valid ones") {
   const Folder folder;
+  check(
+      folder,
+      {{"[train]\n  stepz = 5\n",
+        "job.toml:2:3: train.stepz: unknown key; did you mean train.steps?",
+        {"The keys of [train] are: steps, seq_len, micro_batch_size,"}},
+       {"[train]\ngrad_accum = 5\n",
+        "job.toml:2:1: train.grad_accum: unknown key; did you mean train.grad_accum_steps?",
+        {}},
+       {"[train]\nquux = 5\n", "job.toml:2:1: train.quux: unknown key. The keys of [train] are: steps,", {}},
+       {"[lr_schedule]\nminimum = 1\n", "job.toml:2:1: lr_schedule.minimum: unknown key. The keys of", {}},
+       {"[quux]\nfoo = 1\n", "job.toml:1:2: quux: unknown section. The sections are: run,", {}},
+       {"[train]\nlr = 0.1\n", "job.toml:2:1: train.lr: unknown key; did you mean optimizer.lr?", {}},
+       {"[train]\npp_schedule = 'gpipe'\n",
+        "job.toml:2:1: train.pp_schedule: unknown key; did you mean distributed.pp_schedule?",
+        {}},
+       {"[model.rope_scaling]\nfacter = 2\n",
+        "job.toml:2:1: model.rope_scaling.facter: unknown key; did you mean model.rope_scaling.factor?",
+        {"rope_type"}},
+       {"\n[optimiser]\nlr = 1\n",
+        "job.toml:2:2: optimiser: unknown section; did you mean [optimizer]?",
+        {"run, model, model.rope_scaling, distributed, train,"}},
+       {"seed = 3\n", "job.toml:1:1: seed: unknown section; did you mean run.seed?", {}}});
+}
+
+TEST_CASE("what other trainers call a key is known") {
+  const Folder folder;
+  const std::vector<std::pair<std::string, std::string>> keys = {
+      {"[optimizer]\nlearning_rate = 1", "optimizer.lr"},
+      {"[train]\nlearning_rate = 1", "optimizer.lr"},
+      {"[train]\nprecision = 'bf16'", "train.dtype"},
+      {"[model]\nn_layers = 2", "model.num_hidden_layers"},
+      {"[model]\nn-layers = 2", "model.num_hidden_layers"},
+      {"[model]\ndim = 2", "model.hidden_size"},
+      {"[distributed]\npp_size = 2", "distributed.pp"},
+      {"[distributed]\npipeline_parallel_degree = 2", "distributed.pp"},
+      {"[distributed]\ntensor_model_parallel_size = 2", "distributed.tp"},
+      {"[train]\ngradient_accumulation_steps = 2", "train.grad_accum_steps"},
+      {"[train]\nper_device_train_batch_size = 2", "train.micro_batch_size"},
+      {"[train]\nmax_grad_norm = 2", "train.grad_clip"},
+      {"[lr_schedule]\nwarmup = 2", "lr_schedule.warmup_steps"},
+      {"[checkpoint]\nsteps = 2", "checkpoint.interval"},
+      {"[eval]\nsteps = 2", "eval.batches"},
+  };
+  for (const auto& [text, option] : keys) {
+    INFO(text);
+    const std::string message = refusal(text + "\n", essentials(folder));
+    CHECK_THAT(message, contains_text("unknown key; did you mean " + option + "?"));
+    CHECK(message.find('\n') == std::string::npos);
+  }
   check(folder,
-        {{"[train]\n  stepz = 5\n",
-          "job.toml:2:3: train.stepz: unknown key; did you mean train.steps?",
-          {"The keys of [train] are: steps, seq_len, micro_batch_size,"}},
-         {"[train]\ngrad_accum = 5\n",
-          "job.toml:2:1: train.grad_accum: unknown key; did you mean train.grad_clip?",
+        {{"[parallelism]\npp = 1\n",
+          "job.toml:1:2: parallelism: unknown section; did you mean [distributed]?",
           {}},
-         {"[train]\nlr = 0.1\n", "job.toml:2:1: train.lr: unknown key; did you mean optimizer.lr?", {}},
-         {"[train]\npp_schedule = 'gpipe'\n",
-          "job.toml:2:1: train.pp_schedule: unknown key; did you mean distributed.pp_schedule?",
-          {}},
-         {"[model.rope_scaling]\nfacter = 2\n",
-          "job.toml:2:1: model.rope_scaling.facter: unknown key; did you mean model.rope_scaling.factor?",
-          {"rope_type"}},
-         {"\n[optimiser]\nlr = 1\n",
-          "job.toml:2:2: optimiser: unknown section; did you mean [optimizer]?",
-          {"run, model, model.rope_scaling, distributed, train,"}},
-         {"seed = 3\n", "job.toml:1:1: seed: unknown section; did you mean run.seed?", {}}});
+         {"[training]\nsteps = 9\n", "job.toml:1:2: training: unknown section; did you mean [train]?", {}},
+         {"lr = 3\n", "job.toml:1:1: lr: unknown section; did you mean optimizer.lr?", {}}});
+  for (const Option& option : options()) CHECK(alias_of_key("", option.key).empty());
+}
+
+TEST_CASE("every alias stands for something that is there") {
+  // What the messages propose must be accepted: a table of names goes stale in silence.
+  for (const char* key : {"learning_rate", "max_steps", "dim", "pp_size", "gbs", "wd", "save_steps", "top_k",
+                          "eval_iters", "log_freq", "fsdp", "cp_comm_type", "peak_flops", "dataset"}) {
+    INFO(key);
+    CHECK(find_option(alias_of_key("train", key)));
+  }
+  for (const Option& option : options()) {
+    for (const char* value : {"gpu", "bfloat16", "float32", "adam", "cos", "txt", "u16", "p2p", "llama3"}) {
+      const std::string alias = alias_of_value(option.name(), value);
+      if (!alias.empty()) CHECK(std::ranges::find(option.literals, alias) != option.literals.end());
+    }
+  }
+}
+
+TEST_CASE("one mistake is one message: what stands under a misspelt name is not missing") {
+  const Folder folder;
+  const auto lines = [](const std::string& message) { return std::ranges::count(message, '\n') + 1; };
+  const std::string rest =
+      "[data]\npath = '" + folder.data() +
+      "'\n[model]\nhidden_size = 64\nintermediate_size = 128\nvocab_size = 256\nnum_hidden_layers = 4\n"
+      "num_attention_heads = 4\n";
+  // A section: all that it holds is read, and checked.
+  std::string message = refusal("[trian]\nseq_len = 16\nsteps = 3\n" + rest);
+  CHECK_THAT(message, StartsWith("job.toml:1:2: trian: unknown section; did you mean [train]?"));
+  CHECK(lines(message) == 1);
+  message = refusal("[training]\nseq_len = 16\nsteps = 0\n" + rest);
+  CHECK_THAT(message, contains_text("\njob.toml:3:9: train.steps: 0 is out of range"));
+  CHECK(lines(message) == 2);
+  // By its keys, where its name says nothing.
+  message = refusal("[quux]\nseq_len = 16\nsteps = 3\n" + rest);
+  CHECK_THAT(message, StartsWith("job.toml:1:2: quux: unknown section; did you mean [train]?"));
+  CHECK(lines(message) == 1);
+  // A key that is required, by another name; on the command line too.
+  message = refusal("[train]\nseq_length = 16\n" + rest);
+  CHECK_THAT(message, StartsWith("job.toml:2:1: train.seq_length: unknown key; did you mean train.seq_len?"));
+  CHECK(lines(message) == 1);
+  message = refusal(rest, {"train.seq_length=16"});
+  CHECK_THAT(message, StartsWith("--set train.seq_length=16: unknown key; did you mean train.seq_len?"));
+  CHECK(lines(message) == 1);
+  message = refusal(rest, {"training.seq_len=16"});
+  CHECK_THAT(message,
+             StartsWith("--set training.seq_len=16: training: unknown section; did you mean [train]?"));
+  CHECK(lines(message) == 1);
+  message = refusal("[[optimizer.groups]]\npattern = '*'\nmacth = '*'\n", essentials(folder));
+  CHECK(lines(message) == 2);  // two keys that are not there, and none that is missing
 }
 
 TEST_CASE("a wrong type says what was expected and what was found") {
@@ -94,11 +186,19 @@ TEST_CASE("values outside their literals or range are refused with what is allow
         {"Valid: bf16, fp32"}},
        {"[train]\ndtype = 'fp16'\n", "job.toml:2:9: train.dtype: fp16 is refused: use bf16", {"bf16, fp32"}},
        {"[train]\ndtype = 'Float16'\n", "job.toml:2:9: train.dtype: fp16 is refused: use bf16", {}},
-       {"[run]\ndevice = 'gpu'\n", "job.toml:2:10: run.device:", {"Valid: cpu, cuda"}},
+       {"[run]\ndevice = 'gpu'\n",
+        "job.toml:2:10: run.device: \"gpu\" is not a valid value; did you mean \"cuda\"? Valid: cpu, cuda",
+        {}},
+       {"[model]\narch = 'gemma'\n",
+        "job.toml:2:8: model.arch: \"gemma\" is not a valid value. Valid: llama, qwen3,",
+        {}},
+       {"[distributed]\npp_split = '3,1'\n",
+        "job.toml:2:12: distributed.pp_split: \"3,1\" is one string: write a list, [3, 1]",
+        {}},
        {"[optimizer]\nname = 'adam'\n", "job.toml:2:8: optimizer.name:", {"did you mean \"adamw\"?"}},
        {"[model]\narch = 'lama'\n", "job.toml:2:8: model.arch:", {"did you mean \"llama\"?", "llama, qwen3"}},
        {"[lr_schedule]\nname = 'cos'\n",
-        "job.toml:2:8: lr_schedule.name:",
+        "job.toml:2:8: lr_schedule.name: \"cos\" is not a valid value; did you mean \"cosine\"?",
         {"cosine, linear, wsd, constant"}},
        {"[train]\nsteps = 0\n", "job.toml:2:9: train.steps: 0 is out of range; allowed: 1 <= x", {}},
        {"[optimizer]\nlr = -1\n", "job.toml:2:6: optimizer.lr: -1 is out of range; allowed: >= 0", {}},
@@ -165,8 +265,8 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
       {"[distributed]\nep = 2\n",
        "job.toml:12:6: distributed.ep: ep = 2 shares out experts, but this model has none",
        {}},
-      {"arch = 'qwen3_moe'\nnum_experts = 6\n[distributed]\nep = 4\n",
-       "job.toml:14:6: distributed.ep: num_experts = 6 is not divisible by ep = 4",
+      {"arch = 'qwen3_moe'\nnum_experts = 6\nmlp_only_layers = [0]\n[distributed]\nep = 4\n",
+       "job.toml:15:6: distributed.ep: num_experts = 6 is not divisible by ep = 4",
        {}},
       {"num_experts = 6\n",
        "job.toml:11:15: model.num_experts: acts only with model.arch = qwen3_moe or mixtral",
@@ -216,12 +316,16 @@ TEST_CASE("files that must exist") {
   REQUIRE(refusal(good, rest) == "");
   CHECK_THAT(refusal("[data]\npath = 'no/such.txt'\n", rest),
              StartsWith("job.toml:2:8: data.path: \"no/such.txt\" does not exist (a path is relative to "));
-  CHECK_THAT(refusal("[data]\npath = '" + folder.path() + "'\n", rest),
-             contains_text("is a directory; expected a file"));
+  // The folder has a text file, and no .bin.
+  CHECK(refusal("[data]\npath = '" + folder.path() + "'\n", rest).empty());
+  CHECK(refusal(good + "val_path = '" + folder.path() + "'\n[eval]\ninterval = 1\n", rest).empty());
+  CHECK_THAT(refusal("[data]\npath = '" + folder.path() + "'\nformat = 'bin'\n", rest),
+             contains_text("is a folder without *.bin files"));
   CHECK_THAT(refusal(good + "val_path = 'no/val.txt'\n", rest),
              StartsWith("job.toml:3:12: data.val_path: \"no/val.txt\""));
-  CHECK_THAT(refusal(good + "val_path = '" + folder.data() + "'\nval_fraction = 0.1\n", rest),
-             StartsWith("job.toml:4:16: data.val_fraction: val_fraction and val_path both name"));
+  CHECK_THAT(
+      refusal(good + "val_path = '" + folder.data() + "'\nval_fraction = 0.1\n[eval]\ninterval = 1\n", rest),
+      StartsWith("job.toml:4:16: data.val_fraction: val_fraction and val_path both name"));
   CHECK_THAT(refusal(good + "[data.x]\n", rest), StartsWith("job.toml:3:"));
 }
 
@@ -343,4 +447,93 @@ TEST_CASE("what only one optimizer has is refused with another") {
                  {"[optimizer]\nname = 'sgd'\n",
                   "job.toml:2:8: optimizer.name: \"sgd\" is not a valid value",
                   {"adamw, muon, lion"}}});
+}
+
+// One line for each option that acts on some jobs alone: its job where it does not, and where it does.
+TEST_CASE("a key that does nothing on this job is refused; what says what is done anyway is not") {
+  const Folder folder;
+  struct Idle {
+    std::string text;     // sets the option where it does nothing
+    std::string start;    // of the refusal
+    Overrides elsewhere;  // with these it acts
+  };
+  const std::vector<Idle> cases = {
+      {"[distributed]\ncp_kind = 'ulysses'\n",
+       "job.toml:2:11: distributed.cp_kind: acts only with distributed.cp > 1, which is 1 here: remove it, "
+       "or",
+       {"distributed.cp=2"}},
+      {"[distributed]\nreshard_after_forward = true\n",
+       "job.toml:2:25: distributed.reshard_after_forward: acts only with ranks that share weights: dp_shard "
+       "or "
+       "cp > 1, or with experts tp > ep; here dp_shard = 1, cp = 1, tp = 1, ep = 1",
+       {"distributed.dp_shard=2"}},
+      {"[distributed]\nreduce_gradients = 'microbatch'\n",
+       "job.toml:2:20: distributed.reduce_gradients: acts only with several ranks to a stage: dp_replicate, "
+       "dp_shard, cp or tp > 1; here dp_replicate = 1",
+       {"distributed.dp=2"}},
+      {"[distributed]\npp_memory_gb = 4\n",
+       "job.toml:2:16: distributed.pp_memory_gb: acts only with distributed.pp_schedule = auto, which is "
+       "\"1f1b\" here",
+       {"distributed.pp_schedule=auto"}},
+      {"[distributed]\npp_head_weight = 2\n",
+       "job.toml:2:18: distributed.pp_head_weight: acts only with an even split of several stages; here",
+       {"distributed.pp=2"}},
+      {"[distributed]\npp = 2\npp_split = [3, 1]\npp_embedding_weight = 2\n",
+       "job.toml:4:23: distributed.pp_embedding_weight: acts only with an even split of several stages; here "
+       "pp_split = [3, 1], pp = 2",
+       {"distributed.pp_split=even"}},
+      {"[distributed]\nhost_link_gbps = 2\n",
+       "job.toml:2:18: distributed.host_link_gbps: acts only with several hosts",
+       {"distributed.ranks_per_host=2"}},
+      {"[eval]\nbatches = 3\n",
+       "job.toml:2:11: eval.batches: acts only with eval.interval > 0, which is 0 here",
+       {"eval.interval=5", "data.val_fraction=0.5"}},
+      {"[data]\nval_path = '" + folder.data() + "'\n",
+       "job.toml:2:12: data.val_path: acts only with eval.interval > 0",
+       {"eval.interval=5"}},
+      {"[model]\ninit = 'hf'\ninitializer_range = 0.5\n",
+       "job.toml:2:8: model.init: init = \"hf\" needs model.hf_dir",
+       {"model.init=random"}},
+      {"[run]\nseed = 5\n[model]\ninit = 'hf'\n[data]\nshuffle = false\n",
+       "job.toml:2:8: run.seed: acts only with model.init = random or data.shuffle = true; here init = "
+       "\"hf\", "
+       "shuffle = false",
+       {"model.init=random"}},
+  };
+  for (const Idle& c : cases) {
+    INFO(c.text);
+    CHECK_THAT(refusal(c.text, essentials(folder)), StartsWith(c.start));
+    Overrides overrides = essentials(folder);
+    overrides.insert(overrides.end(), c.elsewhere.begin(), c.elsewhere.end());
+    CHECK(refusal(c.text, overrides).empty());
+  }
+  CHECK_THAT(refusal(cases[9].text, essentials(folder)),
+             contains_text("\njob.toml:3:21: model.initializer_range: acts only with model.init = random"));
+  const auto accepted = [&](const std::string& text, const Overrides& more = {}) {
+    Overrides overrides = essentials(folder);
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return refusal(text, overrides).empty();
+  };
+  CHECK(accepted(
+      "[distributed]\ncp_kind = 'ring'\nreshard_after_forward = false\nreduce_gradients = 'step'\n"));
+  CHECK(accepted("[eval]\nbatches = 10\n"));
+  // A job for several ranks is tried on one of them; and -1 may leave one.
+  CHECK(accepted("[distributed]\ncp = 2\ncp_kind = 'ulysses'\n", {"distributed.cp=1"}));
+  CHECK_FALSE(accepted("[distributed]\ncp = 2\n", {"distributed.cp=1", "distributed.cp_kind=ulysses"}));
+  Hooks hooks;
+  hooks.world = 1;
+  const JobConfig job =
+      parse("[distributed]\ndp_shard = -1\nreshard_after_forward = true\n", essentials(folder), hooks);
+  CHECK(job.distributed.dp_shard == 1);
+  CHECK_FALSE(job.distributed.reshard_after_forward.has_value());  // the resolved job says what acts
+}
+
+TEST_CASE("a run that ends in its warm-up is told so") {
+  const Folder folder;
+  const auto said = [&](const std::string& text) { return warnings(parse(text, essentials(folder))); };
+  CHECK(said("[train]\nsteps = 5\n[lr_schedule]\nwarmup_steps = 5\n").empty());
+  const auto warning = said("[train]\nsteps = 5\n[lr_schedule]\nwarmup_steps = 20\n");
+  REQUIRE(warning.size() == 1);
+  CHECK_THAT(warning[0],
+             contains_text("warmup_steps = 20 is more than train.steps = 5") && contains_text("25.0 %"));
 }
