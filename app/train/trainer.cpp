@@ -74,6 +74,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.on_stage_actions(model_.stage_actions());
+  executor_.report_to(context.report.activity);
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
   if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
@@ -299,6 +300,8 @@ fs::path Trainer::save() {
 }
 
 bool Trainer::stop_requested() {
+  const comm::ActivityScope waiting(context_.report.activity, comm::Doing::wait,
+                                    "all ranks at the end of the step");
   return comm::any(context_.mesh.world(), shutdown_.requested());
 }
 

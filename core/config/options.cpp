@@ -273,8 +273,20 @@ void add_distributed(std::vector<Option>& options) {
       .between(0, 1e6);
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,
-           "Seconds. A wait for another rank that lasts longer ends the run with a report.")
+           "Seconds. A wait for another rank that lasts longer ends the run with a report: the limit of slow "
+           "work, not of dead ranks.")
       .above_up_to(0, 1e9);
+  distributed
+      .add("heartbeat_s", &DistributedSection::heartbeat_s,
+           "Seconds without a sign of life after which a rank counts as dead (stopped, unreachable, stuck in "
+           "the kernel), which ends the run; a killed one is found at once. 0: no heartbeats, as for work in "
+           "a "
+           "debugger.")
+      .between(0, 1e6);
+  distributed
+      .add("start_timeout_s", &DistributedSection::start_timeout_s,
+           "Seconds for all processes of the launch to have come.")
+      .above_up_to(0, 1e6);
 }
 
 void add_train(std::vector<Option>& options) {

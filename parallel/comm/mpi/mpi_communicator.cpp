@@ -18,7 +18,9 @@
 
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
+#include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/signal_block.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 namespace {
@@ -234,7 +236,7 @@ class MpiWork final : public Work {
     std::unique_lock lock(session.mutex);
     if (!poll_for(timeout_, lock)) {
       session.failed = true;
-      throw Error(timeout_message(
+      throw WaitTimeout(timeout_message(
           rank_, timeout_,
           fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
                       transfer_.peer),
@@ -268,13 +270,13 @@ class MpiWork final : public Work {
     Session& session = *channel_->session;
     if (session.test(transfer_)) return true;
     const Waiting waiting(session, lock);
-    const auto deadline = Clock::now() + time;
+    PatientDeadline deadline(time);
     Backoff backoff;
     while (!session.test(transfer_)) {
       lock.unlock();
       backoff.pause();
       lock.lock();
-      if (backoff.patient() && Clock::now() > deadline) return false;
+      if (backoff.patient() && deadline.passed()) return false;
     }
     return true;
   }
