@@ -1,5 +1,6 @@
 #include "app/trace/step_profile.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
 #include <array>
@@ -50,6 +51,9 @@ void StepProfile::begin_step(int64_t step) {
   }
   ++count_;
   step_ = step;
+  if (context_.report.activity != nullptr) {
+    context_.report.activity->set(comm::Doing::work, fmt::format("step {}", step));
+  }
   executor_.time_on(timed_on());
   start_marks(timed_on());
   marks_.mark();
@@ -74,6 +78,7 @@ std::optional<metrics::Bubble> StepProfile::settle() {
   if (!ended_) return std::nullopt;
   auto [count, trace] = std::move(*ended_);
   ended_.reset();
+  const comm::ActivityScope waiting(context_.report.activity, comm::Doing::wait, "the times of the step");
   const metrics::Bubble bubble = measure(trace);
   if (traced(count)) {
     traces_.push_back(std::move(trace));

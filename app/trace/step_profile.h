@@ -10,6 +10,7 @@
 #include "app/trace/step_trace.h"
 #include "app/train/run_context.h"
 #include "core/metrics/step_record.h"
+#include "parallel/comm/liveness/activity.h"
 #include "parallel/pipeline/executor.h"
 #include "parallel/pipeline/time_marks.h"
 
@@ -40,12 +41,14 @@ class StepProfile {
 
  private:
   struct PhaseTimer {
-    PhaseTimer(StepProfile& profile, Phase phase) : marks(profile.marks_) {
+    PhaseTimer(StepProfile& profile, Phase phase)
+        : marks(profile.marks_), activity(profile.context_.report.activity, doing(phase), name(phase)) {
       profile.phases_.push_back(phase);
       marks.mark();
     }
     ~PhaseTimer() { marks.mark(); }
     pipeline::TimeMarks& marks;
+    comm::ActivityScope activity;
   };
 
   bool traced(int64_t count) const;

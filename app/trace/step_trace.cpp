@@ -18,6 +18,12 @@ bool is_own_work(Phase phase) {
   return phase != Phase::tied_gradients && phase != Phase::loss && phase != Phase::norm_exchange;
 }
 
+comm::Doing doing(Phase phase) {
+  if (!is_own_work(phase)) return comm::Doing::wait;
+  const bool storage = phase == Phase::data || phase == Phase::evaluation || phase == Phase::checkpoint;
+  return storage ? comm::Doing::storage : comm::Doing::work;
+}
+
 schedule::RankStep to_rank_step(const StepTrace& trace) {
   schedule::RankStep step{.step = trace.span, .actions = {}, .work = {}};
   for (const ActionSpan& action : trace.actions) step.actions.push_back(action.span);

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/comm/liveness/activity.h"
 #include "parallel/schedule/cost/measured_step.h"
 
 namespace pptrain::app {
@@ -22,8 +23,9 @@ enum class Phase : uint8_t {
   checkpoint,
   count
 };
-const char* name(Phase phase);  // "gradient norm"
-bool is_own_work(Phase phase);  // not an exchange, in which the rank mostly waits for others
+const char* name(Phase phase);   // "gradient norm"
+bool is_own_work(Phase phase);   // not an exchange, in which the rank mostly waits for others
+comm::Doing doing(Phase phase);  // for the reports of failures
 
 struct ActionSpan {
   double wait = 0;  // its turn came

@@ -24,6 +24,7 @@ Evaluator::Evaluator(RunContext& context, RankModel& model)
                 schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
                 pipeline::Executor::Mode::evaluate) {
   executor_.on_stage_actions(model.stage_actions());
+  executor_.report_to(context.report.activity);
 }
 
 pipeline::LossSum Evaluator::run() {

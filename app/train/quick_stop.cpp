@@ -32,11 +32,13 @@ constexpr std::chrono::milliseconds look_again{10};
 }  // namespace
 
 QuickStop::QuickStop(comm::Communicator& world, const fault::Shutdown& shutdown,
-                     std::chrono::milliseconds patience, const checkpoint::RunState& state, Save save)
+                     std::chrono::milliseconds patience, const checkpoint::RunState& state, Save save,
+                     std::function<void()> take_leave)
     : world_(world.split(0, world.rank())),
       shutdown_(shutdown),
       patience_(patience),
       save_(std::move(save)),
+      take_leave_(std::move(take_leave)),
       state_(state),
       begun_(state.step) {
   listener_.emplace(shutdown, [this](const fault::StopRequest& request) { run(request); });
@@ -156,6 +158,7 @@ void QuickStop::end(const std::string& saved) {
   } catch (const std::exception&) {
     // Another one was quicker; it had saved.
   }
+  if (take_leave_) take_leave_();
   end_process(resume_exit_code);
 }
 

@@ -33,8 +33,9 @@ class QuickStop {
 
   // Collective over `world`, which it must not outlive, as `shutdown`. `patience`: from the launcher's first
   // signal to SIGKILL; a notice comes half of it before the request. `state`: of the last finished step.
+  // `take_leave` is called before the process ends, so that others do not take it for dead; it may be empty.
   QuickStop(comm::Communicator& world, const fault::Shutdown& shutdown, std::chrono::milliseconds patience,
-            const checkpoint::RunState& state, Save save);
+            const checkpoint::RunState& state, Save save, std::function<void()> take_leave);
   // Does not return once the quick stop is under way: it ends the process.
   ~QuickStop();
   QuickStop(const QuickStop&) = delete;
@@ -71,6 +72,7 @@ class QuickStop {
   const fault::Shutdown& shutdown_;
   const std::chrono::milliseconds patience_;
   const Save save_;
+  const std::function<void()> take_leave_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -5,20 +5,29 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <deque>
 #include <memory>
 #include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/kernels/device_name.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
+#include "parallel/comm/liveness/start_watch.h"
 #include "parallel/comm/nccl/nccl_communicator.h"
 #include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::app {
 
@@ -26,6 +35,7 @@ namespace {
 
 constexpr int usage_exit_code = 2;
 constexpr int stopped_exit_code = 3;
+constexpr int failure_exit_code = 1;
 
 at::Device choose_device(const config::JobConfig& job, int local_rank) {
   if (job.run.device == "cpu") return at::kCPU;
@@ -38,17 +48,18 @@ at::Device choose_device(const config::JobConfig& job, int local_rank) {
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % count)};
 }
 
-std::chrono::milliseconds milliseconds(double seconds) {
+std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
 std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
-  return milliseconds(job.distributed.timeout_s);
+  return milliseconds_of(job.distributed.timeout_s);
 }
 
-// Puts the rank before the message of an error of `body`; a UsageError stays one.
+// Puts the rank before the message of an error of `body`; a UsageError stays one. Behind a wait that lasted
+// too long it puts what the other ranks are doing.
 template <typename Body>
-int named(const mesh::MeshShape& shape, int rank, Body&& body) {
+int named(const mesh::MeshShape& shape, int rank, const comm::RankReport& report, Body&& body) {
   const auto who = [&] {
     if (shape.world_size() == 1) return std::string();
     const int pp = mesh::coordinates(shape, rank)[static_cast<int>(mesh::Axis::pp)];
@@ -62,6 +73,11 @@ int named(const mesh::MeshShape& shape, int rank, Body&& body) {
     throw;
   } catch (const UsageError& error) {
     throw UsageError(who() + error.what());
+  } catch (const comm::WaitTimeout& error) {
+    const std::string others =
+        report.roll_call ? comm::describe_others(report.roll_call(), rank) : std::string();
+    throw Error(fmt::format("{}{}{}{}. Slow work needs a longer distributed.timeout_s.", who(), error.what(),
+                            others.empty() ? "" : ". Meanwhile ", others));
   } catch (const std::exception& error) {
     throw Error(who() + error.what());
   }
@@ -72,14 +88,14 @@ class RankStart {
   RankStart(const Plan& plan, const std::function<int(RunContext&)>& body) : plan_(plan), body_(body) {}
 
   // `world` carries tensors of `device`.
-  int operator()(comm::Communicator& world, at::Device device) const {
+  int operator()(comm::Communicator& world, at::Device device, const comm::RankReport& report) const {
     at::set_num_threads(static_cast<int>(plan_.job.run.threads));
     const c10::InferenceMode inference;
     const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
     world.set_timeout(timeout_of(plan_.job));
-    return named(plan_.mesh, world.rank(), [&] {
+    return named(plan_.mesh, world.rank(), report, [&] {
       mesh::DeviceMesh mesh(world, plan_.mesh);
-      RunContext context{.plan = plan_, .mesh = mesh, .device = device};
+      RunContext context{.plan = plan_, .mesh = mesh, .device = device, .report = report};
       return body_(context);
     });
   }
@@ -92,28 +108,115 @@ class RankStart {
 int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
   const RankStart start(plan, body);
   std::atomic<int> code = 0;
+  std::deque<comm::Activity> activities(static_cast<size_t>(plan.mesh.world_size()));
+  const auto roll_call = [&] {
+    std::vector<comm::RankState> states;
+    for (const comm::Activity& activity : activities)
+      states.push_back({static_cast<int>(states.size()), "", activity.state()});
+    return states;
+  };
   comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
-    const int result = start(world, choose_device(plan.job, world.rank()));
+    const comm::RankReport report{&activities[static_cast<size_t>(world.rank())], roll_call};
+    const int result = start(world, choose_device(plan.job, world.rank()), report);
     if (world.rank() == 0) code = result;
   });
   return code;
 }
 
-// The world of `launch`, even where this rank has a fault to tell it. Where the others cannot be reached, the
-// fault is what to say.
-std::unique_ptr<comm::Communicator> meet(comm::Launch launch, const std::string& fault) {
-  // Others may never come, for instance where the user starts one process by hand to see what is wrong.
-  constexpr std::chrono::milliseconds patience_with_a_fault = std::chrono::seconds(30);
-  if (!fault.empty()) launch.rendezvous.timeout = std::min(launch.rendezvous.timeout, patience_with_a_fault);
+// Why this rank cannot start, and the exit code that goes with it.
+struct StartFault {
+  std::string text;  // "" for none
+  int code = usage_exit_code;
+};
+
+template <typename Body>
+StartFault start_fault_of(Body&& body) {
   try {
-    return comm::make_world(launch);
-  } catch (const comm::StartStopped&) {
-    throw;
-  } catch (const std::exception&) {
-    if (fault.empty()) throw;
-    throw UsageError(fmt::format("rank {}: {}", launch.rank, fault));
+    body();
+  } catch (const UsageError& error) {
+    return {error.what(), usage_exit_code};
+  } catch (const std::exception& error) {
+    return {error.what(), failure_exit_code};
   }
+  return {};
 }
+
+// The launched processes, from the start of this one until all have come.
+class Gathering {
+ public:
+  Gathering(comm::Launch launch, const std::optional<Plan>& plan, const StartFault& fault,
+            const std::function<bool()>& stop_requested)
+      : launch_(std::move(launch)), fault_(fault) {
+    if (plan) timeout_ = milliseconds_of(plan->job.distributed.start_timeout_s);
+    // Others may never come, for instance where the user starts one process by hand to see what is wrong.
+    if (!fault_.text.empty()) timeout_ = std::min(timeout_, patience_with_a_fault);
+    launch_.rendezvous.timeout = timeout_;
+    launch_.rendezvous.stopped = stop_requested;
+    watch_ = std::make_unique<comm::StartWatch>(
+        launch_, comm::StartWatch::Options{
+                     .timeout = comm::starts_our_mpi(launch_) ? timeout_ : std::chrono::milliseconds(0),
+                     .stopped = heartbeat_limit(plan),
+                     .fault = fault_.text,
+                     // Elsewhere the meeting point is told, so that the others hear why.
+                     .stop_requested = comm::starts_our_mpi(launch_) ? stop_requested : nullptr,
+                     .say = comm::print_now,
+                     .end = comm::end_process});
+  }
+
+  // The world, even where this rank has a fault to tell it. Null where the others cannot be reached and the
+  // fault is said.
+  std::unique_ptr<comm::Communicator> meet() {
+    try {
+      auto world = comm::make_world(launch_);
+      world->set_timeout(timeout_);
+      return world;
+    } catch (const comm::StartStopped&) {
+      throw;
+    } catch (const std::exception&) {
+      if (fault_.text.empty()) {
+        watch_->end_if_a_rank_is_gone();
+        throw;
+      }
+      if (!watch_->said_fault()) comm::print_now(fmt::format("rank {}: {}", launch_.rank, fault_.text));
+      return nullptr;
+    }
+  }
+
+  // 0 where no rank has a fault; otherwise the exit code, after rank 0 has said what is wrong. Collective.
+  int agree(comm::Communicator& world) {
+    const bool said = !fault_.text.empty() && watch_->said_fault();
+    if (comm::agree(world, said ? comm::said_already : fault_.text)) return 0;
+    const bool failed = !fault_.text.empty() && fault_.code == failure_exit_code;
+    return comm::any(world, failed) ? failure_exit_code : usage_exit_code;
+  }
+
+  // As rank 0's job says, if ranks' jobs differ. Collective.
+  std::unique_ptr<comm::Heartbeat> start_heartbeat(comm::Communicator& world, const Plan& plan,
+                                                   comm::Activity& activity) {
+    double seconds = plan.job.distributed.heartbeat_s;
+    comm::broadcast(world, std::span(&seconds, 1), 0);
+    if (seconds <= 0) return nullptr;
+    comm::Heartbeat::Options options;
+    options.limit = milliseconds_of(seconds);
+    options.every_rank_speaks = launch_.kind == comm::LaunchKind::torchrun &&
+                                std::getenv("TORCHELASTIC_RUN_ID") == nullptr && isatty(STDERR_FILENO) == 1;
+    return comm::Heartbeat::start(world, activity, std::move(options),
+                                  [](const std::string& warning) { spdlog::warn(warning); });
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds patience_with_a_fault = std::chrono::seconds(30);
+
+  static std::chrono::milliseconds heartbeat_limit(const std::optional<Plan>& plan) {
+    return milliseconds_of(plan ? plan->job.distributed.heartbeat_s
+                                : config::DistributedSection().heartbeat_s);
+  }
+
+  comm::Launch launch_;
+  const StartFault& fault_;
+  std::chrono::milliseconds timeout_ = milliseconds_of(config::DistributedSection().start_timeout_s);
+  std::unique_ptr<comm::StartWatch> watch_;
+};
 
 }  // namespace
 
@@ -122,56 +225,78 @@ int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body) {
 }
 
 int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body,
-              const std::function<bool()>& stopped) {
-  comm::Launch launch = comm::detect_launch();
+              const std::function<bool()>& stop_requested) {
+  const comm::Launch launch = comm::detect_launch();
   if (launch.kind == comm::LaunchKind::threads) return run_threads(load(), body);
   std::optional<Plan> plan;
-  const std::string fault = comm::fault_of([&] {
+  const StartFault fault = start_fault_of([&] {
     plan = load();
     mesh::check_world_size(plan->mesh, launch.world_size);
   });
-  launch.rendezvous.stopped = stopped;
-  if (plan) launch.rendezvous.timeout = milliseconds(plan->job.distributed.start_timeout_s);
+  comm::Activity activity;
+  // It outlives the world, whose end waits for the other ranks too.
+  std::unique_ptr<comm::Heartbeat> heartbeat;
+  std::optional<Gathering> gathering(std::in_place, launch, plan, fault, stop_requested);
   std::unique_ptr<comm::Communicator> world;
   try {
-    world = meet(launch, fault);
+    world = gathering->meet();
   } catch (const comm::StartStopped& stop) {
     fmt::print(stderr, "pptrain: {}\n", stop.what());
     return stopped_exit_code;
   }
-  if (!comm::agree(*world, fault)) return usage_exit_code;
-  return run_in_world(*world, launch.local_rank, *plan, body);
+  if (!world) return fault.code;
+  if (const int code = gathering->agree(*world); code != 0) return code;
+  heartbeat = gathering->start_heartbeat(*world, *plan, activity);
+  gathering.reset();
+  return run_in_world(*world, launch.local_rank, *plan, body, heartbeat.get(), &activity);
 }
 
 int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
-                 const std::function<int(RunContext&)>& body) {
+                 const std::function<int(RunContext&)>& body, comm::Heartbeat* heartbeat,
+                 comm::Activity* activity) {
+  // Longer than it takes to notice a connection that has just broken.
+  constexpr std::chrono::milliseconds until_verdict{1000};
   world.set_timeout(timeout_of(plan.job));
   const RankStart start(plan, body);
-  at::Device device = at::kCPU;
-  const std::string own = fingerprint(plan);
-  const std::string of_rank_0 = comm::broadcast_string(world, own, 0);
-  const std::string own_fault = comm::fault_of([&] {
-    mesh::check_world_size(plan.mesh, world.size());
-    if (own != of_rank_0)
-      throw UsageError(
-          "the job is another one than rank 0's: start all ranks with the same job file and --set");
-    device = choose_device(plan.job, local_rank);
-  });
-  if (!comm::agree(world, own_fault)) return usage_exit_code;
+  comm::RankReport report{activity, {}, {}};
+  if (heartbeat != nullptr) {
+    report.roll_call = [heartbeat] { return heartbeat->roll_call(); };
+    report.take_leave = [heartbeat] { heartbeat->leave(); };
+  }
+  const auto fail = [&](const std::exception& error, int code) {
+    if (heartbeat != nullptr && !heartbeat->fail(error.what(), code))
+      heartbeat->end_with_others(until_verdict);
+    world.abort(error.what());
+  };
   try {
-    if (device.is_cpu()) return start(world, device);
+    at::Device device = at::kCPU;
+    const std::string own = fingerprint(plan);
+    const std::string of_rank_0 = comm::broadcast_string(world, own, 0);
+    const std::string own_fault = comm::fault_of([&] {
+      mesh::check_world_size(plan.mesh, world.size());
+      if (own != of_rank_0)
+        throw UsageError(
+            "the job is another one than rank 0's: start all ranks with the same job file and --set");
+      device = choose_device(plan.job, local_rank);
+    });
+    if (!comm::agree(world, own_fault)) return usage_exit_code;
+    if (device.is_cpu()) return start(world, device, report);
     // Two ranks on one GPU: all ranks find that, or none does.
     std::unique_ptr<comm::Communicator> nccl;
     const std::string common_fault = comm::fault_of([&] { nccl = comm::make_nccl(world, device); });
     if (!comm::agree(world, common_fault)) return usage_exit_code;
-    return start(*nccl, device);
+    return start(*nccl, device, report);
   } catch (const PeerFailure&) {
+    if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);
     throw;
   } catch (const CommonFault& fault) {
     comm::agree(world, fault.what());  // rank 0 says it
     return usage_exit_code;
+  } catch (const UsageError& error) {
+    fail(error, usage_exit_code);
+    throw;
   } catch (const std::exception& error) {
-    world.abort(error.what());
+    fail(error, failure_exit_code);
     throw;
   }
 }

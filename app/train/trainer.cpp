@@ -71,6 +71,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.on_stage_actions(model_.stage_actions());
+  executor_.report_to(context.report.activity);
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
   if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
@@ -360,7 +361,8 @@ void Trainer::listen() {
   quick_stop_.emplace(context_.mesh.world(), shutdown_, *patience_.time, state_,
                       [this](comm::Communicator& world, const checkpoint::RunState& state) {
                         return save_quickly(world, state);
-                      });
+                      },
+                      context_.report.take_leave);
   if (context_.root() && !patience_.advice.empty()) spdlog::info("{}", patience_.advice);
 }
 
@@ -395,6 +397,8 @@ bool Trainer::save_is_late() const {
 }
 
 Trainer::Wishes Trainer::agree_on_wishes() {
+  const comm::ActivityScope waiting(context_.report.activity, comm::Doing::wait,
+                                    "all ranks at the end of the step");
   const std::vector<double> mine{shutdown_.requested() ? 1.0 : 0.0, save_is_late() ? 1.0 : 0.0};
   const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
   if (post_validation_) post_validation_->answered();

@@ -356,13 +356,20 @@ void add_distributed(std::vector<Option>& options) {
                {"distributed.ranks_per_host", "run.device", "distributed.pp_costs"}, has_hosts);
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,
-           "Seconds. A wait for another rank that lasts longer ends the run with a report.")
+           "Seconds. A wait for another rank that lasts longer ends the run with a report: the limit of slow "
+           "work, not of dead ranks.")
       .above_up_to(0, 1e9);
   distributed
+      .add("heartbeat_s", &DistributedSection::heartbeat_s,
+           "Seconds without a sign of life after which a rank counts as dead (stopped, unreachable, stuck in "
+           "the kernel), which ends the run; a killed one is found at once. 0: no heartbeats, as for work in "
+           "a "
+           "debugger.")
+      .between(0, 1e6);
+  distributed
       .add("start_timeout_s", &DistributedSection::start_timeout_s,
-           "Seconds. Where ranks find each other over TCP: when they have not all come by then, the start "
-           "ends "
-           "with the names of those that are missing.")
+           "Seconds for all processes of the launch to have come; then the start ends, over TCP with the names "
+           "of those that are missing.")
       .above_up_to(0, 1e6);
 }
 

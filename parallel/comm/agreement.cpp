@@ -46,7 +46,8 @@ bool agree(Communicator& communicator, const std::string& fault,
   Communicator& comm = communicator.host();
   if (!any(comm, !fault.empty())) return true;
   const std::vector<std::string> faults = gather_texts(comm, fault);
-  if (comm.rank() == 0) say(report_faults(faults));
+  const std::string report = report_faults(faults);
+  if (comm.rank() == 0 && !report.empty()) say(report);
   comm.barrier();  // nobody ends before it is said
   return false;
 }
@@ -61,7 +62,7 @@ bool agree(Communicator& comm, const std::string& fault) {
 std::string report_faults(std::span<const std::string> faults) {
   std::vector<std::pair<std::string, std::vector<size_t>>> ranks_of;
   for (size_t rank = 0; rank < faults.size(); ++rank) {
-    if (faults[rank].empty()) continue;
+    if (faults[rank].empty() || faults[rank] == said_already) continue;
     auto found = std::ranges::find(ranks_of, faults[rank], [](const auto& entry) { return entry.first; });
     if (found == ranks_of.end()) found = ranks_of.insert(found, {faults[rank], {}});
     found->second.push_back(rank);

@@ -14,6 +14,9 @@
 
 namespace pptrain::comm {
 
+// In place of a fault that its rank has said itself already: it ends the job, and is not repeated.
+inline constexpr const char* said_already = "\x01";
+
 // True where no rank has a fault; `fault` is this rank's, "" for none. Otherwise false, on every rank, after
 // rank 0 has called `say` with the report of all. Collective.
 bool agree(Communicator& comm, const std::string& fault, const std::function<void(const std::string&)>& say);

@@ -142,6 +142,8 @@ Launch with_rendezvous(const Environment& env, Launch launch) {
   return launch;
 }
 
+}  // namespace
+
 bool starts_our_mpi(const Launch& launch) {
   switch (launch.kind) {
     case LaunchKind::open_mpi:
@@ -157,6 +159,8 @@ bool starts_our_mpi(const Launch& launch) {
   }
   return false;
 }
+
+namespace {
 
 std::string built_with() {
   return mpi_flavor() == MpiFlavor::none ? "is built without MPI"

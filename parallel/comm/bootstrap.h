@@ -36,6 +36,9 @@ using GetEnv = std::function<const char*(const char*)>;
 Launch detect_launch();
 Launch detect_launch(const GetEnv& environment);
 
+// Whether the ranks of `launch` meet through the MPI that this program is built with.
+bool starts_our_mpi(const Launch& launch);
+
 // The world of `launch`: MPI where the launcher starts an MPI that this program is built with, TCP sockets
 // otherwise. Collective over the launched processes. Throws UsageError where neither is possible, Error for
 // LaunchKind::threads.

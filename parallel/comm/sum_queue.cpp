@@ -14,12 +14,12 @@
 #include <utility>
 
 #include "parallel/comm/operands.h"
+#include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/signal_block.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // How long a queue that is to give up may go on.
 constexpr std::chrono::milliseconds look_every{100};
@@ -84,6 +84,8 @@ class SumQueue::JobWork final : public Work {
       std::rethrow_exception(job_->error);
     } catch (const PeerFailure& e) {
       throw PeerFailure(text(e));
+    } catch (const WaitTimeout& e) {
+      throw WaitTimeout(text(e));
     } catch (const std::exception& e) {
       throw Error(text(e));
     }
@@ -184,14 +186,14 @@ void SumQueue::run_job(Job& job) {
 }
 
 void SumQueue::wait(Work& work, const char* what, std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  PatientDeadline deadline(timeout);
   while (!work.wait_for(std::min(look_every, timeout))) {
     {
       const std::lock_guard lock(state_->mutex);
       if (state_->give_up) throw Error("given up: the rank has failed");
     }
-    if (Clock::now() >= deadline) {
-      throw Error(timeout_message(comm_->rank(), timeout, "the other ranks of its group", what));
+    if (deadline.passed()) {
+      throw WaitTimeout(timeout_message(comm_->rank(), timeout, "the other ranks of its group", what));
     }
   }
   wait_for_message(work, what);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::pipeline {
 
@@ -91,6 +92,7 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
   in_flight_ = 0;
   weight_operands_ = 0;
   marks_.reset(timed_on_);
+  const comm::ActivityScope walking(activity_, comm::Doing::work, "the schedule's list");
   size_t begin = 0;
   if (validate) {
     const size_t prefix = speculation_.prefix[pipeline_.rank()];
@@ -110,10 +112,13 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
 void Executor::run_range(size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     const Action& action = schedule_.actions[pipeline_.rank()][i];
+    if (activity_ != nullptr) activity_->set(comm::Doing::work, describe(action));
     try {
       execute(action, places_[i]);
     } catch (const PeerFailure&) {
       throw;
+    } catch (const comm::WaitTimeout& error) {
+      throw comm::WaitTimeout(fmt::format("in {}: {}", describe(action), error.what()));
     } catch (const std::exception& error) {
       throw Error(fmt::format("in {}: {}", describe(action), error.what()));
     }
@@ -252,11 +257,13 @@ at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, 
 }
 
 void Executor::wait_for(Receive& receive, const Action& action) {
-  receive.work->wait([&] {
+  const auto what = [&] {
     const bool forward = action.kind == ActionKind::forward || action.kind == ActionKind::recv_f;
-    return fmt::format("rank {} waits for RECV_{} stage {} microbatch {}", pipeline_.rank(),
-                       forward ? 'F' : 'B', action.stage, action.microbatch);
-  });
+    return fmt::format("RECV_{} stage {} microbatch {}", forward ? 'F' : 'B', action.stage,
+                       action.microbatch);
+  };
+  const comm::ActivityScope waiting(activity_, comm::Doing::wait, activity_ != nullptr ? what() : "");
+  receive.work->wait([&] { return fmt::format("pipeline rank {} waits for {}", pipeline_.rank(), what()); });
 }
 
 at::Tensor Executor::empty_boundary(const Action& action) {
@@ -290,8 +297,11 @@ void Executor::send(at::Tensor tensor, const Action& action) {
 void Executor::reap_sends(bool wait) {
   if (wait) {
     for (Send& send : sends_) {
-      send.work->wait(
-          [&] { return fmt::format("rank {} waits to finish {}", pipeline_.rank(), describe(send.action)); });
+      const comm::ActivityScope waiting(activity_, comm::Doing::wait,
+                                        activity_ != nullptr ? "the end of " + describe(send.action) : "");
+      send.work->wait([&] {
+        return fmt::format("pipeline rank {} waits to finish {}", pipeline_.rank(), describe(send.action));
+      });
     }
     sends_.clear();
     return;

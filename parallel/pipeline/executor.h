@@ -16,6 +16,7 @@
 
 #include "core/data/microbatch.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/liveness/activity.h"
 #include "parallel/pipeline/stage.h"
 #include "parallel/pipeline/time_marks.h"
 #include "parallel/schedule/proof/speculation.h"
@@ -66,6 +67,9 @@ class Executor {
     std::function<void(Stage&)> finish;   // the end of the list: what REDUCE_GRAD began must end
   };
   void on_stage_actions(StageActions actions) { stage_actions_ = std::move(actions); }
+
+  // What this rank does, and which receive it waits for, goes to `activity`, which must outlive the executor.
+  void report_to(comm::Activity* activity) { activity_ = activity; }
 
   // Times what runs from now on by the host's clock (the CPU, as at first), by a device's, or not at all.
   void time_on(std::optional<c10::Device> device) { timed_on_ = device; }
@@ -125,6 +129,7 @@ class Executor {
   schedule::Speculation speculation_;
   Mode mode_;
   StageActions stage_actions_;
+  comm::Activity* activity_ = nullptr;
   std::vector<Places> places_;  // of this rank's actions
 
   std::span<const data::Microbatch> microbatches_;

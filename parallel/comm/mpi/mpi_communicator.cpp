@@ -20,7 +20,9 @@
 
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
+#include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/signal_block.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 namespace {
@@ -274,7 +276,7 @@ class MpiWork final : public Work {
     std::unique_lock lock(session.mutex);
     if (!poll_for(timeout_, lock)) {
       session.failed = true;
-      throw Error(timeout_message(
+      throw WaitTimeout(timeout_message(
           rank_, timeout_,
           fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
                       transfer_.peer),
@@ -310,14 +312,14 @@ class MpiWork final : public Work {
     Session& session = *channel_->session;
     if (session.test(transfer_)) return true;
     const Waiting waiting(session, lock);
-    const auto deadline = Clock::now() + time;
+    PatientDeadline deadline(time);
     Backoff backoff;
     for (int round = 1; !session.test(transfer_); ++round) {
       lock.unlock();
       backoff.pause();
       lock.lock();
       if (!backoff.patient()) continue;
-      if (Clock::now() > deadline) return false;
+      if (deadline.passed()) return false;
       if (!transfer_.is_send && round % looks_every == 0) look_for_misfit();
     }
     return true;

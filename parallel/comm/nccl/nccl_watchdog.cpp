@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -13,6 +14,8 @@ namespace pptrain::comm {
 namespace {
 
 constexpr std::chrono::milliseconds look_every{200};
+// A longer gap between two looks: the whole process stood still (Ctrl-Z), perhaps all ranks did.
+constexpr std::chrono::seconds standstill{3};
 
 }  // namespace
 
@@ -79,7 +82,13 @@ void NcclWatchdog::reap(bool all) {
 void NcclWatchdog::run() {
   const c10::cuda::CUDAGuard guard(device_);
   std::unique_lock lock(mutex_);
+  auto last = Clock::now();
   while (!wake_.wait_for(lock, look_every, [this] { return stop_; })) {
+    const auto now = Clock::now();
+    const auto gap = now - std::exchange(last, now);
+    if (gap > standstill) {
+      for (Entry& entry : entries_) entry.deadline += gap;
+    }
     lock.unlock();
     try {
       reap(/*all=*/true);

@@ -5,9 +5,11 @@
 
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
+#include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_engine.h"
 #include "parallel/comm/tcp/tcp_rendezvous.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 namespace {
@@ -36,10 +38,14 @@ class TcpWork final : public Work {
   }
 
   void wait(const std::function<std::string()>& what) override {
-    const auto outcome = engine_->wait(operation_, std::chrono::steady_clock::now() + timeout_);
+    PatientDeadline deadline(timeout_);
+    auto outcome = engine_->wait(operation_, deadline.next_look());
+    while (outcome == TcpEngine::Outcome::timeout && !deadline.passed()) {
+      outcome = engine_->wait(operation_, deadline.next_look());
+    }
     if (outcome == TcpEngine::Outcome::failed) engine_->throw_failure();
     if (outcome == TcpEngine::Outcome::timeout) {
-      throw Error(timeout_message(rank_, timeout_, description(), what ? what() : ""));
+      throw WaitTimeout(timeout_message(rank_, timeout_, description(), what ? what() : ""));
     }
     if (operation_->error.empty()) return;
     const std::string message = fmt::format("rank {}, {}: {}{}{}", rank_, description(), operation_->error,

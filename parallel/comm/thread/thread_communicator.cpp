@@ -17,7 +17,9 @@
 
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
+#include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/split.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 namespace detail {
@@ -201,11 +203,13 @@ class ThreadWork final : public Work {
 
   void wait(const std::function<std::string()>& what) override {
     std::unique_lock lock(operation_->owner.mutex);
-    const bool ended = wait_for(timeout_, lock);
+    PatientDeadline deadline(timeout_);
+    bool ended = wait_for(deadline.time_to_look(), lock);
+    while (!ended && !deadline.passed()) ended = wait_for(deadline.time_to_look(), lock);
     if (!operation_->done) {
       lock.unlock();
       world_->throw_if_failed();
-      if (!ended) throw Error(timeout_message(rank_, timeout_, description(), what ? what() : ""));
+      if (!ended) throw WaitTimeout(timeout_message(rank_, timeout_, description(), what ? what() : ""));
     }
     if (!operation_->error.empty()) {
       throw Error(fmt::format("rank {}, {}: {}{}{}", rank_, description(), operation_->error,

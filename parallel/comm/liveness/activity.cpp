@@ -1,0 +1,61 @@
+#include "parallel/comm/liveness/activity.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+
+namespace pptrain::comm {
+
+void Activity::set(Doing doing, std::string_view text) {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  doing_ = doing;
+  text_ = text;
+  since_ = now;
+}
+
+Activity::State Activity::state() const {
+  const std::lock_guard lock(mutex_);
+  return {doing_, text_, std::chrono::duration<double>(Clock::now() - since_).count()};
+}
+
+ActivityScope::ActivityScope(Activity* activity, Doing doing, std::string_view text) : activity_(activity) {
+  if (activity_ == nullptr) return;
+  before_ = activity_->state();
+  activity_->set(doing, text);
+}
+
+ActivityScope::~ActivityScope() {
+  if (activity_ != nullptr) activity_->set(before_.doing, before_.text);
+}
+
+std::string rank_name(int rank, const std::string& host) {
+  return host.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, host);
+}
+
+std::string describe(const Activity::State& state) {
+  return fmt::format("{} {} for {:.1f} s", state.doing == Doing::wait ? "waits for" : "is in", state.text,
+                     state.seconds);
+}
+
+std::string describe_others(std::span<const RankState> states, int but, int at_most) {
+  std::vector<const RankState*> others;
+  for (const RankState& state : states) {
+    if (state.rank != but) others.push_back(&state);
+  }
+  std::ranges::stable_partition(others, [](const RankState* s) { return s->state.doing != Doing::wait; });
+  std::vector<std::string> parts;
+  const size_t shown = std::min(others.size(), static_cast<size_t>(at_most));
+  for (size_t i = 0; i < shown; ++i) {
+    parts.push_back(rank_name(others[i]->rank, others[i]->host) + " " + describe(others[i]->state));
+  }
+  if (shown < others.size()) {
+    const bool all_wait = others[shown]->state.doing == Doing::wait;
+    parts.push_back(fmt::format("{} more ranks {}", others.size() - shown,
+                                all_wait ? "wait for others" : "are not shown"));
+  }
+  return fmt::format("{}", fmt::join(parts, "; "));
+}
+
+}  // namespace pptrain::comm

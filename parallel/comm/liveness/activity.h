@@ -1,0 +1,75 @@
+// What a rank is doing, in the schedule's words, for the reports of failures.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pptrain::comm {
+
+// wait: for another rank. storage: reads or writes files, where a call into the kernel may last long without
+// anything being wrong.
+enum class Doing : uint8_t { work, wait, storage };
+
+// Set by the rank's thread for each action, read by the threads that report.
+class Activity {
+ public:
+  struct State {
+    Doing doing = Doing::work;
+    std::string text;    // "F stage 6 microbatch 9"; of a wait, what it is for
+    double seconds = 0;  // since it began
+  };
+
+  void set(Doing doing, std::string_view text);
+  State state() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  mutable std::mutex mutex_;
+  // Libraries, drivers and weights are loaded.
+  Doing doing_ = Doing::storage;
+  std::string text_ = "start-up";
+  Clock::time_point since_ = Clock::now();
+};
+
+// An activity for as long as it lives; then the earlier one goes on. Nothing without an Activity.
+class ActivityScope {
+ public:
+  ActivityScope(Activity* activity, Doing doing, std::string_view text);
+  ~ActivityScope();
+  ActivityScope(const ActivityScope&) = delete;
+  ActivityScope& operator=(const ActivityScope&) = delete;
+
+ private:
+  Activity* activity_;
+  Activity::State before_;
+};
+
+struct RankState {
+  int rank = 0;
+  std::string host;  // "" where all ranks share a process
+  Activity::State state;
+};
+
+// What one rank tells of itself, and what it can ask of all ranks of the job. Both may be absent.
+struct RankReport {
+  Activity* activity = nullptr;
+  std::function<std::vector<RankState>()> roll_call;  // by rank; empty where they can't be reached
+  std::function<void()> take_leave;  // before the process ends without unwinding, in order
+};
+
+// "rank 4", "rank 4 (host b)"
+std::string rank_name(int rank, const std::string& host);
+// "is in F stage 6 microbatch 9 for 612.3 s", "waits for RECV_B stage 5 microbatch 7 for 612.3 s"
+std::string describe(const Activity::State& state);
+// What the ranks other than `but` do, those first that wait for nobody: it is them that the others wait for.
+// Beyond `at_most` ranks only their number is said. "" for none.
+std::string describe_others(std::span<const RankState> states, int but, int at_most = 8);
+
+}  // namespace pptrain::comm

@@ -1,0 +1,146 @@
+// Finds a rank that is killed, stopped, unreachable or stuck in the kernel, and ends all the others: no
+// matter what moves the tensors, and whatever the rank's own thread is doing.
+//
+// Each process has one thread for it and two connections, to the previous rank and to the next: a ring, so
+// the load of a rank does not grow with the job. Along it go a sign of life of each rank with what it is
+// doing, the verdict that ends the job (to both sides, from hand to hand: every rank that can still be
+// reached by anybody has a living neighbour towards each gap), and on demand a roll call of what all ranks
+// do.
+//
+// A process that stood still (Ctrl-Z, a paused machine) sees that its own clock has jumped; it then gives its
+// neighbours a whole limit from now on, since they may have stood still with it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/liveness/activity.h"
+#include "parallel/comm/liveness/heartbeat_frames.h"
+#include "parallel/comm/liveness/kernel_sleep.h"
+#include "parallel/comm/liveness/ring.h"
+
+namespace pptrain::comm {
+
+// For standard error, as one piece and without waiting for a reader that is gone or stopped.
+void print_now(const std::string& text);
+// With what is printed to standard output but still in memory; no destructor runs.
+[[noreturn]] void end_process(int code);
+
+class Heartbeat {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Options {
+    // So long without a sign of life: dead. Signs come 14 times as often.
+    std::chrono::milliseconds limit{7000};
+    // For processes that a person started each in a terminal of its own: otherwise one rank has the word.
+    bool every_rank_speaks = false;
+    // Both are called by the heartbeat's thread, `end` as the last thing it does. By default the text goes to
+    // standard error, and the process ends at once: the rank's own thread may be where nothing can wake it.
+    std::function<void(const std::string& text)> say = print_now;
+    std::function<void(int code)> end = end_process;
+  };
+
+  // Collective over the world. Null on all ranks where the connections could not be made on one of them;
+  // rank 0 says so then by `warn`. Called by the rank's own thread, which is watched from then on. `activity`
+  // must outlive the heartbeat.
+  static std::unique_ptr<Heartbeat> start(Communicator& world, Activity& activity, Options options,
+                                          const std::function<void(const std::string&)>& warn);
+  // Takes leave: from then on the neighbours expect no signs of life. While an exception unwinds it does not,
+  // and the others take this rank for dead.
+  ~Heartbeat();
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  // What the destructor does, for a process that ends in order without unwinding.
+  void leave();
+
+  // This rank has failed: ends the other ranks. True where this rank is to say so itself; false where another
+  // rank's failure came first (ranks other than 0 wait 150 ms for that: often all fail alike): then
+  // end_with_others() is the thing to do.
+  bool fail(const std::string& message, int code);
+  // Does not return where another rank is dead or has failed, as far as it becomes known within `patience`:
+  // the heartbeat's thread ends the process.
+  void end_with_others(std::chrono::milliseconds patience);
+
+  // What every rank does now; waits for the answers for a second at most. Empty where the ring is broken.
+  std::vector<RankState> roll_call();
+
+ private:
+  // One of the two connections.
+  struct Link {
+    Socket socket;
+    int peer = 0;
+    FrameReader reader;
+    std::string outgoing;
+    bool left = false;  // the peer has taken leave
+    Clock::time_point heard = Clock::now();
+    Activity::State state;  // of the peer, as of `heard`
+  };
+
+  enum class Leave { no, in_order, at_once };
+
+  Heartbeat(int rank, Ring ring, Activity& activity, Options options);
+  void run();
+  Leave leaving();
+  void take_leave();
+  void wait_for_news();
+  void receive(Link& link);
+  void take(Link& link, const Frame& frame);
+  void take_roll_call(RollCall call);
+  void take_requests();
+  void send(Link& link, const std::string& bytes);
+  void flush(Link& link);
+  void look(Clock::time_point now);
+  void look_at(Link& link, Clock::time_point now);
+  void look_at_own_thread(Clock::time_point now);
+  void lose(Link& link, int error);
+  void stood_still(Clock::time_point now);
+  enum class Source { neighbour, detected_ahead, detected_behind, own_failure };
+  void decide(Verdict verdict, Source source);
+  std::chrono::milliseconds turn_to_speak(const Verdict& verdict, Source source) const;
+  bool conclude(Clock::time_point now);
+  std::string last_words(const Link& link) const;
+  std::string own_words() const;
+  void wake();
+
+  const int rank_;
+  const int size_;
+  const std::vector<std::string> hosts_;
+  Activity& activity_;
+  const Options options_;
+  const std::chrono::milliseconds period_;
+  const int unwinding_;
+  Socket wake_;  // an eventfd
+
+  // The thread's own.
+  Link previous_, next_;
+  KernelSleep kernel_sleep_;
+  Clock::time_point next_beat_{}, next_own_look_{};
+  std::chrono::milliseconds speak_after_{0};  // of this rank, from decided_at_ on
+  bool spoke_ = false;
+  Clock::time_point decided_at_{}, said_at_{};
+
+  // Between the thread and the rank's.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Verdict> verdict_;
+  bool failed_here_ = false;             // the verdict is this rank's own failure
+  std::optional<Verdict> own_failure_;   // to be told
+  std::optional<uint32_t> wanted_call_;  // to be sent
+  uint32_t calls_ = 0;
+  std::optional<RollCall> answered_call_;
+  Leave leave_ = Leave::no;
+
+  std::jthread thread_;
+};
+
+}  // namespace pptrain::comm

@@ -1,0 +1,306 @@
+#include "parallel/comm/liveness/ring.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <spdlog/fmt/fmt.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <system_error>
+#include <thread>
+
+#include "core/base/error.h"
+#include "parallel/comm/liveness/activity.h"
+#include "parallel/comm/liveness/timed_socket.h"
+#include "parallel/comm/signal_block.h"
+
+namespace pptrain::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What a rank tells the others of where it is.
+struct Card {
+  std::array<char, 64> name{};        // of the host, for people
+  std::array<char, 96> machine{};     // equal where two ranks reach each other by loopback
+  std::array<char, 384> addresses{};  // others', with spaces between
+  std::array<char, 16> secret{};      // rank 0's is the run's
+};
+
+// First bytes of a connection, both ways.
+struct Hello {
+  uint64_t magic = 0x7070747268656c6cULL;
+  std::array<char, 16> secret{};
+  int32_t from = 0, to = 0;
+};
+
+template <size_t n>
+void copy_text(std::array<char, n>& to, const std::string& text) {
+  std::memcpy(to.data(), text.data(), std::min(text.size(), n - 1));
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
+}
+
+// The running kernel and its network namespace.
+std::string machine() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::array<char, 64> space{};
+  if (readlink("/proc/self/ns/net", space.data(), space.size() - 1) < 0) space[0] = '\0';
+  return boot + space.data();
+}
+
+std::string text_of(const sockaddr* address) {
+  std::array<char, NI_MAXHOST> text{};
+  const socklen_t size = address->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  const int code = getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return code == 0 ? text.data() : "";
+}
+
+// The address from which this host speaks to the world outside, "" without a route. Nothing is sent.
+std::string address_of_default_route() {
+  const Socket socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_in outside{};
+  outside.sin_family = AF_INET;
+  outside.sin_port = htons(9);
+  inet_pton(AF_INET, "192.0.2.1", &outside.sin_addr);  // of documentation (RFC 5737)
+  sockaddr_in own{};
+  socklen_t size = sizeof(own);
+  const bool found = socket.open() &&
+                     connect(socket.get(), reinterpret_cast<sockaddr*>(&outside), sizeof(outside)) == 0 &&
+                     getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0;
+  return found ? text_of(reinterpret_cast<sockaddr*>(&own)) : "";
+}
+
+// Of all interfaces that are up, that of the default route first.
+std::string addresses() {
+  std::vector<std::string> found{address_of_default_route()};
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) list = nullptr;
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 ||
+        (entry->ifa_flags & IFF_LOOPBACK) != 0)
+      continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const std::string text = text_of(entry->ifa_addr);
+    if (!text.starts_with("fe80") && std::ranges::find(found, text) == found.end()) found.push_back(text);
+  }
+  std::string all;
+  for (const std::string& text : found) {
+    if (!text.empty() && all.size() + text.size() + 1 < sizeof(Card::addresses)) all += text + " ";
+  }
+  return all;
+}
+
+Card own_card() {
+  Card card;
+  copy_text(card.name, host_name());
+  copy_text(card.machine, machine());
+  copy_text(card.addresses, addresses());
+  std::random_device random;
+  for (size_t i = 0; i < card.secret.size(); i += sizeof(uint32_t)) {
+    const uint32_t word = random();
+    std::memcpy(card.secret.data() + i, &word, sizeof(word));
+  }
+  return card;
+}
+
+// One `mine` of each rank, by rank. Collective.
+template <typename T>
+std::vector<T> exchange(Communicator& world, const T& mine) {
+  const at::Tensor row = at::zeros({static_cast<int64_t>(sizeof(T))}, at::kByte);
+  std::memcpy(row.mutable_data_ptr(), &mine, sizeof(T));
+  const at::Tensor rows = at::empty({world.size(), row.numel()}, at::kByte);
+  world.all_gather(rows, row);
+  std::vector<T> all(static_cast<size_t>(world.size()));
+  std::memcpy(all.data(), rows.const_data_ptr(), all.size() * sizeof(T));
+  return all;
+}
+
+bool same_machine(const Card& a, const Card& b) {
+  return a.machine == b.machine;
+}
+
+std::string first_address(const Card& card) {
+  const std::string all(card.addresses.data());
+  return all.substr(0, all.find(' '));
+}
+
+std::vector<std::string> host_names(const std::vector<Card>& cards) {
+  std::vector<std::string> names;
+  for (const Card& card : cards) {
+    const bool twin = std::ranges::any_of(
+        cards, [&](const Card& other) { return other.name == card.name && !same_machine(other, card); });
+    names.push_back(
+        fmt::format("host {}{}{}", card.name.data(), twin ? ", " : "", twin ? first_address(card) : ""));
+  }
+  return names;
+}
+
+Socket listen_for_previous(bool on_loopback) {
+  Socket socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  int bound = -1;
+  if (socket.open() && !on_loopback) {
+    const int both = 0;
+    setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof(both));
+    sockaddr_in6 any{};
+    any.sin6_family = AF_INET6;
+    bound = bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any));
+  }
+  if (bound != 0) {
+    socket = Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(on_loopback ? INADDR_LOOPBACK : INADDR_ANY);
+    bound = bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  }
+  if (bound != 0 || listen(socket.get(), 16) != 0) {
+    throw Error(fmt::format("cannot listen for heartbeats: {}", std::generic_category().message(errno)));
+  }
+  return socket;
+}
+
+// Waits for the previous rank. Who says nothing, or something else, is sent away and keeps nobody.
+Socket accept_previous(const Socket& listener, const Hello& expected, const Hello& answer,
+                       Deadline deadline) {
+  struct Visitor {
+    Socket socket;
+    Hello hello;
+    size_t read = 0;
+  };
+  std::vector<Visitor> visitors;
+  constexpr size_t most_visitors = 64;
+  while (true) {
+    std::vector<pollfd> entries{{listener.get(), POLLIN, 0}};
+    for (const Visitor& v : visitors) entries.push_back({v.socket.get(), POLLIN, 0});
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return {};
+    if (poll(entries.data(), entries.size(), static_cast<int>(std::min<int64_t>(left, 1000))) <= 0) continue;
+    for (size_t i = 0; i + 1 < entries.size(); ++i) {
+      Visitor& v = visitors[i];
+      if (entries[i + 1].revents == 0) continue;
+      const ssize_t got = recv(v.socket.get(), reinterpret_cast<char*>(&v.hello) + v.read,
+                               sizeof(Hello) - v.read, MSG_DONTWAIT);
+      if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      if (got > 0) v.read += static_cast<size_t>(got);
+      if (got > 0 && v.read < sizeof(Hello)) continue;
+      const bool ours = got > 0 && v.hello.magic == expected.magic && v.hello.secret == expected.secret &&
+                        v.hello.from == expected.from && v.hello.to == expected.to;
+      if (!ours) {
+        v.socket.close();
+        continue;
+      }
+      send_all(v.socket, &answer, sizeof(answer), deadline, "the previous rank");
+      return std::move(v.socket);
+    }
+    std::erase_if(visitors, [](const Visitor& v) { return !v.socket.open(); });
+    if ((entries[0].revents & POLLIN) == 0) continue;
+    Socket visitor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!visitor.open()) continue;
+    if (visitors.size() == most_visitors) visitors.erase(visitors.begin());
+    visitors.push_back({.socket = std::move(visitor), .hello = {}, .read = 0});
+  }
+}
+
+// Tries the addresses in turn, again and again: an address may lead to another machine of the same name.
+Socket connect_next(const std::string& addresses, int port, const Hello& hello, Deadline deadline,
+                    std::string& reason) {
+  constexpr std::chrono::seconds each{2};
+  while (Clock::now() < deadline) {
+    std::istringstream words(addresses);
+    for (std::string address; words >> address && Clock::now() < deadline;) {
+      const Deadline until = std::min(deadline, Clock::now() + each);
+      try {
+        Socket socket = connect_until(address, port, until);
+        Hello answer;
+        send_all(socket, &hello, sizeof(hello), until, address);
+        receive_all(socket, &answer, sizeof(answer), until, address);
+        if (answer.secret == hello.secret && answer.from == hello.to && answer.to == hello.from)
+          return socket;
+        reason = address + " is somebody else";
+      } catch (const Error& error) {
+        reason = error.what();
+      }
+    }
+  }
+  return {};
+}
+
+void make_quick(const Socket& socket) {
+  const int on = 1;
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+}  // namespace
+
+Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience) {
+  Communicator& world = communicator.host();
+  const int size = world.size(), rank = world.rank();
+  const int after = (rank + 1) % size, before = (rank + size - 1) % size;
+  const std::vector<Card> cards = exchange(world, own_card());
+  Ring ring{.hosts = host_names(cards), .previous = {}, .next = {}, .fault = {}};
+  const bool one_machine =
+      std::ranges::all_of(cards, [&](const Card& card) { return same_machine(card, cards[0]); });
+  Socket listener;
+  try {
+    listener = listen_for_previous(one_machine);
+  } catch (const Error& error) {
+    ring.fault = error.what();
+  }
+  const std::vector<int32_t> ports =
+      exchange(world, listener.open() ? int32_t{port_of(listener)} : int32_t{0});
+  if (!listener.open() || ports[after] == 0) return ring;
+
+  const Deadline deadline = Clock::now() + patience;
+  const Hello to_next{.secret = cards[0].secret, .from = rank, .to = after};
+  const Hello from_previous{.secret = cards[0].secret, .from = before, .to = rank};
+  const Hello to_previous{.secret = cards[0].secret, .from = rank, .to = before};
+  std::string reason;
+  {
+    const SignalBlock block;
+    const std::jthread accept([&] {
+      try {
+        ring.previous = accept_previous(listener, from_previous, to_previous, deadline);
+      } catch (const Error&) {
+        ring.previous.close();
+      }
+    });
+    const bool near = same_machine(cards[rank], cards[after]);
+    ring.next = connect_next(near ? "127.0.0.1" : cards[after].addresses.data(), ports[after], to_next,
+                             deadline, reason);
+  }
+  if (!ring.next.open()) {
+    ring.fault =
+        fmt::format("{} cannot reach {} at {}(port {}): {}", rank_name(rank, ring.hosts[rank]),
+                    rank_name(after, ring.hosts[after]), cards[after].addresses.data(), ports[after], reason);
+  } else if (!ring.previous.open()) {
+    ring.fault = fmt::format("{} was not reached by {}", rank_name(rank, ring.hosts[rank]),
+                             rank_name(before, ring.hosts[before]));
+  } else {
+    make_quick(ring.next);
+    make_quick(ring.previous);
+  }
+  return ring;
+}
+
+}  // namespace pptrain::comm

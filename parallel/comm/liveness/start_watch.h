@@ -1,0 +1,71 @@
+// Watches over a process while it waits for the other ranks to come: inside MPI_Init, or at a meeting point.
+// There are no heartbeats yet, and the rank's own thread cannot be woken.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "parallel/comm/bootstrap.h"
+
+namespace pptrain::comm {
+
+class StartWatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Options {
+    // After so long the process ends; 0: the transport's own time counts.
+    std::chrono::milliseconds timeout{0};
+    // So long may another process of this launch on this host be stopped. 0: for ever, and it may end.
+    std::chrono::milliseconds stopped{7000};
+    // This rank's fault, which it will tell the others; "" for none. It is said here where nobody has come
+    // within two seconds.
+    std::string fault;
+    std::function<bool()> stop_requested;  // a signal has asked for the end; may be empty
+    std::function<void(const std::string& text)> say;
+    std::function<void(int code)> end;
+  };
+
+  static constexpr int stopped_exit_code = 3;  // by a signal
+
+  StartWatch(const Launch& launch, Options options);
+  ~StartWatch();
+  StartWatch(const StartWatch&) = delete;
+  StartWatch& operator=(const StartWatch&) = delete;
+
+  // For when the meeting has failed: where a rank of this host has ended, this process ends too, and one of
+  // those left says so. Otherwise it returns.
+  void end_if_a_rank_is_gone();
+
+  // Whether the fault has been said here. Nothing is said after this call.
+  bool said_fault();
+
+ private:
+  void run();
+  std::string look_at_siblings(Clock::duration since_last);
+  void give_up(const std::string& text, int code, std::unique_lock<std::mutex>& lock);
+
+  const Launch launch_;
+  const Options options_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  bool fault_said_ = false;
+  bool first_here_;  // no other rank of this host that could speak is before this one
+  struct Seen {
+    int rank = 0;
+    // For how long, as far as this process has looked on.
+    Clock::duration stopped{0}, gone{0};
+  };
+  std::map<pid_t, Seen> siblings_;
+  std::jthread thread_;
+};
+
+}  // namespace pptrain::comm

@@ -1,0 +1,371 @@
+"""Real processes that are killed, stopped, suspended or cut off while they train: the others end in time and say why.
+
+Usage: liveness_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a build without MPI
+
+PPTRAIN_LIVENESS_TRIALS=40 makes so many trials of each transport and signal, and prints how long the others took.
+"""
+
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+MPIEXEC = sys.argv.pop(1)
+TRIALS = int(os.environ.get("PPTRAIN_LIVENESS_TRIALS", "1"))
+SEED = int(os.environ.get("PPTRAIN_LIVENESS_SEED", random.randrange(10**6)))
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+RANKS = 3
+LIMIT = 10  # seconds in which all other ranks are to be gone
+
+JOB = f"""
+[model]
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 6
+num_attention_heads = 4
+num_key_value_heads = 2
+vocab_size = 256
+[distributed]
+pp = {RANKS}
+[train]
+steps = 1000000
+seq_len = 64
+micro_batch_size = 2
+grad_accum_steps = 4
+[data]
+path = "{SOURCE}/configs/data/tinyshakespeare.txt"
+val_fraction = 0.2
+[eval]
+interval = 10
+batches = 2
+[checkpoint]
+interval = 40
+"""
+
+with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
+as_root = unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "network namespaces need root and ip")
+
+
+def environment(**extra):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
+    env.update({k: str(v) for k, v in extra.items()})
+    return env
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def state(pid):
+    """R, S, T (stopped), Z ... as in proc(5); "" where there is no such process."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def lives(pid):
+    return state(pid) not in ("", "Z", "X")
+
+
+def wait_until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds} s")
+        time.sleep(0.005)
+
+
+class Job:
+    """A training run of RANKS processes. `pids` is by rank."""
+
+    def __init__(self, folder, *settings):
+        self.folder = folder
+        (folder / "job.toml").write_text(JOB)
+        self.command = [str(PPTRAIN), "--config", str(folder / "job.toml"), "--set", f'run.dir="{folder}/run"',
+                        *[part for setting in settings for part in ("--set", setting)]]
+        self.processes = []
+        self.outputs = []
+
+    def launch(self, command, name, **env):
+        self.outputs.append(open(self.folder / f"{name}.out", "w+"))
+        process = subprocess.Popen(command, stdout=self.outputs[-1], stderr=subprocess.STDOUT, cwd=self.folder,
+                                   env=environment(**env), start_new_session=True)
+        self.processes.append(process)
+        return process
+
+    def steps(self):
+        try:
+            return (self.folder / "run/metrics.jsonl").read_text().count('"grad_norm"')
+        except OSError:
+            return 0
+
+    def wait_for_steps(self, more):
+        wanted = self.steps() + more
+        wait_until(lambda: self.steps() >= wanted or self.ended(), 120, f"{wanted} steps")
+        if self.ended():
+            raise AssertionError(f"ended too early:\n{self.output()}")
+
+    def ended(self):
+        return all(process.poll() is not None for process in self.processes)
+
+    def others_gone(self, victim):
+        for process in self.processes:
+            process.poll()
+        return not any(lives(pid) for rank, pid in self.pids().items() if rank != victim)
+
+    def output(self):
+        for output in self.outputs:
+            output.flush()
+        return "\n".join(f"--- {pathlib.Path(o.name).name}\n{pathlib.Path(o.name).read_text()}" for o in self.outputs)
+
+    def messages(self):
+        """What pptrain says about ranks, in all outputs."""
+        return re.findall(r"pptrain: (?:rank \d+|stopped).*", self.output())
+
+    def close(self):
+        for pid in [*self.pids().values(), *(p.pid for p in self.processes)]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        for process in self.processes:
+            process.wait()
+        for output in self.outputs:
+            output.close()
+
+
+class TcpJob(Job):
+    def start(self, ranks=range(RANKS), prefix=lambda rank: [], address="127.0.0.1"):
+        port = free_port()
+        for rank in ranks:
+            self.launch([*prefix(rank), *self.command], f"rank_{rank}", RANK=rank, WORLD_SIZE=RANKS, LOCAL_RANK=rank,
+                        MASTER_ADDR=address, MASTER_PORT=port)
+        return self
+
+    def pids(self):
+        return {rank: process.pid for rank, process in enumerate(self.processes)}
+
+
+class MpiJob(Job):
+    known = None
+
+    def start(self):
+        version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
+        oversubscribe = ["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []
+        self.launch([MPIEXEC, *oversubscribe, "-n", str(RANKS), *self.command], "mpirun")
+        return self
+
+    def pids(self):
+        """Of the processes that run pptrain with this run's folder, as first seen in full."""
+        if self.known and len(self.known) == RANKS:
+            return self.known
+        found = {}
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(folder / "exe") != str(PPTRAIN) or str(self.folder).encode() not in (folder / "cmdline").read_bytes():
+                    continue
+                env = (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            rank = re.search(rb"(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", env)
+            if rank:
+                found[int(rank[1])] = int(folder.name)
+        self.known = found
+        return found
+
+
+class Liveness(unittest.TestCase):
+    times = {}
+
+    @classmethod
+    def tearDownClass(cls):
+        for name, times in cls.times.items():
+            cut = statistics.quantiles(times, n=20) if len(times) > 2 else times
+            print(f"{name}: {len(times)} trials, seconds until the others were gone: min {min(times):.2f}, "
+                  f"median {statistics.median(times):.2f}, 95 % {cut[-1]:.2f}, max {max(times):.2f}")
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_live_"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.random = random.Random(f"{SEED} {self.id()}")
+
+    def job(self, kind, *settings):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        job = kind(folder, *settings)
+        self.addCleanup(job.close)
+        return job
+
+    def hit(self, job, victim, sign, name, limit=LIMIT):
+        """Sends the signal; the others have to be gone in time."""
+        os.kill(job.pids()[victim], sign)
+        start = time.monotonic()
+        while not job.others_gone(victim):
+            if time.monotonic() - start > limit:
+                raise AssertionError(f"seed {SEED}: rank {victim} after {sign!r}: others live\n{job.output()}")
+            time.sleep(0.005)
+        self.times.setdefault(name, []).append(time.monotonic() - start)
+
+    def trial(self, kind, sign, name):
+        job = self.job(kind).start()
+        wait_until(lambda: len(job.pids()) == RANKS, 60, "all ranks")
+        job.wait_for_steps(2)
+        time.sleep(self.random.uniform(0, 1.5))
+        victim = self.random.randrange(RANKS)
+        self.hit(job, victim, sign, name)
+        said = job.messages()
+        cause = "is gone" if sign == signal.SIGKILL else "no sign of life for"
+        self.assertEqual(len(said), 1, f"seed {SEED}, victim {victim}: {said}\n{job.output()}")
+        self.assertRegex(said[0], rf"pptrain: rank {victim} \(host .*{cause}", job.output())
+        if kind is TcpJob:
+            codes = [p.wait(10) for r, p in enumerate(job.processes) if r != victim]
+            self.assertEqual(codes, [1] * (RANKS - 1), job.output())
+        job.close()
+
+    def trials(self, kind, sign, name):
+        for trial in range(TRIALS):
+            with self.subTest(trial=trial, seed=SEED):
+                self.trial(kind, sign, name)
+
+    def test_tcp_kill(self):
+        self.trials(TcpJob, signal.SIGKILL, "TCP, SIGKILL")
+
+    def test_tcp_stop(self):
+        self.trials(TcpJob, signal.SIGSTOP, "TCP, SIGSTOP")
+
+    @with_mpi
+    def test_mpi_kill(self):
+        self.trials(MpiJob, signal.SIGKILL, "MPI, SIGKILL")
+
+    @with_mpi
+    def test_mpi_stop(self):
+        self.trials(MpiJob, signal.SIGSTOP, "MPI, SIGSTOP")
+
+    # --- start-up ----------------------------------------------------------------------------------------------------
+
+    def start_up_trial(self, kind, sign, name):
+        """The signal comes at any time from the first breath on."""
+        job = self.job(kind).start()
+        wait_until(lambda: len(job.pids()) == RANKS, 60, "all ranks")
+        time.sleep(self.random.uniform(0, 1.0))
+        victim = self.random.randrange(RANKS)
+        self.hit(job, victim, sign, name)
+        self.assertLessEqual(len(job.messages()), 1 if kind is TcpJob else 2, job.output())
+        if sign == signal.SIGSTOP:
+            self.assertIn(f"rank {victim}", " ".join(job.messages()), job.output())
+        job.close()
+
+    @with_mpi
+    def test_mpi_stopped_at_start_up(self):
+        for trial in range(TRIALS):
+            with self.subTest(trial=trial, seed=SEED):
+                self.start_up_trial(MpiJob, signal.SIGSTOP, "MPI, SIGSTOP at start-up")
+
+    def test_tcp_stopped_or_killed_at_start_up(self):
+        for trial in range(TRIALS):
+            for sign in (signal.SIGSTOP, signal.SIGKILL):
+                with self.subTest(trial=trial, seed=SEED, sign=sign):
+                    self.start_up_trial(TcpJob, sign, f"TCP, {sign.name} at start-up")
+
+    def test_a_rank_alone_takes_a_signal(self):
+        job = self.job(TcpJob).start(ranks=[0])
+        time.sleep(2)
+        self.assertIsNone(job.processes[0].poll(), job.output())
+        job.processes[0].send_signal(signal.SIGTERM)
+        self.assertIn(job.processes[0].wait(5), (3, 128 + signal.SIGTERM, -signal.SIGTERM), job.output())
+
+    def test_a_rank_alone_ends_by_its_start_timeout(self):
+        job = self.job(TcpJob, "distributed.start_timeout_s=2").start(ranks=[0])
+        self.assertEqual(job.processes[0].wait(20), 1, job.output())
+        self.assertRegex(job.output(), r"1, 2")
+
+    # --- what must not end a run -------------------------------------------------------------------------------------
+
+    def test_a_suspended_run_goes_on(self):
+        job = self.job(TcpJob, "distributed.heartbeat_s=2", "distributed.timeout_s=3").start()
+        job.wait_for_steps(2)
+        for _ in range(2):
+            for pid in job.pids().values():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.2)
+            time.sleep(5)
+            for pid in job.pids().values():
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.2)
+            job.wait_for_steps(20)
+        self.assertEqual(job.messages(), [])
+
+    def test_a_short_stop_of_one_rank_ends_nothing(self):
+        job = self.job(TcpJob).start()
+        job.wait_for_steps(2)
+        os.kill(job.pids()[1], signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(job.pids()[1], signal.SIGCONT)
+        job.wait_for_steps(20)
+        self.assertEqual(job.messages(), [])
+
+    # --- hosts -------------------------------------------------------------------------------------------------------
+
+    @as_root
+    def test_an_unreachable_host(self):
+        """One network namespace a rank, joined by a bridge in another one; one cable drops everything."""
+        tag = f"pl{os.getpid() % 10000}"
+        spaces = [f"{tag}n{i}" for i in range(RANKS + 1)]
+        switch = spaces[-1]
+
+        def ip(*arguments, check=True):
+            return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True)
+
+        def inside(space, *arguments):
+            return ip("netns", "exec", space, "ip", *arguments)
+
+        for space in spaces:
+            self.addCleanup(ip, "netns", "del", space, check=False)
+            try:
+                ip("netns", "add", space)
+            except subprocess.CalledProcessError as error:
+                self.skipTest(f"no network namespaces here: {error.stderr}")
+        inside(switch, "link", "add", "bridge0", "type", "bridge")
+        inside(switch, "link", "set", "bridge0", "up")
+        for i, space in enumerate(spaces[:-1]):
+            inside(switch, "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", space)
+            inside(switch, "link", "set", f"port{i}", "master", "bridge0", "up")
+            inside(space, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                inside(space, "link", "set", device, "up")
+            inside(space, "route", "add", "default", "via", "10.77.0.1" if i else "10.77.0.2")
+        for victim in [1] if TRIALS == 1 else range(RANKS):
+            with self.subTest(victim=victim):
+                job = self.job(TcpJob).start(prefix=lambda rank: ["ip", "netns", "exec", spaces[rank]], address="10.77.0.1")
+                job.wait_for_steps(5)
+                inside(switch, "link", "set", f"port{victim}", "nomaster")
+                start = time.monotonic()
+                while not job.others_gone(victim):
+                    self.assertLess(time.monotonic() - start, LIMIT, job.output())
+                    time.sleep(0.01)
+                self.times.setdefault("TCP, unreachable host", []).append(time.monotonic() - start)
+                text = "\n".join(job.messages())
+                self.assertRegex(text, rf"rank {victim} \(host .*10\.77\.0\.{victim + 1}\) has been unreachable", job.output())
+                # The rank that is cut off cannot know better than to accuse the others; it ends too.
+                job.processes[victim].wait(LIMIT)
+                inside(switch, "link", "set", f"port{victim}", "master", "bridge0")
+                job.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
