@@ -87,8 +87,7 @@ int Trainer::run() {
     if (context_.root()) {
       spdlog::info(
           "nothing to do: {} is at step {} of {}. Start over with --set checkpoint.resume=restart, or train "
-          "on "
-          "with a larger train.steps.",
+          "on with a larger train.steps.",
           context_.job.run.dir, state_.step, steps);
     }
     return 0;

@@ -125,7 +125,7 @@ TEST_CASE("a second start in a run's folder touches nothing in it") {
   const auto run_dir = folder.path() / "run";
   const std::string text = test::small_job_text();
   const test::Overrides job = {"train.steps=2", "eval.interval=0", "distributed.pp=2",
-                               "checkpoint.resume=restart"};
+                               "train.grad_accum_steps=2", "checkpoint.resume=restart"};
   test::run_small_job(text, run_dir, job);
   const std::string metrics = content(run_dir / "metrics.jsonl");
   const OtherRun other(run_dir);
