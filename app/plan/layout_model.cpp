@@ -138,7 +138,8 @@ std::optional<LayoutModel::Shapes> LayoutModel::shapes_of(ScheduleShapes& shapes
                 .more = nullptr};
   key.microbatches = result.stretch.more;
   result.more = shapes.of(key);
-  if (shapes.repeats_another(key)) return std::nullopt;
+  // Without a pipeline one schedule stands for all.
+  if (layout_.mesh.pp > 1 && shapes.repeats_another(key)) return std::nullopt;
   key.microbatches = result.stretch.few;
   result.few = result.stretch.is_whole() ? result.more : shapes.of(key);
   if (!result.few || !result.more) return std::nullopt;

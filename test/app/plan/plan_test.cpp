@@ -99,7 +99,7 @@ TEST_CASE("auto takes the best of the search that fits") {
   const app::Plan plan = plan_with(bench_sizes());
   const CostSource source = app::make_cost_source(plan, "");
   const auto found = app::search(plan, source, {});
-  REQUIRE(found.size() > 10);
+  REQUIRE(found.size() > 5);  // gpipe, 1f1b, zb_h1, zb_h2, most with two splits
   for (const app::Candidate& c : found) {
     CHECK(c.fits);
     CHECK(found.front().step_time <= c.step_time);
