@@ -14,14 +14,14 @@ class PatientDeadline {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds look_every{1};
 
+  // A timeout of years is one of ten years.
   explicit PatientDeadline(std::chrono::milliseconds timeout, Clock::time_point now = Clock::now())
-      : last_(now),
-        end_(timeout < Clock::time_point::max() - now ? now + timeout : Clock::time_point::max()) {}
+      : last_(now), end_(now + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(87'600))) {}
 
   bool passed(Clock::time_point now = Clock::now()) {
     const auto gap = now - last_;
     last_ = now;
-    if (gap > standstill && end_ < Clock::time_point::max() - gap) end_ += gap;
+    if (gap > standstill) end_ += gap;
     return now >= end_;
   }
   // Until when to sleep before the next look.
