@@ -116,7 +116,7 @@ int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
     return states;
   };
   comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
-    const comm::RankReport report{&activities[static_cast<size_t>(world.rank())], roll_call};
+    const comm::RankReport report{&activities[static_cast<size_t>(world.rank())], roll_call, {}};
     const int result = start(world, choose_device(plan.job, world.rank()), report);
     if (world.rank() == 0) code = result;
   });
