@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/special_file.h"
 #include "models/hf_json.h"
 #include "models/registry.h"
 
@@ -21,8 +22,9 @@ namespace {
 using Json = nlohmann::json;
 
 Json read_json(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
+  std::ifstream file;
+  if (special_file(path).empty()) file.open(path, std::ios::binary);
+  if (!file.is_open()) {
     throw UsageError(fmt::format("{} cannot be read: a Hugging Face directory has a config.json", path));
   }
   Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);

@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <span>
@@ -11,15 +10,15 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/special_file.h"
 #include "core/config/document.h"
 #include "core/config/validate.h"
 
 namespace pptrain::config {
 
 JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
-    throw UsageError(fmt::format("{}: is a directory; expected a job file (TOML)", path));
+  if (const std::string kind = special_file(path); !kind.empty()) {
+    throw UsageError(fmt::format("{}: is {}; expected a job file (TOML)", path, kind));
   }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
@@ -43,7 +42,7 @@ JobConfig parse_job(const std::string& text, const std::string& name, std::span<
   apply_hf_dir(document, hooks.read_hf_config);
   if (hooks.finish_model) hooks.finish_model(document.job.model, document.job.train.seq_len, report);
   fill_world(document, hooks.world);
-  validate(document);
+  validate(document, hooks.needs_files);
   resolve(document.job);
   if (hooks.finish) hooks.finish(document.job, report, document.problems.empty());
   document.throw_if_bad();
