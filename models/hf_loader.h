@@ -12,4 +12,7 @@ namespace pptrain::models {
 // another shape or type, or one of the stage's layers that this model has no parameter for.
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir);
 
+// What load_hf_weights would say of the whole model; reads headers alone.
+void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir);
+
 }  // namespace pptrain::models

@@ -252,12 +252,13 @@ int plan(const PlanArguments& arguments) {
   const auto source = [&](const PlanBase& base) {
     return make_cost_source(base, arguments.costs.empty() ? base.job.distributed.pp_costs : arguments.costs);
   };
+  const LoadOptions options{.world = arguments.world, .needs_files = false};
   std::string text;
   if (arguments.search) {
-    const PlanBase base = load_plan_base(arguments.config, arguments.set, arguments.world);
+    const PlanBase base = load_plan_base(arguments.config, arguments.set, options);
     text = search_plan(arguments, base, source(base));
   } else {
-    const Plan plan = load_plan(arguments.config, arguments.set, arguments.world);
+    const Plan plan = load_plan(arguments.config, arguments.set, options);
     const CostSource costs = arguments.costs.empty() && plan.costs ? *plan.costs : source(plan);
     text =
         arguments.compare.empty() ? render(arguments, plan, costs) : compare(plan, arguments.compare, costs);

@@ -6,6 +6,7 @@
 
 #include "app/commands/commands.h"
 #include "app/plan/load_plan.h"
+#include "app/train/inspection.h"
 #include "app/train/run_context.h"
 #include "app/train/trainer.h"
 #include "core/base/error.h"
@@ -30,7 +31,8 @@ int64_t world_of(const JobArguments& arguments) {
 int train(const JobArguments& arguments) {
   std::optional<fault::Shutdown> shutdown;
   const auto load = [&] {
-    Plan plan = load_plan(arguments.config, arguments.set, world_of(arguments));
+    Plan plan =
+        load_plan(arguments.config, arguments.set, {.world = world_of(arguments), .inspect = inspect_data});
     shutdown.emplace();  // from here on a signal asks for an orderly stop
     return plan;
   };
