@@ -12,8 +12,11 @@
 #include <memory>
 #include <optional>
 
+#include "app/train/memory_report.h"
+#include "app/train/same_job.h"
 #include "core/base/error.h"
 #include "core/kernels/device_name.h"
+#include "core/kernels/out_of_memory.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
 #include "parallel/comm/nccl/nccl_communicator.h"
@@ -40,12 +43,13 @@ std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
   return std::chrono::milliseconds(static_cast<int64_t>(job.distributed.timeout_s * 1000));
 }
 
-// Puts the rank before the message of an error of `body`; a UsageError stays one.
+// Puts the rank before the message of an error of `body`; a UsageError stays one. Of memory that ran out it
+// says what the plan foretold.
 template <typename Body>
-int named(const mesh::MeshShape& shape, int rank, Body&& body) {
+int named(const Plan& plan, int rank, int ranks_here, at::Device device, Body&& body) {
   const auto who = [&] {
-    if (shape.world_size() == 1) return std::string();
-    const int pp = mesh::coordinates(shape, rank)[static_cast<int>(mesh::Axis::pp)];
+    if (plan.mesh.world_size() == 1) return std::string();
+    const int pp = mesh::coordinates(plan.mesh, rank)[static_cast<int>(mesh::Axis::pp)];
     return fmt::format("rank {} (pipeline rank {}): ", rank, pp);
   };
   try {
@@ -55,13 +59,16 @@ int named(const mesh::MeshShape& shape, int rank, Body&& body) {
   } catch (const UsageError& error) {
     throw UsageError(who() + error.what());
   } catch (const std::exception& error) {
-    throw Error(who() + error.what());
+    const std::string text = who() + kernels::plain_message(error);
+    if (!kernels::is_out_of_memory(error)) throw Error(text);
+    throw kernels::OutOfMemory("out of memory: " + text + describe_memory(plan, rank, ranks_here, device));
   }
 }
 
 class RankStart {
  public:
-  RankStart(const Plan& plan, const std::function<int(RunContext&)>& body) : plan_(plan), body_(body) {}
+  RankStart(const Plan& plan, const std::function<int(RunContext&)>& body, int ranks_here)
+      : plan_(plan), body_(body), ranks_here_(ranks_here) {}
 
   // `world` carries tensors of `device`.
   int operator()(comm::Communicator& world, at::Device device) const {
@@ -69,7 +76,7 @@ class RankStart {
     const c10::InferenceMode inference;
     const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
     world.set_timeout(timeout_of(plan_.job));
-    return named(plan_.mesh, world.rank(), [&] {
+    return named(plan_, world.rank(), ranks_here_, device, [&] {
       mesh::DeviceMesh mesh(world, plan_.mesh);
       RunContext context{.plan = plan_, .mesh = mesh, .device = device};
       return body_(context);
@@ -79,10 +86,11 @@ class RankStart {
  private:
   const Plan& plan_;
   const std::function<int(RunContext&)>& body_;
+  int ranks_here_;
 };
 
 int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
-  const RankStart start(plan, body);
+  const RankStart start(plan, body, plan.mesh.world_size());
   std::atomic<int> code = 0;
   comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
     const int result = start(world, choose_device(plan.job, world.rank()));
@@ -127,15 +135,12 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
 int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
                  const std::function<int(RunContext&)>& body) {
   world.set_timeout(timeout_of(plan.job));
-  const RankStart start(plan, body);
+  const RankStart start(plan, body, /*ranks_here=*/1);
   at::Device device = at::kCPU;
-  const std::string own = fingerprint(plan);
-  const std::string of_rank_0 = comm::broadcast_string(world, own, 0);
+  const std::string other_job = find_other_job(world, plan);
   const std::string own_fault = comm::fault_of([&] {
     mesh::check_world_size(plan.mesh, world.size());
-    if (own != of_rank_0)
-      throw UsageError(
-          "the job is another one than rank 0's: start all ranks with the same job file and --set");
+    if (!other_job.empty()) throw UsageError(other_job);
     device = choose_device(plan.job, local_rank);
   });
   if (!comm::agree(world, own_fault)) return usage_exit_code;
@@ -149,7 +154,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
   } catch (const PeerFailure&) {
     throw;
   } catch (const std::exception& error) {
-    world.abort(error.what());
+    world.abort(kernels::plain_message(error));
     throw;
   }
 }

@@ -238,9 +238,17 @@ Trainer::Step Trainer::judge(const pipeline::LossSum& loss, double norm) {
   const double tokens = static_cast<double>(std::max<int64_t>(loss.tokens, 1));
   Step step{.loss = loss, .norm = norm / tokens};
   // Every rank holds the same bits of loss and norm, so all take the same branch.
-  step.applied = anomaly_.accept(loss.loss / tokens, step.norm);
+  const std::string where = find_not_finite(loss.loss / tokens, step.norm);
+  step.applied = anomaly_.accept(loss.loss / tokens, step.norm, where);
   if (step.applied) step.grad_scale = clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens;
   return step;
+}
+
+std::string Trainer::find_not_finite(double loss, double norm) {
+  if (std::isfinite(loss) && std::isfinite(norm)) return "";
+  const std::string where = describe_not_finite(context_.mesh.world(), model_.stage_parameters());
+  if (context_.root()) spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
+  return where;
 }
 
 void Trainer::settle(const Step& step, int64_t number, double seconds) {
@@ -292,6 +300,7 @@ std::optional<double> Trainer::evaluate() {
 fs::path Trainer::save() {
   const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
   if (saved_step_ == state_.step) return folder;
+  model_.check_weights();
   checkpoint::save(context_.mesh.world(), checkpoint_root_, state_, describe_layout(context_.plan),
                    config::to_toml(context_.job), model_.contents(), context_.job.checkpoint.keep_last_n);
   saved_step_ = state_.step;

@@ -48,6 +48,7 @@ class Trainer {
   void zero_gradients();
   bool validate();  // the pending step; false if it was redone or skipped
   Step judge(const pipeline::LossSum& loss, double norm);  // norm: of the gradient of the loss sum
+  std::string find_not_finite(double loss, double norm);   // "" where both are finite; warns elsewhere
   void settle(const Step& step, int64_t number, double seconds);
   void record(const Step& step, int64_t number, double seconds, const std::optional<metrics::Bubble>& bubble);
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }

@@ -105,6 +105,7 @@ struct TrainSection {
   std::vector<std::string> recompute = {"none"};
   double grad_clip = 1.0;  // 0: off
   int64_t max_skipped_steps = 10;
+  bool check_weights = false;  // that nothing changes them between optimizer steps
 
   bool operator==(const TrainSection&) const = default;
 };

@@ -313,6 +313,11 @@ void add_train(std::vector<Option>& options) {
       .add("max_skipped_steps", &TrainSection::max_skipped_steps,
            "A step with a non-finite loss or norm is skipped; so many in a row end the run.")
       .between(1, max_steps);
+  train.add("check_weights", &TrainSection::check_weights,
+            "Sums over the bytes of master weights and optimizer state are taken after each optimizer step, "
+            "and compared before the next one and before a checkpoint: a bit that flips in between ends the "
+            "run with its parameter's name, unsaved. Costs two readings of these bytes a step: less, the "
+            "more tokens a step has.");
 }
 
 void add_data(std::vector<Option>& options) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/kernels/out_of_memory.h"
 
 namespace pptrain::pipeline {
 
@@ -115,7 +116,7 @@ void Executor::run_range(size_t begin, size_t end) {
     } catch (const PeerFailure&) {
       throw;
     } catch (const std::exception& error) {
-      throw Error(fmt::format("in {}: {}", describe(action), error.what()));
+      kernels::throw_from(fmt::format("in {}", describe(action)), error);
     }
     pipeline_.progress();
     reap_sends(/*wait=*/false);
