@@ -11,6 +11,8 @@
 #include "app/commands/commands.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
+#include "core/io/mapped_region.h"
+#include "core/kernels/out_of_memory.h"
 
 namespace {
 
@@ -155,6 +157,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   spdlog::set_pattern("%v");
+  pptrain::io::report_file_faults();
   pptrain::keep_freed_memory();
   try {
     return run(argc, argv);
@@ -162,7 +165,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "{}\n", error.what());
     return 2;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "pptrain: {}\n", error.what());
+    fmt::print(stderr, "pptrain: {}\n", pptrain::kernels::plain_message(error));
     return 1;
   }
 }

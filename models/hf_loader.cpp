@@ -130,4 +130,16 @@ void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_di
   stage.parameters().refresh_compute();
 }
 
+void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir) {
+  const io::HfCheckpoint checkpoint(hf_dir);
+  const std::span<const WeightName> names = find_architecture(model.arch).weights;
+  TransformerStage whole(model,
+                         {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true});
+  refuse_left_over(whole, names, checkpoint);
+  for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
+    if (spec->role == nn::Role::balance) continue;
+    check_stored(checkpoint, find_stored(checkpoint, names, *spec, model), *spec);
+  }
+}
+
 }  // namespace pptrain::models

@@ -13,4 +13,7 @@ namespace pptrain::models {
 // that the model does not have.
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir);
 
+// What load_hf_weights would say of the whole model; reads headers alone.
+void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir);
+
 }  // namespace pptrain::models

@@ -4,6 +4,7 @@
 #include "app/commands/commands.h"
 #include "app/plan/costs.h"
 #include "app/plan/load_plan.h"
+#include "app/train/inspection.h"
 #include "core/config/loader.h"
 #include "core/config/warnings.h"
 #include "models/flops.h"
@@ -22,7 +23,8 @@ std::string in_units(int64_t bytes) {
 }  // namespace
 
 int check(const JobArguments& arguments) {
-  const Plan plan = load_plan(arguments.config, arguments.set, arguments.world);
+  const Plan plan =
+      load_plan(arguments.config, arguments.set, {.world = arguments.world, .inspect = inspect_all});
   const config::JobConfig& job = plan.job;
   const int64_t rows = job.train.micro_batch_size * job.train.seq_len;
 

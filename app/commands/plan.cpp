@@ -169,12 +169,13 @@ CostSource cost_source(const PlanArguments& arguments, const PlanBase& base) {
 
 int plan(const PlanArguments& arguments) {
   check_arguments(arguments);
+  const LoadOptions options{.world = arguments.world, .needs_files = false};
   std::string text;
   if (arguments.search) {
-    const PlanBase base = load_plan_base(arguments.config, arguments.set, arguments.world);
+    const PlanBase base = load_plan_base(arguments.config, arguments.set, options);
     text = search_plan(arguments, base, cost_source(arguments, base));
   } else {
-    const Plan plan = load_plan(arguments.config, arguments.set, arguments.world);
+    const Plan plan = load_plan(arguments.config, arguments.set, options);
     if (arguments.format == "csv") {  // costs nothing
       text = schedule::write_csv(listed(plan.job), schedule::CsvCells::stepped);
     } else {

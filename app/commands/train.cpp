@@ -8,12 +8,14 @@
 
 #include "app/commands/commands.h"
 #include "app/plan/load_plan.h"
+#include "app/train/inspection.h"
 #include "app/train/launcher_patience.h"
 #include "app/train/run_context.h"
 #include "app/train/run_log.h"
 #include "app/train/trainer.h"
 #include "core/base/error.h"
 #include "core/fault/shutdown.h"
+#include "core/kernels/out_of_memory.h"
 #include "core/metrics/console.h"
 #include "parallel/comm/bootstrap.h"
 
@@ -39,7 +41,7 @@ int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   try {
     return Trainer(context, shutdown).run();
   } catch (const std::exception& error) {
-    log_failure(fmt::format("rank {}: {}", context.mesh.rank(), error.what()));
+    log_failure(fmt::format("rank {}: {}", context.mesh.rank(), kernels::plain_message(error)));
     throw;
   }
 }
@@ -51,7 +53,8 @@ int train(const TrainArguments& arguments) {
   const auto load = [&] {
     const comm::Launch launch = comm::detect_launch();
     start_log(color_of(arguments.color), launch);
-    Plan plan = load_plan(arguments.config, arguments.set, world_of(arguments));
+    Plan plan =
+        load_plan(arguments.config, arguments.set, {.world = world_of(arguments), .inspect = inspect_data});
     // From here on a signal asks for an orderly stop.
     shutdown.emplace(launch.kind != comm::LaunchKind::threads, patience_of(launch).notice);
     if (metrics::terminal_columns()) shutdown->set_last_words("\r\x1b[K");  // over the progress bar

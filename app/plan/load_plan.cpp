@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -81,6 +82,7 @@ class Resolver {
 
  private:
   void check_schedule();
+  bool is_too_long();
   void check_file();
   void check_split();
   void check_groups(const models::ModelConfig& model);
@@ -96,8 +98,24 @@ class Resolver {
   std::optional<pipeline::LayerAssignment> layers_;  // none with auto or cost
 };
 
+// Lists of actions are made, proven and walked one by one: here a digit too many shows before it takes hours.
+bool Resolver::is_too_long() {
+  constexpr int64_t max_passes = int64_t{1} << 21;
+  const config::DistributedSection& d = job_.distributed;
+  const int64_t microbatches = job_.train.grad_accum_steps;
+  const int64_t stages = std::max<int64_t>(1, d.pp) * std::max<int64_t>(1, d.pp_stages_per_rank);
+  if (microbatches <= max_passes / stages) return false;
+  report_(
+      {"train.grad_accum_steps", "distributed.pp", stages_key},
+      fmt::format("{} microbatches through {} stages: a schedule has {} forward passes at most. Use larger "
+                  "microbatches, or more data ranks",
+                  microbatches, stages, max_passes));
+  return true;
+}
+
 void Resolver::check_schedule() {
   config::DistributedSection& d = job_.distributed;
+  if (is_too_long()) return;
   if (config::to_lower(d.pp_schedule) == "auto") {
     d.pp_schedule = "auto";
     return;
@@ -231,19 +249,21 @@ Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& costs) {
 
 using FinishJob = decltype(config::Hooks::finish);
 
-config::Hooks hooks(FinishJob finish, int64_t world) {
+config::Hooks hooks(FinishJob finish, const LoadOptions& options) {
   return {.read_hf_config = models::read_hf_config,
           .finish_model = models::finish_model,
           .finish = std::move(finish),
-          .world = world};
+          .world = options.world,
+          .needs_files = options.needs_files};
 }
 
 // Leaves the plan in `plan` unless something is wrong, which the loader then throws.
-FinishJob resolve_into(std::optional<Plan>& plan) {
-  return [&plan](JobConfig& job, const ReportConflict& report, bool sound) {
+FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options) {
+  return [&plan, &options](JobConfig& job, const ReportConflict& report, bool sound) {
     Resolver resolver(job, report, sound);
     resolver.check();
     plan = resolver.plan();
+    if (plan && options.inspect) options.inspect(*plan, report);
   };
 }
 
@@ -253,26 +273,27 @@ void check_world(const Plan& plan, int64_t world) {
 
 }  // namespace
 
-Plan load_plan(const std::string& path, std::span<const std::string> overrides, int64_t world) {
+Plan load_plan(const std::string& path, std::span<const std::string> overrides, const LoadOptions& options) {
   std::optional<Plan> plan;
-  config::load_job(path, overrides, hooks(resolve_into(plan), world));
-  check_world(*plan, world);
+  config::load_job(path, overrides, hooks(resolve_into(plan, options), options));
+  check_world(*plan, options.world);
   return *std::move(plan);
 }
 
 Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,
-                int64_t world) {
+                const LoadOptions& options) {
   std::optional<Plan> plan;
-  config::parse_job(text, name, overrides, hooks(resolve_into(plan), world));
-  check_world(*plan, world);
+  config::parse_job(text, name, overrides, hooks(resolve_into(plan, options), options));
+  check_world(*plan, options.world);
   return *std::move(plan);
 }
 
-PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides, int64_t world) {
+PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides,
+                        const LoadOptions& options) {
   return plan_base(config::load_job(path, overrides,
                                     hooks([](JobConfig& job, const ReportConflict& report,
                                              bool sound) { Resolver(job, report, sound).check(); },
-                                          world)));
+                                          options)));
 }
 
 }  // namespace pptrain::app

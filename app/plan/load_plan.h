@@ -2,23 +2,35 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
 #include "app/plan/plan.h"
+#include "core/config/loader.h"
 
 namespace pptrain::app {
 
+struct LoadOptions {
+  // The ranks that there are, which dp_shard = -1 fills and any other mesh must have; 0: not known.
+  int64_t world = 0;
+  // Data and checkpoints must be there; who only plans has no use for them.
+  bool needs_files = true;
+  // Called with the plan of a job without problems; what it reports is a problem of the job.
+  std::function<void(const Plan&, const config::ReportConflict&)> inspect = {};
+};
+
 // Reads the job and resolves it, once: a schedule's plain name, stages per rank, split; what auto and cost
-// leave open is chosen. `world`: the ranks that there are, which dp_shard = -1 fills and any other mesh must
-// have; 0 where that is not known. Throws UsageError with every problem of the job.
-Plan load_plan(const std::string& path, std::span<const std::string> overrides, int64_t world = 0);
+// leave open is chosen. Throws UsageError with every problem of the job.
+Plan load_plan(const std::string& path, std::span<const std::string> overrides,
+               const LoadOptions& options = {});
 
 // The same from text; `name` stands for the file in messages.
 Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,
-                int64_t world = 0);
+                const LoadOptions& options = {});
 
 // The same for the search, which chooses everything: what auto and cost leave open stays open.
-PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides, int64_t world = 0);
+PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides,
+                        const LoadOptions& options = {});
 
 }  // namespace pptrain::app

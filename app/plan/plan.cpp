@@ -3,7 +3,9 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <map>
 #include <span>
+#include <sstream>
 #include <utility>
 
 #include "app/plan/stage_recompute.h"
@@ -14,6 +16,28 @@
 #include "parallel/schedule/render/csv.h"
 
 namespace pptrain::app {
+
+namespace {
+
+// The lines of a job written as TOML, each key with its section. Tables of a list are numbered.
+Identity keys_of(const std::string& toml) {
+  Identity keys;
+  std::map<std::string, int> tables;
+  std::string section, line;
+  for (std::istringstream lines(toml); std::getline(lines, line);) {
+    if (line.starts_with("[[")) {
+      const std::string list = line.substr(2, line.find(']') - 2);
+      section = fmt::format("{}[{}]", list, tables[list]++);
+    } else if (line.starts_with('[')) {
+      section = line.substr(1, line.find(']') - 1);
+    } else if (const size_t equals = line.find(" = "); equals != std::string::npos) {
+      keys.emplace_back(fmt::format("{}.{}", section, line.substr(0, equals)), line.substr(equals + 3));
+    }
+  }
+  return keys;
+}
+
+}  // namespace
 
 PlanBase plan_base(const config::JobConfig& job) {
   const config::DistributedSection& d = job.distributed;
@@ -102,7 +126,7 @@ pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages)
   return pipeline::compute_layer_assignment(layers, stages, d.pp_embedding_weight, d.pp_head_weight);
 }
 
-std::string fingerprint(const Plan& plan) {
+Identity identity(const Plan& plan) {
   config::JobConfig job = plan.job;
   for (std::string* place : {&job.run.dir, &job.model.hf_dir, &job.data.path, &job.data.val_path,
                              &job.checkpoint.resume, &job.distributed.pp_costs}) {
@@ -111,13 +135,31 @@ std::string fingerprint(const Plan& plan) {
   job.distributed.ranks_per_host = 0;  // predictions alone read these two
   job.distributed.host_link_gbps = 0;
   if (is_schedule_file(job.distributed.pp_schedule)) job.distributed.pp_schedule.clear();
-  std::string text = config::to_toml(job);
-  text += fmt::format("{}\n", fmt::join(pipeline::layers_per_stage(plan.layers), ","));
+  Identity result = keys_of(config::to_toml(job));
+  result.emplace_back("layers of the stages",
+                      fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), "+")));
+  io::Checksum actions;
   for (const std::vector<schedule::Action>& list : plan.schedule.actions) {
+    std::string text;
     for (const schedule::Action& action : list) text += fmt::format("{},", schedule::to_string(action));
     text += '\n';
+    actions.add(std::as_bytes(std::span(text)));
   }
-  return io::checksum_hex(std::as_bytes(std::span(text)));
+  result.emplace_back("the schedule's actions", actions.hex());
+  return result;
+}
+
+std::string fingerprint(const Identity& identity) {
+  io::Checksum checksum;
+  for (const auto& [name, value] : identity) {
+    const std::string line = fmt::format("{} = {}\n", name, value);
+    checksum.add(std::as_bytes(std::span(line)));
+  }
+  return checksum.hex();
+}
+
+std::string fingerprint(const Plan& plan) {
+  return fingerprint(identity(plan));
 }
 
 }  // namespace pptrain::app

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "app/plan/costs.h"
@@ -73,9 +74,13 @@ schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);
 // The layers of `stages` stages as distributed.pp_split (not cost) shares them out. Throws UsageError.
 pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages);
 
-// A hash (32 hexadecimal digits) of all that ranks must agree on before they train: the job, the layers, the
-// action lists. Paths of files are left out, since hosts may keep them in different places, and so is what
-// data files hold; a schedule's file counts by its actions.
+// All that ranks must agree on before they train, by name: "train.seq_len" and the other keys of the job, the
+// layers, a hash of the action lists. Paths of files are left out, since hosts may keep them in different
+// places, and so is what data files hold (train/same_job.h); a schedule's file counts by its actions.
+using Identity = std::vector<std::pair<std::string, std::string>>;
+Identity identity(const Plan& plan);
+// A hash of it: 32 hexadecimal digits.
 std::string fingerprint(const Plan& plan);
+std::string fingerprint(const Identity& identity);
 
 }  // namespace pptrain::app

@@ -12,6 +12,7 @@
 
 #include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
+#include "core/base/special_file.h"
 #include "core/metrics/record_json.h"
 #include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/render/trace_names.h"
@@ -324,10 +325,12 @@ std::string render_trace_file(const Plan& plan, const std::string& device,
 }
 
 TraceSummary read_trace(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  if (!file) {
-    throw UsageError(
-        fmt::format("{}: cannot be read; expected a trace.json of profile.trace", path.string()));
+  const std::string kind = special_file(path);
+  std::ifstream file;
+  if (kind.empty()) file.open(path);
+  if (!file.is_open()) {
+    throw UsageError(fmt::format("{}: {}; expected a trace.json of profile.trace", path.string(),
+                                 kind.empty() ? "cannot be read" : "is " + kind));
   }
   try {
     return summarise(Json::parse(file));

@@ -82,6 +82,7 @@ RankModel::RankModel(RunContext& context)
       norm_(context.mesh.of(mesh::Group::replica), context.mesh.along(mesh::Axis::pp)) {
   const models::Seams seams = seams_of(context);
   for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) add_part(stage, seams);
+  if (context.job.train.check_weights) watch_weights();
 }
 
 void RankModel::add_part(int stage, const models::Seams& seams) {
@@ -105,6 +106,27 @@ void RankModel::add_part(int stage, const models::Seams& seams) {
       part.counted.push_back(slice);
   }
   parts_.push_back(std::move(part));
+}
+
+void RankModel::watch_weights() {
+  guard_.emplace();
+  for (Part& part : parts_) {
+    for (const nn::Slice* slice : part.stage->parameters().slices())
+      guard_->watch(slice->spec.name, slice->master);
+    for (const optim::StateTensor& state : part.optimizer->state())
+      guard_->watch(fmt::format("{} of {}", state.file, state.slice->spec.name), state.tensor);
+  }
+}
+
+void RankModel::check_weights() const {
+  if (!guard_) return;
+  const std::optional<std::string> changed = guard_->find_change();
+  if (!changed) return;
+  throw Error(fmt::format(
+      "{} changed between optimizer steps {} and {}, while nobody may write to it: this host's memory (or "
+      "its GPU's) is failing. Nothing of it was saved. Take the host out of the job, and start the same "
+      "command again: it resumes from the last checkpoint",
+      *changed, optimizer_step_, optimizer_step_ + 1));
 }
 
 bool RankModel::reduces_every_microbatch() const {
@@ -179,6 +201,7 @@ void RankModel::initialise() {
       part.stage->parameters().initialise(static_cast<uint64_t>(context_.job.run.seed));
     }
   }
+  if (guard_) guard_->note();
 }
 
 void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm) {
@@ -203,6 +226,7 @@ void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm)
     part.optimizer->set_step(reader.state().optimizer_step);
   }
   optimizer_step_ = reader.state().optimizer_step;
+  if (guard_) guard_->note();
 }
 
 std::vector<checkpoint::StageContents> RankModel::contents() const {
@@ -295,10 +319,18 @@ std::vector<models::TransformerStage::ExpertLoads> RankModel::take_expert_loads(
   return loads;
 }
 
+std::vector<StageParameters> RankModel::stage_parameters() {
+  std::vector<StageParameters> result;
+  for (Part& part : parts_) result.push_back({part.stage->index(), &part.stage->parameters()});
+  return result;
+}
+
 void RankModel::apply(double lr, double grad_scale) {
+  check_weights();
   before_change_();
   for (Part& part : parts_) part.optimizer->step(lr, grad_scale);
   ++optimizer_step_;
+  if (guard_) guard_->note();
 }
 
 void RankModel::keep_previous() {
@@ -306,9 +338,11 @@ void RankModel::keep_previous() {
 }
 
 void RankModel::undo() {
+  check_weights();
   before_change_();
   for (Part& part : parts_) part.optimizer->undo();
   --optimizer_step_;
+  if (guard_) guard_->note();
 }
 
 pipeline::LossSum RankModel::last_stage_loss() {

@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "app/train/not_finite.h"
 #include "app/train/run_context.h"
+#include "core/fault/memory_guard.h"
 #include "core/kernels/exact_sum.h"
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
@@ -43,11 +45,15 @@ class RankModel {
   void sum_tied_gradients();
   kernels::ExactSum squared_norm();  // of the summed, unscaled gradients: this rank's term of norm()
   const shard::GradNorm& norm() const { return norm_; }  // over the whole model
+  std::vector<StageParameters> stage_parameters();
   // `call` comes before each apply() and undo(), which alone change what contents() holds.
   void before_change(std::function<void()> call) { before_change_ = std::move(call); }
   void apply(double lr, double grad_scale);
   void keep_previous();  // from now on undo() can take the last apply() back
   void undo();
+  // With train.check_weights: throws Error that names a parameter if masters or optimizer state are not what
+  // the last apply(), undo(), load() or initialise() left. The next apply() and undo() do so by themselves.
+  void check_weights() const;
 
   // Loss and valid tokens, summed over all ranks; the same on every rank.
   pipeline::LossSum global_loss();
@@ -79,6 +85,7 @@ class RankModel {
   bool is_stored_here(const nn::Slice& slice) const;
   size_t model_parameters();
   Part& part_of(const pipeline::Stage& stage);
+  void watch_weights();
   using Call = std::function<void(pipeline::Stage&)>;
   Call on_weights(void (shard::StageWeights::*call)());
 
@@ -88,6 +95,7 @@ class RankModel {
   shard::GradientSums sums_;
   std::vector<Part> parts_;
   shard::GradNorm norm_;
+  std::optional<fault::MemoryGuard> guard_;  // with train.check_weights
   int64_t optimizer_step_ = 0;
   std::function<void()> before_change_ = [] {};
 };

@@ -20,8 +20,11 @@
 #include <utility>
 #include <vector>
 
+#include "app/train/memory_report.h"
+#include "app/train/same_job.h"
 #include "core/base/error.h"
 #include "core/kernels/device_name.h"
+#include "core/kernels/out_of_memory.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
 #include "parallel/comm/liveness/start_watch.h"
@@ -57,12 +60,13 @@ std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
 }
 
 // Puts the rank before the message of an error of `body`; a UsageError stays one. Behind a wait that lasted
-// too long it puts what the other ranks are doing.
+// too long it puts what the other ranks are doing, behind memory that ran out what the plan foretold.
 template <typename Body>
-int named(const mesh::MeshShape& shape, int rank, const comm::RankReport& report, Body&& body) {
+int named(const Plan& plan, int rank, int ranks_here, at::Device device, const comm::RankReport& report,
+          Body&& body) {
   const auto who = [&] {
-    if (shape.world_size() == 1) return std::string();
-    const int pp = mesh::coordinates(shape, rank)[static_cast<int>(mesh::Axis::pp)];
+    if (plan.mesh.world_size() == 1) return std::string();
+    const int pp = mesh::coordinates(plan.mesh, rank)[static_cast<int>(mesh::Axis::pp)];
     return fmt::format("rank {} (pipeline rank {}): ", rank, pp);
   };
   try {
@@ -79,13 +83,16 @@ int named(const mesh::MeshShape& shape, int rank, const comm::RankReport& report
     throw Error(fmt::format("{}{}{}{}. Slow work needs a longer distributed.timeout_s.", who(), error.what(),
                             others.empty() ? "" : ". Meanwhile ", others));
   } catch (const std::exception& error) {
-    throw Error(who() + error.what());
+    const std::string text = who() + kernels::plain_message(error);
+    if (!kernels::is_out_of_memory(error)) throw Error(text);
+    throw kernels::OutOfMemory("out of memory: " + text + describe_memory(plan, rank, ranks_here, device));
   }
 }
 
 class RankStart {
  public:
-  RankStart(const Plan& plan, const std::function<int(RunContext&)>& body) : plan_(plan), body_(body) {}
+  RankStart(const Plan& plan, const std::function<int(RunContext&)>& body, int ranks_here)
+      : plan_(plan), body_(body), ranks_here_(ranks_here) {}
 
   // `world` carries tensors of `device`.
   int operator()(comm::Communicator& world, at::Device device, const comm::RankReport& report) const {
@@ -93,7 +100,7 @@ class RankStart {
     const c10::InferenceMode inference;
     const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
     world.set_timeout(timeout_of(plan_.job));
-    return named(plan_.mesh, world.rank(), report, [&] {
+    return named(plan_, world.rank(), ranks_here_, device, report, [&] {
       mesh::DeviceMesh mesh(world, plan_.mesh);
       RunContext context{.plan = plan_, .mesh = mesh, .device = device, .report = report};
       return body_(context);
@@ -103,10 +110,11 @@ class RankStart {
  private:
   const Plan& plan_;
   const std::function<int(RunContext&)>& body_;
+  int ranks_here_;
 };
 
 int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
-  const RankStart start(plan, body);
+  const RankStart start(plan, body, plan.mesh.world_size());
   std::atomic<int> code = 0;
   std::deque<comm::Activity> activities(static_cast<size_t>(plan.mesh.world_size()));
   const auto roll_call = [&] {
@@ -257,26 +265,23 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
   // Longer than it takes to notice a connection that has just broken.
   constexpr std::chrono::milliseconds until_verdict{1000};
   world.set_timeout(timeout_of(plan.job));
-  const RankStart start(plan, body);
+  const RankStart start(plan, body, /*ranks_here=*/1);
   comm::RankReport report{activity, {}, {}};
   if (heartbeat != nullptr) {
     report.roll_call = [heartbeat] { return heartbeat->roll_call(); };
     report.take_leave = [heartbeat] { heartbeat->leave(); };
   }
   const auto fail = [&](const std::exception& error, int code) {
-    if (heartbeat != nullptr && !heartbeat->fail(error.what(), code))
-      heartbeat->end_with_others(until_verdict);
-    world.abort(error.what());
+    const std::string text = kernels::plain_message(error);
+    if (heartbeat != nullptr && !heartbeat->fail(text, code)) heartbeat->end_with_others(until_verdict);
+    world.abort(text);
   };
   try {
     at::Device device = at::kCPU;
-    const std::string own = fingerprint(plan);
-    const std::string of_rank_0 = comm::broadcast_string(world, own, 0);
+    const std::string other_job = find_other_job(world, plan);
     const std::string own_fault = comm::fault_of([&] {
       mesh::check_world_size(plan.mesh, world.size());
-      if (own != of_rank_0)
-        throw UsageError(
-            "the job is another one than rank 0's: start all ranks with the same job file and --set");
+      if (!other_job.empty()) throw UsageError(other_job);
       device = choose_device(plan.job, local_rank);
     });
     if (!comm::agree(world, own_fault)) return usage_exit_code;

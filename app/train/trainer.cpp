@@ -275,9 +275,17 @@ Trainer::Step Trainer::judge(const pipeline::LossSum& loss, double norm) {
   const double tokens = static_cast<double>(std::max<int64_t>(loss.tokens, 1));
   Step step{.loss = loss, .norm = norm / tokens};
   // Every rank holds the same bits of loss and norm, so all take the same branch.
-  step.applied = anomaly_.accept(loss.loss / tokens, step.norm);
+  const std::string where = find_not_finite(loss.loss / tokens, step.norm);
+  step.applied = anomaly_.accept(loss.loss / tokens, step.norm, where);
   if (step.applied) step.grad_scale = clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens;
   return step;
+}
+
+std::string Trainer::find_not_finite(double loss, double norm) {
+  if (std::isfinite(loss) && std::isfinite(norm)) return "";
+  const std::string where = describe_not_finite(context_.mesh.world(), model_.stage_parameters());
+  if (context_.root()) spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
+  return where;
 }
 
 void Trainer::settle(const Step& step, int64_t number, const Seconds& seconds) {
@@ -339,11 +347,14 @@ std::optional<double> Trainer::evaluate() {
   return loss;
 }
 
-// The last save of a run must succeed; one before it that fails is told, and the next may succeed.
+// The last save of a run must succeed; one before it that fails is told, and the next may succeed. What the
+// memory lost since the last update is found before anything of it is saved.
 void Trainer::save(bool is_last) {
   const metrics::PhaseNote note(sinks_, "saving");
-  if (std::exchange(saved_step_, state_.step) != state_.step)
+  if (std::exchange(saved_step_, state_.step) != state_.step) {
+    model_.check_weights();
     saver_->start(state_, model_.contents(), is_last);
+  }
   if (quick_stop_) quick_stop_->saved();
   if (is_last) saver_->finish();
   saved_at_ = Clock::now();
@@ -357,11 +368,12 @@ void Trainer::listen() {
   // here.
   const bool possible = !post_validation_ && context_.device.is_cpu();
   if (!patience_.time || !possible) return;
-  quick_stop_.emplace(context_.mesh.world(), shutdown_, *patience_.time, state_,
-                      [this](comm::Communicator& world, const checkpoint::RunState& state) {
-                        return save_quickly(world, state);
-                      },
-                      context_.report.take_leave);
+  quick_stop_.emplace(
+      context_.mesh.world(), shutdown_, *patience_.time, state_,
+      [this](comm::Communicator& world, const checkpoint::RunState& state) {
+        return save_quickly(world, state);
+      },
+      context_.report.take_leave);
   if (context_.root() && !patience_.advice.empty()) spdlog::info("{}", patience_.advice);
 }
 
@@ -385,7 +397,10 @@ std::string Trainer::save_quickly(comm::Communicator& world, const checkpoint::R
   } catch (const checkpoint::NotSaved&) {
     saved = false;
   }
-  if (!saved) checkpoint::save(world, save_options(), state, model_.contents());
+  if (!saved) {
+    model_.check_weights();
+    checkpoint::save(world, save_options(), state, model_.contents());
+  }
   saved_step_ = state.step;
   return fmt::format("step {} is saved in {}", state.step, checkpoint_root_.string());
 }

@@ -67,6 +67,7 @@ class Trainer {
   void zero_gradients();
   bool validate();  // the pending step; false if it was redone or skipped
   Step judge(const pipeline::LossSum& loss, double norm);  // norm: of the gradient of the loss sum
+  std::string find_not_finite(double loss, double norm);   // "" where both are finite; warns elsewhere
   void settle(const Step& step, int64_t number, const Seconds& seconds);
   void record(const Step& step, int64_t number, const Seconds& seconds,
               const std::optional<metrics::Bubble>& bubble);
@@ -97,7 +98,7 @@ class Trainer {
   std::optional<LoadSum> expert_loads_;  // of a model with experts
   Seconds pending_seconds_;              // that the pending step took
   double data_wait_ = 0;                 // of the step just run
-  double stalled_ = 0;  // s that saving took of training's time until the last step ended
+  double stalled_ = 0;                   // s that saving took of training's time until the last step ended
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;

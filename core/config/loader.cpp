@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <span>
@@ -11,6 +10,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/special_file.h"
 #include "core/config/document.h"
 #include "core/config/sizes.h"
 #include "core/config/validate.h"
@@ -18,9 +18,8 @@
 namespace pptrain::config {
 
 JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
-    throw UsageError(fmt::format("{}: is a directory; expected a job file (TOML)", path));
+  if (const std::string kind = special_file(path); !kind.empty()) {
+    throw UsageError(fmt::format("{}: is {}; expected a job file (TOML)", path, kind));
   }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
@@ -45,7 +44,7 @@ JobConfig parse_job(const std::string& text, const std::string& name, std::span<
   if (hooks.finish_model) hooks.finish_model(document.job.model, document.job.train.seq_len, report);
   fill_world(document, hooks.world);
   const bool fits = check_products(document);
-  validate(document);
+  validate(document, hooks.needs_files);
   resolve(document.job);
   if (hooks.finish && fits) hooks.finish(document.job, report, document.problems.empty());
   document.throw_if_bad();

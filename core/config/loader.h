@@ -34,6 +34,8 @@ struct Hooks {
   std::function<void(JobConfig& job, const ReportConflict& report, bool sound)> finish{};
 
   int64_t world = 0;  // ranks that the job is for, which dp_shard = -1 fills; 0: not known
+  // What the job trains on, starts from and resumes from must be there. Not so for who only plans.
+  bool needs_files = true;
 };
 
 // Reads, applies `overrides` ("section.key=value", the value in TOML or a bare word) and validates. Throws

@@ -368,8 +368,8 @@ void add_distributed(std::vector<Option>& options) {
       .between(0, 1e6);
   distributed
       .add("start_timeout_s", &DistributedSection::start_timeout_s,
-           "Seconds for all processes of the launch to have come; then the start ends, over TCP with the names "
-           "of those that are missing.")
+           "Seconds for all processes of the launch to have come; then the start ends, over TCP with the "
+           "names of those that are missing.")
       .above_up_to(0, 1e6);
 }
 
@@ -415,6 +415,11 @@ void add_train(std::vector<Option>& options) {
       .add("max_skipped_steps", &TrainSection::max_skipped_steps,
            "A step with a non-finite loss or norm is skipped; so many in a row end the run.")
       .between(1, max_steps);
+  train.add("check_weights", &TrainSection::check_weights,
+            "Sums over the bytes of master weights and optimizer state are taken after each optimizer step, "
+            "and compared before the next one and before a checkpoint: a bit that flips in between ends the "
+            "run with its parameter's name, unsaved. Costs two readings of these bytes a step: less, the "
+            "more tokens a step has.");
 }
 
 bool validates(const JobConfig& job) {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/special_file.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
 #include "core/config/sizes.h"
@@ -84,6 +85,11 @@ bool has_weights(const std::string& dir) {
 }
 
 void require_file(Document& document, std::string_view option, const std::string& path) {
+  const std::string kind = special_file(path);
+  if (!kind.empty() && kind != "a directory") {
+    document.report(option, fmt::format("\"{}\" is {}; expected a file", path, kind));
+    return;
+  }
   if (document.broken.contains(option) || file_exists(path)) {
     return;
   }
@@ -97,13 +103,13 @@ void require_file(Document& document, std::string_view option, const std::string
                           fs::current_path(error).string()));
 }
 
-void check_hf_weights(Document& document) {
+void check_hf_weights(Document& document, bool needs_files) {
   const ModelSection& model = document.job.model;
   if (model.init != "hf") return;
   if (model.hf_dir.empty()) {
     document.report_conflict({"model.init", "model.hf_dir"},
                              "init = \"hf\" needs model.hf_dir, the directory of the weights");
-  } else if (!has_weights(model.hf_dir)) {
+  } else if (needs_files && !has_weights(model.hf_dir)) {
     document.report_conflict(
         {"model.init", "model.hf_dir"},
         fmt::format("init = \"hf\", but \"{}\" has no model*.safetensors", model.hf_dir));
@@ -193,13 +199,17 @@ void check_context(Document& document) {
   }
 }
 
-void check_data(Document& document) {
+void check_data_files(Document& document) {
   const DataSection& data = document.job.data;
-  const ModelSection& model = document.job.model;
   require_file(document, "data.path", data.path);
   if (!data.val_path.empty()) {
     require_file(document, "data.val_path", data.val_path);
   }
+}
+
+void check_data(Document& document) {
+  const DataSection& data = document.job.data;
+  const ModelSection& model = document.job.model;
   if (data.format == "text" && model.vocab_size != 0 && model.vocab_size < 256) {
     document.report_conflict({"model.vocab_size", "data.format", "model.hf_dir"},
                              fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to "
@@ -233,7 +243,7 @@ void check_profile(Document& document) {
   }
 }
 
-void check_paths(Document& document) {
+void check_resume(Document& document) {
   const std::string& resume = document.job.checkpoint.resume;
   std::error_code error;
   // It counts for the first start alone: what a run of weeks began with may have been deleted since.
@@ -244,6 +254,9 @@ void check_paths(Document& document) {
         fmt::format("{} does not exist; expected auto, none, restart, or the path of a checkpoint",
                     toml_string(resume)));
   }
+}
+
+void check_run_dir(Document& document) {
   if (document.job.run.dir.empty()) {
     document.report("run.dir", "is empty: give the folder of the run's output");
   }
@@ -349,15 +362,19 @@ void fill_world(Document& document, int64_t world) {
   (by_dp ? *d.dp : d.dp_shard) = left;
 }
 
-void validate(Document& document) {
-  check_hf_weights(document);
+void validate(Document& document, bool needs_files) {
+  if (needs_files) {
+    check_data_files(document);
+    check_resume(document);
+  }
+  check_hf_weights(document, needs_files);
   check_axes(document);
   check_tensor_parallel(document);
   check_experts(document);
   check_context(document);
   check_data(document);
   check_profile(document);
-  check_paths(document);
+  check_run_dir(document);
   check_conditions(document);
 }
 

@@ -16,8 +16,9 @@ void apply_hf_dir(Document& document, const ReadHfConfig& read_hf_config);
 // they leave no whole number, or `world` is 0: not known.
 void fill_world(Document& document, int64_t world);
 
-// Reports each contradiction at the option that the user is most likely to change.
-void validate(Document& document);
+// Reports each contradiction at the option that the user is most likely to change, and with `needs_files`
+// what of data, weights and checkpoints is not there.
+void validate(Document& document, bool needs_files);
 
 // Of a job without problems: folds dp into dp_shard, and returns options that have nothing to act on to
 // their defaults.

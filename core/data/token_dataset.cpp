@@ -24,6 +24,13 @@ struct LlmcVariant {
 };
 constexpr std::array llmc_variants{LlmcVariant{20240520, 1, 2}, LlmcVariant{20240801, 7, 4}};
 
+// Null where there is none.
+const LlmcVariant* find_variant(int32_t magic, int32_t version) {
+  const auto found = std::ranges::find_if(
+      llmc_variants, [&](const LlmcVariant& v) { return v.magic == magic && v.version == version; });
+  return found == llmc_variants.end() ? nullptr : &*found;
+}
+
 struct LlmcHeader {
   int token_bytes;
   int64_t count;
@@ -40,9 +47,8 @@ LlmcHeader read_llmc_header(const io::MappedFile& file) {
                     path, bytes.size(), sizeof(header)));
   }
   std::memcpy(header.data(), bytes.data(), sizeof(header));
-  const auto variant = std::ranges::find_if(
-      llmc_variants, [&](const LlmcVariant& v) { return v.magic == header[0] && v.version == header[1]; });
-  if (variant == llmc_variants.end()) {
+  const LlmcVariant* const variant = find_variant(header[0], header[1]);
+  if (variant == nullptr) {
     throw Error(fmt::format(
         "'{}': not an llm.c token file: magic {} version {} instead of {} version {} (uint16) or {} "
         "version {} (uint32); is it a headerless file (data.format = \"bin\")?",
@@ -60,7 +66,9 @@ LlmcHeader read_llmc_header(const io::MappedFile& file) {
   return {variant->token_bytes, count};
 }
 
-std::vector<std::filesystem::path> list_files(const Source& source) {
+}  // namespace
+
+std::vector<std::filesystem::path> token_files(const Source& source) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_status status = fs::status(source.path, error);
@@ -80,7 +88,12 @@ std::vector<std::filesystem::path> list_files(const Source& source) {
   return files;
 }
 
-}  // namespace
+bool has_llmc_header(const io::RegularFile& file) {
+  std::array<int32_t, 2> begin{};
+  if (file.size() < llmc_header_ints * sizeof(int32_t)) return false;
+  file.read(0, std::as_writable_bytes(std::span(begin)));
+  return find_variant(begin[0], begin[1]) != nullptr;
+}
 
 Format parse_format(const std::string& name) {
   if (name == "text") return Format::text;
@@ -97,7 +110,7 @@ int parse_token_bytes(const std::string& dtype) {
 
 TokenDataset::TokenDataset(const Source& source, int64_t vocab_size)
     : path_(source.path), vocab_size_(vocab_size) {
-  for (const auto& path : list_files(source)) {
+  for (const auto& path : token_files(source)) {
     Segment segment = open_segment(path, source);
     if (segment.count == 0) continue;
     segment.begin = end_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/io/mapped_file.h"
+#include "core/io/regular_file.h"
 
 namespace pptrain::data {
 
@@ -29,6 +30,12 @@ struct Source {
 };
 // "uint16" or "uint32" as bytes; throws UsageError.
 int parse_token_bytes(const std::string& dtype);
+
+// The files that a source stands for, in their order. Throws Error where there are none.
+std::vector<std::filesystem::path> token_files(const Source& source);
+
+// Does the file begin with magic number and version of llm.c's format?
+bool has_llmc_header(const io::RegularFile& file);
 
 // A stream of tokens, or a part of one. Copies share the mapped files.
 class TokenDataset {

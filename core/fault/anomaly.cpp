@@ -9,9 +9,9 @@
 
 namespace pptrain::fault {
 
-bool AnomalyGuard::accept(double loss, double grad_norm) {
+bool AnomalyGuard::accept(double loss, double grad_norm, const std::string& where) {
   constexpr size_t remembered = 8;
-  last_.push_back({loss, grad_norm});
+  last_.push_back({loss, grad_norm, where});
   if (last_.size() > remembered) last_.pop_front();
   if (std::isfinite(loss) && std::isfinite(grad_norm)) {
     in_a_row_ = 0;
@@ -22,7 +22,8 @@ bool AnomalyGuard::accept(double loss, double grad_norm) {
   if (in_a_row_ <= max_in_a_row_) return false;
   std::string report;
   for (const Seen& seen : last_)
-    report += fmt::format("\n  loss {:.6g}, grad norm {:.6g}", seen.loss, seen.grad_norm);
+    report += fmt::format("\n  loss {:.6g}, grad norm {:.6g}{}{}", seen.loss, seen.grad_norm,
+                          seen.where.empty() ? "" : "; ", seen.where);
   throw Error(fmt::format(
       "the loss or gradient norm was not finite in {} steps in a row, more than train.max_skipped_steps = {} "
       "allow; weights are those before the first of them. The last steps, oldest first:{}\n"

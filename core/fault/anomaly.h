@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
 
 namespace pptrain::fault {
 
@@ -14,8 +15,9 @@ class AnomalyGuard {
   explicit AnomalyGuard(int64_t max_in_a_row) : max_in_a_row_(max_in_a_row) {}
 
   // True where both are finite: apply the step. False: skip it. Throws Error with the last steps' figures
-  // once more than max_in_a_row would have been skipped without a break.
-  bool accept(double loss, double grad_norm);
+  // once more than max_in_a_row would have been skipped without a break. `where`: what is known of the place
+  // of a step that is not finite, for the report.
+  bool accept(double loss, double grad_norm, const std::string& where = {});
 
   int64_t in_a_row() const { return in_a_row_; }
   int64_t total() const { return total_; }
@@ -24,6 +26,7 @@ class AnomalyGuard {
  private:
   struct Seen {
     double loss, grad_norm;
+    std::string where;
   };
   int64_t max_in_a_row_;
   int64_t in_a_row_ = 0;

@@ -5,13 +5,15 @@
 #include <filesystem>
 #include <span>
 
+#include "core/io/mapped_region.h"
+
 namespace pptrain::io {
 
 // Owns a private read-only mapping of a whole regular file. Pages are read when touched, so opening costs
-// nothing. The file must not be shortened while it is mapped.
+// nothing. A file that is shortened while it is mapped ends the process (mapped_region.h).
 class MappedFile {
  public:
-  // Throws Error with the path and the system's reason.
+  // Throws Error with the path and the system's reason; waits for no pipe (regular_file.h).
   explicit MappedFile(std::filesystem::path path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
@@ -24,6 +26,7 @@ class MappedFile {
  private:
   std::filesystem::path path_;
   std::span<const std::byte> bytes_;
+  MappedRegion region_;
 };
 
 }  // namespace pptrain::io

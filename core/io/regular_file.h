@@ -12,10 +12,6 @@
 
 namespace pptrain::io {
 
-// "a pipe", "a folder", ..., where something else than a regular file is there; "" for a regular file, and
-// where nothing is.
-std::string special_kind(const std::filesystem::path& path);
-
 class RegularFile {
  public:
   // Throws Error with the path, and the system's reason or what is there instead of a file.
@@ -32,8 +28,5 @@ class RegularFile {
   FileDescriptor file_;
   uint64_t size_ = 0;
 };
-
-// All of a file. Throws Error as RegularFile does, and for one of more than max_bytes.
-std::string read_text_file(const std::filesystem::path& path, uint64_t max_bytes = uint64_t{1} << 30);
 
 }  // namespace pptrain::io

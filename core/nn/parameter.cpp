@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/kernels/kernels.h"
+#include "core/kernels/out_of_memory.h"
 
 namespace pptrain::nn {
 namespace {
@@ -212,7 +213,10 @@ void ParameterGroup::materialise(at::Device device, at::ScalarType compute_dtype
   division_ = division;
   compute_dtype_ = compute_dtype;
   lay_out(compute_dtype);
-  for (size_t buffer = 0; buffer < kinds_.size(); ++buffer) allocate(buffer, device, with_gradients);
+  for (size_t buffer = 0; buffer < kinds_.size(); ++buffer) {
+    kernels::allocate_for([&] { return fmt::format("weights and gradients of {}", name_); },
+                          [&] { allocate(buffer, device, with_gradients); });
+  }
   for (Declared& declared : declared_) {
     const Whole& whole = whole_[declared.buffer];
     const std::vector<int64_t> shape = declared.weight.compute.sizes().vec();

@@ -2,13 +2,25 @@
 
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <span>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/out_of_memory.h"
 
 namespace pptrain::optim {
+
+namespace {
+
+// "adamw.exp_avg of layers.0.attn.q.weight and 8 more".
+std::string describe(const std::string& file, const nn::Slice& first, size_t slices) {
+  return fmt::format("{} of {}{}", file, first.spec.name,
+                     slices > 1 ? fmt::format(" and {} more", slices - 1) : "");
+}
+
+}  // namespace
 
 Optimizer::Optimizer(std::vector<nn::Shard*> shards, std::vector<std::unique_ptr<Update>> updates,
                      const std::function<Rule(const nn::ParameterSpec&)>& rule_of)
@@ -20,8 +32,11 @@ Optimizer::Optimizer(std::vector<nn::Shard*> shards, std::vector<std::unique_ptr
   }
   std::vector<std::vector<const nn::Slice*>> slices(updates_.size());
   for (Range& range : ranges_) {
-    for (size_t file = 0; file < updates_[range.rule.update]->state_files().size(); ++file)
-      range.state.push_back(at::zeros({range.size}, range.shard->master.options()));
+    for (const std::string& file : updates_[range.rule.update]->state_files()) {
+      range.state.push_back(kernels::allocate_for(
+          [&] { return describe(file, range.shard->slices[range.first_slice], range.slices); },
+          [&] { return at::zeros({range.size}, range.shard->master.options()); }));
+    }
     for (size_t i = 0; i < range.slices; ++i)
       slices[range.rule.update].push_back(&range.shard->slices[range.first_slice + i]);
   }

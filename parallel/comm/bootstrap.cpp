@@ -55,15 +55,27 @@ constexpr Variables torchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK"};
 Launch read(const Environment& env, LaunchKind kind, const Variables& variables) {
   const int64_t rank = env.number(variables.rank).value_or(0);
   const int64_t size = env.number(variables.size).value_or(1);
-  if (size < 1 || size > 1'000'000 || rank >= size) {
+  constexpr int64_t largest_world = 1 << 20;
+  if (size < 1 || size > largest_world) {
+    throw UsageError(fmt::format("environment variable {} is {}: a world has 1 to {} ranks", variables.size,
+                                 size, largest_world));
+  }
+  if (rank >= size) {
     throw UsageError(fmt::format("environment variables {} = {} and {} = {}: the rank must be below the size",
                                  variables.rank, rank, variables.size, size));
+  }
+  const int64_t local_rank = env.number(variables.local_rank).value_or(rank);
+  if (local_rank >= size) {
+    throw UsageError(
+        fmt::format("environment variables {} = {} and {} = {}: a rank's number on its host must be below "
+                    "the size",
+                    variables.local_rank, local_rank, variables.size, size));
   }
   Launch launch;
   launch.kind = kind;
   launch.rank = static_cast<int>(rank);
   launch.world_size = static_cast<int>(size);
-  launch.local_rank = static_cast<int>(env.number(variables.local_rank).value_or(rank));
+  launch.local_rank = static_cast<int>(local_rank);
   launch.has_pmi = env.has("PMI_RANK");
   launch.has_pmix = env.has("PMIX_RANK");
   return launch;
@@ -140,6 +152,27 @@ Rendezvous find_rendezvous(const Environment& env, const Launch& launch) {
 Launch with_rendezvous(const Environment& env, Launch launch) {
   launch.rendezvous = find_rendezvous(env, launch);
   return launch;
+}
+
+// A process that a launcher meant to be one of several would train the whole job by itself, beside the
+// others. A pod's own RANK or WORLD_SIZE alone, or a world of one, says nothing.
+void refuse_half_a_launch(const Environment& env) {
+  for (const Variables& variables : {open_mpi, pmi}) {
+    if (env.has(variables.rank) == env.has(variables.size)) continue;
+    const bool has_rank = env.has(variables.rank);
+    throw UsageError(
+        fmt::format("environment variable {} is set, but {} is not: unset both to run without a launcher",
+                    has_rank ? variables.rank : variables.size, has_rank ? variables.size : variables.rank));
+  }
+  if (!env.has(torchrun.rank) || !env.has(torchrun.size)) return;
+  const Launch launch = read(env, LaunchKind::torchrun, torchrun);
+  if (const auto port = env.number("MASTER_PORT")) port_number(*port, "MASTER_PORT");
+  if (launch.world_size == 1) return;
+  throw UsageError(
+      fmt::format("environment variables RANK = {} and WORLD_SIZE = {} say that this is one of several "
+                  "processes, but {} is not set: set MASTER_ADDR and MASTER_PORT to a free port on rank 0's "
+                  "host, or unset RANK and WORLD_SIZE to run all ranks in this process",
+                  launch.rank, launch.world_size, env.has("MASTER_ADDR") ? "MASTER_PORT" : "MASTER_ADDR"));
 }
 
 }  // namespace
@@ -223,6 +256,7 @@ Launch detect_launch(const GetEnv& environment) {
     return with_rendezvous(env, read(env, LaunchKind::slurm, {slurm.rank, size, slurm.local_rank}));
   }
   if (as_torchrun) return with_rendezvous(env, read(env, LaunchKind::torchrun, torchrun));
+  refuse_half_a_launch(env);
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/kernels/out_of_memory.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::pipeline {
@@ -120,7 +121,7 @@ void Executor::run_range(size_t begin, size_t end) {
     } catch (const comm::WaitTimeout& error) {
       throw comm::WaitTimeout(fmt::format("in {}: {}", describe(action), error.what()));
     } catch (const std::exception& error) {
-      throw Error(fmt::format("in {}: {}", describe(action), error.what()));
+      kernels::throw_from(fmt::format("in {}", describe(action)), error);
     }
     pipeline_.progress();
     reap_sends(/*wait=*/false);

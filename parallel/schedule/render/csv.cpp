@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/special_file.h"
 #include "parallel/schedule/cost/simulate.h"
 #include "parallel/schedule/proof/validate.h"
 
@@ -143,6 +144,8 @@ Schedule parse_csv(const std::string& text, const std::string& name) {
 }
 
 Schedule load_schedule(const std::filesystem::path& path) {
+  if (const std::string kind = special_file(path); !kind.empty())
+    throw UsageError(fmt::format("the schedule file {} is {}; expected a file", path.string(), kind));
   std::ifstream file(path, std::ios::binary);
   if (!file) throw UsageError("cannot read the schedule file " + path.string());
   std::ostringstream text;

@@ -271,7 +271,7 @@ TEST_CASE("streamed weights are whole a few groups at a time, and nothing of a s
 
 TEST_CASE("dp_shard = -1 takes what the other axes leave of the world", "[sharding]") {
   const auto plan = [](const Overrides& overrides, int64_t world) {
-    return app::parse_plan(small_job_text(), "small.toml", overrides, world);
+    return app::parse_plan(small_job_text(), "small.toml", overrides, {.world = world});
   };
   const Overrides rest = {"distributed.dp_shard=-1", "distributed.pp=2", "distributed.dp_replicate=2",
                           "train.grad_accum_steps=2"};

@@ -179,6 +179,9 @@ TEST_CASE("steps that are not finite are skipped, and too many in a row end the 
   CHECK(guard.in_a_row() == 0);
   CHECK(guard.total() == 2);
   guard.restore(2, 9);
+  CHECK_FALSE(AnomalyGuard(1).accept(not_a_number, 1.0, "elsewhere"));
+  CHECK_THROWS_WITH(AnomalyGuard(0).accept(1.0, not_a_number, "the gradient of head.weight"),
+                    pptrain::test::contains_text("grad norm nan; the gradient of head.weight"));
   CHECK_THROWS_WITH(guard.accept(-infinite, 1.0), pptrain::test::contains_text("max_skipped_steps = 2") &&
                                                       pptrain::test::contains_text("3 steps in a row"));
 }

@@ -1,6 +1,8 @@
 #include "parallel/comm/bootstrap.h"
 
 #include <map>
+#include <string>
+#include <vector>
 
 #include "core/base/error.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
@@ -147,6 +149,63 @@ TEST_CASE("where TCP ranks listen and what they know is in the environment") {
                               {"MASTER_PORT", "29500"},
                               {"PPTRAIN_SECRET", "1234"}}),
                       contains_text("can be guessed"));
+}
+
+TEST_CASE("no value of a launcher's variables is taken for what it is not") {
+  struct Case {
+    Variables variables;
+    const char* named;
+  };
+  const Variables ompi{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}};
+  const Variables pods{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}};
+  const auto but = [](Variables variables, const char* name, const char* value) {
+    variables[name] = value;
+    return variables;
+  };
+  std::vector<Case> cases;
+  for (const char* number : {"x", "-1", "1x", " 1", "+1", "1.0", "0x1", "99999999999999999999"}) {
+    cases.push_back({but(ompi, "OMPI_COMM_WORLD_RANK", number), "OMPI_COMM_WORLD_RANK"});
+    cases.push_back({but(ompi, "OMPI_COMM_WORLD_SIZE", number), "OMPI_COMM_WORLD_SIZE"});
+    cases.push_back({but(ompi, "OMPI_COMM_WORLD_LOCAL_RANK", number), "OMPI_COMM_WORLD_LOCAL_RANK"});
+    cases.push_back({but(pods, "RANK", number), "RANK"});
+    cases.push_back({but(pods, "WORLD_SIZE", number), "WORLD_SIZE"});
+    cases.push_back({but(pods, "MASTER_PORT", number), "MASTER_PORT"});
+    cases.push_back({but(srun, "SLURM_PROCID", number), "SLURM_PROCID"});
+    cases.push_back({but(srun, "SLURM_STEP_NUM_TASKS", number), "SLURM_STEP_NUM_TASKS"});
+    cases.push_back({but(srun, "SLURM_LOCALID", number), "SLURM_LOCALID"});
+    cases.push_back({but(srun, "SLURM_JOB_ID", number), "SLURM_JOB_ID"});
+    cases.push_back({{{"PMI_RANK", number}, {"PMI_SIZE", "4"}}, "PMI_RANK"});
+    cases.push_back({{{"RANK", number}, {"WORLD_SIZE", "2"}}, "RANK"});
+  }
+  for (const char* port : {"0", "65536", "70000"}) {
+    cases.push_back({but(pods, "MASTER_PORT", port), "a port is 1 to 65535"});
+    cases.push_back({but(ompi, "MASTER_PORT", port), "MASTER_PORT"});
+    cases.push_back({{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}}, "MASTER_PORT"});
+  }
+  for (const char* size : {"0", "1048577", "9000000000000000000"})
+    cases.push_back({but(pods, "WORLD_SIZE", size), "a world has 1 to 1048576 ranks"});
+  cases.push_back({but(pods, "RANK", "2"), "the rank must be below the size"});
+  cases.push_back({but(pods, "LOCAL_RANK", "4294967296"), "LOCAL_RANK = 4294967296"});
+  cases.push_back({but(srun, "SLURM_PROCID", "8"), "SLURM_PROCID = 8"});
+  for (const Case& c : cases) {
+    std::string given;
+    for (const auto& [name, value] : c.variables) given += name + "=" + value + " ";
+    INFO(given);
+    CHECK_THROWS_AS(detect(c.variables), UsageError);
+    CHECK_THROWS_WITH(detect(c.variables), contains_text(c.named));
+  }
+}
+
+TEST_CASE("a process that is one of several never trains alone") {
+  CHECK_THROWS_WITH(detect({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), contains_text("MASTER_ADDR is not set"));
+  CHECK_THROWS_WITH(detect({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}}),
+                    contains_text("MASTER_PORT is not set"));
+  CHECK_THROWS_WITH(detect({{"OMPI_COMM_WORLD_RANK", "0"}}), contains_text("OMPI_COMM_WORLD_SIZE is not"));
+  CHECK_THROWS_WITH(detect({{"PMI_SIZE", "2"}}), contains_text("PMI_RANK is not"));
+  // Of one process, or as pods have them: nothing was launched.
+  require(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), LaunchKind::threads, 0, 1, 0);
+  require(detect({{"WORLD_SIZE", "8"}}), LaunchKind::threads, 0, 1, 0);
+  require(detect({{"RANK", "x"}}), LaunchKind::threads, 0, 1, 0);
 }
 
 TEST_CASE("an MPI that this program is not built with needs a meeting point") {

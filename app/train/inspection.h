@@ -1,0 +1,17 @@
+// What a run would find wrong with its files, found before it starts.
+#pragma once
+
+#include "app/plan/plan.h"
+#include "core/config/loader.h"
+
+namespace pptrain::app {
+
+// Reports data that the job cannot be trained or validated on: no such files, files of another format,
+// token ids outside of the vocabulary (a few places are looked at), fewer tokens than a sample needs.
+void inspect_data(const Plan& plan, const config::ReportConflict& report);
+
+// The same, and what keeps the run from starting or from saving: weights that model.hf_dir lacks, a path to
+// resume from without a checkpoint, a run.dir that cannot be written.
+void inspect_all(const Plan& plan, const config::ReportConflict& report);
+
+}  // namespace pptrain::app

@@ -1,0 +1,66 @@
+#include "core/data/inspect.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/data/file_places.h"
+#include "core/io/regular_file.h"
+
+namespace pptrain::data {
+namespace {
+
+void check_text(const io::RegularFile& file, const std::vector<Place>& places) {
+  std::vector<std::byte> bytes;
+  for (const Place& place : places) {
+    bytes.resize(place.bytes);
+    file.read(place.offset, bytes);
+    const auto zero = std::ranges::find(bytes, std::byte{0});
+    if (zero == bytes.end()) continue;
+    const std::string path = file.path().string();
+    if (has_llmc_header(file)) {
+      throw Error(fmt::format(
+          "'{}' has llm.c's header, but data.format = \"text\": is it data.format = \"llmc\"?", path));
+    }
+    throw Error(fmt::format(
+        "'{}': byte {} is 0, which no text has, but data.format = \"text\": is it a file of token ids "
+        "(data.format = \"bin\"), or UTF-16 (save it as UTF-8)?",
+        path, place.offset + static_cast<uint64_t>(zero - bytes.begin())));
+  }
+}
+
+void check_headerless(const io::RegularFile& file) {
+  if (!has_llmc_header(file)) return;
+  throw Error(
+      fmt::format("'{}' has llm.c's header, whose bytes would be taken for tokens: is it data.format = "
+                  "\"llmc\"?",
+                  file.path().string()));
+}
+
+// read() refuses ids outside of the vocabulary.
+void check_ids(const TokenDataset& dataset) {
+  std::vector<int64_t> ids;
+  for (const Place& place : places_of(static_cast<uint64_t>(dataset.size()))) {
+    ids.resize(place.bytes);
+    dataset.read(static_cast<int64_t>(place.offset), ids);
+  }
+}
+
+}  // namespace
+
+void inspect(const Source& source, int64_t vocab_size) {
+  const std::vector<std::filesystem::path> files = token_files(source);
+  for (const std::filesystem::path& path : files) {
+    const io::RegularFile file(path);
+    if (source.format == Format::text) check_text(file, places_of(file.size(), files.size()));
+    if (source.format == Format::bin) check_headerless(file);
+  }
+  check_ids(TokenDataset(source, vocab_size));
+}
+
+}  // namespace pptrain::data

@@ -1,0 +1,41 @@
+// Values that must stay as they are for a while: a bit that flips in them (a failing memory module, a stray
+// write) is found before anybody builds on it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace pptrain::fault {
+
+// The sum, modulo 2^64, of the bytes as 64-bit words. It is another one after any change within one aligned
+// word of 8 bytes; changes of several words stay unseen only where their differences add up to zero.
+uint64_t sum_of_words(std::span<const std::byte> bytes);
+
+// Sums of tensors, kept while nobody may write to them. One pass over the bytes for note() and one for
+// find_change().
+class MemoryGuard {
+ public:
+  // tensor: contiguous, of 4-byte elements, on any device. Its memory is looked at from now on.
+  void watch(std::string name, at::Tensor tensor);
+
+  // From here on the values are to stay as they are.
+  void note();
+  // The first tensor that is not as it was when note() was called; nothing where all are, or none was noted.
+  std::optional<std::string> find_change() const;
+
+ private:
+  std::vector<uint64_t> sums() const;
+
+  std::vector<std::string> names_;
+  std::vector<at::Tensor> tensors_;
+  std::vector<uint64_t> sums_;
+  bool noted_ = false;
+};
+
+}  // namespace pptrain::fault
