@@ -14,6 +14,7 @@
 #include "core/data/data_loader.h"
 #include "core/data/inspect.h"
 #include "models/hf_loader.h"
+#include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
 
@@ -93,6 +94,7 @@ void inspect_all(const Plan& plan, const config::ReportConflict& report) {
           [&] { models::check_hf_weights(plan.model, plan.job.model.hf_dir); });
   }
   inspect_resume(plan.job, report);
+  sound(report, {"run.dir"}, [&] { checkpoint::probe(fs::path(plan.job.run.dir) / "checkpoints"); });
 }
 
 }  // namespace pptrain::app

@@ -2,16 +2,15 @@
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "app/run_dir/this_process.h"
 #include "app/train/datasets.h"
 #include "core/base/error.h"
 #include "core/data/fingerprint.h"
@@ -23,11 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t shown = 5;  // differences
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
-}
 
 // "1115394 bytes, fingerprint 0123...", since lengths say more to people.
 std::string describe(const std::vector<fs::path>& files) {

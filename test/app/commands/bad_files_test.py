@@ -208,6 +208,7 @@ class Accidents(unittest.TestCase):
                 self.refused("--config", "job.toml", settings=settings, expect=expected)
                 self.assertFalse((self.folder / "run").exists(), "found before anything starts")
         self.refused("check", "--config", "job.toml", settings=['checkpoint.resume="no_checkpoint"'], expect="holds no checkpoint")
+        self.refused("check", "--config", "job.toml", settings=['run.dir="data.txt/run"'], expect=["run.dir", "Not a directory"])
         # As they are meant, they are sound.
         for settings in (['data.path="ids.bin"', as_bin], ['data.path="llmc.bin"', as_llmc], ["data.val_fraction=0.1"]):
             self.finish(self.start("check", "--config", "job.toml", settings=settings), 0)

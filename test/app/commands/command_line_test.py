@@ -312,7 +312,7 @@ class CommandLine(unittest.TestCase):
             with self.subTest(key):
                 error = self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN,
                                          *self.arguments("run", key), code=2).stderr
-                self.assertIn("rank 1: the job is another one than rank 0's", error)
+                self.assertRegex(error, r"rank 1: \(host \S+\) the job is another one than rank 0's .*" + key.partition("=")[0])
 
     @with_mpi
     def test_a_fault_of_all_ranks(self):
@@ -346,7 +346,7 @@ class CommandLine(unittest.TestCase):
             "of a launch": ([good, good, good], "pp 2", "3 were launched"),
             "of each its own": ([bad, missing], "rank 0: ", "rank 1: "),
             "another job": ([good, self.arguments("run", "train.steps=1", "train.seq_len=12")], "rank 1: ",
-                            "another one than rank 0's"),
+                            "train.seq_len is 12, on rank 0 "),
         }
         for name, (commands, expected, also) in cases.items():
             with self.subTest(name):

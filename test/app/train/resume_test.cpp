@@ -263,6 +263,24 @@ TEST_CASE("a run goes on with other data only where the job says how") {
   CHECK(start_plan(small_plan(text, run_dir, with(base, moved))).exit_code == 0);
 }
 
+TEST_CASE("a run on a folder of files goes on, unless the folder holds other ones") {
+  const std::string text = small_job_text();
+  const TemporaryFolder folder;
+  const auto run_dir = folder.path() / "run", data = folder.path() / "data";
+  std::filesystem::create_directory(data);
+  for (const char* name : {"a.txt", "b.txt"})
+    std::filesystem::copy_file(pptrain::test::shakespeare, data / name);
+  const Overrides on_folder = with(base, Overrides{"data.path=" + data.string()});
+  CHECK(run_small_job(text, run_dir, on_folder).exit_code == 0);
+  const auto start = [&](const std::string& steps) {
+    return start_plan(small_plan(text, run_dir, with(on_folder, Overrides{"checkpoint.resume=auto", steps})))
+        .exit_code;
+  };
+  CHECK(start("train.steps=7") == 0);
+  std::ofstream(data / "c.txt") << "one file more";
+  CHECK_THROWS_WITH(start("train.steps=8"), pptrain::test::contains_text("data.path held other data"));
+}
+
 TEST_CASE("a model with other heads of the same weights does not resume") {
   const std::string text = small_job_text();
   const TemporaryFolder folder;
