@@ -2,7 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/metrics/sinks.h"
+#include "core/metrics/record_json.h"
+#include "core/metrics/step_text.h"
 #include "test/support/catch.h"
 
 using pptrain::metrics::known_peak_flops;
@@ -33,6 +34,6 @@ TEST_CASE("a GPU is found by whole words of its name") {
 
 TEST_CASE("an MFU that is not known is null, and said") {
   const pptrain::metrics::StepRecord record{.step = 1, .tokens = 10, .tokens_per_s = 5, .step_time_s = 2};
-  CHECK(nlohmann::json::parse(to_json(record)).at("mfu").is_null());
-  CHECK(format_line(record, 2).find("mfu unknown") != std::string::npos);
+  CHECK(nlohmann::json::parse(pptrain::metrics::to_json(record)).at("mfu").is_null());
+  CHECK(pptrain::metrics::format_line(record, 2).find("mfu unknown") != std::string::npos);
 }
