@@ -11,6 +11,7 @@
 #include "app/run_dir/find_start.h"
 #include "app/run_dir/make_room.h"
 #include "app/run_dir/this_process.h"
+#include "app/train/datasets.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/data/fingerprint.h"
@@ -91,7 +92,7 @@ void RunDir::take_lock() {
 
 void RunDir::choose() {
   const config::JobConfig& job = context_.job;
-  data_ = data::fingerprint(job.data.path);
+  data_ = data::fingerprint(data::token_files(data_source(job, job.data.path)));
   const Progress progress = find_progress(folder_ / "checkpoints", warn, known_);
   choice_ = choose_start(job, progress);
   checkpoint_.clear();

@@ -6,11 +6,15 @@
 
 namespace pptrain::app {
 
+data::Source data_source(const config::JobConfig& job, const std::string& path) {
+  return {.path = path,
+          .format = data::parse_format(job.data.format),
+          .token_bytes = data::parse_token_bytes(job.data.dtype)};
+}
+
 data::Split open_data(const config::JobConfig& job, int64_t vocab_size) {
-  const data::Source source{.path = job.data.path,
-                            .format = data::parse_format(job.data.format),
-                            .token_bytes = data::parse_token_bytes(job.data.dtype)};
-  return data::open_split(source, vocab_size, job.data.val_fraction, job.data.val_path);
+  return data::open_split(data_source(job, job.data.path), vocab_size, job.data.val_fraction,
+                          job.data.val_path);
 }
 
 data::LoaderOptions loader_options(const RunContext& context) {

@@ -60,7 +60,9 @@ LlmcHeader read_llmc_header(const io::MappedFile& file) {
   return {variant->token_bytes, count};
 }
 
-std::vector<std::filesystem::path> list_files(const Source& source) {
+}  // namespace
+
+std::vector<std::filesystem::path> token_files(const Source& source) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_status status = fs::status(source.path, error);
@@ -80,8 +82,6 @@ std::vector<std::filesystem::path> list_files(const Source& source) {
   return files;
 }
 
-}  // namespace
-
 Format parse_format(const std::string& name) {
   if (name == "text") return Format::text;
   if (name == "bin") return Format::bin;
@@ -97,7 +97,7 @@ int parse_token_bytes(const std::string& dtype) {
 
 TokenDataset::TokenDataset(const Source& source, int64_t vocab_size)
     : path_(source.path), vocab_size_(vocab_size) {
-  for (const auto& path : list_files(source)) {
+  for (const auto& path : token_files(source)) {
     Segment segment = open_segment(path, source);
     if (segment.count == 0) continue;
     segment.begin = end_;

@@ -30,6 +30,9 @@ struct Source {
 // "uint16" or "uint32" as bytes; throws UsageError.
 int parse_token_bytes(const std::string& dtype);
 
+// The files that a source stands for, in their order. Throws Error where there are none.
+std::vector<std::filesystem::path> token_files(const Source& source);
+
 // A stream of tokens, or a part of one. Copies share the mapped files.
 class TokenDataset {
  public:
