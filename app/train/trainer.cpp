@@ -357,11 +357,12 @@ void Trainer::listen() {
   // here.
   const bool possible = !post_validation_ && context_.device.is_cpu();
   if (!patience_.time || !possible) return;
-  quick_stop_.emplace(context_.mesh.world(), shutdown_, *patience_.time, state_,
-                      [this](comm::Communicator& world, const checkpoint::RunState& state) {
-                        return save_quickly(world, state);
-                      },
-                      context_.report.take_leave);
+  quick_stop_.emplace(
+      context_.mesh.world(), shutdown_, *patience_.time, state_,
+      [this](comm::Communicator& world, const checkpoint::RunState& state) {
+        return save_quickly(world, state);
+      },
+      context_.report.take_leave);
   if (context_.root() && !patience_.advice.empty()) spdlog::info("{}", patience_.advice);
 }
 

@@ -97,7 +97,7 @@ class Trainer {
   std::optional<LoadSum> expert_loads_;  // of a model with experts
   Seconds pending_seconds_;              // that the pending step took
   double data_wait_ = 0;                 // of the step just run
-  double stalled_ = 0;  // s that saving took of training's time until the last step ended
+  double stalled_ = 0;                   // s that saving took of training's time until the last step ended
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;

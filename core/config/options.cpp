@@ -368,7 +368,8 @@ void add_distributed(std::vector<Option>& options) {
       .between(0, 1e6);
   distributed
       .add("start_timeout_s", &DistributedSection::start_timeout_s,
-           "Seconds for all processes of the launch to have come; then the start ends, over TCP with the names "
+           "Seconds for all processes of the launch to have come; then the start ends, over TCP with the "
+           "names "
            "of those that are missing.")
       .above_up_to(0, 1e6);
 }
