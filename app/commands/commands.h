@@ -24,10 +24,10 @@ struct PlanArguments : JobArguments {
   std::string output;           // file; empty: standard output
   // "measured", "modelled", a device's name or a trace, over distributed.pp_costs; empty: measured on a CPU
   std::string costs;
-  std::string compare;          // a trace to put beside the prediction
-  bool search = false;          // rank all layouts of the job; with `world`, of all meshes of so many ranks
-  bool all = false;             // search: all rows
-  double memory_gb = 0;         // search: GB a rank, over distributed.pp_memory_gb
+  std::string compare;   // a trace to put beside the prediction
+  bool search = false;   // rank all layouts of the job; with `world`, of all meshes of so many ranks
+  bool all = false;      // search: all rows
+  double memory_gb = 0;  // search: GB a rank, over distributed.pp_memory_gb
 };
 
 int train(const TrainArguments& arguments);

@@ -25,12 +25,12 @@ class RunDir {
   // The checkpoint to load; empty: a new model. The same on every rank.
   const std::string& checkpoint() const { return checkpoint_; }
 
-  // The checkpoint was found to be unusable as it was loaded: another one is chosen. Throws where there is none.
-  // Collective.
+  // The checkpoint was found to be unusable as it was loaded: another one is chosen. Throws where there is
+  // none. Collective.
   void pass_over(const std::string& problem);
 
-  // Rank 0: the checkpoint that the job names in checkpoint.resume, which stays whatever keep_last_n says; empty
-  // where it names none.
+  // Rank 0: the checkpoint that the job names in checkpoint.resume, which stays whatever keep_last_n says;
+  // empty where it names none.
   std::filesystem::path begun_from() const;
 
   // Where the checkpoint's run goes on under this job: its sample and seed are others where the data are.

@@ -61,7 +61,7 @@ struct RankState {
 struct RankReport {
   Activity* activity = nullptr;
   std::function<std::vector<RankState>()> roll_call;  // by rank; empty where they can't be reached
-  std::function<void()> take_leave;  // before the process ends without unwinding, in order
+  std::function<void()> take_leave;                   // before the process ends without unwinding, in order
 };
 
 // "rank 4", "rank 4 (host b)"

@@ -103,7 +103,8 @@ TEST_CASE("a run whose checkpoints are all damaged is not begun anew") {
     file.put('\x5a');
   }
   const auto resume = [&](const std::string& from) {
-    run_small_job(text, run_dir, with(base, {"checkpoint.resume=\"" + from + "\"", "train.steps=8"}));
+    start_plan(
+        small_plan(text, run_dir, with(base, {"checkpoint.resume=\"" + from + "\"", "train.steps=8"})));
   };
   using pptrain::test::contains_text;
   CHECK_THROWS_WITH(resume("auto"), contains_text("none of the checkpoints in") &&

@@ -377,7 +377,10 @@ TEST_CASE("an executor tells what it is doing, and what it waits for") {
       stage.silent_at = 1;
       stage.silence = [&] {
         seen.push_back(comm::describe(mine.state()));
-        while (activities[1].state().text != "RECV_F stage 1 microbatch 1") std::this_thread::yield();
+        const auto waits = [](const comm::Activity::State& state) {
+          return state.doing == comm::Doing::wait && state.text == "RECV_F stage 1 microbatch 1";
+        };
+        while (!waits(activities[1].state())) std::this_thread::yield();
         seen.push_back(comm::describe(activities[1].state()));
       };
     }

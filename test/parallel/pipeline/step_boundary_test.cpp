@@ -98,7 +98,7 @@ double measured(const schedule::Schedule& s, StepBoundary boundary) {
 }  // namespace
 
 TEST_CASE("the wall bubble of zb_h2 and zbv falls as predicted", "[wall]") {
-  constexpr int tries = 4;
+  constexpr int tries = 8;
   constexpr double tolerance = 0.03;
   for (const std::string name : {"1f1b", "zb_h1", "zb_h2", "zbv"}) {
     for (const int p : {2, 4}) {
