@@ -18,7 +18,7 @@ struct PlanBase;
 struct CostSource {
   models::DeviceModel device;
   models::Calibration calibration{};
-  std::string description;  // "modelled for h100", "measured in runs/a/trace.json"
+  std::string description;                             // "modelled for h100", "measured in runs/a/trace.json"
   std::optional<double> product_flops = std::nullopt;  // of a rank: the rate of large products, if measured
 };
 

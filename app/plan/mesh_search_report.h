@@ -7,8 +7,8 @@
 
 namespace pptrain::app {
 
-// The ranking, each row with the --set line that makes the job so; the time of its first, and the best of what
-// lost with the reason. No line exceeds `width` columns, unless a single word does.
+// The ranking, each row with the --set line that makes the job so; the time of its first, and the best of
+// what lost with the reason. No line exceeds `width` columns, unless a single word does.
 std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
                           const MeshSearchOptions& options, int width = 100);
 
