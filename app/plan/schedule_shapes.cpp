@@ -32,6 +32,11 @@ bool has_plain_form(const std::string& schedule, int64_t stages_per_rank) {
 
 bool ScheduleShapes::repeats_another(const ShapeKey& key) {
   if (has_plain_form(key.schedule, key.stages_per_rank)) return true;
+  const auto found = repeats_.find(key);
+  return found != repeats_.end() ? found->second : repeats_.emplace(key, find_twin(key)).first->second;
+}
+
+bool ScheduleShapes::find_twin(const ShapeKey& key) {
   const auto own = of(key);
   if (!own) return false;
   for (const std::string& name : schedule::training_schedule_names()) {

@@ -41,7 +41,10 @@ class ScheduleShapes {
   bool repeats_another(const ShapeKey& key);
 
  private:
+  bool find_twin(const ShapeKey& key);
+
   std::map<ShapeKey, std::shared_ptr<const schedule::Schedule>> known_;
+  std::map<ShapeKey, bool> repeats_;  // what repeats_another() has found
 };
 
 // A step of many microbatches as two short ones: at `few` and at `more` microbatches it is simulated, and
