@@ -55,6 +55,7 @@ missing_packages() {
   has_header catch2/catch.hpp catch2/catch_all.hpp || echo catch2
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
   has_header xxhash.h || echo libxxhash-dev
+  has_header openssl/hmac.h || echo libssl-dev
   has_command mpicc || echo libopenmpi-dev
   has_command mpirun || has_command srun || echo openmpi-bin
   if [[ -z ${PPTRAIN_TORCH_DIR:-} ]] && ! venv_is_whole; then

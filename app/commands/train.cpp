@@ -34,7 +34,9 @@ int train(const JobArguments& arguments) {
     shutdown.emplace();  // from here on a signal asks for an orderly stop
     return plan;
   };
-  return run_ranks(load, [&](RunContext& context) { return Trainer(context, *shutdown).run(); });
+  const auto stopped = [&] { return shutdown && shutdown->requested(); };
+  return run_ranks(
+      load, [&](RunContext& context) { return Trainer(context, *shutdown).run(); }, stopped);
 }
 
 int refuse(const std::string& fault) {

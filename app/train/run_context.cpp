@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <memory>
 #include <optional>
 
@@ -24,6 +25,7 @@ namespace pptrain::app {
 namespace {
 
 constexpr int usage_exit_code = 2;
+constexpr int stopped_exit_code = 3;
 
 at::Device choose_device(const config::JobConfig& job, int local_rank) {
   if (job.run.device == "cpu") return at::kCPU;
@@ -36,8 +38,12 @@ at::Device choose_device(const config::JobConfig& job, int local_rank) {
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % count)};
 }
 
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
-  return std::chrono::milliseconds(static_cast<int64_t>(job.distributed.timeout_s * 1000));
+  return milliseconds(job.distributed.timeout_s);
 }
 
 // Puts the rank before the message of an error of `body`; a UsageError stays one.
@@ -99,6 +105,8 @@ std::unique_ptr<comm::Communicator> meet(comm::Launch launch, const std::string&
   if (!fault.empty()) launch.rendezvous.timeout = std::min(launch.rendezvous.timeout, patience_with_a_fault);
   try {
     return comm::make_world(launch);
+  } catch (const comm::StartStopped&) {
+    throw;
   } catch (const std::exception&) {
     if (fault.empty()) throw;
     throw UsageError(fmt::format("rank {}: {}", launch.rank, fault));
@@ -111,15 +119,24 @@ int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body) {
   return run_ranks([&] { return plan; }, body);
 }
 
-int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body) {
-  const comm::Launch launch = comm::detect_launch();
+int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body,
+              const std::function<bool()>& stopped) {
+  comm::Launch launch = comm::detect_launch();
   if (launch.kind == comm::LaunchKind::threads) return run_threads(load(), body);
   std::optional<Plan> plan;
   const std::string fault = comm::fault_of([&] {
     plan = load();
     mesh::check_world_size(plan->mesh, launch.world_size);
   });
-  const std::unique_ptr<comm::Communicator> world = meet(launch, fault);
+  launch.rendezvous.stopped = stopped;
+  if (plan) launch.rendezvous.timeout = milliseconds(plan->job.distributed.start_timeout_s);
+  std::unique_ptr<comm::Communicator> world;
+  try {
+    world = meet(launch, fault);
+  } catch (const comm::StartStopped& stop) {
+    fmt::print(stderr, "pptrain: {}\n", stop.what());
+    return stopped_exit_code;
+  }
   if (!comm::agree(*world, fault)) return usage_exit_code;
   return run_in_world(*world, launch.local_rank, *plan, body);
 }

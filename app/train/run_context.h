@@ -29,7 +29,11 @@ struct RunContext {
 // the launch contradicts the plan; rank 0 prints them, and all ranks return 2. Without a launcher they are
 // thrown. Throws UsageError where the launcher's variables make no sense or no transport connects the
 // processes, and Error that names the rank where a rank fails.
-int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body);
+//
+// `stopped` is asked while processes look for each other: once it is true, that ends, and run_ranks
+// returns 3.
+int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body,
+              const std::function<bool()>& stopped = {});
 int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body);
 
 // The same on a world that is there already, by this process's rank in it: several plans can share one world.

@@ -91,6 +91,7 @@ struct DistributedSection {
   int64_t ranks_per_host = 0;  // 0: as the device of the costs usually has them
   double host_link_gbps = 0;   // Gb/s of a rank to other hosts; 0: as the device of the costs usually has it
   double timeout_s = 600;      // a wait for another rank that lasts longer fails the run
+  double start_timeout_s = 300;  // so long may pass until all ranks have come
 
   bool operator==(const DistributedSection&) const = default;
 };

@@ -275,6 +275,12 @@ void add_distributed(std::vector<Option>& options) {
       .add("timeout_s", &DistributedSection::timeout_s,
            "Seconds. A wait for another rank that lasts longer ends the run with a report.")
       .above_up_to(0, 1e9);
+  distributed
+      .add("start_timeout_s", &DistributedSection::start_timeout_s,
+           "Seconds. Where ranks find each other over TCP: when they have not all come by then, the start "
+           "ends "
+           "with the names of those that are missing.")
+      .above_up_to(0, 1e6);
 }
 
 void add_train(std::vector<Option>& options) {

@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
+#include "parallel/comm/tcp/tcp_key.h"
 
 namespace pptrain::comm {
 namespace {
@@ -17,6 +18,7 @@ class Environment {
  public:
   explicit Environment(const GetEnv& get) : get_(get) {}
 
+  const GetEnv& get() const { return get_; }
   bool has(const char* variable) const { return !text(variable).empty(); }
   std::string text(const char* variable) const {
     const char* value = get_(variable);
@@ -98,8 +100,30 @@ std::string host_of_first_rank(const Environment& env) {
   return env.text("SLURM_LAUNCH_NODE_IPADDR");
 }
 
-Rendezvous find_rendezvous(const Environment& env, LaunchKind kind) {
+// True where the launcher says that it started all ranks on this host.
+bool on_one_host(const Environment& env, const Launch& launch) {
+  const auto all_here = [&](const char* variable) { return env.number(variable) == launch.world_size; };
+  switch (launch.kind) {
+    case LaunchKind::threads:
+      return true;
+    case LaunchKind::open_mpi:
+      return all_here("OMPI_COMM_WORLD_LOCAL_SIZE");
+    case LaunchKind::pmi:
+      return all_here("MPI_LOCALNRANKS");
+    case LaunchKind::slurm:
+      return env.number("SLURM_STEP_NUM_NODES") == 1;
+    case LaunchKind::torchrun:
+      return all_here("LOCAL_WORLD_SIZE");
+  }
+  return false;
+}
+
+Rendezvous find_rendezvous(const Environment& env, const Launch& launch) {
+  const LaunchKind kind = launch.kind;
   Rendezvous result{.host = env.text("MASTER_ADDR")};
+  result.one_host = on_one_host(env, launch);
+  result.host_address = env.text("PPTRAIN_HOST_ADDRESS");
+  result.secret = read_secret(env.get());
   if (const auto port = env.number("MASTER_PORT")) result.port = port_number(*port, "MASTER_PORT");
   if (kind == LaunchKind::slurm) {
     if (result.host.empty()) result.host = host_of_first_rank(env);
@@ -114,7 +138,7 @@ Rendezvous find_rendezvous(const Environment& env, LaunchKind kind) {
 }
 
 Launch with_rendezvous(const Environment& env, Launch launch) {
-  launch.rendezvous = find_rendezvous(env, launch.kind);
+  launch.rendezvous = find_rendezvous(env, launch);
   return launch;
 }
 

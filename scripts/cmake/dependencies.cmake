@@ -69,6 +69,7 @@ find_package(tomlplusplus REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Catch2 QUIET)
 
 # One target per folder: pptrain_library(pptrain_data PUBLIC ... PRIVATE ... [EXCLUDE regex]) takes the *.cpp of the folder

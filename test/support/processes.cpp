@@ -87,7 +87,8 @@ std::vector<Ended> run_processes(const std::vector<Process>& processes, double s
 }
 
 int free_port() {
-  return comm::port_of(comm::listen_anywhere(1));
+  int error = 0;
+  return comm::port_of(comm::listen_at("127.0.0.1", 0, error));
 }
 
 }  // namespace pptrain::test

@@ -3,6 +3,7 @@
 #define MPICH_SKIP_MPICXX 1
 #include "parallel/comm/mpi/mpi_communicator.h"
 
+#include <ATen/ops/empty.h>
 #include <mpi.h>
 #include <sched.h>
 
@@ -12,6 +13,7 @@
 #include <exception>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -60,6 +62,34 @@ class Backoff {
   std::chrono::microseconds nap_{10};
 };
 
+// The tags of messages: the lane, the message's number between two ranks (modulo 16), and its size. So a
+// receive never meets a message of another size, whatever a peer sends: some MPIs write beyond the receive's
+// memory then (Open MPI 4.1.4 over CMA and over its TCP, from some KiB up). The size counts modulo an odd
+// number, 44,739,241 with Open MPI: of larger messages, sizes that differ by exactly a multiple of it look
+// alike, and are left to MPI's own check.
+class Tags {
+ public:
+  Tags() {
+    int* most = nullptr;
+    int found = 0;
+    check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &most, &found), "MPI_Comm_get_attr");
+    const int64_t tags = int64_t{found ? *most : 32767} + 1;  // what the standard grants
+    sizes_ = (tags / places - 1) | 1;
+    if (sizes_ * places > tags) sizes_ -= 2;
+  }
+  int of(Lane lane, uint32_t number, int64_t bytes) const {
+    const int64_t place = number % numbers * lane_count + static_cast<int64_t>(lane);
+    return static_cast<int>(bytes % sizes_ * places + place);
+  }
+  // Of messages that stand in each other's place: only their sizes may differ.
+  static bool same_place(int a, int b) { return a % places == b % places; }
+
+ private:
+  static constexpr int64_t numbers = 16;
+  static constexpr int places = static_cast<int>(numbers) * lane_count;
+  int64_t sizes_ = 1;
+};
+
 // The requests of one message, with its memory.
 struct Transfer {
   at::Tensor tensor;
@@ -67,7 +97,9 @@ struct Transfer {
   int64_t expected_last = 0;  // bytes of the last chunk, checked on receives
   bool is_send = false;
   int peer = 0;
+  int tag = 0;
   bool pending = false;  // counted by the session
+  int other_bytes = -1;  // of a message that came in the place of the one that is waited for
 
   bool test() {
     while (!requests.empty()) {
@@ -75,21 +107,27 @@ struct Transfer {
       MPI_Status status;
       check(MPI_Test(&requests.front(), &complete, &status), is_send ? "a send" : "a receive");
       if (!complete) return false;
-      if (!is_send) check_count(status);
+      if (!is_send) check_status(status);
       requests.erase(requests.begin());
     }
     return true;
   }
 
-  void check_count(const MPI_Status& status) const {
+  void check_status(const MPI_Status& status) const {
+    int cancelled = 0;
+    check(MPI_Test_cancelled(&status, &cancelled), "MPI_Test_cancelled");
+    if (cancelled) throw Error(size_error(other_bytes));
     int count = 0;
     check(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
     const int64_t expected = requests.size() == 1 ? expected_last : chunk_bytes;
     if (count != expected) {
-      throw Error(
-          fmt::format("a message from rank {} has {} bytes where {} were expected: {} is to be received",
-                      peer, count, expected, describe(tensor)));
+      throw Error(size_error(count));
     }
+  }
+
+  std::string size_error(int64_t count) const {
+    return fmt::format("a message from rank {} has {} bytes where {} were expected: {} is to be received",
+                       peer, count, tensor.nbytes(), describe(tensor));
   }
 };
 
@@ -110,6 +148,7 @@ class Session {
     if (provided < MPI_THREAD_SERIALIZED) {
       throw Error("this MPI cannot be called by several threads in turn (MPI_THREAD_SERIALIZED)");
     }
+    tags.emplace();
     const SignalBlock block;
     thread_ = std::jthread([this] { run(); });
   }
@@ -143,6 +182,7 @@ class Session {
     if (++pending_ == 1 && idle_) wake_.notify_all();
   }
 
+  std::optional<Tags> tags;
   std::mutex mutex;     // one thread at a time calls MPI
   bool failed = false;  // after a failed wait, collective clean-up could hang
   int waiting = 0;      // threads that wait for a transfer, and so call MPI all the time
@@ -263,6 +303,8 @@ class MpiWork final : public Work {
     Session& session_;
   };
 
+  static constexpr int looks_every = 32;  // rounds of a wait that has grown patient
+
   // True once the transfer is complete; false after `time`. Under the lock, which others get in between.
   bool poll_for(std::chrono::milliseconds time, std::unique_lock<std::mutex>& lock) {
     Session& session = *channel_->session;
@@ -270,13 +312,52 @@ class MpiWork final : public Work {
     const Waiting waiting(session, lock);
     const auto deadline = Clock::now() + time;
     Backoff backoff;
-    while (!session.test(transfer_)) {
+    for (int round = 1; !session.test(transfer_); ++round) {
       lock.unlock();
       backoff.pause();
       lock.lock();
-      if (backoff.patient() && Clock::now() > deadline) return false;
+      if (!backoff.patient()) continue;
+      if (Clock::now() > deadline) return false;
+      if (!transfer_.is_send && round % looks_every == 0) look_for_misfit();
     }
     return true;
+  }
+
+  // Looks for a message of another size in the place of the one that is waited for, and throws Error where it
+  // finds one. Under the lock.
+  void look_for_misfit() {
+    int found = 0;
+    MPI_Status status;
+    const MPI_Comm comm = channel_->comm;
+    check(MPI_Iprobe(transfer_.peer, MPI_ANY_TAG, comm, &found, &status), "MPI_Iprobe");
+    if (!found || status.MPI_TAG == transfer_.tag || !Tags::same_place(status.MPI_TAG, transfer_.tag)) return;
+    check(MPI_Get_count(&status, MPI_BYTE, &transfer_.other_bytes), "MPI_Get_count");
+    // Its place is this one, and not that of a later round, where this receive has met no message yet: then
+    // it can be cancelled.
+    for (MPI_Request& request : transfer_.requests) check(MPI_Cancel(&request), "MPI_Cancel");
+    try {
+      channel_->session->test(transfer_);
+    } catch (const Error&) {
+      transfer_.requests.erase(transfer_.requests.begin());
+      if (!transfer_.requests.empty()) channel_->abandoned.push_back(transfer_);
+      transfer_.requests.clear();
+      channel_->abandoned.push_back(take_misfit(status.MPI_TAG));
+      throw;
+    }
+  }
+
+  // Its sender waits for somebody to take it.
+  Transfer take_misfit(int tag) const {
+    Transfer other;
+    other.peer = transfer_.peer;
+    other.tensor = at::empty({transfer_.other_bytes}, at::kByte);
+    other.expected_last = transfer_.other_bytes;
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Irecv(other.tensor.mutable_data_ptr(), transfer_.other_bytes, MPI_BYTE, other.peer, tag,
+                    channel_->comm, &request),
+          "MPI_Irecv");
+    other.requests.push_back(request);
+    return other;
   }
 
   std::shared_ptr<Channel> channel_;
@@ -290,10 +371,12 @@ class MpiCommunicator final : public MessageCommunicator {
  public:
   MpiCommunicator(std::shared_ptr<Channel> channel, std::chrono::milliseconds timeout,
                   Lane lane = Lane::messages)
-      : MessageCommunicator(timeout), channel_(std::move(channel)), tag_(static_cast<int>(lane)) {
+      : MessageCommunicator(timeout), channel_(std::move(channel)), lane_(lane) {
     const std::lock_guard lock(channel_->session->mutex);
     check(MPI_Comm_rank(channel_->comm, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(channel_->comm, &size_), "MPI_Comm_size");
+    sent_.resize(size_);
+    received_.resize(size_);
   }
 
   int rank() const override { return rank_; }
@@ -343,6 +426,9 @@ class MpiCommunicator final : public MessageCommunicator {
     transfer.tensor = std::move(tensor);
     transfer.is_send = is_send;
     transfer.peer = peer;
+    uint32_t& number = (is_send ? sent_ : received_)[peer];
+    transfer.tag =
+        channel_->session->tags->of(lane_, number++, static_cast<int64_t>(transfer.tensor.nbytes()));
     // A send only reads; MPI's older signatures take a pointer to non-const all the same.
     char* data = static_cast<char*>(is_send ? const_cast<void*>(transfer.tensor.const_data_ptr())
                                             : transfer.tensor.mutable_data_ptr());
@@ -350,8 +436,8 @@ class MpiCommunicator final : public MessageCommunicator {
     do {
       const int count = static_cast<int>(std::min(left, chunk_bytes));
       MPI_Request request = MPI_REQUEST_NULL;
-      check(is_send ? MPI_Isend(data, count, MPI_BYTE, peer, tag_, channel_->comm, &request)
-                    : MPI_Irecv(data, count, MPI_BYTE, peer, tag_, channel_->comm, &request),
+      check(is_send ? MPI_Isend(data, count, MPI_BYTE, peer, transfer.tag, channel_->comm, &request)
+                    : MPI_Irecv(data, count, MPI_BYTE, peer, transfer.tag, channel_->comm, &request),
             is_send ? "MPI_Isend" : "MPI_Irecv");
       transfer.requests.push_back(request);
       transfer.expected_last = count;
@@ -363,9 +449,12 @@ class MpiCommunicator final : public MessageCommunicator {
   }
 
   std::shared_ptr<Channel> channel_;
-  int tag_;
+  Lane lane_;
   int rank_ = 0;
   int size_ = 1;
+  // Messages to and from each rank, by the same object on both sides: each lane of a communicator has one.
+  std::vector<uint32_t> sent_;
+  std::vector<uint32_t> received_;
 };
 
 }  // namespace

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -15,13 +14,17 @@
 #include "parallel/comm/signal_block.h"
 
 namespace pptrain::comm {
-TcpEngine::TcpEngine(int rank, std::vector<Socket> links)
-    : rank_(rank),
-      links_(links.size()),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      unwinding_(std::uncaught_exceptions()) {
+
+TcpEngine::TcpEngine(int rank, std::vector<Socket> links, TcpInbox::Limits limits)
+    : rank_(rank), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), unwinding_(std::uncaught_exceptions()) {
   if (!wake_.open()) throw Error("eventfd failed: too many open files; raise the limit with ulimit -n");
-  for (size_t r = 0; r < links.size(); ++r) links_[r].socket = std::move(links[r]);
+  const auto end = [this](TcpOperation& operation, std::string error, bool peer_ended) {
+    complete(operation, std::move(error), peer_ended);
+  };
+  for (size_t r = 0; r < links.size(); ++r) {
+    links_.emplace_back(static_cast<int>(r), end, limits);
+    links_[r].socket = std::move(links[r]);
+  }
   const SignalBlock block;
   thread_ = std::jthread([this] { run(); });
 }
@@ -32,7 +35,7 @@ TcpEngine::~TcpEngine() {
   if (take_leave_) {
     for (Link& link : links_) {
       const std::lock_guard lock(link.mutex);
-      enqueue(link, {.header = {.kind = Kind::goodbye}, .operation = {}, .text = {}});
+      enqueue(link, {.header = {.kind = FrameKind::goodbye}, .operation = {}, .text = {}});
     }
   }
   closing_ = true;
@@ -51,11 +54,11 @@ TcpEngine::OperationPtr TcpEngine::send(uint64_t channel, const at::Tensor& tens
   auto operation = std::make_shared<TcpOperation>();
   operation->tensor = tensor;
   Link& link = links_[peer];
+  if (link.inbox.ended()) throw PeerFailure(TcpInbox::ended_message(peer));
   bool left_over = false;
   {
     const std::lock_guard lock(link.mutex);
-    if (link.ended) throw PeerFailure(ended_message(peer));
-    enqueue(link, {.header = {.kind = Kind::data, .channel = channel, .bytes = tensor.nbytes()},
+    enqueue(link, {.header = {.kind = FrameKind::data, .channel = channel, .bytes = tensor.nbytes()},
                    .operation = operation,
                    .text = {}});
     left_over = !link.outgoing.empty();
@@ -68,43 +71,8 @@ TcpEngine::OperationPtr TcpEngine::receive(uint64_t channel, at::Tensor tensor, 
   if (failed_) throw_failure();
   auto operation = std::make_shared<TcpOperation>();
   operation->tensor = std::move(tensor);
-  Link& link = links_[peer];
-  const std::lock_guard lock(link.mutex);
-  Channel& queue = link.channels[channel];
-  if (queue.early.empty()) {
-    if (link.ended) {
-      complete(*operation, ended_message(peer), /*peer_ended=*/true);
-    } else {
-      queue.receives.push_back(operation);
-    }
-    return operation;
-  }
-  const auto incoming = std::move(queue.early.front());
-  queue.early.pop_front();
-  if (queue.early.empty() && queue.receives.empty()) link.channels.erase(channel);
-  if (incoming->complete) {
-    deliver(*incoming, *operation);
-  } else {
-    incoming->claimed = operation;
-  }
+  if (links_[peer].inbox.receive(channel, operation)) wake();
   return operation;
-}
-
-// The bytes of an early message into the tensor of its receive.
-void TcpEngine::deliver(const Incoming& incoming, TcpOperation& operation) {
-  const size_t expected = operation.tensor.nbytes();
-  if (incoming.bytes.size() != expected)
-    return complete(operation, size_error(incoming.bytes.size(), expected));
-  if (expected > 0) std::memcpy(operation.tensor.mutable_data_ptr(), incoming.bytes.data(), expected);
-  complete(operation);
-}
-
-std::string TcpEngine::ended_message(int peer) {
-  return fmt::format("rank {} has ended, so it takes part in no more messages", peer);
-}
-
-std::string TcpEngine::size_error(size_t bytes, size_t expected) {
-  return fmt::format("a message of {} bytes came where {} bytes were expected", bytes, expected);
 }
 
 void TcpEngine::complete(TcpOperation& operation, std::string error, bool peer_ended) {
@@ -138,27 +106,31 @@ void TcpEngine::throw_failure() {
 }
 
 void TcpEngine::fail(const std::string& failure) {
+  const std::string text = failure_text(failure);
   {
     const std::lock_guard lock(done_mutex_);
     if (failed_) return;
-    failure_ = failure;
+    failure_ = text;
     failed_ = true;
   }
   done_.notify_all();
   for (Link& link : links_) {
+    if (link.inbox.ended()) continue;
     const std::lock_guard lock(link.mutex);
-    if (link.ended) continue;
     // What has not begun is not sent any more.
     const bool begun = !link.outgoing.empty() && link.outgoing.front().sent > 0;
     link.outgoing.resize(begun ? 1 : 0);
     enqueue(link,
-            {.header = {.kind = Kind::failure, .bytes = failure.size()}, .operation = {}, .text = failure});
+            {.header = {.kind = FrameKind::failure, .bytes = text.size()}, .operation = {}, .text = text});
   }
   wake();
 }
 
 void TcpEngine::enqueue(Link& link, Outgoing frame) {
-  if (!link.socket.open()) return;
+  if (!link.socket.open()) {
+    if (frame.operation) complete(*frame.operation, "its connection has ended", /*peer_ended=*/true);
+    return;
+  }
   link.outgoing.push_back(std::move(frame));
   if (link.outgoing.size() == 1) flush(link);
 }
@@ -170,10 +142,11 @@ void TcpEngine::flush(Link& link) {
     Outgoing& frame = link.outgoing.front();
     const char* body = frame.operation ? static_cast<const char*>(frame.operation->tensor.const_data_ptr())
                                        : frame.text.data();
-    const size_t header_left = sizeof(Header) - std::min(frame.sent, sizeof(Header));
-    const size_t body_sent = frame.sent - (sizeof(Header) - header_left);
-    iovec parts[2] = {{reinterpret_cast<char*>(&frame.header) + (sizeof(Header) - header_left), header_left},
-                      {const_cast<char*>(body) + body_sent, frame.header.bytes - body_sent}};
+    const size_t header_left = sizeof(FrameHeader) - std::min(frame.sent, sizeof(FrameHeader));
+    const size_t body_sent = frame.sent - (sizeof(FrameHeader) - header_left);
+    iovec parts[2] = {
+        {reinterpret_cast<char*>(&frame.header) + (sizeof(FrameHeader) - header_left), header_left},
+        {const_cast<char*>(body) + body_sent, frame.header.bytes - body_sent}};
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = 2;
@@ -181,7 +154,7 @@ void TcpEngine::flush(Link& link) {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return;
     frame.sent += static_cast<size_t>(sent);
-    if (frame.sent < sizeof(Header) + frame.header.bytes) continue;
+    if (frame.sent < sizeof(FrameHeader) + frame.header.bytes) continue;
     if (frame.operation) complete(*frame.operation);
     link.outgoing.pop_front();
   }

@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <exception>
+#include <span>
+#include <string>
 #include <system_error>
-#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "parallel/comm/tcp/tcp_engine.h"
@@ -25,7 +28,26 @@ constexpr std::chrono::seconds failure_time{1};
 
 }  // namespace
 
+// Whatever goes wrong here must reach those who wait: an exception would end the process without a word.
 void TcpEngine::run() {
+  std::string reason;
+  try {
+    return serve();
+  } catch (const std::exception& e) {
+    reason = e.what();
+    reason.resize(std::min(reason.size(), reason.find('\n')));  // LibTorch adds the stack
+  } catch (...) {
+    reason = "an unknown exception";
+  }
+  try {
+    fail(fmt::format("rank {} failed: its TCP thread met {}", rank_, reason));
+  } catch (...) {  // no memory even for that
+    failed_ = true;
+    done_.notify_all();
+  }
+}
+
+void TcpEngine::serve() {
   std::vector<pollfd> entries;
   Deadline give_up = Deadline::max();
   while (true) {
@@ -33,13 +55,7 @@ void TcpEngine::run() {
       give_up = Clock::now() + (take_leave_ ? leave_time : failure_time);
     }
     if (closing_ && (may_stop() || Clock::now() >= give_up)) return;
-    entries.assign(1, {wake_.get(), POLLIN, 0});
-    for (Link& link : links_) {
-      const std::lock_guard lock(link.mutex);
-      // poll() skips negative descriptors.
-      entries.push_back(
-          {link.socket.get(), static_cast<short>(POLLIN | (link.outgoing.empty() ? 0 : POLLOUT)), 0});
-    }
+    watch(entries);
     if (::poll(entries.data(), entries.size(), closing_ ? 50 : -1) < 0) continue;
     uint64_t count = 0;
     if (entries[0].revents != 0) static_cast<void>(::read(wake_.get(), &count, sizeof(count)));
@@ -49,8 +65,21 @@ void TcpEngine::run() {
         const std::lock_guard lock(links_[peer].mutex);
         flush(links_[peer]);
       }
-      if ((ready & ~POLLOUT) != 0) read_turn(static_cast<int>(peer));
+      // A peer that is gone sends no more: what it left is little, and behind it lies the reason.
+      const bool gone = (ready & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+      if ((ready & ~POLLOUT) != 0) read_turn(static_cast<int>(peer), gone);
     }
+  }
+}
+
+// What to wait for: on every link for bytes where they are wanted, and always for its end.
+void TcpEngine::watch(std::vector<pollfd>& entries) {
+  entries.assign(1, {wake_.get(), POLLIN, 0});
+  for (Link& link : links_) {
+    const bool reads = link.inbox.wants_bytes();
+    const std::lock_guard lock(link.mutex);
+    const int events = POLLRDHUP | (reads ? POLLIN : 0) | (link.outgoing.empty() ? 0 : POLLOUT);
+    entries.push_back({link.socket.get(), static_cast<short>(events), 0});  // poll() skips negative ones
   }
 }
 
@@ -60,35 +89,26 @@ bool TcpEngine::may_stop() {
   if (!take_leave_ && !failed_) return true;
   return std::ranges::all_of(links_, [&](Link& link) {
     const std::lock_guard lock(link.mutex);
-    return !link.socket.open() || (link.outgoing.empty() && (link.ended || failed_));
+    return !link.socket.open() || (link.outgoing.empty() && (link.inbox.ended() || failed_));
   });
 }
 
-void TcpEngine::read_turn(int peer) {
+void TcpEngine::read_turn(int peer, bool to_the_end) {
   Link& link = links_[peer];
   size_t bytes_read = 0;
   while (link.socket.open() && bytes_read < turn_bytes) {
+    if (!to_the_end && !link.inbox.wants_bytes()) return;
     std::string reason;
     const Read result = read_some(link, bytes_read, reason);
     if (result == Read::later) return;
     if (result == Read::lost) return lose(peer, reason);
-    Reading& reading = link.reading;
-    if (reading.header_read < sizeof(Header)) continue;
-    if (reading.header.magic != frame_magic) return lose(peer, "sent bytes that make no sense");
-    if (reading.target == nullptr && reading.body_read == 0) begin_body(link);
-    if (reading.body_read == reading.header.bytes) end_body(peer);
   }
 }
 
 // One recv() into the header or the body, whichever is not full yet.
 TcpEngine::Read TcpEngine::read_some(Link& link, size_t& bytes_read, std::string& reason) {
-  Reading& reading = link.reading;
-  const bool in_header = reading.header_read < sizeof(Header);
-  char* const target = in_header ? reinterpret_cast<char*>(&reading.header) + reading.header_read
-                                 : reading.target + reading.body_read;
-  const size_t wanted =
-      in_header ? sizeof(Header) - reading.header_read : reading.header.bytes - reading.body_read;
-  const ssize_t got = ::recv(link.socket.get(), target, wanted, MSG_DONTWAIT);
+  const std::span<char> room = link.inbox.room();
+  const ssize_t got = ::recv(link.socket.get(), room.data(), room.size(), MSG_DONTWAIT);
   if (got < 0 && errno == EINTR) return Read::more;
   if (got < 0 && errno == EAGAIN) return Read::later;
   if (got <= 0) {
@@ -96,81 +116,29 @@ TcpEngine::Read TcpEngine::read_some(Link& link, size_t& bytes_read, std::string
     if (got < 0) reason += " (" + std::generic_category().message(errno) + ")";
     return Read::lost;
   }
-  (in_header ? reading.header_read : reading.body_read) += static_cast<size_t>(got);
   bytes_read += static_cast<size_t>(got);
+  try {
+    if (link.inbox.took(static_cast<size_t>(got)) == TcpInbox::Frame::failure) fail(link.inbox.failure());
+  } catch (const Error& e) {
+    reason = e.what();
+    return Read::lost;
+  }
   return Read::more;
-}
-
-// Finds where the body goes: to the receive that waits for it, or to memory of its own.
-void TcpEngine::begin_body(Link& link) {
-  Reading& reading = link.reading;
-  const std::lock_guard lock(link.mutex);
-  if (reading.header.kind == Kind::data) {
-    Channel& channel = link.channels[reading.header.channel];
-    if (!channel.receives.empty() && channel.receives.front()->tensor.nbytes() == reading.header.bytes) {
-      reading.operation = std::move(channel.receives.front());
-      channel.receives.pop_front();
-      reading.target = static_cast<char*>(reading.operation->tensor.mutable_data_ptr());
-    } else {
-      reading.incoming = std::make_shared<Incoming>();
-      if (channel.receives.empty()) {
-        channel.early.push_back(reading.incoming);
-      } else {  // of another size: deliver() says so
-        reading.incoming->claimed = std::move(channel.receives.front());
-        channel.receives.pop_front();
-      }
-    }
-    if (channel.receives.empty() && channel.early.empty()) link.channels.erase(reading.header.channel);
-  } else {
-    reading.incoming = std::make_shared<Incoming>();
-  }
-  if (reading.incoming) {
-    reading.incoming->bytes.resize(reading.header.bytes);
-    reading.target = reading.incoming->bytes.data();
-  }
-}
-
-void TcpEngine::end_body(int peer) {
-  Link& link = links_[peer];
-  const Reading frame = std::exchange(link.reading, Reading{});
-  switch (frame.header.kind) {
-    case Kind::goodbye:
-      return peer_took_leave(peer);
-    case Kind::failure:
-      return fail({frame.incoming->bytes.begin(), frame.incoming->bytes.end()});
-    case Kind::data:
-      break;
-  }
-  if (frame.operation) return complete(*frame.operation);
-  const std::lock_guard lock(link.mutex);
-  frame.incoming->complete = true;
-  if (frame.incoming->claimed) deliver(*frame.incoming, *frame.incoming->claimed);
-}
-
-// Only messages that can no more come are in error; other ranks go on.
-void TcpEngine::peer_took_leave(int peer) {
-  Link& link = links_[peer];
-  const std::lock_guard lock(link.mutex);
-  link.ended = true;
-  for (auto& [id, channel] : link.channels) {
-    for (const OperationPtr& operation : channel.receives) {
-      complete(*operation, ended_message(peer), /*peer_ended=*/true);
-    }
-    channel.receives.clear();
-  }
-  std::erase_if(link.channels, [](const auto& entry) { return entry.second.early.empty(); });
 }
 
 void TcpEngine::lose(int peer, const std::string& reason) {
   Link& link = links_[peer];
-  bool expected = false;
   {
     const std::lock_guard lock(link.mutex);
     link.socket.close();
+    for (const Outgoing& frame : link.outgoing) {
+      if (frame.operation) complete(*frame.operation, TcpInbox::ended_message(peer), /*peer_ended=*/true);
+    }
     link.outgoing.clear();
-    expected = link.ended;
   }
-  if (!expected && !closing_) fail(fmt::format("rank {} {} (noticed by rank {})", peer, reason, rank_));
+  if (!link.inbox.ended() && !closing_) {
+    fail(fmt::format("rank {} {} (noticed by rank {})", peer, reason, rank_));
+  }
 }
 
 }  // namespace pptrain::comm

@@ -1,159 +1,132 @@
 #include "parallel/comm/tcp/tcp_rendezvous.h"
 
-#include <c10/util/Exception.h>
 #include <spdlog/fmt/fmt.h>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <algorithm>
-#include <memory>
-#include <random>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 #include "core/base/error.h"
+#include "parallel/comm/tcp/tcp_address.h"
+#include "parallel/comm/tcp/tcp_frame.h"
+#include "parallel/comm/tcp/tcp_key.h"
+#include "parallel/comm/tcp/tcp_meeting.h"
+#include "parallel/comm/tcp/tcp_store.h"
 
 namespace pptrain::comm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr std::chrono::seconds hello_time{10};
+// In the place of a key where the ranks have a secret.
+constexpr const char* secret_word = "secret";
+constexpr size_t hex_digest = 64;
 
-// First bytes on every connection. The secret, left in the store by rank 0, keeps strangers out.
-struct Hello {
-  uint64_t secret;
-  int64_t rank;
-};
-
-std::string reason(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
+std::string wait_for(TcpStore& store, const std::string& key, const StartPatience& patience) {
+  std::chrono::milliseconds nap{5};
+  while (true) {
+    if (auto value = store.find(key, patience)) return *value;
+    if (const auto word = store.find("failure", patience)) throw PeerFailure(failure_text(*word));
+    patience.check("rank 0");
+    if (patience.over()) {
+      throw Error(fmt::format("rank {} waited {:.1f} s for rank 0, which did not come to {}", patience.rank(),
+                              patience.seconds(), store.name()));
+    }
+    std::this_thread::sleep_for(nap);
+    nap = std::min(nap * 2, std::chrono::milliseconds(100));
+  }
 }
 
-class Store {
- public:
-  Store(int rank, const Rendezvous& rendezvous) : prefix_(rendezvous.prefix) {
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(rendezvous.port);
-    options.isServer = rank == 0 && !rendezvous.served_by_launcher;
-    options.waitWorkers = false;
-    options.timeout = rendezvous.timeout;
-    try {
-      store_ = std::make_unique<c10d::TCPStore>(rendezvous.host, options);
-    } catch (const std::exception& e) {
-      throw Error(fmt::format("rank {} cannot {} the meeting point {} port {} (MASTER_ADDR, MASTER_PORT): {}",
-                              rank, options.isServer ? "open" : "reach", rendezvous.host, rendezvous.port,
-                              reason(e)));
-    }
-  }
-
-  void set(const std::string& key, const std::string& value) {
-    store_->set(prefix_ + "/" + key, std::vector<uint8_t>(value.begin(), value.end()));
-  }
-  // Waits for the key until the rendezvous' timeout.
-  std::string get(const std::string& key) {
-    const std::vector<uint8_t> value = store_->get(prefix_ + "/" + key);
-    return {value.begin(), value.end()};
-  }
-
- private:
-  std::string prefix_;
-  std::unique_ptr<c10d::TCPStore> store_;
-};
-
-uint64_t agree_on_secret(Store& store, int rank) {
+// Rank 0 gives the run a name, and a key where the user gave no secret. A rank with a secret never takes a
+// key from the store: whoever reaches the store could have put it there.
+RunIdentity agree_on_run(int rank, int size, const Rendezvous& rendezvous, TcpStore& store,
+                         const StartPatience& patience) {
+  const bool secret = !rendezvous.secret.empty();
   if (rank == 0) {
-    std::random_device random;
-    const uint64_t secret = (uint64_t{random()} << 32) | random();
-    store.set("secret", std::to_string(secret));
-    return secret;
+    RunIdentity me{.key = secret ? rendezvous.secret : to_hex(random_bytes()),
+                   .run = to_hex(random_bytes()),
+                   .rank = rank,
+                   .size = size};
+    store.set("run", me.run + " " + (secret ? secret_word : me.key), patience);
+    return me;
   }
-  return std::stoull(store.get("secret"));
+  const std::string text = wait_for(store, "run", patience);
+  if (text.size() < hex_digest + 1 || text.size() > 2 * hex_digest + 1) {
+    throw Error(fmt::format("rank {} found no pptrain at {}, but something else", rank, store.name()));
+  }
+  const std::string key = text.substr(hex_digest + 1);
+  if (secret != (key == secret_word)) {
+    throw Error(fmt::format("rank {} was started {} PPTRAIN_SECRET, rank 0 {} it: give it to all ranks", rank,
+                            secret ? "with" : "without", secret ? "without" : "with"));
+  }
+  return {
+      .key = secret ? rendezvous.secret : key, .run = text.substr(0, hex_digest), .rank = rank, .size = size};
 }
 
-std::string who(int rank) {
-  return fmt::format("rank {}", rank);
+Socket listen_for_ranks(const std::string& address, int rank) {
+  int error = 0;
+  Socket listener = listen_at(address, 0, error);
+  if (listener.open()) return listener;
+  throw Error(fmt::format("rank {} cannot listen at {} for other ranks: {}", rank, address,
+                          std::generic_category().message(error)));
 }
 
-// `text`: "address port"; without an address the rank lives on the host of the meeting point.
-Socket connect_to(int peer, const std::string& text, const Rendezvous& rendezvous, const Hello& hello,
-                  Deadline deadline) {
-  const size_t space = text.find(' ');
-  const std::string address = text.substr(0, space);
+std::vector<Socket> connect_all(int rank, int size, const Rendezvous& rendezvous, const std::string& host,
+                                TcpStore& store, const StartPatience& patience) {
+  const RunIdentity me = agree_on_run(rank, size, rendezvous, store, patience);
+  const std::string address = own_address(rendezvous, host);
+  Socket listener = listen_for_ranks(address, rank);
+  store.set(address_key(rank), to_text({address, port_of(listener)}), patience);
+  return Meeting(me, std::move(listener), store, patience).run();
+}
+
+// Others look for this word while they wait, so that all end with the same one.
+void leave_word(TcpStore& store, const std::string& word, const StartPatience& patience, bool serves) {
+  // Longer than others go without a look at the store.
+  constexpr std::chrono::milliseconds time_to_read{300};
   try {
-    Socket link = connect_until(address.empty() ? rendezvous.host : address,
-                                std::stoi(text.substr(space + 1)), deadline);
-    send_all(link, &hello, sizeof(hello), deadline, who(peer));
-    return link;
-  } catch (const Error& e) {
-    throw Error(fmt::format("rank {} cannot reach rank {}: {}", hello.rank, peer, e.what()));
+    store.set("failure", failure_text(word), patience.for_last_words());
+    if (serves) std::this_thread::sleep_for(time_to_read);
+  } catch (const Error&) {
+    // The store has gone, and the others will see that.
   }
 }
 
-void accept_higher(const Socket& listener, uint64_t secret, int rank, std::vector<Socket>& links,
-                   Deadline deadline) {
-  const auto missing = [&] {
-    std::string ranks;
-    for (size_t r = rank + 1; r < links.size(); ++r) {
-      if (!links[r].open()) ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", r);
-    }
-    return ranks;
-  };
-  while (!missing().empty()) {
-    Socket link = accept_until(listener, deadline);
-    if (!link.open())
-      throw Error(fmt::format("rank {} waited in vain for a connection of rank {}", rank, missing()));
-    Hello hello{};
-    try {
-      receive_all(link, &hello, sizeof(hello), std::min(deadline, Clock::now() + hello_time), "a visitor");
-    } catch (const Error&) {
-      continue;  // not one of ours
-    }
-    const bool ours =
-        hello.secret == secret && hello.rank > rank && hello.rank < static_cast<int64_t>(links.size());
-    if (ours && !links[hello.rank].open()) links[hello.rank] = std::move(link);
+// What another rank left as its end, where one has.
+std::optional<std::string> word_of_others(TcpStore& store, const StartPatience& patience) {
+  try {
+    return store.find("failure", patience.for_last_words());
+  } catch (const Error&) {
+    return std::nullopt;
   }
-}
-
-// Returns on every rank after all have all their links: only then may rank 0's store go.
-void meet_at_rank_0(int rank, const std::vector<Socket>& links, Deadline deadline) {
-  char token = 0;
-  if (rank > 0) {
-    send_all(links[0], &token, 1, deadline, who(0));
-    receive_all(links[0], &token, 1, deadline, who(0));
-    return;
-  }
-  for (size_t r = 1; r < links.size(); ++r)
-    receive_all(links[r], &token, 1, deadline, who(static_cast<int>(r)));
-  for (size_t r = 1; r < links.size(); ++r) send_all(links[r], &token, 1, deadline, who(static_cast<int>(r)));
 }
 
 }  // namespace
 
 std::vector<Socket> meet(int rank, int size, const Rendezvous& rendezvous) {
-  std::vector<Socket> links(size);
-  if (size == 1) return links;
-  const Deadline deadline = Clock::now() + rendezvous.timeout;
-  Store store(rank, rendezvous);
-  const Socket listener = listen_anywhere(size);
-  int awaited = 0;
+  if (size == 1) return std::vector<Socket>(1);
+  const StartPatience patience(rank, rendezvous);
+  const std::string host = meeting_host(rendezvous);
+  const bool serves = rank == 0 && !rendezvous.served_by_launcher;
+  std::string meeting_address = host;
+  Socket door = serves ? listen_at_meeting_point(rendezvous, host, meeting_address) : Socket();
+  TcpStore store(rendezvous, meeting_address, std::move(door), patience);
   try {
-    const uint64_t secret = agree_on_secret(store, rank);
-    store.set(fmt::format("address/{}", rank),
-              fmt::format("{} {}", address_towards(rendezvous.host), port_of(listener)));
-    const Hello hello{secret, rank};
-    for (; awaited < rank; ++awaited) {
-      const std::string address = store.get(fmt::format("address/{}", awaited));
-      links[awaited] = connect_to(awaited, address, rendezvous, hello, deadline);
+    std::vector<Socket> links = connect_all(rank, size, rendezvous, host, store, patience);
+    for (const Socket& link : links) {
+      if (link.open()) make_link(link);
     }
-    accept_higher(listener, secret, rank, links, deadline);
-  } catch (const c10::Error& e) {
-    throw Error(fmt::format("rank {} waited at {} port {} for rank {}, which did not come: {}", rank,
-                            rendezvous.host, rendezvous.port, awaited, reason(e)));
+    return links;
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const StartStopped& e) {
+    leave_word(store, e.what(), patience, serves);
+    throw;
+  } catch (const Error& e) {
+    if (const auto word = word_of_others(store, patience)) throw PeerFailure(failure_text(*word));
+    leave_word(store, e.what(), patience, serves);
+    throw;
   }
-  meet_at_rank_0(rank, links, deadline);
-  for (const Socket& link : links) {
-    if (link.open()) make_link(link);
-  }
-  return links;
 }
 
 }  // namespace pptrain::comm

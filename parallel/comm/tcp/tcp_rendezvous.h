@@ -9,7 +9,7 @@
 namespace pptrain::comm {
 
 // links[r]: the connection to rank r, ready for use on both sides; links[rank] is closed. Collective over the
-// processes. Throws Error that names the rendezvous, or the ranks that stayed away.
+// processes; throws what make_tcp_world throws.
 std::vector<Socket> meet(int rank, int size, const Rendezvous& rendezvous);
 
 }  // namespace pptrain::comm

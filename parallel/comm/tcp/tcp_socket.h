@@ -26,29 +26,30 @@ class Socket {
   int get() const { return descriptor_; }
   bool open() const { return descriptor_ >= 0; }
   void close();
+  // Leaves the descriptor to the caller.
+  int release() { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_ = -1;
 };
 
-// A socket that listens on all addresses of this host, at a port of the system's choice.
-Socket listen_anywhere(int backlog);
+// Of the calls below none blocks; addresses are numbers as text ("10.0.0.5", "fe80::1%eth0").
+
+// A socket that listens at this address alone. Port 0: one of the system's choice. A closed one where that
+// cannot be, with the error's number in `error`.
+Socket listen_at(const std::string& address, int port, int& error);
 int port_of(const Socket& socket);
-// The next connection; a closed Socket when none came until `deadline`.
-Socket accept_until(const Socket& listener, Deadline deadline);
-// Tries the addresses of `host` until one answers. Throws Error that names host, port and the last reason.
-Socket connect_until(const std::string& host, int port, Deadline deadline);
-// This host's own address on the way to `host`, as text; "" where that is a loopback address, of no use to
-// others.
-std::string address_towards(const std::string& host);
+// The next connection; a closed Socket where none waits, or, with `error`, where it cannot be had.
+Socket accept_now(const Socket& listener, int& error);
+// A connection under way: it is there, or has failed, when the socket can be written to. A closed Socket with
+// `error` where it has failed already.
+Socket start_connecting(const std::string& address, int port, int& error);
+// The error's number of a connection that was under way; 0: it is there.
+int error_of(const Socket& socket);
+// The address of the other end, for messages.
+std::string peer_address(const Socket& socket);
 
-// All bytes or an Error; `who` names the peer in it.
-void send_all(const Socket& socket, const void* data, size_t bytes, Deadline deadline,
-              const std::string& who);
-void receive_all(const Socket& socket, void* data, size_t bytes, Deadline deadline, const std::string& who);
-
-// From here on calls do not block; small messages leave at once; a host that vanishes is noticed within half
-// a minute.
+// Small messages leave at once; a host that vanishes is noticed within half a minute.
 void make_link(const Socket& socket);
 
 }  // namespace pptrain::comm

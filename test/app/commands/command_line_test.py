@@ -251,6 +251,14 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(error.count(str(missing)), 1, "one rank says it")
 
     @with_mpi
+    def test_a_rank_with_other_sizes(self):
+        for key in ("train.seq_len=12", "train.micro_batch_size=3", "model.hidden_size=64"):
+            with self.subTest(key):
+                error = self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN,
+                                         *self.arguments("run", key), code=2).stderr
+                self.assertIn("rank 1: the job is another one than rank 0's", error)
+
+    @with_mpi
     def test_a_fault_of_all_ranks(self):
         for fault, expected in {"train.seq_len=-1": "train.seq_len", "no.such_key=1": "no.such_key"}.items():
             with self.subTest(fault):
@@ -314,6 +322,32 @@ class CommandLine(unittest.TestCase):
             with self.subTest(launch.__name__):
                 start_up = min(seconds(lambda: self.pptrain("--version")) for _ in range(3))
                 self.assertLess(min(seconds(launch) for _ in range(3)), start_up + 2.5)
+
+    def test_a_rank_alone(self):
+        def start(rank, *keys):
+            command = self.arguments("run", "train.steps=1", *keys)
+            return subprocess.Popen([str(PPTRAIN), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                    env=environment(RANK=rank, WORLD_SIZE=2, LOCAL_RANK=rank, MASTER_ADDR="127.0.0.1",
+                                                    MASTER_PORT=free_port()))
+
+        for rank in (0, 1):
+            with self.subTest("time", rank=rank):
+                before = time.monotonic()
+                alone = start(rank, "distributed.start_timeout_s=1")
+                error = alone.communicate(timeout=60)[1]
+                self.assertLess(time.monotonic() - before, 10)
+                self.assertEqual(alone.returncode, 1, error)
+                self.assertIn(f"rank {rank} waited 1.0 s for rank {1 - rank}", error)
+            for name in ("SIGTERM", "SIGINT"):
+                with self.subTest(name, rank=rank):
+                    alone = start(rank)
+                    time.sleep(2)
+                    before = time.monotonic()
+                    alone.send_signal(getattr(signal, name))
+                    error = alone.communicate(timeout=60)[1]
+                    self.assertLess(time.monotonic() - before, 2)
+                    self.assertEqual(alone.returncode, 3, error)
+                    self.assertIn(f"rank {rank} was told to stop while it waited for rank {1 - rank}", error)
 
     def test_variables_of_a_launcher_that_make_no_sense(self):
         error = self.pptrain("--config", self.job, code=2, RANK=4, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=1).stderr

@@ -148,6 +148,7 @@ dp_replicate = 3
 pp_schedule = 'gpipe'
 pp_split = [3, 1]
 timeout_s = 0.1
+start_timeout_s = 0.2
 [train]
 steps = 1000000000000
 micro_batch_size = 2

@@ -125,6 +125,30 @@ TEST_CASE("variables that make no sense are named") {
       contains_text("MASTER_PORT"));
 }
 
+TEST_CASE("where TCP ranks listen and what they know is in the environment") {
+  const Variables pods{{"RANK", "1"},
+                       {"WORLD_SIZE", "4"},
+                       {"LOCAL_RANK", "1"},
+                       {"MASTER_ADDR", "node1"},
+                       {"MASTER_PORT", "29500"},
+                       {"PPTRAIN_HOST_ADDRESS", "ib0"},
+                       {"PPTRAIN_SECRET", "0123456789abcdef"}};
+  const Launch launch = detect(pods);
+  REQUIRE(launch.rendezvous.host_address == "ib0");
+  REQUIRE(launch.rendezvous.secret == "0123456789abcdef");
+  REQUIRE_FALSE(launch.rendezvous.one_host);
+  REQUIRE_FALSE(detect(plus(pods, {{"LOCAL_WORLD_SIZE", "2"}})).rendezvous.one_host);
+  REQUIRE(detect(plus(pods, {{"LOCAL_WORLD_SIZE", "4"}})).rendezvous.one_host);
+  REQUIRE_FALSE(detect(srun).rendezvous.one_host);
+  REQUIRE(detect(plus(srun, {{"SLURM_STEP_NUM_NODES", "1"}})).rendezvous.one_host);
+  REQUIRE_THROWS_WITH(detect({{"RANK", "1"},
+                              {"WORLD_SIZE", "4"},
+                              {"MASTER_ADDR", "node1"},
+                              {"MASTER_PORT", "29500"},
+                              {"PPTRAIN_SECRET", "1234"}}),
+                      contains_text("can be guessed"));
+}
+
 TEST_CASE("an MPI that this program is not built with needs a meeting point") {
   Launch launch;
   launch.kind = mpi_flavor() == MpiFlavor::mpich ? LaunchKind::open_mpi : LaunchKind::pmi;

@@ -62,6 +62,14 @@ void owe_message(Communicator& world) {
   world.irecv(tensor, 0)->wait([] { return "RECV_F stage 1 microbatch 0"; });
 }
 
+// Rank 0 sends more than rank 1 receives.
+void misfit(Communicator& world) {
+  const at::Tensor tensor = at::zeros({world.rank() == 0 ? 1 << 18 : 256});
+  const auto work = world.rank() == 0 ? world.isend(tensor, 1) : world.irecv(tensor, 0);
+  work->wait([] { return "RECV_F stage 1 microbatch 0"; });
+  world.barrier();
+}
+
 void run(const std::string& mode, std::unique_ptr<Communicator> world) {
   if (mode == "exercise") return exercise(*world);
   if (mode == "timeout") {
@@ -77,6 +85,7 @@ void run(const std::string& mode, std::unique_ptr<Communicator> world) {
   }
   if (mode == "throw") ring_until(*world, [] { throw Error("boom"); });
   if (mode == "owe") return owe_message(*world);
+  if (mode == "misfit") return misfit(*world);
   if (mode == "leave") return leave_early(std::move(world));
   throw Error("unknown mode " + mode);
 }

@@ -116,6 +116,45 @@ void independent_communicators(Communicator& world) {
   wait_all(works);
 }
 
+// A message of another size than its receive ends that receive with an error, writes nothing around it, and
+// leaves those that follow alone. Around the sizes at which transports change their ways.
+void misfits(Communicator& world) {
+  struct Misfit {
+    int64_t sent, wanted;
+  };
+  constexpr Misfit cases[] = {
+      {64, 32},     {32, 64}, {1 << 20, 1 << 10}, {1 << 10, 1 << 20}, {8 << 20, 4 << 20}, {0, 8}, {8, 0},
+      {5000, 4999}, {3, 3}};
+  constexpr int64_t margin = 4096;
+  const int next = (world.rank() + 1) % world.size();
+  const int previous = (world.rank() + world.size() - 1) % world.size();
+  if (world.size() == 1) return;
+  for (const auto& [sent, wanted] : cases) {
+    const at::Tensor memory = at::full({wanted + 2 * margin}, 7, at::kByte);
+    const auto receive = world.irecv(memory.narrow(0, margin, wanted), previous);
+    const auto send = world.isend(at::full({sent}, 9, at::kByte), next);
+    std::string error;
+    try {
+      receive->wait({});
+    } catch (const Error& e) {
+      error = e.what();
+    }
+    const std::string what =
+        fmt::format("a message of {} bytes for a receive of {}: \"{}\"", sent, wanted, error);
+    const bool said = error.find(std::to_string(sent)) != std::string::npos &&
+                      error.find(std::to_string(wanted)) != std::string::npos;
+    expect(sent == wanted ? error.empty() : said, what);
+    const at::Tensor expected = at::full({wanted + 2 * margin}, 7, at::kByte);
+    if (sent == wanted) expected.narrow(0, margin, wanted).fill_(9);
+    expect(at::equal(memory, expected), what + " wrote where it must not");
+    try {
+      send->wait({});  // threads: the sender hears of it too
+    } catch (const Error&) {
+    }
+    world.barrier();
+  }
+}
+
 at::Tensor random_of(int rank, int64_t size, at::ScalarType type) {
   const at::Generator generator =
       at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1000 + rank));
@@ -249,6 +288,7 @@ void exercise(Communicator& world) {
   helpers(world);
   clocks(world);
   bad_calls(world);
+  misfits(world);
   world.barrier();
 }
 

@@ -37,6 +37,15 @@ TEST_CASE("MPI: a failed rank ends the job within seconds") {
   if (mode != "die") REQUIRE_THAT(ended.output, contains_text("boom"));
 }
 
+TEST_CASE("MPI: a message that is too large for its receive ends the job with a message") {
+  if (!test::has_mpi()) return;
+  const test::Ended ended = mpirun(2, "misfit");
+  INFO(ended.output);
+  REQUIRE(ended.code == 1);
+  REQUIRE_THAT(ended.output,
+               contains_text("a message from rank 0 has 1048576 bytes where 1024 were expected"));
+}
+
 TEST_CASE("MPI: a wait for a silent process ends with the timeout and says what for") {
   if (!test::has_mpi()) return;
   const test::Ended ended = mpirun(2, "timeout");

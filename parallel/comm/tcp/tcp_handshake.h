@@ -1,0 +1,73 @@
+// How two processes prove to each other that they know the key of one run, without telling it: a mutual
+// challenge and response (HMAC-SHA256 over both sides' random numbers, ranks, and the run's name). Knows no
+// socket: messages go in and out as bytes.
+//
+//     caller -> called   hello: magic, rank, size, 32 random bytes
+//     called -> caller   hello
+//     caller -> called   proof: HMAC(key, "calling", run, caller's hello, called's hello)
+//     called -> caller   proof: HMAC(key, "called", run, the same)
+//
+// The caller proves first, so a stranger who calls a rank gets nothing that depends on the key.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "parallel/comm/tcp/tcp_key.h"
+
+namespace pptrain::comm {
+
+// What a rank knows of itself and of its run.
+struct RunIdentity {
+  std::string key;
+  std::string run;  // this run and no other, even with the same key
+  int rank = 0;
+  int size = 1;
+};
+
+class Handshake {
+ public:
+  static constexpr size_t hello_bytes = 48;
+  static constexpr size_t proof_bytes = 32;
+
+  // The side that calls rank `peer`; opening() is the first to be sent.
+  static Handshake calling(const RunIdentity& me, int peer) { return {me, peer, /*calls=*/true}; }
+  // The side that is called, by a rank above its own.
+  static Handshake called(const RunIdentity& me) { return {me, -1, /*calls=*/false}; }
+
+  std::vector<uint8_t> opening() const { return calls_ ? bytes_of(mine_) : std::vector<uint8_t>(); }
+  // The size of the message that must come next; 0 when the other side is known to be rank peer().
+  size_t wanted() const;
+  // A message of wanted() bytes; gives what is to be sent in return. Throws Error that says what the other
+  // side is not; then the connection is of no use.
+  std::vector<uint8_t> take(std::span<const uint8_t> message);
+
+  bool done() const { return stage_ == Stage::done; }
+  // True once this side has sent its proof.
+  bool proved() const { return stage_ == Stage::done || (calls_ && stage_ == Stage::proof); }
+  int peer() const { return peer_; }
+
+ private:
+  using Hello = std::array<uint8_t, hello_bytes>;
+  enum class Stage { hello, proof, done };
+
+  Handshake(const RunIdentity& me, int peer, bool calls);
+  static std::vector<uint8_t> bytes_of(std::span<const uint8_t> bytes) {
+    return {bytes.begin(), bytes.end()};
+  }
+  void check_hello();
+  Digest proof(bool of_caller) const;
+
+  RunIdentity me_;
+  int peer_;
+  bool calls_;
+  Stage stage_ = Stage::hello;
+  Hello mine_{};
+  Hello theirs_{};
+};
+
+}  // namespace pptrain::comm

@@ -1,0 +1,186 @@
+#include "parallel/comm/tcp/tcp_inbox.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace pptrain::comm {
+namespace {
+
+// What the inbox needs to keep a message, whatever its size: so that many small ones are bounded too.
+constexpr size_t message_cost = 256;
+
+std::string size_error(size_t bytes, size_t expected) {
+  return fmt::format("a message of {} bytes came where {} bytes were expected", bytes, expected);
+}
+
+}  // namespace
+
+size_t TcpInbox::quarter_of_memory() {
+  const auto pages = static_cast<size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L));
+  const auto page = static_cast<size_t>(std::max(sysconf(_SC_PAGESIZE), 4096L));
+  return std::max(pages * page / 4, size_t{1} << 30);
+}
+
+TcpInbox::TcpInbox(int peer, Complete complete, Limits limits)
+    : peer_(peer), complete_(std::move(complete)), limits_(limits) {}
+
+bool TcpInbox::receive(uint64_t channel, OperationPtr operation) {
+  const std::lock_guard lock(mutex_);
+  const bool was_paused = paused();
+  const auto found = channels_.find(channel);
+  if (found == channels_.end() || found->second.early.empty()) {
+    if (ended_) {
+      complete_(*operation, ended_message(peer_), /*peer_ended=*/true);
+    } else {
+      channels_[channel].receives.push_back(std::move(operation));
+      ++waiting_;
+    }
+    return was_paused;
+  }
+  const auto message = std::move(found->second.early.front());
+  found->second.early.pop_front();
+  if (found->second.empty()) channels_.erase(found);
+  early_bytes_ -= message->size + message_cost;
+  if (message->complete) {
+    deliver(*message, *operation);
+  } else {
+    message->claimed = std::move(operation);
+    delivering_ = true;
+  }
+  return was_paused;
+}
+
+// The bytes of an early message into the tensor of its receive.
+void TcpInbox::deliver(const Early& message, TcpOperation& operation) {
+  const size_t expected = operation.tensor.nbytes();
+  if (message.size != expected) return complete_(operation, size_error(message.size, expected), false);
+  if (expected > 0) std::memcpy(operation.tensor.mutable_data_ptr(), message.bytes.get(), expected);
+  complete_(operation, "", false);
+}
+
+std::string TcpInbox::ended_message(int peer) {
+  return fmt::format("rank {} has ended, so it takes part in no more messages", peer);
+}
+
+bool TcpInbox::ended() const {
+  const std::lock_guard lock(mutex_);
+  return ended_;
+}
+
+bool TcpInbox::paused() const {
+  return early_bytes_ > limits_.early && waiting_ == 0 && !delivering_;
+}
+
+bool TcpInbox::wants_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return !paused();
+}
+
+std::span<char> TcpInbox::room() {
+  if (header_read_ < sizeof(header_)) {
+    return {reinterpret_cast<char*>(&header_) + header_read_, sizeof(header_) - header_read_};
+  }
+  const size_t left = header_.bytes - body_read_;
+  if (target_ == nullptr) return {dropped_.data(), std::min(left, dropped_.size())};
+  return {target_ + body_read_, left};
+}
+
+TcpInbox::Frame TcpInbox::took(size_t bytes) {
+  if (header_read_ < sizeof(header_)) {
+    header_read_ += bytes;
+    if (header_read_ < sizeof(header_)) return Frame::none;
+    if (const std::string fault = fault_of(header_); !fault.empty()) throw Error(fault);
+    begin_body();
+  } else {
+    body_read_ += bytes;
+  }
+  return body_read_ == header_.bytes ? end_body() : Frame::none;
+}
+
+void TcpInbox::begin_body() {
+  const std::lock_guard lock(mutex_);
+  if (ended_) throw Error("went on after it had taken leave");
+  if (header_.kind == FrameKind::data) return begin_data();
+  text_.resize(header_.bytes);
+  target_ = text_.data();
+}
+
+void TcpInbox::begin_data() {
+  Channel& channel = channels_[header_.channel];
+  if (channel.receives.empty()) return keep_early(channel);
+  OperationPtr operation = std::move(channel.receives.front());
+  channel.receives.pop_front();
+  --waiting_;
+  delivering_ = true;
+  if (channel.empty()) channels_.erase(header_.channel);
+  const size_t expected = operation->tensor.nbytes();
+  if (expected != header_.bytes) return complete_(*operation, size_error(header_.bytes, expected), false);
+  operation_ = std::move(operation);
+  if (expected > 0) target_ = static_cast<char*>(operation_->tensor.mutable_data_ptr());
+}
+
+void TcpInbox::keep_early(Channel& channel) {
+  const size_t bytes = header_.bytes;
+  if (early_bytes_ + bytes + message_cost > limits_.most) {
+    throw Error(fmt::format("sent {:.1f} GB for which this rank has posted no receive",
+                            static_cast<double>(early_bytes_ + bytes) * 1e-9));
+  }
+  auto message = std::make_shared<Early>();
+  message->bytes = std::make_unique_for_overwrite<char[]>(bytes);
+  message->size = bytes;
+  channel.early.push_back(message);
+  early_bytes_ += bytes + message_cost;
+  message_ = std::move(message);
+  target_ = message_->bytes.get();
+}
+
+TcpInbox::Frame TcpInbox::end_body() {
+  const FrameKind kind = header_.kind;
+  if (kind == FrameKind::data) end_data();
+  if (kind == FrameKind::goodbye) peer_took_leave();
+  header_ = {};
+  header_read_ = body_read_ = 0;
+  target_ = nullptr;
+  switch (kind) {
+    case FrameKind::data:
+      return Frame::data;
+    case FrameKind::goodbye:
+      return Frame::goodbye;
+    case FrameKind::failure:
+      text_ = failure_text(text_);
+      return Frame::failure;
+  }
+  return Frame::none;
+}
+
+void TcpInbox::end_data() {
+  const std::lock_guard lock(mutex_);
+  delivering_ = false;
+  if (const OperationPtr operation = std::exchange(operation_, nullptr)) complete_(*operation, "", false);
+  if (const auto message = std::exchange(message_, nullptr)) {
+    message->complete = true;
+    if (message->claimed) deliver(*message, *message->claimed);
+  }
+}
+
+// Only messages that can no more come are in error; other ranks go on.
+void TcpInbox::peer_took_leave() {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  for (auto& [id, channel] : channels_) {
+    for (const OperationPtr& operation : channel.receives) {
+      complete_(*operation, ended_message(peer_), /*peer_ended=*/true);
+    }
+    channel.receives.clear();
+  }
+  waiting_ = 0;
+  std::erase_if(channels_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+}  // namespace pptrain::comm

@@ -1,0 +1,115 @@
+// What comes in on one link. Finds for every frame the receive that waits for it, and where its bytes go:
+// straight into the tensor of that receive, or into memory of the inbox when the frame comes before its
+// receive. Knows no socket, so that any bytes can be put into it.
+//
+// Nothing is ever written beyond a receive's tensor: a message of another size ends its receive with an
+// error, and its bytes are dropped. What came early is bounded: see Limits.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "parallel/comm/tcp/tcp_frame.h"
+
+namespace pptrain::comm {
+
+// One side of a message. `done` and `error` are guarded by the engine.
+struct TcpOperation {
+  at::Tensor tensor;  // until its owner has seen that the operation is done
+  bool done = false;
+  bool peer_ended = false;
+  std::string error;
+};
+
+class TcpInbox {
+ public:
+  using OperationPtr = std::shared_ptr<TcpOperation>;
+  using Complete = std::function<void(TcpOperation&, std::string error, bool peer_ended)>;
+
+  // Bytes of messages that came before their receives, with what it takes to keep them.
+  struct Limits {
+    // Beyond this nothing more is read while no receive is posted on the link: the sender waits. A receive
+    // may wait for what lies behind, so then the link is read on.
+    size_t early = size_t{1} << 30;
+    size_t most = quarter_of_memory();  // the link is lost where a peer sends more
+  };
+  static size_t quarter_of_memory();
+  static std::string ended_message(int peer);
+
+  enum class Frame { none, data, goodbye, failure };  // what has come whole
+
+  // complete: called for every receive that ends, from receive() or took(); it must not call back.
+  TcpInbox(int peer, Complete complete, Limits limits);
+
+  // --- any thread ---
+  // True where bytes that were not wanted are wanted now.
+  bool receive(uint64_t channel, OperationPtr operation);
+  // The peer took leave.
+  bool ended() const;
+
+  // --- the one thread that reads the link ---
+  bool wants_bytes() const;
+  // Where the next bytes go; never empty.
+  std::span<char> room();
+  // So many bytes were put into room(). Throws Error that says what the peer did where no rank would send
+  // this; the link is of no use then. Throws std::bad_alloc where memory ends.
+  Frame took(size_t bytes);
+  // After Frame::failure.
+  const std::string& failure() const { return text_; }
+
+ private:
+  // A message that came before its receive.
+  struct Early {
+    std::unique_ptr<char[]> bytes;
+    size_t size = 0;
+    bool complete = false;
+    OperationPtr claimed;  // by a receive posted while the message was coming in
+  };
+  struct Channel {
+    std::deque<OperationPtr> receives;
+    std::deque<std::shared_ptr<Early>> early;
+    bool empty() const { return receives.empty() && early.empty(); }
+  };
+
+  bool paused() const;
+  void begin_body();
+  void begin_data();
+  void keep_early(Channel& channel);
+  Frame end_body();
+  void end_data();
+  void peer_took_leave();
+  void deliver(const Early& message, TcpOperation& operation);
+
+  const int peer_;
+  const Complete complete_;
+  const Limits limits_;
+
+  mutable std::mutex mutex_;  // guards what follows, up to the frame that is coming in
+  std::map<uint64_t, Channel> channels_;
+  size_t waiting_ = 0;       // receives in all channels
+  size_t early_bytes_ = 0;   // of early messages that no receive has taken
+  bool delivering_ = false;  // the body that is coming in has its receive
+  bool ended_ = false;
+
+  // The frame that is coming in: the reading thread's alone.
+  FrameHeader header_;
+  size_t header_read_ = 0;
+  size_t body_read_ = 0;
+  char* target_ = nullptr;  // null: the body is dropped
+  OperationPtr operation_;
+  std::shared_ptr<Early> message_;
+  std::string text_;
+  std::array<char, 16 << 10> dropped_{};
+};
+
+}  // namespace pptrain::comm
