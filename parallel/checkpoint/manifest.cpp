@@ -42,16 +42,29 @@ int bounded(int64_t parts) {
   return static_cast<int>(std::clamp<int64_t>(parts, 0, max_parts + 1));
 }
 
+constexpr int64_t lowest = std::numeric_limits<int64_t>::min(), highest = std::numeric_limits<int64_t>::max();
+
 // From 0, written as an integer.
-int64_t number(const json& object, const char* key, int64_t max = std::numeric_limits<int64_t>::max()) {
+int64_t number(const json& object, const char* key, int64_t max = highest) {
   return io::integer_from(object.at(key), 0, max, fmt::format("'{}'", key));
+}
+
+// From 0, all 64 bits.
+uint64_t bits(const json& object, const char* key) {
+  const json& value = object.at(key);
+  if (value.is_number_unsigned()) return value.get<uint64_t>();
+  throw Error(fmt::format("'{}': {} is not an integer from 0", key, value.dump()));
+}
+
+// Of a shape or a slice, whose own checks refuse the negative.
+int64_t any_number(const json& value, const char* key) {
+  return io::integer_from(value, lowest, highest, fmt::format("'{}'", key));
 }
 
 std::vector<int64_t> numbers(const json& object, const char* key) {
   std::vector<int64_t> result;
   for (const json& value : object.at(key).get_ref<const json::array_t&>())
-    result.push_back(
-        io::integer_from(value, 0, std::numeric_limits<int64_t>::max(), fmt::format("'{}'", key)));
+    result.push_back(any_number(value, key));
   return result;
 }
 
@@ -65,8 +78,8 @@ TensorEntry parse_tensor(const json& j) {
   if (const auto slice = j.find("slice"); slice != j.end()) {
     t.slice.offset = numbers(*slice, "offset");
     t.slice.box = numbers(*slice, "box");
-    t.slice.begin = number(*slice, "begin");
-    t.slice.end = number(*slice, "end");
+    t.slice.begin = any_number(slice->at("begin"), "begin");
+    t.slice.end = any_number(slice->at("end"), "end");
     nn::check_slice(t.slice);
   }
   return t;
@@ -118,7 +131,7 @@ void from_json(const json& j, RunState& s) {
   s.tokens = number(j, "tokens", max_count);
   s.skipped = number(j, "skipped", max_count);
   s.skipped_in_a_row = number(j, "skipped_in_a_row", max_count);
-  s.seed = static_cast<uint64_t>(number(j, "seed"));
+  s.seed = bits(j, "seed");
 }
 
 namespace {
@@ -213,8 +226,8 @@ Manifest parse_manifest(std::string_view text, const std::string& what) {
 
 void check_file_name(const FileEntry& entry) {
   const std::string& name = entry.file;
-  if (name.empty() || name.front() == '.' ||
-      name.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
+  if (name.find('\0') != std::string::npos) throw Error("a name with a NUL cannot be the name of a file");
+  if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos) {
     throw Error(fmt::format("'{}' cannot be the name of a file", name));
   }
   if (entry.part < 0 || entry.part >= entry.parts || entry.parts > max_parts) {
