@@ -30,6 +30,8 @@ constexpr Target targets[] = {
     {"schedule", fuzz::schedule, 10000},
     {"hf_config", fuzz::hf_config, 4000},
     {"token_file", fuzz::token_file, 5000},
+    {"frames", fuzz::frames, 20000},
+    {"handshake", fuzz::handshake, 5000},
 };
 
 std::vector<std::string> corpus_of(const char* name) {

@@ -39,4 +39,11 @@ bool hf_config(std::string_view text);
 // A data file in each format: every token that it promises can be read.
 bool token_file(std::string_view bytes);
 
+// What comes in on a TCP link, with receives posted between its pieces (frames.cpp says how): each receive
+// ends with what a reader of the whole stream finds for it.
+bool frames(std::string_view input);
+
+// What a stranger says to a rank that calls or is called: nobody is let in without the key.
+bool handshake(std::string_view input);
+
 }  // namespace pptrain::fuzz

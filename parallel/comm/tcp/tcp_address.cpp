@@ -137,7 +137,8 @@ std::string meeting_host(const Rendezvous& rendezvous) {
 Socket listen_at_meeting_point(const Rendezvous& rendezvous, const std::string& host, std::string& address) {
   std::vector<std::string> candidates = addresses_of(host);
   // A name with addresses of both kinds: the others come to the one that is not this host's alone.
-  std::ranges::stable_partition(candidates, [](const std::string& a) { return !is_loopback(a); });
+  std::stable_partition(candidates.begin(), candidates.end(),
+                        [](const std::string& a) { return !is_loopback(a); });
   if (!rendezvous.host_address.empty()) candidates.push_back(host_address(rendezvous.host_address));
   for (const std::string& candidate : candidates) {
     int error = 0;
