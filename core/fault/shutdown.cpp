@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::array signals{SIGTERM, SIGINT, SIGUSR1};
+constexpr std::array requests{SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU};
 
 // Written by the handler, so all of it is lock-free: of the first request of all, of the launcher's first,
 // and of the last notice.
@@ -96,6 +96,11 @@ std::optional<StopRequest> request_of(const Record& record) {
                      .time = Clock::time_point(std::chrono::nanoseconds(record.nanoseconds))};
 }
 
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 size_t take_bell() {
   for (size_t i = 0; i < bells.size(); ++i) {
     if (bells[i].taken.exchange(true)) continue;
@@ -121,13 +126,23 @@ Shutdown::Shutdown(bool launched, std::optional<int> notice) {
   notice_signal = notice.value_or(0);
   parent_is_launcher = launched;
   set_last_words("");
-  for (const int signal : signals) signals_[count_++] = signal;
-  if (notice) signals_[count_++] = *notice;
   struct sigaction action {};
   action.sa_sigaction = handle;
   action.sa_flags = SA_RESTART | SA_SIGINFO;
   sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < count_; ++i) sigaction(signals_[i], &action, &previous_[i]);
+  for (const int signal : requests) {
+    if (signal != SIGHUP || !is_ignored(signal)) take(signal, action);
+  }
+  if (notice) take(*notice, action);
+  struct sigaction ignored {};
+  ignored.sa_handler = SIG_IGN;
+  take(SIGPIPE, ignored);
+}
+
+void Shutdown::take(int signal, const struct sigaction& action) {
+  signals_.at(count_) = signal;
+  sigaction(signal, &action, &previous_.at(count_));
+  ++count_;
 }
 
 Shutdown::~Shutdown() {

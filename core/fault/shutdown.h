@@ -24,8 +24,10 @@ struct StopRequest {
 // "SIGTERM".
 std::string signal_name(int signal);
 
-// While it lives, SIGTERM, SIGINT and SIGUSR1 only set a flag; a second SIGINT ends the process at once (exit
-// code 130). The earlier handlers come back on destruction. One at a time in a process.
+// While it lives, SIGTERM, SIGINT, SIGUSR1, SIGHUP (the terminal is gone) and SIGXCPU (a limit on processor
+// time, before the kernel kills) only set a flag; a second SIGINT ends the process at once (exit code 130). A
+// SIGHUP that was ignored stays so: that is what nohup does. SIGPIPE is ignored: that nobody reads standard
+// output any more ends no run. The earlier handlers come back on destruction. One at a time in a process.
 class Shutdown {
  public:
   // `launched`: the parent process is a launcher. Its SIGINT is no second one: what it passes on may have
@@ -44,8 +46,10 @@ class Shutdown {
   void set_last_words(const char* text);
 
  private:
-  std::array<int, 4> signals_{};
-  std::array<struct sigaction, 4> previous_{};
+  void take(int signal, const struct sigaction& action);
+
+  std::array<int, 8> signals_{};
+  std::array<struct sigaction, 8> previous_{};
   size_t count_ = 0;
 };
 

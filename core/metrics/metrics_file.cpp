@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/special_file.h"
 #include "core/io/atomic_file.h"
 #include "core/io/file_descriptor.h"
 #include "core/io/numbered_path.h"
@@ -42,6 +43,8 @@ Line classify(const std::string& text) {
 // Calls visit(text, line, number) for each line, the first being 1. Returns whether the last one is ended.
 template <typename Visit>
 bool each_line(const fs::path& file, const Visit& visit) {
+  if (const std::string kind = special_file(file); !kind.empty())
+    throw Error(fmt::format("'{}' is {}, not a file of metrics; move it away", file.string(), kind));
   std::ifstream in(file, std::ios::binary);
   bool ended = true;
   int64_t number = 0;

@@ -11,8 +11,9 @@ namespace pptrain::fuzz {
 namespace {
 
 config::JobConfig parse(const std::string& text, const std::vector<std::string>& overrides) {
-  return config::parse_job(text, "job.toml", overrides,
-                           {.finish_model = models::finish_model, .finish = {}, .world = 8});
+  return config::parse_job(
+      text, "job.toml", overrides,
+      {.finish_model = models::finish_model, .finish = {}, .world = 8, .needs_files = false});
 }
 
 }  // namespace

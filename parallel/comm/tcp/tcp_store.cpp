@@ -1,11 +1,13 @@
 #include "parallel/comm/tcp/tcp_store.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <poll.h>
 #include <spdlog/fmt/fmt.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <future>
 #include <system_error>
 #include <thread>
@@ -28,6 +30,13 @@ std::string reason(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
   return text.substr(0, text.find('\n'));
+}
+
+// c10d warns of a lost connection with the C++ frames of each try. What matters of it is an Error here.
+void be_silent() {
+  constexpr int error_level = 2;
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr)
+    FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, error_level);
 }
 
 // The result of `call`, which runs in a thread of its own: TCPStore's calls end neither with a signal nor
@@ -112,6 +121,7 @@ TcpStore::TcpStore(const Rendezvous& rendezvous, const std::string& host, Socket
                    const StartPatience& patience)
     : prefix_(rendezvous.prefix),
       name_(fmt::format("{} port {} (MASTER_ADDR, MASTER_PORT)", rendezvous.host, rendezvous.port)) {
+  be_silent();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(rendezvous.port);
   options.isServer = listener.open();

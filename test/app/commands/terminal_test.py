@@ -242,6 +242,39 @@ class Terminal(unittest.TestCase):
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 130)
         self.lines(text.replace("^C", ""))
 
+    def test_a_terminal_that_goes_away_stops_the_run_and_nohup_does_not_let_it(self):
+        for hang_up, code in ((signal.SIG_DFL, 3), (signal.SIG_IGN, 0)):
+            before = signal.signal(signal.SIGHUP, hang_up)
+            try:
+                steps = 100000 if code == 3 else 60
+                pid, terminal = self.start("--set", f"train.steps={steps}", "--set", f"run.dir=hung_up_{code}")
+            finally:
+                signal.signal(signal.SIGHUP, before)
+            self.read(terminal, until="step 10/")
+            # The terminal is closed: the kernel sends SIGHUP, and writing fails from now on.
+            os.dup2(os.open(os.devnull, os.O_RDWR), terminal)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), code)
+            log = (self.folder / f"hung_up_{code}/log.txt").read_text()
+            self.assertEqual("stopped by a signal" in log, code == 3)
+            self.assertTrue(list((self.folder / f"hung_up_{code}/checkpoints").glob("step_*")))
+
+    def test_output_that_nobody_reads_any_more_ends_no_run(self):
+        run = subprocess.Popen(self.command(), cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+        self.assertTrue(run.stdout.readline())
+        run.stdout.close()
+        self.assertEqual((run.wait(60), run.stderr.read()), (0, ""))
+        run.stderr.close()
+        self.assertIn("done: 40 steps", (self.folder / "run/log.txt").read_text())
+
+    def test_metrics_are_not_written_into_a_pipe(self):
+        (self.folder / "run").mkdir()
+        os.mkfifo(self.folder / "run/metrics.jsonl")
+        done = subprocess.run(self.command(), cwd=self.folder, env=self.environment(), capture_output=True, text=True,
+                              timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("metrics.jsonl' is a pipe, not a file of metrics", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

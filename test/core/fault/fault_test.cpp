@@ -70,7 +70,7 @@ int exit_code_of(const std::function<int(const std::function<void()>& ready)>& c
 }  // namespace
 
 TEST_CASE("each signal sets the flag, and only while someone listens") {
-  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU}) {
     struct sigaction before {
     }, after{};
     sigaction(signal, nullptr, &before);
@@ -83,6 +83,17 @@ TEST_CASE("each signal sets the flag, and only while someone listens") {
     sigaction(signal, nullptr, &after);
     CHECK(before.sa_handler == after.sa_handler);
   }
+}
+
+TEST_CASE("a hang-up that nohup had ignored stays ignored, and so does a pipe that nobody reads") {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  {
+    const Shutdown shutdown;
+    raise(SIGHUP);
+    raise(SIGPIPE);
+    CHECK_FALSE(shutdown.requested());
+  }
+  CHECK(std::signal(SIGHUP, before) == SIG_IGN);
 }
 
 TEST_CASE("a listener hears of a request, of one that came before it too") {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -73,6 +74,8 @@ TEST_CASE("an exception on the engine's thread ends all waits, here and on the p
   pair.say(&header, sizeof(header));
   REQUIRE_THAT(end_of(*pair.engine, operation), contains_text("rank 0 failed: its TCP thread met"));
   FrameHeader last{};
+  pollfd readable{.fd = pair.other.get(), .events = POLLIN, .revents = 0};
+  REQUIRE(poll(&readable, 1, 10'000) == 1);
   REQUIRE(recv(pair.other.get(), &last, sizeof(last), 0) == sizeof(last));
   REQUIRE(last.kind == FrameKind::failure);
 }
