@@ -20,7 +20,8 @@ bool hf_config(std::string_view text) {
   job.data.path = "/dev/null";
   const std::string written = config::to_toml(job);
   try {
-    config::parse_job(written, "job.toml", {}, {.finish_model = models::finish_model, .finish = {}});
+    config::parse_job(written, "job.toml", {},
+                      {.finish_model = models::finish_model, .finish = {}, .needs_files = false});
   } catch (const UsageError& error) {
     const std::string_view message = error.what();
     require(message.find("out of range") == std::string_view::npos &&
