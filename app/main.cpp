@@ -16,6 +16,8 @@
 
 namespace {
 
+using pptrain::app::EvalArguments;
+using pptrain::app::GenerateArguments;
 using pptrain::app::JobArguments;
 using pptrain::app::PlanArguments;
 using pptrain::app::TrainArguments;
@@ -37,6 +39,82 @@ void add_job_options(CLI::App& command, JobArguments& arguments) {
       ->expected(1)
       ->take_all();
   add_world(command, arguments);
+}
+
+void add_checkpoint(CLI::App& command, std::string& checkpoint) {
+  command
+      .add_option("--checkpoint", checkpoint,
+                  "Weights: a checkpoint, a run's folder or a Hugging Face directory; default: the newest "
+                  "checkpoint in run.dir, else model.hf_dir with model.init = \"hf\"")
+      ->option_text("DIR");
+}
+
+CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments) {
+  CLI::App* eval = cli.add_subcommand("eval", "Loss of a model on the job's validation data, forward only");
+  add_job_options(*eval, arguments);
+  add_checkpoint(*eval, arguments.checkpoint);
+  eval->add_option("--batches", arguments.batches,
+                   "Batches, each of as many samples as a training step, over eval.batches; 0: all")
+      ->option_text("N")
+      ->check(CLI::NonNegativeNumber);
+  eval->add_flag("--json", arguments.json, "One object of JSON");
+  return eval;
+}
+
+void add_sampling(CLI::App& generate, GenerateArguments& a) {
+  generate.add_option("--max-tokens", a.max_tokens, "Tokens to generate, of each prompt")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  generate.add_flag("--greedy", a.greedy, "Always the most probable token; as --temperature 0");
+  generate.add_option("--temperature", a.temperature, "Divides the logits; 0: greedy")->option_text("X");
+  generate.add_option("--top-k", a.top_k, "Only the k most probable tokens; 0: all")->option_text("K");
+  generate
+      .add_option("--top-p", a.top_p, "Only the most probable tokens that together have this probability")
+      ->option_text("P");
+  generate
+      .add_option("--min-p", a.min_p, "Only tokens of at least this fraction of the best one's probability")
+      ->option_text("P");
+  generate
+      .add_option("--repetition-penalty", a.repetition_penalty,
+                  "Above 1: tokens that the sequence has already become less probable")
+      ->option_text("X");
+  generate
+      .add_option("--seed", a.seed,
+                  "Of the random numbers, which depend on it, the prompt's number and the place alone")
+      ->option_text("N");
+}
+
+CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
+  CLI::App* generate = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
+  add_job_options(*generate, a);
+  add_checkpoint(*generate, a.checkpoint);
+  generate->add_option("--prompt", a.prompts, "A text to go on from (repeatable)")
+      ->option_text("TEXT")
+      ->expected(1)
+      ->take_all();
+  generate->add_option("--prompts", a.prompts_file, "A file of prompts, one a line")->option_text("FILE");
+  generate->add_option("--prompt-ids", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)")
+      ->option_text("IDS")
+      ->expected(1)
+      ->take_all();
+  add_sampling(*generate, a);
+  generate->add_option("--stop", a.stop, "A text that ends the output, and is no part of it (repeatable)")
+      ->option_text("TEXT")
+      ->expected(1)
+      ->take_all();
+  generate
+      ->add_option("--stop-id", a.stop_ids,
+                   "A token that ends the output (repeatable), beside data.document_end")
+      ->option_text("ID")
+      ->expected(1)
+      ->take_all();
+  generate->add_option("--in-flight", a.in_flight, "Prompts at a time; more go in waves. Bounds memory")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  generate->add_flag("--json", a.json, "An object of JSON a prompt, when all are done");
+  return generate;
 }
 
 // What CLI11 says, and how it is written.
@@ -117,6 +195,11 @@ int run(int argc, char** argv) {
       ->excludes(search)
       ->excludes(format);
 
+  EvalArguments eval_arguments;
+  CLI::App* eval = add_eval(cli, eval_arguments);
+  GenerateArguments generate_arguments;
+  CLI::App* generate = add_generate(cli, generate_arguments);
+
   std::string checkpoint_dir;
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
   verify->add_option("DIR", checkpoint_dir, "A step folder, or a folder of them")->required();
@@ -133,9 +216,11 @@ int run(int argc, char** argv) {
     const bool asked = cli.exit(error, out, text) == 0;  // --help, --version
     fmt::print("{}", out.str());
     if (asked) return 0;
-    // Subcommands are no work of several ranks: whoever runs one speaks for itself.
+    // Most subcommands are no work of several ranks: whoever runs one speaks for itself.
     const std::string refusal = describe_refusal(text.str(), argc, argv);
-    if (!cli.get_subcommands().empty()) throw pptrain::UsageError(refusal);
+    const auto chosen = cli.get_subcommands();
+    const bool of_ranks = chosen.empty() || chosen.front() == eval || chosen.front() == generate;
+    if (!of_ranks) throw pptrain::UsageError(refusal);
     return pptrain::app::refuse(refusal);
   }
   if (!cli.get_subcommands().empty() && is_given(train_arguments)) {
@@ -146,6 +231,8 @@ int run(int argc, char** argv) {
   }
   if (*check) return pptrain::app::check(check_arguments);
   if (*plan) return pptrain::app::plan(plan_arguments);
+  if (*eval) return pptrain::app::eval(eval_arguments);
+  if (*generate) return pptrain::app::generate(generate_arguments);
   if (*verify) return pptrain::app::verify(checkpoint_dir);
   if (*config) return schema ? pptrain::app::print_schema() : pptrain::app::print_reference();
   if (train_arguments.config.empty())

@@ -30,7 +30,31 @@ struct PlanArguments : JobArguments {
   double memory_gb = 0;  // search: GB a rank, over distributed.pp_memory_gb
 };
 
+struct EvalArguments : JobArguments {
+  std::string checkpoint;  // a checkpoint, a run's folder or a Hugging Face directory; "": see load_weights
+  int64_t batches = -1;    // over eval.batches; -1: that
+  bool json = false;
+};
+
+struct GenerateArguments : JobArguments {
+  std::string checkpoint;               // as EvalArguments'
+  std::vector<std::string> prompts;     // text
+  std::string prompts_file;             // a prompt a line
+  std::vector<std::string> prompt_ids;  // "1,2,3"
+  int64_t max_tokens = 128;
+  bool greedy = false;
+  double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
+  int64_t top_k = 0;
+  uint64_t seed = 0;
+  std::vector<std::string> stop;  // texts
+  std::vector<int64_t> stop_ids;
+  int64_t in_flight = 32;
+  bool json = false;
+};
+
 int train(const TrainArguments& arguments);
+int eval(const EvalArguments& arguments);
+int generate(const GenerateArguments& arguments);
 // In place of train() where the arguments are wrong: `fault` is told to the other ranks of the launch, as a
 // fault of the job would be, and said once. Without a launcher it is thrown as UsageError.
 int refuse(const std::string& fault);

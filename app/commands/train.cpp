@@ -1,12 +1,12 @@
 // pptrain --config job.toml
 #include <spdlog/fmt/fmt.h>
 
-#include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
 
 #include "app/commands/commands.h"
+#include "app/commands/launched_world.h"
 #include "app/plan/load_plan.h"
 #include "app/train/inspection.h"
 #include "app/train/launcher_patience.h"
@@ -22,15 +22,6 @@
 namespace pptrain::app {
 
 namespace {
-
-// The ranks that the launcher has started, or that it was told to start as threads; 0 where neither says.
-int64_t world_of(const JobArguments& arguments) {
-  const comm::Launch launch = comm::detect_launch();
-  if (launch.kind == comm::LaunchKind::threads) return arguments.world;
-  if (arguments.world == 0 || arguments.world == launch.world_size) return launch.world_size;
-  throw UsageError(
-      fmt::format("--world {}, but {} processes were launched", arguments.world, launch.world_size));
-}
 
 metrics::Color color_of(const std::string& word) {
   if (word == "always") return metrics::Color::always;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "app/generate/sample_check.h"
 #include "app/plan/search.h"
 #include "app/plan/split_by_cost.h"
 #include "app/plan/stage_recompute.h"
@@ -201,6 +202,7 @@ std::optional<Plan> Resolver::plan() {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
   check_groups(base.model);
+  check_samples(job_, base.model, report_);
   if (!sound_) return std::nullopt;
   if (compute_ && layers_) {
     schedule::Schedule lowered = schedule::lower(*compute_, lower_options(base));

@@ -11,7 +11,7 @@ namespace {
 data::ValidationLoader open_validation(const RunContext& context) {
   data::Split split = open_data(context.job, context.model.vocab);
   if (!split.validation)
-    throw UsageError("eval.interval: the job has no validation data (data.val_fraction, data.val_path)");
+    throw UsageError("the job has no validation data: give data.val_fraction or data.val_path");
   return {*split.validation, loader_options(context), context.job.eval.batches};
 }
 

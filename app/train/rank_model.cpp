@@ -75,23 +75,34 @@ std::optional<nn::Use> use_of(const std::optional<schedule::ActionKind>& kind) {
 
 }  // namespace
 
-RankModel::RankModel(RunContext& context)
+RankModel::RankModel(RunContext& context, Purpose purpose)
     : context_(context),
+      purpose_(purpose),
       schedule_(context.plan.schedule),
       kv_copies_(kv_copies_of(context)),
       norm_(context.mesh.of(mesh::Group::replica), context.mesh.along(mesh::Axis::pp)) {
   const models::Seams seams = seams_of(context);
   for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) add_part(stage, seams);
-  if (context.job.train.check_weights) watch_weights();
+  if (purpose == Purpose::train && context.job.train.check_weights) watch_weights();
 }
 
-void RankModel::add_part(int stage, const models::Seams& seams) {
+bool RankModel::generates() const {
+  return purpose_ == Purpose::generate ||
+         (purpose_ == Purpose::train && context_.job.eval.generate_interval > 0);
+}
+
+void RankModel::add_part(int stage, models::Seams seams) {
   const Plan& plan = context_.plan;
   Part part;
+  if (generates()) {
+    part.attention = std::make_shared<nn::CachedAttention>(seams.attention);
+    seams.attention = part.attention;
+  }
   part.stage =
       std::make_unique<models::TransformerStage>(plan.model, models::stage_slice(plan.layers, stage),
                                                  stage_recompute(plan.job.train.recompute, stage), seams);
-  part.stage->materialise(context_.device, compute_dtype(plan.job), /*with_gradients=*/true, divisions());
+  part.stage->materialise(context_.device, compute_dtype(plan.job),
+                          /*with_gradients=*/purpose_ == Purpose::train, divisions());
   nn::ParameterStore& parameters = part.stage->parameters();
   const shard::ShardPolicy policy{
       .keep = reshards_after_forward(plan.job.distributed) ? shard::Keep::streamed : shard::Keep::kept,
@@ -99,13 +110,18 @@ void RankModel::add_part(int stage, const models::Seams& seams) {
   part.weights = std::make_unique<shard::StageWeights>(parameters, stage_ranks(), policy, sums_,
                                                        fmt::format("stage {}", stage));
   part.stage->use_weights(*part.weights);
+  if (purpose_ == Purpose::train) add_optimizer(part);
+  parts_.push_back(std::move(part));
+}
+
+void RankModel::add_optimizer(Part& part) {
+  nn::ParameterStore& parameters = part.stage->parameters();
   part.optimizer =
-      optim::make_optimizer(plan.job.optimizer, parameters.shards(), optimizer_surroundings(context_));
+      optim::make_optimizer(context_.job.optimizer, parameters.shards(), optimizer_surroundings(context_));
   for (nn::Slice* slice : parameters.slices()) {
     if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(*slice))
       part.counted.push_back(slice);
   }
-  parts_.push_back(std::move(part));
 }
 
 void RankModel::watch_weights() {
@@ -163,6 +179,15 @@ std::vector<pipeline::Stage*> RankModel::stages() {
   return result;
 }
 
+std::vector<RankModel::CachedStage> RankModel::cached_stages() {
+  std::vector<CachedStage> result;
+  for (Part& part : parts_) {
+    if (!part.attention) throw Error("this model was not built to generate");
+    result.push_back({part.stage.get(), part.attention.get()});
+  }
+  return result;
+}
+
 std::vector<shard::StageWeights*> RankModel::weights() {
   std::vector<shard::StageWeights*> result;
   for (Part& part : parts_) result.push_back(part.weights.get());
@@ -204,21 +229,34 @@ void RankModel::initialise() {
   if (guard_) guard_->note();
 }
 
-void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm) {
+void RankModel::check_size(const checkpoint::Reader& reader) {
   const size_t stored = reader.names(model_file).size(), own = model_parameters();
-  if (stored != own) {
-    throw Error(fmt::format(
-        "the checkpoint holds {} parameters, the job's model has {}: it is another model's", stored, own));
+  if (stored == own) return;
+  throw Error(fmt::format("the checkpoint holds {} parameters, the job's model has {}: it is another model's",
+                          stored, own));
+}
+
+std::string RankModel::stored_name(const nn::Slice& slice) const {
+  return is_tied_copy(slice) ? std::string("embed.weight") : slice.spec.name;
+}
+
+void RankModel::load_weights(const checkpoint::Reader& reader) {
+  check_size(reader);
+  for (Part& part : parts_) {
+    for (nn::Slice* slice : part.stage->parameters().slices())
+      reader.read(model_file, stored_name(*slice), slice->shape, slice->master);
+    part.stage->parameters().refresh_compute();
   }
-  const auto source = [&](const nn::Slice& slice) {
-    return is_tied_copy(slice) ? std::string("embed.weight") : slice.spec.name;
-  };
+}
+
+void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm) {
+  check_size(reader);
   checkpoint::Destinations wanted;
   for (Part& part : parts_) {
     for (nn::Slice* slice : part.stage->parameters().slices())
-      wanted[model_file].push_back({source(*slice), slice->shape, slice->master});
+      wanted[model_file].push_back({stored_name(*slice), slice->shape, slice->master});
     for (const optim::StateTensor& state : part.optimizer->state())
-      wanted[state.file].push_back({source(*state.slice), state.slice->shape, state.tensor});
+      wanted[state.file].push_back({stored_name(*state.slice), state.slice->shape, state.tensor});
   }
   reader.read_shared(comm, wanted);
   for (Part& part : parts_) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "app/train/run_context.h"
 #include "core/fault/memory_guard.h"
 #include "core/kernels/exact_sum.h"
+#include "core/nn/cached_attention.h"
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -23,18 +25,31 @@
 
 namespace pptrain::app {
 
+// What a model is built for: only training takes gradients and optimizers, and only generation (that of
+// samples in training too) keeps the keys of earlier tokens.
+enum class Purpose { train, evaluate, generate };
+
 class RankModel {
  public:
   // Builds this rank's part of its stages of the plan and materialises it, without values. Collective, as
   // what exchanges anything here.
-  explicit RankModel(RunContext& context);
+  explicit RankModel(RunContext& context, Purpose purpose = Purpose::train);
 
   std::vector<pipeline::Stage*> stages();
+
+  // A stage as generation sees it. Where samples are generated, of each of stages().
+  struct CachedStage {
+    models::TransformerStage* stage = nullptr;
+    nn::CachedAttention* attention = nullptr;
+  };
+  std::vector<CachedStage> cached_stages();
 
   // Values of a new run: from the seed, or from model.hf_dir.
   void initialise();
   // Collective over all ranks, and over `comm`, which is of them all (checkpoint::load_on_all).
   void load(const checkpoint::Reader& reader, comm::Communicator& comm);
+  // The weights alone, of which this rank reads its own.
+  void load_weights(const checkpoint::Reader& reader);
   // What this rank writes: what it answers for of its stages in the first replica, nothing in others.
   std::vector<checkpoint::StageContents> contents() const;
 
@@ -74,10 +89,15 @@ class RankModel {
   struct Part {
     std::unique_ptr<models::TransformerStage> stage;
     std::unique_ptr<shard::StageWeights> weights;
-    std::unique_ptr<optim::Optimizer> optimizer;
-    std::vector<nn::Slice*> counted;  // that enter the norm
+    std::shared_ptr<nn::CachedAttention> attention;  // where tokens are generated
+    std::unique_ptr<optim::Optimizer> optimizer;     // in training
+    std::vector<nn::Slice*> counted;                 // that enter the norm
   };
-  void add_part(int stage, const models::Seams& seams);
+  void add_part(int stage, models::Seams seams);
+  void add_optimizer(Part& part);
+  bool generates() const;
+  void check_size(const checkpoint::Reader& reader);  // is it a checkpoint of this model?
+  std::string stored_name(const nn::Slice& slice) const;
   nn::Divisions divisions();
   shard::StageRanks stage_ranks();
   bool reduces_every_microbatch() const;
@@ -90,6 +110,7 @@ class RankModel {
   Call on_weights(void (shard::StageWeights::*call)());
 
   RunContext& context_;
+  Purpose purpose_;
   const schedule::Schedule& schedule_;
   std::unique_ptr<comm::Communicator> kv_copies_;  // of tp: the ranks with this one's key-value heads
   shard::GradientSums sums_;

@@ -73,6 +73,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
   executor_.on_stage_actions(model_.stage_actions());
   executor_.report_to(context.report.activity);
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
+  if (context.job.eval.generate_interval > 0) samples_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
   if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
   flops_per_token_ = models::flops_per_token(context.model, context.job.train.seq_len);
@@ -103,6 +104,8 @@ int Trainer::run() {
     eval_loss.reset();
     if (evaluator_ && (last || due(context_.job.eval.interval)))
       eval_loss = profile_.timed(Phase::evaluation, [&] { return evaluate(); });
+    if (samples_ && due(context_.job.eval.generate_interval))
+      profile_.timed(Phase::evaluation, [&] { samples_->log(state_.step); });
     const Wishes wishes = agree_on_wishes();
     stopped = wishes.stop && !last;
     if (quick_stop_ && (last || stopped)) quick_stop_->stopping();
@@ -302,8 +305,8 @@ void Trainer::settle(const Step& step, int64_t number, const Seconds& seconds) {
 
 bool Trainer::result_needed() const {
   const config::JobConfig& job = context_.job;
-  return state_.step == job.train.steps || due(job.eval.interval) || due(job.checkpoint.interval) ||
-         post_validation_->is_urgent();
+  return state_.step == job.train.steps || due(job.eval.interval) || due(job.eval.generate_interval) ||
+         due(job.checkpoint.interval) || post_validation_->is_urgent();
 }
 
 void Trainer::record(const Step& step, int64_t number, const Seconds& seconds,

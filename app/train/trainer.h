@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "app/generate/sample_log.h"
 #include "app/run_dir/run_dir.h"
 #include "app/trace/step_profile.h"
 #include "app/train/evaluator.h"
@@ -94,6 +95,7 @@ class Trainer {
   pipeline::Executor executor_;
   StepProfile profile_;
   std::optional<Evaluator> evaluator_;
+  std::optional<SampleLog> samples_;
   std::optional<PostValidation> post_validation_;
   std::optional<LoadSum> expert_loads_;  // of a model with experts
   Seconds pending_seconds_;              // that the pending step took

@@ -169,8 +169,11 @@ struct CheckpointSection {
 };
 
 struct EvalSection {
-  int64_t interval = 0;  // steps; 0: off
-  int64_t batches = 10;  // steps' worth of validation microbatches; 0: all
+  int64_t interval = 0;                // steps; 0: off
+  int64_t batches = 10;                // steps' worth of validation microbatches; 0: all
+  int64_t generate_interval = 0;       // steps; 0: off
+  std::string generate_prompt = "\n";  // of data.format's text
+  int64_t generate_tokens = 100;
 
   bool operator==(const EvalSection&) const = default;
 };

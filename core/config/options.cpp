@@ -426,6 +426,10 @@ bool validates(const JobConfig& job) {
   return job.eval.interval > 0;
 }
 
+bool generates(const JobConfig& job) {
+  return job.eval.generate_interval > 0;
+}
+
 void add_data(std::vector<Option>& options) {
   SectionFields<DataSection> data(
       options, "data", [](JobConfig& j) -> DataSection& { return j.data; }, Effect::data);
@@ -607,6 +611,16 @@ void add_eval_and_metrics(std::vector<Option>& options) {
            "Validation batches, each of as many samples as a training step. 0: all of the validation data.")
       .between(0, max_steps)
       .only_if("eval.interval > 0", {"eval.interval"}, validates);
+  const auto of_samples = [](auto& option) {
+    option.only_if("eval.generate_interval > 0", {"eval.generate_interval"}, generates);
+  };
+  eval.add("generate_interval", &EvalSection::generate_interval,
+           "Steps between samples of generated text in the log. 0: none.")
+      .between(0, max_steps);
+  of_samples(eval.add("generate_prompt", &EvalSection::generate_prompt, "Text that a sample goes on from."));
+  of_samples(eval.add("generate_tokens", &EvalSection::generate_tokens,
+                      "Tokens of a sample, drawn as the model's probabilities say, with run.seed.")
+                 .between(1, 1 << 20));
   SectionFields<MetricsSection> metrics(
       options, "metrics", [](JobConfig& j) -> MetricsSection& { return j.metrics; }, Effect::none);
   metrics.add("log_interval", &MetricsSection::log_interval, "Steps between two lines of the log.")

@@ -111,6 +111,32 @@ struct AttentionGradientArgs {
   float scale;
 };
 
+// One query for each head of a group that shares its keys, all of which it sees.
+template <class T>
+struct DecodeAttentionArgs {
+  const T* q;  // [heads, head_dim], rows q_stride apart
+  int64_t q_stride;
+  const T* k;  // [keys, head_dim]; v likewise
+  const T* v;
+  T* out;  // [heads, head_dim], rows out_stride apart
+  int64_t out_stride;
+  float* scores;  // scratch: [keys]
+  int64_t heads, keys, head_dim;
+  float scale;
+};
+
+// A product of few rows with a weight, which is read once for four of them.
+template <class T>
+struct LinearRowsArgs {
+  const T* x;  // [rows, in], rows x_stride apart
+  int64_t x_stride;
+  const T* weight;  // [out, in]
+  const T* bias;    // [out]; may be null
+  T* out;           // [rows, out], rows out_stride apart
+  int64_t out_stride;
+  int64_t rows, in;
+};
+
 struct RouteArgs {
   const float* logits;
   const float* bias;  // may be null
@@ -201,6 +227,9 @@ struct TypedLoops {
   void (*softmax_gradient)(const SoftmaxPartArgs<T>&, int64_t begin, int64_t end);
   void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
+  void (*decode_attention)(const DecodeAttentionArgs<T>&);
+  // Columns [begin, end) of the result. Each element has the bits that it has in a product of its row alone.
+  void (*linear_rows)(const LinearRowsArgs<T>&, int64_t begin, int64_t end);
   // out (rows out_stride apart) = x [rows, dim] rounded, each row divided by its divisor where these are
   // given.
   void (*divide_rows)(const float* x, const float* divisors, T* out, int64_t out_stride, int64_t rows,

@@ -5,6 +5,7 @@ Usage: command_line_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" 
 
 import csv
 import json
+import math
 import os
 import pathlib
 import re
@@ -499,6 +500,73 @@ class CommandLine(unittest.TestCase):
         damaged = self.pptrain("verify", checkpoints, code=1).stdout.splitlines()
         self.assertEqual(damaged[:10] + damaged[11:], lines[:10] + lines[11:])
         self.assertIn("step_11: ", damaged[10])
+
+    def test_eval_of_a_checkpoint_on_any_layout(self):
+        self.train("run")
+        trained = [r for r in map(json.loads, (self.folder / "run/metrics.jsonl").read_text().splitlines())
+                   if "eval_loss" in r][-1]
+        before = sorted(p for p in (self.folder / "run").rglob("*"))
+        last = self.folder / "run/checkpoints/step_4"
+        for checkpoint in ([], ["--checkpoint", last], ["--checkpoint", self.folder / "run"]):
+            for layout in ("distributed.pp=1", "distributed.pp_schedule=zbv"):
+                with self.subTest(checkpoint=checkpoint, layout=layout):
+                    done = self.pptrain("eval", *self.arguments("run", layout), *checkpoint, "--json")
+                    result = json.loads(done.stdout)
+                    self.assertEqual(result["loss"], trained["eval_loss"])
+                    self.assertAlmostEqual(result["bits_per_byte"], result["loss"] / math.log(2), 12)
+                    self.assertEqual(result["weights"], f"{last} (step 4)")
+        text = self.pptrain("eval", *self.arguments("run"), "--batches", "1").stdout
+        self.assertRegex(text, r"bits per byte  \d\.\d{4}\ntokens         128\n")
+        self.assertEqual(sorted(p for p in (self.folder / "run").rglob("*")), before)
+
+    @with_mpi
+    def test_eval_and_generate_under_mpirun(self):
+        self.train("run")
+        for command in (["eval", "--json"], ["generate", "--prompt", "To be", "--max-tokens", "9", "--json"]):
+            alone = self.pptrain(*command, *self.arguments("run")).stdout
+            spread = self.run_command(*mpi_command(2), PPTRAIN, *command, *self.arguments("run")).stdout
+            same = [{k: v for k, v in json.loads(text).items() if k != "time_s"} for text in (alone, spread)]
+            self.assertEqual(*same)
+        refused = self.run_command(*mpi_command(2), PPTRAIN, "eval", *self.arguments("empty"), code=2)
+        self.assertEqual(refused.stderr.count("there is no checkpoint in"), 1)
+
+    def test_generate(self):
+        self.train("run")
+        job = self.arguments("run", "model.max_position_embeddings=16", "data.path=\"not here\"")
+        stream = self.pptrain("generate", *job, "--prompt", "To be", "--max-tokens", "12", "--seed", "5")
+        self.assertIn("1 prompt, 12 tokens in", stream.stderr)
+        as_json = self.pptrain("generate", *job, "--prompt", "To be", "--max-tokens", "12", "--seed", "5", "--json")
+        result = json.loads(as_json.stdout)
+        self.assertEqual(result["prompt_ids"], list(b"To be"))
+        self.assertEqual(len(result["ids"]), 12)
+        self.assertEqual(bytes(result["ids"]).decode(errors="replace"), result["text"])
+        shown = subprocess.run([str(a) for a in (PPTRAIN, "generate", *job, "--prompt", "To be", "--max-tokens", "12",
+                                                 "--seed", "5")], capture_output=True, env=environment(), cwd=self.folder)
+        self.assertEqual(shown.stdout, bytes(result["ids"]) + b"\n")
+        prompts = self.folder / "prompts"
+        prompts.write_text("one\ntwo\n")
+        several = self.pptrain("generate", *job, "--prompts", prompts, "--prompt-ids", "7,8", "--max-tokens", "3",
+                               "--greedy", "--stop-id", "300", "--stop", "never").stdout
+        self.assertEqual(re.findall(r"--- (\d): (.*)\n", several), [("1", "one"), ("2", "two"), ("3", "7,8")])
+
+    def test_generate_refuses_by_name(self):
+        self.train("run")
+        for arguments, text in ((["--prompt", "a"], r"prompt 1: 1 tokens and 128 more are beyond the model's 16 positions"),
+                                ([], "no prompt; give --prompt TEXT"),
+                                (["--prompt-ids", "1,x"], 'expected numbers with commas between, like 1,2,3'),
+                                (["--prompt-ids", "256"], "the id 256 is not in the model's vocabulary"),
+                                (["--prompt", "a", "--max-tokens", "2", "--top-p", "0"], "--top-p 0: allowed is"),
+                                (["--prompt", "a", "--max-tokens", "2", "--checkpoint", "nowhere"], 'no "nowhere"'),
+                                (["--prompt", "a", "--max-tokens", "2", "--checkpoint", self.folder], "holds no checkpoint")):
+            with self.subTest(arguments=arguments):
+                done = self.pptrain("generate", *self.arguments("run"), *arguments, code=2)
+                self.assertIn(text, done.stderr)
+                self.assertEqual(done.stdout, "")
+        other = self.pptrain("generate", *self.arguments("run", "model.rope_theta=500"), "--prompt", "a",
+                             "--max-tokens", "2", code=2)
+        self.assertIn("is of another model: model.rope_theta was 10000", other.stderr)
+        unread = self.pptrain("generate", *self.arguments("run", "data.format=bin"), "--prompt", "a", code=2)
+        self.assertIn('--prompt needs to know the text of tokens, which data.format = "bin" does not say', unread.stderr)
 
     def test_a_resume_path_without_checkpoint(self):
         (self.folder / "empty").mkdir()

@@ -1,0 +1,31 @@
+#include "app/commands/launched_world.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+
+#include "core/base/error.h"
+#include "parallel/comm/bootstrap.h"
+
+namespace pptrain::app {
+
+int64_t world_of(const JobArguments& arguments) {
+  const comm::Launch launch = comm::detect_launch();
+  if (launch.kind == comm::LaunchKind::threads) return arguments.world;
+  if (arguments.world == 0 || arguments.world == launch.world_size) return launch.world_size;
+  throw UsageError(
+      fmt::format("--world {}, but {} processes were launched", arguments.world, launch.world_size));
+}
+
+void log_to_stderr() {
+  auto logger = std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_pattern("%v");
+  const comm::Launch launch = comm::detect_launch();
+  const bool speaks = launch.kind == comm::LaunchKind::threads || launch.rank == 0;
+  logger->set_level(speaks ? spdlog::level::info : spdlog::level::warn);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,101 @@
+// Generates tokens through the pipeline: one rank's part.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "app/generate/sampling.h"
+#include "app/generate/sequence.h"
+#include "app/train/rank_model.h"
+#include "app/train/run_context.h"
+#include "core/data/microbatch.h"
+#include "core/nn/key_value_cache.h"
+#include "parallel/pipeline/token_order.h"
+
+namespace pptrain::app {
+
+struct GenerateOptions {
+  Sampling sampling;
+  StopRules stop;
+  // Prompts whose keys are held at a time; more of them go in waves.
+  int64_t in_flight = 32;
+};
+
+// Every rank of the mesh runs the same Generator on the same prompts. Those of a pipeline share the work; the
+// ranks of a stage beyond its tensor-parallel ones (data, context and expert ranks) each do all of it, on
+// weights that they share, and take the tokens that the first of them chose.
+class Generator {
+ public:
+  // `model`: built to generate, with its values. Both must outlive it.
+  Generator(RunContext& context, RankModel& model, GenerateOptions options);
+
+  // Called on every rank with each token that it hears of, when it does: the first rank's is the first to
+  // hear but for the last stage's.
+  using Listener = std::function<void(const Sequence&)>;
+
+  // Goes on from all sequences until they finish. A round of a group is one forward pass over the token that
+  // each of its sequences has got last; a group's first pass takes whole prompts. Memory for keys is taken
+  // once a wave. Collective. Throws UsageError where a sequence may become longer than the model's positions
+  // or holds ids outside of its vocabulary.
+  void run(std::vector<Sequence>& sequences, const Listener& listener = {});
+
+  // Throws the UsageErrors of run().
+  static void check(const models::ModelConfig& model, std::span<const int64_t> prompt, int64_t number,
+                    int64_t max_tokens);
+
+ private:
+  struct StageState {
+    RankModel::CachedStage stage;
+    std::unique_ptr<nn::KeyValueCache> cache;  // of the wave
+  };
+  struct Group {
+    std::vector<Sequence*> active;
+    int64_t round = 0;
+    // Of the round, where prepared.
+    bool prepared = false;
+    data::Microbatch data;
+    at::Tensor last_rows;  // int64: where the sequences' last tokens lie; undefined: they are all rows
+    std::vector<nn::CachedDocument> documents;
+    // A choice of the round that is on its way here.
+    at::Tensor chosen;  // int64 [active]
+    std::unique_ptr<comm::Work> choice;
+  };
+  struct Send {
+    at::Tensor tensor;
+    std::unique_ptr<comm::Work> work;
+  };
+
+  void run_wave(std::span<Sequence> sequences, const Listener& listener);
+  void take_cache(std::span<Sequence> sequences);
+  std::vector<Group> make_groups(std::span<Sequence> sequences) const;
+  void prepare(Group& group) const;
+  void forward(Group& group, int group_index, int stage, const Listener& listener);
+  at::Tensor input_of(const Group& group, int group_index, StageState& state);
+  void send_on(at::Tensor output, int group_index, int stage);
+  at::Tensor choose_tokens(const Group& group, const at::Tensor& logits) const;
+  void tell(const at::Tensor& chosen);
+  void post_choice(Group& group);
+  void hear_choice(Group& group, const Listener& listener);
+  void take(Group& group, const at::Tensor& chosen, const Listener& listener);
+  void begin_pass(const StageState& state) const;
+  void for_all_stages(const std::function<void(pipeline::Stage&)>& call);
+  void reap_sends(bool wait);
+  StageState& state_of(int stage);
+
+  RunContext& context_;
+  GenerateOptions options_;
+  const schedule::Schedule& placement_;
+  pipeline::Executor::StageActions actions_;
+  std::vector<StageState> stages_;
+  comm::Communicator& pipeline_;                     // carries activations; its host(), tokens
+  comm::Communicator& peers_;                        // all ranks of this one's stages
+  std::map<std::pair<int, int>, at::Tensor> local_;  // stage, group: inputs that a stage of this rank made
+  std::deque<Send> sends_;
+};
+
+}  // namespace pptrain::app

@@ -1,0 +1,38 @@
+// Between text and token ids: what generation needs of a tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/config/job_config.h"
+
+namespace pptrain::app {
+
+class TextCodec {
+ public:
+  // Turns the tokens of one text into its bytes, one token at a time.
+  class Decoder {
+   public:
+    virtual ~Decoder() = default;
+    // The bytes that the token completes: none where more tokens are needed, of a character in several for
+    // instance.
+    virtual std::string next(int64_t token) = 0;
+    // What is left at the end.
+    virtual std::string rest() = 0;
+  };
+
+  virtual ~TextCodec() = default;
+  virtual std::vector<int64_t> encode(std::string_view text) const = 0;
+  virtual std::unique_ptr<Decoder> decoder() const = 0;
+};
+
+// Every byte is a token (data.format = "text"). Ids from 256 on, which a model may have, are shown as U+FFFD.
+std::shared_ptr<const TextCodec> make_byte_codec();
+
+// That of the job's tokens; null where the job does not say how they are read: then there are ids alone.
+std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job);
+
+}  // namespace pptrain::app

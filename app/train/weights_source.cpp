@@ -1,0 +1,113 @@
+#include "app/train/weights_source.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <optional>
+
+#include "app/run_dir/find_start.h"
+#include "core/base/error.h"
+#include "core/config/differences.h"
+#include "core/config/field.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/step_folders.h"
+#include "parallel/comm/agreement.h"
+
+namespace pptrain::app {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+// What is passed over goes to the log.
+std::optional<fs::path> newest_in(const fs::path& root) {
+  return checkpoint::find_resumable(root, [](const std::string& text) { spdlog::warn("{}", text); });
+}
+
+fs::path find_named(const fs::path& path) {
+  if (!is_there(path)) throw UsageError(fmt::format("--checkpoint: there is no \"{}\"", path.string()));
+  const bool step_folder = checkpoint::parse_step_folder(path.filename().string()).has_value();
+  if (step_folder || is_there(path / checkpoint::manifest_name)) return path;
+  for (const fs::path& root : {path, path / "checkpoints"}) {
+    if (const auto found = newest_in(root)) return *found;
+  }
+  throw UsageError(
+      fmt::format("--checkpoint: \"{}\" holds no checkpoint (a manifest.json, or folders step_N "
+                  "with one) and no Hugging Face model (a config.json)",
+                  path.string()));
+}
+
+// "" for the weights of model.hf_dir.
+std::string find_checkpoint(const config::JobConfig& job, const std::string& named) {
+  if (is_hf_directory(named)) return "";
+  if (!named.empty()) return find_named(named).string();
+  if (const auto found = newest_in(fs::path(job.run.dir) / "checkpoints")) return found->string();
+  if (job.model.init == "hf") return "";
+  throw UsageError(
+      fmt::format("there is no checkpoint in {}: name one with --checkpoint DIR, which may also "
+                  "be a Hugging Face directory",
+                  job.run.dir));
+}
+
+// Tensors of equal shapes may be of a model that computes something else.
+void refuse_other_model(const fs::path& folder, const config::JobConfig& job) {
+  const SavedRun saved = read_saved_run(folder);
+  if (!saved.job) return;
+  std::vector<std::string> other;
+  for (const config::Difference& difference : config::differences(*saved.job, job)) {
+    if (difference.effect == config::Effect::model && difference.option.starts_with("model."))
+      other.push_back(config::describe(difference));
+  }
+  if (other.empty()) return;
+  throw UsageError(
+      fmt::format("{} is of another model: {}. Use the job that it was trained by, or set what it "
+                  "was.",
+                  folder.string(), fmt::join(other, "; ")));
+}
+
+}  // namespace
+
+bool is_hf_directory(const std::string& dir) {
+  return !dir.empty() && is_there(fs::path(dir) / "config.json") &&
+         !is_there(fs::path(dir) / checkpoint::manifest_name);
+}
+
+std::vector<std::string> hf_overrides(const std::string& checkpoint) {
+  if (!is_hf_directory(checkpoint)) return {};
+  return {"model.hf_dir=" + config::toml_string(checkpoint), "model.init=\"hf\""};
+}
+
+std::string load_weights(RunContext& context, RankModel& model, const std::string& checkpoint) {
+  comm::Communicator& world = context.mesh.world();
+  std::string found;
+  const std::string fault = comm::fault_of([&] {
+    if (!context.root()) return;
+    found = find_checkpoint(context.job, checkpoint);
+    if (!found.empty()) refuse_other_model(found, context.job);
+  });
+  const std::string told = comm::broadcast_string(world, fault, 0);
+  if (!told.empty()) throw CommonFault(told);
+  found = comm::broadcast_string(world, found, 0);
+  if (found.empty()) {
+    model.initialise();
+    return fmt::format("the weights of {}", context.job.model.hf_dir);
+  }
+  int64_t step = 0;
+  const auto disk = checkpoint::patient(world);
+  const std::string problem = checkpoint::load_on_all(*disk, found, [&](const checkpoint::Reader& reader) {
+    step = reader.state().step;
+    model.load_weights(reader);
+  });
+  if (!problem.empty()) throw Error(fmt::format("{}: {}", found, problem));
+  return fmt::format("{} (step {})", found, step);
+}
+
+}  // namespace pptrain::app

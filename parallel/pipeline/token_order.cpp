@@ -1,0 +1,53 @@
+#include "parallel/pipeline/token_order.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "core/base/error.h"
+
+namespace pptrain::pipeline {
+
+namespace {
+
+// As the forward passes of schedule::forward_only.
+int64_t slot_of(const schedule::Schedule& s, int stage, int64_t pass) {
+  const int64_t each = s.stages_per_rank;
+  if (s.placement == schedule::Placement::v) return stage + each * pass;
+  return pass / s.ranks * s.ranks * each + stage + pass % s.ranks;
+}
+
+}  // namespace
+
+// A round has as many passes as groups, but a multiple of the ranks: then its slots repeat, and the first
+// stage's next pass comes after the last stage's.
+TokenOrder::TokenOrder(const schedule::Schedule& schedule, int rank, int groups)
+    : passes_((groups + schedule.ranks - 1) / schedule.ranks * schedule.ranks),
+      period_(passes_ * schedule.stages_per_rank) {
+  if (groups < 1) throw Error("generation of no group of sequences");
+  const int last = schedule.stages() - 1;
+  using Kind = TokenAction::Kind;
+  for (int group = 0; group < groups; ++group) {
+    for (const int stage : schedule.stages_of(rank)) {
+      entries_.push_back({.slot = slot_of(schedule, stage, group),
+                          .pass = group,
+                          .action = {.kind = Kind::forward, .group = group, .round = 0, .stage = stage}});
+    }
+    if (schedule.rank_of(last) != rank) {
+      entries_.push_back({.slot = slot_of(schedule, last, group) + 1,
+                          .pass = group,
+                          .action = {.kind = Kind::choice, .group = group, .round = 0, .stage = last}});
+    }
+  }
+}
+
+TokenAction TokenOrder::next() {
+  const auto key = [](const Entry& entry) { return std::tuple(entry.slot, entry.pass, entry.action.stage); };
+  Entry& entry = *std::ranges::min_element(entries_, {}, key);
+  const TokenAction action = entry.action;
+  entry.slot += period_;
+  entry.pass += passes_;
+  ++entry.action.round;
+  return action;
+}
+
+}  // namespace pptrain::pipeline

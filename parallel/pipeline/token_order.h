@@ -1,0 +1,53 @@
+// The order in which a rank of the pipeline generates tokens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::pipeline {
+
+// Generation goes in rounds: in each, every group of sequences goes through all stages once, and the last
+// stage chooses a token for each of its sequences, which every other rank is told and with which the group's
+// next round begins. Rounds of one group follow each other; those of different groups overlap, so that with
+// as many groups as pipeline ranks every rank always has something to do.
+struct TokenAction {
+  enum class Kind {
+    forward,  // a stage of this rank: receives its input if that is another rank's, computes, sends
+    choice,   // the choice of the group's round comes from the last stage's rank: its receive is posted
+  };
+  Kind kind = Kind::forward;
+  int group = 0;
+  int64_t round = 0;
+  int stage = 0;  // of a forward
+};
+
+// An endless list, which ends where the caller knows that all groups are done; actions of groups that are
+// done are left out by all ranks alike.
+//
+// Every action has a slot, the time at which it runs if all passes take one unit and no rank waits: a stage's
+// is one later than that of the stage before it, that of a choice one later than the last stage's, and the
+// first stage's of the next round no earlier than that. Ranks go through theirs in the order of slots. So
+// whatever an action waits for has an earlier slot, and no wait goes round in a circle; and messages between
+// two ranks are sent in the order in which they are received.
+class TokenOrder {
+ public:
+  // Stages lie as in `schedule`, whose actions do not matter. `rank`: this one, of its ranks.
+  TokenOrder(const schedule::Schedule& schedule, int rank, int groups);
+
+  TokenAction next();
+
+ private:
+  struct Entry {
+    int64_t slot = 0;
+    int64_t pass = 0;  // number of the group's pass among all groups' passes: breaks ties, on all ranks alike
+    TokenAction action;
+  };
+
+  int64_t passes_ = 0;          // in a round, those of groups that are not there included
+  int64_t period_ = 0;          // slots of a round
+  std::vector<Entry> entries_;  // what comes next of each kind
+};
+
+}  // namespace pptrain::pipeline

@@ -1,0 +1,204 @@
+"""pptrain generate and eval against Hugging Face's transformers, in float32 on the CPU.
+
+    generate_test.py PPTRAIN SAMPLING_ORACLE [unittest arguments]
+"""
+
+import json
+import math
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.generation.logits_process import (LogitsProcessorList, MinPLogitsWarper,
+                                                    RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper,
+                                                    TopKLogitsWarper, TopPLogitsWarper)
+from transformers.utils.logging import disable_progress_bar
+
+disable_progress_bar()
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+ORACLE = pathlib.Path(sys.argv.pop(1)).resolve()
+TOKENS = 200
+PROMPTS = [[3, 17, 5, 99, 8, 1, 44], [120], [7] * 30 + [2, 5]]
+
+# Sizes that share no factors, so that one taken for another does not go unseen.
+SIZES = {
+    "hidden_size": 72,
+    "intermediate_size": 104,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 20,  # 9 * 20 != 72
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.15,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts_per_tok": 3}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "attention_bias": True}),
+    "llama_tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"tie_word_embeddings": True}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig,
+                  {**EXPERTS, "num_experts": 7, "moe_intermediate_size": 44, "norm_topk_prob": True}),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, {**EXPERTS, "num_local_experts": 5}),
+}
+LAYOUTS = {
+    "one rank": [],
+    "pp 2": ["distributed.pp=2"],
+    "pp 2, V": ["distributed.pp=2", "distributed.pp_schedule=zbv"],
+}
+
+JOB = """
+[run]
+dir = "{folder}/run"
+[model]
+arch = "{arch}"
+[train]
+steps = 1
+seq_len = 16
+grad_accum_steps = 4
+dtype = "fp32"
+[data]
+path = "{folder}/tokens.bin"
+format = "bin"
+val_fraction = 0.5
+"""
+
+
+def build(name):
+    torch.manual_seed(2)
+    model_class, config_class, changes = MODELS[name]
+    config = config_class(**{**SIZES, **changes}, attn_implementation="eager", bos_token_id=1, eos_token_id=2)
+    model = model_class(config).float().eval()
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def greedy(model, prompt):
+    with torch.no_grad():
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS,
+                             eos_token_id=None, pad_token_id=0)
+    return out[0, len(prompt):].tolist()
+
+
+class Generate(unittest.TestCase):
+    def pptrain(self, *arguments, code=0):
+        done = subprocess.run([str(a) for a in (PPTRAIN, *arguments)], capture_output=True, text=True, timeout=300,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def prepare(self, folder, name):
+        model = build(name)
+        model.save_pretrained(folder / "hf")
+        tokens = torch.randint(0, SIZES["vocab_size"], (600,), generator=torch.Generator().manual_seed(3))
+        (folder / "tokens.bin").write_bytes(tokens.to(torch.uint16).numpy().tobytes())
+        (folder / "job.toml").write_text(JOB.format(folder=folder, arch=name.removesuffix("_tied")))
+        return model, tokens
+
+    def settings(self, folder, keys):
+        result = ["--config", folder / "job.toml", "--checkpoint", folder / "hf"]
+        for key in keys:
+            result += ["--set", key]
+        return result
+
+    def test_greedy_equals_transformers_token_for_token(self):
+        for name in MODELS:
+            with tempfile.TemporaryDirectory() as path:
+                folder = pathlib.Path(path)
+                model, _ = self.prepare(folder, name)
+                expected = [greedy(model, prompt) for prompt in PROMPTS]
+                for layout, keys in LAYOUTS.items():
+                    with self.subTest(model=name, layout=layout):
+                        prompts = [x for p in PROMPTS for x in ("--prompt-ids", ",".join(map(str, p)))]
+                        done = self.pptrain("generate", *self.settings(folder, keys), *prompts, "--greedy", "--json",
+                                            "--max-tokens", TOKENS)
+                        lines = [json.loads(line) for line in done.stdout.splitlines()]
+                        self.assertEqual([line["prompt_ids"] for line in lines], PROMPTS)
+                        self.assertEqual([line["ids"] for line in lines], expected)
+                        self.assertTrue(all(line["finish"] == "length" for line in lines))
+
+    def test_eval_equals_transformers(self):
+        for name in ("llama", "qwen3_moe"):
+            with tempfile.TemporaryDirectory() as path:
+                folder = pathlib.Path(path)
+                model, tokens = self.prepare(folder, name)
+                held = tokens[300:].tolist()
+                nats, count = 0.0, 0
+                for first in range(0, len(held) - 1, 16):  # samples of 16 tokens, the last one shorter
+                    row = torch.tensor([held[first:first + 17]])
+                    with torch.no_grad():
+                        logits = model(row[:, :-1]).logits[0]
+                    nats += torch.nn.functional.cross_entropy(logits, row[0, 1:], reduction="sum").item()
+                    count += row.shape[1] - 1
+                for layout, keys in LAYOUTS.items():
+                    with self.subTest(model=name, layout=layout):
+                        done = self.pptrain("eval", *self.settings(folder, keys), "--batches", 0, "--json")
+                        result = json.loads(done.stdout)
+                        self.assertEqual(result["tokens"], count)
+                        self.assertLess(abs(result["loss"] - nats / count), 1e-5)
+                        self.assertAlmostEqual(result["perplexity"], math.exp(result["loss"]), 6)
+                        self.assertNotIn("bits_per_byte", result)  # nobody knows the tokens' bytes
+                        self.assertEqual(result["sources"][0]["loss"], result["loss"])
+                self.assertFalse((folder / "run").exists())  # nothing is written
+
+    def test_filtered_probabilities_equal_those_of_transformers(self):
+        numbers = random.Random(5)
+        cases, expected = [], []
+        for _ in range(300):
+            vocab = numbers.choice([2, 7, 131, 4000])
+            logits = torch.tensor([numbers.gauss(0, numbers.choice([0.5, 3, 10])) for _ in range(vocab)])
+            case = {
+                "previous": [numbers.randrange(vocab) for _ in range(numbers.choice([1, 5, 40]))],
+                "temperature": numbers.choice([1.0, 0.3, 0.7, 2.5]),
+                "top_k": numbers.choice([0, 0, 1, 5, 50]),
+                "top_p": numbers.choice([1.0, 1.0, 0.9, 0.5, 0.05]),
+                "min_p": numbers.choice([0.0, 0.0, 0.02, 0.3]),
+                "repetition_penalty": numbers.choice([1.0, 1.0, 1.3, 0.8]),
+            }
+            processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(case["repetition_penalty"]),
+                                              TemperatureLogitsWarper(case["temperature"])])
+            if case["top_k"]:
+                processors.append(TopKLogitsWarper(case["top_k"]))
+            if case["top_p"] < 1:
+                processors.append(TopPLogitsWarper(case["top_p"]))
+            if case["min_p"]:
+                processors.append(MinPLogitsWarper(case["min_p"]))
+            scores = processors(torch.tensor([case["previous"]]), logits[None].clone())
+            expected.append(scores.double().softmax(-1)[0])
+            cases.append({**case, "logits": logits.tolist()})
+        text = "".join(json.dumps(case) + "\n" for case in cases)
+        done = subprocess.run([ORACLE], input=text, capture_output=True, text=True, check=True)
+        lines = done.stdout.splitlines()
+        self.assertEqual(len(lines), len(cases))
+        for line, case, reference in zip(lines, cases, expected):
+            ours = torch.tensor(json.loads(line), dtype=torch.float64)
+            settings = {k: v for k, v in case.items() if k not in ("logits", "previous")}
+            self.assertTrue(torch.equal(ours > 0, reference > 0), settings)
+            self.assertLess((ours - reference).abs().max().item(), 1e-5, settings)
+
+
+if __name__ == "__main__":
+    unittest.main()
