@@ -30,7 +30,8 @@ int check(const JobArguments& arguments) {
 
   fmt::print("{}\n", config::to_toml(job));
   fmt::print("# world size  {} ({})\n", plan.mesh.world_size(), plan.mesh.describe());
-  fmt::print("# tokens a step  {}\n", rows * job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch));
+  fmt::print("# tokens a step  {}{}\n", job.data.lengths == "fixed" ? "" : "at most ",
+             rows * job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch));
   fmt::print("# of a rank with the stage:\n");
   fmt::print(
       "# stage  layers      parameters     weights    gathered   gradients   optimizer  activations of one "

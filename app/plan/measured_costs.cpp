@@ -89,11 +89,21 @@ void check_same_model(const PlanBase& base, const TracedRun& run, const std::str
   check("run.threads", base.job.run.threads, run.threads);
 }
 
+// Of times over microbatches of many lengths nothing follows for a full one.
+void check_full_microbatches(const TracedRun& run, const std::string& path) {
+  if (run.lengths == "fixed") return;
+  throw UsageError(
+      fmt::format("{} is of a run with data.lengths = {}, whose microbatches have other numbers of "
+                  "tokens each: trace one with --set data.lengths=fixed",
+                  path, run.lengths));
+}
+
 }  // namespace
 
 CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
   const TraceSummary trace = read_trace(trace_path);
   check_same_model(base, trace.run, trace_path);
+  check_full_microbatches(trace.run, trace_path);
   const models::DeviceModel& device = default_device(base.job);
   models::ModelConfig model = base.model;
   model.layers = trace.run.model.layers;  // the run may have had more of them, or fewer

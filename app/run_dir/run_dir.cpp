@@ -92,7 +92,7 @@ void RunDir::take_lock() {
 
 void RunDir::choose() {
   const config::JobConfig& job = context_.job;
-  data_ = data::fingerprint(data::token_files(data_source(job, job.data.path)));
+  data_ = data::fingerprint(data::data_files(data_source(job, job.data.path)));
   const Progress progress = find_progress(folder_ / "checkpoints", warn, known_);
   choice_ = choose_start(job, progress);
   checkpoint_.clear();

@@ -70,6 +70,7 @@ void for_each_key(Run& run, const Visit& visit) {
   visit("microbatches", run.microbatches);
   visit("micro_batch_size", run.micro_batch_size);
   visit("seq_len", run.seq_len);
+  visit("lengths", run.lengths);
   visit("dtype", run.dtype);
   visit("post_validation", run.post_validation);
   visit("device", run.device);
@@ -107,6 +108,7 @@ TracedRun traced_run(const Plan& plan, const std::string& device) {
           .microbatches = plan.schedule.microbatches,
           .micro_batch_size = train.micro_batch_size,
           .seq_len = train.seq_len,
+          .lengths = plan.job.data.lengths,
           .dtype = train.dtype,
           .recompute = train.recompute,
           .post_validation = plan.job.optimizer.post_validation,
@@ -236,10 +238,10 @@ Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
 TracedRun to_run(const Json& other) {
   if (other.at(keys::format) != format) throw UsageError(fmt::format("its format is not \"{}\"", format));
   TracedRun run;
-  const std::string_view later[] = {"dp_shard",        "cp", "cp_kind", "tp", "ep", "reshard_after_forward",
-                                    "reduce_gradients"};
+  const std::string_view later[] = {
+      "dp_shard", "cp", "cp_kind", "tp", "ep", "reshard_after_forward", "reduce_gradients", "lengths"};
   for_each_key(run, [&](const char* key, auto& field) {
-    const bool optional = std::ranges::find(later, key) != std::end(later);  // of traces before these axes
+    const bool optional = std::ranges::find(later, key) != std::end(later);  // of traces before these
     if (!optional || other.contains(key)) other.at(key).get_to(field);
   });
   const Json& recompute = other.at(keys::recompute);

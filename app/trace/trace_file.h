@@ -33,6 +33,7 @@ struct TracedRun {
   int64_t microbatches = 1;
   int64_t micro_batch_size = 1;
   int64_t seq_len = 1;
+  std::string lengths = "fixed";  // of microbatches: data.lengths
   std::string dtype;
   std::vector<std::string> recompute;  // one word, or one for each stage
   bool post_validation = false;

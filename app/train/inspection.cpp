@@ -37,13 +37,19 @@ bool sound(const config::ReportConflict& report, Keys keys, const std::function<
   }
 }
 
-// The loaders refuse streams that are too short for them.
+// The loaders refuse streams that are too short for them. Documents are not looked for here, since that may
+// mean to read all of a file: of whole ones any number of tokens is enough.
 void check_lengths(const Plan& plan, const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
   const data::Split split = open_data(job, plan.model.vocab);
   const data::LoaderOptions options{.seq_len = job.train.seq_len};
-  sound(report, {"data.path", "train.seq_len", "data.val_fraction"},
-        [&] { data::DataLoader(split.train, options, job.data.shuffle, /*seed=*/0); });
+  const data::LoaderOptions chosen{.packing = data::parse_packing(job.data.packing),
+                                   .lengths = data::parse_lengths(job.data.lengths)};
+  sound(report, {"data.path", "train.seq_len", "data.val_fraction"}, [&] {
+    if (!chosen.whole_documents()) data::DataLoader(split.train, options, job.data.shuffle, /*seed=*/0);
+    if (split.train.size() == 0)
+      throw Error(fmt::format("data: '{}' has no tokens for training", split.train.path().string()));
+  });
   if (job.eval.interval > 0 && split.validation) {
     sound(report, {"data.val_fraction", "data.val_path", "eval.interval"},
           [&] { data::ValidationLoader(*split.validation, options, job.eval.batches); });

@@ -80,7 +80,7 @@ Identity files_identity(const Plan& plan) {
        {std::pair("data.path", job.data.path), std::pair("data.val_path", job.data.val_path)}) {
     if (!path.empty())
       identity.emplace_back(fmt::format("the data of {}", key),
-                            describe(data::token_files(data_source(job, path))));
+                            describe(data::data_files(data_source(job, path))));
   }
   if (job.model.init == "hf")
     identity.emplace_back("the weights of model.hf_dir", describe(weight_files(job.model.hf_dir)));

@@ -189,9 +189,10 @@ void Trainer::announce() const {
                context_.mesh.shape().describe(), context_.mesh.shape().world_size(), context_.device.str(),
                context_.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
   const int data_ranks = context_.mesh.size(mesh::Group::batch);
-  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {} x {} tokens a step{}",
+  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",
                job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context_.plan.layers), "+"),
-               job.train.grad_accum_steps, job.train.micro_batch_size, job.train.seq_len,
+               job.train.grad_accum_steps, job.data.lengths == "fixed" ? "" : "at most ",
+               job.train.micro_batch_size, job.train.seq_len,
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   spdlog::info("output in {}", job.run.dir);
   for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
@@ -215,23 +216,23 @@ void Trainer::open_sinks() {
 
 void Trainer::train_step() {
   const auto begin = Clock::now();
-  const int64_t targets = run_pipeline();
+  const Given given = run_pipeline();
   if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
   ++state_.step;
-  state_.next_sample += loader_.samples_per_step();
   const auto seconds = [&] {
     const double stalled = saver_->stalled_seconds();
     return Seconds{seconds_since(begin), data_wait_, stalled - std::exchange(stalled_, stalled)};
   };
   const double lr = lr_.at(state_.step - 1);
-  const double unclipped = 1.0 / static_cast<double>(targets);
+  const double unclipped = 1.0 / static_cast<double>(std::max<int64_t>(given.targets, 1));
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {
       post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped},
                               shutdown_.requested() || save_is_late());
     });
     profile_.end_step();
+    pending_given_ = given;
     pending_seconds_ = seconds();
     return;
   }
@@ -242,10 +243,10 @@ void Trainer::train_step() {
   if (step.applied) profile_.timed(Phase::optimizer, [&] { model_.apply(lr, step.grad_scale); });
   if (post_validation_) post_validation_->set_confident(step.applied && step.grad_scale == unclipped);
   profile_.end_step();
-  settle(step, state_.step, seconds());
+  settle(step, state_.step, given, seconds());
 }
 
-int64_t Trainer::run_pipeline() {
+Trainer::Given Trainer::run_pipeline() {
   const auto begin = Clock::now();
   const data::Step step = profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); });
   data_wait_ = seconds_since(begin);
@@ -255,7 +256,8 @@ int64_t Trainer::run_pipeline() {
     zero_gradients();
     executor_.run(step.microbatches);
   }
-  return step.targets;
+  state_.next_sample += step.samples;
+  return {.targets = step.targets, .tokens = step.tokens, .padding = step.padding};
 }
 
 bool Trainer::validate() {
@@ -265,7 +267,7 @@ bool Trainer::validate() {
   const Step step = judge(totals.loss, totals.norm);
   const std::optional<double> scale = step.applied ? std::optional(step.grad_scale) : std::nullopt;
   const bool stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });
-  settle(step, pending.step, pending_seconds_);
+  settle(step, pending.step, pending_given_, pending_seconds_);
   zero_gradients();
   return stands;
 }
@@ -291,12 +293,12 @@ std::string Trainer::find_not_finite(double loss, double norm) {
   return where;
 }
 
-void Trainer::settle(const Step& step, int64_t number, const Seconds& seconds) {
+void Trainer::settle(const Step& step, int64_t number, const Given& given, const Seconds& seconds) {
   state_.optimizer_step = model_.optimizer_step();
   state_.tokens += step.loss.tokens;
   state_.skipped = anomaly_.total();
   state_.skipped_in_a_row = anomaly_.in_a_row();
-  record(step, number, seconds, profile_.settle());
+  record(step, number, given, seconds, profile_.settle());
   if (quick_stop_)
     quick_stop_->finished(state_, number == context_.job.train.steps ||
                                       due(context_.job.checkpoint.interval) ||
@@ -309,7 +311,7 @@ bool Trainer::result_needed() const {
          due(job.checkpoint.interval) || post_validation_->is_urgent();
 }
 
-void Trainer::record(const Step& step, int64_t number, const Seconds& seconds,
+void Trainer::record(const Step& step, int64_t number, const Given& given, const Seconds& seconds,
                      const std::optional<metrics::Bubble>& bubble) {
   auto expert_loads = expert_loads_ ? expert_loads_->wait() : std::vector<metrics::ExpertLoad>{};
   if (!context_.root()) return;
@@ -320,6 +322,8 @@ void Trainer::record(const Step& step, int64_t number, const Seconds& seconds,
       .grad_norm = step.norm,
       .lr = lr_.at(number - 1),
       .tokens = step.loss.tokens,
+      .computed_tokens = given.tokens,
+      .padding_tokens = given.padding,
       .tokens_per_s = tokens / seconds.whole,
       .step_time_s = seconds.whole,
       .mfu = peak_flops_ > 0 ? flops_per_token_ * tokens / seconds.whole / peak_flops_ : 0,

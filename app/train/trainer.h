@@ -45,6 +45,12 @@ class Trainer {
     double data_wait = 0;
     double save = 0;  // in which training stood still to save, since the step before
   };
+  // What a step was given, over all data ranks.
+  struct Given {
+    int64_t targets = 0;  // labels that count
+    int64_t tokens = 0;
+    int64_t padding = 0;  // of these
+  };
   struct Step {
     pipeline::LossSum loss;
     double norm = 0;        // of the gradient of the mean loss
@@ -64,13 +70,13 @@ class Trainer {
   void open_sinks();
   void announce() const;
   void train_step();
-  int64_t run_pipeline();  // of the next step; its labels that count, over all data ranks
+  Given run_pipeline();  // of the next step, whose samples are then taken
   void zero_gradients();
   bool validate();  // the pending step; false if it was redone or skipped
   Step judge(const pipeline::LossSum& loss, double norm);  // norm: of the gradient of the loss sum
   std::string find_not_finite(double loss, double norm);   // "" where both are finite; warns elsewhere
-  void settle(const Step& step, int64_t number, const Seconds& seconds);
-  void record(const Step& step, int64_t number, const Seconds& seconds,
+  void settle(const Step& step, int64_t number, const Given& given, const Seconds& seconds);
+  void record(const Step& step, int64_t number, const Given& given, const Seconds& seconds,
               const std::optional<metrics::Bubble>& bubble);
   checkpoint::Layout layout() const;
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
@@ -98,7 +104,8 @@ class Trainer {
   std::optional<SampleLog> samples_;
   std::optional<PostValidation> post_validation_;
   std::optional<LoadSum> expert_loads_;  // of a model with experts
-  Seconds pending_seconds_;              // that the pending step took
+  Given pending_given_;                  // of the pending step
+  Seconds pending_seconds_;              // that it took
   double data_wait_ = 0;                 // of the step just run
   double stalled_ = 0;                   // s that saving took of training's time until the last step ended
   optim::LrSchedule lr_;

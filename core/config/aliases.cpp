@@ -201,6 +201,8 @@ constexpr Alias keys[] = {
     {"eod_token", "data.document_end"},
     {"eos_token_id", "data.document_end"},
     {"eos_id", "data.document_end"},
+    {"packing_strategy", "data.packing"},
+    {"sample_packing_method", "data.packing"},
     {"token_dtype", "data.dtype"},
     {"token_size", "data.dtype"},
     // optimizer and learning rate

@@ -114,9 +114,12 @@ struct TrainSection {
 
 struct DataSection {
   std::string path;
-  std::string format = "text";   // text | bin | llmc
+  std::string format = "text";   // text | bin | llmc | megatron
   std::string dtype = "uint16";  // of a headerless .bin: uint16 | uint32
-  int64_t document_end = -1;     // id of the token that ends a document; -1: rows are documents
+  int64_t document_end = -1;     // id of the token that ends a document; -1: none, or the files' index says
+  std::string packing = "sequential";  // none | sequential | best_fit
+  std::string lengths = "fixed";       // exact | padded | fixed
+  int64_t pad_to_multiple_of = 128;    // tokens, of padded
   bool shuffle = true;
   double val_fraction = 0;
   std::string val_path;

@@ -422,6 +422,11 @@ void add_train(std::vector<Option>& options) {
             "more tokens a step has.");
 }
 
+// Something says where documents end.
+bool has_documents(const JobConfig& job) {
+  return job.data.document_end >= 0 || job.data.format == "megatron";
+}
+
 bool validates(const JobConfig& job) {
   return job.eval.interval > 0;
 }
@@ -437,18 +442,43 @@ void add_data(std::vector<Option>& options) {
            "File to train on, relative to the current directory; or a folder, whose *.txt (text) or *.bin "
            "files are one stream in the order of their names.")
       .required();
-  data.add("format", &DataSection::format,
-           "text: a token is a byte. bin: tokens of data.dtype without a header. llmc: llm.c's format with a "
-           "header.")
-      .one_of({"text", "bin", "llmc"});
+  data.add(
+          "format", &DataSection::format,
+          "text: a token is a byte. bin: tokens of data.dtype without a header. llmc: llm.c's format with a "
+          "header. megatron: Megatron-LM's, PREFIX.bin with PREFIX.idx beside it, which has the tokens' type "
+          "and where documents end.")
+      .one_of({"text", "bin", "llmc", "megatron"});
   data.add("dtype", &DataSection::dtype, "Type of a token in a headerless file.")
       .one_of({"uint16", "uint32"})
       .only_with("data.format", {"bin"});
   data.add("document_end", &DataSection::document_end,
            "Id of the token that ends a document, such as a tokenizer's end of text. Rows then hold several "
            "documents: attention stays inside a document, positions restart with it, and what follows its "
-           "end is no target. -1: rows are documents.")
-      .between(-1, 1 << 28);
+           "end is no target. -1: rows are documents, but where data.format = megatron.")
+      .between(-1, 1 << 28)
+      .only_with("data.format", {"text", "bin", "llmc"});
+  const std::vector<std::string> document_keys = {"data.document_end", "data.format"};
+  constexpr const char* documents_known = "known documents: data.document_end, or data.format = megatron";
+  data.add(
+          "packing", &DataSection::packing,
+          "Which documents share a row of train.seq_len tokens. sequential: one after the other; rows of "
+          "fixed lengths are full, and cut documents. best_fit: those that fill rows best, none cut. none: a "
+          "row is a document. Where documents are not cut, a sample is a document; one longer than a row is "
+          "cut into rows, each with its own attention and positions.")
+      .one_of({"none", "sequential", "best_fit"})
+      .only_if(documents_known, document_keys, has_documents);
+  data.add(
+          "lengths", &DataSection::lengths,
+          "Tokens of a microbatch. fixed: micro_batch_size rows of seq_len; short ones are filled up. exact: "
+          "those of its documents, no padding; the documents of a step are shared out so that microbatches "
+          "cost alike. padded: as many as the step's longest microbatch has, rounded up to "
+          "pad_to_multiple_of. At most micro_batch_size * seq_len, for which memory and time are predicted.")
+      .one_of({"fixed", "exact", "padded"})
+      .only_if(documents_known, document_keys, has_documents);
+  data.add("pad_to_multiple_of", &DataSection::pad_to_multiple_of,
+           "A padded microbatch has a multiple of so many tokens, unless it is full.")
+      .between(1, max_size)
+      .only_with("data.lengths", {"padded"});
   data.add("shuffle", &DataSection::shuffle,
            "Samples in an order drawn from run.seed, anew each epoch; else in the order of the file.");
   data.add("val_fraction", &DataSection::val_fraction,

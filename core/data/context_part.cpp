@@ -2,11 +2,12 @@
 
 #include <ATen/ops/cat.h>
 
+#include <spdlog/fmt/fmt.h>
+
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/kernels/context_plan.h"
 
 namespace pptrain::data {
 namespace {
@@ -31,6 +32,30 @@ Microbatch part_of(const Microbatch& whole, std::shared_ptr<const kernels::Conte
   part.positions = own_ranges(whole.positions, *split);
   part.context = std::move(split);
   return part;
+}
+
+kernels::ContextSplit split_list(kernels::ContextOrder order, int64_t tokens, int parts, int part) {
+  const bool zigzag = order == kernels::ContextOrder::zigzag;
+  const int64_t pieces = zigzag ? 2 * int64_t{parts} : parts;
+  if (parts < 1 || part < 0 || part >= parts || tokens < pieces) {
+    throw Error(fmt::format("a list of {} tokens does not make {} pieces for rank {} of {}", tokens, pieces,
+                            part, parts));
+  }
+  const auto piece = [&](int64_t number) {
+    return kernels::TokenRange{.begin = tokens * number / pieces, .end = tokens * (number + 1) / pieces};
+  };
+  kernels::ContextSplit split{.part = part, .ranges = {}};
+  for (int64_t rank = 0; rank < parts; ++rank) {
+    auto& ranges = split.ranges.emplace_back(std::vector{piece(rank)});
+    if (!zigzag) continue;
+    const kernels::TokenRange late = piece(pieces - 1 - rank);
+    if (late.begin == ranges.front().end) {
+      ranges.front().end = late.end;
+    } else {
+      ranges.push_back(late);
+    }
+  }
+  return split;
 }
 
 }  // namespace pptrain::data

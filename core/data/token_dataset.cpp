@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "core/base/error.h"
+#include "core/data/document_index.h"
 
 namespace pptrain::data {
 namespace {
@@ -88,6 +89,14 @@ std::vector<std::filesystem::path> token_files(const Source& source) {
   return files;
 }
 
+std::vector<std::filesystem::path> data_files(const Source& source) {
+  std::vector<std::filesystem::path> files = token_files(source);
+  if (source.format != Format::megatron) return files;
+  const std::vector<std::filesystem::path> token_files = files;
+  for (const std::filesystem::path& file : token_files) files.push_back(index_of(file));
+  return files;
+}
+
 bool has_llmc_header(const io::RegularFile& file) {
   std::array<int32_t, 2> begin{};
   if (file.size() < llmc_header_ints * sizeof(int32_t)) return false;
@@ -99,7 +108,8 @@ Format parse_format(const std::string& name) {
   if (name == "text") return Format::text;
   if (name == "bin") return Format::bin;
   if (name == "llmc") return Format::llmc;
-  throw UsageError(fmt::format("data.format: '{}' is not one of text, bin, llmc", name));
+  if (name == "megatron") return Format::megatron;
+  throw UsageError(fmt::format("data.format: '{}' is not one of text, bin, llmc, megatron", name));
 }
 
 int parse_token_bytes(const std::string& dtype) {
@@ -110,17 +120,23 @@ int parse_token_bytes(const std::string& dtype) {
 
 TokenDataset::TokenDataset(const Source& source, int64_t vocab_size)
     : path_(source.path), vocab_size_(vocab_size) {
+  std::vector<int64_t> starts{0};
   for (const auto& path : token_files(source)) {
-    Segment segment = open_segment(path, source);
+    std::vector<int64_t> documents;
+    Segment segment = open_segment(path, source, documents);
     if (segment.count == 0) continue;
     segment.begin = end_;
+    for (size_t i = 1; i < documents.size(); ++i) starts.push_back(end_ + documents[i]);
     end_ += segment.count;
     segments_.push_back(std::move(segment));
   }
+  if (source.format == Format::megatron)
+    document_starts_ = std::make_shared<const std::vector<int64_t>>(std::move(starts));
   if (end_ == 0) throw Error(fmt::format("data: '{}' has no tokens", path_.string()));
 }
 
-TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& path, const Source& source) {
+TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& path, const Source& source,
+                                                 std::vector<int64_t>& documents) {
   Segment segment;
   segment.file = std::make_shared<const io::MappedFile>(path);
   segment.ids = segment.file->bytes();
@@ -141,6 +157,12 @@ TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& pa
       segment.token_bytes = read_llmc_header(*segment.file).token_bytes;
       segment.ids = segment.ids.subspan(llmc_header_ints * sizeof(int32_t));
       break;
+    case Format::megatron: {
+      DocumentIndex index = read_document_index(index_of(path), segment.ids.size());
+      segment.token_bytes = index.token_bytes;
+      documents = std::move(index.starts);
+      break;
+    }
   }
   segment.count = static_cast<int64_t>(segment.ids.size()) / segment.token_bytes;
   return segment;
@@ -196,6 +218,15 @@ TokenDataset TokenDataset::slice(int64_t first, int64_t last) const {
   part.begin_ = begin_ + first;
   part.end_ = begin_ + last;
   return part;
+}
+
+std::vector<int64_t> TokenDataset::indexed_documents() const {
+  std::vector<int64_t> starts{0};
+  const auto first = std::ranges::upper_bound(*document_starts_, begin_);
+  for (auto start = first; start != document_starts_->end() && *start < end_; ++start)
+    starts.push_back(*start - begin_);
+  if (size() > 0) starts.push_back(size());
+  return starts;
 }
 
 Split open_split(const Source& source, int64_t vocab_size, double val_fraction,

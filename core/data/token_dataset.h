@@ -19,7 +19,8 @@ namespace pptrain::data {
 // llmc: llm.c's files: a header of 256 int32 (magic, version, token count), then ids. Magic 20240520 version
 // 1
 //       has uint16 ids (GPT-2), magic 20240801 version 7 has uint32 ids (Llama 3).
-enum class Format { text, bin, llmc };
+// megatron: ids without a header, of the type that PREFIX.idx beside PREFIX.bin says (document_index.h).
+enum class Format { text, bin, llmc, megatron };
 // Throws UsageError that lists the valid names.
 Format parse_format(const std::string& name);
 
@@ -33,6 +34,8 @@ int parse_token_bytes(const std::string& dtype);
 
 // The files that a source stands for, in their order. Throws Error where there are none.
 std::vector<std::filesystem::path> token_files(const Source& source);
+// These and the indices beside them: all that the data depend on.
+std::vector<std::filesystem::path> data_files(const Source& source);
 
 // Does the file begin with magic number and version of llm.c's format?
 bool has_llmc_header(const io::RegularFile& file);
@@ -53,6 +56,10 @@ class TokenDataset {
   void read(int64_t first, std::span<int64_t> out) const;
   // The tokens [first, last) as a stream of their own.
   TokenDataset slice(int64_t first, int64_t last) const;
+  // Whether the files say where their documents lie, and then where these begin, ascending from 0, and
+  // size(). Where a slice begins or ends, so does a document.
+  bool has_index() const { return document_starts_ != nullptr; }
+  std::vector<int64_t> indexed_documents() const;
   // The files' common path, for messages.
   const std::filesystem::path& path() const { return path_; }
 
@@ -64,12 +71,15 @@ class TokenDataset {
     int64_t begin = 0;  // position of the first token in the stream
     int64_t count = 0;
   };
-  static Segment open_segment(const std::filesystem::path& path, const Source& source);
+  // Adds the documents of a file with an index to `documents`, in tokens from the file's first.
+  static Segment open_segment(const std::filesystem::path& path, const Source& source,
+                              std::vector<int64_t>& documents);
   void read_segment(const Segment& segment, int64_t first, std::span<int64_t> out) const;
 
   std::filesystem::path path_;
   int64_t vocab_size_ = 0;
   std::vector<Segment> segments_;
+  std::shared_ptr<const std::vector<int64_t>> document_starts_;  // of the whole stream, and its end
   int64_t begin_ = 0;
   int64_t end_ = 0;
 };

@@ -71,6 +71,8 @@ std::string to_json(const StepRecord& r) {
             {"grad_norm", r.grad_norm},
             {"lr", r.lr},
             {"tokens", r.tokens},
+            {"computed_tokens", r.computed_tokens},
+            {"padding_tokens", r.padding_tokens},
             {"tokens_per_s", r.tokens_per_s},
             {"step_time_s", r.step_time_s},
             {"mfu", r.mfu > 0 ? Json(r.mfu) : Json()},

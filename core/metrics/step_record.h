@@ -31,7 +31,9 @@ struct StepRecord {
   double loss = 0;       // nats per valid token, over the global batch
   double grad_norm = 0;  // before clipping, over all stages
   double lr = 0;
-  int64_t tokens = 0;  // valid tokens of this step, all ranks
+  int64_t tokens = 0;           // valid tokens of this step, all ranks
+  int64_t computed_tokens = 0;  // of its microbatches, all ranks: with those that have no target, and padding
+  int64_t padding_tokens = 0;   // of these, tokens of no document
   double tokens_per_s = 0;
   double step_time_s = 0;
   double mfu = 0;            // 0..1, see models/flops.h; 0: the device's peak is not known

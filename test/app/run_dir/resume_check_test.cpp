@@ -81,6 +81,9 @@ TEST_CASE("what changes the order of the data is refused, unless the job says wh
       {[](auto& job) { job.data.val_fraction = 0.1; }, "data.val_fraction was 0.0, is 0.1"},
       {[](auto& job) { job.data.shuffle = false; }, "data.shuffle was true, is false"},
       {[](auto& job) { job.data.document_end = 3; }, "data.document_end was -1, is 3"},
+      {[](auto& job) { job.data.packing = "none"; }, "data.packing was \"sequential\", is \"none\""},
+      {[](auto& job) { job.data.lengths = "exact"; }, "data.lengths was \"fixed\", is \"exact\""},
+      {[](auto& job) { job.data.pad_to_multiple_of = 64; }, "data.pad_to_multiple_of was 128, is 64"},
       {[](auto& job) { job.data.format = "bin"; }, "data.format was \"text\", is \"bin\""},
   };
   for (const auto& [change, words] : cases) {

@@ -62,6 +62,21 @@ void choose_schedule(GridJob& job, size_t turn) {
   throw Error("no schedule for this pipeline");
 }
 
+// Filling counts in the balance of experts, and padding differs with the ranks; so does what short lists need
+// to be shared out.
+void choose_lengths(GridJob& job, size_t turn, bool experts) {
+  struct Mode {
+    const char *packing, *lengths;
+  };
+  constexpr std::array dense{Mode{"best_fit", "exact"}, Mode{"sequential", "fixed"}, Mode{"none", "exact"},
+                             Mode{"sequential", "padded"}};
+  constexpr std::array sparse{Mode{"best_fit", "exact"}, Mode{"sequential", "fixed"},
+                              Mode{"best_fit", "fixed"}, Mode{"sequential", "exact"}};
+  const Mode& mode = (experts ? sparse : dense)[turn % dense.size()];
+  job.packing = mode.packing;
+  job.lengths = mode.lengths;
+}
+
 void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh, bool experts) {
   constexpr std::array recomputes{"none", "cheap", "selective", "full"};
   constexpr std::array reshards{"", "true", "false"};
@@ -72,6 +87,7 @@ void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh, bool exper
   choose_schedule(job, turn);
   job.tied = turn % 3 == 1;
   job.documents = turn % 2 == 1;
+  if (job.documents) choose_lengths(job, turn / 2, experts);
   job.recompute = recomputes[turn % recomputes.size()];
   job.reshard = reshards[turn / 2 % reshards.size()];
   job.reduce_gradients = turn / 3 % 2 == 1 ? "microbatch" : "step";
@@ -104,14 +120,15 @@ void each_mesh(const Visit& visit) {
 std::string GridJob::name() const {
   return fmt::format("pp{}_r{}_s{}_cp{}_tp{}_ep{}_{}_{}{}{}_{}_{}_{}{}", mesh.pp, mesh.dp_replicate,
                      mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep, schedule, recompute, tied ? "_tied" : "",
-                     documents ? "_documents" : "", reshard.empty() ? "unset" : reshard, reduce_gradients,
-                     cp_kind, post_validation ? "_post_validation" : "");
+                     documents ? "_" + packing + "_" + lengths : "", reshard.empty() ? "unset" : reshard,
+                     reduce_gradients, cp_kind, post_validation ? "_post_validation" : "");
 }
 
 std::vector<std::string> GridJob::common() const {
   return {fmt::format("train.grad_accum_steps={}", microbatches),
           fmt::format("model.tie_word_embeddings={}", tied),
-          fmt::format("data.document_end={}", documents ? int{'\n'} : -1)};
+          fmt::format("data.document_end={}", documents ? int{'\n'} : -1), "data.packing=" + packing,
+          "data.lengths=" + lengths};
 }
 
 std::vector<std::string> GridJob::layout() const {
@@ -141,9 +158,9 @@ std::vector<std::string> GridJob::one_rank() const {
 std::string GridJob::bit_class() const {
   const int shards = mesh.cp * mesh.tp % mesh.ep == 0 ? 0 : mesh.dp_shard;
   return fmt::format(
-      "{} data ranks ({} shards), {} microbatches, cp {} {}, tp {}, ep {}, {}, tied {}, documents {}",
+      "{} data ranks ({} shards), {} microbatches, cp {} {}, tp {}, ep {}, {}, tied {}, documents {} {} {}",
       data_ranks(), shards, microbatches, mesh.cp, cp_kind, mesh.tp, mesh.ep, reduce_gradients, tied,
-      documents);
+      documents, packing, lengths);
 }
 
 std::string grid_job_text(bool experts) {

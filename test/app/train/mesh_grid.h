@@ -21,7 +21,9 @@ struct GridJob {
   int stages_per_rank = 0;
   int microbatches = 2;
   bool tied = false;
-  bool documents = false;  // of unequal length, which the row ends cut
+  bool documents = false;  // of unequal length
+  std::string packing = "sequential";
+  std::string lengths = "fixed";
   std::string recompute = "none";
   std::string reshard = {};  // empty: unset
   std::string reduce_gradients = "step";

@@ -45,9 +45,10 @@ TEST_CASE("a saved job of another version is read as far as it is known") {
 TEST_CASE("which options decide the model and the order of the data") {
   std::map<Effect, std::set<std::string>> by_effect;
   for (const Option& option : options()) by_effect[option.effect].insert(option.name());
-  CHECK(by_effect[Effect::data] == std::set<std::string>{"run.seed", "train.seq_len", "data.path",
-                                                         "data.format", "data.dtype", "data.document_end",
-                                                         "data.shuffle", "data.val_fraction"});
+  CHECK(by_effect[Effect::data] ==
+        std::set<std::string>{"run.seed", "train.seq_len", "data.path", "data.format", "data.dtype",
+                              "data.document_end", "data.packing", "data.lengths", "data.pad_to_multiple_of",
+                              "data.shuffle", "data.val_fraction"});
   CHECK(by_effect[Effect::model] ==
         std::set<std::string>{"model.arch",
                               "model.hidden_size",

@@ -1,0 +1,42 @@
+// Where the documents of a token stream lie, and the pieces of them that training takes as samples.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/data/token_dataset.h"
+
+namespace pptrain::data {
+
+// Where documents begin, ascending from 0, and the number of tokens: of an index where the files have one,
+// else behind each token `end_id`. Then all of the stream is read once. Throws Error where there is neither,
+// and for ids outside of the vocabulary.
+std::vector<int64_t> document_starts(const TokenDataset& dataset, std::optional<int64_t> end_id);
+
+// Tokens [first, first + length) of one document.
+struct Piece {
+  int64_t first = 0;
+  int64_t length = 0;
+  bool ends = true;  // with its document: its last token has no target
+
+  // Tokens that have one: each token of a document but the first is the target of one piece.
+  int64_t targets() const { return length - (ends && length > 0 ? 1 : 0); }
+  bool operator==(const Piece&) const = default;
+};
+
+// All pieces of a stream, in order: documents, and of one that is longer than `longest` pieces of `longest`
+// with what is left behind them. Eight bytes a piece.
+class Pieces {
+ public:
+  Pieces(const std::vector<int64_t>& document_starts, int64_t longest);
+
+  int64_t size() const { return static_cast<int64_t>(starts_.size()) - 1; }
+  Piece operator[](int64_t index) const;
+
+ private:
+  // Of each piece, and at last of the stream: its first token, doubled; odd where a document begins.
+  std::vector<int64_t> starts_;
+};
+
+}  // namespace pptrain::data

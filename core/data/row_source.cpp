@@ -1,0 +1,158 @@
+// Rows of seq_len tokens, one after the other in the stream.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/data/step_source.h"
+#include "core/data/token_list.h"
+#include "core/kernels/context_plan.h"
+
+namespace pptrain::data {
+namespace {
+
+// Where a row comes from: its first token and how many targets it would have as one document (0: filling).
+struct Row {
+  int64_t first = 0;
+  int64_t given = 0;
+};
+
+// Reads one row after the other.
+class RowReader {
+ public:
+  RowReader(const TokenDataset& dataset, const std::vector<int64_t>& document_starts,
+            const LoaderOptions& options)
+      : dataset_(dataset),
+        document_starts_(document_starts),
+        document_end_(dataset.has_index() ? -1 : options.document_end.value_or(-1)),
+        seq_len_(options.seq_len),
+        tokens_(static_cast<size_t>(options.seq_len) + 1) {}
+
+  void read(const Row& row) {
+    given_ = static_cast<size_t>(row.given);
+    if (given_ > 0) dataset_.read(row.first, std::span(tokens_).first(given_ + 1));
+    if (document_end_ < 0) return find_ends(row);
+    ends_.clear();
+    for (size_t i = 0; i < given_; ++i) {
+      if (tokens_[i] == document_end_) ends_.push_back(static_cast<int64_t>(i) + 1);
+    }
+  }
+
+  // The row read last becomes the list's tokens from `first` on.
+  void append_to(TokenList& list, int64_t first) const {
+    const std::span<int64_t> tokens = list.tokens(first, seq_len_), labels = list.labels(first, seq_len_);
+    std::copy_n(tokens_.begin(), given_, tokens.begin());
+    if (given_ > 0) std::copy_n(tokens_.begin() + 1, given_, labels.begin());
+    int64_t begin = 0;
+    for (const int64_t end : ends_) {
+      labels[static_cast<size_t>(end) - 1] = ignore_label;
+      list.add_document(end - std::exchange(begin, end));
+    }
+    if (begin < seq_len_) list.add_document(seq_len_ - begin);
+  }
+
+  // Of the row read last.
+  int64_t targets() const { return static_cast<int64_t>(given_) - std::ssize(ends_); }
+
+  // The same after read(row), which is read only where documents are found by their tokens.
+  int64_t targets_of(const Row& row) {
+    if (document_end_ >= 0) {
+      read(row);
+    } else {
+      given_ = static_cast<size_t>(row.given);
+      find_ends(row);
+    }
+    return targets();
+  }
+
+ private:
+  // The first token of a document is the target of none.
+  void find_ends(const Row& row) {
+    ends_.clear();
+    auto start = std::ranges::upper_bound(document_starts_, row.first);
+    for (; start != document_starts_.end() && *start <= row.first + row.given; ++start)
+      ends_.push_back(*start - row.first);
+  }
+
+  const TokenDataset& dataset_;
+  const std::vector<int64_t>& document_starts_;  // of an index
+  int64_t document_end_;  // -1: documents are known otherwise, or rows are documents
+  int64_t seq_len_;
+  std::vector<int64_t> tokens_;  // of a row, and the one behind it
+  size_t given_ = 0;
+  std::vector<int64_t>
+      ends_;  // in the row: tokens up to the end of each document that ends where targets are
+};
+
+class RowSource final : public StepSource {
+ public:
+  RowSource(TokenDataset dataset, const LoaderOptions& options)
+      : dataset_(std::move(dataset)), options_(options) {
+    if (dataset_.has_index()) document_starts_ = dataset_.indexed_documents();
+    if (options.cp_size > 1) {
+      split_ = std::make_shared<const kernels::ContextSplit>(kernels::split_rows(
+          options.cp_order, options.micro_batch_size, options.seq_len, options.cp_size, options.cp_rank));
+    }
+  }
+
+  int64_t checked_samples() const override {
+    const int64_t samples = dataset_.samples(options_.seq_len);
+    if (samples < 1) {
+      throw Error(
+          fmt::format("data: '{}' has {} tokens for training, but one sample of train.seq_len = {} needs {}",
+                      dataset_.path().string(), dataset_.size(), options_.seq_len, options_.seq_len + 1));
+    }
+    return samples;
+  }
+  int64_t all_samples() const override {
+    return (dataset_.size() - 1 + options_.seq_len - 1) / options_.seq_len;
+  }
+  int64_t samples_from(int64_t /*next*/) const override { return options_.rows_per_step(); }
+
+  Step step(int64_t next, const Order& order) const override {
+    const int64_t seq = options_.seq_len, own = options_.micro_batch_size, all = options_.dp_size * own;
+    const auto row = [&](int64_t i) {
+      const int64_t first = order(next + i) * seq;
+      return Row{.first = first, .given = std::clamp<int64_t>(dataset_.size() - 1 - first, 0, seq)};
+    };
+    RowReader reader(dataset_, document_starts_, options_);
+    Step step{.microbatches = {}, .samples = options_.rows_per_step()};
+    step.tokens = step.samples * seq;
+    for (int64_t j = 0; j < options_.microbatches; ++j) {
+      TokenList list(options_, own * seq);
+      int64_t targets = 0;
+      for (int64_t i = 0; i < own; ++i) {
+        reader.read(row(j * all + options_.dp_rank * own + i));
+        reader.append_to(list, i * seq);
+        targets += reader.targets();
+      }
+      Microbatch& microbatch = step.microbatches.emplace_back(list.finish(split_));
+      microbatch.targets = targets;
+      microbatch.global_tokens = all * seq;
+      for (int64_t i = j * all; i < (j + 1) * all; ++i) {
+        microbatch.global_targets += reader.targets_of(row(i));
+        step.padding += seq - row(i).given;
+      }
+      step.targets += microbatch.global_targets;
+    }
+    return step;
+  }
+
+ private:
+  TokenDataset dataset_;
+  LoaderOptions options_;
+  std::vector<int64_t> document_starts_;
+  std::shared_ptr<const kernels::ContextSplit> split_;  // null: this rank has whole rows
+};
+
+}  // namespace
+
+std::shared_ptr<const StepSource> make_row_source(TokenDataset dataset, const LoaderOptions& options) {
+  return std::make_shared<const RowSource>(std::move(dataset), options);
+}
+
+}  // namespace pptrain::data

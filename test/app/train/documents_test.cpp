@@ -1,0 +1,225 @@
+// Packed documents and microbatches of unequal lengths, trained: the same bits on every pipeline and
+// schedule, after a resume in the middle of an epoch, and nearly the same on other meshes.
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "core/base/error.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using pptrain::test::contains_text;
+using pptrain::test::JobResult;
+using pptrain::test::Overrides;
+using pptrain::test::run_small_job;
+using pptrain::test::small_job_text;
+using pptrain::test::TemporaryFolder;
+using pptrain::test::with;
+
+using Json = nlohmann::json;
+
+namespace {
+
+// Lines of long-tailed lengths: most short, some longer than a row.
+std::filesystem::path write_corpus(const std::filesystem::path& folder) {
+  std::mt19937 random(4);
+  std::lognormal_distribution<double> length(2.3, 1.1);
+  std::ofstream file(folder / "corpus.txt");
+  for (int line = 0; line < 400; ++line) {
+    for (int i = static_cast<int>(length(random)); i > 0; --i) file << static_cast<char>('a' + random() % 26);
+    file << '\n';
+  }
+  return folder / "corpus.txt";
+}
+
+const Overrides base = {
+    "data.document_end=10",     "train.seq_len=32",          "train.micro_batch_size=1", "train.steps=4",
+    "train.grad_accum_steps=4", "model.num_hidden_layers=8", "eval.interval=2",          "eval.batches=0"};
+
+struct Mode {
+  std::string packing, lengths;
+  Overrides overrides() const {
+    Overrides all = {"data.packing=" + packing, "data.lengths=" + lengths};
+    if (lengths == "padded") all.push_back("data.pad_to_multiple_of=8");
+    return all;
+  }
+};
+const std::vector<Mode> modes = {{"sequential", "exact"}, {"best_fit", "exact"},    {"none", "exact"},
+                                 {"best_fit", "padded"},  {"sequential", "padded"}, {"best_fit", "fixed"},
+                                 {"none", "fixed"}};
+
+void check_equal(const JobResult& reference, const JobResult& other) {
+  REQUIRE(other.exit_code == 0);
+  REQUIRE(reference.metrics.size() >= 4);
+  REQUIRE(reference.checksums.size() > 30);
+  CHECK(other.metrics == reference.metrics);
+  CHECK(other.checksums == reference.checksums);
+}
+
+std::vector<Json> steps_in(const std::filesystem::path& run_dir) {
+  std::vector<Json> steps;
+  std::ifstream lines(run_dir / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    Json record = Json::parse(line);
+    if (record.contains("grad_norm")) steps.push_back(std::move(record));
+  }
+  return steps;
+}
+
+}  // namespace
+
+TEST_CASE("documents of any packing and lengths give the bits of one rank on every pipeline") {
+  const TemporaryFolder folder;
+  const std::string text = small_job_text(write_corpus(folder.path()));
+  const std::vector<Overrides> layouts = {
+      {"distributed.pp=2", "distributed.pp_schedule=1f1b"},
+      {"distributed.pp=4", "distributed.pp_schedule=gpipe", "train.recompute=full"},
+      {"distributed.pp=2", "distributed.pp_schedule=zbv", "train.recompute=selective"},
+      {"distributed.pp=3", "distributed.pp_schedule=zb_h1", "train.recompute=cheap"},
+      {"distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b"},
+      {"distributed.pp=2", "distributed.pp_schedule=dualpipe_v"},
+      {"distributed.pp=2", "distributed.pp_schedule=zb_h2", "optimizer.post_validation=true"}};
+  for (const Mode& mode : modes) {
+    const Overrides common = with(base, mode.overrides());
+    const JobResult reference = run_small_job(text, folder.path() / "reference", common);
+    for (const Overrides& layout : layouts) {
+      CAPTURE(mode.packing, mode.lengths, layout);
+      check_equal(reference, run_small_job(text, folder.path() / "run", with(common, layout)));
+    }
+  }
+}
+
+TEST_CASE("documents on other meshes give nearly the numbers of one rank, over the same tokens") {
+  const TemporaryFolder folder;
+  const std::string text = small_job_text(write_corpus(folder.path()));
+  // Experts' balance counts tokens of filling too, so that theirs are of exact lengths.
+  const Overrides experts = {"model.arch=qwen3_moe",        "model.num_experts=4",
+                             "model.num_experts_per_tok=2", "model.moe_intermediate_size=16",
+                             "model.mlp_only_layers=[2]",   "model.router_aux_loss_coef=0.1"};
+  const std::vector<Overrides> meshes = {
+      {"distributed.dp_shard=2", "train.micro_batch_size=1", "distributed.reshard_after_forward=true"},
+      {"distributed.dp_replicate=2", "train.micro_batch_size=1", "distributed.pp=2",
+       "distributed.pp_schedule=zbv"},
+      {"distributed.tp=2", "distributed.pp=2"},
+      {"distributed.cp=2", "distributed.cp_kind=ring"},
+      {"distributed.cp=2", "distributed.cp_kind=ulysses", "distributed.tp=2"},
+      {"distributed.cp=2", "distributed.dp_shard=2", "train.micro_batch_size=1", "distributed.pp=2"}};
+  for (const Mode& mode : modes) {
+    for (const bool sparse : {false, true}) {
+      if (sparse && (mode.lengths != "exact" || mode.packing == "none")) continue;
+      const Overrides common =
+          with(base, mode.overrides(), Overrides{"train.micro_batch_size=2", "optimizer.lr=1e-3"},
+               sparse ? experts : Overrides{});
+      const auto reference_dir = folder.path() / "reference";
+      REQUIRE(run_small_job(text, reference_dir, common).exit_code == 0);
+      const std::vector<Json> reference = steps_in(reference_dir);
+      for (Overrides mesh : meshes) {
+        if (sparse && mesh.front() == "distributed.dp_replicate=2") continue;  // which share no experts
+        if (sparse) mesh.push_back("distributed.ep=2");
+        CAPTURE(mode.packing, mode.lengths, sparse, mesh);
+        REQUIRE(run_small_job(text, folder.path() / "run", with(common, mesh)).exit_code == 0);
+        const std::vector<Json> steps = steps_in(folder.path() / "run");
+        REQUIRE(steps.size() == reference.size());
+        for (size_t i = 0; i < steps.size(); ++i) {
+          CHECK(steps[i].at("tokens") == reference[i].at("tokens"));
+          CHECK(steps[i].at("epoch") == reference[i].at("epoch"));
+          const auto difference = [&](const char* key) {
+            const double expected = reference[i].at(key).get<double>();
+            return std::abs(steps[i].at(key).get<double>() - expected) / expected;
+          };
+          CHECK(difference("loss") <= (i == 0 ? 1e-6 : 2e-5));
+          if (i == 0) CHECK(difference("grad_norm") <= 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a run on documents resumes in the middle of an epoch, also on another layout, bit for bit") {
+  const TemporaryFolder folder;
+  const std::string text = small_job_text(write_corpus(folder.path()));
+  for (const Mode& mode : modes) {
+    const Overrides common =
+        with(base, mode.overrides(), Overrides{"train.steps=9", "lr_schedule.name=constant"});
+    const JobResult whole = run_small_job(text, folder.path() / "whole", common);
+    const auto run_dir = folder.path() / "resumed";
+    std::filesystem::remove_all(run_dir);
+    const std::vector<std::pair<int, Overrides>> starts = {
+        {2, {"distributed.pp=2"}},
+        {5, {"distributed.pp=2", "distributed.pp_schedule=zbv"}},
+        {9, {"distributed.pp=4", "distributed.pp_schedule=zb_h1"}}};
+    JobResult resumed;
+    for (const auto& [last, layout] : starts) {
+      resumed = run_small_job(
+          text, run_dir,
+          with(common, layout, Overrides{fmt::format("train.steps={}", last), "checkpoint.resume=auto"}));
+      REQUIRE(resumed.exit_code == 0);
+    }
+    CAPTURE(mode.packing, mode.lengths);
+    const std::vector<Json> a = steps_in(folder.path() / "whole"), b = steps_in(run_dir);
+    REQUIRE(a.size() == 9);
+    REQUIRE(b.size() == 9);
+    for (size_t i = 0; i < 9; ++i) {
+      for (const char* key : {"loss", "grad_norm", "tokens", "computed_tokens", "padding_tokens", "epoch"})
+        CHECK(a[i].at(key) == b[i].at(key));
+    }
+    CHECK(resumed.checksums == whole.checksums);
+  }
+}
+
+TEST_CASE("what padding costs is in the metrics, and exact lengths have none") {
+  const TemporaryFolder folder;
+  const std::string text = small_job_text(write_corpus(folder.path()));
+  const auto sums = [&](const Mode& mode) {
+    REQUIRE(run_small_job(
+                text, folder.path() / "run",
+                with(base, mode.overrides(), Overrides{"eval.interval=0", "distributed.dp_replicate=2"}))
+                .exit_code == 0);
+    int64_t computed = 0, padding = 0, tokens = 0;
+    for (const Json& step : steps_in(folder.path() / "run")) {
+      computed += step.at("computed_tokens").get<int64_t>();
+      padding += step.at("padding_tokens").get<int64_t>();
+      tokens += step.at("tokens").get<int64_t>();
+    }
+    CHECK(tokens <= computed - padding);
+    return std::array{computed, padding, tokens};
+  };
+  for (const std::string packing : {"none", "sequential", "best_fit"}) {
+    const auto exact = sums({packing, "exact"}), padded = sums({packing, "padded"});
+    CAPTURE(packing);
+    CHECK(exact[1] == 0);
+    CHECK(padded[1] > 0);
+    CHECK(padded[0] == exact[0] + padded[1]);
+    CHECK(padded[2] == exact[2]);
+  }
+  const auto none = sums({"none", "fixed"}), best_fit = sums({"best_fit", "fixed"}),
+             rows = sums({"sequential", "fixed"});
+  CHECK(none[0] == best_fit[0]);
+  CHECK(none[1] > 2 * best_fit[1]);
+  CHECK(rows[1] == 0);
+}
+
+TEST_CASE("packing and lengths act only where documents are known, and decide the data") {
+  const TemporaryFolder folder;
+  const std::string text = small_job_text(write_corpus(folder.path()));
+  const auto plan = [&](const Overrides& overrides) {
+    return test::small_plan(text, folder.path() / "run", overrides);
+  };
+  CHECK_THROWS_WITH(plan({"data.packing=best_fit"}),
+                    contains_text("data.packing") && contains_text("document_end"));
+  CHECK_THROWS_WITH(plan({"data.lengths=exact"}),
+                    contains_text("data.lengths") && contains_text("document_end"));
+  CHECK_THROWS_WITH(plan({"data.document_end=10", "data.pad_to_multiple_of=64"}),
+                    contains_text("pad_to_multiple_of") && contains_text("data.lengths"));
+  CHECK_THROWS_WITH(plan({"data.document_end=10", "data.format=megatron"}),
+                    contains_text("data.document_end"));
+  // Others than the checkpoint's.
+  run_small_job(text, folder.path() / "run", with(base, Overrides{"train.steps=1"}));
+  for (const auto& [key, value] : {std::pair("packing", "best_fit"), std::pair("lengths", "exact")}) {
+    CHECK_THROWS_WITH(
+        run_small_job(text, folder.path() / "run",
+                      with(base, Overrides{fmt::format("data.{}={}", key, value), "checkpoint.resume=auto"})),
+        contains_text(fmt::format("data.{} was", key)) && contains_text("checkpoint.data"));
+  }
+}
