@@ -9,6 +9,7 @@
 
 #include "app/commands/argument_hint.h"
 #include "app/commands/commands.h"
+#include "app/commands/tokenize.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
 #include "core/io/mapped_region.h"
@@ -121,6 +122,9 @@ int run(int argc, char** argv) {
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
   verify->add_option("DIR", checkpoint_dir, "A step folder, or a folder of them")->required();
 
+  pptrain::app::TokenizeArguments tokenize_arguments;
+  CLI::App* tokenize = pptrain::app::add_tokenize(cli, tokenize_arguments);
+
   bool reference = false, schema = false;
   CLI::App* config = cli.add_subcommand("config", "Describe every key of a job file");
   CLI::Option* as_toml = config->add_flag("--reference", reference, "As commented TOML (the default)");
@@ -147,6 +151,7 @@ int run(int argc, char** argv) {
   if (*check) return pptrain::app::check(check_arguments);
   if (*plan) return pptrain::app::plan(plan_arguments);
   if (*verify) return pptrain::app::verify(checkpoint_dir);
+  if (*tokenize) return pptrain::app::tokenize(tokenize_arguments);
   if (*config) return schema ? pptrain::app::print_schema() : pptrain::app::print_reference();
   if (train_arguments.config.empty())
     return pptrain::app::refuse("--config is required: pptrain --config job.toml (see --help)");
