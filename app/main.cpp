@@ -9,6 +9,7 @@
 
 #include "app/commands/argument_hint.h"
 #include "app/commands/commands.h"
+#include "app/commands/tokenize.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
 #include "core/io/mapped_region.h"
@@ -204,6 +205,9 @@ int run(int argc, char** argv) {
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
   verify->add_option("DIR", checkpoint_dir, "A step folder, or a folder of them")->required();
 
+  pptrain::app::TokenizeArguments tokenize_arguments;
+  CLI::App* tokenize = pptrain::app::add_tokenize(cli, tokenize_arguments);
+
   bool reference = false, schema = false;
   CLI::App* config = cli.add_subcommand("config", "Describe every key of a job file");
   CLI::Option* as_toml = config->add_flag("--reference", reference, "As commented TOML (the default)");
@@ -234,6 +238,7 @@ int run(int argc, char** argv) {
   if (*eval) return pptrain::app::eval(eval_arguments);
   if (*generate) return pptrain::app::generate(generate_arguments);
   if (*verify) return pptrain::app::verify(checkpoint_dir);
+  if (*tokenize) return pptrain::app::tokenize(tokenize_arguments);
   if (*config) return schema ? pptrain::app::print_schema() : pptrain::app::print_reference();
   if (train_arguments.config.empty())
     return pptrain::app::refuse("--config is required: pptrain --config job.toml (see --help)");

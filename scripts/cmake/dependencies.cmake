@@ -71,6 +71,15 @@ find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Catch2 QUIET)
+# Regular expressions and Unicode of tokenizers: libpcre2-dev, libutf8proc-dev.
+foreach(library pcre2 utf8proc)
+  string(TOUPPER ${library} name)
+  find_path(${name}_INCLUDE_DIR ${library}.h REQUIRED)
+  find_library(${name}_LIBRARY NAMES ${library}-8 ${library} REQUIRED)
+  add_library(${library} INTERFACE IMPORTED)
+  target_include_directories(${library} SYSTEM INTERFACE ${${name}_INCLUDE_DIR})
+  target_link_libraries(${library} INTERFACE ${${name}_LIBRARY})
+endforeach()
 
 # One target per folder: pptrain_library(pptrain_data PUBLIC ... PRIVATE ... [EXCLUDE regex]) takes the *.cpp of the folder
 # and of those inside it.

@@ -32,6 +32,7 @@ constexpr Target targets[] = {
     {"token_file", fuzz::token_file, 5000},
     {"frames", fuzz::frames, 20000},
     {"handshake", fuzz::handshake, 5000},
+    {"tokenizer", fuzz::tokenizer, 3000},
 };
 
 std::vector<std::string> corpus_of(const char* name) {

@@ -39,6 +39,9 @@ bool hf_config(std::string_view text);
 // A data file in each format: every token that it promises can be read.
 bool token_file(std::string_view bytes);
 
+// A tokenizer.json: what is accepted encodes and decodes any text, and lies in its vocabulary.
+bool tokenizer(std::string_view text);
+
 // What comes in on a TCP link, with receives posted between its pieces (frames.cpp says how): each receive
 // ends with what a reader of the whole stream finds for it.
 bool frames(std::string_view input);

@@ -1,0 +1,173 @@
+#include "app/commands/tokenize.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/metrics/console.h"
+#include "core/metrics/step_text.h"
+#include "core/tokenizer/token_writer.h"
+#include "core/tokenizer/tokenize_files.h"
+#include "core/tokenizer/tokenizer.h"
+
+namespace pptrain::app {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using tokenizer::TokenizeProgress;
+using tokenizer::Tokenizer;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+std::string unescape(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char next = text[i] == '\\' && i + 1 < text.size() ? text[i + 1] : '\0';
+    if (next != 'n' && next != 't' && next != '\\') {
+      out += text[i];
+      continue;
+    }
+    out += next == 'n' ? '\n' : next == 't' ? '\t' : '\\';
+    ++i;
+  }
+  return out;
+}
+
+std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& wanted) {
+  if (wanted == "none") return std::nullopt;
+  if (wanted.empty()) return tokenizer.eos_id();
+  if (const auto id = tokenizer.id_of(wanted)) return id;
+  int32_t id = -1;
+  const auto [end, error] = std::from_chars(wanted.data(), wanted.data() + wanted.size(), id);
+  if (error != std::errc() || end != wanted.data() + wanted.size() || !tokenizer.token_of(id)) {
+    throw UsageError(
+        fmt::format("--eos {}: neither a token of the tokenizer nor the id of one, nor none", wanted));
+  }
+  return id;
+}
+
+// "[#####-----]  45%  450 of 1,000 MB  52.1 MB/s  0:11 left", as much of it as there is room for.
+std::string bar_text(const TokenizeProgress& progress, double seconds, int columns) {
+  const double share = progress.total_bytes > 0
+                           ? static_cast<double>(progress.bytes) / static_cast<double>(progress.total_bytes)
+                           : 1;
+  constexpr size_t width = 24;
+  const auto filled = static_cast<size_t>(share * width);
+  const auto megabytes = [](uint64_t bytes) {
+    return metrics::with_commas(static_cast<int64_t>(bytes / 1'000'000));
+  };
+  std::string text = fmt::format("{:3.0f}%  {} of {} MB", 100 * share, megabytes(progress.bytes),
+                                 megabytes(progress.total_bytes));
+  const auto add = [&](const std::string& more, bool front) {
+    if (text.size() + more.size() + 2 >= static_cast<size_t>(columns)) return;
+    text = front ? more + "  " + text : text + "  " + more;
+  };
+  if (seconds > 0.5 && share > 0) {
+    add(fmt::format("{:.1f} MB/s", static_cast<double>(progress.bytes) / seconds / 1e6), false);
+    add(metrics::duration_text(seconds / share - seconds) + " left", false);
+  }
+  add(fmt::format("[{}{}]", std::string(filled, '#'), std::string(width - filled, '-')), true);
+  return text.substr(0, static_cast<size_t>(std::max(0, columns - 1)));
+}
+
+void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer,
+                  const TokenizeProgress& result, std::optional<int32_t> end_id, int token_bytes,
+                  double seconds) {
+  const auto bytes = static_cast<double>(result.bytes);
+  fmt::print(
+      "{0}.bin, {0}.idx: {1} documents, {2} tokens of {3} bytes; {4:.2f} bytes of text a token, {5:.1f} "
+      "MB/s\n",
+      arguments.out, metrics::with_commas(result.documents), metrics::with_commas(result.tokens), token_bytes,
+      result.tokens > 0 ? bytes / static_cast<double>(result.tokens) : 0,
+      seconds > 0 ? bytes / seconds / 1e6 : 0);
+  if (result.empty > 0)
+    fmt::print("{} documents without a token were left out\n", metrics::with_commas(result.empty));
+  fmt::print(
+      "to train on it: data.path=\"{}.bin\" data.format=\"bin\" data.dtype=\"{}\"{} model.vocab_size={} or "
+      "more\n",
+      arguments.out, token_bytes == 2 ? "uint16" : "uint32",
+      end_id ? fmt::format(" data.document_end={}", *end_id) : "", tokenizer.vocab_size());
+}
+
+}  // namespace
+
+CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
+  CLI::App* command =
+      cli.add_subcommand("tokenize", "Make token files of texts, with a tokenizer.json of Hugging Face");
+  command->add_option("--tokenizer", arguments.tokenizer, "tokenizer.json, or the folder that it is in")
+      ->required()
+      ->option_text("FILE");
+  command->add_option("--out", arguments.out, "Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format)")
+      ->required()
+      ->option_text("PREFIX");
+  CLI::Option* key =
+      command->add_option("--key", arguments.key, "The files are JSONL: each line's text is under this key")
+          ->option_text("NAME");
+  command
+      ->add_option(
+          "--document-separator", arguments.separator,
+          "Text between the documents of a file (\\n and \\t as in C); without it a file is one document")
+      ->option_text("TEXT")
+      ->excludes(key);
+  command
+      ->add_option("--eos", arguments.eos,
+                   "Token (or its id) behind each document, or none; default: eos_token of the "
+                   "tokenizer_config.json beside, if there is one")
+      ->option_text("TOKEN");
+  command->add_flag("--no-special", arguments.no_special,
+                    "Without the tokens that tokenizer.json puts around a text (its post_processor)");
+  command->add_option("--threads", arguments.threads, "Default: one for each core")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}));
+  command->add_flag("--overwrite", arguments.overwrite, "Replace files that are there already");
+  command
+      ->add_option("FILE", arguments.files,
+                   "Texts; each is a document, unless --key or --document-separator say otherwise")
+      ->required();
+  return command;
+}
+
+int tokenize(const TokenizeArguments& arguments) {
+  const Tokenizer tokenizer = Tokenizer::load(arguments.tokenizer);
+  tokenizer::TokenizeOptions options;
+  options.format = {arguments.key, unescape(arguments.separator)};
+  options.add_special = !arguments.no_special;
+  options.end_id = find_end(tokenizer, arguments.eos);
+  const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
+  options.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : cores);
+  if (arguments.eos.empty() && !options.end_id) {
+    fmt::print(
+        "no token ends a document (no eos_token in a tokenizer_config.json beside; --eos TOKEN gives one): "
+        "only "
+        "the index says where documents end\n");
+  }
+  const int token_bytes = tokenizer.vocab_size() <= 65536 ? 2 : 4;
+  tokenizer::TokenWriter writer(arguments.out, token_bytes, arguments.overwrite);
+
+  metrics::Console console(metrics::wants_color(metrics::Color::automatic));
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point drawn{};
+  const auto report = [&](const TokenizeProgress& progress) {
+    if (Clock::now() - drawn < std::chrono::milliseconds(100)) return;
+    drawn = Clock::now();
+    console.show([progress, seconds = seconds_since(begin)](int columns, bool /*color*/) {
+      return bar_text(progress, seconds, columns);
+    });
+  };
+  const TokenizeProgress result = tokenizer::tokenize_files(
+      tokenizer, {arguments.files.begin(), arguments.files.end()}, options, writer, report);
+  console.clear();
+  print_result(arguments, tokenizer, result, options.end_id, token_bytes, seconds_since(begin));
+  return 0;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,135 @@
+#include "core/tokenizer/added_tokens.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "core/tokenizer/unicode.h"
+#include "core/tokenizer/utf8.h"
+
+namespace pptrain::tokenizer {
+namespace {
+
+AddedToken read_token(const JsonPart& part) {
+  part.only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+  AddedToken token;
+  token.content = token.shown = part.text("content");
+  if (token.content.empty()) part.refuse("'content' is empty");
+  token.id = static_cast<int32_t>(part.at("id").integer(0, largest_id));
+  token.single_word = part.flag("single_word");
+  token.lstrip = part.flag("lstrip");
+  token.rstrip = part.flag("rstrip");
+  token.normalized = part.flag("normalized");
+  token.special = part.flag("special");
+  return token;
+}
+
+bool is_single_word(std::string_view text, size_t begin, size_t end) {
+  const bool before = begin > 0 && is_word(code_point(text, previous_code_point(text, begin)).value);
+  const bool behind = end < text.size() && is_word(code_point(text, end).value);
+  return !before && !behind;
+}
+
+size_t blanks_begin(std::string_view text, size_t end) {
+  while (end > 0) {
+    const size_t last = previous_code_point(text, end);
+    if (!is_white_space(code_point(text, last).value)) break;
+    end = last;
+  }
+  return end;
+}
+
+size_t blanks_end(std::string_view text, size_t begin) {
+  while (begin < text.size()) {
+    const CodePoint c = code_point(text, begin);
+    if (!is_white_space(c.value)) break;
+    begin += c.size;
+  }
+  return begin;
+}
+
+}  // namespace
+
+void TokenFinder::add(const std::string& text, size_t token) {
+  tokens_.emplace(text, token);
+  const auto first = static_cast<unsigned char>(text[0]);
+  begins_[first] = true;
+  std::vector<size_t>& lengths = lengths_[first];
+  if (std::ranges::find(lengths, text.size()) == lengths.end()) lengths.push_back(text.size());
+  std::ranges::sort(lengths, std::greater());
+}
+
+TokenFinder::Found TokenFinder::find(std::string_view text, size_t from) const {
+  std::string candidate;
+  for (size_t at = from; at < text.size(); ++at) {
+    const auto first = static_cast<unsigned char>(text[at]);
+    if (!begins_[first]) continue;
+    for (const size_t length : lengths_[first]) {
+      if (length > text.size() - at) continue;
+      candidate = text.substr(at, length);
+      if (const auto found = tokens_.find(candidate); found != tokens_.end())
+        return {at, at + length, found->second};
+    }
+  }
+  return {std::string_view::npos, 0, 0};
+}
+
+AddedTokens::AddedTokens(const JsonPart& part, const Bpe& model, const Normalizer& normalizer) {
+  std::unordered_set<std::string> contents, plain, normalized;
+  auto next = static_cast<int64_t>(model.size());
+  for (const JsonPart& each : part.elements()) {
+    AddedToken token = read_token(each);
+    if (!contents.insert(token.content).second)
+      each.refuse(fmt::format("'{}' is there twice", token.content));
+    const auto known = model.find(token.content);
+    const int64_t id = known ? *known : next++;
+    if (id != token.id) {
+      each.refuse(
+          fmt::format("'{}' has the id {}, but {} {}; the tokenizers package would number it so, whatever "
+                      "the file says",
+                      token.content, token.id,
+                      known ? "in the model's vocabulary it has" : "the next that is free is", id));
+    }
+    if (token.normalized) token.shown = normalizer.apply(token.content);
+    if (token.shown.empty())
+      each.refuse(fmt::format("'{}' becomes empty when it is normalised", token.content));
+    if (!(token.normalized ? normalized : plain).insert(token.shown).second) {
+      each.refuse(fmt::format("'{}' is equal to another one when it is normalised", token.content));
+    }
+    (token.normalized ? normalized_ : plain_).add(token.shown, tokens_.size());
+    tokens_.push_back(std::move(token));
+  }
+}
+
+void AddedTokens::cut_plain(std::string_view input, const TextSink& text, const TokenSink& token) const {
+  cut(plain_, input, text, token);
+}
+
+void AddedTokens::cut_normalized(std::string_view input, const TextSink& text, const TokenSink& token) const {
+  cut(normalized_, input, text, token);
+}
+
+// As AddedVocabulary::find_matches: blanks that a token takes may overlap the next token.
+void AddedTokens::cut(const TokenFinder& finder, std::string_view input, const TextSink& text,
+                      const TokenSink& token) const {
+  size_t done = 0;
+  if (!finder.empty()) {
+    for (size_t from = 0;;) {
+      const TokenFinder::Found found = finder.find(input, from);
+      if (found.begin == std::string_view::npos) break;
+      from = found.end;
+      const AddedToken& added = tokens_[found.token];
+      if (added.single_word && !is_single_word(input, found.begin, found.end)) continue;
+      const size_t begin = added.lstrip ? std::max(blanks_begin(input, found.begin), done) : found.begin;
+      const size_t end = added.rstrip ? blanks_end(input, found.end) : found.end;
+      if (done < begin) text(input.substr(done, begin - done), done);
+      // The package drops a token of no text, which blanks taken before may leave.
+      if (begin < end) token(added.id);
+      done = end;
+    }
+  }
+  if (done < input.size()) text(input.substr(done), done);
+}
+
+}  // namespace pptrain::tokenizer

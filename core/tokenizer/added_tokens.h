@@ -1,0 +1,68 @@
+// Tokens that stand in the text as they are written: "added_tokens" of tokenizer.json.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/tokenizer/bpe.h"
+#include "core/tokenizer/json_part.h"
+#include "core/tokenizer/normalizer.h"
+
+namespace pptrain::tokenizer {
+
+struct AddedToken {
+  std::string content;
+  std::string shown;  // what it is decoded to: where it is normalised, its normalised form
+  int32_t id = 0;
+  bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
+};
+
+// Finds, from left to right, the longest token that begins at each place.
+class TokenFinder {
+ public:
+  void add(const std::string& text, size_t token);
+  bool empty() const { return tokens_.empty(); }
+  struct Found {
+    size_t begin, end, token;
+  };
+  // The first one at `from` or behind; begin = npos: none.
+  Found find(std::string_view text, size_t from) const;
+
+ private:
+  std::unordered_map<std::string, size_t> tokens_;
+  std::array<std::vector<size_t>, 256> lengths_;  // of those that begin with a byte, the longest first
+  std::array<bool, 256> begins_{};
+};
+
+class AddedTokens {
+ public:
+  AddedTokens() = default;
+  // Ids as the package gives them: of a token of the model its own, of others the next one that is free; a
+  // file that says others is refused.
+  AddedTokens(const JsonPart& part, const Bpe& model, const Normalizer& normalizer);
+
+  const std::vector<AddedToken>& tokens() const { return tokens_; }
+  bool any_normalized() const { return !normalized_.empty(); }
+
+  // Cuts a text at the tokens that are looked for before it is normalised (plain), or after: `text` takes
+  // what lies between, never empty, and where it begins, `token` an id. In order.
+  using TextSink = std::function<void(std::string_view part, size_t begin)>;
+  using TokenSink = std::function<void(int32_t id)>;
+  void cut_plain(std::string_view input, const TextSink& text, const TokenSink& token) const;
+  void cut_normalized(std::string_view input, const TextSink& text, const TokenSink& token) const;
+
+ private:
+  void cut(const TokenFinder& finder, std::string_view input, const TextSink& text,
+           const TokenSink& token) const;
+
+  std::vector<AddedToken> tokens_;
+  TokenFinder plain_, normalized_;
+};
+
+}  // namespace pptrain::tokenizer

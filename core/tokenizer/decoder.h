@@ -1,0 +1,55 @@
+// From tokens to text: "decoder" of tokenizer.json.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/tokenizer/json_part.h"
+
+namespace pptrain::tokenizer {
+
+// One step, from a list of texts to another.
+class DecoderStep {
+ public:
+  virtual ~DecoderStep() = default;
+  virtual void apply(std::vector<std::string>& tokens) const = 0;
+  // Does it look at each token alone?
+  virtual bool each_alone() const { return false; }
+  enum class Kind { byte_level, byte_fallback, fuse, other };
+  virtual Kind kind() const { return Kind::other; }
+};
+
+class Decoder {
+ public:
+  Decoder();
+  ~Decoder();
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
+  // ByteLevel, ByteFallback, Fuse, Strip, Replace, Metaspace and Sequence. Throws Error that names any other.
+  explicit Decoder(const JsonPart& part);
+
+  // Once: the texts of all tokens. What can be done with each alone is done here.
+  void set_tokens(const std::unordered_map<int32_t, std::string>& tokens);
+  // Ids that have no token are passed over.
+  std::string decode(std::span<const int32_t> ids) const;
+
+ private:
+  void add(const JsonPart& part);
+  bool has(int32_t id) const;
+  std::string_view text_of(int32_t id) const;
+  std::string join_bytes(std::span<const int32_t> ids) const;
+  std::string join_fallback(std::span<const int32_t> ids) const;
+
+  std::vector<std::unique_ptr<const DecoderStep>> steps_;  // those that are left, after set_tokens
+  bool none_ = true;                                       // no decoder: tokens with spaces between them
+  std::string texts_;                                      // of all tokens
+  std::vector<uint32_t> begins_;                           // of each id's, and one more
+  std::vector<bool> known_;
+};
+
+}  // namespace pptrain::tokenizer

@@ -1,0 +1,51 @@
+// Regular expressions of tokenizer.json, by PCRE2's just-in-time compiler.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace pptrain::tokenizer {
+
+struct Match {
+  size_t begin, end;  // bytes
+};
+
+// Immutable; any number of threads may search at once.
+class Pattern {
+ public:
+  // Throws Error with the reason.
+  static Pattern regex(std::string_view pattern);
+  static Pattern literal(std::string_view text);
+  ~Pattern();
+  Pattern(Pattern&&) noexcept;
+  Pattern& operator=(Pattern&&) noexcept;
+
+  // The matches in a text, in order, without overlap: Oniguruma's find_iter, which passes over an empty match
+  // at the end of the one before. The text stays valid UTF-8 as long as this does.
+  class Search {
+   public:
+    // `newer`: has_newer_character(text), or of a text that this one is a part of.
+    Search(const Pattern& pattern, std::string_view text, bool newer);
+    // Throws Error where the search takes too much memory or too many steps.
+    std::optional<Match> next();
+
+   private:
+    const Pattern& pattern_;
+    std::string_view text_;
+    bool newer_;
+    size_t at_ = 0;
+    std::optional<size_t> last_end_;
+  };
+
+ private:
+  struct Code;
+  Pattern(std::string shown, std::unique_ptr<const Code> plain, std::unique_ptr<const Code> exact);
+
+  std::string shown_;  // for messages
+  std::unique_ptr<const Code> plain_, exact_;
+};
+
+}  // namespace pptrain::tokenizer

@@ -1,0 +1,350 @@
+#include "core/tokenizer/pattern_syntax.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/tokenizer/unicode_differences.h"
+
+namespace pptrain::tokenizer {
+namespace {
+
+constexpr std::string_view white_space =
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{"
+    "3000}";
+constexpr std::string_view no_white_space =
+    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-"
+    "\\x{2027}"
+    "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
+// Mn and Mc are not here: U+1171E changed from one to the other.
+constexpr std::array categories{"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Me", "N",  "Nd",
+                                "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
+                                "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
+// Two letters that Oniguruma lets one character stand for where case is ignored, as a ligature does.
+constexpr std::array folded_pairs{"ff", "fi", "fl", "ss", "st"};
+
+bool is_ascii_alphanumeric(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+}
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+bool is_hex_digit(char c) {
+  return is_digit(c) || (c >= 'A' && c <= 'F') || (c >= 'a' && c <= 'f');
+}
+
+class Translator {
+ public:
+  Translator(std::string_view pattern, Classes classes) : pattern_(pattern), classes_(classes) {}
+
+  std::string translate() {
+    if (pattern_.starts_with("(?i)")) {
+      at_ = 4;
+      out_ = "(?i)";
+      enter_caseless();
+    }
+    while (at_ < pattern_.size()) item();
+    if (caseless_.size() != 1) refuse("a group without its end");
+    return std::move(out_);
+  }
+
+ private:
+  [[noreturn]] void refuse(std::string_view what) const {
+    throw Error(fmt::format("{} at byte {} of the pattern '{}'", what, at_, pattern_));
+  }
+
+  bool at_end() const { return at_ >= pattern_.size(); }
+  char peek(size_t ahead = 0) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }
+  bool next_is(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
+  bool caseless() const { return caseless_.back(); }
+
+  void enter_caseless() {
+    caseless_.back() = true;
+    std::string lower(pattern_);
+    std::ranges::transform(lower, lower.begin(),
+                           [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    for (const char* pair : folded_pairs) {
+      if (lower.find(pair) != std::string::npos) {
+        refuse(fmt::format("(?i) with the letters '{}', which stand for one character too,", pair));
+      }
+    }
+  }
+
+  void item() {
+    const char c = peek();
+    switch (c) {
+      case '\\':
+        escape(false);
+        return;
+      case '[':
+        character_class();
+        return;
+      case '(':
+        group();
+        return;
+      case ')':
+        if (caseless_.size() == 1) refuse("')' without its '('");
+        caseless_.pop_back();
+        take(1);
+        return;
+      case '{':
+        interval();
+        return;
+      case '^':
+      case '$':
+      case '.':
+      case '|':
+      case '*':
+      case '+':
+      case '?':
+        take(1);
+        return;
+      case ']':
+      case '}':
+        out_ += '\\';
+        take(1);
+        return;
+      case '\0':
+        refuse("a NUL byte");
+      default:
+        literal();
+    }
+  }
+
+  void take(size_t bytes) {
+    out_ += pattern_.substr(at_, bytes);
+    at_ += bytes;
+  }
+
+  void literal() {
+    if (caseless() && static_cast<unsigned char>(peek()) >= 0x80)
+      refuse("(?i) with a character beyond ASCII");
+    take(1);
+  }
+
+  void group() {
+    if (peek(1) != '?') {
+      out_ += "(?:";
+      ++at_;
+      caseless_.push_back(caseless());
+      return;
+    }
+    for (const std::string_view begin : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:"}) {
+      if (!next_is(begin)) continue;
+      caseless_.push_back(caseless());
+      if (begin == "(?i:") enter_caseless();
+      take(begin.size());
+      return;
+    }
+    refuse(fmt::format("'{}' is not supported", pattern_.substr(at_, 4)));
+  }
+
+  // {n}, {n,} and {n,m}, which both read alike unless more follows.
+  void interval() {
+    size_t end = at_ + 1;
+    std::array<uint64_t, 2> bounds{0, 0};
+    std::array<size_t, 2> digits{0, 0};
+    size_t bound = 0;
+    for (; end < pattern_.size() && pattern_[end] != '}'; ++end) {
+      if (pattern_[end] == ',' && bound == 0) {
+        bound = 1;
+      } else if (is_digit(pattern_[end]) && digits[bound] < 5) {
+        bounds[bound] = bounds[bound] * 10 + static_cast<uint64_t>(pattern_[end] - '0');
+        ++digits[bound];
+      } else {
+        refuse("'{' that begins no {n}, {n,} or {n,m}");
+      }
+    }
+    const char after = end + 1 < pattern_.size() ? pattern_[end + 1] : '\0';
+    if (end >= pattern_.size() || digits[0] == 0 || (digits[1] > 0 && bounds[1] < bounds[0])) {
+      refuse("'{' that begins no {n}, {n,} or {n,m}");
+    }
+    if (after == '+' || (after == '?' && bound == 0)) refuse("a repetition that is repeated");
+    take(end + 1 - at_);
+  }
+
+  // Characters that PCRE2 does not know to be of this category.
+  std::string newer(std::string_view category) const {
+    std::string ranges;
+    if (classes_ == Classes::library) return ranges;
+    for (const NewerRange& range : newer_ranges()) {
+      if (range.kind != category[0] || (category.size() > 1 && range.subkind != category[1])) continue;
+      ranges += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
+    }
+    return ranges;
+  }
+
+  std::string category_set(std::string_view category) const {
+    return fmt::format("\\p{{{}}}{}", category, newer(category));
+  }
+
+  std::string word_set() const {
+    std::string set;
+    for (const std::string_view category : {"L", "M", "Nd", "Nl", "Pc"}) set += category_set(category);
+    for (const Range& range : word_ranges())
+      set += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
+    return set;
+  }
+
+  // A set of characters by its escape, as the inside of a class; its complement outside of one.
+  void set(const std::string& inside, bool complement, bool in_class) {
+    if (!in_class) {
+      out_ += fmt::format("[{}{}]", complement ? "^" : "", inside);
+    } else if (complement) {
+      refuse("the complement of a class within a class");
+    } else {
+      out_ += inside;
+    }
+    after_set_ = true;
+  }
+
+  void property(bool in_class) {
+    const bool complement = peek(1) == 'P';
+    const size_t end = pattern_.find('}', at_);
+    if (peek(2) != '{' || end == std::string_view::npos) refuse("\\p without its {NAME}");
+    const std::string_view name = pattern_.substr(at_ + 3, end - at_ - 3);
+    if (std::ranges::find(categories, name) == categories.end()) {
+      refuse(fmt::format(
+          "\\p{{{}}}: only general categories (L, Lu, N, P, ...) are supported, without Mn, Mc and C;",
+          name));
+    }
+    if (caseless() && name.size() == 2 && name[0] == 'L') refuse("a case of letters where case is ignored");
+    set(category_set(name), complement, in_class);
+    at_ = end + 1;
+  }
+
+  void code(std::string_view digits, size_t bytes) {
+    const bool sound = !digits.empty() && digits.size() <= 6 && std::ranges::all_of(digits, is_hex_digit);
+    const uint64_t value = sound ? std::stoull(std::string(digits), nullptr, 16) : 0;
+    if (!sound || value == 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) {
+      refuse("a code point that is none");
+    }
+    if (caseless() && value >= 0x80) refuse("(?i) with a character beyond ASCII");
+    out_ += fmt::format("\\x{{{:x}}}", value);
+    at_ += bytes;
+  }
+
+  void escape(bool in_class) {
+    const char c = peek(1);
+    after_set_ = false;
+    switch (c) {
+      case 's':
+      case 'S':
+        if (classes_ == Classes::library) {
+          take(2);
+        } else {
+          set(std::string(c == 's' ? white_space : no_white_space), false, in_class);
+          at_ += 2;
+        }
+        after_set_ = true;
+        return;
+      case 'd':
+      case 'D':
+        set(category_set("Nd"), c == 'D', in_class);
+        at_ += 2;
+        return;
+      case 'w':
+      case 'W':
+        set(word_set(), c == 'W', in_class);
+        at_ += 2;
+        return;
+      case 'p':
+      case 'P':
+        property(in_class);
+        return;
+      case 'r':
+      case 'n':
+      case 't':
+      case 'f':
+      case 'a':
+      case 'e':
+        take(2);
+        return;
+      case 'v':
+        out_ += "\\x{b}";
+        at_ += 2;
+        return;
+      case 'A':
+      case 'z':
+      case 'Z':
+        if (in_class) break;
+        take(2);
+        return;
+      case 'u':
+        code(pattern_.substr(std::min(at_ + 2, pattern_.size()), 4), 6);
+        return;
+      case 'x': {
+        const size_t end = peek(2) == '{' ? pattern_.find('}', at_) : std::string_view::npos;
+        if (end == std::string_view::npos) break;
+        code(pattern_.substr(at_ + 3, end - at_ - 3), end + 1 - at_);
+        return;
+      }
+      case '\0':
+        refuse("'\\' without what it escapes");
+      default:
+        if (is_ascii_alphanumeric(c)) break;
+        if (static_cast<unsigned char>(c) < 0x80) {
+          take(2);
+        } else {
+          ++at_;
+          literal();
+        }
+        return;
+    }
+    refuse(fmt::format("'\\{}' is not supported", c));
+  }
+
+  void character_class() {
+    take(1);
+    if (peek() == '^') take(1);
+    if (peek() == ']') refuse("a class that begins with ']'");
+    after_set_ = false;
+    while (peek() != ']') {
+      if (at_end()) refuse("a class without its end");
+      const char c = peek();
+      if (c == '[') refuse("a class within a class");
+      if (next_is("&&")) refuse("'&&' in a class");
+      if (c == '\0') refuse("a NUL byte");
+      if (c == '\\') {
+        escape(true);
+      } else if (c == '-') {
+        hyphen();
+      } else {
+        after_set_ = false;
+        literal();
+      }
+    }
+    take(1);
+  }
+
+  // A range's, or a literal one before the end.
+  void hyphen() {
+    const bool last = peek(1) == ']', first = out_.ends_with('[') || out_.ends_with("[^");
+    const bool before_set =
+        peek(1) == '\\' && std::string_view("sSdDwWpP").find(peek(2)) != std::string_view::npos;
+    if (!last && !first && (after_set_ || before_set)) refuse("a range between what are no characters");
+    out_ += last || first ? "\\-" : "-";
+    ++at_;
+    after_set_ = false;
+  }
+
+  std::string_view pattern_;
+  Classes classes_;
+  size_t at_ = 0;
+  std::string out_;
+  std::vector<bool> caseless_{false};  // of the groups that are open, the whole pattern first
+  bool after_set_ = false;             // in a class, behind \s, \p{L}, ...
+};
+
+}  // namespace
+
+std::string pcre2_pattern(std::string_view pattern, Classes classes) {
+  return Translator(pattern, classes).translate();
+}
+
+}  // namespace pptrain::tokenizer

@@ -1,0 +1,247 @@
+#include "core/tokenizer/tokenizer.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/io/mapped_file.h"
+#include "core/io/strict_json.h"
+#include "core/tokenizer/added_tokens.h"
+#include "core/tokenizer/bpe.h"
+#include "core/tokenizer/decoder.h"
+#include "core/tokenizer/json_part.h"
+#include "core/tokenizer/normalizer.h"
+#include "core/tokenizer/pre_tokenizer.h"
+#include "core/tokenizer/template.h"
+#include "core/tokenizer/unicode.h"
+#include "core/tokenizer/utf8.h"
+
+namespace pptrain::tokenizer {
+namespace {
+
+// What one thread encodes with.
+struct Scratch {
+  std::string repaired;
+  std::string normalized[2];
+  PreTokenizer::Scratch words;
+  Bpe::Scratch bpe;
+};
+
+// Those that no thread uses at the moment. A thread gets one that has seen words before.
+class ScratchPool {
+ public:
+  std::unique_ptr<Scratch> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<Scratch>();
+    std::unique_ptr<Scratch> scratch = std::move(free_.back());
+    free_.pop_back();
+    return scratch;
+  }
+  void give(std::unique_ptr<Scratch> scratch) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(scratch));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Scratch>> free_;
+};
+
+nlohmann::json read_json(const std::filesystem::path& path) {
+  const io::MappedFile file(path);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  return io::parse_strict_json(text, path.string());
+}
+
+}  // namespace
+
+struct Tokenizer::Parts {
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  Bpe model;
+  AddedTokens added;
+  Template around;
+  Decoder decoder;
+  std::unordered_map<int32_t, std::string> shown;  // all tokens as they are decoded
+  std::unordered_set<int32_t> special;
+  int64_t vocab_size = 0;
+  std::optional<int32_t> eos;
+  std::vector<int32_t> stops;
+  ScratchPool pool;
+
+  explicit Parts(const JsonPart& part);
+  void read_shown();
+  void encode(std::string_view text, bool add_special, Scratch& scratch, std::vector<int32_t>& ids) const;
+  void encode_stretch(std::string_view text, size_t begin, Scratch& scratch, std::vector<int32_t>& ids) const;
+};
+
+Tokenizer::Parts::Parts(const JsonPart& part) {
+  part.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+             "post_processor", "decoder", "model"});
+  if (const auto version = part.find("version"); version && version->text() != "1.0") {
+    version->refuse(fmt::format("the version '{}' is not supported, only 1.0 is", version->text()));
+  }
+  for (const char* key : {"truncation", "padding"}) {
+    if (const auto set = part.find(key)) set->refuse("must be null: no token is cut off or filled in here");
+  }
+  if (const auto set = part.find("normalizer")) normalizer = Normalizer(*set);
+  if (const auto set = part.find("pre_tokenizer")) pre_tokenizer = PreTokenizer(*set);
+  model = Bpe(part.at("model"), pre_tokenizer.byte_level());
+  if (const auto set = part.find("added_tokens")) added = AddedTokens(*set, model, normalizer);
+  // Where the input begins is known of what keeps its first character in its place.
+  if (pre_tokenizer.looks_at_begin() &&
+      (!normalizer.keeps_begin() || (!normalizer.is_identity() && added.any_normalized()))) {
+    part.at("pre_tokenizer").refuse("prepend_scheme 'first' together with this normalizer is not supported");
+  }
+  if (const auto set = part.find("post_processor")) around = Template(*set);
+  if (const auto set = part.find("decoder")) decoder = Decoder(*set);
+  read_shown();
+  for (const auto* ids : {&around.before, &around.after}) {
+    for (const int32_t id : *ids) {
+      if (!shown.contains(id)) part.at("post_processor").refuse(fmt::format("{} is the id of no token", id));
+    }
+  }
+}
+
+void Tokenizer::Parts::read_shown() {
+  shown = model.tokens();
+  std::unordered_set<std::string> specials;
+  for (const AddedToken& token : added.tokens()) {
+    shown[token.id] = token.shown;
+    if (token.special) specials.insert(token.content);
+  }
+  for (const auto& [id, token] : shown) {
+    vocab_size = std::max<int64_t>(vocab_size, int64_t{id} + 1);
+    if (specials.contains(token)) special.insert(id);
+  }
+  decoder.set_tokens(shown);
+}
+
+void Tokenizer::Parts::encode(std::string_view text, bool add_special, Scratch& scratch,
+                              std::vector<int32_t>& ids) const {
+  if (const size_t valid = valid_utf8_prefix(text); valid < text.size()) {
+    scratch.repaired.assign(text.substr(0, valid));
+    append_repaired(scratch.repaired, text.substr(valid));
+    text = scratch.repaired;
+  }
+  if (add_special) ids.insert(ids.end(), around.before.begin(), around.before.end());
+  added.cut_plain(
+      text, [&](std::string_view part, size_t begin) { encode_stretch(part, begin, scratch, ids); },
+      [&](int32_t id) { ids.push_back(id); });
+  if (add_special) ids.insert(ids.end(), around.after.begin(), around.after.end());
+}
+
+// What lies between tokens that are looked for in the text as it was given.
+void Tokenizer::Parts::encode_stretch(std::string_view text, size_t begin, Scratch& scratch,
+                                      std::vector<int32_t>& ids) const {
+  const std::string_view normalized = normalizer.apply(text, scratch.normalized);
+  const bool newer = has_newer_character(normalized);
+  const WordSink word = [&](std::string_view each) { model.encode(each, scratch.bpe, ids); };
+  added.cut_normalized(
+      normalized,
+      [&](std::string_view part, size_t part_begin) {
+        pre_tokenizer.cut({part, begin == 0 && part_begin == 0, newer}, scratch.words, word);
+      },
+      [&](int32_t id) { ids.push_back(id); });
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+
+Tokenizer Tokenizer::parse(std::string_view json, const std::string& name) {
+  const nlohmann::json document = io::parse_strict_json(json, name);
+  return Tokenizer(std::make_unique<Parts>(JsonPart(document, name)));
+}
+
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  const std::filesystem::path file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
+  const nlohmann::json document = read_json(file);
+  Tokenizer tokenizer(std::make_unique<Parts>(JsonPart(document, file.string())));
+  tokenizer.read_neighbours(file.parent_path());
+  return tokenizer;
+}
+
+void Tokenizer::read_neighbours(const std::filesystem::path& folder) {
+  Parts& parts = *parts_;
+  if (const auto path = folder / "tokenizer_config.json"; std::filesystem::exists(path)) {
+    const nlohmann::json document = read_json(path);
+    const JsonPart config(document, path.string());
+    if (auto eos = config.find("eos_token")) {
+      const std::string token = eos->value().is_object() ? eos->text("content") : eos->text();
+      parts.eos = id_of(token);
+      if (!parts.eos) eos->refuse(fmt::format("'{}' is no token of tokenizer.json", token));
+      parts.stops.push_back(*parts.eos);
+    }
+  }
+  if (const auto path = folder / "generation_config.json"; std::filesystem::exists(path)) {
+    const nlohmann::json document = read_json(path);
+    const JsonPart config(document, path.string());
+    if (const auto stop = config.find("eos_token_id")) {
+      const bool several = stop->value().is_array();
+      for (const JsonPart& each : several ? stop->elements() : std::vector{*stop}) {
+        const auto id = static_cast<int32_t>(each.integer(0, largest_id));
+        if (std::ranges::find(parts.stops, id) == parts.stops.end()) parts.stops.push_back(id);
+      }
+      if (!parts.eos && parts.stops.size() == 1) parts.eos = parts.stops[0];
+    }
+  }
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special) const {
+  std::vector<int32_t> ids;
+  encode(text, add_special, ids);
+  return ids;
+}
+
+void Tokenizer::encode(std::string_view text, bool add_special, std::vector<int32_t>& ids) const {
+  std::unique_ptr<Scratch> scratch = parts_->pool.take();
+  parts_->encode(text, add_special, *scratch, ids);
+  parts_->pool.give(std::move(scratch));
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+  if (!skip_special || parts_->special.empty()) return parts_->decoder.decode(ids);
+  std::vector<int32_t> kept;
+  kept.reserve(ids.size());
+  std::ranges::copy_if(ids, std::back_inserter(kept), [this](int32_t id) { return !is_special(id); });
+  return parts_->decoder.decode(kept);
+}
+
+int64_t Tokenizer::vocab_size() const {
+  return parts_->vocab_size;
+}
+
+std::optional<int32_t> Tokenizer::id_of(const std::string& token) const {
+  for (const AddedToken& added : parts_->added.tokens()) {
+    if (added.content == token) return added.id;
+  }
+  return parts_->model.find(token);
+}
+
+std::optional<std::string> Tokenizer::token_of(int32_t id) const {
+  const auto found = parts_->shown.find(id);
+  return found == parts_->shown.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool Tokenizer::is_special(int32_t id) const {
+  return parts_->special.contains(id);
+}
+
+std::optional<int32_t> Tokenizer::eos_id() const {
+  return parts_->eos;
+}
+
+const std::vector<int32_t>& Tokenizer::stop_ids() const {
+  return parts_->stops;
+}
+
+}  // namespace pptrain::tokenizer

@@ -1,0 +1,58 @@
+// Text to tokens and back, as a tokenizer.json of Hugging Face says.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pptrain::tokenizer {
+
+// Immutable once it is made: any number of threads may use one at once.
+class Tokenizer {
+ public:
+  // Reads tokenizer.json and, where they lie beside it, tokenizer_config.json and generation_config.json (for
+  // the end of a text). A folder stands for its tokenizer.json. Throws Error that names the file, the place
+  // in it, and what is wrong or not supported.
+  static Tokenizer load(const std::filesystem::path& path);
+  // The text of a tokenizer.json; `name` stands for the file in messages.
+  static Tokenizer parse(std::string_view json, const std::string& name);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  // The ids of a text. Bytes that are no UTF-8 count as U+FFFD, as Python's errors="replace" makes them.
+  // add_special: with the tokens that the file puts around a text (a "post_processor").
+  std::vector<int32_t> encode(std::string_view text, bool add_special) const;
+  // The same, appended to `ids`.
+  void encode(std::string_view text, bool add_special, std::vector<int32_t>& ids) const;
+
+  // The text of ids, always valid UTF-8; ids that are no token are passed over. skip_special: without special
+  // tokens.
+  std::string decode(std::span<const int32_t> ids, bool skip_special) const;
+
+  // The largest id and one: what a model's vocabulary needs at least.
+  int64_t vocab_size() const;
+  // Of a token as it is written in the file.
+  std::optional<int32_t> id_of(const std::string& token) const;
+  std::optional<std::string> token_of(int32_t id) const;
+  bool is_special(int32_t id) const;
+  // Ends a text or an answer: tokenizer_config.json's eos_token, or else generation_config.json's only
+  // eos_token_id.
+  std::optional<int32_t> eos_id() const;
+  // All ids at which generation ends: eos_id and those of generation_config.json.
+  const std::vector<int32_t>& stop_ids() const;
+
+ private:
+  struct Parts;
+  explicit Tokenizer(std::unique_ptr<Parts> parts);
+  void read_neighbours(const std::filesystem::path& folder);
+
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace pptrain::tokenizer

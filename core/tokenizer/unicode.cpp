@@ -1,0 +1,247 @@
+#include "core/tokenizer/unicode.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <array>
+#include <bitset>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/tokenizer/unicode_differences.h"
+#include "core/tokenizer/utf8.h"
+
+namespace pptrain::tokenizer {
+namespace {
+
+constexpr uint32_t code_points = 0x110000;
+constexpr uint32_t first_combining = 0x300;  // below it every character is in NFC and none combines backwards
+using CodePointSet = std::bitset<code_points>;
+
+bool contains(std::span<const Range> ranges, uint32_t c) {
+  const auto after = std::ranges::upper_bound(ranges, c, {}, &Range::first);
+  return after != ranges.begin() && c <= std::prev(after)->last;
+}
+
+utf8proc_category_t category(uint32_t c) {
+  return utf8proc_category(static_cast<utf8proc_int32_t>(c));
+}
+
+bool between(utf8proc_category_t category, utf8proc_category_t first, utf8proc_category_t last) {
+  return category >= first && category <= last;
+}
+
+const CodePointSet& newer_characters() {
+  static const std::unique_ptr<const CodePointSet> set = [] {
+    auto built = std::make_unique<CodePointSet>();
+    for (const NewerRange& range : newer_ranges()) {
+      for (uint32_t c = range.first; c <= range.last; ++c) built->set(c);
+    }
+    built->set(0x180e);  // a space for PCRE2, not for Unicode
+    return built;
+  }();
+  return *set;
+}
+
+struct FreeBytes {
+  void operator()(utf8proc_uint8_t* bytes) const { std::free(bytes); }
+};
+
+utf8proc_option_t options_of(NormalForm form) {
+  const bool compose = form == NormalForm::nfc || form == NormalForm::nfkc;
+  const bool compatible = form == NormalForm::nfkc || form == NormalForm::nfkd;
+  return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+                                        (compatible ? UTF8PROC_COMPAT : 0));
+}
+
+void append_mapped(std::string& out, std::string_view text, NormalForm form) {
+  if (text.empty()) return;
+  utf8proc_uint8_t* bytes = nullptr;
+  const utf8proc_ssize_t size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                   static_cast<utf8proc_ssize_t>(text.size()), &bytes, options_of(form));
+  if (size == UTF8PROC_ERROR_NOMEM) throw std::bad_alloc();
+  if (size < 0) throw Error(std::string("tokenizer: no normal form: ") + utf8proc_errmsg(size));
+  const std::unique_ptr<utf8proc_uint8_t, FreeBytes> owned(bytes);
+  out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(size));
+}
+
+// Characters that no normal form changes, of which there are too many to ask about each. (Hangul is composed
+// by rule.)
+bool is_its_own_form(uint32_t c) {
+  const utf8proc_category_t kind = category(c);
+  const auto within = [c](uint32_t first, uint32_t last) { return c >= first && c <= last; };
+  return c < 0x80 || kind == UTF8PROC_CATEGORY_CN ||
+         between(kind, UTF8PROC_CATEGORY_CS, UTF8PROC_CATEGORY_CO) || within(0x3400, 0x9fff) ||
+         within(0xac00, 0xd7a3) || within(0x17000, 0x18cff) || within(0x20000, 0x2f7ff) ||
+         within(0x30000, 0x3ffff);
+}
+
+// What ends a stretch that must be normalised as a whole: a character that is its own normal form, and that
+// nothing before it moves over or combines with (Unicode Standard Annex 15, "Stable Code Points").
+class StableSet {
+ public:
+  explicit StableSet(NormalForm form) {
+    for (uint32_t c = 0; c < code_points; ++c) {
+      const auto* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(c));
+      if (property->combining_class == 0) stable_.set(c);
+      if (is_its_own_form(c)) continue;
+      std::string text, mapped;
+      append_utf8(text, c);
+      append_mapped(mapped, text, form);
+      if (mapped != text) stable_.reset(c);
+      mapped.clear();
+      append_mapped(mapped, text, NormalForm::nfd);  // the later characters of a composition
+      for (size_t at = code_point_size(mapped.front()); at < mapped.size();) {
+        const CodePoint later = code_point(mapped, at);
+        stable_.reset(later.value);
+        at += later.size;
+      }
+    }
+    for (uint32_t c = 0x1161; c <= 0x1175; ++c) stable_.reset(c);  // Hangul is composed by rule
+    for (uint32_t c = 0x11a7; c <= 0x11c2; ++c) stable_.reset(c);
+    if (form != NormalForm::nfc && form != NormalForm::nfkc) {
+      for (uint32_t c = 0xac00; c <= 0xd7a3; ++c) stable_.reset(c);
+    }
+    for (const Range& range : inert_ranges()) {
+      for (uint32_t c = range.first; c <= range.last; ++c) {
+        stable_.set(c);
+        inert_.set(c);
+      }
+    }
+  }
+  bool stable(uint32_t c) const { return stable_[c]; }
+  bool inert(uint32_t c) const { return inert_[c]; }
+
+ private:
+  CodePointSet stable_, inert_;
+};
+
+const StableSet& stable_set(NormalForm form) {
+  // Each is made when it is first asked for.
+  switch (form) {
+    case NormalForm::nfc: {
+      static const auto set = std::make_unique<const StableSet>(form);
+      return *set;
+    }
+    case NormalForm::nfd: {
+      static const auto set = std::make_unique<const StableSet>(form);
+      return *set;
+    }
+    case NormalForm::nfkc: {
+      static const auto set = std::make_unique<const StableSet>(form);
+      return *set;
+    }
+    case NormalForm::nfkd:
+      break;
+  }
+  static const auto set = std::make_unique<const StableSet>(NormalForm::nfkd);
+  return *set;
+}
+
+}  // namespace
+
+bool is_white_space(uint32_t c) {
+  if (c < 0x80) return c == 0x20 || (c >= 9 && c <= 0xd);
+  return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
+         c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+bool is_number(uint32_t c) {
+  if (c < 0x80) return c >= '0' && c <= '9';
+  return between(category(c), UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO) || contains(number_ranges(), c);
+}
+
+bool is_word(uint32_t c) {
+  const utf8proc_category_t kind = category(c);
+  if (between(kind, UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_ME) || kind == UTF8PROC_CATEGORY_ND ||
+      kind == UTF8PROC_CATEGORY_NL || kind == UTF8PROC_CATEGORY_PC || c == 0x200c || c == 0x200d) {
+    return true;
+  }
+  if (c >= 0x100 && contains(word_ranges(), c)) return true;
+  return std::ranges::any_of(newer_ranges(), [c](const NewerRange& range) {
+    return c >= range.first && c <= range.last &&
+           (range.kind == 'L' || range.kind == 'M' || (range.kind == 'N' && range.subkind == 'd'));
+  });
+}
+
+bool is_mark(uint32_t c) {
+  if (c < first_combining) return false;
+  return (between(category(c), UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME) &&
+          !contains(no_mark_ranges(), c)) ||
+         contains(mark_ranges(), c);
+}
+
+void append_lower(std::string& text, uint32_t c) {
+  if (c == 0x130) {  // the only one that becomes two
+    text += "i\xcc\x87";
+    return;
+  }
+  const auto further = std::ranges::lower_bound(lower_ranges(), c, {}, &Pair::from);
+  append_utf8(text, further != lower_ranges().end() && further->from == c
+                        ? further->to
+                        : static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
+}
+
+bool has_newer_character(std::string_view text) {
+  const CodePointSet& newer = newer_characters();
+  for (size_t at = 0; at < text.size();) {
+    uint64_t eight = 0;
+    if (at + sizeof(eight) <= text.size()) {
+      std::memcpy(&eight, text.data() + at, sizeof(eight));
+      if ((eight & 0x8080808080808080) == 0) {
+        at += sizeof(eight);
+        continue;
+      }
+    }
+    if (static_cast<unsigned char>(text[at]) < 0xe0) {  // the first of them is U+0897
+      ++at;
+      continue;
+    }
+    const CodePoint c = code_point(text, at);
+    if (newer[c.value]) return true;
+    at += c.size;
+  }
+  return false;
+}
+
+bool append_normal_form(std::string& out, std::string_view text, NormalForm form) {
+  const StableSet& set = stable_set(form);
+  const bool composed = form == NormalForm::nfc;
+  size_t copied = 0;        // text before it is in `out`
+  size_t stable_begin = 0;  // where the last stable character begins, or the text
+  bool changed = false;
+  const size_t before = out.size();
+  for (size_t at = 0; at < text.size();) {
+    if (static_cast<unsigned char>(text[at]) < 0x80) {
+      stable_begin = at++;
+      continue;
+    }
+    CodePoint c = code_point(text, at);
+    if ((composed && c.value < first_combining) || set.stable(c.value)) {
+      stable_begin = set.inert(c.value) ? at + c.size : at;
+      at += c.size;
+      continue;
+    }
+    // From the stable character before this one, which a mark may combine with, to the next.
+    const size_t begin = stable_begin;
+    while (at < text.size() && (c = code_point(text, at), !set.stable(c.value))) at += c.size;
+    out += text.substr(copied, begin - copied);
+    append_mapped(out, text.substr(begin, at - begin), form);
+    copied = stable_begin = at;
+    changed = true;
+  }
+  if (changed) out += text.substr(copied);
+  if (changed && std::string_view(out).substr(before) == text) {
+    out.resize(before);
+    return false;
+  }
+  return changed;
+}
+
+}  // namespace pptrain::tokenizer

@@ -1,0 +1,114 @@
+"""`pptrain tokenize` as its users meet it, up to a job that trains on what it wrote.
+
+Usage: tokenize_test.py PPTRAIN [unittest arguments]
+"""
+
+import json
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy
+from tokenizers import Tokenizer
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+TEXT = SOURCE / "configs/data/tinyshakespeare.txt"
+DEFINITION = SOURCE / "test/core/tokenizer/definitions/llama3/tokenizer.json"
+
+
+class Tokenize(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        shutil.copy(DEFINITION, self.folder)
+        self.package = Tokenizer.from_file(str(DEFINITION))
+
+    def pptrain(self, *arguments, code=0):
+        result = subprocess.run(
+            [PPTRAIN, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True, timeout=300, check=False
+        )
+        self.assertEqual(code, result.returncode, result.stdout + result.stderr)
+        return result.stdout + result.stderr
+
+    def tokenize(self, *arguments, code=0):
+        return self.pptrain("tokenize", "--tokenizer", "tokenizer.json", "--out", "out", *arguments, code=code)
+
+    def documents(self):
+        """The documents by the index, read as Megatron-LM's IndexedDataset reads it."""
+        index = (self.folder / "out.idx").read_bytes()
+        magic, version, code, sequences, ends = struct.unpack_from("<9sQBQQ", index)
+        self.assertEqual((b"MMIDIDX\0\0", 1), (magic, version))
+        lengths = numpy.frombuffer(index, numpy.int32, sequences, 34)
+        begins = numpy.frombuffer(index, numpy.int64, sequences, 34 + 4 * sequences)
+        numbers = numpy.frombuffer(index, numpy.int64, ends, 34 + 12 * sequences)
+        self.assertEqual(list(range(sequences + 1)), numbers.tolist())
+        ids = (self.folder / "out.bin").read_bytes()
+        kind = {8: numpy.uint16, 4: numpy.int32}[code]
+        return [
+            numpy.frombuffer(ids, kind, n, begin).tolist() for n, begin in zip(lengths.tolist(), begins.tolist(), strict=True)
+        ]
+
+    def test_a_file_is_a_document(self):
+        out = self.tokenize(TEXT)
+        self.assertIn("only the index says where documents end", out)
+        self.assertIn("out.bin, out.idx: 1 documents", out)
+        self.assertEqual([self.package.encode(TEXT.read_text()).ids], self.documents())
+
+    def test_documents_of_a_file_end_with_the_end_of_text(self):
+        end = self.package.token_to_id("<|end_of_text|>")
+        (self.folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end_of_text|>"}))
+        self.tokenize("--document-separator", r"\n\n", "--no-special", TEXT)
+        texts = [text for text in TEXT.read_text().split("\n\n")]
+        self.assertEqual([[*self.package.encode(t, add_special_tokens=False).ids, end] for t in texts if t], self.documents())
+
+    def test_jsonl(self):
+        texts = ["one", "zwei ü", "drei\n", "𝔳𝔦𝔢𝔯"]
+        (self.folder / "a.jsonl").write_text("\n".join(json.dumps({"body": text, "n": 1}) for text in texts))
+        self.assertIn("a.jsonl: a JSONL file needs --key", self.tokenize("a.jsonl", code=2))
+        self.tokenize("--key", "body", "--eos", "7", "--threads", "3", "a.jsonl", "a.jsonl")
+        self.assertEqual([[*self.package.encode(t).ids, 7] for t in texts * 2], self.documents())
+
+    def test_what_is_wrong_is_said(self):
+        (self.folder / "a.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
+        self.assertIn("a.jsonl:2: 'text' is no text", self.tokenize("--key", "text", "a.jsonl", code=1))
+        self.assertIn("none.txt", self.tokenize("none.txt", code=1))
+        self.assertIn("--eos <nix>: neither a token", self.tokenize("--eos", "<nix>", TEXT, code=2))
+        self.assertEqual([], list(self.folder.glob("out*")))
+        (self.folder / "out.bin").write_bytes(b"mine")
+        self.assertIn("out.bin is there already", self.tokenize(TEXT, code=2))
+        self.assertEqual(b"mine", (self.folder / "out.bin").read_bytes())
+        self.tokenize("--overwrite", TEXT)
+        self.assertEqual(2, len(list(self.folder.glob("out*"))))
+
+    def test_a_job_trains_on_it(self):
+        self.tokenize("--document-separator", r"\n\n", "--eos", "<|end_of_text|>", TEXT)
+        size = self.package.get_vocab_size()
+        end = self.package.token_to_id("<|end_of_text|>")
+        (self.folder / "job.toml").write_text(f"""
+            [run]
+            dir = "run"
+            [model]
+            hidden_size = 32
+            intermediate_size = 48
+            num_hidden_layers = 2
+            num_attention_heads = 2
+            vocab_size = {size}
+            [train]
+            steps = 2
+            seq_len = 32
+            [data]
+            path = "out.bin"
+            format = "bin"
+            dtype = "uint16"
+            document_end = {end}
+            """)
+        self.assertIn("done: 2 steps", self.pptrain("--config", "job.toml"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,138 @@
+#include "core/tokenizer/tokenize_files.h"
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "test/core/io/scratch_folder.h"
+#include "test/core/tokenizer/definitions.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::tokenizer;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Result {
+  std::vector<std::vector<int32_t>> documents;
+  TokenizeProgress progress;
+};
+
+Result run(const Tokenizer& tokenizer, const fs::path& folder, const std::vector<fs::path>& files,
+           const TokenizeOptions& options) {
+  const fs::path prefix = folder / "out";
+  Result result;
+  uint64_t reported = 0;
+  TokenWriter writer(prefix, 4, true);
+  result.progress = tokenize_files(tokenizer, files, options, writer, [&](const TokenizeProgress& progress) {
+    CHECK(progress.bytes >= reported);
+    reported = progress.bytes;
+  });
+  const std::string ids = read_file(prefix.string() + ".bin"), index = read_file(prefix.string() + ".idx");
+  uint64_t count = 0;
+  std::memcpy(&count, index.data() + 18, sizeof(count));
+  size_t at = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    int32_t length = 0;
+    std::memcpy(&length, index.data() + 34 + 4 * i, sizeof(length));
+    std::vector<int32_t> document(static_cast<size_t>(length));
+    std::memcpy(document.data(), ids.data() + at, 4 * document.size());
+    at += 4 * document.size();
+    result.documents.push_back(std::move(document));
+  }
+  CHECK(at == ids.size());
+  return result;
+}
+
+void write(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+}  // namespace
+
+TEST_CASE("documents of a file, with their ends, whatever the number of threads") {
+  const ScratchFolder folder;
+  const Tokenizer tokenizer = Tokenizer::load(definition("llama3"));
+  const std::string line =
+      read_file(fs::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt").substr(0, 9000);
+  std::vector<std::string> texts;
+  for (int i = 0; i < 700; ++i)
+    texts.push_back(std::to_string(i) + line.substr(0, static_cast<size_t>(i * 37 % 9000)));
+  texts[5] = "";
+  std::string all, jsonl;
+  for (const std::string& text : texts) {
+    all += text + "<doc>\n";
+    jsonl += nlohmann::json{{"id", 1}, {"text", text}}.dump() + (text.empty() ? "\n\n" : "\r\n");
+  }
+  write(folder.path() / "all.txt", all);
+  write(folder.path() / "all.jsonl", jsonl);
+
+  TokenizeOptions options;
+  options.end_id = *tokenizer.id_of("<|end_of_text|>");
+  for (const bool lines : {false, true}) {
+    options.format = lines ? DocumentFormat{"text", ""} : DocumentFormat{"", "<doc>\n"};
+    for (const int threads : {1, 3}) {
+      options.threads = threads;
+      const Result result =
+          run(tokenizer, folder.path(), {folder.path() / (lines ? "all.jsonl" : "all.txt")}, options);
+      REQUIRE(result.documents.size() == texts.size());
+      for (size_t i = 0; i < texts.size(); ++i) {
+        std::vector<int32_t> expected = tokenizer.encode(texts[i], true);
+        expected.push_back(*options.end_id);
+        CHECK(result.documents[i] == expected);
+      }
+      CHECK(result.progress.bytes == result.progress.total_bytes);
+    }
+  }
+}
+
+TEST_CASE("a file is a document, and an end that is there is not put twice") {
+  const ScratchFolder folder;
+  const Tokenizer tokenizer = Tokenizer::load(definition("llama3"));
+  write(folder.path() / "a", "one");
+  write(folder.path() / "b", "");
+  write(folder.path() / "c", "two<|end_of_text|>");
+  TokenizeOptions options;
+  options.add_special = false;
+  const std::vector<fs::path> files{folder.path() / "c", folder.path() / "b", folder.path() / "a"};
+  const int32_t end = *tokenizer.id_of("<|end_of_text|>");
+  Result result = run(tokenizer, folder.path(), files, options);
+  REQUIRE(result.documents.size() == 2);
+  CHECK(result.documents[0] == tokenizer.encode("two<|end_of_text|>", false));
+  options.end_id = end;
+  result = run(tokenizer, folder.path(), files, options);
+  CHECK(result.documents[0] == tokenizer.encode("two<|end_of_text|>", false));
+  CHECK(result.documents[1] == tokenizer.encode("one<|end_of_text|>", false));
+}
+
+TEST_CASE("what is wrong with a file is said, and nothing is left behind") {
+  const ScratchFolder folder;
+  const Tokenizer tokenizer = Tokenizer::load(definition("gpt2"));
+  const auto fault = [&](const std::string& text, const std::string& key) {
+    write(folder.path() / "x.jsonl", text);
+    TokenizeOptions options;
+    options.format.key = key;
+    options.threads = 2;
+    try {
+      TokenWriter writer(folder.path() / "out", 2, false);
+      tokenize_files(tokenizer, {folder.path() / "x.jsonl"}, options, writer, [](const TokenizeProgress&) {});
+    } catch (const Error& error) {
+      CHECK_FALSE(fs::exists(folder.path() / "out.bin"));
+      CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK_THAT(fault("{\"text\": \"a\"}\n{\"text\": 1}\n", "text"),
+             test::contains_text("x.jsonl:2: 'text' is no text"));
+  CHECK_THAT(fault("{\"text\": \"a\"}\n\n{\"t\": 1}\n", "text"),
+             test::contains_text("x.jsonl:3: the object has no key 'text'"));
+  CHECK_THAT(fault("[1]", "text"), test::contains_text("x.jsonl:1: not a JSON object"));
+  CHECK_THAT(fault("{\"text\": \"a}\n", "text"), test::contains_text("x.jsonl:1: line: not valid JSON"));
+  CHECK_THAT(fault("{}", ""), test::contains_text("needs --key"));
+}

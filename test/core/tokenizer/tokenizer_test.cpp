@@ -1,0 +1,132 @@
+#include "core/tokenizer/tokenizer.h"
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/error.h"
+#include "test/core/io/scratch_folder.h"
+#include "test/core/tokenizer/definitions.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::tokenizer;
+
+namespace {
+
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
+
+std::string refusal(const nlohmann::json& document) {
+  try {
+    Tokenizer::parse(document.dump(), "t.json");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+nlohmann::json small() {
+  return {{"added_tokens", nlohmann::json::array()},
+          {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", {{"a", "b"}}}}}};
+}
+
+nlohmann::json token(const char* content, int id) {
+  return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
+          {"rstrip", false}, {"normalized", false}, {"special", true}};
+}
+
+}  // namespace
+
+TEST_CASE("merges, and tokens in the text") {
+  nlohmann::json document = small();
+  document["added_tokens"] = {token("<x>", 3)};
+  const Tokenizer tokenizer = Tokenizer::parse(document.dump(), "t.json");
+  CHECK(tokenizer.encode("aab<x>b?", false) == std::vector<int32_t>{0, 2, 3, 1});
+  CHECK(tokenizer.vocab_size() == 4);
+  CHECK(tokenizer.is_special(3));
+  CHECK(tokenizer.decode(std::vector<int32_t>{2, 3, 0, 99}, true) ==
+        "ab a");  // without a decoder, as the package does
+}
+
+TEST_CASE("a definition's text comes back, from many threads at once") {
+  const Tokenizer tokenizer = Tokenizer::load(definition("llama3").parent_path());
+  const std::string text =
+      read_file(std::filesystem::path(PPTRAIN_SOURCE_DIR) / "configs/data/tinyshakespeare.txt");
+  const std::vector<int32_t> ids = tokenizer.encode(text, false);
+  CHECK(ids.size() < text.size() / 2);
+  CHECK(tokenizer.decode(ids, false) == text);
+  std::vector<std::vector<int32_t>> others(4);
+  std::vector<std::thread> threads;
+  for (auto& other : others) threads.emplace_back([&] { other = tokenizer.encode(text, false); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& other : others) CHECK(other == ids);
+}
+
+TEST_CASE("the end of a text is read from the files beside") {
+  const ScratchFolder folder;
+  std::filesystem::copy_file(definition("llama3"), folder.path() / "tokenizer.json");
+  const auto load = [&] { return Tokenizer::load(folder.path()); };
+  CHECK_FALSE(load().eos_id());
+  CHECK(load().stop_ids().empty());
+
+  const int32_t end = *load().id_of("<|end_of_text|>"), turn = *load().id_of("<|eot_id|>");
+  write(folder.path() / "generation_config.json", R"({"eos_token_id": )" + std::to_string(turn) + "}");
+  CHECK(load().eos_id() == turn);
+  write(folder.path() / "tokenizer_config.json", R"({"eos_token": {"content": "<|end_of_text|>"}})");
+  CHECK(load().eos_id() == end);
+  CHECK(load().stop_ids() == std::vector{end, turn});
+  write(folder.path() / "tokenizer_config.json", R"({"eos_token": "<none>"})");
+  CHECK_THROWS_WITH(load(), test::contains_text("tokenizer_config.json: eos_token: '<none>' is no token"));
+}
+
+TEST_CASE("what is wrong in a file is said with its place") {
+  nlohmann::json document = small();
+  document["model"]["merges"].push_back({"b", "a"});
+  CHECK(refusal(document) == "t.json: model.merges: merge 1: 'ba' is not in the vocabulary");
+
+  document = small();
+  document["model"]["merges"] = {"a b c"};
+  CHECK(refusal(document) ==
+        "t.json: model.merges: merge 0: 'a b c' is no two tokens with a space between them");
+
+  document = small();
+  document["model"]["vocab"]["c"] = 2;
+  CHECK_THAT(refusal(document), test::contains_text("t.json: model.vocab: "));
+  CHECK_THAT(refusal(document), test::contains_text("have the same id, 2"));
+
+  document = small();
+  document["model"]["vocab"]["c"] = -1;
+  CHECK_THAT(refusal(document), test::contains_text("the id -1 of 'c' is no integer from 0"));
+
+  document = small();
+  document["model"]["unk_token"] = "?";
+  CHECK(refusal(document) == "t.json: model.unk_token: '?' is not in the vocabulary");
+
+  document = small();
+  document["model"]["end_of_word_suffix"] = "</w>";
+  CHECK(refusal(document) == "t.json: model.end_of_word_suffix: is not supported");
+
+  document = small();
+  document["added_tokens"] = {token("<x>", 7)};
+  CHECK_THAT(
+      refusal(document),
+      test::contains_text("t.json: added_tokens[0]: '<x>' has the id 7, but the next that is free is 3"));
+  document["added_tokens"] = {token("<x>", 3), token("<x>", 3)};
+  CHECK(refusal(document) == "t.json: added_tokens[1]: '<x>' is there twice");
+
+  document = small();
+  document["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}};
+  CHECK(refusal(document) == "t.json: pre_tokenizer.prepend_scheme: 'last' is not first, never or always");
+
+  document = small();
+  document["post_processor"] = {{"type", "BertProcessing"}, {"sep", {"s", 9}}, {"cls", {"c", 0}}};
+  CHECK(refusal(document) == "t.json: post_processor: 9 is the id of no token");
+
+  CHECK_THROWS_WITH(Tokenizer::load("/nowhere/tokenizer.json"),
+                    test::contains_text("/nowhere/tokenizer.json"));
+}
