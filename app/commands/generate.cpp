@@ -40,7 +40,7 @@ const TextCodec& needed(const TextCodec* codec, const char* argument, const conf
   if (codec != nullptr) return *codec;
   throw UsageError(
       fmt::format("{} needs to know the text of tokens, which data.format = \"{}\" does not say: give "
-                  "ids (--prompt-ids, --stop-id)",
+                  "data.tokenizer, or ids (--prompt-ids, --stop-id)",
                   argument, job.data.format));
 }
 
@@ -167,6 +167,9 @@ struct Request {
 Request read_request(const GenerateArguments& arguments, const Plan& plan) {
   Request request{
       .codec = make_text_codec(plan.job), .prompts = {}, .options = options_of(arguments, plan.job)};
+  if (request.codec) {
+    for (const int64_t id : request.codec->stop_ids()) request.options.stop.ids.push_back(id);
+  }
   request.prompts = read_prompts(arguments, request.codec.get(), plan.job);
   if (!arguments.stop.empty()) needed(request.codec.get(), "--stop", plan.job);
   for (size_t i = 0; i < request.prompts.size(); ++i)

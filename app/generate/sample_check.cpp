@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "app/generate/text_codec.h"
+#include "core/base/error.h"
 
 namespace pptrain::app {
 
@@ -14,11 +16,16 @@ void check_samples(const config::JobConfig& job, const models::ModelConfig& mode
                    const config::ReportConflict& report) {
   const config::EvalSection& eval = job.eval;
   if (eval.generate_interval == 0) return;
-  const auto codec = make_text_codec(job);
+  std::shared_ptr<const TextCodec> codec;
+  try {
+    codec = make_text_codec(job);
+  } catch (const Error& error) {
+    return report({"data.tokenizer", "model.hf_dir"}, error.what());
+  }
   if (!codec) {
     return report({"eval.generate_interval", "data.format"},
                   fmt::format("samples need to know the text of tokens, which data.format = \"{}\" does not "
-                              "say: use data.format = \"text\", or leave generate_interval = 0",
+                              "say: give data.tokenizer, or leave generate_interval = 0",
                               job.data.format));
   }
   const std::vector<int64_t> prompt = codec->encode(eval.generate_prompt);

@@ -18,8 +18,8 @@ std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-StopRules stop_rules(const config::JobConfig& job) {
-  StopRules rules{.max_tokens = job.eval.generate_tokens, .ids = {}, .texts = {}};
+StopRules stop_rules(const config::JobConfig& job, const TextCodec& codec) {
+  StopRules rules{.max_tokens = job.eval.generate_tokens, .ids = codec.stop_ids(), .texts = {}};
   if (job.data.document_end >= 0) rules.ids.push_back(job.data.document_end);
   return rules;
 }
@@ -29,7 +29,7 @@ StopRules stop_rules(const config::JobConfig& job) {
 SampleLog::SampleLog(RunContext& context, RankModel& model)
     : context_(context),
       codec_(make_text_codec(context.job)),
-      stop_(stop_rules(context.job)),
+      stop_(stop_rules(context.job, *codec_)),
       generator_(context, model,
                  {.sampling = {.seed = static_cast<uint64_t>(context.job.run.seed)}, .stop = stop_}) {}
 

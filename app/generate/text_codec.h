@@ -27,12 +27,19 @@ class TextCodec {
   virtual ~TextCodec() = default;
   virtual std::vector<int64_t> encode(std::string_view text) const = 0;
   virtual std::unique_ptr<Decoder> decoder() const = 0;
+  // At each of which a text ends.
+  virtual std::vector<int64_t> stop_ids() const { return {}; }
 };
 
 // Every byte is a token (data.format = "text"). Ids from 256 on, which a model may have, are shown as U+FFFD.
 std::shared_ptr<const TextCodec> make_byte_codec();
 
-// That of the job's tokens; null where the job does not say how they are read: then there are ids alone.
+// That of a tokenizer.json; a folder stands for the one in it. Throws Error where it cannot be used.
+std::shared_ptr<const TextCodec> make_tokenizer_codec(const std::string& path);
+
+// That of the job's tokens: data.tokenizer, or else what model.hf_dir has beside its weights, or else bytes
+// where the data are text; null where none of them says how tokens are read: then there are ids alone. Throws
+// UsageError where the tokenizer has more ids than the model.
 std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job);
 
 }  // namespace pptrain::app

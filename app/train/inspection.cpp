@@ -9,6 +9,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "app/generate/text_codec.h"
 #include "app/train/datasets.h"
 #include "core/base/error.h"
 #include "core/data/data_loader.h"
@@ -84,6 +85,7 @@ void inspect_resume(const config::JobConfig& job, const config::ReportConflict& 
 
 void inspect_data(const Plan& plan, const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
+  if (!job.data.tokenizer.empty()) sound(report, {"data.tokenizer"}, [&] { make_text_codec(job); });
   const auto inspect = [&](const char* key, const std::string& path) {
     return path.empty() || sound(report, {key, "data.format", "data.dtype"},
                                  [&] { data::inspect(data_source(job, path), plan.model.vocab); });

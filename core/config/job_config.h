@@ -123,6 +123,7 @@ struct DataSection {
   bool shuffle = true;
   double val_fraction = 0;
   std::string val_path;
+  std::string tokenizer;  // tokenizer.json, or a folder with one; "": model.hf_dir's
 
   bool operator==(const DataSection&) const = default;
 };

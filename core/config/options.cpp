@@ -488,6 +488,11 @@ void add_data(std::vector<Option>& options) {
            "File or folder to validate on, in the same format; then val_fraction is 0.")
       .only_if("eval.interval > 0", {"eval.interval"}, validates)
       .decides(Effect::course);
+  data.add("tokenizer", &DataSection::tokenizer,
+           "Hugging Face's tokenizer.json that made the tokens, or a folder with one: for prompts, samples "
+           "and "
+           "the text of what is generated. Empty: the one in model.hf_dir, if there is one.")
+      .decides(Effect::none);
 }
 
 void add_optimizer(std::vector<Option>& options) {

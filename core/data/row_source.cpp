@@ -80,7 +80,7 @@ class RowReader {
 
   const TokenDataset& dataset_;
   const std::vector<int64_t>& document_starts_;  // of an index
-  int64_t document_end_;  // -1: documents are known otherwise, or rows are documents
+  int64_t document_end_;                         // -1: documents are known otherwise, or rows are documents
   int64_t seq_len_;
   std::vector<int64_t> tokens_;  // of a row, and the one behind it
   size_t given_ = 0;

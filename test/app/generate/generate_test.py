@@ -199,6 +199,29 @@ class Generate(unittest.TestCase):
             self.assertTrue(torch.equal(ours > 0, reference > 0), settings)
             self.assertLess((ours - reference).abs().max().item(), 1e-5, settings)
 
+    def test_text_comes_from_the_tokenizer_beside_the_weights(self):
+        from tokenizers import Tokenizer
+
+        definition = pathlib.Path(__file__).resolve().parents[2] / "core/tokenizer/definitions/gpt2/tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(definition))
+        torch.manual_seed(3)
+        config = LlamaConfig(**{**SIZES, "vocab_size": 700}, bos_token_id=None, eos_token_id=None)
+        prompt = "All the world's a stage, "
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            LlamaForCausalLM(config).save_pretrained(folder / "model")
+            (folder / "job.toml").write_text(JOB.format(folder=folder, arch="llama"))
+            arguments = ["generate", "--config", folder / "job.toml", "--checkpoint", folder / "model", "--max-tokens", 20,
+                         "--prompt", prompt, "--json", "--greedy"]
+            self.pptrain(*arguments, code=2)  # ids alone
+            (folder / "model/tokenizer.json").write_text(definition.read_text())
+            given = ["--set", f"data.tokenizer={definition}"]
+            for more in ([], given):
+                answer = json.loads(self.pptrain(*arguments, *more))
+                self.assertEqual(answer["prompt_ids"], tokenizer.encode(prompt).ids)
+                self.assertEqual(len(answer["ids"]), 20)
+                self.assertEqual(answer["text"], tokenizer.decode(answer["ids"]))
+
 
 if __name__ == "__main__":
     unittest.main()
