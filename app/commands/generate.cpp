@@ -20,6 +20,7 @@
 #include "app/generate/generator.h"
 #include "app/generate/text_codec.h"
 #include "app/plan/load_plan.h"
+#include "app/train/all_positions.h"
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
 #include "app/train/weights_source.h"
@@ -172,8 +173,9 @@ Request read_request(const GenerateArguments& arguments, const Plan& plan) {
   }
   request.prompts = read_prompts(arguments, request.codec.get(), plan.job);
   if (!arguments.stop.empty()) needed(request.codec.get(), "--stop", plan.job);
+  const models::ModelConfig model = with_all_positions(plan.model, plan.job);
   for (size_t i = 0; i < request.prompts.size(); ++i)
-    Generator::check(plan.model, request.prompts[i].ids, static_cast<int64_t>(i), arguments.max_tokens);
+    Generator::check(model, request.prompts[i].ids, static_cast<int64_t>(i), arguments.max_tokens);
   return request;
 }
 

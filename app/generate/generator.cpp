@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "app/train/all_positions.h"
 #include "core/base/error.h"
 #include "parallel/comm/liveness/activity.h"
 
@@ -64,7 +65,8 @@ void Generator::check(const models::ModelConfig& model, std::span<const int64_t>
 }
 
 void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) {
-  for (const Sequence& s : sequences) check(context_.model, s.tokens(), s.number(), options_.stop.max_tokens);
+  const models::ModelConfig model = with_all_positions(context_.model, context_.job);
+  for (const Sequence& s : sequences) check(model, s.tokens(), s.number(), options_.stop.max_tokens);
   const comm::ActivityScope working(context_.report.activity, comm::Doing::work, "generating");
   for (StageState& state : stages_) {
     if (actions_.unshard) actions_.unshard(*state.stage.stage, schedule::ActionKind::forward);

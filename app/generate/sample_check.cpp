@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "app/generate/text_codec.h"
+#include "app/train/all_positions.h"
 #include "core/base/error.h"
 
 namespace pptrain::app {
 
-void check_samples(const config::JobConfig& job, const models::ModelConfig& model,
+void check_samples(const config::JobConfig& job, const models::ModelConfig& trained,
                    const config::ReportConflict& report) {
+  const models::ModelConfig model = with_all_positions(trained, job);
   const config::EvalSection& eval = job.eval;
   if (eval.generate_interval == 0) return;
   std::shared_ptr<const TextCodec> codec;

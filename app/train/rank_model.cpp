@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "app/plan/stage_recompute.h"
+#include "app/train/all_positions.h"
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
@@ -98,9 +99,10 @@ void RankModel::add_part(int stage, models::Seams seams) {
     part.attention = std::make_shared<nn::CachedAttention>(seams.attention);
     seams.attention = part.attention;
   }
-  part.stage =
-      std::make_unique<models::TransformerStage>(plan.model, models::stage_slice(plan.layers, stage),
-                                                 stage_recompute(plan.job.train.recompute, stage), seams);
+  const bool grows = generates() || purpose_ != Purpose::train;
+  part.stage = std::make_unique<models::TransformerStage>(
+      grows ? with_all_positions(plan.model, plan.job) : plan.model, models::stage_slice(plan.layers, stage),
+      stage_recompute(plan.job.train.recompute, stage), seams);
   part.stage->materialise(context_.device, compute_dtype(plan.job),
                           /*with_gradients=*/purpose_ == Purpose::train, divisions());
   nn::ParameterStore& parameters = part.stage->parameters();

@@ -217,7 +217,7 @@ class Generate(unittest.TestCase):
             (folder / "model/tokenizer.json").write_text(definition.read_text())
             given = ["--set", f"data.tokenizer={definition}"]
             for more in ([], given):
-                answer = json.loads(self.pptrain(*arguments, *more))
+                answer = json.loads(self.pptrain(*arguments, *more).stdout)
                 self.assertEqual(answer["prompt_ids"], tokenizer.encode(prompt).ids)
                 self.assertEqual(len(answer["ids"]), 20)
                 self.assertEqual(answer["text"], tokenizer.decode(answer["ids"]))

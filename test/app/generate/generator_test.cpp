@@ -94,7 +94,7 @@ GenerateOptions greedy(int64_t max_tokens = 24) {
   return {.sampling = {.temperature = 0}, .stop = {.max_tokens = max_tokens, .ids = {}, .texts = {}}};
 }
 
-Overrides pipeline(const std::string& schedule, int pp, int stages_per_rank = 0) {
+Overrides pipelined(const std::string& schedule, int pp, int stages_per_rank = 0) {
   Overrides result = {"distributed.pp_schedule=" + schedule, fmt::format("distributed.pp={}", pp)};
   if (stages_per_rank > 0)
     result.push_back(fmt::format("distributed.pp_stages_per_rank={}", stages_per_rank));
@@ -109,8 +109,8 @@ TEST_CASE("every pipeline generates what passes over whole sequences give", "[ge
   GenerateOptions options = greedy();
   const auto expected = generate_plainly(model, options);
   CHECK(generate(model, options) == expected);
-  for (const Overrides& layout :
-       {pipeline("1f1b", 2), pipeline("1f1b", 4), pipeline("zbv", 2), pipeline("interleaved_1f1b", 2, 2)}) {
+  for (const Overrides& layout : {pipelined("1f1b", 2), pipelined("1f1b", 4), pipelined("zbv", 2),
+                                  pipelined("interleaved_1f1b", 2, 2)}) {
     CAPTURE(layout);
     CHECK(generate(with(model, layout), options) == expected);
     options.in_flight = 2;  // three waves
@@ -124,12 +124,12 @@ TEST_CASE("drawn tokens are the same on every pipeline and in every company", "[
   options.sampling = {.repetition_penalty = 1.1, .temperature = 0.9, .top_k = 60, .top_p = 0.95, .seed = 3};
   const auto expected = generate_plainly({}, options);
   CHECK(expected != generate_plainly({}, greedy()));
-  for (const Overrides& layout : {pipeline("1f1b", 1), pipeline("1f1b", 2), pipeline("zbv", 2)}) {
+  for (const Overrides& layout : {pipelined("1f1b", 1), pipelined("1f1b", 2), pipelined("zbv", 2)}) {
     CAPTURE(layout);
     CHECK(generate(layout, options) == expected);
   }
   options.in_flight = 1;
-  CHECK(generate(pipeline("1f1b", 2), options) == expected);
+  CHECK(generate(pipelined("1f1b", 2), options) == expected);
 }
 
 TEST_CASE("tensor, data, context and expert ranks generate the same", "[generator]") {
@@ -156,7 +156,7 @@ TEST_CASE("sequences end at different times, and every token is heard of once", 
   const auto whole = generate_plainly({}, options);
   options.stop.ids = {whole[0][4], whole[2][9]};
   std::vector<std::string> heard;
-  const auto cut = generate(pipeline("1f1b", 2), options, &heard);
+  const auto cut = generate(pipelined("1f1b", 2), options, &heard);
   size_t tokens = 0;
   for (size_t i = 0; i < whole.size(); ++i) {
     const auto stop = std::ranges::find_first_of(whole[i], options.stop.ids);
@@ -172,7 +172,7 @@ TEST_CASE("bfloat16 generates on every pipeline alike", "[generator]") {
   CHECK(expected != generate({}, greedy()));
   GenerateOptions alone = greedy();
   alone.in_flight = 1;
-  CHECK(generate(with(bf16, pipeline("1f1b", 2)), alone) == generate(bf16, alone));
+  CHECK(generate(with(bf16, pipelined("1f1b", 2)), alone) == generate(bf16, alone));
 }
 
 TEST_CASE("prompts that the model cannot take are refused by name", "[generator]") {
