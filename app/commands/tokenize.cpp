@@ -90,7 +90,7 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
       result.tokens > 0 ? bytes / static_cast<double>(result.tokens) : 0,
       seconds > 0 ? bytes / seconds / 1e6 : 0);
   if (result.empty > 0)
-    fmt::print("{} documents without a token were left out\n", metrics::with_commas(result.empty));
+    fmt::print("{} documents without a text were left out\n", metrics::with_commas(result.empty));
   fmt::print(
       "to train on it: data.path=\"{}.bin\" data.format=\"bin\" data.dtype=\"{}\"{} model.vocab_size={} or "
       "more\n",

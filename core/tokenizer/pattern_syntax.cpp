@@ -183,11 +183,14 @@ class Translator {
     return fmt::format("\\p{{{}}}{}", category, newer(category));
   }
 
-  std::string word_set() const {
+  // Oniguruma counts superscripts and fractions of Latin-1 as \w, but not within a class.
+  std::string word_set(bool in_class) const {
     std::string set;
     for (const std::string_view category : {"L", "M", "Nd", "Nl", "Pc"}) set += category_set(category);
-    for (const Range& range : word_ranges())
+    for (const Range& range : word_ranges()) {
+      if (in_class && range.last < 0x100) continue;
       set += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
+    }
     return set;
   }
 
@@ -250,7 +253,7 @@ class Translator {
         return;
       case 'w':
       case 'W':
-        set(word_set(), c == 'W', in_class);
+        set(word_set(in_class), c == 'W', in_class);
         at_ += 2;
         return;
       case 'p':

@@ -1,6 +1,7 @@
 #include "core/tokenizer/stream_decoder.h"
 
 #include <span>
+#include <utility>
 
 #include "core/tokenizer/utf8.h"
 
@@ -25,10 +26,16 @@ std::string StreamDecoder::take(bool all) {
   std::string added = text.starts_with(shown_)
                           ? text.substr(shown_.size())
                           : tokenizer_.decode(std::span(ids_).subspan(out_), skip_special_);
-  // Those that waited are from now on what the next ones are decoded behind.
-  ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(out_));
+  // Those that waited are from now on what the next ones are decoded behind; but not where a decoder takes
+  // all of them from the beginning of a text, where they do not stand.
+  std::string shown = tokenizer_.decode(std::span(ids_).subspan(out_), skip_special_);
+  if (shown.empty()) {
+    shown = text;
+  } else {
+    ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(out_));
+  }
+  shown_ = std::move(shown);
   out_ = ids_.size();
-  shown_ = tokenizer_.decode(ids_, skip_special_);
   return added;
 }
 

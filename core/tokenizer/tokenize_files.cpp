@@ -59,6 +59,10 @@ class Work {
     Encoded out;
     out.bytes = stretch.text.size();
     each_document(stretch, options_.format, [&](std::string_view document) {
+      if (document.empty()) {
+        ++out.empty;
+        return;
+      }
       const size_t before = out.ids.size();
       tokenizer_.encode(document, options_.add_special, out.ids);
       const bool ended = out.ids.size() > before && options_.end_id == out.ids.back();

@@ -23,7 +23,7 @@ struct TokenizeOptions {
 struct TokenizeProgress {
   uint64_t bytes = 0, total_bytes = 0;  // of the files
   int64_t documents = 0, tokens = 0;    // written so far
-  int64_t empty = 0;                    // documents without a token, which are left out
+  int64_t empty = 0;                    // documents without a text or a token, which are left out
 };
 
 // Writes the documents of all files, in order, and finishes the writer. `report` is called now and then, by

@@ -533,21 +533,23 @@ class CommandLine(unittest.TestCase):
     def test_generate(self):
         self.train("run")
         job = self.arguments("run", "model.max_position_embeddings=16", "data.path=\"not here\"")
-        stream = self.pptrain("generate", *job, "--prompt", "To be", "--max-tokens", "12", "--seed", "5")
-        self.assertIn("1 prompt, 12 tokens in", stream.stderr)
-        as_json = self.pptrain("generate", *job, "--prompt", "To be", "--max-tokens", "12", "--seed", "5", "--json")
-        result = json.loads(as_json.stdout)
+        once = ["--prompt", "To be", "--max-tokens", "12", "--seed", "5"]
+        result = json.loads(self.pptrain("generate", *job, *once, "--json").stdout)
         self.assertEqual(result["prompt_ids"], list(b"To be"))
         self.assertEqual(len(result["ids"]), 12)
         self.assertEqual(bytes(result["ids"]).decode(errors="replace"), result["text"])
-        shown = subprocess.run([str(a) for a in (PPTRAIN, "generate", *job, "--prompt", "To be", "--max-tokens", "12",
-                                                 "--seed", "5")], capture_output=True, env=environment(), cwd=self.folder)
+        shown = self.raw("generate", *job, *once)  # any bytes
         self.assertEqual(shown.stdout, bytes(result["ids"]) + b"\n")
+        self.assertIn(b"1 prompt, 12 tokens in", shown.stderr)
         prompts = self.folder / "prompts"
         prompts.write_text("one\ntwo\n")
-        several = self.pptrain("generate", *job, "--prompts", prompts, "--prompt-ids", "7,8", "--max-tokens", "3",
-                               "--greedy", "--stop-id", "300", "--stop", "never").stdout
-        self.assertEqual(re.findall(r"--- (\d): (.*)\n", several), [("1", "one"), ("2", "two"), ("3", "7,8")])
+        several = self.raw("generate", *job, "--prompts", prompts, "--prompt-ids", "7,8", "--max-tokens", "3", "--greedy",
+                           "--stop-id", "300", "--stop", "never").stdout
+        self.assertEqual(re.findall(rb"--- (\d): (.*)\n", several), [(b"1", b"one"), (b"2", b"two"), (b"3", b"7,8")])
+
+    def raw(self, *arguments):
+        return subprocess.run([str(a) for a in (PPTRAIN, *arguments)], capture_output=True, env=environment(),
+                              cwd=self.folder, timeout=120, check=True)
 
     def test_generate_refuses_by_name(self):
         self.train("run")
@@ -564,7 +566,7 @@ class CommandLine(unittest.TestCase):
                 self.assertEqual(done.stdout, "")
         other = self.pptrain("generate", *self.arguments("run", "model.rope_theta=500"), "--prompt", "a",
                              "--max-tokens", "2", code=2)
-        self.assertIn("is of another model: model.rope_theta was 10000", other.stderr)
+        self.assertIn("is of another model: model.rope_theta was ", other.stderr)
         unread = self.pptrain("generate", *self.arguments("run", "data.format=bin"), "--prompt", "a", code=2)
         self.assertIn('--prompt needs to know the text of tokens, which data.format = "bin" does not say', unread.stderr)
 

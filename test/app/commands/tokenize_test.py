@@ -70,8 +70,8 @@ class Tokenize(unittest.TestCase):
         texts = ["one", "zwei ü", "drei\n", "𝔳𝔦𝔢𝔯"]
         (self.folder / "a.jsonl").write_text("\n".join(json.dumps({"body": text, "n": 1}) for text in texts))
         self.assertIn("a.jsonl: a JSONL file needs --key", self.tokenize("a.jsonl", code=2))
-        self.tokenize("--key", "body", "--eos", "7", "--threads", "3", "a.jsonl", "a.jsonl")
-        self.assertEqual([[*self.package.encode(t).ids, 7] for t in texts * 2], self.documents())
+        self.tokenize("--key", "body", "--eos", "600", "--threads", "3", "a.jsonl", "a.jsonl")
+        self.assertEqual([[*self.package.encode(t).ids, 600] for t in texts * 2], self.documents())
 
     def test_what_is_wrong_is_said(self):
         (self.folder / "a.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')

@@ -172,9 +172,8 @@ TEST_CASE("what padding costs is in the metrics, and exact lengths have none") {
   const TemporaryFolder folder;
   const std::string text = small_job_text(write_corpus(folder.path()));
   const auto sums = [&](const Mode& mode) {
-    REQUIRE(run_small_job(
-                text, folder.path() / "run",
-                with(base, mode.overrides(), Overrides{"eval.interval=0", "distributed.dp_replicate=2"}))
+    REQUIRE(run_small_job(text, folder.path() / "run",
+                          with(base, mode.overrides(), Overrides{"distributed.dp_replicate=2"}))
                 .exit_code == 0);
     int64_t computed = 0, padding = 0, tokens = 0;
     for (const Json& step : steps_in(folder.path() / "run")) {

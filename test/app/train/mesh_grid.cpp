@@ -63,8 +63,8 @@ void choose_schedule(GridJob& job, size_t turn) {
 }
 
 // Filling counts in the balance of experts, and padding differs with the ranks; so does what short lists need
-// to be shared out.
-void choose_lengths(GridJob& job, size_t turn, bool experts) {
+// to be shared out. By what numbers depend on, so that jobs whose bits are to be equal have equal lengths.
+void choose_lengths(GridJob& job, bool experts) {
   struct Mode {
     const char *packing, *lengths;
   };
@@ -72,7 +72,8 @@ void choose_lengths(GridJob& job, size_t turn, bool experts) {
                              Mode{"sequential", "padded"}};
   constexpr std::array sparse{Mode{"best_fit", "exact"}, Mode{"sequential", "fixed"},
                               Mode{"best_fit", "fixed"}, Mode{"sequential", "exact"}};
-  const Mode& mode = (experts ? sparse : dense)[turn % dense.size()];
+  const auto kind = static_cast<size_t>(job.data_ranks() + 2 * job.mesh.cp + 3 * job.mesh.tp);
+  const Mode& mode = (experts ? sparse : dense)[kind % dense.size()];
   job.packing = mode.packing;
   job.lengths = mode.lengths;
 }
@@ -87,7 +88,7 @@ void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh, bool exper
   choose_schedule(job, turn);
   job.tied = turn % 3 == 1;
   job.documents = turn % 2 == 1;
-  if (job.documents) choose_lengths(job, turn / 2, experts);
+  if (job.documents) choose_lengths(job, experts);
   job.recompute = recomputes[turn % recomputes.size()];
   job.reshard = reshards[turn / 2 % reshards.size()];
   job.reduce_gradients = turn / 3 % 2 == 1 ? "microbatch" : "step";

@@ -91,9 +91,10 @@ def damaged(rng, text):
 
 
 class Tool:
-    def __init__(self, document):
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = pathlib.Path(self.folder.name) / "tokenizer.json"
+    def __init__(self, test, document):
+        folder = tempfile.TemporaryDirectory()
+        test.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "tokenizer.json"
         self.path.write_text(json.dumps(document))
 
     def ask(self, requests):
@@ -123,9 +124,9 @@ def raw_of(ids):
 
 
 class Compared(unittest.TestCase):
-    def compare(self, document, texts, special=True):
+    def compare(self, document, texts, special=True, decode=True):
         """Texts are str, or bytes that need not be UTF-8."""
-        package, tool = Tokenizer.from_str(json.dumps(document)), Tool(document)
+        package, tool = Tokenizer.from_str(json.dumps(document)), Tool(self, document)
         as_str = [text if isinstance(text, str) else text.decode(errors="replace") for text in texts]
         as_bytes = [text.encode() if isinstance(text, str) else text for text in texts]
         for flag, request in ((False, "e"), (True, "E")) if special else ((False, "e"),):
@@ -134,7 +135,8 @@ class Compared(unittest.TestCase):
             for text, want, got in zip(texts, expected, map(ids_of, answers), strict=True):
                 self.assertEqual(want, got, f"{text!r}: {[package.id_to_token(i) for i in want]}, not "
                                             f"{[package.id_to_token(i) for i in got]}")  # fmt: skip
-        self.compare_decoding(package, tool, expected)
+        if decode:
+            self.compare_decoding(package, tool, expected)
 
     def compare_decoding(self, package, tool, lists):
         requests = [(kind, raw_of(ids)) for ids in lists for kind in "dDs"]
@@ -171,7 +173,7 @@ class FourDefinitions(Compared):
 
     def test_every_character(self):
         codes = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-        step = 1 if STRINGS > 100_000 else 7
+        step = 1 if STRINGS > 100_000 else 29
         for name, document in DEFINITIONS.items():
             with self.subTest(name):
                 texts = [f"a{chr(c)}b {chr(c)}{chr(c)}\u0301 {chr(c)}" for c in codes[::step] if c < 0x34000 or c % 97 == 0]
@@ -184,7 +186,7 @@ class FourDefinitions(Compared):
                 package = Tokenizer.from_str(json.dumps(document))
                 size = package.get_vocab_size() + 3  # ids beyond the vocabulary too
                 lists = [[rng.randrange(size) for _ in range(rng.randint(0, 12))] for _ in range(5000)]
-                self.compare_decoding(package, Tool(document), lists)
+                self.compare_decoding(package, Tool(self, document), lists)
 
     def test_long_runs(self):
         for name, document in DEFINITIONS.items():
@@ -269,7 +271,7 @@ class Parts(Compared):
         for form in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"):
             with self.subTest(form):
                 texts = ["".join(f"{chr(c)}a\u0345{chr(c)}\u0334 " for c in codes[i : i + 50]) for i in range(0, len(codes), 50)]
-                self.compare(changed("gpt2", normalizer={"type": form}), texts, special=False)
+                self.compare(changed("gpt2", normalizer={"type": form}), texts, special=False, decode=False)
 
     def test_random_orders_of_marks(self):
         rng = random.Random(5)
@@ -279,7 +281,7 @@ class Parts(Compared):
                  for _ in range(5000)]  # fmt: skip
         for form in ("NFC", "NFD", "NFKC", "NFKD"):
             with self.subTest(form):
-                self.compare(changed("gpt2", normalizer={"type": form}), texts, special=False)
+                self.compare(changed("gpt2", normalizer={"type": form}), texts, special=False, decode=False)
 
     def test_behaviors(self):
         behaviors = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
@@ -314,10 +316,10 @@ class Parts(Compared):
         for name in ("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf",
                      "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp"):  # fmt: skip
             with self.subTest(name):
-                self.compare(changed("gpt2", pre_tokenizer=sequence(split(rf"\p{{{name}}}", "Removed"), BYTES)), texts, False)
-        for escape in (r"\s", r"\S", r"\w", r"\W", r"\d", r"\D", r"[\s]", r"[^\s\w\d]", r"[\S\n]", r"\P{L}"):
+                self.compare(changed("gpt2", pre_tokenizer=sequence(split(rf"\p{{{name}}}", "Removed"), BYTES)), texts, special=False, decode=False)
+        for escape in (r"\s", r"\S", r"\w", r"\W", r"\d", r"\D", r"[\s]", r"[^\s\w\d]", r"[\w]", r"[^\w]", r"[\w ]", r"[\S\n]", r"\P{L}"):
             with self.subTest(escape):
-                self.compare(changed("gpt2", pre_tokenizer=sequence(split(escape, "Removed"), BYTES)), texts, False)
+                self.compare(changed("gpt2", pre_tokenizer=sequence(split(escape, "Removed"), BYTES)), texts, special=False, decode=False)
 
     def test_pre_tokenizers(self):
         llama = {"normalizer": None}
@@ -450,7 +452,7 @@ class Refusals(unittest.TestCase):
             (changed("gpt2", surprise=1), "'surprise' is not supported"),
         ):  # fmt: skip
             with self.subTest(message):
-                self.assertIn(f"tokenizer.json: {message}", Tool(document).refusal())
+                self.assertIn(f"tokenizer.json: {message}", Tool(self, document).refusal())
 
 
 if __name__ == "__main__":

@@ -31,8 +31,10 @@ std::string refusal(const nlohmann::json& document) {
 }
 
 nlohmann::json small() {
+  // Said to be a list: braces with two strings would be an object of one key.
+  const auto merges = nlohmann::json::array({nlohmann::json::array({"a", "b"})});
   return {{"added_tokens", nlohmann::json::array()},
-          {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", {{"a", "b"}}}}}};
+          {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", merges}}}};
 }
 
 nlohmann::json token(const char* content, int id) {
