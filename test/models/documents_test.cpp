@@ -171,6 +171,8 @@ TEST_CASE("no list of documents takes more memory than full rows, for which memo
   const auto recompute = GENERATE(models::Recompute::none, models::Recompute::full);
   models::ModelConfig model = small_model("llama", false);
   model.max_seq = 64;
+  model.heads = 4;  // Ulysses shares them out
+  model.kv_heads = 2;
   constexpr int32_t rows = 3, seq = 64;
   const Bytes full = held(model, recompute, {0, seq, 2 * seq, 3 * seq}, cp, kind);
   std::mt19937 random(5);
