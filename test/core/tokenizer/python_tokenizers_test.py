@@ -1,7 +1,7 @@
 """Compares ids and texts with the Python package `tokenizers`.
 
 Usage: python_tokenizers_test.py TOKENIZER_TOOL [unittest arguments]
-PPTRAIN_TOKENIZER_STRINGS=250000: so many generated strings for each definition (default 5000).
+PPTRAIN_TOKENIZER_STRINGS=250000: so many generated strings for each definition (default 500).
 """
 
 import copy
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 TOOL = pathlib.Path(sys.argv.pop(1)).resolve()
 HERE = pathlib.Path(__file__).resolve().parent
 SHAKESPEARE = HERE.parents[2] / "configs/data/tinyshakespeare.txt"
-STRINGS = int(os.environ.get("PPTRAIN_TOKENIZER_STRINGS", "5000"))
+STRINGS = int(os.environ.get("PPTRAIN_TOKENIZER_STRINGS", "500"))
 BATCH = 20_000  # strings in one start of the tool
 
 DEFINITIONS = {path.parent.name: json.loads(path.read_text()) for path in sorted(HERE.glob("definitions/*/*.json"))}
