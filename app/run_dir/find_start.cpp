@@ -6,6 +6,7 @@
 #include "core/config/differences.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/named_checkpoint.h"
 #include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {
@@ -34,14 +35,7 @@ fs::path find_named_checkpoint(const std::string& name, const Report& report,
         "checkpoint.resume: \"{}\" does not exist; expected auto, none, restart, or the path of a checkpoint",
         name));
   }
-  const bool step_folder = checkpoint::parse_step_folder(path.filename().string()).has_value();
-  if (step_folder || fs::exists(path / checkpoint::manifest_name)) {
-    if (const auto found = known.find(path); found != known.end()) throw Error(found->second);
-    return path;
-  }
-  for (const fs::path& root : {path, path / "checkpoints"}) {
-    if (const auto found = checkpoint::find_resumable(root, report, known)) return *found;
-  }
+  if (const auto found = checkpoint::find_named(path, report, known)) return *found;
   throw Error(fmt::format("checkpoint.resume: no complete checkpoint in {}", name));
 }
 

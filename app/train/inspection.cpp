@@ -7,13 +7,13 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "app/generate/text_codec.h"
 #include "app/train/datasets.h"
 #include "core/base/error.h"
 #include "core/data/data_loader.h"
 #include "core/data/inspect.h"
+#include "core/io/is_there.h"
 #include "models/hf_loader.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
@@ -57,16 +57,11 @@ void check_lengths(const Plan& plan, const config::ReportConflict& report) {
   }
 }
 
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path, error);
-}
-
 bool holds_checkpoint(const fs::path& path) {
-  if (is_there(path / checkpoint::manifest_name)) return true;
+  if (io::is_there(path / checkpoint::manifest_name)) return true;
   for (const fs::path& root : {path, path / "checkpoints"}) {
     for (const checkpoint::StepFolder& folder : checkpoint::list_step_folders(root)) {
-      if (is_there(folder.path / checkpoint::manifest_name)) return true;
+      if (io::is_there(folder.path / checkpoint::manifest_name)) return true;
     }
   }
   return false;
@@ -74,7 +69,7 @@ bool holds_checkpoint(const fs::path& path) {
 
 void inspect_resume(const config::JobConfig& job, const config::ReportConflict& report) {
   const std::string& resume = job.checkpoint.resume;
-  if (!is_there(resume)) return;  // a word; or a path that is not there, which is reported already
+  if (!io::is_there(resume)) return;  // a word; or a path that is not there, which is reported already
   if (holds_checkpoint(resume)) return;
   report({"checkpoint.resume"}, fmt::format("\"{}\" holds no checkpoint: neither a manifest.json nor a "
                                             "folder step_N with one",

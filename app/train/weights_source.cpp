@@ -5,15 +5,15 @@
 #include <spdlog/spdlog.h>
 
 #include <filesystem>
-#include <optional>
 
 #include "app/run_dir/find_start.h"
 #include "core/base/error.h"
 #include "core/config/differences.h"
 #include "core/config/field.h"
+#include "core/io/is_there.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
-#include "parallel/checkpoint/step_folders.h"
+#include "parallel/checkpoint/named_checkpoint.h"
 #include "parallel/comm/agreement.h"
 
 namespace pptrain::app {
@@ -22,23 +22,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path, error);
-}
-
-// What is passed over goes to the log.
-std::optional<fs::path> newest_in(const fs::path& root) {
-  return checkpoint::find_resumable(root, [](const std::string& text) { spdlog::warn("{}", text); });
+// Of a checkpoint that is passed over, and why.
+void warn(const std::string& text) {
+  spdlog::warn("{}", text);
 }
 
 fs::path find_named(const fs::path& path) {
-  if (!is_there(path)) throw UsageError(fmt::format("--checkpoint: there is no \"{}\"", path.string()));
-  const bool step_folder = checkpoint::parse_step_folder(path.filename().string()).has_value();
-  if (step_folder || is_there(path / checkpoint::manifest_name)) return path;
-  for (const fs::path& root : {path, path / "checkpoints"}) {
-    if (const auto found = newest_in(root)) return *found;
-  }
+  if (!io::is_there(path)) throw UsageError(fmt::format("--checkpoint: there is no \"{}\"", path.string()));
+  checkpoint::KnownProblems known;
+  if (const auto found = checkpoint::find_named(path, warn, known)) return *found;
   throw UsageError(
       fmt::format("--checkpoint: \"{}\" holds no checkpoint (a manifest.json, or folders step_N "
                   "with one) and no Hugging Face model (a config.json)",
@@ -49,7 +41,8 @@ fs::path find_named(const fs::path& path) {
 std::string find_checkpoint(const config::JobConfig& job, const std::string& named) {
   if (is_hf_directory(named)) return "";
   if (!named.empty()) return find_named(named).string();
-  if (const auto found = newest_in(fs::path(job.run.dir) / "checkpoints")) return found->string();
+  if (const auto found = checkpoint::find_resumable(fs::path(job.run.dir) / "checkpoints", warn))
+    return found->string();
   if (job.model.init == "hf") return "";
   throw UsageError(
       fmt::format("there is no checkpoint in {}: name one with --checkpoint DIR, which may also "
@@ -76,8 +69,8 @@ void refuse_other_model(const fs::path& folder, const config::JobConfig& job) {
 }  // namespace
 
 bool is_hf_directory(const std::string& dir) {
-  return !dir.empty() && is_there(fs::path(dir) / "config.json") &&
-         !is_there(fs::path(dir) / checkpoint::manifest_name);
+  return !dir.empty() && io::is_there(fs::path(dir) / "config.json") &&
+         !io::is_there(fs::path(dir) / checkpoint::manifest_name);
 }
 
 std::vector<std::string> hf_overrides(const std::string& checkpoint) {
