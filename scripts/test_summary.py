@@ -1,5 +1,7 @@
 """Prints "N passed, N failed" for a JUnit report of ctest, the names of what failed, and what did not run.
 
+Usage: test_summary.py REPORT [REPORT_AGAIN]; the second is of what failed in the first and ran once more, which then counts.
+
 A test executable counts with as many tests as Catch2 says that it ran, a Python test with as many as unittest says,
 anything else (a script, a crash) as one. A case that could not run here counts as neither passed nor failed: those that
 ctest left out, those that unittest skipped, and those of a test executable that printed "not run: CASE: reason"
@@ -51,17 +53,22 @@ def count(text: str, succeeded: bool) -> Counts:
     return Counts(passed if passed or not_run else 1, 0, not_run)
 
 
-def main(path: str) -> int:
+def read_cases(path: str) -> dict[str, ET.Element]:
+    return {case.get("name"): case for case in ET.parse(path).getroot().iter("testcase")}
+
+
+def main(path: str, again: str | None = None) -> int:
     try:
-        cases = ET.parse(path).getroot().iter("testcase")
+        cases = read_cases(path)
+        cases_again = read_cases(again) if again else {}
     except (OSError, ET.ParseError) as error:
         print(f"no test report: {error}")
         print("0 passed, 1 failed")
         return 1
     passed = failed = 0
     not_run = []
-    for case in cases:
-        name, status = case.get("name"), case.get("status")
+    for name, case in (cases | cases_again).items():
+        status = case.get("status")
         if status in ("disabled", "notrun"):
             not_run.append(name)
             continue
@@ -70,6 +77,8 @@ def main(path: str) -> int:
         not_run += [f"{name}: {what}" for what in counts.not_run]
         if counts.failed:
             print(f"failed: {name}")
+        elif name in cases_again:
+            print(f"failed beside other tests, passed by itself: {name}")
     for what in not_run:
         print(f"not run: {what}")
     if not_run:
@@ -79,4 +88,4 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

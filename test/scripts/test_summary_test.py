@@ -23,16 +23,21 @@ OK (skipped=1)
 """
 
 
-def summary(*cases):
-    """(exit code, lines) for cases of (name, status, output)."""
+def write_report(file, cases):
     text = "".join(f'<testcase name="{name}" status="{status}"><system-out>{escape(output)}</system-out></testcase>'
                    for name, status, output in cases)
-    with tempfile.NamedTemporaryFile("w", suffix=".xml") as report:
-        report.write(f"<testsuite>{text}</testsuite>")
-        report.flush()
+    file.write(f"<testsuite>{text}</testsuite>")
+    file.flush()
+
+
+def summary(*cases, again=None):
+    """(exit code, lines) for cases of (name, status, output), and for those of a second run of what failed."""
+    with tempfile.NamedTemporaryFile("w", suffix=".xml") as first, tempfile.NamedTemporaryFile("w", suffix=".xml") as second:
+        write_report(first, cases)
+        write_report(second, again or [])
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            code = test_summary.main(report.name)
+            code = test_summary.main(first.name, second.name) if again else test_summary.main(first.name)
     return code, out.getvalue().splitlines()
 
 
@@ -60,6 +65,17 @@ class Summary(unittest.TestCase):
         self.assertEqual((code, lines), (0, ["not run: mpi: MPI does it: built without MPI",
                                              "not run: only_mpi: MPI: built without MPI", "not run: python", "3 not run",
                                              "2 passed, 0 failed"]))
+
+    def test_what_failed_and_ran_again(self):
+        failed = "test cases:  7 |  6 passed | 1 failed\nassertions: 9 | 8 passed | 1 failed\n"
+        passed = "All tests passed (40 assertions in 7 test cases)\n"
+        first = [("a", "run", passed), ("b", "fail", failed), ("c", "fail", failed)]
+        code, lines = summary(*first, again=[("b", "run", passed), ("c", "run", passed)])
+        self.assertEqual((code, lines), (0, ["failed beside other tests, passed by itself: b",
+                                             "failed beside other tests, passed by itself: c", "21 passed, 0 failed"]))
+        code, lines = summary(*first, again=[("b", "run", passed), ("c", "fail", failed)])
+        self.assertEqual((code, lines), (1, ["failed beside other tests, passed by itself: b", "failed: c",
+                                             "20 passed, 1 failed"]))
 
     def test_nothing_at_all_is_a_failure(self):
         self.assertEqual(summary()[0], 1)
