@@ -1,7 +1,10 @@
 // pptrain check
 #include <spdlog/fmt/fmt.h>
 
+#include <CLI/CLI.hpp>
+
 #include "app/commands/commands.h"
+#include "app/commands/job_options.h"
 #include "app/plan/costs.h"
 #include "app/plan/load_plan.h"
 #include "app/train/inspection.h"
@@ -21,6 +24,13 @@ std::string in_units(int64_t bytes) {
 }
 
 }  // namespace
+
+CLI::App* add_check(CLI::App& cli, JobArguments& arguments) {
+  CLI::App* check = cli.add_subcommand(
+      "check", "Validate a job and print it resolved, with parameters and bytes per stage");
+  add_job_options(*check, arguments);
+  return check;
+}
 
 int check(const JobArguments& arguments) {
   const Plan plan =

@@ -1,10 +1,15 @@
-// The subcommands. Each returns the exit code: 0 done, 1 run failed, 2 bad job or arguments, 3 stopped after
-// saving.
+// The subcommands: each has arguments, a function that declares them as a subcommand of `cli`, whose parsing
+// fills them, and one that does the work and returns the exit code: 0 done, 1 run failed, 2 bad job or
+// arguments, 3 stopped after saving.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace pptrain::app {
 
@@ -52,6 +57,23 @@ struct GenerateArguments : JobArguments {
   bool json = false;
 };
 
+struct VerifyArguments {
+  std::string checkpoint_dir;
+};
+
+struct ConfigArguments {
+  bool reference = false;  // which is the default
+  bool schema = false;
+};
+
+CLI::App* add_train(CLI::App& cli, TrainArguments& arguments);  // the program without a subcommand: `cli`
+CLI::App* add_check(CLI::App& cli, JobArguments& arguments);
+CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments);
+CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments);
+CLI::App* add_generate(CLI::App& cli, GenerateArguments& arguments);
+CLI::App* add_verify(CLI::App& cli, VerifyArguments& arguments);
+CLI::App* add_config(CLI::App& cli, ConfigArguments& arguments);
+
 int train(const TrainArguments& arguments);
 int eval(const EvalArguments& arguments);
 int generate(const GenerateArguments& arguments);
@@ -60,8 +82,7 @@ int generate(const GenerateArguments& arguments);
 int refuse(const std::string& fault);
 int check(const JobArguments& arguments);
 int plan(const PlanArguments& arguments);
-int verify(const std::string& checkpoint_dir);
-int print_reference();
-int print_schema();
+int verify(const VerifyArguments& arguments);
+int print_keys(const ConfigArguments& arguments);
 
 }  // namespace pptrain::app

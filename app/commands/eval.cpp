@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "app/commands/commands.h"
+#include "app/commands/job_options.h"
 #include "app/commands/launched_world.h"
 #include "app/plan/load_plan.h"
 #include "app/train/evaluator.h"
@@ -91,6 +93,18 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
 }
 
 }  // namespace
+
+CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments) {
+  CLI::App* eval = cli.add_subcommand("eval", "Loss of a model on the job's validation data, forward only");
+  add_job_options(*eval, arguments);
+  add_checkpoint(*eval, arguments.checkpoint);
+  eval->add_option("--batches", arguments.batches,
+                   "Batches, each of as many samples as a training step, over eval.batches; 0: all")
+      ->option_text("N")
+      ->check(CLI::NonNegativeNumber);
+  eval->add_flag("--json", arguments.json, "One object of JSON");
+  return eval;
+}
 
 // The job is one that validates, whatever its own eval.interval.
 int eval(const EvalArguments& arguments) {

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "app/commands/commands.h"
+#include "app/commands/job_options.h"
 #include "app/commands/launched_world.h"
 #include "app/generate/generator.h"
 #include "app/generate/text_codec.h"
@@ -206,7 +208,63 @@ int generate_rank(RunContext& context, const GenerateArguments& arguments, const
   return 0;
 }
 
+void add_sampling(CLI::App& generate, GenerateArguments& a) {
+  generate.add_option("--max-tokens", a.max_tokens, "Tokens to generate, of each prompt")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  generate.add_flag("--greedy", a.greedy, "Always the most probable token; as --temperature 0");
+  generate.add_option("--temperature", a.temperature, "Divides the logits; 0: greedy")->option_text("X");
+  generate.add_option("--top-k", a.top_k, "Only the k most probable tokens; 0: all")->option_text("K");
+  generate
+      .add_option("--top-p", a.top_p, "Only the most probable tokens that together have this probability")
+      ->option_text("P");
+  generate
+      .add_option("--min-p", a.min_p, "Only tokens of at least this fraction of the best one's probability")
+      ->option_text("P");
+  generate
+      .add_option("--repetition-penalty", a.repetition_penalty,
+                  "Above 1: tokens that the sequence has already become less probable")
+      ->option_text("X");
+  generate
+      .add_option("--seed", a.seed,
+                  "Of the random numbers, which depend on it, the prompt's number and the place alone")
+      ->option_text("N");
+}
+
 }  // namespace
+
+CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
+  CLI::App* generate = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
+  add_job_options(*generate, a);
+  add_checkpoint(*generate, a.checkpoint);
+  generate->add_option("--prompt", a.prompts, "A text to go on from (repeatable)")
+      ->option_text("TEXT")
+      ->expected(1)
+      ->take_all();
+  generate->add_option("--prompts", a.prompts_file, "A file of prompts, one a line")->option_text("FILE");
+  generate->add_option("--prompt-ids", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)")
+      ->option_text("IDS")
+      ->expected(1)
+      ->take_all();
+  add_sampling(*generate, a);
+  generate->add_option("--stop", a.stop, "A text that ends the output, and is no part of it (repeatable)")
+      ->option_text("TEXT")
+      ->expected(1)
+      ->take_all();
+  generate
+      ->add_option("--stop-id", a.stop_ids,
+                   "A token that ends the output (repeatable), beside data.document_end")
+      ->option_text("ID")
+      ->expected(1)
+      ->take_all();
+  generate->add_option("--in-flight", a.in_flight, "Prompts at a time; more go in waves. Bounds memory")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  generate->add_flag("--json", a.json, "An object of JSON a prompt, when all are done");
+  return generate;
+}
 
 // No data is read: the job's may be elsewhere.
 int generate(const GenerateArguments& arguments) {

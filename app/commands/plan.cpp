@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -10,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands/commands.h"
+#include "app/commands/job_options.h"
 #include "app/plan/load_plan.h"
 #include "app/plan/machine_costs.h"
 #include "app/plan/mesh_search.h"
@@ -165,7 +167,51 @@ CostSource cost_source(const PlanArguments& arguments, const PlanBase& base) {
   return measures ? measure_machine(base) : make_cost_source(base, named);
 }
 
+void add_costs(CLI::App* plan, PlanArguments& arguments) {
+  CLI::Option* device =
+      plan->add_option("--device", arguments.costs, "Costs of a modelled device: cpu, a100, h100, h200, b200")
+          ->option_text("NAME");
+  CLI::Option* profile =
+      plan->add_option("--profile", arguments.costs, "Costs measured by a run: its trace.json")
+          ->option_text("TRACE")
+          ->excludes(device);
+  plan->add_option("--costs", arguments.costs,
+                   "measured: a second or two of passes on this machine, the default for a job on CPUs; "
+                   "modelled: of the job's device, without looking at this machine; or as --device or "
+                   "--profile")
+      ->option_text("WHICH")
+      ->excludes(device)
+      ->excludes(profile);
+}
+
 }  // namespace
+
+CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments) {
+  CLI::App* plan =
+      cli.add_subcommand("plan", "Predict a job's step: timeline, bubble, time and memory of each rank");
+  add_job_options(*plan, arguments);
+  CLI::Option* format =
+      plan->add_option("--format", arguments.format, "text, csv, json, svg, or trace (for Perfetto)")
+          ->check(CLI::IsMember({"text", "csv", "json", "svg", "trace"}))
+          ->capture_default_str();
+  plan->add_flag("--actions", arguments.actions, "With --format json: also every action, with its times");
+  plan->add_option("-o,--output", arguments.output, "Write to FILE instead of standard output")
+      ->option_text("FILE");
+  add_costs(plan, arguments);
+  CLI::Option* search = plan->add_flag("--search", arguments.search,
+                                       "Rank schedules x stages per rank x microbatches x splits of the job; "
+                                       "with --world N whole meshes of N ranks");
+  plan->add_flag("--all", arguments.all, "With --search: every row, not only the first ten");
+  plan->add_option("--memory-gb", arguments.memory_gb,
+                   "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
+      ->option_text("GB")
+      ->check(CLI::PositiveNumber);
+  plan->add_option("--compare", arguments.compare, "Put the prediction beside the trace of a run")
+      ->option_text("TRACE")
+      ->excludes(search)
+      ->excludes(format);
+  return plan;
+}
 
 int plan(const PlanArguments& arguments) {
   check_arguments(arguments);

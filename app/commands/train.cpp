@@ -1,11 +1,13 @@
 // pptrain --config job.toml
 #include <spdlog/fmt/fmt.h>
 
+#include <CLI/CLI.hpp>
 #include <exception>
 #include <optional>
 #include <string>
 
 #include "app/commands/commands.h"
+#include "app/commands/job_options.h"
 #include "app/commands/launched_world.h"
 #include "app/plan/load_plan.h"
 #include "app/train/inspection.h"
@@ -39,7 +41,17 @@ int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
 
 }  // namespace
 
+CLI::App* add_train(CLI::App& cli, TrainArguments& arguments) {
+  add_job_options(cli, arguments)->required(false);  // not beside a subcommand
+  cli.add_option("--color", arguments.color,
+                 "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->option_text("WHEN");
+  return &cli;
+}
+
 int train(const TrainArguments& arguments) {
+  if (arguments.config.empty()) return refuse("--config is required: pptrain --config job.toml (see --help)");
   std::optional<fault::Shutdown> shutdown;
   const auto load = [&] {
     const comm::Launch launch = comm::detect_launch();

@@ -1,6 +1,7 @@
 // pptrain verify
 #include <spdlog/fmt/fmt.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -15,7 +16,14 @@ namespace pptrain::app {
 
 namespace fs = std::filesystem;
 
-int verify(const std::string& checkpoint_dir) {
+CLI::App* add_verify(CLI::App& cli, VerifyArguments& arguments) {
+  CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
+  verify->add_option("DIR", arguments.checkpoint_dir, "A step folder, or a folder of them")->required();
+  return verify;
+}
+
+int verify(const VerifyArguments& arguments) {
+  const std::string& checkpoint_dir = arguments.checkpoint_dir;
   if (!fs::is_directory(checkpoint_dir))
     throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
   std::vector<fs::path> folders;

@@ -1,0 +1,45 @@
+// The arguments of the program: its options, its subcommands, and what runs for them.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace pptrain::app {
+
+// A command of the program, and whoever runs it.
+struct Command {
+  const CLI::App* app = nullptr;
+  std::function<int()> run;
+  bool of_ranks = false;  // the ranks of a launch run it together: wrong arguments are said once
+};
+
+// The whole tree of options and subcommands. CLI11 refers to the arguments that it fills, so it stays where
+// it is made.
+class CommandLine {
+ public:
+  CommandLine();
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+
+  // Parses and runs. Returns the exit code; throws UsageError for wrong arguments.
+  int run(int argc, char** argv);
+
+  const CLI::App& cli() const { return cli_; }
+
+ private:
+  // `declare` makes the subcommand, whose parsing fills the arguments with which `run` is called.
+  template <class Arguments>
+  void add(CLI::App* (*declare)(CLI::App&, Arguments&), int (*run)(const Arguments&), bool of_ranks = false) {
+    const auto arguments = std::make_shared<Arguments>();
+    const CLI::App* app = declare(cli_, *arguments);
+    commands_.push_back({app, [arguments, run] { return run(*arguments); }, of_ranks});
+  }
+  const Command& chosen() const;
+
+  CLI::App cli_;
+  std::vector<Command> commands_;  // the program without a subcommand last
+};
+
+}  // namespace pptrain::app
