@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "app/train/run_log.h"
+#include "core/base/error.h"
 #include "core/metrics/console.h"
 
 namespace pptrain::app {
@@ -112,7 +113,7 @@ bool QuickStop::decide() {
     limit_ = begun_;
     own = {static_cast<double>(begun_), stopping_ ? 1.0 : 0.0};
   }
-  const std::optional<Values> agreed = highest(own);
+  const std::optional<Values> agreed = highest_unless_one_ended(own);
   Lock lock(mutex_);
   // A rank whose main thread ends the run in order has agreed so with all others: theirs do too.
   const bool in_order = !agreed || (*agreed)[1] > 0;
@@ -167,6 +168,16 @@ void QuickStop::release() {
   mode_ = Mode::waiting;
   limit_.reset();
   changed_.notify_all();
+}
+
+// A rank that has ended in order agreed so with all others before. One that has died is for the main threads
+// to find, which go on; they say it better.
+std::optional<QuickStop::Values> QuickStop::highest_unless_one_ended(const Values& values) {
+  try {
+    return highest(values);
+  } catch (const PeerFailure&) {
+    return std::nullopt;
+  }
 }
 
 // By way of rank 0.

@@ -66,6 +66,8 @@ class QuickStop {
   // The highest of all ranks' values, place by place. Nothing where this object is being destroyed meanwhile.
   using Values = std::vector<double>;
   std::optional<Values> highest(Values values);
+  // As highest(), and nothing where another rank has ended.
+  std::optional<Values> highest_unless_one_ended(const Values& values);
   bool complete(comm::Work& work);
 
   std::unique_ptr<comm::Communicator> world_;
