@@ -11,13 +11,15 @@ import random
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from launch import environment, free_port, mpi_command  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -54,21 +56,6 @@ interval = 40
 
 with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
 as_root = unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "network namespaces need root and ip")
-
-
-def environment(**extra):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        env.pop(name, None)
-    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
-    env.update({k: str(v) for k, v in extra.items()})
-    return env
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def state(pid):
@@ -166,9 +153,7 @@ class MpiJob(Job):
     known = None
 
     def start(self):
-        version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
-        oversubscribe = ["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []
-        self.launch([MPIEXEC, *oversubscribe, "-n", str(RANKS), *self.command], "mpirun")
+        self.launch([*mpi_command(MPIEXEC, RANKS), *self.command], "mpirun")
         return self
 
     def pids(self):

@@ -12,13 +12,15 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from launch import environment, free_port  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 
@@ -44,20 +46,6 @@ path = "data.txt"
 warmup_steps = 2
 """
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-def environment(extra):
-    env = {k: v for k, v in os.environ.items()
-           if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")) and k not in VARIABLES}
-    return env | {"OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
 
 class Accidents(unittest.TestCase):
     def setUp(self):
@@ -82,7 +70,7 @@ class Accidents(unittest.TestCase):
                 resource.setrlimit(kind, (value, value))
 
         return subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env=environment(variables), cwd=cwd or self.folder, preexec_fn=limit)
+                                env=environment(**variables), cwd=cwd or self.folder, preexec_fn=limit)
 
     def finish(self, process, code, timeout=60):
         try:

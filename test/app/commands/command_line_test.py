@@ -19,6 +19,9 @@ import time
 import unittest
 import xml.dom.minidom
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from launch import environment, free_port, mpi_command, rank_environment  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
@@ -55,28 +58,7 @@ log_interval = 1
 """
 
 
-def environment(**extra):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        env.pop(name, None)
-    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
-    env.update({k: str(v) for k, v in extra.items()})
-    return env
-
-
-def mpi_command(ranks):
-    """Starts that many ranks with the MPI that pptrain is built with, on however few cores."""
-    version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
-    return [MPIEXEC, *(["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []), "-n", ranks]
-
-
 with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class CommandLine(unittest.TestCase):
@@ -105,7 +87,7 @@ class CommandLine(unittest.TestCase):
         return self.pptrain(*self.arguments(run_dir, *settings), code=code)
 
     def mpirun(self, ranks, run_dir, *settings, code=0):
-        return self.run_command(*mpi_command(ranks), PPTRAIN, *self.arguments(run_dir, *settings), code=code)
+        return self.run_command(*mpi_command(MPIEXEC, ranks), PPTRAIN, *self.arguments(run_dir, *settings), code=code)
 
     def numbers(self, run_dir):
         """What must not depend on the layout: the metrics of each step, and every stored tensor's checksum."""
@@ -302,7 +284,7 @@ class CommandLine(unittest.TestCase):
     @with_mpi
     def test_a_fault_of_one_rank_alone(self):
         missing = self.folder / "missing.toml"
-        error = self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config",
+        error = self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config",
                                  missing, code=2).stderr
         self.assertIn(f"rank 1: {missing}", error)
         self.assertEqual(error.count(str(missing)), 1, "one rank says it")
@@ -311,7 +293,7 @@ class CommandLine(unittest.TestCase):
     def test_a_rank_with_other_sizes(self):
         for key in ("train.seq_len=12", "train.micro_batch_size=3", "model.hidden_size=64"):
             with self.subTest(key):
-                error = self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN,
+                error = self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN,
                                          *self.arguments("run", key), code=2).stderr
                 self.assertRegex(error, r"rank 1: \(host \S+\) the job is another one than rank 0's .*" + key.partition("=")[0])
 
@@ -321,7 +303,7 @@ class CommandLine(unittest.TestCase):
             with self.subTest(fault):
                 error = self.mpirun(2, "run", fault, code=2).stderr
                 self.assertEqual(sum(line.count(expected) for line in self.own_lines(error)), 1, error)
-        error = self.run_command(*mpi_command(2), PPTRAIN, "--no-such-flag", code=2).stderr
+        error = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, "--no-such-flag", code=2).stderr
         self.assertEqual(error.count("--no-such-flag"), 1, error)
 
     def own_lines(self, error):
@@ -331,8 +313,7 @@ class CommandLine(unittest.TestCase):
     def start_torchrun(self, *commands):
         port = free_port()
         return [subprocess.Popen([str(PPTRAIN), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 env=environment(RANK=r, WORLD_SIZE=len(commands), LOCAL_RANK=r, MASTER_ADDR="127.0.0.1",
-                                                 MASTER_PORT=port))
+                                 env=rank_environment(r, len(commands), port))
                 for r, command in enumerate(commands)]
 
     def test_faults_under_torchrun_variables(self):
@@ -368,7 +349,7 @@ class CommandLine(unittest.TestCase):
             self.assertIn(f"rank 1: {missing}", [rank.communicate(timeout=60) for rank in ranks][0][1])
 
         def mpirun():
-            self.run_command(*mpi_command(1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config", missing, code=2)
+            self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config", missing, code=2)
 
         def seconds(launch):
             before = time.monotonic()
@@ -384,8 +365,7 @@ class CommandLine(unittest.TestCase):
         def start(rank, *keys):
             command = self.arguments("run", "train.steps=1", *keys)
             return subprocess.Popen([str(PPTRAIN), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                    env=environment(RANK=rank, WORLD_SIZE=2, LOCAL_RANK=rank, MASTER_ADDR="127.0.0.1",
-                                                    MASTER_PORT=free_port()))
+                                    env=rank_environment(rank, 2, free_port()))
 
         for rank in (0, 1):
             with self.subTest("time", rank=rank):
@@ -443,7 +423,7 @@ class CommandLine(unittest.TestCase):
 
     @with_mpi
     def test_signal_under_mpirun(self):
-        command = [*mpi_command(2), PPTRAIN, *self.arguments("run", "train.steps=2000")]
+        command = [*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", "train.steps=2000")]
         process = self.start_and_wait_for(command, "run", 5)
         process.send_signal(signal.SIGUSR1)
         out, err = process.communicate(timeout=60)
@@ -476,7 +456,7 @@ class CommandLine(unittest.TestCase):
 
     @with_mpi
     def test_a_dead_rank_ends_the_others(self):
-        command = [*mpi_command(2), PPTRAIN, *self.arguments("run", "train.steps=100000")]
+        command = [*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", "train.steps=100000")]
         process = self.start_and_wait_for(command, "run", 5)
         os.kill(self.ranks()[1], signal.SIGKILL)
         start = time.monotonic()
@@ -524,10 +504,10 @@ class CommandLine(unittest.TestCase):
         self.train("run")
         for command in (["eval", "--json"], ["generate", "--prompt", "To be", "--max-tokens", "9", "--json"]):
             alone = self.pptrain(*command, *self.arguments("run")).stdout
-            spread = self.run_command(*mpi_command(2), PPTRAIN, *command, *self.arguments("run")).stdout
+            spread = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, *command, *self.arguments("run")).stdout
             same = [{k: v for k, v in json.loads(text).items() if k != "time_s"} for text in (alone, spread)]
             self.assertEqual(*same)
-        refused = self.run_command(*mpi_command(2), PPTRAIN, "eval", *self.arguments("empty"), code=2)
+        refused = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, "eval", *self.arguments("empty"), code=2)
         self.assertEqual(refused.stderr.count("there is no checkpoint in"), 1)
 
     def test_generate(self):
@@ -627,9 +607,9 @@ class CommandLine(unittest.TestCase):
     @with_mpi
     def test_one_run_at_a_time_under_mpirun(self):
         settings = ["train.steps=100000", "eval.interval=0"]
-        process = self.start_and_wait_for([*mpi_command(2), PPTRAIN, *self.arguments("run", *settings)], "run", 3)
+        process = self.start_and_wait_for([*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", *settings)], "run", 3)
         try:
-            failed = subprocess.run([*map(str, mpi_command(2)), str(PPTRAIN), *self.arguments("run", *settings)],
+            failed = subprocess.run([*mpi_command(MPIEXEC, 2), str(PPTRAIN), *self.arguments("run", *settings)],
                                     capture_output=True, text=True, timeout=60, env=environment())
             self.assertNotEqual(failed.returncode, 0)
             self.assertIn("in use by process", failed.stderr + failed.stdout)

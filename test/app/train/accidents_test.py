@@ -21,6 +21,9 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from launch import environment, mpi_command  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 FAILING_CALLS = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -69,15 +72,6 @@ ACTIONS = {
     "short": ("pwrite", "write", "pread", "read"),
 }
 REASONS = {"EIO": "Input/output error", "ENOSPC": "No space left on device", "EACCES": "Permission denied"}
-
-
-def environment(**extra):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        env.pop(name, None)
-    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
-    env.update({k: str(v) for k, v in extra.items()})
-    return env
 
 
 def complete(checkpoints):
@@ -264,7 +258,7 @@ class Accidents(unittest.TestCase):
         self.assertEqual(sorted(p.name for p in (run_dir / "checkpoints").iterdir()), ["latest", "step_6"])
 
     def test_a_slow_disk_is_no_failure(self):
-        launches = [()] + ([self.mpirun(2)] if MPIEXEC else [])
+        launches = [()] + ([mpi_command(MPIEXEC, 2)] if MPIEXEC else [])
         for i, prefix in enumerate(launches):
             rank = {"rank": 1} if prefix else {}
             run_dir = self.folder / f"slow_{i}"
@@ -277,11 +271,6 @@ class Accidents(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(numbers(run_dir), self.whole[6])
 
-    @staticmethod
-    def mpirun(ranks):
-        version = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
-        return [MPIEXEC, *(["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []), "-n", str(ranks)]
-
     @unittest.skipUnless(MPIEXEC, "built without MPI")
     def test_a_rank_or_mpirun_killed_while_saving(self):
         calls = self.calls(self.folder / "count_mpi")
@@ -292,7 +281,7 @@ class Accidents(unittest.TestCase):
         def check(number, kind):
             run_dir = self.folder / f"mpi_{number}_{kind.replace(' ', '_')}"
             rank = 1 if kind == "rank 1" else 0
-            done = self.run_job(run_dir, prefix=self.mpirun(2), at=number, rank=rank,
+            done = self.run_job(run_dir, prefix=mpi_command(MPIEXEC, 2), at=number, rank=rank,
                                 action="kill-parent" if kind == "mpirun" else "kill")
             wait_for_ranks_of(run_dir)
             self.goes_on(run_dir, 4, context=f"{kind} at {number}\n{done.stdout}\n{done.stderr}")
