@@ -9,6 +9,7 @@
 
 #include "app/commands/argument_hint.h"
 #include "app/commands/commands.h"
+#include "app/commands/completion.h"
 #include "app/commands/tokenize.h"
 #include "core/base/error.h"
 
@@ -45,6 +46,7 @@ CommandLine::CommandLine()
   add(add_verify, verify);
   add(add_tokenize, tokenize);
   add(add_config, print_keys);
+  add(add_completion, print_completion);
   add(add_train, train, /*of_ranks=*/true);
 }
 
