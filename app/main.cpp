@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "app/commands/command_line.h"
+#include "app/commands/commit.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
 #include "core/io/mapped_region.h"
@@ -16,7 +17,7 @@ int main(int argc, char** argv) {
   pptrain::io::report_file_faults();
   pptrain::keep_freed_memory();
   try {
-    return pptrain::app::CommandLine().run(argc, argv);
+    return pptrain::app::CommandLine(pptrain::app::commit()).run(argc, argv);
   } catch (const pptrain::UsageError& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 2;

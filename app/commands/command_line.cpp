@@ -9,7 +9,9 @@
 
 #include "app/commands/argument_hint.h"
 #include "app/commands/commands.h"
+#include "app/commands/completion.h"
 #include "app/commands/tokenize.h"
+#include "app/commands/version.h"
 #include "core/base/error.h"
 
 namespace pptrain::app {
@@ -30,12 +32,14 @@ bool names_job(const CLI::App& cli) {
 
 }  // namespace
 
-CommandLine::CommandLine()
+CommandLine::CommandLine(const std::string& commit)
     : cli_(
           "pptrain trains large language models with pipeline parallelism.\n\n"
           "  pptrain --config job.toml                 train, or resume, in one process\n"
           "  mpirun -np 8 pptrain --config job.toml    the same on 8 processes\n") {
-  cli_.set_version_flag("--version", std::string("pptrain ") + PPTRAIN_VERSION);
+  cli_.set_version_flag(
+      "--version", [commit] { return version_text(commit); },
+      "What the program is made of, and what this machine offers it");
   cli_.require_subcommand(0, 1);
   // Every subcommand, as --help lists them.
   add(add_check, check);
@@ -45,6 +49,7 @@ CommandLine::CommandLine()
   add(add_verify, verify);
   add(add_tokenize, tokenize);
   add(add_config, print_keys);
+  add(add_completion, print_completion);
   add(add_train, train, /*of_ranks=*/true);
 }
 

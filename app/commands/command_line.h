@@ -4,6 +4,7 @@
 #include <CLI/App.hpp>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace pptrain::app {
@@ -19,7 +20,7 @@ struct Command {
 // it is made.
 class CommandLine {
  public:
-  CommandLine();
+  explicit CommandLine(const std::string& commit);  // that --version names
   CommandLine(const CommandLine&) = delete;
   CommandLine& operator=(const CommandLine&) = delete;
 

@@ -1,5 +1,8 @@
 #include "app/commands/job_options.h"
 
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdint>
 
@@ -19,6 +22,10 @@ CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments) {
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
   return config;
+}
+
+CLI::Validator such_as(const std::vector<std::string>& words) {
+  return {[](std::string&) { return std::string(); }, fmt::format("{{{}}}", fmt::join(words, ","))};
 }
 
 void add_checkpoint(CLI::App& command, std::string& checkpoint) {

@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <string>
+#include <vector>
 
 #include "app/commands/commands.h"
 
@@ -10,6 +11,9 @@ namespace pptrain::app {
 
 // --config, --set and --world. Returns --config, which is required.
 CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments);
+
+// For completion: values to propose, where others are allowed too. Refuses nothing.
+CLI::Validator such_as(const std::vector<std::string>& words);
 
 void add_checkpoint(CLI::App& command, std::string& checkpoint);
 

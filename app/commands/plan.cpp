@@ -23,6 +23,7 @@
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "models/device_model.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/render/render.h"
@@ -168,9 +169,14 @@ CostSource cost_source(const PlanArguments& arguments, const PlanBase& base) {
 }
 
 void add_costs(CLI::App* plan, PlanArguments& arguments) {
+  const auto names = models::device_names();
+  const std::vector<std::string> devices(names.begin(), names.end());
+  std::vector<std::string> sources = {"measured", "modelled"};
+  sources.insert(sources.end(), devices.begin(), devices.end());
   CLI::Option* device =
       plan->add_option("--device", arguments.costs, "Costs of a modelled device: cpu, a100, h100, h200, b200")
-          ->option_text("NAME");
+          ->option_text("NAME")
+          ->check(such_as(devices));
   CLI::Option* profile =
       plan->add_option("--profile", arguments.costs, "Costs measured by a run: its trace.json")
           ->option_text("TRACE")
@@ -180,6 +186,7 @@ void add_costs(CLI::App* plan, PlanArguments& arguments) {
                    "modelled: of the job's device, without looking at this machine; or as --device or "
                    "--profile")
       ->option_text("WHICH")
+      ->check(such_as(sources))
       ->excludes(device)
       ->excludes(profile);
 }

@@ -100,6 +100,11 @@ Option& Option::one_of(std::vector<std::string> values) {
   return *this;
 }
 
+Option& Option::such_as(std::vector<std::string> values) {
+  known_words = std::move(values);
+  return *this;
+}
+
 Option& Option::refuse(std::string literal, std::string reason) {
   refusals.emplace_back(std::move(literal), std::move(reason));
   return *this;

@@ -55,7 +55,7 @@ std::string to_toml(const JobConfig& job);
 // Commented TOML with every key: type, default, range and meaning.
 std::string reference_toml();
 
-// JSON schema (draft 2020-12) of the job.
+// JSON schema of the job: draft 07, which the TOML support of editors (Taplo) reads.
 std::string json_schema();
 
 }  // namespace pptrain::config

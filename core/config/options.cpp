@@ -299,12 +299,15 @@ void add_distributed(std::vector<Option>& options) {
       Effect::layout);
   add_axes(distributed);
   add_sharding(distributed);
-  distributed.add(
-      "pp_schedule", &DistributedSection::pp_schedule,
-      "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
-      "interleaved_zb, zbv, v_half, v_min or dualpipe_v, in any case of letters, or PyTorch's class name "
-      "of one; a file ending in .csv with a schedule in PyTorch's text form; or auto: the fastest that "
-      "fits, by the costs that pptrain plan shows.");
+  distributed
+      .add(
+          "pp_schedule", &DistributedSection::pp_schedule,
+          "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
+          "interleaved_zb, zbv, v_half, v_min or dualpipe_v, in any case of letters, or PyTorch's class name "
+          "of one; a file ending in .csv with a schedule in PyTorch's text form; or auto: the fastest that "
+          "fits, by the costs that pptrain plan shows.")
+      .such_as({"gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb", "zbv",
+                "v_half", "v_min", "dualpipe_v", "auto"});
   distributed
       .add("pp_stages_per_rank", &DistributedSection::pp_stages_per_rank,
            "Stages on each pipeline rank, for schedules that take several. 0: what the schedule is made for, "
@@ -317,7 +320,8 @@ void add_distributed(std::vector<Option>& options) {
            "included. Else a list, or a layout: stages apart by |, each a number, or * for an even share of "
            "the rest, such as \"1|*|*|1\", or Megatron's letters, such as \"Ett|ttt|ttL\" or "
            "\"Et|(tt|)*6tL\".")
-      .between(1, 1 << 16);
+      .between(1, 1 << 16)
+      .such_as({"even", "cost"});
   distributed
       .add("pp_embedding_weight", &DistributedSection::pp_embedding_weight,
            "The embedding counts as this many blocks in an even split.")
@@ -328,12 +332,14 @@ void add_distributed(std::vector<Option>& options) {
            "The final norm and head count as this many blocks in an even split.")
       .between(0, 1 << 16)
       .only_if("an even split of several stages", of_split, splits_evenly);
-  distributed.add(
-      "pp_costs", &DistributedSection::pp_costs,
-      "Where pp_schedule = \"auto\", pp_split = \"cost\" and pptrain plan take times from: a trace.json "
-      "that an earlier run of this model wrote (profile.trace), or the model of a device: cpu, a100, "
-      "h100, h200 or b200. Empty: the device of run.device, h100 for cuda; pptrain plan measures the CPU "
-      "that it runs on.");
+  distributed
+      .add(
+          "pp_costs", &DistributedSection::pp_costs,
+          "Where pp_schedule = \"auto\", pp_split = \"cost\" and pptrain plan take times from: a trace.json "
+          "that an earlier run of this model wrote (profile.trace), or the model of a device: cpu, a100, "
+          "h100, h200 or b200. Empty: the device of run.device, h100 for cuda; pptrain plan measures the CPU "
+          "that it runs on.")
+      .such_as({"cpu", "a100", "h100", "h200", "b200"});
   distributed
       .add("pp_memory_gb", &DistributedSection::pp_memory_gb,
            "GB (1e9 bytes) that pp_schedule = \"auto\" may give each rank; pptrain plan --search has "
@@ -619,16 +625,18 @@ void add_checkpoint(std::vector<Option>& options) {
       .add("keep_last_n", &CheckpointSection::keep_last_n,
            "Newest checkpoints kept; older ones are deleted. 0: all.")
       .between(0, max_steps);
-  checkpoint.add(
-      "resume", &CheckpointSection::resume,
-      "What the first start in run.dir begins with: none or auto: a new model. Else the path of a "
-      "checkpoint, "
-      "or of a folder of them. Later starts go on from run.dir's own newest sound checkpoint, whatever "
-      "stands "
-      "here, so that the same command always resumes. restart: sets aside what run.dir holds, deletes "
-      "nothing "
-      "and starts anew; an unfinished run of this very job, but for its layout, was begun so before and goes "
-      "on.");
+  checkpoint
+      .add("resume", &CheckpointSection::resume,
+           "What the first start in run.dir begins with: none or auto: a new model. Else the path of a "
+           "checkpoint, "
+           "or of a folder of them. Later starts go on from run.dir's own newest sound checkpoint, whatever "
+           "stands "
+           "here, so that the same command always resumes. restart: sets aside what run.dir holds, deletes "
+           "nothing "
+           "and starts anew; an unfinished run of this very job, but for its layout, was begun so before and "
+           "goes "
+           "on.")
+      .such_as({"auto", "none", "restart"});
   checkpoint
       .add(
           "data", &CheckpointSection::data,

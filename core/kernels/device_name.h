@@ -1,4 +1,4 @@
-// What the driver calls a GPU.
+// Which GPUs there are, and the CUDA that this program is built with.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,6 +9,8 @@ namespace pptrain::kernels {
 
 // Number of GPUs that CUDA sees; 0 without a driver, a GPU, or a build with CUDA.
 int gpu_count();
+// "13.0, driver for 13.1", or "13.0, no driver"; "" in a build without CUDA.
+std::string cuda_version();
 // "NVIDIA H200". device: a CUDA device. Throws Error in a build without CUDA.
 std::string device_name(c10::Device device);
 

@@ -11,6 +11,16 @@ int gpu_count() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;  // an error is: no driver, or no GPU
 }
 
+std::string cuda_version() {
+  const auto text = [](int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  };
+  int runtime = 0, driver = 0;
+  cudaRuntimeGetVersion(&runtime);
+  const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+  return text(runtime) + (has_driver ? ", driver for " + text(driver) : ", no driver");
+}
+
 std::string device_name(c10::Device device) {
   cudaDeviceProp properties{};
   const cudaError_t status = cudaGetDeviceProperties(&properties, device.index());

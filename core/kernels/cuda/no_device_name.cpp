@@ -7,6 +7,10 @@ int gpu_count() {
   return 0;
 }
 
+std::string cuda_version() {
+  return "";
+}
+
 std::string device_name(c10::Device) {
   throw Error("this pptrain was built without CUDA");
 }

@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cstring>
@@ -523,6 +524,12 @@ void check_devices_differ(Communicator& host, c10::Device device) {
 }
 
 }  // namespace
+
+std::string nccl_version() {
+  int version = 0;
+  ncclGetVersion(&version);
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
 
 std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device) {
   if (!device.is_cuda()) throw Error(fmt::format("NCCL carries CUDA tensors; {} is no GPU", device.str()));

@@ -4,10 +4,14 @@
 #include <c10/core/Device.h>
 
 #include <memory>
+#include <string>
 
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::comm {
+
+// "2.28.9"; "" in a build without CUDA.
+std::string nccl_version();
 
 // The ranks of `host`, each with its own GPU `device`, for CUDA tensors; CPU tensors, host values, abort and
 // timeouts go through `host`, which must outlive the result. Collective over `host`. Links for isend/irecv

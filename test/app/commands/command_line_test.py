@@ -109,7 +109,21 @@ class CommandLine(unittest.TestCase):
 
     def test_reference_is_the_shipped_one(self):
         self.assertEqual(self.pptrain("config", "--reference").stdout, (SOURCE / "configs/reference.toml").read_text())
-        self.assertIn("properties", json.loads(self.pptrain("config", "--schema").stdout))
+        self.assertEqual(self.pptrain("config", "--schema").stdout, (SOURCE / "configs/schema.json").read_text())
+
+    def test_version(self):
+        # Under a launcher's variables and with no GPU to be seen: it makes no world and no CUDA context.
+        lines = self.pptrain("--version", CUDA_VISIBLE_DEVICES="", RANK=1, WORLD_SIZE=2).stdout.splitlines()
+        version = re.search(r"project\(pptrain VERSION ([\d.]+)", (SOURCE / "CMakeLists.txt").read_text())[1]
+        self.assertEqual(lines[0], f"pptrain {version}")
+        facts = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[1:]}
+        self.assertLessEqual({"built", "LibTorch", "MPI", "CUDA", "libraries", "CPU", "GPUs"}, set(facts))
+        self.assertRegex(facts["LibTorch"], r"^\d+\.\d+\.\d+")
+        self.assertEqual(facts["MPI"] == "built without", not MPIEXEC)
+        self.assertEqual(facts["GPUs"], "none")
+        if "commit" in facts:
+            commits = subprocess.run(["git", "-C", SOURCE, "rev-parse", facts["commit"].split(",")[0]], capture_output=True)
+            self.assertEqual(commits.returncode, 0, facts["commit"])
 
     def test_check_prints_the_resolved_job_and_its_sizes(self):
         out = self.pptrain("check", "--config", self.job).stdout

@@ -4,8 +4,14 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "core/base/error.h"
 #include "core/config/loader.h"
+#include "core/config/options.h"
+#include "models/device_model.h"
 #include "parallel/schedule/generators/generators.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
@@ -32,6 +38,22 @@ std::string refusal(const Overrides& overrides) {
 }
 
 }  // namespace
+
+TEST_CASE("the schedules and devices that options propose are those there are") {
+  const auto words = [](const char* name) {
+    std::vector<std::string> known = pptrain::config::find_option(name)->known_words;
+    std::ranges::sort(known);
+    return known;
+  };
+  std::vector<std::string> schedules = pptrain::schedule::training_schedule_names();
+  schedules.emplace_back("auto");
+  std::ranges::sort(schedules);
+  CHECK(words("distributed.pp_schedule") == schedules);
+  const auto names = pptrain::models::device_names();
+  std::vector<std::string> devices(names.begin(), names.end());
+  std::ranges::sort(devices);
+  CHECK(words("distributed.pp_costs") == devices);
+}
 
 TEST_CASE("schedules are found by any spelling, and their stages filled in") {
   const auto resolved = [](const std::string& name) {

@@ -208,6 +208,12 @@ TEST_CASE("configs/reference.toml is what the table of options says") {
   CHECK(read(path) == reference_toml());
 }
 
+TEST_CASE("configs/schema.json is what the table of options says") {
+  const std::string path = std::string(PPTRAIN_SOURCE_DIR) + "/configs/schema.json";
+  INFO("To regenerate it: pptrain config --schema > configs/schema.json");
+  CHECK(read(path) == json_schema());
+}
+
 TEST_CASE("the reference has every key with its default") {
   const Folder folder;
   const JobConfig job = parse(reference_toml(), essentials(folder));
@@ -224,7 +230,7 @@ TEST_CASE("the reference has every key with its default") {
 
 TEST_CASE("the schema has every option, and the defaults satisfy it") {
   const nlohmann::json schema = nlohmann::json::parse(json_schema());
-  CHECK(schema.at("$schema") == "https://json-schema.org/draft/2020-12/schema");
+  CHECK(schema.at("$schema") == "http://json-schema.org/draft-07/schema#");
   CHECK(schema.at("additionalProperties") == false);
   CHECK(schema.at("required") == nlohmann::json{"train", "data"});
   for (const Option& option : options()) {
@@ -253,7 +259,9 @@ TEST_CASE("the schema has every option, and the defaults satisfy it") {
   CHECK(groups.at("items").at("additionalProperties") == false);
   CHECK(groups.at("items").at("properties").at("lr_scale").at("default") == 1.0);
   const auto& split = schema.at("properties").at("distributed").at("properties").at("pp_split");
-  CHECK(split.at("anyOf").at(0).at("type") == "string");
+  CHECK(split.at("oneOf").at(0).at("anyOf").at(0).at("enum") == nlohmann::json{"even", "cost"});
+  CHECK(split.at("oneOf").at(0).at("anyOf").at(1) == nlohmann::json{{"type", "string"}});
+  CHECK(split.at("oneOf").at(1).at("items").at("maximum") == 65536);
   CHECK(split.at("default") == "even");
 }
 

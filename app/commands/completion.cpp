@@ -1,0 +1,41 @@
+#include "app/commands/completion.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "app/completion/command_tree.h"
+#include "app/completion/shells.h"
+
+namespace pptrain::app {
+namespace {
+
+using Script = std::string (*)(const CommandTree& program, std::span<const JobKey> keys);
+
+const std::map<std::string, Script> scripts = {
+    {"bash", bash_completion}, {"fish", fish_completion}, {"zsh", zsh_completion}};
+
+}  // namespace
+
+CLI::App* add_completion(CLI::App& cli, CompletionArguments& arguments) {
+  arguments.program = &cli;
+  CLI::App* command = cli.add_subcommand(
+      "completion", "Print a script that lets a shell complete commands, options and keys");
+  command->footer("for example: source <(pptrain completion bash)");
+  command->add_option("SHELL", arguments.shell, "bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  return command;
+}
+
+int print_completion(const CompletionArguments& arguments) {
+  const std::vector<JobKey> keys = read_job_keys();
+  fmt::print("{}", scripts.at(arguments.shell)(read_command_tree(*arguments.program), keys));
+  return 0;
+}
+
+}  // namespace pptrain::app

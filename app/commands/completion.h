@@ -1,0 +1,17 @@
+// pptrain completion
+#pragma once
+
+#include <CLI/App.hpp>
+#include <string>
+
+namespace pptrain::app {
+
+struct CompletionArguments {
+  CLI::App* program = nullptr;  // whose commands are completed
+  std::string shell;            // bash | zsh | fish
+};
+
+CLI::App* add_completion(CLI::App& cli, CompletionArguments& arguments);
+int print_completion(const CompletionArguments& arguments);
+
+}  // namespace pptrain::app

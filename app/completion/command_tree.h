@@ -1,0 +1,56 @@
+// The commands of the program as plain data, read from its command line: what completion has to know.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pptrain::app {
+
+// What a value may be. Words and a kind of path may both be; neither: nothing is proposed.
+struct Value {
+  enum class Kind { text, file, folder, setting };  // setting: KEY=VALUE of --set
+
+  Kind kind = Kind::text;
+  std::string ending;  // of file: ".toml"; "": any
+  std::vector<std::string> words;
+
+  bool empty() const { return kind == Kind::text && words.empty(); }
+};
+
+struct Argument {
+  std::vector<std::string> names;  // "-o", "--output"; none: a positional
+  std::string label;               // "FILE"
+  std::string help;                // a phrase
+  bool takes_value = false;
+  bool repeats = false;
+  Value value;
+};
+
+struct CommandTree {
+  std::string name;
+  std::string help;
+  std::vector<Argument> options;
+  std::vector<Argument> positionals;  // they take values of one kind
+  std::vector<CommandTree> subcommands;
+};
+
+// An option's choices are those of its CLI::IsMember or such_as(); its label (option_text, or a positional's
+// name) says whether it is a path: FILE, TRACE, PREFIX, WHICH, a word with an ending (JOB.toml), DIR or RUN.
+CommandTree read_command_tree(CLI::App& cli);
+
+// A key of the job, for --set.
+struct JobKey {
+  std::string name;  // "train.steps"
+  std::string help;  // a phrase
+  Value value;
+};
+
+// Every option of core/config, in its order.
+std::vector<JobKey> read_job_keys();
+
+// The first sentence, without its point.
+std::string first_sentence(std::string_view text);
+
+}  // namespace pptrain::app

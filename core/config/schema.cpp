@@ -1,0 +1,171 @@
+// The JSON schema of a job, printed from the table of options.
+#include <spdlog/fmt/fmt.h>
+
+#include <cctype>
+#include <cmath>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/config/field.h"
+#include "core/config/loader.h"
+#include "core/config/options.h"
+
+namespace pptrain::config {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Whole numbers without a point, as people write them.
+Json limit(double value) {
+  if (std::abs(value) < 1e15 && value == std::floor(value)) return static_cast<int64_t>(value);
+  return value;
+}
+
+Json number_schema(const Option& option, const char* type) {
+  Json schema = {{"type", type}};
+  const Range& range = option.range;
+  if (range.min) schema[range.min_open ? "exclusiveMinimum" : "minimum"] = limit(*range.min);
+  if (range.max) schema[range.max_open ? "exclusiveMaximum" : "maximum"] = limit(*range.max);
+  return schema;
+}
+
+Json list_of(const Option& option, const Json& element) {
+  Json list = {{"type", "array"},
+               {"items", element},
+               {"minItems", option.may_be_empty ? 0 : option.length.value_or(1)}};
+  if (option.length) list["maxItems"] = *option.length;
+  return list;
+}
+
+// "^([Cc][Oo][Ss][Ii][Nn][Ee])$": the words in any case, for the regular expressions of all validators.
+std::string any_case_pattern(const std::vector<std::string>& words) {
+  std::string pattern;
+  for (const std::string& word : words) {
+    pattern += pattern.empty() ? "^(" : "|";
+    for (const char c : word) {
+      const auto letter = static_cast<unsigned char>(c);
+      pattern += std::isalpha(letter) ? fmt::format("[{}{}]", static_cast<char>(std::toupper(letter)),
+                                                    static_cast<char>(std::tolower(letter)))
+                                      : std::string(1, c);
+    }
+  }
+  return pattern + ")$";
+}
+
+// Where other words than those that an editor should propose are allowed too, the value is any of both.
+Json string_schema(const Option& option) {
+  Json schema = {{"type", "string"}};
+  if (!option.literals.empty()) {
+    schema["enum"] = option.literals;
+    if (!option.ignores_case) return schema;
+    return {{"anyOf", {schema, Json{{"type", "string"}, {"pattern", any_case_pattern(option.literals)}}}}};
+  }
+  if (option.is_required) schema["minLength"] = 1;
+  if (option.known_words.empty()) return schema;
+  return {{"anyOf", {Json{{"type", "string"}, {"enum", option.known_words}}, schema}}};
+}
+
+Json type_schema(const Option& option) {
+  struct Schema {
+    const Option& option;
+    Json operator()(const Access<bool>&) const { return {{"type", "boolean"}}; }
+    Json operator()(const Access<int64_t>&) const { return number_schema(option, "integer"); }
+    Json operator()(const Access<double>&) const { return number_schema(option, "number"); }
+    Json operator()(const Access<std::string>&) const { return string_schema(option); }
+    Json operator()(const Access<std::optional<bool>>&) const { return {{"type", "boolean"}}; }
+    Json operator()(const Access<std::optional<int64_t>>&) const { return number_schema(option, "integer"); }
+    Json operator()(const Access<std::optional<double>>&) const { return number_schema(option, "number"); }
+    Json operator()(const Access<std::vector<double>>&) const {
+      return list_of(option, number_schema(option, "number"));
+    }
+    Json operator()(const Access<std::vector<int64_t>>&) const {
+      return list_of(option, number_schema(option, "integer"));
+    }
+    Json operator()(const Access<std::vector<std::string>>&) const {
+      const Json one = string_schema(option);
+      return {{"oneOf", {one, list_of(option, one)}}};
+    }
+    Json operator()(const Access<PipelineSplit>&) const {
+      return {{"oneOf", {string_schema(option), list_of(option, number_schema(option, "integer"))}}};
+    }
+  };
+  return std::visit(Schema{option}, option.target);
+}
+
+// `defaults`: a job in which the option has its default.
+Json option_schema(const Option& option, const JobConfig& defaults) {
+  Json schema = {{"title", option.name()}};
+  schema["description"] =
+      option.acts_when ? fmt::format("{} Acts only with {}.", option.meaning, option.acts_when->describe())
+                       : option.meaning;
+  schema.update(type_schema(option));
+  const std::optional<std::string> value = toml_value(option, defaults);
+  if (value && !option.is_required)
+    schema["default"] = Json::parse(*value);  // these TOML values are JSON too
+  return schema;
+}
+
+Json table_schema(const std::string& title) {
+  return {
+      {"title", title}, {"type", "object"}, {"additionalProperties", false}, {"properties", Json::object()}};
+}
+
+void require(Json& object, const std::string& name) {
+  Json& names = object["required"];
+  for (const Json& present : names) {
+    if (present.get_ref<const std::string&>() == name) return;
+  }
+  names.push_back(name);
+}
+
+Json table_list_schema(const TableList& list) {
+  Json table = table_schema(fmt::format("[[{}]]", list.section));
+  const JobConfig defaults = list.fresh();
+  for (const Option& field : list.fields) {
+    table["properties"][field.key] = option_schema(field, defaults);
+    if (field.is_required) require(table, field.key);
+  }
+  return {{"title", list.section}, {"description", list.meaning}, {"type", "array"}, {"items", table}};
+}
+
+// The schema of a section, made if need be; "model.rope_scaling" lies inside "model".
+Json& section_schema(Json& root, const std::string& section, bool is_required) {
+  Json* here = &root;
+  std::istringstream names(section);
+  std::string path;
+  for (std::string name; std::getline(names, name, '.');) {
+    path += (path.empty() ? "" : ".") + name;
+    if (is_required) require(*here, name);
+    Json& properties = (*here)["properties"];
+    if (!properties.contains(name)) properties[name] = table_schema(fmt::format("[{}]", path));
+    here = &properties[name];
+  }
+  return *here;
+}
+
+}  // namespace
+
+std::string json_schema() {
+  Json root = {
+      {"$schema", "http://json-schema.org/draft-07/schema#"},
+      {"description",
+       "Every key of a pptrain job. Generated from core/config/options.cpp: pptrain config --schema > "
+       "configs/schema.json"}};
+  root.update(table_schema("pptrain job"));
+  const JobConfig defaults;
+  for (const Option& option : options()) {
+    Json& section = section_schema(root, option.section, option.is_required);
+    section["properties"][option.key] = option_schema(option, defaults);
+    if (option.is_required) require(section, option.key);
+  }
+  for (const TableList& list : table_lists())
+    section_schema(root, list.parent(), false)["properties"][list.key()] = table_list_schema(list);
+  return root.dump(2) + "\n";
+}
+
+}  // namespace pptrain::config
