@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokens a second of pptrain generate with pp = 2 beside transformers' generate, with as many threads in total.
 
-    .venv/bin/python scripts/bench/compare_generate.py [--pptrain build/pptrain] [--rounds 3] [SIZE...]
+    .venv/bin/python scripts/bench/compare_generate.py [--pptrain build/pptrain] [--rounds 3] [--mpirun] [SIZE...]
 
 The model is a Llama with random weights; prompts have equal lengths, so that transformers takes them as one batch
 without padding. The two take turns. A time is that of generation alone, without loading; the best of the rounds counts.
@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -23,6 +24,9 @@ from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test/support"))
+from launch import environment, mpi_command  # noqa: E402
+
 THREADS, PROMPT_TOKENS = 2, 16
 SIZES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary
     "tiny": (96, 256, 4, 6, 2, 512),
@@ -33,6 +37,7 @@ JOB = """
 [train]
 steps = 1
 seq_len = 16
+grad_accum_steps = 2
 dtype = "{dtype}"
 [data]
 path = "unused"
@@ -62,11 +67,11 @@ def by_transformers(model, prompts, tokens):
     return time.perf_counter() - begin
 
 
-def by_pptrain(program, folder, prompts, tokens):
+def by_pptrain(command, folder, prompts, tokens):
     arguments = [x for p in prompts for x in ("--prompt-ids", ",".join(map(str, p)))]
-    done = subprocess.run([program, "generate", "--config", folder / "job.toml", "--checkpoint", folder / "hf", *arguments,
+    done = subprocess.run([*command, "generate", "--config", folder / "job.toml", "--checkpoint", folder / "hf", *arguments,
                            "--greedy", "--json", "--max-tokens", str(tokens)],
-                          capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                          capture_output=True, text=True, check=True, env=environment())
     return float(re.search(r"tokens in ([\d.]+) s", done.stderr).group(1))
 
 
@@ -76,21 +81,24 @@ def main():
     parser.add_argument("--pptrain", default=ROOT / "build/pptrain")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[1, 2, 4, 8], help="at a time")
+    parser.add_argument("--mpirun", action="store_true", help="two processes in place of two threads")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
+    command = [*(mpi_command("mpirun", 2) if arguments.mpirun else []), arguments.pptrain]
     for size in arguments.sizes or SIZES:
         with tempfile.TemporaryDirectory() as path:
             folder = pathlib.Path(path)
             model = build(size, torch.float32 if arguments.dtype == "fp32" else torch.bfloat16)
             model.save_pretrained(folder / "hf")
             (folder / "job.toml").write_text(JOB.format(dtype=arguments.dtype))
-            for count in (1, 2, 4, 8):
+            for count in arguments.prompts:
                 prompts = [[3 + (7 * i + j) % 500 for j in range(PROMPT_TOKENS)] for i in range(count)]
                 theirs, ours = [], []
                 for _ in range(arguments.rounds):
                     theirs.append(by_transformers(model, prompts, arguments.tokens))
-                    ours.append(by_pptrain(arguments.pptrain, folder, prompts, arguments.tokens))
+                    ours.append(by_pptrain(command, folder, prompts, arguments.tokens))
                 made = count * arguments.tokens
                 print(f"{size:7} {arguments.dtype}  {count} prompts: transformers {made / min(theirs):8.1f} tokens/s, "
                       f"pptrain {made / min(ours):8.1f}, {min(theirs) / min(ours):.2f} times as fast", flush=True)
