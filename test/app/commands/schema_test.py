@@ -171,7 +171,7 @@ class Schema(unittest.TestCase):
         self.assertEqual(faults(given("optimizer.groups", [{"match": "*", "lr": 1}])), {"optimizer.groups.0"})
 
     def test_what_is_missing(self):
-        for section in ("train", "data"):
+        for section in SCHEMA["required"]:
             job = copy.deepcopy(JOB)
             del job[section]
             self.assertEqual(faults(job), {""})
