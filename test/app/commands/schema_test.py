@@ -115,6 +115,8 @@ class Schema(unittest.TestCase):
 
     def test_the_jobs_name_it(self):
         for path in CONFIGS.glob("*.toml"):
+            if path.name == "reference.toml":  # no job
+                continue
             self.assertEqual(path.read_text().splitlines()[0], "#:schema ./schema.json", path)
 
     def test_unknown_keys(self):
