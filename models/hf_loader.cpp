@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/io/hf_checkpoint.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
+#include "models/whole_model.h"
 
 namespace pptrain::models {
 namespace {
@@ -71,47 +71,53 @@ void refuse_left_over(TransformerStage& stage, std::span<const WeightName> names
   }
 }
 
-// A parameter's values in the mapped file, and the name of the tensor that they lie in.
-struct Stored {
-  std::string name;
-  at::Tensor tensor;
-};
-
-// Of a tensor of all experts.
-std::optional<Stored> find_fused(const io::HfCheckpoint& checkpoint, const nn::ParameterSpec& spec,
-                                 int64_t experts) {
+// In a tensor of all experts.
+std::optional<HfPlace> find_fused(const io::HfCheckpoint& checkpoint, const nn::ParameterSpec& spec,
+                                  int64_t experts) {
   const auto fused = fused_expert(spec.name);
   if (!fused || !checkpoint.contains(fused->hf)) return std::nullopt;
-  const at::Tensor all = checkpoint.tensor(fused->hf);
-  const int64_t rows = spec.shape.front();
-  const int64_t expected[] = {experts, rows * fused->parts, spec.shape.back()};
-  if (all.sizes() != at::IntArrayRef(expected)) {
+  const std::vector<int64_t>& all = checkpoint.spec(fused->hf).shape;
+  const int64_t rows = spec.shape.front(), columns = spec.shape.back();
+  const std::vector<int64_t> expected = {experts, rows * fused->parts, columns};
+  if (all != expected) {
     throw Error(fmt::format("{}: tensor {} has shape [{}], but this model's experts have [{}]",
-                            checkpoint.folder().string(), fused->hf, fmt::join(all.sizes(), ", "),
+                            checkpoint.folder().string(), fused->hf, fmt::join(all, ", "),
                             fmt::join(expected, ", ")));
   }
-  return Stored{fused->hf, all[fused->expert].narrow(0, fused->part * rows, rows)};
+  return HfPlace{fused->hf, (fused->expert * fused->parts + fused->part) * rows * columns};
 }
 
-Stored find_stored(const io::HfCheckpoint& checkpoint, std::span<const WeightName> names,
+HfPlace find_place(const io::HfCheckpoint& checkpoint, std::span<const WeightName> names,
                    const nn::ParameterSpec& spec, const ModelConfig& model) {
   const std::vector<std::string> candidates = hf_names(names, spec.name, model.tied);
   for (const std::string& name : candidates) {
-    if (checkpoint.contains(name)) return {name, checkpoint.tensor(name)};
-  }
-  if (auto fused = find_fused(checkpoint, spec, model.sparse.experts)) return *std::move(fused);
-  return {candidates.front(), checkpoint.tensor(candidates.front())};  // which says that it is missing
-}
-
-void check_stored(const io::HfCheckpoint& checkpoint, const Stored& stored, const nn::ParameterSpec& spec) {
-  const std::string folder = checkpoint.folder().string();
-  if (stored.tensor.sizes() != at::IntArrayRef(spec.shape)) {
-    throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]", folder,
-                            stored.name, fmt::join(stored.tensor.sizes(), ", "), spec.name,
+    if (!checkpoint.contains(name)) continue;
+    const std::vector<int64_t>& shape = checkpoint.spec(name).shape;
+    if (shape == spec.shape) return {name};
+    throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]",
+                            checkpoint.folder().string(), name, fmt::join(shape, ", "), spec.name,
                             fmt::join(spec.shape, ", ")));
   }
-  if (!stored.tensor.is_floating_point())
-    throw Error(fmt::format("{}: tensor {} does not hold floating-point numbers", folder, stored.name));
+  if (auto fused = find_fused(checkpoint, spec, model.sparse.experts)) return *std::move(fused);
+  checkpoint.spec(candidates.front());  // says that it is missing
+  return {candidates.front()};
+}
+
+HfPlace find_weight(const io::HfCheckpoint& checkpoint, std::span<const WeightName> names,
+                    const nn::ParameterSpec& spec, const ModelConfig& model) {
+  HfPlace place = find_place(checkpoint, names, spec, model);
+  if (!c10::isFloatingType(checkpoint.spec(place.tensor).dtype)) {
+    throw Error(fmt::format("{}: tensor {} does not hold floating-point numbers",
+                            checkpoint.folder().string(), place.tensor));
+  }
+  return place;
+}
+
+at::Tensor view_of(const io::HfCheckpoint& checkpoint, const HfPlace& place, const nn::ParameterSpec& spec) {
+  return checkpoint.tensor(place.tensor)
+      .view({-1})
+      .narrow(0, place.first, c10::multiply_integers(spec.shape))
+      .view(spec.shape);
 }
 
 }  // namespace
@@ -123,23 +129,26 @@ void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_di
   refuse_left_over(stage, names, checkpoint);
   for (nn::Slice* slice : stage.parameters().slices()) {
     if (slice->spec.role == nn::Role::balance) continue;
-    const Stored stored = find_stored(checkpoint, names, slice->spec, stage.model());
-    check_stored(checkpoint, stored, slice->spec);
-    nn::copy_slice(stored.tensor, slice->shape, slice->master);
+    const HfPlace place = find_weight(checkpoint, names, slice->spec, stage.model());
+    nn::copy_slice(view_of(checkpoint, place, slice->spec), slice->shape, slice->master);
   }
   stage.parameters().refresh_compute();
 }
 
-void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir) {
-  const io::HfCheckpoint checkpoint(hf_dir);
+std::vector<HfWeight> find_hf_weights(const ModelConfig& model, const io::HfCheckpoint& checkpoint) {
   const std::span<const WeightName> names = find_architecture(model.arch).weights;
-  TransformerStage whole(model,
-                         {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true});
+  TransformerStage whole(model, whole_model(model));
   refuse_left_over(whole, names, checkpoint);
+  std::vector<HfWeight> weights;
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
     if (spec->role == nn::Role::balance) continue;
-    check_stored(checkpoint, find_stored(checkpoint, names, *spec, model), *spec);
+    weights.push_back({spec->name, spec->shape, find_weight(checkpoint, names, *spec, model)});
   }
+  return weights;
+}
+
+void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir) {
+  find_hf_weights(model, io::HfCheckpoint(hf_dir));
 }
 
 }  // namespace pptrain::models

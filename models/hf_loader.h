@@ -1,8 +1,12 @@
 // Weights of a stage from a Hugging Face directory.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <string>
+#include <vector>
 
+#include "core/io/hf_checkpoint.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::models {
@@ -12,6 +16,23 @@ namespace pptrain::models {
 // another shape or type, one of the stage's layers that this model has no parameter for, or one of a layer
 // that the model does not have.
 void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_dir);
+
+// Where a directory holds a parameter: in so many elements of a tensor, in row-major order, from the first-th
+// on. (The matrices of all experts may lie in one tensor.)
+struct HfPlace {
+  std::string tensor;
+  int64_t first = 0;
+};
+
+struct HfWeight {
+  std::string parameter;  // global name
+  std::vector<int64_t> shape;
+  HfPlace place;
+};
+
+// Of every parameter of the whole model, in the model's order; a tied head lies where the embedding does.
+// Reads headers alone. Throws as load_hf_weights does.
+std::vector<HfWeight> find_hf_weights(const ModelConfig& model, const io::HfCheckpoint& checkpoint);
 
 // What load_hf_weights would say of the whole model; reads headers alone.
 void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir);

@@ -1,6 +1,7 @@
 #include "models/llama.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "models/hf_json.h"
 #include "models/registry.h"
@@ -14,6 +15,11 @@ void read_hf(const HfJson& json, config::ModelSection& model) {
   model.max_position_embeddings = json.size("max_position_embeddings", 2048);
   model.attention_bias = json.flag("attention_bias", false);
   model.mlp_bias = json.flag("mlp_bias", false);
+}
+
+void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
+  json["attention_bias"] = model.attention_bias;
+  json["mlp_bias"] = model.mlp_bias;
 }
 
 }  // namespace
@@ -58,6 +64,7 @@ constinit const Architecture llama = {.name = "llama",
                                       .weights = decoder_weights,
                                       .block = llama_block,
                                       .read_hf = read_hf,
+                                      .write_hf = write_hf,
                                       .check = nullptr};
 
 }  // namespace pptrain::models

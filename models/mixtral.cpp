@@ -1,5 +1,6 @@
 // Mixtral (Jiang et al., arXiv 2401.04088): Llama's block with experts in the place of the MLP.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "models/hf_json.h"
 #include "models/llama.h"
@@ -20,6 +21,13 @@ void read_hf(const HfJson& json, config::ModelSection& model) {
     json.fail("router_jitter_noise", "noise on the router's input is not supported; set it to 0");
 }
 
+void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
+  json["num_local_experts"] = model.num_experts;
+  json["num_experts_per_tok"] = model.num_experts_per_tok;
+  json["router_jitter_noise"] = 0.0;
+  json["sliding_window"] = nullptr;
+}
+
 void check(const config::ModelSection& model, const config::ReportConflict& report) {
   if (model.mlp_bias) {
     report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "mixtral has no biases in its experts");
@@ -37,6 +45,7 @@ constinit const Architecture mixtral = {.name = "mixtral",
                                         .weights = mixtral_weights,
                                         .block = sparse_block,
                                         .read_hf = read_hf,
+                                        .write_hf = write_hf,
                                         .check = check};
 
 }  // namespace pptrain::models

@@ -1,5 +1,7 @@
 // Qwen3, dense (Yang et al., arXiv 2505.09388): Llama's block with an RMSNorm on each head of q and k before
 // rotation.
+#include <nlohmann/json.hpp>
+
 #include "models/hf_json.h"
 #include "models/llama.h"
 #include "models/registry.h"
@@ -20,6 +22,11 @@ void read_hf(const HfJson& json, config::ModelSection& model) {
   model.attention_bias = json.flag("attention_bias", false);
 }
 
+void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
+  json["attention_bias"] = model.attention_bias;
+  json["use_sliding_window"] = false;
+}
+
 void check(const config::ModelSection& model, const config::ReportConflict& report) {
   if (model.mlp_bias) {
     report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "qwen3 has no biases in its MLP");
@@ -34,6 +41,7 @@ constinit const Architecture qwen3 = {.name = "qwen3",
                                       .weights = decoder_weights,
                                       .block = block,
                                       .read_hf = read_hf,
+                                      .write_hf = write_hf,
                                       .check = check};
 
 }  // namespace pptrain::models

@@ -1,6 +1,7 @@
 // Qwen3-MoE (Yang et al., arXiv 2505.09388): Qwen3's block with experts in the place of the MLP, in all
 // layers or some.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "models/hf_json.h"
 #include "models/llama.h"
@@ -33,6 +34,18 @@ void read_hf(const HfJson& json, config::ModelSection& model) {
   model.mlp_only_layers = json.integers("mlp_only_layers");
 }
 
+void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
+  json["attention_bias"] = model.attention_bias;
+  json["use_sliding_window"] = false;
+  if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // nobody's
+  json["num_experts"] = model.num_experts;
+  json["num_experts_per_tok"] = model.num_experts_per_tok;
+  json["moe_intermediate_size"] = model.moe_intermediate_size;
+  json["norm_topk_prob"] = model.norm_topk_prob;
+  json["decoder_sparse_step"] = model.decoder_sparse_step;
+  json["mlp_only_layers"] = model.mlp_only_layers;
+}
+
 void check(const config::ModelSection& model, const config::ReportConflict& report) {
   if (model.mlp_bias) {
     report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "qwen3_moe has no biases in its MLP");
@@ -47,6 +60,7 @@ constinit const Architecture qwen3_moe = {.name = "qwen3_moe",
                                           .weights = qwen3_moe_weights,
                                           .block = block,
                                           .read_hf = read_hf,
+                                          .write_hf = write_hf,
                                           .check = check};
 
 }  // namespace pptrain::models

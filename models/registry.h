@@ -1,6 +1,7 @@
 // The architectures by name: the one list to extend when a model is added.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string_view>
 
@@ -26,6 +27,8 @@ struct Architecture {
   // Reads what differs from one architecture to the next, with transformers' defaults: kv heads, head_dim,
   // max_position_embeddings, biases. The other sizes are there already. Refuses what is not supported.
   void (*read_hf)(const HfJson& json, config::ModelSection& model);
+  // The inverse: writes what it reads, and what of the architecture is to stay off.
+  void (*write_hf)(const config::ModelSection& model, nlohmann::ordered_json& json);
   // Reports settings of [model] that the architecture does not have. Null where there are none.
   void (*check)(const config::ModelSection& model, const config::ReportConflict& report);
 };

@@ -92,6 +92,21 @@ std::optional<std::string> global_name(std::span<const WeightName> names, std::s
   return result.empty() ? std::nullopt : std::optional(std::move(result.front()));
 }
 
+std::vector<std::string> parameters_in(std::span<const WeightName> names, std::string_view hf,
+                                       int64_t experts) {
+  if (auto name = global_name(names, hf)) return {*std::move(name)};
+  std::vector<std::string> result;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    for (const FusedName& fused : fused_names) {
+      if (const auto layer = match(fused.hf, hf)) {
+        const std::string number = std::to_string(expert);
+        result.push_back(fill(fused.global, {layer->front(), number}) + ".weight");
+      }
+    }
+  }
+  return result;
+}
+
 std::optional<FusedExpert> fused_expert(std::string_view global) {
   const auto name = split(global);
   if (!name) return std::nullopt;

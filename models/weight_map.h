@@ -61,6 +61,11 @@ std::vector<std::string> hf_names(std::span<const WeightName> names, std::string
 // ("model.layers.0.self_attn.rotary_emb.inv_freq").
 std::optional<std::string> global_name(std::span<const WeightName> names, std::string_view hf);
 
+// The parameters whose values a Hugging Face tensor holds, each whole, one after the other in row-major
+// order: one, or, of a tensor of all `experts`, all of these. None for a tensor that no parameter takes.
+std::vector<std::string> parameters_in(std::span<const WeightName> names, std::string_view hf,
+                                       int64_t experts);
+
 // An expert's matrix in one tensor of all experts, as transformers holds them: the part-th of `parts` equal
 // bands of rows of tensor[expert].
 struct FusedExpert {

@@ -10,6 +10,7 @@
 #include "app/commands/argument_hint.h"
 #include "app/commands/commands.h"
 #include "app/commands/completion.h"
+#include "app/commands/convert.h"
 #include "app/commands/tokenize.h"
 #include "app/commands/version.h"
 #include "core/base/error.h"
@@ -47,6 +48,7 @@ CommandLine::CommandLine(const std::string& commit)
   add(add_eval, eval, /*of_ranks=*/true);
   add(add_generate, generate, /*of_ranks=*/true);
   add(add_verify, verify);
+  add(add_convert, run_convert);
   add(add_tokenize, tokenize);
   add(add_config, print_keys);
   add(add_completion, print_completion);

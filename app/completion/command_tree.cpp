@@ -61,6 +61,11 @@ Argument read_argument(CLI::Option& option) {
   return argument;
 }
 
+bool is_text(const config::Option& option) {
+  return std::holds_alternative<config::Access<std::string>>(option.target) ||
+         std::holds_alternative<config::Access<std::vector<std::string>>>(option.target);
+}
+
 std::vector<std::string> words_of(const config::Option& option) {
   const bool is_bool = std::holds_alternative<config::Access<bool>>(option.target) ||
                        std::holds_alternative<config::Access<std::optional<bool>>>(option.target);
@@ -101,8 +106,7 @@ std::vector<JobKey> read_job_keys() {
     JobKey key{.name = option.name(), .help = first_sentence(option.meaning), .value = {}};
     key.value.words = words_of(option);
     // Most texts of a job name a file or a folder.
-    if (std::holds_alternative<config::Access<std::string>>(option.target) && option.literals.empty())
-      key.value.kind = Value::Kind::file;
+    if (is_text(option) && option.literals.empty()) key.value.kind = Value::Kind::file;
     keys.push_back(std::move(key));
   }
   for (const config::TableList& list : config::table_lists())

@@ -63,7 +63,8 @@ class TokenizerCodec final : public TextCodec {
   tokenizer::Tokenizer tokenizer_;
 };
 
-// Where there is none: "".
+}  // namespace
+
 std::string tokenizer_of(const config::JobConfig& job) {
   namespace fs = std::filesystem;
   if (!job.data.tokenizer.empty()) return job.data.tokenizer;
@@ -74,8 +75,6 @@ std::string tokenizer_of(const config::JobConfig& job) {
   std::error_code error;
   return fs::exists(beside, error) ? beside.string() : "";
 }
-
-}  // namespace
 
 std::shared_ptr<const TextCodec> make_byte_codec() {
   return std::make_shared<ByteCodec>();

@@ -46,7 +46,8 @@ SavedRun read_saved_run(const fs::path& step_folder) {
                  .next_sample = manifest.state.next_sample,
                  .seed = static_cast<int64_t>(manifest.state.seed),
                  .job = {},
-                 .data = {}};
+                 .data = {},
+                 .weights_alone = manifest.weights_alone()};
   if (!manifest.job_toml.empty()) {
     const std::string name = fmt::format("the job in {}", (step_folder / checkpoint::manifest_name).string());
     saved.job = config::read_saved_job(manifest.job_toml, name);

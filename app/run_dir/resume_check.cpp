@@ -79,9 +79,29 @@ void refuse_other_data(const SavedRun& saved, const std::vector<std::string>& di
                   saved.folder.string(), fmt::join(differences, "; "), saved.next_sample));
 }
 
+// Nothing but the model was decided before; all else begins with the job.
+ResumeTerms check_weights_alone(const SavedRun& saved, const config::JobConfig& job) {
+  if (saved.job) refuse_other_model(saved, model_differences(*saved.job, job));
+  return {
+      .new_data = true,
+      .next_sample = 0,
+      .remarks = {fmt::format("{} holds weights alone: optimizer state, learning rate and data begin anew",
+                              saved.folder.string())}};
+}
+
 }  // namespace
 
+std::vector<std::string> model_differences(const config::JobConfig& saved, const config::JobConfig& job) {
+  std::vector<std::string> found;
+  for (const Difference& difference : config::differences(saved, job)) {
+    if (difference.effect == Effect::model && difference.option.starts_with("model."))
+      found.push_back(config::describe(difference));
+  }
+  return found;
+}
+
 ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data) {
+  if (saved.weights_alone) return check_weights_alone(saved, job);
   const Sorted sorted = compare(saved, job, data);
   refuse_other_model(saved, sorted.model);
   ResumeTerms terms{.new_data = !sorted.data.empty(), .next_sample = saved.next_sample, .remarks = {}};

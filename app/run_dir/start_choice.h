@@ -18,6 +18,7 @@ struct SavedRun {
   int64_t seed = 0;
   std::optional<config::JobConfig> job;  // that saved it; none in a checkpoint that was made without one
   std::string data;                      // fingerprint of its data; empty in checkpoints that have none
+  bool weights_alone = false;            // made by pptrain convert: no run has been there yet
 };
 
 // What earlier starts left in run.dir.

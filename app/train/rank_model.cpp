@@ -19,7 +19,7 @@ namespace pptrain::app {
 
 namespace {
 
-constexpr const char* model_file = "model";
+using checkpoint::model_file;
 
 models::Seams seams_of(RunContext& context) {
   mesh::DeviceMesh& mesh = context.mesh;
@@ -257,8 +257,13 @@ void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm)
   for (Part& part : parts_) {
     for (nn::Slice* slice : part.stage->parameters().slices())
       wanted[model_file].push_back({stored_name(*slice), slice->shape, slice->master});
-    for (const optim::StateTensor& state : part.optimizer->state())
-      wanted[state.file].push_back({stored_name(*state.slice), state.slice->shape, state.tensor});
+    for (const optim::StateTensor& state : part.optimizer->state()) {
+      if (reader.weights_alone()) {
+        state.tensor.zero_();  // as in a new run, whatever an attempt to load another checkpoint left
+      } else {
+        wanted[state.file].push_back({stored_name(*state.slice), state.slice->shape, state.tensor});
+      }
+    }
   }
   reader.read_shared(comm, wanted);
   for (Part& part : parts_) {

@@ -7,8 +7,8 @@
 #include <filesystem>
 
 #include "app/run_dir/find_start.h"
+#include "app/run_dir/resume_check.h"
 #include "core/base/error.h"
-#include "core/config/differences.h"
 #include "core/config/field.h"
 #include "core/io/is_there.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -50,15 +50,10 @@ std::string find_checkpoint(const config::JobConfig& job, const std::string& nam
                   job.run.dir));
 }
 
-// Tensors of equal shapes may be of a model that computes something else.
 void refuse_other_model(const fs::path& folder, const config::JobConfig& job) {
   const SavedRun saved = read_saved_run(folder);
   if (!saved.job) return;
-  std::vector<std::string> other;
-  for (const config::Difference& difference : config::differences(*saved.job, job)) {
-    if (difference.effect == config::Effect::model && difference.option.starts_with("model."))
-      other.push_back(config::describe(difference));
-  }
+  const std::vector<std::string> other = model_differences(*saved.job, job);
   if (other.empty()) return;
   throw UsageError(
       fmt::format("{} is of another model: {}. Use the job that it was trained by, or set what it "

@@ -102,7 +102,6 @@ std::string to_toml(const JobConfig& job) {
 
 std::string reference_toml() {
   std::string out =
-      "#:schema ./schema.json\n"
       "# Every key of a pptrain job: what it means, its type and range, and its default, which is the value "
       "shown.\n"
       "# Generated from core/config/options.cpp: pptrain config --reference > configs/reference.toml\n";

@@ -32,11 +32,13 @@ class HfCheckpoint {
   const TensorSpec& spec(const std::string& name) const;
   // Sorted.
   std::vector<std::string> names() const;
+  // The files by their names in the folder, and the one of a tensor.
+  const std::map<std::string, SafetensorsReader>& shards() const { return shards_; }
+  const SafetensorsReader& shard(const std::string& name) const;
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
   void open_index(const std::filesystem::path& index);
-  const SafetensorsReader& shard(const std::string& name) const;
 
   std::filesystem::path folder_;
   std::map<std::string, SafetensorsReader> shards_;  // by file name

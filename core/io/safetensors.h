@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/io/mapped_file.h"
@@ -42,6 +43,10 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
                     const Metadata& metadata = {});
 
+  // A file whose header is there already, byte for byte: `header` is the beginning of a file of the format
+  // (of another program, perhaps), which says where each tensor lies.
+  static SafetensorsWriter with_header(const std::filesystem::path& path, std::span<const std::byte> header);
+
   // Writes one declared tensor, in any order, from any device. Throws Error if it was not declared so, or
   // twice. Returns the checksum (checksum.h) of its bytes.
   std::string write(const std::string& name, const at::Tensor& tensor);
@@ -58,6 +63,7 @@ class SafetensorsWriter {
     uint64_t begin = 0;  // byte in the file
     bool written = false;
   };
+  explicit SafetensorsWriter(OutputFile file) : file_(std::move(file)) {}
   Entry& take(const std::string& name);  // declared and not written yet
 
   OutputFile file_;
@@ -84,6 +90,8 @@ class SafetensorsReader {
   const Metadata& metadata() const { return metadata_; }
   const std::filesystem::path& path() const { return file_->path(); }
   uint64_t file_size() const { return file_->bytes().size(); }
+  // Where the data begin: the bytes of the header and of its length.
+  uint64_t header_bytes() const { return header_bytes_; }
 
   // The tensor's bytes in the mapping.
   std::span<const std::byte> bytes(const std::string& name) const { return entry(name).bytes; }
@@ -103,6 +111,7 @@ class SafetensorsReader {
   const Entry& entry(const std::string& name) const;
 
   std::shared_ptr<const MappedFile> file_;
+  uint64_t header_bytes_ = 0;
   std::vector<TensorSpec> tensors_;
   std::unordered_map<std::string, Entry> entries_;
   Metadata metadata_;

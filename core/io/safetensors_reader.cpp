@@ -19,13 +19,6 @@ namespace {
 
 using nlohmann::json;
 
-// A tensor as the header describes it; offsets count from the end of the header.
-struct Described {
-  TensorSpec spec;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
 // An integer of a header, as the field it is for; throws with `what` in front.
 uint64_t header_integer(const json& value, uint64_t max, const std::string& what) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > max) {
@@ -43,10 +36,10 @@ const json& field(const json& object, const char* name, bool (json::*is_type)() 
   return *found;
 }
 
-Described describe(const std::string& name, const json& value, const std::string& file) {
+DescribedTensor describe(const std::string& name, const json& value, const std::string& file) {
   const std::string what = fmt::format("{}: tensor '{}'", file, name);
   if (!value.is_object()) throw Error(what + ": not an object with dtype, shape and data_offsets");
-  Described result;
+  DescribedTensor result;
   result.spec.name = name;
   const auto& dtype = field(value, "dtype", &json::is_string, what).get_ref<const std::string&>();
   try {
@@ -85,8 +78,8 @@ Metadata read_metadata(const json& value, const std::string& file) {
   return metadata;
 }
 
-json read_header(std::span<const std::byte> bytes, const std::string& file) {
-  uint64_t length = 0;
+// The JSON document, of `length` bytes behind its length.
+json read_document(std::span<const std::byte> bytes, uint64_t& length, const std::string& file) {
   if (bytes.size() < sizeof(length)) throw Error(fmt::format("{}: too short for a safetensors file", file));
   std::memcpy(&length, bytes.data(), sizeof(length));
   if (length > max_header_bytes) {
@@ -104,41 +97,49 @@ json read_header(std::span<const std::byte> bytes, const std::string& file) {
 
 }  // namespace
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
-    : file_(std::make_shared<const MappedFile>(path)) {
-  const std::string file = fmt::format("'{}'", path.string());
-  const std::span<const std::byte> bytes = file_->bytes();
-  const json header = read_header(bytes, file);
-  uint64_t header_length = 0;
-  std::memcpy(&header_length, bytes.data(), sizeof(header_length));
-  const std::span<const std::byte> data = bytes.subspan(sizeof(header_length) + header_length);
-
-  std::vector<Described> described;
-  for (const auto& [name, value] : header.items()) {
+Header parse_header(std::span<const std::byte> bytes, const std::string& file) {
+  Header header;
+  uint64_t length = 0;
+  const json document = read_document(bytes, length, file);
+  header.bytes = sizeof(length) + length;
+  for (const auto& [name, value] : document.items()) {
     if (name == metadata_key) {
-      metadata_ = read_metadata(value, file);
+      header.metadata = read_metadata(value, file);
     } else {
-      described.push_back(describe(name, value, file));
+      header.tensors.push_back(describe(name, value, file));
     }
   }
-  std::ranges::sort(described, {}, [](const Described& d) { return std::pair(d.begin, d.end); });
+  std::ranges::sort(header.tensors, {}, [](const DescribedTensor& d) { return std::pair(d.begin, d.end); });
   uint64_t position = 0;
-  for (const Described& d : described) {
+  for (const DescribedTensor& d : header.tensors) {
     if (d.begin != position) {
       throw Error(
           fmt::format("{}: tensor '{}' begins at byte {} of the data instead of {}: a gap or an overlap",
                       file, d.spec.name, d.begin, position));
     }
     position = d.end;
+  }
+  return header;
+}
+
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
+    : file_(std::make_shared<const MappedFile>(path)) {
+  const std::string file = fmt::format("'{}'", path.string());
+  Header header = parse_header(file_->bytes(), file);
+  header_bytes_ = header.bytes;
+  metadata_ = std::move(header.metadata);
+  const std::span<const std::byte> data = file_->bytes().subspan(header.bytes);
+  for (const DescribedTensor& d : header.tensors) {
     if (d.end > data.size()) {
       throw Error(fmt::format("{}: tensor '{}' ends at byte {} of the data, the file has {}; it is cut off",
                               file, d.spec.name, d.end, data.size()));
     }
   }
-  if (position != data.size()) {
-    throw Error(fmt::format("{}: {} bytes of data, but the tensors take {}", file, data.size(), position));
+  if (header.data_bytes() != data.size()) {
+    throw Error(
+        fmt::format("{}: {} bytes of data, but the tensors take {}", file, data.size(), header.data_bytes()));
   }
-  for (Described& d : described) {
+  for (DescribedTensor& d : header.tensors) {
     entries_[d.spec.name] = {.index = tensors_.size(), .bytes = data.subspan(d.begin, d.end - d.begin)};
     tensors_.push_back(std::move(d.spec));
   }

@@ -70,6 +70,20 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   size_ = data_begin + end;
 }
 
+SafetensorsWriter SafetensorsWriter::with_header(const std::filesystem::path& path,
+                                                 std::span<const std::byte> bytes) {
+  Header header = parse_header(bytes, fmt::format("'{}'", path.string()));
+  SafetensorsWriter writer{OutputFile(path)};
+  writer.file_.write(bytes.first(header.bytes));
+  writer.size_ = header.bytes + header.data_bytes();
+  for (DescribedTensor& tensor : header.tensors) {
+    std::string name = tensor.spec.name;
+    writer.entries_.emplace(std::move(name),
+                            Entry{.spec = std::move(tensor.spec), .begin = header.bytes + tensor.begin});
+  }
+  return writer;
+}
+
 SafetensorsWriter::Entry& SafetensorsWriter::take(const std::string& name) {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {

@@ -60,6 +60,11 @@ nlohmann::json read_json(const std::filesystem::path& path) {
   return io::parse_strict_json(text, path.string());
 }
 
+// A token of tokenizer_config.json, which stands there as a text or as an object.
+std::string token_text(const JsonPart& token) {
+  return token.value().is_object() ? token.text("content") : token.text();
+}
+
 }  // namespace
 
 struct Tokenizer::Parts {
@@ -72,7 +77,7 @@ struct Tokenizer::Parts {
   std::unordered_map<int32_t, std::string> shown;  // all tokens as they are decoded
   std::unordered_set<int32_t> special;
   int64_t vocab_size = 0;
-  std::optional<int32_t> eos;
+  std::optional<int32_t> bos, eos;
   std::vector<int32_t> stops;
   ScratchPool pool;
 
@@ -175,8 +180,9 @@ void Tokenizer::read_neighbours(const std::filesystem::path& folder) {
   if (const auto path = folder / "tokenizer_config.json"; std::filesystem::exists(path)) {
     const nlohmann::json document = read_json(path);
     const JsonPart config(document, path.string());
-    if (auto eos = config.find("eos_token")) {
-      const std::string token = eos->value().is_object() ? eos->text("content") : eos->text();
+    if (const auto bos = config.find("bos_token")) parts.bos = id_of(token_text(*bos));
+    if (const auto eos = config.find("eos_token")) {
+      const std::string token = token_text(*eos);
       parts.eos = id_of(token);
       if (!parts.eos) eos->refuse(fmt::format("'{}' is no token of tokenizer.json", token));
       parts.stops.push_back(*parts.eos);
@@ -234,6 +240,10 @@ std::optional<std::string> Tokenizer::token_of(int32_t id) const {
 
 bool Tokenizer::is_special(int32_t id) const {
   return parts_->special.contains(id);
+}
+
+std::optional<int32_t> Tokenizer::bos_id() const {
+  return parts_->bos;
 }
 
 std::optional<int32_t> Tokenizer::eos_id() const {

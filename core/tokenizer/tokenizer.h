@@ -44,6 +44,8 @@ class Tokenizer {
   // Ends a text or an answer: tokenizer_config.json's eos_token, or else generation_config.json's only
   // eos_token_id.
   std::optional<int32_t> eos_id() const;
+  // Begins a text: tokenizer_config.json's bos_token, where tokenizer.json has it.
+  std::optional<int32_t> bos_id() const;
   // All ids at which generation ends: eos_id and those of generation_config.json.
   const std::vector<int32_t>& stop_ids() const;
 

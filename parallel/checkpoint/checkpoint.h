@@ -19,6 +19,9 @@
 
 namespace pptrain::checkpoint {
 
+// The kind of file that holds the weights: `model.safetensors`. All others are an optimizer's.
+inline constexpr const char* model_file = "model";
+
 // What a resumed run needs beside tensors: small enough to print.
 struct RunState {
   int64_t step = 0;            // steps done (skipped ones included)
@@ -117,6 +120,8 @@ class Reader {
 
   const RunState& state() const;
   const Layout& layout() const;
+  // There is no optimizer state (folder_writer.h): who trains from these weights begins with a new optimizer.
+  bool weights_alone() const;
   bool contains(const std::string& file, const std::string& tensor) const;
   // The tensors of one kind of file, over all stages, sorted: what a model must ask for to have read
   // everything.

@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"
+#include "core/io/copy_file.h"
 #include "core/io/mapped_file.h"
 #include "core/io/strict_json.h"
 
@@ -115,6 +116,19 @@ void from_json(const json& j, FileEntry& f) {
     }
   }
 }
+void to_json(json& j, const Attachment& a) {
+  j = {{"path", a.path}, {"bytes", a.bytes}, {"xxh3_128", a.checksum}};
+}
+void from_json(const json& j, Attachment& a) {
+  j.at("path").get_to(a.path);
+  a.bytes = static_cast<uint64_t>(number(j, "bytes"));
+  j.at("xxh3_128").get_to(a.checksum);
+  const std::filesystem::path path = a.path;
+  if (a.path.empty() || a.path.find('\0') != std::string::npos || path.is_absolute() ||
+      std::ranges::find(path, std::filesystem::path("..")) != path.end()) {
+    throw Error(fmt::format("'{}' is not the path of a file below the checkpoint's folder", a.path));
+  }
+}
 void to_json(json& j, const RunState& s) {
   j = {{"step", s.step},
        {"optimizer_step", s.optimizer_step},
@@ -165,6 +179,7 @@ Manifest parse(const json& document) {
   document.at("layout").get_to(manifest.layout);
   document.at("job").get_to(manifest.job_toml);
   document.at("files").get_to(manifest.files);
+  if (document.contains("attachments")) document.at("attachments").get_to(manifest.attachments);
   return manifest;
 }
 
@@ -179,10 +194,15 @@ std::filesystem::path FileEntry::path() const {
   return std::filesystem::path(fmt::format("stage_{}", stage)) / (numbered + ".safetensors");
 }
 
+bool Manifest::weights_alone() const {
+  return std::ranges::all_of(files, [](const FileEntry& entry) { return entry.file == model_file; });
+}
+
 std::string to_text(const Manifest& manifest) {
   json document = {{"format", format_name},     {"version", format_version}, {"state", manifest.state},
                    {"layout", manifest.layout}, {"job", manifest.job_toml},  {"files", manifest.files}};
   try {
+    if (!manifest.attachments.empty()) document["attachments"] = manifest.attachments;
     document[own_checksum] = checksum_without_own(document);
     return document.dump(1) + "\n";
   } catch (const json::exception& error) {
@@ -222,6 +242,12 @@ Manifest parse_manifest(std::string_view text, const std::string& what) {
   } catch (const std::exception& error) {  // Error or json::exception
     throw Error(fmt::format("{}: {}", what, error.what()));
   }
+}
+
+void check_attachment(const std::filesystem::path& step_dir, const Attachment& entry) {
+  const std::filesystem::path path = step_dir / entry.path;
+  if (io::file_checksum(path) == entry.checksum) return;
+  throw Unusable(fmt::format("'{}' is damaged (its checksum is not the manifest's)", path.string()));
 }
 
 void check_file_name(const FileEntry& entry) {

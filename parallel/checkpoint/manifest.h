@@ -36,11 +36,22 @@ struct FileEntry {
   std::filesystem::path path() const;
 };
 
+// A file that lies beside the tensors and is part of the checkpoint.
+struct Attachment {
+  std::string path;  // below the checkpoint's folder: "hf/files/config.json"
+  uint64_t bytes = 0;
+  std::string checksum;  // XXH3-128
+};
+
 struct Manifest {
   RunState state;
   Layout layout;
   std::string job_toml;
   std::vector<FileEntry> files;
+  std::vector<Attachment> attachments = {};
+
+  // There is no optimizer state.
+  bool weights_alone() const;
 };
 
 // Text that parse_files and read_manifest give back. A manifest carries a checksum of itself.
@@ -48,13 +59,16 @@ std::string to_text(const Manifest& manifest);
 std::string to_text(const std::vector<FileEntry>& files);
 std::vector<FileEntry> parse_files(const std::string& text);
 
-// Reads format 2, and format 1, which is format 2 without slices and parts. Each slice lies within its
-// tensor; whether a tensor's slices are all of it, coverage.h tells. Throws Error that names the file and
-// what is wrong with it.
+// Reads format 2, and format 1, which is format 2 without slices, parts and attachments. Each slice lies
+// within its tensor; whether a tensor's slices are all of it, coverage.h tells. Throws Error that names the
+// file and what is wrong with it.
 Manifest read_manifest(const std::filesystem::path& step_dir);
 
 // The same of the manifest's text; messages begin with `what`.
 Manifest parse_manifest(std::string_view text, const std::string& what);
+
+// Reads a whole attachment. Throws Error that names it where it is missing or not what the manifest says.
+void check_attachment(const std::filesystem::path& step_dir, const Attachment& entry);
 
 // Throws Error unless "model", "adamw.exp_avg", ... and the part serve as a file's name.
 void check_file_name(const FileEntry& entry);

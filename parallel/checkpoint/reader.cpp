@@ -236,6 +236,10 @@ const Layout& Reader::layout() const {
   return impl_->manifest.layout;
 }
 
+bool Reader::weights_alone() const {
+  return impl_->manifest.weights_alone();
+}
+
 bool Reader::contains(const std::string& file, const std::string& tensor) const {
   return impl_->tensors.contains({file, tensor});
 }

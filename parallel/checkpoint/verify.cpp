@@ -31,6 +31,15 @@ void verify_file(const fs::path& step_dir, const FileEntry& entry, std::vector<s
   }
 }
 
+void verify_attachment(const fs::path& step_dir, const Attachment& entry,
+                       std::vector<std::string>& problems) {
+  try {
+    check_attachment(step_dir, entry);
+  } catch (const Error& error) {
+    problems.emplace_back(error.what());
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> verify(const fs::path& step_dir) {
@@ -38,6 +47,7 @@ std::vector<std::string> verify(const fs::path& step_dir) {
   try {
     const Manifest manifest = read_manifest(step_dir);
     for (const FileEntry& entry : manifest.files) verify_file(step_dir, entry, problems);
+    for (const Attachment& entry : manifest.attachments) verify_attachment(step_dir, entry, problems);
     if (!problems.empty()) return problems;  // the slices are judged once they are what the files hold
     for (const std::string& problem : coverage_problems(manifest.files)) {
       problems.push_back(fmt::format("'{}': {}", step_dir.string(), problem));

@@ -179,7 +179,8 @@ class Fish(Shell, unittest.TestCase):
         self.assertRegex(done.stdout, r"^--world\tRanks of the job")
 
 
-# Writes what is added as a completion to $HITS, and behind it, when ^X^D is typed, the line as it has become.
+# Writes what is added as a completion to $HITS, and behind it, when ^X^K is typed, the line as it has become. What is
+# typed before the line editor has the terminal would be lost.
 ZSHRC = r"""
 PS1= PS2= RPS1=
 unset zle_bracketed_paste
@@ -208,9 +209,10 @@ answer() {
   BUFFER=
 }
 zle -N answer
-bindkey '^X^D' answer
+bindkey '^X^K' answer
 bindkey '^I' complete-word
-print -r -- "==ready" >> $HITS
+zle-line-init() { print -r -- "==ready" >> $HITS }
+zle -N zle-line-init
 """
 
 
@@ -253,7 +255,7 @@ class Zsh(Shell, unittest.TestCase):
         raise AssertionError(f"zsh does not answer; the terminal shows {shown!r}")
 
     def complete(self, line):
-        os.write(self.terminal, line.encode() + b"\t\x18\x04")
+        os.write(self.terminal, line.encode() + b"\t\x18\x0b")
         hits, self.buffer = self.wait_for_answer()
         return set(hits)
 

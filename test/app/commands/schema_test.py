@@ -115,6 +115,8 @@ class Schema(unittest.TestCase):
 
     def test_the_jobs_name_it(self):
         for path in CONFIGS.glob("*.toml"):
+            if path.name == "reference.toml":  # no job
+                continue
             self.assertEqual(path.read_text().splitlines()[0], "#:schema ./schema.json", path)
 
     def test_unknown_keys(self):
@@ -171,7 +173,7 @@ class Schema(unittest.TestCase):
         self.assertEqual(faults(given("optimizer.groups", [{"match": "*", "lr": 1}])), {"optimizer.groups.0"})
 
     def test_what_is_missing(self):
-        for section in ("train", "data"):
+        for section in SCHEMA["required"]:
             job = copy.deepcopy(JOB)
             del job[section]
             self.assertEqual(faults(job), {""})

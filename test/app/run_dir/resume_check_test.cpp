@@ -74,6 +74,24 @@ TEST_CASE("what changes the model is refused, with both values") {
   }
 }
 
+TEST_CASE("of weights alone the model counts, and all else begins anew") {
+  SavedRun saved = saved_by(plain_job());
+  saved.weights_alone = true;
+  const config::JobConfig other = changed([](auto& job) {
+    job.optimizer.name = "muon";
+    job.run.seed = 7;
+    job.train.seq_len = 256;
+    job.data.path = "there/data.bin";
+  });
+  const ResumeTerms terms = check_resume(saved, other, "bbbb");
+  CHECK(terms.new_data);
+  CHECK(terms.next_sample == 0);
+  REQUIRE(terms.remarks.size() == 1);
+  CHECK_THAT(terms.remarks[0], contains_text("step_40 holds weights alone"));
+  const config::JobConfig model = changed([](auto& job) { job.model.rope_theta = 5e5; });
+  CHECK_THROWS_AS(check_resume(saved, model, "aaaa"), UsageError);
+}
+
 TEST_CASE("what changes the order of the data is refused, unless the job says what is meant") {
   const std::vector<std::pair<Change, const char*>> cases = {
       {[](auto& job) { job.run.seed = 7; }, "run.seed was 0, is 7"},

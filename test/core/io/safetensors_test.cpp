@@ -106,6 +106,27 @@ TEST_CASE("the writer takes transposed tensors and any order, and says what is w
                     contains_text("no type"));
 }
 
+TEST_CASE("a file is written again under another writer's header, byte for byte") {
+  const ScratchFolder folder;
+  const std::string header = R"({ "b":{"shape":[3],"dtype":"U8","data_offsets":[0,3]},
+    "__metadata__":{"who":"somebody"}, "a":{"dtype":"F32","data_offsets":[3,11],"shape":[2,1]}}  )";
+  const std::string whole = raw_file(header, 0) + "xyz" + std::string("01234567");
+  const SafetensorsReader reader(folder.write("theirs", whole));
+  CHECK(reader.header_bytes() == 8 + header.size());
+  const std::span bytes = std::as_bytes(std::span(whole));
+  auto writer = SafetensorsWriter::with_header(folder / "ours", bytes.first(reader.header_bytes()));
+  CHECK_THROWS_WITH(writer.finish(), contains_text("was not written"));
+  for (const char* name : {"a", "b"}) {
+    writer.write_pieces(name, [&](uint64_t begin, std::span<std::byte> piece) {
+      std::memcpy(piece.data(), reader.bytes(name).data() + begin, piece.size());
+    });
+  }
+  CHECK(writer.finish() == whole.size());
+  CHECK(ScratchFolder::read_file(folder / "ours") == whole);
+  CHECK_THROWS_WITH(SafetensorsWriter::with_header(folder / "cut", bytes.first(20)),
+                    contains_text("cut off"));
+}
+
 TEST_CASE("every type has one name") {
   for (const char* name : {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "C64", "I64", "I32", "I16",
                            "I8", "U64", "U32", "U16", "U8", "BOOL"}) {

@@ -82,6 +82,11 @@ TEST_CASE("the end of a text is read from the files beside") {
   write(folder.path() / "tokenizer_config.json", R"({"eos_token": {"content": "<|end_of_text|>"}})");
   CHECK(load().eos_id() == end);
   CHECK(load().stop_ids() == std::vector{end, turn});
+  CHECK_FALSE(load().bos_id());
+  write(folder.path() / "tokenizer_config.json", R"({"bos_token": "<|eot_id|>", "eos_token": null})");
+  CHECK(load().bos_id() == turn);
+  write(folder.path() / "tokenizer_config.json", R"({"bos_token": "<none>"})");
+  CHECK_FALSE(load().bos_id());
   write(folder.path() / "tokenizer_config.json", R"({"eos_token": "<none>"})");
   CHECK_THROWS_WITH(load(), test::contains_text("tokenizer_config.json: eos_token: '<none>' is no token"));
 }

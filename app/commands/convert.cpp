@@ -1,0 +1,52 @@
+#include "app/commands/convert.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+
+#include "app/commands/launched_world.h"
+
+namespace pptrain::app {
+
+CLI::App* add_convert(CLI::App& cli, ConvertArguments& arguments) {
+  CLI::App* command = cli.add_subcommand(
+      "convert", "A checkpoint becomes a Hugging Face directory, a Hugging Face directory a checkpoint");
+  command
+      ->add_option(
+          "--from", arguments.from,
+          "A checkpoint of any layout, a folder of them, a run's folder, or a Hugging Face directory")
+      ->required()
+      ->option_text("DIR");
+  command->add_option("--to", arguments.to, "The folder that is written: it appears whole, or not at all")
+      ->required()
+      ->option_text("DIR");
+  command
+      ->add_option(
+          "--dtype", arguments.dtype,
+          "Of the Hugging Face weights: fp32 (as checkpoints hold them), bf16 or fp16; default: as in "
+          "the directory that the checkpoint was made of, else fp32")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->option_text("TYPE");
+  command
+      ->add_option("--max-shard-gb", arguments.max_shard_gb,
+                   "GB (1e9 bytes) that a file of Hugging Face weights may have; default: 50")
+      ->check(CLI::PositiveNumber)
+      ->option_text("GB");
+  command
+      ->add_option("--tokenizer", arguments.tokenizer,
+                   "Whose files go along: tokenizer.json, or the folder that it is in; default: the job's")
+      ->option_text("DIR");
+  command->add_flag("--overwrite", arguments.overwrite,
+                    "Replace what an earlier conversion has written there");
+  return command;
+}
+
+int run_convert(const ConvertArguments& arguments) {
+  log_to_stderr();
+  const std::vector<std::string> lines = convert(arguments);
+  fmt::print("{}\n", lines.front());
+  for (size_t i = 1; i < lines.size(); ++i) fmt::print(stderr, "{}\n", lines[i]);
+  return 0;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,49 @@
+#include "app/convert/carried.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <optional>
+#include <system_error>
+
+namespace pptrain::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Why an entry is not carried; nothing where it is.
+std::optional<std::string> reason_to_leave(const fs::directory_entry& entry, uint64_t largest) {
+  std::error_code error;
+  if (!entry.is_regular_file(error)) return error ? error.message() : "no file";
+  const uintmax_t bytes = entry.file_size(error);
+  if (error) return error.message();
+  if (bytes <= largest) return std::nullopt;
+  return fmt::format("{} MB, above {}, and no weights of the model", bytes >> 20, largest >> 20);
+}
+
+}  // namespace
+
+OtherFiles list_other_files(const fs::path& hf_dir, const std::set<std::string>& shards, uint64_t largest) {
+  OtherFiles files;
+  for (auto entry = fs::recursive_directory_iterator(hf_dir); entry != fs::end(entry); ++entry) {
+    const fs::path relative = entry->path().lexically_relative(hf_dir);
+    const bool hidden = relative.filename().string().starts_with('.');
+    if (entry->is_directory()) {
+      if (!hidden && !entry->is_symlink()) continue;
+      entry.disable_recursion_pending();
+      files.left_out.push_back(
+          fmt::format("{}: a {} folder", relative.string(), hidden ? "hidden" : "linked"));
+    } else if (!shards.contains(relative.string())) {
+      if (const auto reason = reason_to_leave(*entry, largest)) {
+        files.left_out.push_back(fmt::format("{}: {}", relative.string(), *reason));
+      } else {
+        files.carried.push_back(relative);
+      }
+    }
+  }
+  std::ranges::sort(files.carried);
+  std::ranges::sort(files.left_out);
+  return files;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,30 @@
+// What a checkpoint made of a Hugging Face directory carries along, so that the directory can be written
+// again byte for byte: below hf/ in the checkpoint's folder.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace pptrain::app {
+
+inline constexpr const char* carried_files = "hf/files";  // the directory's other files, under their names
+inline constexpr const char* carried_headers = "hf/headers";            // how each file of weights begins
+inline constexpr const char* carried_tensors = "hf/extra.safetensors";  // tensors that no parameter takes
+
+// What is larger and no weights of the model's is left where it is.
+inline constexpr uint64_t largest_carried = uint64_t{256} << 20;
+
+struct OtherFiles {
+  std::vector<std::filesystem::path> carried;  // relative, sorted
+  std::vector<std::string> left_out;           // in words: which, and why
+};
+
+// The files of a directory and its folders that are not among `shards` (relative names). Links to files are
+// files; linked and hidden folders are left out, and so is what is larger than `largest`.
+OtherFiles list_other_files(const std::filesystem::path& hf_dir, const std::set<std::string>& shards,
+                            uint64_t largest = largest_carried);
+
+}  // namespace pptrain::app

@@ -1,0 +1,92 @@
+#include "app/convert/convert.h"
+
+#include <c10/core/InferenceMode.h>
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+
+#include "app/convert/from_hf.h"
+#include "app/convert/rewrite_hf.h"
+#include "app/convert/target_folder.h"
+#include "app/convert/to_hf.h"
+#include "app/train/weights_source.h"
+#include "core/base/error.h"
+#include "core/io/is_there.h"
+#include "parallel/checkpoint/named_checkpoint.h"
+
+namespace pptrain::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path find_checkpoint(const std::string& from) {
+  if (!io::is_there(from)) throw UsageError(fmt::format("--from: there is no \"{}\"", from));
+  checkpoint::KnownProblems known;
+  const auto warn = [](const std::string& text) { spdlog::warn("{}", text); };
+  if (const auto found = checkpoint::find_named(from, warn, known)) return *found;
+  throw UsageError(
+      fmt::format("--from: \"{}\" holds no checkpoint (a manifest.json, or folders step_N with one) and no "
+                  "Hugging Face model (a config.json)",
+                  from));
+}
+
+bool lies_in(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
+
+// Neither in the other: what is read would be written to, or be replaced.
+void refuse_one_place(const fs::path& source, const fs::path& target) {
+  const fs::path from = real_path(source), to = real_path(target);
+  if (!lies_in(from, to) && !lies_in(to, from)) return;
+  throw UsageError(fmt::format("--to: {} {} {}, which --from reads: give another folder", to.string(),
+                               from == to          ? "is"
+                               : lies_in(to, from) ? "lies in"
+                                                   : "holds",
+                               from.string()));
+}
+
+HfOptions hf_options(const ConvertArguments& arguments) {
+  HfOptions options{.dtype = {}, .max_shard_bytes = {}, .tokenizer = arguments.tokenizer};
+  if (arguments.dtype == "fp32") options.dtype = at::kFloat;
+  if (arguments.dtype == "bf16") options.dtype = at::kBFloat16;
+  if (arguments.dtype == "fp16") options.dtype = at::kHalf;
+  if (arguments.max_shard_gb > 0)
+    options.max_shard_bytes = std::max<uint64_t>(1, static_cast<uint64_t>(arguments.max_shard_gb * 1e9));
+  return options;
+}
+
+// A checkpoint is float32, in a file, with the directory's own tokenizer.
+void refuse_hf_options(const ConvertArguments& arguments) {
+  const char* given = !arguments.dtype.empty()       ? "--dtype"
+                      : arguments.max_shard_gb > 0   ? "--max-shard-gb"
+                      : !arguments.tokenizer.empty() ? "--tokenizer"
+                                                     : nullptr;
+  if (given == nullptr) return;
+  throw UsageError(
+      fmt::format("{}: is about a Hugging Face directory that is written; \"{}\" is one that is "
+                  "read, and becomes a checkpoint",
+                  given, arguments.from));
+}
+
+}  // namespace
+
+std::vector<std::string> convert(const ConvertArguments& arguments) {
+  const c10::InferenceMode inference;
+  const bool reads_hf = is_hf_directory(arguments.from);
+  if (reads_hf) refuse_hf_options(arguments);
+  const fs::path source = reads_hf ? fs::path(arguments.from) : find_checkpoint(arguments.from);
+  refuse_one_place(source, arguments.to);
+  TargetFolder target(arguments.to, arguments.overwrite,
+                      reads_hf ? std::set<std::string>{} : carried_names(source));
+  const Conversion done =
+      reads_hf ? from_hf(source, target.folder()) : to_hf(source, hf_options(arguments), target.folder());
+  target.publish();
+  std::vector<std::string> lines = {fmt::format("{} -> {}: {}", source.string(), arguments.to, done.written)};
+  lines.insert(lines.end(), done.notes.begin(), done.notes.end());
+  return lines;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,130 @@
+#include "app/convert/target_folder.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "app/convert/shard_plan.h"
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/io/file_descriptor.h"
+#include "core/io/is_there.h"
+#include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/step_folders.h"
+
+namespace pptrain::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The names that a checkpoint's manifest vouches for. Throws UsageError where a run has saved it.
+std::set<std::string> files_of_checkpoint(const fs::path& folder) {
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
+  if (!manifest.weights_alone()) {
+    throw UsageError(fmt::format(
+        "--to: {} is a checkpoint that a run has saved, with optimizer state, which --overwrite does not "
+        "replace",
+        folder.string()));
+  }
+  std::set<std::string> names = {checkpoint::manifest_name};
+  for (const checkpoint::FileEntry& file : manifest.files) names.insert(file.path().string());
+  for (const checkpoint::Attachment& file : manifest.attachments) names.insert(file.path);
+  return names;
+}
+
+// A file that no conversion has written there.
+std::optional<std::string> find_foreign(const fs::path& folder, const std::set<std::string>& own) {
+  const bool is_checkpoint = io::is_there(folder / checkpoint::manifest_name);
+  const std::set<std::string> known = is_checkpoint ? files_of_checkpoint(folder) : own;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string name = entry.path().lexically_relative(folder).string();
+    if (entry.is_directory() && !entry.is_symlink()) continue;
+    if (!known.contains(name) && (is_checkpoint || !is_hf_file(name))) return name;
+  }
+  return std::nullopt;
+}
+
+void sync_folders(const fs::path& folder) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_directory()) io::sync_folder(entry.path());
+  }
+  io::sync_folder(folder);
+}
+
+}  // namespace
+
+const std::vector<std::string>& tokenizer_files() {
+  static const std::vector<std::string> names = {"tokenizer.json",
+                                                 "tokenizer_config.json",
+                                                 "special_tokens_map.json",
+                                                 "added_tokens.json",
+                                                 "vocab.json",
+                                                 "merges.txt",
+                                                 "vocab.txt",
+                                                 "tokenizer.model",
+                                                 "chat_template.jinja",
+                                                 "chat_template.json",
+                                                 "generation_config.json"};
+  return names;
+}
+
+bool is_hf_file(const std::string& name) {
+  return name == "config.json" || name == "model.safetensors.index.json" || is_shard_name(name) ||
+         std::ranges::find(tokenizer_files(), name) != tokenizer_files().end();
+}
+
+fs::path real_path(const fs::path& path) {
+  const fs::path real = fs::weakly_canonical(path);
+  return real.has_filename() ? real : real.parent_path();  // "out/"
+}
+
+TargetFolder::TargetFolder(const fs::path& target, bool overwrite, std::set<std::string> own)
+    : target_(real_path(target)), overwrite_(overwrite), own_(std::move(own)) {
+  check();
+  std::error_code error;
+  fs::create_directories(target_.parent_path(), error);
+  if (error) throw io::file_error("cannot create the folder", target_.parent_path(), error.value());
+  const std::string name =
+      fmt::format("{}{}.{}", checkpoint::temporary_prefix, target_.filename().string(), ::getpid());
+  temporary_ = target_.parent_path() / name;
+  fs::remove_all(temporary_, error);  // of a killed process that had the same id
+  fs::create_directory(temporary_, error);
+  if (error) throw io::file_error("cannot create the folder", temporary_, error.value());
+}
+
+TargetFolder::~TargetFolder() {
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+void TargetFolder::check() const {
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(target_, error))) return;
+  if (!fs::is_directory(target_, error))
+    throw UsageError(fmt::format("--to: {} is there already, and no folder", target_.string()));
+  if (fs::is_empty(target_)) return;
+  if (!overwrite_) {
+    throw UsageError(fmt::format(
+        "--to: {} is there already: give another folder, or --overwrite to replace it", target_.string()));
+  }
+  if (const auto foreign = find_foreign(target_, own_)) {
+    throw UsageError(
+        fmt::format("--to: {} holds {}, which no conversion has written: --overwrite does not replace it. "
+                    "Move it away, or "
+                    "give another folder",
+                    target_.string(), *foreign));
+  }
+}
+
+void TargetFolder::publish() {
+  sync_folders(temporary_);
+  check();
+  io::rename_folder_synced(temporary_, target_);
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,491 @@
+"""pptrain convert against Hugging Face's transformers, tokenizers and safetensors.
+
+    convert_test.py PPTRAIN MODEL_ORACLE [unittest arguments]
+"""
+
+import filecmp
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+disable_progress_bar()
+torch.set_num_threads(1)
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+ORACLE = pathlib.Path(sys.argv.pop(1)).resolve()
+VOCAB = 131
+
+# Sizes that share no factors, so that one taken for another does not go unseen; tp = 2 divides what it cuts.
+SIZES = """hidden_size = 72
+intermediate_size = 104
+num_hidden_layers = 4
+num_attention_heads = 6
+num_key_value_heads = 2
+head_dim = 20
+vocab_size = 132
+max_position_embeddings = 64
+rms_norm_eps = 1e-5
+rope_theta = 5000.0
+initializer_range = 0.1
+"""
+LLAMA3 = """
+[model.rope_scaling]
+rope_type = "llama3"
+factor = 8.0
+low_freq_factor = 1.5
+high_freq_factor = 4.5
+original_max_position_embeddings = 32
+"""
+LINEAR = '\n[model.rope_scaling]\nrope_type = "linear"\nfactor = 3.0\n'
+MODELS = {
+    "llama": 'arch = "llama"\n' + SIZES + "attention_bias = true\nmlp_bias = true\n" + LLAMA3,
+    "llama_tied": 'arch = "llama"\n' + SIZES + "tie_word_embeddings = true\n" + LINEAR,
+    "qwen3": 'arch = "qwen3"\n' + SIZES + "attention_bias = true\n",
+    "qwen3_moe": 'arch = "qwen3_moe"\n' + SIZES + "num_experts = 6\nnum_experts_per_tok = 3\n"
+    "moe_intermediate_size = 44\nnorm_topk_prob = true\nmlp_only_layers = [1]\ntie_word_embeddings = true\n",
+    "mixtral": 'arch = "mixtral"\n' + SIZES + "num_experts = 6\nnum_experts_per_tok = 2\n",
+}
+JOB = """
+[run]
+dir = "{folder}/run"
+[train]
+steps = 2
+seq_len = 16
+micro_batch_size = 2
+grad_accum_steps = 2
+dtype = "fp32"
+[optimizer]
+lr = 0.01
+[data]
+path = "{folder}/tokens.bin"
+format = "bin"
+val_fraction = 0.5
+{data}
+[model]
+{model}
+"""
+HF_SIZES = {
+    "hidden_size": 72, "intermediate_size": 104, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 20, "vocab_size": VOCAB, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "initializer_range": 0.1, "bos_token_id": 1, "eos_token_id": 2,
+}
+HF = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"tie_word_embeddings": False}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig,
+                  {"num_experts": 7, "moe_intermediate_size": 44, "num_experts_per_tok": 3}),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2}),
+}
+
+
+def make_tokens(path, vocab=VOCAB):
+    tokens = torch.randint(0, vocab, (600,), generator=torch.Generator().manual_seed(3))
+    path.write_bytes(tokens.to(torch.uint16).numpy().tobytes())
+    return tokens
+
+
+def make_tokenizer(folder):
+    folder.mkdir()
+    vocab = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *"abcdefghij", "ab", "abc"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b"), ("ab", "c")], unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    end = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": False, "rstrip": False,
+           "single_word": False}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
+    (folder / "notes.txt").write_text("nobody's")
+
+
+def save_hf(kind, folder, dtype=torch.float32, **options):
+    torch.manual_seed(2)
+    model_class, config_class, changes = HF[kind]
+    model = model_class(config_class(**HF_SIZES, **changes)).to(dtype)
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder, **options)
+    return model
+
+
+def files(folder):
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name).resolve()
+
+    def pptrain(self, *arguments, code=0):
+        done = subprocess.run([str(a) for a in (PPTRAIN, *arguments)], capture_output=True, text=True, timeout=300,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def convert(self, source, target, *options, code=0):
+        return self.pptrain("convert", "--from", source, "--to", target, *options, code=code)
+
+    def refused(self, source, target, *options, code=2):
+        """The message, on one line."""
+        before = files(self.folder)
+        message = self.convert(source, target, *options, code=code).stderr
+        self.assertEqual(files(self.folder), before, "a conversion that is refused leaves nothing")
+        return message
+
+    def write_job(self, name="llama", data="", model=None):
+        job = self.folder / "job.toml"
+        job.write_text(JOB.format(folder=self.folder, data=data, model=model or MODELS[name]))
+        return job
+
+    def train(self, name="llama", *keys, data=""):
+        tokens = make_tokens(self.folder / "tokens.bin")
+        job = self.write_job(name, data)
+        self.pptrain("--config", job, *(x for key in keys for x in ("--set", key)))
+        return job, tokens
+
+    def eval(self, job, checkpoint):
+        done = self.pptrain("eval", "--config", job, "--checkpoint", checkpoint, "--batches", 0, "--json")
+        return json.loads(done.stdout)["loss"]
+
+    def assert_same_folder(self, left, right):
+        self.assertEqual(files(left), files(right))
+        for name in files(left):
+            self.assertTrue(filecmp.cmp(left / name, right / name, shallow=False), name)
+
+    def near(self, actual, expected, tolerance, what):
+        error = ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
+        self.assertLess(error, tolerance, what)
+
+
+class CheckpointToHf(Case):
+    def oracle_logits(self, folder, tokens):
+        source, target = self.folder / "input.st", self.folder / "output.st"
+        save_file({"tokens": tokens[None, None], "labels": tokens[None, None], "lr": torch.zeros(1).double(),
+                   "weight_decay": torch.zeros(1).double(), "losses": torch.zeros(2).double()}, source)
+        done = subprocess.run([ORACLE, folder, source, target, "2"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return load_file(target)["logits"]
+
+    def check_model(self, name):
+        job, tokens = self.train(name)
+        out = self.folder / "out"
+        self.convert(self.folder / "run", out)
+        model = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()
+        self.assertEqual(model.dtype, torch.float32)
+        nats, count, held = 0.0, 0, tokens[300:].tolist()
+        for first in range(0, len(held) - 1, 16):  # as eval takes them: samples of 16 tokens, the last one shorter
+            row = torch.tensor([held[first:first + 17]])
+            with torch.no_grad():
+                logits = model(row[:, :-1]).logits[0]
+            nats += torch.nn.functional.cross_entropy(logits, row[0, 1:], reduction="sum").item()
+            count += row.shape[1] - 1
+        loss = self.eval(job, self.folder / "run")
+        self.assertLess(abs(loss - nats / count), 1e-5)
+        self.assertEqual(self.eval(job, out), loss)  # the directory's weights are the checkpoint's, to the bit
+        prompts = tokens[:64].view(2, 32)
+        with torch.no_grad():
+            self.near(self.oracle_logits(out, prompts), model(prompts).logits, 1e-5, "logits")
+        with safe_open(out / "model.safetensors", "pt") as file:
+            self.assertEqual(file.metadata(), {"format": "pt"})
+            self.assertEqual("lm_head.weight" in file.keys(), "tie_word_embeddings" not in MODELS[name])
+        self.assertFalse((out / "model.safetensors.index.json").exists())
+        return model
+
+    def test_llama_with_llama3_rope_and_biases(self):
+        model = self.check_model("llama")
+        rope = model.config.rope_parameters
+        self.assertEqual((rope["rope_type"], rope["rope_theta"], rope["low_freq_factor"], rope["high_freq_factor"],
+                          rope["original_max_position_embeddings"]), ("llama3", 5000.0, 1.5, 4.5, 32))
+        self.assertIsNone(model.config.eos_token_id)  # no tokenizer says what it is
+
+    def test_tied_llama_with_linear_rope(self):
+        self.check_model("llama_tied")
+
+    def test_qwen3(self):
+        self.check_model("qwen3")
+
+    def test_tied_qwen3_moe_among_dense_layers(self):
+        self.check_model("qwen3_moe")
+
+    def test_mixtral(self):
+        self.check_model("mixtral")
+
+    def test_layouts_give_the_same_directory(self):
+        # At a learning rate of 0 all layouts save the same weights: those of the seed.
+        layouts = {"llama": (["pp=2", "tp=2"], ["dp_shard=2"], ["pp=2", "dp_shard=2"]),
+                   "qwen3_moe": (["pp=2", "dp_shard=2", "ep=2"], ["tp=2"])}
+        for name, meshes in layouts.items():
+            for i, mesh in enumerate([[], *meshes]):
+                keys = ["optimizer.lr=0", "train.steps=1", f'run.dir="{self.folder}/{name}{i}"']
+                self.train(name, *keys, *(f"distributed.{key}" for key in mesh))
+                self.convert(self.folder / f"{name}{i}", self.folder / f"{name}{i}_hf")
+                with self.subTest(model=name, mesh=mesh):
+                    self.assert_same_folder(self.folder / f"{name}0_hf", self.folder / f"{name}{i}_hf")
+            stored = list((self.folder / f"{name}1/checkpoints/step_1").rglob("model*.safetensors"))
+            self.assertGreater(len(stored), 3, "weights lie in slices")
+
+    def test_tokenizer_types_and_shards(self):
+        make_tokenizer(self.folder / "tok")
+        self.train(data=f'tokenizer = "{self.folder}/tok/tokenizer.json"')
+        out = self.folder / "out"
+        done = self.convert(self.folder / "run/checkpoints", out, "--dtype", "bf16", "--max-shard-gb", 100e3 / 1e9)
+        self.assertIn("step 2", done.stdout)
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            self.assertEqual((out / name).read_bytes(), (self.folder / "tok" / name).read_bytes())
+        self.assertFalse((out / "notes.txt").exists())
+        config = json.loads((out / "config.json").read_text())
+        self.assertEqual((config["bos_token_id"], config["eos_token_id"], config["torch_dtype"]), (1, 2, "bfloat16"))
+        self.assertEqual(json.loads((out / "generation_config.json").read_text())["eos_token_id"], 2)
+        self.assertEqual(AutoTokenizer.from_pretrained(out)("abc ab").input_ids, [14, 13])
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        shards = sorted(set(index["weight_map"].values()))
+        self.assertEqual(shards, [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)])
+        self.assertGreater(len(shards), 3)
+        tensors = {}
+        for shard in shards:
+            one = load_file(out / shard)
+            self.assertTrue(all(index["weight_map"][key] == shard for key in one))
+            self.assertTrue(len(one) == 1 or sum(t.nbytes for t in one.values()) <= 100e3)
+            tensors.update(one)
+        self.assertEqual(index["metadata"]["total_size"], sum(t.nbytes for t in tensors.values()))
+        self.convert(self.folder / "run", self.folder / "whole")
+        for key, tensor in load_file(self.folder / "whole/model.safetensors").items():
+            self.assertTrue(torch.equal(tensors[key], tensor.to(torch.bfloat16)), key)
+        self.assertEqual(AutoModelForCausalLM.from_pretrained(out).dtype, torch.bfloat16)
+
+
+class HfAndBack(Case):
+    def round_trip(self, source):
+        self.convert(source, self.folder / "checkpoint")
+        self.assertIn("sound", self.pptrain("verify", self.folder / "checkpoint").stdout)
+        self.convert(self.folder / "checkpoint", self.folder / "back")
+        self.assert_same_folder(source, self.folder / "back")
+
+    def test_every_architecture_byte_for_byte(self):
+        forms = {"llama": (torch.bfloat16, {}), "qwen3": (torch.float32, {"max_shard_size": "200KB"}),
+                 "qwen3_moe": (torch.bfloat16, {"max_shard_size": "200KB"}),
+                 "mixtral": (torch.float16, {"save_original_format": False})}
+        for kind, (dtype, options) in forms.items():
+            with self.subTest(kind=kind):
+                source = self.folder / "hf"
+                save_hf(kind, source, dtype, **options)
+                self.assertEqual((source / "model.safetensors.index.json").exists(), "max_shard_size" in options)
+                self.round_trip(source)
+                for name in ("hf", "checkpoint", "back"):
+                    shutil.rmtree(self.folder / name)
+
+    def test_a_snapshot_of_the_hub_with_all_that_lies_there(self):
+        # Links to blobs, folders, a header of another writer, tensors that are no parameters, a tied head.
+        blobs, source = self.folder / "blobs", self.folder / "hf"
+        model = save_hf("llama", blobs, torch.bfloat16)
+        make_tokenizer(source)
+        tensors = {**load_file(blobs / "model.safetensors"),
+                   "model.layers.0.self_attn.rotary_emb.inv_freq": torch.rand(10),
+                   "numbers": torch.arange(7)}
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        header, data = {"__metadata__": {"format": "pt", "who": "somebody \u00e9"}}, b""
+        for name, tensor in sorted(tensors.items(), reverse=True):
+            kind = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int64: "I64"}[tensor.dtype]
+            raw = bytes(tensor.contiguous().flatten().view(torch.uint8).numpy())
+            header[name] = {"shape": list(tensor.shape), "dtype": kind, "data_offsets": [len(data), len(data) + len(raw)]}
+            data += raw
+        text = json.dumps(header, indent=1).encode() + b"   "
+        (blobs / "weights").write_bytes(struct.pack("<Q", len(text)) + text + data)
+        (source / "model.safetensors").symlink_to(blobs / "weights")
+        (source / "config.json").symlink_to(blobs / "config.json")
+        (source / "more").mkdir()
+        (source / "more/README \u00e9.md").write_text("# about\n")
+        (source / ".gitattributes").write_text("*.bin lfs\n")
+        (source / "empty").write_bytes(b"")
+        self.round_trip(source)
+        self.assertFalse((self.folder / "back/model.safetensors").is_symlink())
+        back = AutoModelForCausalLM.from_pretrained(self.folder / "back")
+        for name, parameter in model.named_parameters():
+            self.assertTrue(torch.equal(parameter, dict(back.named_parameters())[name]), name)
+
+    def test_another_type_is_a_new_directory_with_the_tokenizer(self):
+        source, out = self.folder / "hf", self.folder / "out"
+        make_tokenizer(source)
+        save_hf("qwen3_moe", source, torch.bfloat16, save_original_format=False)
+        self.convert(source, self.folder / "checkpoint")
+        self.convert(self.folder / "checkpoint", out, "--dtype", "fp32")
+        self.assertEqual((out / "tokenizer.json").read_bytes(), (source / "tokenizer.json").read_bytes())
+        tokens = torch.arange(20)[None]
+        with torch.no_grad():
+            theirs = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)(tokens).logits
+            ours = AutoModelForCausalLM.from_pretrained(out)(tokens).logits
+        self.assertTrue(torch.equal(ours, theirs))
+
+    def test_a_run_begins_with_it_as_with_the_directory(self):
+        source, checkpoint = self.folder / "hf", self.folder / "checkpoint"
+        save_hf("qwen3", source, torch.bfloat16)
+        make_tokens(self.folder / "tokens.bin")
+        self.convert(source, checkpoint)
+        job = self.write_job(model=f'hf_dir = "{source}"')
+        self.assertEqual(self.eval(job, checkpoint), self.eval(job, source))
+        losses = []
+        for name, key in (("a", f'checkpoint.resume="{checkpoint}"'), ("b", 'model.init="hf"')):
+            done = self.pptrain("--config", job, "--set", f'run.dir="{self.folder}/{name}"', "--set", key, "--set",
+                                "optimizer.name=lion", "--set", "run.seed=5", "--set", "distributed.pp=2")
+            lines = [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
+            losses.append([line["loss"] for line in lines if line.get("loss")])
+            self.assertEqual("weights alone" in done.stderr + done.stdout, name == "a")
+        self.assertEqual(len(losses[0]), 2)
+        self.assertEqual(losses[0], losses[1])
+        message = self.pptrain("--config", job, "--set", f'run.dir="{self.folder}/c"', "--set", f'checkpoint.resume="{checkpoint}"',
+                               "--set", "model.rope_theta=77.0", code=2).stderr
+        self.assertIn("model.rope_theta was", message)
+
+    def test_memory_does_not_grow_with_the_model(self):
+        # Started by a small process: one that is started has had its parent's memory.
+        start = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=sys.stderr); "
+                 "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+
+        def peak(*arguments):
+            done = subprocess.run([sys.executable, "-c", start, PPTRAIN, "convert", *map(str, arguments)],
+                                  capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return int(done.stdout) / 1024  # MiB
+        peaks = {}
+        for layers in (1, 24):
+            source = self.folder / f"hf{layers}"
+            config = LlamaConfig(**{**HF_SIZES, "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64,
+                                    "num_attention_heads": 8, "num_hidden_layers": layers})
+            with torch.device("meta"):
+                names = {name: p.shape for name, p in LlamaForCausalLM(config).named_parameters()}
+            source.mkdir()
+            config.architectures = ["LlamaForCausalLM"]
+            config.save_pretrained(source)
+            save_file({name: torch.full(shape, 0.5, dtype=torch.bfloat16) for name, shape in names.items()},
+                      source / "model.safetensors", {"format": "pt"})
+            checkpoint, back = self.folder / f"checkpoint{layers}", self.folder / f"back{layers}"
+            peaks[layers] = (peak("--from", source, "--to", checkpoint), peak("--from", checkpoint, "--to", back))
+        grown = sum(p.stat().st_size for p in (self.folder / "checkpoint24").rglob("*") if p.is_file()) / 2**20
+        self.assertGreater(grown, 200)  # MiB of float32, of tensors of 2 MiB at most
+        for small, large in zip(peaks[1], peaks[24]):
+            self.assertGreater(small, 20)  # the program has been measured, not the one that starts it
+            self.assertLess(large - small, 40)
+
+
+class Refusals(Case):
+    def test_places(self):
+        source = self.folder / "hf"
+        save_hf("qwen3", source, torch.bfloat16)
+        checkpoint = self.folder / "checkpoint"
+        self.convert(source, checkpoint)
+        self.assertIn("there is no", self.refused(self.folder / "none", self.folder / "out"))
+        (self.folder / "other").mkdir()
+        self.assertIn("no checkpoint", self.refused(self.folder / "other", self.folder / "out"))
+        self.assertIn("is there already", self.refused(source, checkpoint))
+        self.assertIn("which --from reads", self.refused(source, source, "--overwrite"))
+        self.assertIn("lies in", self.refused(source, source / "new"))
+        self.assertIn("holds", self.refused(source, self.folder, "--overwrite"))
+        link = self.folder / "link"
+        link.symlink_to(source)
+        self.assertIn("which --from reads", self.refused(link, source, "--overwrite"))
+        self.assertIn("--dtype", self.refused(source, self.folder / "out", "--dtype", "bf16"))
+        self.assertIn("--tokenizer", self.refused(checkpoint, self.folder / "out", "--tokenizer", self.folder / "other"))
+        (self.folder / "file").write_text("")
+        self.assertIn("no folder", self.refused(source, self.folder / "file", "--overwrite"))
+
+    def test_overwrite_replaces_conversions_alone(self):
+        source, out, checkpoint = self.folder / "hf", self.folder / "out", self.folder / "checkpoint"
+        save_hf("qwen3", source, torch.bfloat16, max_shard_size="200KB")
+        (source / "README.md").write_text("about")
+        checkpoint.mkdir()  # an empty folder is in nobody's way
+        self.convert(source, checkpoint)
+        self.convert(source, checkpoint, "--overwrite")
+        self.convert(checkpoint, out, "--dtype", "fp16")
+        self.convert(checkpoint, out, "--overwrite")
+        self.assert_same_folder(source, out)
+        self.convert(checkpoint, out, "--overwrite")
+        (out / "mine.txt").write_text("mine")
+        self.assertIn("mine.txt", self.refused(checkpoint, out, "--overwrite"))
+        (checkpoint / "stage_0/mine.txt").write_text("mine")
+        self.assertIn("stage_0/mine.txt", self.refused(source, checkpoint, "--overwrite"))
+        self.train()
+        run = self.folder / "run/checkpoints/step_2"
+        self.assertIn("optimizer state", self.refused(source, run, "--overwrite"))
+        self.assertIn("metrics.jsonl", self.refused(source, self.folder / "run", "--overwrite"))
+
+    def test_weights_that_cannot_be_kept(self):
+        source = self.folder / "hf"
+        save_hf("qwen3", source, torch.bfloat16)
+        path, good = source / "model.safetensors", load_file(source / "model.safetensors")
+        name = "model.layers.1.mlp.up_proj.weight"
+        nan = good[name].clone()
+        nan.view(torch.int16)[3, 4] = 0x7FA1
+        cases = {
+            "F64": {name: good[name].double()},
+            "no number": {name: nan},
+            "has shape": {name: good[name][:-1]},
+            "no place": {"model.layers.0.mlp.up_proj.bias": torch.zeros(104)},
+        }
+        for message, change in cases.items():
+            with self.subTest(message=message):
+                save_file({**good, **change}, path, {"format": "pt"})
+                refusal = self.refused(source, self.folder / "out", code=1)
+                self.assertIn(message, refusal)
+                self.assertIn(next(iter(change)), refusal)
+        save_file({key: value for key, value in good.items() if key != name}, path, {"format": "pt"})
+        self.assertIn(name, self.refused(source, self.folder / "out", code=1))
+
+    def test_a_head_that_is_not_the_tied_embedding(self):
+        source = self.folder / "hf"
+        save_hf("llama", source, torch.bfloat16)
+        tensors = load_file(source / "model.safetensors")
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+        save_file(tensors, source / "model.safetensors", {"format": "pt"})
+        self.assertIn("tie_word_embeddings", self.refused(source, self.folder / "out", code=1))
+
+    def test_damage_is_named(self):
+        source, checkpoint = self.folder / "hf", self.folder / "checkpoint"
+        save_hf("qwen3", source, torch.bfloat16)
+        self.convert(source, checkpoint)
+        for name in ("stage_0/model.safetensors", "hf/files/config.json", "hf/headers/model.safetensors"):
+            with self.subTest(name=name):
+                path = checkpoint / name
+                good = path.read_bytes()
+                path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])
+                self.assertIn(name, self.refused(checkpoint, self.folder / "out", code=1))
+                self.assertIn(name, self.pptrain("verify", checkpoint, code=1).stdout)
+                path.write_bytes(good)
+
+    def test_what_transformers_has_no_place_for(self):
+        self.train("mixtral", "model.router_bias_update_rate=0.001")
+        self.assertIn("router_bias_update_rate", self.refused(self.folder / "run", self.folder / "out", code=1))
+
+    def test_values_beyond_half(self):
+        source, checkpoint = self.folder / "hf", self.folder / "checkpoint"
+        save_hf("qwen3", source)
+        tensors = load_file(source / "model.safetensors")
+        tensors["model.norm.weight"][5] = 1e6
+        save_file(tensors, source / "model.safetensors", {"format": "pt"})
+        self.convert(source, checkpoint)
+        message = self.refused(checkpoint, self.folder / "out", "--dtype", "fp16", code=1)
+        self.assertIn("norm.weight", message)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,147 @@
+// What is written for transformers, read again.
+#include "models/hf_writer.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "models/hf_config.h"
+#include "models/registry.h"
+#include "models/weight_map.h"
+#include "models/whole_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using config::ModelSection;
+using pptrain::test::contains_text;
+
+namespace {
+
+// No two sizes alike, no value a default.
+ModelSection section_of(std::string_view arch) {
+  ModelSection m;
+  m.arch = arch;
+  m.initializer_range = 0.03;
+  m.hidden_size = 80;
+  m.intermediate_size = 96;
+  m.num_hidden_layers = 4;
+  m.num_attention_heads = 6;
+  m.num_key_value_heads = 3;
+  m.head_dim = 18;
+  m.vocab_size = 131;
+  m.rope_theta = 54321.5;
+  m.rms_norm_eps = 3e-6;
+  m.tie_word_embeddings = true;
+  m.max_position_embeddings = 777;
+  m.attention_bias = arch != "mixtral";
+  m.mlp_bias = arch == "llama";
+  if (arch == "mixtral" || arch == "qwen3_moe") {
+    m.num_experts = 5;
+    m.num_experts_per_tok = 4;
+  }
+  if (arch == "qwen3_moe") {
+    m.norm_topk_prob = true;
+    m.moe_intermediate_size = 40;
+    m.decoder_sparse_step = 2;
+    m.mlp_only_layers = {1, 2};
+  }
+  return m;
+}
+
+ModelSection there_and_back(const ModelSection& model) {
+  return models::parse_hf_config(models::hf_config(model, at::kBFloat16, {}).dump(), "config.json");
+}
+
+models::ModelConfig small(std::string_view arch, bool tied) {
+  ModelSection section = section_of(arch);
+  section.tie_word_embeddings = tied;
+  return models::make_model_config(section, 1);
+}
+
+}  // namespace
+
+TEST_CASE("config.json gives the model back, of every architecture") {
+  for (const models::Architecture* architecture : models::architectures) {
+    INFO(architecture->name);
+    ModelSection model = section_of(architecture->name);
+    CHECK(there_and_back(model) == model);
+    model.rope_scaling = {.rope_type = "linear", .factor = 2.5};
+    CHECK(there_and_back(model) == model);
+    model.rope_scaling = {"llama3", 8, 1.25, 4.5, 4096};
+    CHECK(there_and_back(model) == model);
+    model.tie_word_embeddings = model.attention_bias = model.mlp_bias = model.norm_topk_prob = false;
+    model.mlp_only_layers.clear();
+    CHECK(there_and_back(model) == model);
+  }
+}
+
+TEST_CASE("config.json names class, type and the ends of a text") {
+  const auto json = models::hf_config(section_of("mixtral"), at::kHalf, {.bos = {}, .eos = 7});
+  CHECK(json["architectures"] == nlohmann::ordered_json{"MixtralForCausalLM"});
+  CHECK(json["model_type"] == "mixtral");
+  CHECK(json["torch_dtype"] == "float16");
+  CHECK(json["dtype"] == "float16");
+  CHECK(json["bos_token_id"].is_null());
+  CHECK(json["eos_token_id"] == 7);
+  CHECK(json["num_local_experts"] == 5);
+  CHECK_THROWS_AS(models::hf_config(section_of("llama"), at::kDouble, {}), Error);
+  ModelSection sparse = section_of("qwen3_moe");
+  sparse.intermediate_size = 0;  // where no layer has an MLP
+  CHECK(models::hf_config(sparse, at::kFloat, {})["intermediate_size"] == 40);
+}
+
+TEST_CASE("every tensor leads back to its parameter, and every parameter has one") {
+  for (const models::Architecture* architecture : models::architectures) {
+    for (const bool tied : {false, true}) {
+      INFO(architecture->name << (tied ? ", tied" : ""));
+      const models::ModelConfig model = small(architecture->name, tied);
+      models::TransformerStage whole(model, models::whole_model(model));
+      std::set<std::string> parameters, names;
+      for (const nn::ParameterSpec* spec : whole.parameters().specs()) parameters.insert(spec->name);
+      if (tied) parameters.erase("head.weight");
+      for (const models::HfTensor& tensor : models::hf_tensors(model)) {
+        CHECK(models::parameters_in(architecture->weights, tensor.name, model.sparse.experts) ==
+              std::vector{tensor.parameter});
+        CHECK(parameters.erase(tensor.parameter) == 1);
+        CHECK(names.insert(tensor.name).second);
+      }
+      CHECK(parameters.empty());
+    }
+  }
+}
+
+TEST_CASE("a tensor of all experts leads back to the matrices in it, in their order") {
+  for (const char* arch : {"qwen3_moe", "mixtral"}) {
+    INFO(arch);
+    const models::ModelConfig model = small(arch, false);
+    std::map<std::string, std::map<int64_t, std::string>> fused;  // parameters by their place
+    for (const models::HfTensor& tensor : models::hf_tensors(model)) {
+      if (const auto place = models::fused_expert(tensor.parameter))
+        fused[place->hf][place->expert * place->parts + place->part] = tensor.parameter;
+    }
+    REQUIRE_FALSE(fused.empty());
+    for (const auto& [name, places] : fused) {
+      std::vector<std::string> expected;
+      for (const auto& [place, parameter] : places) {
+        CHECK(place == static_cast<int64_t>(expected.size()));
+        expected.push_back(parameter);
+      }
+      CHECK(models::parameters_in(models::find_architecture(arch).weights, name, model.sparse.experts) ==
+            expected);
+    }
+  }
+  const auto names = models::find_architecture("llama").weights;
+  CHECK(models::parameters_in(names, "model.layers.0.mlp.experts.gate_up_proj", 0).empty());
+  CHECK(models::parameters_in(names, "model.layers.0.self_attn.rotary_emb.inv_freq", 0).empty());
+}
+
+TEST_CASE("a bias that balances experts has no tensor") {
+  ModelSection section = section_of("mixtral");
+  section.router_bias_update_rate = 0.01;
+  CHECK_THROWS_WITH(models::hf_tensors(models::make_model_config(section, 1)),
+                    contains_text("MixtralForCausalLM") && contains_text("router_bias_update_rate"));
+}
