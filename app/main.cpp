@@ -9,6 +9,7 @@
 
 #include "app/commands/argument_hint.h"
 #include "app/commands/commands.h"
+#include "app/commands/live.h"
 #include "app/commands/tokenize.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
@@ -208,6 +209,9 @@ int run(int argc, char** argv) {
   pptrain::app::TokenizeArguments tokenize_arguments;
   CLI::App* tokenize = pptrain::app::add_tokenize(cli, tokenize_arguments);
 
+  pptrain::app::LiveArguments live_arguments;
+  const pptrain::app::LiveCommands live = pptrain::app::add_live(cli, live_arguments);
+
   bool reference = false, schema = false;
   CLI::App* config = cli.add_subcommand("config", "Describe every key of a job file");
   CLI::Option* as_toml = config->add_flag("--reference", reference, "As commented TOML (the default)");
@@ -239,6 +243,9 @@ int run(int argc, char** argv) {
   if (*generate) return pptrain::app::generate(generate_arguments);
   if (*verify) return pptrain::app::verify(checkpoint_dir);
   if (*tokenize) return pptrain::app::tokenize(tokenize_arguments);
+  if (*live.status) return pptrain::app::status(live_arguments);
+  if (*live.save) return pptrain::app::save(live_arguments);
+  if (*live.stop) return pptrain::app::stop(live_arguments);
   if (*config) return schema ? pptrain::app::print_schema() : pptrain::app::print_reference();
   if (train_arguments.config.empty())
     return pptrain::app::refuse("--config is required: pptrain --config job.toml (see --help)");
