@@ -11,6 +11,7 @@
 #include "app/commands/commands.h"
 #include "app/commands/completion.h"
 #include "app/commands/convert.h"
+#include "app/commands/live.h"
 #include "app/commands/tokenize.h"
 #include "app/commands/version.h"
 #include "core/base/error.h"
@@ -47,6 +48,9 @@ CommandLine::CommandLine(const std::string& commit)
   add(add_plan, plan);
   add(add_eval, eval, /*of_ranks=*/true);
   add(add_generate, generate, /*of_ranks=*/true);
+  add(add_status, status);
+  add(add_save, save);
+  add(add_stop, stop);
   add(add_verify, verify);
   add(add_convert, run_convert);
   add(add_tokenize, tokenize);

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "core/io/is_there.h"
 #include "core/io/numbered_path.h"
 #include "core/metrics/metrics_file.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -67,9 +68,11 @@ void set_aside_checkpoints(const fs::path& root, std::optional<int64_t> kept, co
   const fs::path aside = aside_folder(root);
   create(aside);
   for (const checkpoint::StepFolder& folder : moving) move(folder.path, aside / folder.path.filename());
-  std::error_code error;
-  const fs::path latest = root / checkpoint::latest_name;
-  if (!kept && fs::exists(latest, error)) move(latest, aside / checkpoint::latest_name);
+  const fs::path latest = root / checkpoint::latest_name, best = root / checkpoint::best_name;
+  if (!kept && io::is_there(latest)) move(latest, aside / checkpoint::latest_name);
+  const std::string best_one = checkpoint::name_in(best);
+  if (io::is_there(best) && (best_one.empty() || !io::is_there(root / best_one)))
+    move(best, aside / checkpoint::best_name);
   io::sync_folder(aside);
   io::sync_folder(root);
   report(fmt::format("an earlier run left {} checkpoint{} {}: moved to {}", moving.size(),

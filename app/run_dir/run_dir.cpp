@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <exception>
 #include <system_error>
 #include <thread>
 
@@ -109,16 +110,30 @@ checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
   if (!new_data_) return state;
   state.seed = static_cast<uint64_t>(context_.job.run.seed);
   state.next_sample = next_sample_;
+  state.recent_losses.clear();  // other data have other losses
+  state.losses_above = state.above_since = 0;
   return state;
 }
 
-void RunDir::begin(int64_t step) const {
+void RunDir::begin(int64_t step) {
+  begun_ = true;
+  forget_run_end(folder_);
   if (!choice_.remark.empty()) warn(choice_.remark);
   for (const std::string& remark : terms_.remarks) inform(remark);
   const bool goes_on = choice_.from == StartFrom::own_checkpoint;
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
   if (context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
   keep_job(folder_ / "job.toml", config::to_toml(context_.job));
+}
+
+void RunDir::end(RunEnd end) const noexcept {
+  if (!begun_) return;
+  try {
+    if (holder()) end.process = *holder();
+    write_run_end(folder_, end);
+  } catch (const std::exception& error) {
+    spdlog::warn("{}", error.what());
+  }
 }
 
 metrics::RunHeader RunDir::header(int64_t step, const checkpoint::Layout& layout) const {

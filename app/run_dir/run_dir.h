@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "app/run_dir/resume_check.h"
+#include "app/run_dir/run_end.h"
 #include "app/run_dir/run_lock.h"
 #include "app/run_dir/start_choice.h"
 #include "app/train/run_context.h"
@@ -39,7 +41,14 @@ class RunDir {
   // Rank 0, once the model is loaded: checkpoints, metrics and traces that the run which begins at `step`
   // would meet move aside, and job.toml becomes this job's. Nothing is deleted. Prints what moved and what
   // differs.
-  void begin(int64_t step) const;
+  void begin(int64_t step);
+
+  // Rank 0: how the run ends, for those who look at the folder. Of a start that has not begun nothing is
+  // said. What cannot be written is a warning.
+  void end(RunEnd end) const noexcept;
+
+  // Rank 0: this process as the lock has it; nothing where the file system cannot lock.
+  const std::optional<LockHolder>& holder() const { return lock_.own(); }
 
   // Rank 0: the fingerprint of the training data.
   const std::string& data() const { return data_; }
@@ -59,6 +68,7 @@ class RunDir {
   StartChoice choice_;
   ResumeTerms terms_;
   std::string checkpoint_, data_;
+  bool begun_ = false;
   bool new_data_ = false;  // of terms_, on every rank
   int64_t next_sample_ = 0;
 };

@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "app/run_dir/this_process.h"
+#include "core/io/is_there.h"
+#include "core/io/regular_file.h"
 
 namespace pptrain::app {
 
@@ -37,11 +39,9 @@ std::optional<LockHolder> read_holder(int fd) {
 }
 
 // For people alone: what cannot be written is left out.
-void write_holder(int fd) {
-  const Json json{{"pid", ::getpid()},
-                  {"host", host_name()},
-                  {"since", now_utc()},
-                  {"command", command_line().substr(0, 4096)}};
+void write_holder(int fd, const LockHolder& holder) {
+  const Json json{
+      {"pid", holder.pid}, {"host", holder.host}, {"since", holder.since}, {"command", holder.command}};
   const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   if (::ftruncate(fd, 0) == 0) std::ignore = ::pwrite(fd, text.data(), text.size(), 0);
 }
@@ -57,12 +57,28 @@ int lock_whole_file(int fd) {
   return errno == EACCES ? EAGAIN : errno;
 }
 
+LockState look_at_lock(const fs::path& folder) {
+  const fs::path path = folder / "lock";
+  if (!io::is_there(path)) return {};
+  const io::RegularFile file(path);
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  const bool seen = ::fcntl(file.descriptor(), F_OFD_GETLK, &lock) == 0 ||
+                    (errno == EINVAL && ::fcntl(file.descriptor(), F_GETLK, &lock) == 0);
+  const bool free = lock.l_type == F_UNLCK;
+  return {.held = !seen  ? LockState::Held::cannot_tell
+                  : free ? LockState::Held::no
+                         : LockState::Held::yes,
+          .holder = read_holder(file.descriptor())};
+}
+
 std::string LockHolder::describe() const {
   return fmt::format("process {} on {}, since {} ({})", pid, host, since, command);
 }
 
 RunLock::~RunLock() {
-  if (held_ && file_.valid()) std::ignore = ::ftruncate(file_.get(), 0);
+  if (file_.valid()) std::ignore = ::ftruncate(file_.get(), 0);
 }
 
 bool RunLock::try_take(const fs::path& folder, const std::function<void(const std::string&)>& warn,
@@ -81,9 +97,10 @@ bool RunLock::try_take(const fs::path& folder, const std::function<void(const st
         path.string(), std::system_category().message(error), folder.string()));
     return true;
   }
-  write_holder(file.get());
+  own_ = LockHolder{
+      .pid = ::getpid(), .host = host_name(), .since = now_utc(), .command = command_line().substr(0, 4096)};
+  write_holder(file.get(), *own_);
   file_ = std::move(file);
-  held_ = true;
   return true;
 }
 

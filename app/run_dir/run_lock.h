@@ -18,7 +18,24 @@ struct LockHolder {
   std::string host, since, command;
 
   std::string describe() const;  // "process 17 on node3, since ... (pptrain --config job.toml)"
+
+  // Whether both are one process, whatever its command.
+  bool same_process(const LockHolder& other) const {
+    return pid == other.pid && host == other.host && since == other.since;
+  }
 };
+
+// Whether a run has FOLDER/lock, seen from outside.
+struct LockState {
+  enum class Held { yes, no, cannot_tell };  // cannot_tell: the file system cannot lock
+  Held held = Held::no;
+  std::optional<LockHolder>
+      holder;  // as the file says; of the last run, where `held` is no and it was killed
+};
+
+// Looks without taking the lock, so that nobody who starts meanwhile is disturbed. Throws Error where the
+// file is there and cannot be read.
+LockState look_at_lock(const std::filesystem::path& folder);
 
 // Locks all of an open file for writing, without waiting. Returns 0, EAGAIN where somebody else has it, or
 // why the file system cannot lock it (ENOLCK, EOPNOTSUPP, ...).
@@ -40,13 +57,15 @@ class RunLock {
   bool try_take(const std::filesystem::path& folder, const std::function<void(const std::string&)>& warn,
                 const std::function<int(int)>& lock_file = lock_whole_file);
 
+  // This process, as the lock that it holds says; nothing where it holds none.
+  const std::optional<LockHolder>& own() const { return own_; }
+
   // Of the lock that the last attempt met; nothing where its file does not say.
   const std::optional<LockHolder>& holder() const { return holder_; }
 
  private:
   io::FileDescriptor file_;
-  std::optional<LockHolder> holder_;
-  bool held_ = false;
+  std::optional<LockHolder> holder_, own_;
 };
 
 // How long to wait for the lock of a process on this host or another one. A process that is gone holds none,

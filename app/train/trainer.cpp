@@ -1,7 +1,6 @@
 #include "app/train/trainer.h"
 
 #include <spdlog/fmt/fmt.h>
-#include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -9,15 +8,11 @@
 #include <utility>
 
 #include "app/train/datasets.h"
+#include "app/train/divergence_report.h"
+#include "app/train/opening.h"
 #include "app/train/run_log.h"
 #include "core/base/error.h"
-#include "core/config/loader.h"
-#include "core/config/warnings.h"
-#include "core/kernels/device_name.h"
-#include "core/metrics/jsonl_sink.h"
 #include "core/metrics/memory.h"
-#include "core/metrics/peak_flops.h"
-#include "core/metrics/terminal_sinks.h"
 #include "models/flops.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/schedule/passes/passes.h"
@@ -43,16 +38,9 @@ data::DataLoader open_training_data(const RunContext& context) {
           context.job.data.shuffle, static_cast<uint64_t>(context.job.run.seed)};
 }
 
-checkpoint::Layout describe_layout(const Plan& plan) {
-  return {{"pp", fmt::to_string(plan.mesh.pp)},
-          {"dp_replicate", fmt::to_string(plan.mesh.dp_replicate)},
-          {"dp_shard", fmt::to_string(plan.mesh.dp_shard)},
-          {"cp", fmt::to_string(plan.mesh.cp)},
-          {"tp", fmt::to_string(plan.mesh.tp)},
-          {"ep", fmt::to_string(plan.mesh.ep)},
-          {"pp_schedule", plan.job.distributed.pp_schedule},
-          {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
-          {"seq_len", fmt::to_string(plan.job.train.seq_len)}};
+// Of the checkpoint of a step, for those who look at the run's folder; before the first step there is none.
+std::string name_of(int64_t step) {
+  return step > 0 ? checkpoint::step_folder_name(step) : "";
 }
 
 }  // namespace
@@ -60,7 +48,6 @@ checkpoint::Layout describe_layout(const Plan& plan) {
 Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
     : context_(context),
       shutdown_(shutdown),
-      checkpoint_root_(fs::path(context.job.run.dir) / "checkpoints"),
       run_dir_(context),
       disk_comm_(checkpoint::patient(context.mesh.world())),
       model_(context),
@@ -69,7 +56,10 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
                 pipeline::Executor::Mode::train),
       profile_(context, executor_),
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
-      anomaly_(context.job.train.max_skipped_steps) {
+      anomaly_(context.job.train.max_skipped_steps),
+      divergence_({.steps = context.job.train.divergence_steps,
+                   .window = context.job.train.divergence_window,
+                   .width = context.job.train.divergence_band}) {
   executor_.on_stage_actions(model_.stage_actions());
   executor_.report_to(context.report.activity);
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
@@ -82,6 +72,15 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
 Trainer::~Trainer() = default;
 
 int Trainer::run() {
+  try {
+    return train();
+  } catch (const std::exception& error) {
+    if (context_.root()) run_dir_.end({.how = "failed", .step = state_.step, .message = error.what()});
+    throw;
+  }
+}
+
+int Trainer::train() {
   start();
   const int64_t steps = context_.job.train.steps;
   if (state_.step >= steps) {
@@ -90,6 +89,7 @@ int Trainer::run() {
           "nothing to do: {} is at step {} of {}. Start over with --set checkpoint.resume=restart, or train "
           "on with a larger train.steps.",
           context_.job.run.dir, state_.step, steps);
+      run_dir_.end({.how = "finished", .step = state_.step, .checkpoint = name_of(state_.step)});
     }
     return 0;
   }
@@ -107,8 +107,10 @@ int Trainer::run() {
     if (samples_ && due(context_.job.eval.generate_interval))
       profile_.timed(Phase::evaluation, [&] { samples_->log(state_.step); });
     const Wishes wishes = agree_on_wishes();
-    stopped = wishes.stop && !last;
-    if (quick_stop_ && (last || stopped)) quick_stop_->stopping();
+    const bool diverged = divergence_.diverged();
+    stopped = wishes.stop && !last && !diverged;
+    if (quick_stop_ && (last || stopped || diverged)) quick_stop_->stopping();
+    if (diverged) return give_up();
     if (last || stopped || wishes.save || due(context_.job.checkpoint.interval)) {
       profile_.timed(Phase::checkpoint, [&] { save(last || stopped); });
     } else if (quick_stop_) {
@@ -120,7 +122,7 @@ int Trainer::run() {
 
 void Trainer::start() {
   try {
-    checkpoint::probe_shared(*disk_comm_, checkpoint_root_);
+    checkpoint::probe_shared(*disk_comm_, fs::path(context_.job.run.dir) / "checkpoints");
   } catch (const PeerFailure&) {
     throw;
   } catch (const Error& error) {
@@ -133,16 +135,19 @@ void Trainer::start() {
     state_ = {.seed = static_cast<uint64_t>(context_.job.run.seed)};
   } else {
     anomaly_.restore(state_.skipped_in_a_row, state_.skipped);
-    saved_step_ = state_.step;
+    divergence_.restore({state_.recent_losses, state_.losses_above, state_.above_since});
   }
+  const checkpoint::Layout layout = describe_layout(context_.plan, run_dir_.data());
   if (context_.root()) {
     run_dir_.begin(state_.step);
     open_log(context_.job.run.dir);
-    announce();
+    announce(context_);
     if (!chosen.empty()) spdlog::info("resumed from {} at step {}", chosen, state_.step);
-    open_sinks();
+    sinks_ = open_sinks(context_, run_dir_.header(state_.step, layout), state_.step);
+    peak_flops_ = find_peak_flops(context_);
+    if (const auto& holder = run_dir_.holder()) requests_.emplace(context_.job.run.dir, *holder);
   }
-  open_saver();
+  open_saver(layout);
   disk_comm_->barrier();
   open_log(context_.job.run.dir);
   listen();
@@ -161,61 +166,23 @@ void Trainer::resume() {
   }
 }
 
-checkpoint::Layout Trainer::layout() const {
-  checkpoint::Layout layout = describe_layout(context_.plan);
-  layout["data"] = run_dir_.data();
-  return layout;
-}
-
-checkpoint::SaveOptions Trainer::save_options() const {
-  return {.root = checkpoint_root_,
-          .layout = layout(),
-          .job_toml = config::to_toml(context_.job),
-          .keep_last_n = context_.job.checkpoint.keep_last_n,
-          .keep = run_dir_.begun_from(),
-          .warn = {}};
-}
-
-void Trainer::open_saver() {
-  saver_.emplace(*disk_comm_, save_options(), context_.job.checkpoint.async);
-  model_.before_change([this] { saver_->protect(); });
-  saved_at_ = Clock::now();
-}
-
-void Trainer::announce() const {
-  const config::JobConfig& job = context_.job;
-  spdlog::info("pptrain: {} of {:.2f} M parameters, {} on {} x {} rank{}, {}", job.model.arch,
-               static_cast<double>(models::parameter_count(context_.model)) / 1e6,
-               context_.mesh.shape().describe(), context_.mesh.shape().world_size(), context_.device.str(),
-               context_.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
-  const int data_ranks = context_.mesh.size(mesh::Group::batch);
-  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",
-               job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context_.plan.layers), "+"),
-               job.train.grad_accum_steps, job.data.lengths == "fixed" ? "" : "at most ",
-               job.train.micro_batch_size, job.train.seq_len,
-               data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
-  spdlog::info("output in {}", job.run.dir);
-  for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
-}
-
-void Trainer::open_sinks() {
-  const config::JobConfig& job = context_.job;
-  sinks_.push_back(std::make_unique<metrics::JsonlSink>(fs::path(job.run.dir) / "metrics.jsonl",
-                                                        run_dir_.header(state_.step, layout())));
-  sinks_.push_back(std::make_unique<metrics::LineSink>(job.metrics.log_interval, job.train.steps));
-  if (auto console = metrics::console_of_log(); console && metrics::terminal_columns())
-    sinks_.push_back(std::make_unique<metrics::BarSink>(std::move(console), state_.step, job.train.steps));
-  const double each = job.metrics.peak_tflops > 0
-                          ? job.metrics.peak_tflops * 1e12
-                          : metrics::peak_flops(context_.device, job.train.dtype == "bf16");
-  peak_flops_ = each * context_.mesh.shape().world_size();
-  if (peak_flops_ == 0)
-    spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",
-                 kernels::device_name(context_.device));
+void Trainer::open_saver(const checkpoint::Layout& layout) {
+  const auto tell = [this](int64_t step, const fs::path& folder, const std::string& failure) {
+    if (requests_) requests_->saved(step, folder.filename().string(), failure);
+  };
+  saver_.emplace(context_, *disk_comm_, model_,
+                 checkpoint::SaveOptions{.root = fs::path(context_.job.run.dir) / "checkpoints",
+                                         .layout = layout,
+                                         .job_toml = {},
+                                         .keep = run_dir_.begun_from(),
+                                         .warn = {},
+                                         .ended = tell},
+                 state_, !run_dir_.checkpoint().empty());
 }
 
 void Trainer::train_step() {
   const auto begin = Clock::now();
+  state_.validation_loss.reset();  // that of the step before
   const Given given = run_pipeline();
   if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
@@ -229,7 +196,7 @@ void Trainer::train_step() {
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {
       post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped},
-                              shutdown_.requested() || save_is_late());
+                              shutdown_.requested() || saver_->is_late() || is_asked());
     });
     profile_.end_step();
     pending_given_ = given;
@@ -298,17 +265,35 @@ void Trainer::settle(const Step& step, int64_t number, const Given& given, const
   state_.tokens += step.loss.tokens;
   state_.skipped = anomaly_.total();
   state_.skipped_in_a_row = anomaly_.in_a_row();
+  if (step.applied)
+    divergence_.take(number, step.loss.loss / static_cast<double>(std::max<int64_t>(step.loss.tokens, 1)));
+  state_.recent_losses = divergence_.state().recent;
+  state_.losses_above = divergence_.state().above;
+  state_.above_since = divergence_.state().since;
   record(step, number, given, seconds, profile_.settle());
-  if (quick_stop_)
-    quick_stop_->finished(state_, number == context_.job.train.steps ||
-                                      due(context_.job.checkpoint.interval) ||
-                                      context_.job.checkpoint.minutes > 0);
+  if (quick_stop_) quick_stop_->finished(state_, may_save());
+}
+
+// Requests and the best losses are known to rank 0 alone, so that any step may be saved; but what only an
+// evaluation comes between is left to a launcher in a hurry, and to the next step.
+bool Trainer::may_save() const {
+  const config::JobConfig& job = context_.job;
+  const bool evaluates = due(job.eval.interval) || due(job.eval.generate_interval);
+  const bool always_evaluates = job.eval.interval == 1 || job.eval.generate_interval == 1;
+  return !evaluates || always_evaluates || job.checkpoint.keep_best_n > 0 || job.checkpoint.minutes > 0 ||
+         due(job.checkpoint.interval) || state_.step == job.train.steps || divergence_.diverged();
+}
+
+bool Trainer::is_asked() {
+  if (!requests_ || !may_save()) return false;
+  requests_->look();
+  return requests_->wants_any();
 }
 
 bool Trainer::result_needed() const {
   const config::JobConfig& job = context_.job;
   return state_.step == job.train.steps || due(job.eval.interval) || due(job.eval.generate_interval) ||
-         due(job.checkpoint.interval) || post_validation_->is_urgent();
+         due(job.checkpoint.interval) || divergence_.diverged() || post_validation_->is_urgent();
 }
 
 void Trainer::record(const Step& step, int64_t number, const Given& given, const Seconds& seconds,
@@ -351,20 +336,14 @@ std::optional<double> Trainer::evaluate() {
                                    .time_s = seconds_since(begin),
                                    .time = std::chrono::system_clock::now()};
   for (const auto& sink : sinks_) sink->eval(record);
+  if (std::isfinite(loss)) state_.validation_loss = loss;
   return loss;
 }
 
-// The last save of a run must succeed; one before it that fails is told, and the next may succeed. What the
-// memory lost since the last update is found before anything of it is saved.
 void Trainer::save(bool is_last) {
   const metrics::PhaseNote note(sinks_, "saving");
-  if (std::exchange(saved_step_, state_.step) != state_.step) {
-    model_.check_weights();
-    saver_->start(state_, model_.contents(), is_last);
-  }
+  saver_->save(state_, is_last);
   if (quick_stop_) quick_stop_->saved();
-  if (is_last) saver_->finish();
-  saved_at_ = Clock::now();
 }
 
 void Trainer::listen() {
@@ -378,9 +357,14 @@ void Trainer::listen() {
   quick_stop_.emplace(
       context_.mesh.world(), shutdown_, *patience_.time, state_,
       [this](comm::Communicator& world, const checkpoint::RunState& state) {
-        return save_quickly(world, state);
+        saved_quickly_ = state.step;
+        return saver_->save_quickly(world, state);
       },
-      context_.report.take_leave);
+      [this] {
+        if (context_.root())
+          run_dir_.end({.how = "stopped", .step = saved_quickly_, .checkpoint = name_of(saved_quickly_)});
+        if (context_.report.take_leave) context_.report.take_leave();
+      });
   if (context_.root() && !patience_.advice.empty()) spdlog::info("{}", patience_.advice);
 }
 
@@ -395,33 +379,16 @@ void Trainer::tell_of(const fault::StopRequest& request) const {
   }
 }
 
-// What the saver has under way is of this step, or of an earlier one: it ends first.
-std::string Trainer::save_quickly(comm::Communicator& world, const checkpoint::RunState& state) {
-  if (state.step == 0) return "no step was finished, so there is nothing to save";
-  bool saved = saved_step_ == state.step;
-  try {
-    saver_->finish();
-  } catch (const checkpoint::NotSaved&) {
-    saved = false;
-  }
-  if (!saved) {
-    model_.check_weights();
-    checkpoint::save(world, save_options(), state, model_.contents());
-  }
-  saved_step_ = state.step;
-  return fmt::format("step {} is saved in {}", state.step, checkpoint_root_.string());
-}
-
-bool Trainer::save_is_late() const {
-  const double minutes = context_.job.checkpoint.minutes;
-  return context_.root() && minutes > 0 && seconds_since(saved_at_) >= 60 * minutes;
-}
-
 Trainer::Wishes Trainer::agree_on_wishes() {
   const comm::ActivityScope waiting(context_.report.activity, comm::Doing::wait,
                                     "all ranks at the end of the step");
-  const std::vector<double> mine{shutdown_.requested() ? 1.0 : 0.0, save_is_late() ? 1.0 : 0.0};
+  const bool asked = is_asked();
+  const bool stop = shutdown_.requested() || (asked && requests_->wants(RequestKind::stop));
+  const bool save = saver_->is_late() || saver_->is_among_best(state_) || asked;
+  const std::vector<double> mine{stop ? 1.0 : 0.0, save ? 1.0 : 0.0};
   const std::vector<double> ranks = comm::all_reduce_sum(context_.mesh.world(), mine);
+  if (asked) requests_->agreed(state_.step);
+  stopped_on_request_ = stop && !shutdown_.requested();
   if (post_validation_) post_validation_->answered();
   return {.stop = ranks[0] > 0, .save = ranks[1] > 0};
 }
@@ -430,19 +397,33 @@ int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
   sinks_.clear();
   profile_.finish();
   if (!context_.root()) return stopped ? 3 : 0;
-  const fs::path folder = checkpoint_root_ / checkpoint::step_folder_name(state_.step);
+  const std::string folder = (saver_->root() / name_of(state_.step)).string();
+  run_dir_.end(
+      {.how = stopped ? "stopped" : "finished", .step = state_.step, .checkpoint = name_of(state_.step)});
   if (stopped) {
-    spdlog::info("stopped by a signal at step {}; saved {}. Run the same command to resume.", state_.step,
-                 folder.string());
+    spdlog::info("stopped {} at step {}; saved {}. Run the same command to resume.",
+                 stopped_on_request_ ? "on request" : "by a signal", state_.step, folder);
     return 3;
   }
   if (eval_loss) {
     spdlog::info("done: {} steps, validation loss {:.4f} nats per token; checkpoint in {}", state_.step,
-                 *eval_loss, folder.string());
+                 *eval_loss, folder);
   } else {
-    spdlog::info("done: {} steps; checkpoint in {}", state_.step, folder.string());
+    spdlog::info("done: {} steps; checkpoint in {}", state_.step, folder);
   }
   return 0;
+}
+
+// The loss left its band and stayed away. Nobody goes on from here by himself.
+int Trainer::give_up() {
+  const std::optional<DivergedCheckpoints> left = saver_->save_diverged(state_);
+  sinks_.clear();
+  profile_.finish();
+  if (!left) return 1;
+  const std::string report = describe_divergence(state_.step, divergence_.describe(), *left);
+  spdlog::error("{}", report);
+  run_dir_.end({.how = "diverged", .step = state_.step, .checkpoint = left->saved, .message = report});
+  return 1;
 }
 
 }  // namespace pptrain::app

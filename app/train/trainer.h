@@ -13,17 +13,20 @@
 #include "app/trace/step_profile.h"
 #include "app/train/evaluator.h"
 #include "app/train/launcher_patience.h"
+#include "app/train/live_requests.h"
 #include "app/train/load_sum.h"
 #include "app/train/post_validation.h"
 #include "app/train/quick_stop.h"
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
+#include "app/train/run_saver.h"
 #include "core/data/data_loader.h"
 #include "core/fault/anomaly.h"
+#include "core/fault/divergence.h"
 #include "core/fault/shutdown.h"
 #include "core/metrics/sinks.h"
 #include "core/optim/lr_schedule.h"
-#include "parallel/checkpoint/saver.h"
+#include "parallel/checkpoint/checkpoint.h"
 #include "parallel/pipeline/executor.h"
 
 namespace pptrain::app {
@@ -66,9 +69,8 @@ class Trainer {
 
   void start();  // resumes, or initialises a new run
   void resume();
-  void open_saver();
-  void open_sinks();
-  void announce() const;
+  void open_saver(const checkpoint::Layout& layout);
+  int train();
   void train_step();
   Given run_pipeline();  // of the next step, whose samples are then taken
   void zero_gradients();
@@ -78,22 +80,20 @@ class Trainer {
   void settle(const Step& step, int64_t number, const Given& given, const Seconds& seconds);
   void record(const Step& step, int64_t number, const Given& given, const Seconds& seconds,
               const std::optional<metrics::Bubble>& bubble);
-  checkpoint::Layout layout() const;
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool result_needed() const;  // of the step just run, before the next one can begin
   std::optional<double> evaluate();
   void save(bool is_last);
-  bool save_is_late() const;  // on rank 0, whose clock counts: checkpoint.minutes have passed
+  bool may_save() const;  // this step, as far as all ranks know beforehand
+  bool is_asked();        // on rank 0: there are requests
   Wishes agree_on_wishes();
-  checkpoint::SaveOptions save_options() const;
   void listen();  // for who asks the run to stop: tells the user, and is ready for a launcher in a hurry
   void tell_of(const fault::StopRequest& request) const;
-  std::string save_quickly(comm::Communicator& world, const checkpoint::RunState& state);
   int finish(bool stopped, const std::optional<double>& eval_loss);
+  int give_up();  // the run has diverged
 
   RunContext& context_;
   const fault::Shutdown& shutdown_;
-  std::filesystem::path checkpoint_root_;
   RunDir run_dir_;  // before what costs time and memory: a second start in the folder ends here
   std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
   RankModel model_;
@@ -110,15 +110,17 @@ class Trainer {
   double stalled_ = 0;                   // s that saving took of training's time until the last step ended
   optim::LrSchedule lr_;
   fault::AnomalyGuard anomaly_;
+  fault::DivergenceWatch divergence_;
   checkpoint::RunState state_;
-  int64_t saved_step_ = -1;  // begun to be saved
-  std::chrono::steady_clock::time_point saved_at_;
-  std::optional<checkpoint::Saver> saver_;
+  std::optional<LiveRequests> requests_;  // of rank 0, where the file system can lock
+  bool stopped_on_request_ = false;
+  std::optional<RunSaver> saver_;  // whose thread answers requests
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_ = 0;
   double peak_flops_ = 0;  // of all ranks
   Patience patience_ = patience_of(comm::detect_launch());
   std::atomic<int64_t> under_way_ = 0;  // the step
+  int64_t saved_quickly_ = 0;           // the step
   // Last: their threads use the rest.
   std::optional<fault::StopListener> stop_listener_;  // of rank 0
   std::optional<QuickStop> quick_stop_;  // where the launcher may not wait for the step under way

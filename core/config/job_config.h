@@ -107,7 +107,10 @@ struct TrainSection {
   std::vector<std::string> recompute = {"none"};
   double grad_clip = 1.0;  // 0: off
   int64_t max_skipped_steps = 10;
-  bool check_weights = false;  // that nothing changes them between optimizer steps
+  int64_t divergence_steps = 0;     // in a row with a loss above its band, after which the run stops; 0: off
+  int64_t divergence_window = 100;  // losses that the band is computed from
+  double divergence_band = 6;       // its width, in deviations above the median
+  bool check_weights = false;       // that nothing changes them between optimizer steps
 
   bool operator==(const TrainSection&) const = default;
 };
@@ -166,6 +169,7 @@ struct CheckpointSection {
   double minutes = 0;           // 0: none by time
   bool async = true;            // saves while training goes on
   int64_t keep_last_n = 3;      // 0: all
+  int64_t keep_best_n = 0;      // beside these, those of the lowest validation losses
   std::string resume = "auto";  // auto | none | restart | PATH
   std::string data = "same";    // same | continue | restart
 

@@ -379,6 +379,29 @@ void add_distributed(std::vector<Option>& options) {
       .above_up_to(0, 1e6);
 }
 
+void add_divergence(SectionFields<TrainSection>& train) {
+  const auto watches = [](const JobConfig& j) { return j.train.divergence_steps > 0; };
+  train
+      .add("divergence_steps", &TrainSection::divergence_steps,
+           "So many steps in a row with a loss above its band end the run (exit code 1) with a report. What "
+           "they made is saved as checkpoints/diverged_step_N, which no start goes on from by itself, and "
+           "until then no checkpoint is deleted. 0: off.")
+      .between(0, max_steps);
+  train
+      .add("divergence_window", &TrainSection::divergence_window,
+           "Losses that the band is computed from: the latest ones that did not lie above it. Nothing is "
+           "judged before there are so many.")
+      .between(8, 1024)
+      .only_if("train.divergence_steps > 0", {"train.divergence_steps"}, watches);
+  train
+      .add("divergence_band", &TrainSection::divergence_band,
+           "The band ends so many deviations above the losses' median. A deviation is 1.4826 times their "
+           "median absolute deviation (for normal noise the standard deviation), 0.1 % of the median at "
+           "least.")
+      .above_up_to(0, 1e6)
+      .only_if("train.divergence_steps > 0", {"train.divergence_steps"}, watches);
+}
+
 void add_train(std::vector<Option>& options) {
   SectionFields<TrainSection> train(options, "train", [](JobConfig& j) -> TrainSection& { return j.train; });
   train
@@ -421,6 +444,7 @@ void add_train(std::vector<Option>& options) {
       .add("max_skipped_steps", &TrainSection::max_skipped_steps,
            "A step with a non-finite loss or norm is skipped; so many in a row end the run.")
       .between(1, max_steps);
+  add_divergence(train);
   train.add("check_weights", &TrainSection::check_weights,
             "Sums over the bytes of master weights and optimizer state are taken after each optimizer step, "
             "and compared before the next one and before a checkpoint: a bit that flips in between ends the "
@@ -625,6 +649,13 @@ void add_checkpoint(std::vector<Option>& options) {
       .add("keep_last_n", &CheckpointSection::keep_last_n,
            "Newest checkpoints kept; older ones are deleted. 0: all.")
       .between(0, max_steps);
+  checkpoint
+      .add("keep_best_n", &CheckpointSection::keep_best_n,
+           "Checkpoints with the lowest validation losses that are kept beside the newest ones. A "
+           "checkpoint's loss is that of the evaluation after the same step, so an evaluation that is among "
+           "the best saves one. checkpoints/best has the best one's name. 0: none.")
+      .between(0, max_steps)
+      .only_if("eval.interval > 0", {"eval.interval"}, validates);
   checkpoint
       .add("resume", &CheckpointSection::resume,
            "What the first start in run.dir begins with: none or auto: a new model. Else the path of a "

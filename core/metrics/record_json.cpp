@@ -1,12 +1,11 @@
 #include "core/metrics/record_json.h"
 
-#include <spdlog/fmt/chrono.h>
-#include <spdlog/fmt/fmt.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
+
+#include "core/metrics/utc_time.h"
 
 namespace pptrain::metrics {
 
@@ -16,16 +15,8 @@ namespace {
 
 using Time = std::chrono::system_clock::time_point;
 
-// "2026-01-31T23:59:59.123Z"
-std::string utc(Time time) {
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(time);
-  const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(time - seconds);
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z",
-                     fmt::gmtime(std::chrono::system_clock::to_time_t(seconds)), rest.count());
-}
-
 void add_time(Json& json, Time time) {
-  if (time != Time{}) json["time"] = utc(time);
+  if (time != Time{}) json["time"] = utc_text(time);
 }
 
 Json bubble_json(const Bubble& bubble) {

@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/nn/slice.h"
+#include "parallel/checkpoint/retention.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::checkpoint {
@@ -31,6 +32,12 @@ struct RunState {
   int64_t skipped = 0;         // steps skipped
   int64_t skipped_in_a_row = 0;
   uint64_t seed = 0;
+  // Of the evaluation after this very step; none where there was none.
+  std::optional<double> validation_loss = std::nullopt;
+  // What the watch for divergence goes on with (core/fault/divergence.h): nothing where there is no watch.
+  std::vector<double> recent_losses = {};  // within the band, the oldest first
+  int64_t losses_above = 0;                // steps in a row above the band, up to this one
+  int64_t above_since = 0;                 // the first of them; 0 where there are none
   friend bool operator==(const RunState&, const RunState&) = default;
 };
 
@@ -66,9 +73,23 @@ struct SaveOptions {
   std::string job_toml;
   int64_t keep_last_n = 0;     // the newest that stay; 0: all
   std::filesystem::path keep;  // one that stays whatever its age: what the run began with; "" for none
+  int64_t keep_best_n = 0;     // those of the lowest validation losses, which stay whatever their age
   // Hears on rank 0 of what is no failure: an old checkpoint that cannot be removed. Default: a line of the
   // log.
   std::function<void(const std::string&)> warn;
+  // Hears on rank 0, in the thread that saves, how each save of a Saver ended: the step, its folder, and why
+  // it failed ("" where it did not).
+  std::function<void(int64_t step, const std::filesystem::path& folder, const std::string& failure)> ended =
+      {};
+};
+
+// What one save does that others of the run do not.
+struct SaveTerms {
+  bool is_last = false;     // of the run
+  bool removes_old = true;  // false: no older checkpoint is deleted after it
+  // Written as diverged_step_N, which is no name of a checkpoint to go on from; `latest` stays as it is.
+  bool diverged = false;
+  std::vector<ScoredStep> scored = {};  // rank 0: the validation losses of checkpoints, this one's among them
 };
 
 // A save that failed, on every rank alike: what older checkpoints hold is untouched, and another save may
@@ -82,15 +103,15 @@ class NotSaved : public Error {
 // that has nothing to write (a replica's) passes no stage. Steps: every rank writes its files into
 // `<root>/.tmp_step_N` and syncs them; what they hold is gathered to rank 0, which checks that the slices of
 // each tensor are the whole tensor, writes and syncs the manifest, renames the folder and syncs: now the
-// checkpoint exists. Then it points `latest` at it, and removes all but the newest `keep_last_n`. Elements
-// that no rank passed, or two did, are an error before anything is renamed. On any failure (disk full,
-// unwritable) every rank throws NotSaved that says what and where; older checkpoints stay untouched. A step
-// that is there already is replaced at once by the new one. What killed runs left behind (`.tmp_*`) is
+// checkpoint exists. Then it points `latest` at it, and removes all but those that are kept (retention.h).
+// Elements that no rank passed, or two did, are an error before anything is renamed. On any failure (disk
+// full, unwritable) every rank throws NotSaved that says what and where; older checkpoints stay untouched. A
+// step that is there already is replaced at once by the new one. What killed runs left behind (`.tmp_*`) is
 // removed where it can be. A failure after the rename is a warning: the checkpoint is there.
 //
 // It returns when all is written. saver.h does the same while training goes on.
 void save(comm::Communicator& world, const SaveOptions& options, const RunState& state,
-          const std::vector<StageContents>& stages);
+          const std::vector<StageContents>& stages, const SaveTerms& terms = {});
 void save(comm::Communicator& world, const std::filesystem::path& root, const RunState& state,
           const Layout& layout, const std::string& job_toml, const std::vector<StageContents>& stages,
           int64_t keep_last_n);

@@ -4,6 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -55,6 +56,11 @@ uint64_t bits(const json& object, const char* key) {
   const json& value = object.at(key);
   if (value.is_number_unsigned()) return value.get<uint64_t>();
   throw Error(fmt::format("'{}': {} is not an integer from 0", key, value.dump()));
+}
+
+double finite(const json& value, const char* key) {
+  if (value.is_number() && std::isfinite(value.get<double>())) return value.get<double>();
+  throw Error(fmt::format("'{}': {} is not a number", key, value.dump()));
 }
 
 // Of a shape or a slice, whose own checks refuse the negative.
@@ -137,6 +143,11 @@ void to_json(json& j, const RunState& s) {
        {"skipped", s.skipped},
        {"skipped_in_a_row", s.skipped_in_a_row},
        {"seed", s.seed}};
+  if (s.validation_loss) j["validation_loss"] = *s.validation_loss;
+  if (s.recent_losses.empty()) return;
+  j["recent_losses"] = s.recent_losses;
+  j["losses_above"] = s.losses_above;
+  j["above_since"] = s.above_since;
 }
 void from_json(const json& j, RunState& s) {
   s.step = number(j, "step", max_count);
@@ -146,6 +157,13 @@ void from_json(const json& j, RunState& s) {
   s.skipped = number(j, "skipped", max_count);
   s.skipped_in_a_row = number(j, "skipped_in_a_row", max_count);
   s.seed = bits(j, "seed");
+  // Older checkpoints have none of these.
+  if (j.contains("validation_loss")) s.validation_loss = finite(j.at("validation_loss"), "validation_loss");
+  if (!j.contains("recent_losses")) return;
+  for (const json& loss : j.at("recent_losses").get_ref<const json::array_t&>())
+    s.recent_losses.push_back(finite(loss, "recent_losses"));
+  s.losses_above = number(j, "losses_above", max_count);
+  s.above_since = number(j, "above_since", max_count);
 }
 
 namespace {

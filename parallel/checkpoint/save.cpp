@@ -6,12 +6,15 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <set>
 #include <span>
 #include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "core/io/is_there.h"
+#include "core/io/numbered_path.h"
 #include "core/io/output_file.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/coverage.h"
@@ -52,12 +55,15 @@ TensorEntry describe_slice(const NamedTensor& t) {
 
 }  // namespace
 
-Save::Save(comm::Communicator& world, const SaveOptions& options, const RunState& state, Snapshot& snapshot)
+Save::Save(comm::Communicator& world, const SaveOptions& options, const SaveTerms& terms,
+           const RunState& state, Snapshot& snapshot)
     : world_(world),
       options_(options),
+      terms_(terms),
       state_(state),
       snapshot_(snapshot),
-      target_(options.root / step_folder_name(state.step)) {}
+      target_(options.root /
+              (terms.diverged ? diverged_folder_name(state.step) : step_folder_name(state.step))) {}
 
 void Save::run() {
   agreed([&] { prepare(); });
@@ -108,6 +114,7 @@ void Save::prepare() {
   if (error || !fs::is_directory(options_.root))
     throw io::file_error("cannot create the folder", options_.root, reason(error));
   if (is_new) io::sync_folder(fs::absolute(options_.root).parent_path());
+  if (terms_.diverged && io::is_there(target_)) target_ = io::first_free(target_);
   std::vector<fs::path> leftovers;
   for (const auto& entry : fs::directory_iterator(options_.root)) {
     if (entry.path().filename().string().starts_with(temporary_prefix)) leftovers.push_back(entry.path());
@@ -204,7 +211,7 @@ void Save::publish(const Manifest& manifest) {
 
 // Rank 0: what may fail without harm to the checkpoint that is there now.
 void Save::tidy() noexcept {
-  if (!is_root()) return;
+  if (!is_root() || terms_.diverged) return;
   const auto attempt = [&](const auto& action) {
     try {
       action();
@@ -214,30 +221,53 @@ void Save::tidy() noexcept {
   };
   attempt(
       [&] { io::write_file_atomically(options_.root / latest_name, target_.filename().string() + "\n"); });
-  attempt([&] { remove_old(); });
+  if (options_.keep_best_n > 0) attempt([&] { name_best(); });
+  if (terms_.removes_old && options_.keep_last_n > 0) attempt([&] { remove_old(); });
 }
 
-bool Save::is_kept(const fs::path& folder) const {
+// Of the checkpoints that are there, that with the lowest validation loss.
+void Save::name_best() const {
+  std::vector<ScoredStep> there = terms_.scored;
+  std::erase_if(there, [&](const ScoredStep& s) {
+    return !io::is_there(options_.root / step_folder_name(s.step) / manifest_name);
+  });
+  const std::vector<int64_t> best = best_steps(there, 1);
+  if (best.empty()) return;
+  io::write_file_atomically(options_.root / best_name, step_folder_name(best.front()) + "\n");
+}
+
+// All but the one that stays whatever its age.
+std::vector<StepFolder> Save::removable() const {
+  std::vector<StepFolder> folders = list_step_folders(options_.root);
   std::error_code error;
-  return folder.filename() == target_.filename() ||
-         (!options_.keep.empty() && fs::equivalent(folder, options_.keep, error));
+  std::erase_if(folders, [&](const StepFolder& folder) {
+    return folder.step != state_.step && !options_.keep.empty() &&
+           fs::equivalent(folder.path, options_.keep, error);
+  });
+  return folders;
+}
+
+void Save::remove_old() const {
+  const std::vector<StepFolder> folders = removable();
+  std::vector<int64_t> steps;
+  for (const StepFolder& folder : folders) steps.push_back(folder.step);
+  const Retention retention{.keep_last_n = options_.keep_last_n, .keep_best_n = options_.keep_best_n};
+  const std::set<int64_t> kept = kept_steps(steps, state_.step, retention, terms_.scored);
+  for (const StepFolder& folder : folders) {
+    if (!kept.contains(folder.step)) remove_checkpoint(folder.path);
+  }
 }
 
 // A folder leaves under a temporary name, so that one half removed never looks like a checkpoint.
-void Save::remove_old() const {
-  if (options_.keep_last_n <= 0) return;
-  int64_t kept = 1;  // the one just saved
-  for (const StepFolder& folder : list_step_folders(options_.root)) {
-    if (is_kept(folder.path) || kept++ < options_.keep_last_n) continue;
-    const fs::path leaving = free_name(folder.path.filename().string());
-    std::error_code error;
-    fs::rename(folder.path, leaving, error);
-    if (error) {
-      warn(fmt::format("cannot remove an old checkpoint, '{}': {}. It stays; nothing else is wrong.",
-                       folder.path.string(), error.message()));
-    } else {
-      try_to_remove(leaving, "an old checkpoint");
-    }
+void Save::remove_checkpoint(const fs::path& folder) const {
+  const fs::path leaving = free_name(folder.filename().string());
+  std::error_code error;
+  fs::rename(folder, leaving, error);
+  if (error) {
+    warn(fmt::format("cannot remove an old checkpoint, '{}': {}. It stays; nothing else is wrong.",
+                     folder.string(), error.message()));
+  } else {
+    try_to_remove(leaving, "an old checkpoint");
   }
 }
 
@@ -247,9 +277,9 @@ NamedTensor whole_tensor(std::string name, at::Tensor tensor) {
 }
 
 void save(comm::Communicator& world, const SaveOptions& options, const RunState& state,
-          const std::vector<StageContents>& stages) {
+          const std::vector<StageContents>& stages, const SaveTerms& terms) {
   Snapshot snapshot(stages);
-  Save(world, options, state, snapshot).run();
+  Save(world, options, terms, state, snapshot).run();
 }
 
 void save(comm::Communicator& world, const fs::path& root, const RunState& state, const Layout& layout,

@@ -8,6 +8,7 @@
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/snapshot.h"
+#include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::checkpoint {
 
@@ -16,10 +17,14 @@ namespace pptrain::checkpoint {
 class Save {
  public:
   // All must outlive this.
-  Save(comm::Communicator& world, const SaveOptions& options, const RunState& state, Snapshot& snapshot);
+  Save(comm::Communicator& world, const SaveOptions& options, const SaveTerms& terms, const RunState& state,
+       Snapshot& snapshot);
 
   // Collective. Throws NotSaved.
   void run();
+
+  // Where it is saved, once that is done. Rank 0's counts.
+  const std::filesystem::path& target() const { return target_; }
 
  private:
   template <typename Phase>
@@ -37,11 +42,14 @@ class Save {
   void try_to_remove(const std::filesystem::path& path, const std::string& what) const;
   FileEntry write_file(const StageContents& stage, const std::string& file,
                        const std::vector<NamedTensor>& tensors);
+  void name_best() const;
   void remove_old() const;
-  bool is_kept(const std::filesystem::path& folder) const;
+  void remove_checkpoint(const std::filesystem::path& folder) const;
+  std::vector<StepFolder> removable() const;
 
   comm::Communicator& world_;
   const SaveOptions& options_;
+  const SaveTerms& terms_;
   const RunState& state_;
   Snapshot& snapshot_;
   std::filesystem::path target_;

@@ -35,11 +35,11 @@ class Stopwatch {
 }  // namespace
 
 struct Saver::Job {
-  Job(const RunState& s, std::vector<StageContents> stages, bool last)
-      : state(s), snapshot(std::move(stages)), is_last(last) {}
+  Job(const RunState& s, std::vector<StageContents> stages, SaveTerms t)
+      : state(s), snapshot(std::move(stages)), terms(std::move(t)) {}
   RunState state;
   Snapshot snapshot;
-  bool is_last;
+  SaveTerms terms;
 };
 
 Saver::Saver(comm::Communicator& comm, SaveOptions options, bool background)
@@ -52,15 +52,15 @@ Saver::~Saver() {
   done_.wait();
 }
 
-void Saver::start(const RunState& state, std::vector<StageContents> stages, bool is_last) {
+void Saver::start(const RunState& state, std::vector<StageContents> stages, SaveTerms terms) {
   const Stopwatch watch(stalled_);
-  if (!is_last && busy() && comm_.rank() == 0) {
+  if (!terms.is_last && busy() && comm_.rank() == 0) {
     spdlog::info("step {} waits until step {} is saved: saves are due faster than they can be written",
                  state.step, job_->state.step);
   }
   collect();
   failure_.reset();
-  job_ = std::make_unique<Job>(state, std::move(stages), is_last);
+  job_ = std::make_unique<Job>(state, std::move(stages), std::move(terms));
   if (background_) job_->snapshot.keep_host_copies();
   {
     const comm::SignalBlock block;
@@ -72,11 +72,14 @@ void Saver::start(const RunState& state, std::vector<StageContents> stages, bool
 void Saver::run(Job& job) {
   const c10::InferenceMode inference;
   try {
-    Save(comm_, options_, job.state, job.snapshot).run();
-    newest_ = step_folder_name(job.state.step);
+    Save save(comm_, options_, job.terms, job.state, job.snapshot);
+    save.run();
+    newest_ = save.target().filename().string();
+    if (comm_.rank() == 0 && options_.ended) options_.ended(job.state.step, save.target(), "");
   } catch (const NotSaved& error) {
     failure_ = error.what();
-    if (job.is_last || comm_.rank() != 0) return;
+    if (comm_.rank() == 0 && options_.ended) options_.ended(job.state.step, {}, error.what());
+    if (job.terms.is_last || comm_.rank() != 0) return;
     spdlog::error("{}. Training goes on, and the next save is tried when it is due. {}", error.what(),
                   newest_.empty() ? "Nothing of this run is saved yet."
                                   : fmt::format("The newest checkpoint is {}.", newest_));

@@ -28,8 +28,8 @@ class Saver {
   // fails is a line of the log and no exception, since training can go on and a later one may succeed; what
   // ends a run is the failure of its last one, which finish() tells. Throws what is no failure to save: that
   // another rank is gone.
-  // is_last: finish() follows at once, and tells what is to be told.
-  void start(const RunState& state, std::vector<StageContents> stages, bool is_last = false);
+  // terms.is_last: finish() follows at once, and tells what is to be told.
+  void start(const RunState& state, std::vector<StageContents> stages, SaveTerms terms = {});
 
   // To be called before tensors that were passed to start() change: copies what is not written yet. Cheap
   // where all is.
@@ -40,6 +40,8 @@ class Saver {
 
   // What start(), protect() and finish() took of training's time so far.
   double stalled_seconds() const { return stalled_; }
+  // The name of the newest checkpoint that this object has saved; "" for none. After finish().
+  const std::string& newest() const { return newest_; }
   bool busy() const;                                 // a save is under way
   uint64_t copied_bytes() const { return copied_; }  // by protect(), of all saves that have ended
 

@@ -8,7 +8,9 @@
 #include <string_view>
 #include <system_error>
 
+#include "core/base/error.h"
 #include "core/io/file_descriptor.h"
+#include "core/io/small_file.h"
 
 namespace pptrain::checkpoint {
 namespace {
@@ -19,6 +21,10 @@ std::string step_folder_name(int64_t step) {
   return fmt::format("{}{}", step_prefix, step);
 }
 
+std::string diverged_folder_name(int64_t step) {
+  return "diverged_" + step_folder_name(step);
+}
+
 std::optional<int64_t> parse_step_folder(const std::string& name) {
   if (!name.starts_with(step_prefix)) return std::nullopt;
   int64_t step = 0;
@@ -26,6 +32,18 @@ std::optional<int64_t> parse_step_folder(const std::string& name) {
   const auto [rest, error] = std::from_chars(name.data() + step_prefix.size(), end, step);
   if (error != std::errc() || rest != end || step < 0 || name != step_folder_name(step)) return std::nullopt;
   return step;
+}
+
+std::string name_in(const std::filesystem::path& file) {
+  constexpr size_t longest = 64;
+  try {
+    std::string name = io::read_small_file(file, longest);
+    if (name.ends_with('\n')) name.pop_back();
+    if (parse_step_folder(name)) return name;
+  } catch (const Error&) {
+    // As if it held nothing.
+  }
+  return "";
 }
 
 std::vector<StepFolder> list_step_folders(const std::filesystem::path& root) {

@@ -11,11 +11,18 @@ namespace pptrain::checkpoint {
 
 inline constexpr const char* temporary_prefix = ".tmp_";
 inline constexpr const char* latest_name = "latest";
+inline constexpr const char* best_name = "best";  // that of the lowest validation loss
 
 // "step_17".
 std::string step_folder_name(int64_t step);
 // The step of a name that step_folder_name gives; nothing for others, "step_007" and "step_best" among them.
 std::optional<int64_t> parse_step_folder(const std::string& name);
+
+// "diverged_step_17": what a run that diverged had come to. No run goes on from it by itself.
+std::string diverged_folder_name(int64_t step);
+
+// The name of a step's folder that a file such as `latest` holds; "" where it holds none.
+std::string name_in(const std::filesystem::path& file);
 
 struct StepFolder {
   std::filesystem::path path;

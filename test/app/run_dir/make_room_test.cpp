@@ -89,6 +89,18 @@ TEST_CASE("checkpoints on another disk stay there when they are set aside") {
   CHECK(fs::is_symlink(dir / "checkpoints"));
 }
 
+TEST_CASE("the name of the best checkpoint goes with it") {
+  for (const bool best_stays : {true, false}) {
+    CAPTURE(best_stays);
+    const TemporaryFolder folder;
+    const fs::path dir = used_folder(folder);
+    write(dir / "checkpoints/best", best_stays ? "step_2\n" : "step_6\n");
+    make_room(dir, 4, ignore);
+    CHECK(fs::exists(dir / "checkpoints/best") == best_stays);
+    CHECK(fs::exists(dir / "checkpoints.1/best") != best_stays);
+  }
+}
+
 TEST_CASE("the job of each start is kept") {
   const TemporaryFolder folder;
   const fs::path file = folder.path() / "job.toml";

@@ -1,0 +1,102 @@
+// pptrain status, save and stop
+#include "app/commands/live.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "app/live/ask.h"
+#include "app/live/run_status.h"
+#include "core/fault/shutdown.h"
+
+namespace pptrain::app {
+
+namespace {
+
+void add_run(CLI::App& command, LiveArguments& arguments) {
+  command.add_option("RUN", arguments.run, "The run's folder: run.dir of its job")->required();
+  command.add_flag("--json", arguments.json, "One object of JSON");
+}
+
+CLI::App* add_request(CLI::App& cli, const char* name, const char* what, LiveArguments& arguments) {
+  CLI::App* command = cli.add_subcommand(name, what);
+  add_run(*command, arguments);
+  CLI::Option* wait = command
+                          ->add_option("--wait", arguments.wait_s,
+                                       "Seconds to wait for the answer, which comes after the step under way")
+                          ->option_text("SECONDS")
+                          ->check(CLI::Range(0.0, 1e9))
+                          ->capture_default_str();
+  command->add_flag("--no-wait", arguments.no_wait, "Ask, and do not wait for the answer")->excludes(wait);
+  return command;
+}
+
+std::string describe(const std::filesystem::path& run, const Outcome& outcome) {
+  std::string text = outcome.state;
+  if (outcome.step > 0) text += fmt::format(" at step {}", outcome.step);
+  if (!outcome.checkpoint.empty())
+    text += fmt::format(": {}", (run / "checkpoints" / outcome.checkpoint).string());
+  if (!outcome.message.empty()) text += fmt::format(" ({})", outcome.message);
+  return text;
+}
+
+std::string to_json(const std::filesystem::path& run, const Outcome& outcome) {
+  nlohmann::ordered_json json{{"run", run.string()}, {"state", outcome.state}};
+  if (outcome.step > 0) json["step"] = outcome.step;
+  if (!outcome.checkpoint.empty()) json["checkpoint"] = outcome.checkpoint;
+  if (!outcome.message.empty()) json["message"] = outcome.message;
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+int request(RequestKind kind, const LiveArguments& arguments) {
+  const fault::Shutdown shutdown;  // who is interrupted takes the request back
+  const Outcome outcome =
+      ask(arguments.run, kind,
+          {.patience = std::chrono::duration<double>(arguments.wait_s),
+           .waits = !arguments.no_wait,
+           .interrupted = [&] { return shutdown.requested(); },
+           .progress = [](const std::string& line) { fmt::print(stderr, "{}\n", line); }});
+  if (arguments.json) {
+    fmt::print("{}\n", to_json(arguments.run, outcome));
+  } else {
+    fmt::print(outcome.done ? stdout : stderr, "{}\n",
+               outcome.state == "refused" ? outcome.message : describe(arguments.run, outcome));
+  }
+  return outcome.done ? 0 : 1;
+}
+
+}  // namespace
+
+CLI::App* add_status(CLI::App& cli, LiveArguments& arguments) {
+  CLI::App* status = cli.add_subcommand("status", "How a run stands, as its folder tells");
+  add_run(*status, arguments);
+  return status;
+}
+
+CLI::App* add_save(CLI::App& cli, LiveArguments& arguments) {
+  return add_request(cli, "save", "Asks a run that is under way to save a checkpoint", arguments);
+}
+
+CLI::App* add_stop(CLI::App& cli, LiveArguments& arguments) {
+  return add_request(cli, "stop", "Asks a run that is under way to save and to end", arguments);
+}
+
+int status(const LiveArguments& arguments) {
+  const RunStatus status = read_status(arguments.run);
+  fmt::print("{}", arguments.json ? status_json(arguments.run, status) : status_text(arguments.run, status));
+  return status_exit_code(status.phase);
+}
+
+int save(const LiveArguments& arguments) {
+  return request(RequestKind::save, arguments);
+}
+
+int stop(const LiveArguments& arguments) {
+  return request(RequestKind::stop, arguments);
+}
+
+}  // namespace pptrain::app

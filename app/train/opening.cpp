@@ -1,0 +1,72 @@
+#include "app/train/opening.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "core/config/warnings.h"
+#include "core/kernels/device_name.h"
+#include "core/metrics/jsonl_sink.h"
+#include "core/metrics/peak_flops.h"
+#include "core/metrics/terminal_sinks.h"
+#include "models/flops.h"
+#include "parallel/schedule/passes/passes.h"
+
+namespace pptrain::app {
+
+checkpoint::Layout describe_layout(const Plan& plan, const std::string& data) {
+  return {{"pp", fmt::to_string(plan.mesh.pp)},
+          {"dp_replicate", fmt::to_string(plan.mesh.dp_replicate)},
+          {"dp_shard", fmt::to_string(plan.mesh.dp_shard)},
+          {"cp", fmt::to_string(plan.mesh.cp)},
+          {"tp", fmt::to_string(plan.mesh.tp)},
+          {"ep", fmt::to_string(plan.mesh.ep)},
+          {"pp_schedule", plan.job.distributed.pp_schedule},
+          {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
+          {"seq_len", fmt::to_string(plan.job.train.seq_len)},
+          {"data", data}};
+}
+
+void announce(const RunContext& context) {
+  const config::JobConfig& job = context.job;
+  spdlog::info("pptrain: {} of {:.2f} M parameters, {} on {} x {} rank{}, {}", job.model.arch,
+               static_cast<double>(models::parameter_count(context.model)) / 1e6,
+               context.mesh.shape().describe(), context.mesh.shape().world_size(), context.device.str(),
+               context.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
+  const int data_ranks = context.mesh.size(mesh::Group::batch);
+  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",
+               job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context.plan.layers), "+"),
+               job.train.grad_accum_steps, job.data.lengths == "fixed" ? "" : "at most ",
+               job.train.micro_batch_size, job.train.seq_len,
+               data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
+  spdlog::info("output in {}", job.run.dir);
+  for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
+}
+
+double find_peak_flops(const RunContext& context) {
+  const config::JobConfig& job = context.job;
+  const double each = job.metrics.peak_tflops > 0
+                          ? job.metrics.peak_tflops * 1e12
+                          : metrics::peak_flops(context.device, job.train.dtype == "bf16");
+  if (each == 0)
+    spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",
+                 kernels::device_name(context.device));
+  return each * context.mesh.shape().world_size();
+}
+
+std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const RunContext& context,
+                                                       const metrics::RunHeader& header, int64_t step) {
+  const config::JobConfig& job = context.job;
+  std::vector<std::unique_ptr<metrics::Sink>> sinks;
+  sinks.push_back(
+      std::make_unique<metrics::JsonlSink>(std::filesystem::path(job.run.dir) / "metrics.jsonl", header));
+  sinks.push_back(std::make_unique<metrics::LineSink>(job.metrics.log_interval, job.train.steps));
+  if (auto console = metrics::console_of_log(); console && metrics::terminal_columns())
+    sinks.push_back(std::make_unique<metrics::BarSink>(std::move(console), step, job.train.steps));
+  return sinks;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,111 @@
+#include "app/train/run_saver.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <utility>
+
+#include "core/config/loader.h"
+#include "core/io/is_there.h"
+#include "parallel/checkpoint/diverged.h"
+#include "parallel/checkpoint/step_folders.h"
+
+namespace pptrain::app {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+checkpoint::SaveOptions complete(checkpoint::SaveOptions options, const config::JobConfig& job) {
+  options.job_toml = config::to_toml(job);
+  options.keep_last_n = job.checkpoint.keep_last_n;
+  options.keep_best_n = job.checkpoint.keep_best_n;
+  return options;
+}
+
+}  // namespace
+
+RunSaver::RunSaver(const RunContext& context, comm::Communicator& disk, RankModel& model,
+                   checkpoint::SaveOptions options, const checkpoint::RunState& state, bool is_saved)
+    : context_(context),
+      model_(model),
+      options_(complete(std::move(options), context.job)),
+      saved_step_(is_saved ? state.step : -1),
+      saved_at_(Clock::now()),
+      saver_(disk, options_, context.job.checkpoint.async) {
+  if (context.root() && options_.keep_best_n > 0) scored_ = checkpoint::read_scores(options_.root);
+  model_.before_change([this] { saver_.protect(); });
+}
+
+void RunSaver::save(const checkpoint::RunState& state, bool is_last) {
+  if (std::exchange(saved_step_, state.step) != state.step) {
+    model_.check_weights();
+    saver_.start(state, model_.contents(), terms(state, is_last));
+  }
+  if (is_last) saver_.finish();
+  saved_at_ = Clock::now();
+}
+
+// While the loss lies above its band no checkpoint goes: the newest sound one may be among the old.
+checkpoint::SaveTerms RunSaver::terms(const checkpoint::RunState& state, bool is_last) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(scored_, [&](const checkpoint::ScoredStep& s) { return s.step == state.step; });
+  if (state.validation_loss) scored_.push_back({.step = state.step, .loss = *state.validation_loss});
+  return {.is_last = is_last, .removes_old = state.losses_above == 0, .scored = scored_};
+}
+
+std::string RunSaver::save_quickly(comm::Communicator& world, const checkpoint::RunState& state) {
+  if (state.step == 0) return "no step was finished, so there is nothing to save";
+  bool saved = saved_step_ == state.step;
+  try {
+    saver_.finish();
+  } catch (const checkpoint::NotSaved&) {
+    saved = false;
+  }
+  if (!saved) {
+    model_.check_weights();
+    checkpoint::save(world, options_, state, model_.contents(), terms(state, /*is_last=*/true));
+  }
+  saved_step_ = state.step;
+  return fmt::format("step {} is saved in {}", state.step, options_.root.string());
+}
+
+std::optional<DivergedCheckpoints> RunSaver::save_diverged(const checkpoint::RunState& state) {
+  DivergedCheckpoints result;
+  model_.check_weights();
+  saver_.start(state, model_.contents(), {.is_last = true, .removes_old = false, .diverged = true});
+  try {
+    saver_.finish();
+    result.saved = saver_.newest();
+  } catch (const checkpoint::NotSaved& error) {
+    result.failure = error.what();
+  }
+  if (!context_.root()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  if (const auto sound = checkpoint::set_aside_diverged(options_.root, state.above_since, scored_))
+    result.sound = *sound;
+  return result;
+}
+
+bool RunSaver::is_late() const {
+  const double minutes = context_.job.checkpoint.minutes;
+  const std::chrono::duration<double> since = Clock::now() - saved_at_;
+  return context_.root() && minutes > 0 && since.count() >= 60 * minutes;
+}
+
+bool RunSaver::is_among_best(const checkpoint::RunState& state) {
+  if (!context_.root() || !state.validation_loss || options_.keep_best_n == 0) return false;
+  const std::lock_guard lock(mutex_);
+  forget_lost();
+  return checkpoint::is_among_best(scored_, {.step = state.step, .loss = *state.validation_loss},
+                                   options_.keep_best_n);
+}
+
+// What failed to be saved, or somebody has moved, is no rival. A save under way is one.
+void RunSaver::forget_lost() {
+  std::erase_if(scored_, [&](const checkpoint::ScoredStep& s) {
+    const bool under_way = s.step == saved_step_ && saver_.busy();
+    return !under_way && !io::is_there(options_.root / checkpoint::step_folder_name(s.step));
+  });
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,35 @@
+// Which checkpoints of a run stay: the newest, and those with the lowest validation losses. Pure functions.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <vector>
+
+namespace pptrain::checkpoint {
+
+// A checkpoint's step, and the validation loss of the evaluation after that very step, in nats per token.
+struct ScoredStep {
+  int64_t step = 0;
+  double loss = 0;
+  friend bool operator==(const ScoredStep&, const ScoredStep&) = default;
+};
+
+// The `n` of the lowest losses, the lowest first; of equal ones the earlier step comes first. Losses that are
+// no numbers count for nothing.
+std::vector<int64_t> best_steps(std::span<const ScoredStep> scored, int64_t n);
+
+// Whether `candidate` would be among the best `n`, beside the others.
+bool is_among_best(std::span<const ScoredStep> scored, const ScoredStep& candidate, int64_t n);
+
+struct Retention {
+  int64_t keep_last_n = 0;  // 0: all
+  int64_t keep_best_n = 0;
+};
+
+// Of the steps that are there, those that stay after `saved` was: that one, the newest others up to
+// keep_last_n with it, and the best keep_best_n of those that are there.
+std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, const Retention& retention,
+                             std::span<const ScoredStep> scored);
+
+}  // namespace pptrain::checkpoint

@@ -1,0 +1,231 @@
+"""Runs that are under way: status, save and stop through the run's folder, and a run that diverges.
+
+Usage: live_run_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a build without MPI.
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+MPIEXEC = sys.argv.pop(1)
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+PATIENCE = 300  # seconds; of every wait, on a machine that has much else to do
+
+JOB = f"""
+[model]
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 2
+num_attention_heads = 4
+vocab_size = 256
+[distributed]
+pp = 2
+[train]
+steps = 1000000
+seq_len = 16
+micro_batch_size = 2
+grad_accum_steps = 8
+[data]
+path = "{SOURCE / "configs/data/tinyshakespeare.txt"}"
+val_fraction = 0.1
+[eval]
+interval = 1000000
+[optimizer]
+lr = 1e-3
+[lr_schedule]
+warmup_steps = 2
+[checkpoint]
+interval = 0
+[metrics]
+log_interval = 100000
+peak_tflops = 1
+"""
+
+
+def environment(**extra):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1",
+               OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
+    env.update({k: str(v) for k, v in extra.items()})
+    return env
+
+
+class LiveRun(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_live_"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        (self.folder / "job.toml").write_text(JOB)
+        self.run_dir = self.folder / "run"
+
+    def start(self, *settings, launcher=()):
+        command = [*launcher, PPTRAIN, "--config", "job.toml", "--set", "run.dir=run"]
+        for setting in settings:
+            command += ["--set", setting]
+        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   cwd=self.folder, env=environment())
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def command(self, *arguments, code=0):
+        done = subprocess.run([str(PPTRAIN), *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE,
+                              cwd=self.folder, env=environment())
+        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}\n{self.log()}")
+        return done
+
+    def status(self, code=0):
+        return json.loads(self.command("status", "run", "--json", code=code).stdout)
+
+    def log(self):
+        file = self.run_dir / "log.txt"
+        return file.read_text() if file.exists() else ""
+
+    def until(self, holds, what):
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            self.assertLess(time.monotonic(), deadline, f"{what}\n{self.log()}")
+            time.sleep(0.05)
+
+    def wait_for_step(self, step):
+        def reached():
+            file = self.run_dir / "metrics.jsonl"
+            return file.exists() and f'"step":{step},"loss"' in file.read_text()
+        self.until(reached, f"step {step} was not reached")
+
+    def saved(self, answer):
+        manifest = self.run_dir / "checkpoints" / answer["checkpoint"] / "manifest.json"
+        self.assertEqual(json.loads(manifest.read_text())["state"]["step"], answer["step"])
+        return answer["step"]
+
+    def check_live(self, process):
+        """Status, saves at once by two, and a stop; `process` is the run, or its launcher."""
+        self.wait_for_step(3)
+        running = self.status()
+        self.assertEqual(running["state"], "running")
+        self.assertEqual(running["steps"], 1000000)
+        self.assertGreaterEqual(running["step"], 3)
+        self.assertGreater(running["tokens_per_s"], 0)
+        self.assertGreater(running["seconds_left"], 0)
+        self.assertNotIn("checkpoint", running)
+        text = self.command("status", self.run_dir).stdout
+        self.assertRegex(text, r"run: running, process \d+ on ")
+        self.assertRegex(text, r"step +\d+ of 1000000")
+
+        asking = [subprocess.Popen([str(PPTRAIN), "save", "run", "--json"], stdout=subprocess.PIPE, text=True,
+                                   cwd=self.folder, env=environment()) for _ in range(2)]
+        answers = [json.loads(each.communicate(timeout=PATIENCE)[0]) for each in asking]
+        self.assertEqual([each.returncode for each in asking], [0, 0], self.log())
+        for answer in answers:
+            self.assertEqual(answer["state"], "saved")
+            self.saved(answer)
+        self.assertIsNone(process.poll())
+        at = self.status()
+        self.assertEqual(at["checkpoint"], f"step_{max(answer['step'] for answer in answers)}")
+        self.wait_for_step(at["step"] + 2)  # the run goes on
+
+        answer = json.loads(self.command("stop", "run", "--json").stdout)
+        self.assertEqual(answer["state"], "stopped")
+        stopped_at = self.saved(answer)
+        self.assertEqual(process.wait(PATIENCE), 3, self.log())
+        self.assertIn(f"stopped on request at step {stopped_at}", self.log())
+        stopped = self.status(code=3)
+        self.assertEqual(stopped["state"], "stopped")
+        self.assertEqual(stopped["step"], stopped_at)
+        self.assertEqual(list((self.run_dir / "requests").iterdir()), [])
+        self.command("verify", "run/checkpoints")
+        return stopped_at
+
+    def test_threads(self):
+        stopped_at = self.check_live(self.start())
+
+        # Nobody is there any more.
+        refused = self.command("stop", "run", code=1)
+        self.assertIn("no run is under way here (stopped)", refused.stderr)
+        self.assertEqual(list((self.run_dir / "requests").iterdir()), [])
+        self.command("status", "nowhere", code=2)
+        self.command("save", self.folder, code=2)
+
+        # A stop that was meant for the run before, and rubbish, are not obeyed by the next one.
+        earlier = {"run": {"pid": 1, "host": "node1", "since": "2026-01-01 00:00:00 UTC"}, "pid": 2, "host": "node1"}
+        (self.run_dir / "requests" / ("stop." + "0" * 32)).write_text(json.dumps(earlier))
+        (self.run_dir / "requests" / ("stop." + "1" * 32)).write_text("{")
+        (self.run_dir / "requests" / ("stop." + "2" * 32)).symlink_to(self.folder / "job.toml")
+        process = self.start()
+        self.wait_for_step(stopped_at + 3)
+        log = self.log()
+        self.assertIn("discarded a request for an earlier run: stop", log)
+        self.assertEqual(log.count("a request is ignored"), 1)
+        self.assertIn("is asked to stop", self.command("stop", "run", "--no-wait").stdout)
+        self.assertEqual(process.wait(PATIENCE), 3, self.log())
+
+        # A run that is killed is dead, and says so of nothing that it did not do.
+        process = self.start()
+        self.until(lambda: self.run_dir.joinpath("end.json").exists() is False and self.status()["state"] == "running",
+                   "the run did not start")
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE)
+        self.assertEqual(self.status(code=4)["state"], "dead")
+        with open(self.run_dir / "metrics.jsonl", "a") as file:
+            file.write('{"step": 99, "lo')
+        self.assertEqual(self.status(code=4)["state"], "dead")
+        self.assertIn("dead", self.command("stop", "run", code=1).stderr)
+
+    @unittest.skipUnless(MPIEXEC, "built without MPI")
+    def test_mpirun(self):
+        launcher = [MPIEXEC, "-n", "2"]
+        process = self.start("optimizer.post_validation=true", launcher=launcher)
+        self.check_live(process)
+
+    def test_a_run_that_ends_meanwhile(self):
+        """However the request and the end fall, who asked to stop hears of a checkpoint at the end."""
+        process = self.start("train.steps=30", "train.grad_accum_steps=32")
+        self.wait_for_step(1)
+        answer = json.loads(self.command("stop", "run", "--json").stdout)
+        code = process.wait(PATIENCE)
+        self.assertIn((answer["state"], code), [("stopped", 3), ("stopped", 0), ("finished", 0)], self.log())
+        self.saved(answer)
+        state = self.status(code=3)["state"]
+        self.assertEqual(state, "finished" if code == 0 else "stopped")
+
+    def test_a_refused_save_is_told(self):
+        """A save that fails is the answer, and the run goes on."""
+        process = self.start()
+        self.wait_for_step(2)
+        checkpoints = self.run_dir / "checkpoints"
+        shutil.rmtree(checkpoints)
+        checkpoints.write_text("in the way")
+        answer = json.loads(self.command("save", "run", "--json", code=1).stdout)
+        self.assertEqual(answer["state"], "failed")
+        self.assertIn("was not saved", answer["message"])
+        self.assertIsNone(process.poll())
+        checkpoints.unlink()
+        self.saved(json.loads(self.command("save", "run", "--json").stdout))
+
+    def test_a_run_that_diverges(self):
+        letters = random.Random(1)
+        text = "".join(letters.choice("abcd") for _ in range(1600)) + "".join(chr(33 + 37 * i % 90) for i in range(3200))
+        (self.folder / "text.txt").write_text(text)
+        process = self.start('data.path="text.txt"', "data.val_fraction=0", "data.shuffle=false", "eval.interval=0",
+                             "train.grad_accum_steps=1", "optimizer.lr=1e-2", "train.divergence_steps=4",
+                             "train.divergence_window=8", "train.divergence_band=20", "checkpoint.interval=1",
+                             "checkpoint.keep_last_n=2", "distributed.pp=1")
+        self.assertEqual(process.wait(PATIENCE), 1, self.log())
+        diverged = self.status(code=4)
+        self.assertEqual(diverged["state"], "diverged")
+        self.assertRegex(diverged["message"], r"diverged at step \d+: the loss lies above its band since step \d+")
+        self.assertIn(f"run/checkpoints/{diverged['checkpoint']}, from which the same command goes on", diverged["message"])
+        self.assertTrue((self.run_dir / "checkpoints" / f"diverged_step_{diverged['step']}").is_dir())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,192 @@
+// Runs that keep their best checkpoints, and runs that diverge.
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using pptrain::test::contains_text;
+using pptrain::test::Overrides;
+using pptrain::test::small_job_text;
+using pptrain::test::small_plan;
+using pptrain::test::start_plan;
+using pptrain::test::TemporaryFolder;
+using pptrain::test::with;
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+int start(const std::string& text, const fs::path& run_dir, const Overrides& overrides) {
+  return start_plan(small_plan(text, run_dir, overrides)).exit_code;
+}
+
+std::set<std::string> checkpoints_in(const fs::path& run_dir) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(run_dir / "checkpoints"))
+    names.insert(entry.path().filename());
+  return names;
+}
+
+std::string content(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+Json state_of(const fs::path& checkpoint) {
+  return Json::parse(content(checkpoint / "manifest.json")).at("state");
+}
+
+std::map<int64_t, double> evaluations(const fs::path& run_dir) {
+  std::map<int64_t, double> losses;
+  std::ifstream in(run_dir / "metrics.jsonl");
+  for (std::string line; std::getline(in, line);) {
+    const Json record = Json::parse(line);
+    if (record.contains("eval_loss")) losses[record.at("step")] = record.at("eval_loss");
+  }
+  return losses;
+}
+
+// Those that a run has after `last`, each of whose steps was evaluated: by going through the steps, keeping
+// the newest and the two best of those that are there.
+std::set<std::string> expected_after(const std::map<int64_t, double>& losses, int64_t last,
+                                     const std::set<int64_t>& ends) {
+  std::map<int64_t, double> there;
+  const auto rank = [&](int64_t step) {
+    return std::ranges::count_if(there, [&](const auto& other) {
+      return std::pair(other.second, other.first) < std::pair(there.at(step), step);
+    });
+  };
+  for (int64_t step = 1; step <= last; ++step) {
+    there[step] = losses.at(step);
+    if (rank(step) >= 2 && !ends.contains(step)) {
+      there.erase(step);  // neither among the best nor a run's last: it is not saved
+      continue;
+    }
+    std::vector<int64_t> leaving;
+    for (const auto& [other, loss] : there) {
+      if (other != step && rank(other) >= 2) leaving.push_back(other);
+    }
+    for (const int64_t other : leaving) there.erase(other);
+  }
+  std::set<std::string> names = {"latest", "best"};
+  for (const auto& [step, loss] : there) names.insert("step_" + std::to_string(step));
+  return names;
+}
+
+std::string best_of(const std::map<int64_t, double>& losses, int64_t last) {
+  const auto best =
+      std::min_element(losses.begin(), losses.upper_bound(last), [](const auto& a, const auto& b) {
+        return std::pair(a.second, a.first) < std::pair(b.second, b.first);
+      });
+  return "step_" + std::to_string(best->first) + "\n";
+}
+
+// Steps of letters that a model soon expects, of noise, and of letters again. A step takes 32 bytes.
+std::string jumping_job(const fs::path& folder, int quiet_steps, int noisy_steps, int more_steps) {
+  std::mt19937 random(1);
+  std::string text;
+  for (int i = 0; i < 32 * (quiet_steps + noisy_steps + more_steps); ++i) {
+    const bool noisy = i >= 32 * quiet_steps && i < 32 * (quiet_steps + noisy_steps);
+    text += noisy ? static_cast<char>(random() % 256) : static_cast<char>('a' + random() % 4);
+  }
+  const fs::path file = folder / "text.txt";
+  std::ofstream(file, std::ios::binary) << text;
+  std::string job = small_job_text(file);
+  job.replace(job.find("val_fraction = 0.2"), std::string("val_fraction = 0.2").size(), "shuffle = false");
+  return job;
+}
+
+const Overrides jumping = {"train.steps=100",           "eval.interval=0",
+                           "eval.batches=10",           "lr_schedule.name=constant",
+                           "checkpoint.interval=2",     "checkpoint.keep_last_n=1",
+                           "checkpoint.resume=auto",    "train.divergence_steps=5",
+                           "train.divergence_window=8", "train.divergence_band=10"};
+
+}  // namespace
+
+TEST_CASE("the best checkpoints stay over stops and another layout, and the best is named") {
+  const TemporaryFolder folder;
+  const fs::path run_dir = folder.path() / "run";
+  const Overrides base = {"lr_schedule.name=constant", "optimizer.lr=0.05",
+                          "eval.interval=1",           "eval.batches=1",
+                          "checkpoint.keep_last_n=1",  "checkpoint.keep_best_n=2",
+                          "checkpoint.resume=auto",    "checkpoint.interval=0"};
+  std::set<int64_t> ends;
+  for (const int64_t steps : {5, 9, 16}) {
+    CAPTURE(steps);
+    ends.insert(steps);
+    REQUIRE(start(small_job_text(), run_dir,
+                  with(base, {"train.steps=" + std::to_string(steps),
+                              steps == 9 ? "distributed.pp=2" : "distributed.pp=1"})) == 0);
+    const auto losses = evaluations(run_dir);
+    REQUIRE(static_cast<int64_t>(losses.size()) == steps);
+    CHECK(checkpoints_in(run_dir) == expected_after(losses, steps, ends));
+    CHECK(content(run_dir / "checkpoints/best") == best_of(losses, steps));
+    CHECK(state_of(run_dir / "checkpoints" / ("step_" + std::to_string(steps))).at("validation_loss") ==
+          losses.at(steps));
+  }
+  // Killed while a later step was saved: what the folder holds is all that counts.
+  const auto before = checkpoints_in(run_dir);
+  fs::create_directories(run_dir / "checkpoints/.tmp_step_17");
+  REQUIRE(start(small_job_text(), run_dir, with(base, {"train.steps=20"})) == 0);
+  ends.insert(20);
+  CHECK(checkpoints_in(run_dir) == expected_after(evaluations(run_dir), 20, ends));
+}
+
+TEST_CASE("a loss that leaves its band ends the run, and the next start goes on from before that") {
+  const TemporaryFolder folder;
+  const std::string job = jumping_job(folder.path(), 60, 64, 0);
+  for (const std::string layout :
+       {"distributed.pp=1", "distributed.pp=2", "optimizer.post_validation=true"}) {
+    CAPTURE(layout);
+    const fs::path run_dir = folder.path() / "run";
+    fs::remove_all(run_dir);
+    const Overrides overrides = with(jumping, {layout, "train.grad_clip=0"});
+    REQUIRE(start(job, run_dir, overrides) == 1);
+    const Json end = Json::parse(content(run_dir / "end.json"));
+    CHECK(end.at("how") == "diverged");
+    // With post-validation a step's loss is known when the next one is under way.
+    const int64_t step = end.at("step");
+    CHECK((step == 65 || (step == 66 && layout == "optimizer.post_validation=true")));
+    const std::string diverged = "diverged_step_" + std::to_string(step);
+    CHECK(end.at("checkpoint") == diverged);
+    CHECK_THAT(
+        end.at("message").get<std::string>(),
+        contains_text("since step 61") && contains_text("step_60, from which the same command goes on"));
+    CHECK(checkpoints_in(run_dir) ==
+          std::set<std::string>{"latest", "step_60", "diverged_step_62", "diverged_step_64", diverged});
+    CHECK(content(run_dir / "checkpoints/latest") == "step_60\n");
+    CHECK(state_of(run_dir / "checkpoints" / diverged).at("above_since") == 61);
+    // Nothing is changed, so the same comes again; nothing of the first time is overwritten.
+    REQUIRE(start(job, run_dir, overrides) == 1);
+    const auto again = checkpoints_in(run_dir);
+    CHECK(again.contains(diverged + ".1"));
+    CHECK(again.contains("diverged_step_62.1"));
+    CHECK(again.contains("step_60"));
+    CHECK(Json::parse(content(run_dir / "end.json")).at("step") == step);
+  }
+}
+
+TEST_CASE("the watch for divergence goes on after a stop as if there had been none") {
+  const TemporaryFolder folder;
+  const std::string job = jumping_job(folder.path(), 60, 64, 0);
+  const Overrides whole = with(jumping, {"train.steps=62", "checkpoint.keep_last_n=0"});
+  REQUIRE(start(job, folder.path() / "whole", whole) == 0);
+  REQUIRE(start(job, folder.path() / "parts", with(whole, {"train.steps=31"})) == 0);
+  REQUIRE(start(job, folder.path() / "parts", with(whole, {"train.steps=61", "distributed.pp=2"})) == 0);
+  REQUIRE(start(job, folder.path() / "parts", whole) == 0);
+  const Json state = state_of(folder.path() / "whole/checkpoints/step_62");
+  CHECK(state.at("losses_above") == 2);
+  CHECK(state.at("recent_losses").size() == 8);
+  CHECK(state_of(folder.path() / "parts/checkpoints/step_62") == state);
+}
+
+TEST_CASE("a short rise of the loss ends nothing, and checkpoints go again when it is over") {
+  const TemporaryFolder folder;
+  const std::string job = jumping_job(folder.path(), 60, 2, 40);
+  REQUIRE(start(job, folder.path() / "run", with(jumping, {"train.steps=76"})) == 0);
+  CHECK(checkpoints_in(folder.path() / "run") == std::set<std::string>{"latest", "step_76"});
+}
