@@ -13,11 +13,7 @@
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/warnings.h"
-#include "core/kernels/device_name.h"
-#include "core/metrics/jsonl_sink.h"
 #include "core/metrics/memory.h"
-#include "core/metrics/peak_flops.h"
-#include "core/metrics/terminal_sinks.h"
 #include "models/flops.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/schedule/passes/passes.h"
@@ -62,6 +58,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       shutdown_(shutdown),
       checkpoint_root_(fs::path(context.job.run.dir) / "checkpoints"),
       run_dir_(context),
+      listener_(listen_for_metrics(context)),
       disk_comm_(checkpoint::patient(context.mesh.world())),
       model_(context),
       loader_(open_training_data(context)),
@@ -134,6 +131,7 @@ void Trainer::start() {
   } else {
     anomaly_.restore(state_.skipped_in_a_row, state_.skipped);
     saved_step_ = state_.step;
+    resumed_at_ = state_.step;
   }
   if (context_.root()) {
     run_dir_.begin(state_.step);
@@ -199,19 +197,17 @@ void Trainer::announce() const {
 }
 
 void Trainer::open_sinks() {
-  const config::JobConfig& job = context_.job;
-  sinks_.push_back(std::make_unique<metrics::JsonlSink>(fs::path(job.run.dir) / "metrics.jsonl",
-                                                        run_dir_.header(state_.step, layout())));
-  sinks_.push_back(std::make_unique<metrics::LineSink>(job.metrics.log_interval, job.train.steps));
-  if (auto console = metrics::console_of_log(); console && metrics::terminal_columns())
-    sinks_.push_back(std::make_unique<metrics::BarSink>(std::move(console), state_.step, job.train.steps));
-  const double each = job.metrics.peak_tflops > 0
-                          ? job.metrics.peak_tflops * 1e12
-                          : metrics::peak_flops(context_.device, job.train.dtype == "bf16");
-  peak_flops_ = each * context_.mesh.shape().world_size();
-  if (peak_flops_ == 0)
-    spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",
-                 kernels::device_name(context_.device));
+  sinks_ = app::open_sinks(context_, run_dir_.header(state_.step, layout()), so_far(), std::move(listener_));
+  peak_flops_ = peak_flops_of_all(context_);
+}
+
+// What a record says of the run as a whole.
+metrics::StepRecord Trainer::so_far() const {
+  const int64_t saved = saver_ ? saver_->saved_step() : -1;
+  return {.step = state_.step,
+          .skipped_steps = state_.skipped,
+          .total_tokens = state_.tokens,
+          .saved_step = saved >= 0 ? std::optional(saved) : resumed_at_};
 }
 
 void Trainer::train_step() {
@@ -316,6 +312,7 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
   auto expert_loads = expert_loads_ ? expert_loads_->wait() : std::vector<metrics::ExpertLoad>{};
   if (!context_.root()) return;
   const double tokens = static_cast<double>(step.loss.tokens);
+  const metrics::StepRecord run = so_far();
   const metrics::StepRecord record{
       .step = number,
       .loss = step.loss.loss / std::max(tokens, 1.0),
@@ -329,10 +326,12 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
       .mfu = peak_flops_ > 0 ? flops_per_token_ * tokens / seconds.whole / peak_flops_ : 0,
       .memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9,
       .skipped = !step.applied,
-      .total_tokens = state_.tokens,
+      .skipped_steps = run.skipped_steps,
+      .total_tokens = run.total_tokens,
       .epoch = static_cast<double>(state_.next_sample) / static_cast<double>(loader_.samples_per_epoch()),
       .data_wait_s = seconds.data_wait,
       .save_time_s = seconds.save,
+      .saved_step = run.saved_step,
       .time = std::chrono::system_clock::now(),
       .bubble = bubble,
       .expert_loads = std::move(expert_loads),
@@ -427,6 +426,7 @@ Trainer::Wishes Trainer::agree_on_wishes() {
 }
 
 int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
+  for (const auto& sink : sinks_) sink->end();
   sinks_.clear();
   profile_.finish();
   if (!context_.root()) return stopped ? 3 : 0;

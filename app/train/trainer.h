@@ -18,6 +18,7 @@
 #include "app/train/quick_stop.h"
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
+#include "app/train/sinks.h"
 #include "core/data/data_loader.h"
 #include "core/fault/anomaly.h"
 #include "core/fault/shutdown.h"
@@ -68,6 +69,7 @@ class Trainer {
   void resume();
   void open_saver();
   void open_sinks();
+  metrics::StepRecord so_far() const;
   void announce() const;
   void train_step();
   Given run_pipeline();  // of the next step, whose samples are then taken
@@ -95,6 +97,8 @@ class Trainer {
   const fault::Shutdown& shutdown_;
   std::filesystem::path checkpoint_root_;
   RunDir run_dir_;  // before what costs time and memory: a second start in the folder ends here
+  std::optional<metrics::Listener>
+      listener_;  // of rank 0, if metrics.prometheus is set; until there are sinks
   std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
   RankModel model_;
   data::DataLoader loader_;
@@ -112,6 +116,7 @@ class Trainer {
   fault::AnomalyGuard anomaly_;
   checkpoint::RunState state_;
   int64_t saved_step_ = -1;  // begun to be saved
+  std::optional<int64_t> resumed_at_;
   std::chrono::steady_clock::time_point saved_at_;
   std::optional<checkpoint::Saver> saver_;
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;

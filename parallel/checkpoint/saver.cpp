@@ -74,6 +74,7 @@ void Saver::run(Job& job) {
   try {
     Save(comm_, options_, job.state, job.snapshot).run();
     newest_ = step_folder_name(job.state.step);
+    saved_step_ = job.state.step;
   } catch (const NotSaved& error) {
     failure_ = error.what();
     if (job.is_last || comm_.rank() != 0) return;

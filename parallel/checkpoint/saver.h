@@ -1,6 +1,7 @@
 // Saves while training goes on: a thread of each rank writes what the tensors were at the step saved.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <future>
 #include <memory>
@@ -40,7 +41,9 @@ class Saver {
 
   // What start(), protect() and finish() took of training's time so far.
   double stalled_seconds() const { return stalled_; }
-  bool busy() const;                                 // a save is under way
+  bool busy() const;  // a save is under way
+  // On rank 0: the step of the newest checkpoint that this object has completed; -1 before that.
+  int64_t saved_step() const { return saved_step_; }
   uint64_t copied_bytes() const { return copied_; }  // by protect(), of all saves that have ended
 
  private:
@@ -55,6 +58,7 @@ class Saver {
   std::future<void> done_;
   std::optional<std::string> failure_;  // of the last save
   std::string newest_;                  // saved by this object
+  std::atomic<int64_t> saved_step_ = -1;
   uint64_t copied_ = 0;
   double stalled_ = 0;
 };
