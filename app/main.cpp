@@ -21,6 +21,7 @@ using pptrain::app::EvalArguments;
 using pptrain::app::GenerateArguments;
 using pptrain::app::JobArguments;
 using pptrain::app::PlanArguments;
+using pptrain::app::ReportArguments;
 using pptrain::app::TrainArguments;
 
 void add_world(CLI::App& command, JobArguments& arguments) {
@@ -118,6 +119,16 @@ CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
   return generate;
 }
 
+CLI::App* add_report(CLI::App& cli, ReportArguments& arguments) {
+  CLI::App* report = cli.add_subcommand("report", "Runs as one page of HTML: curves, schedule, what differs");
+  report
+      ->add_option("RUN", arguments.runs,
+                   "A run's folder, or a file like its metrics.jsonl; several are compared")
+      ->required();
+  report->add_option("-o,--output", arguments.output, "The page")->option_text("FILE")->capture_default_str();
+  return report;
+}
+
 // What CLI11 says, and how it is written.
 std::string describe_refusal(std::string text, int argc, char** argv) {
   if (text.ends_with('\n')) text.pop_back();
@@ -205,6 +216,9 @@ int run(int argc, char** argv) {
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
   verify->add_option("DIR", checkpoint_dir, "A step folder, or a folder of them")->required();
 
+  ReportArguments report_arguments;
+  CLI::App* report = add_report(cli, report_arguments);
+
   pptrain::app::TokenizeArguments tokenize_arguments;
   CLI::App* tokenize = pptrain::app::add_tokenize(cli, tokenize_arguments);
 
@@ -238,6 +252,7 @@ int run(int argc, char** argv) {
   if (*eval) return pptrain::app::eval(eval_arguments);
   if (*generate) return pptrain::app::generate(generate_arguments);
   if (*verify) return pptrain::app::verify(checkpoint_dir);
+  if (*report) return pptrain::app::report(report_arguments);
   if (*tokenize) return pptrain::app::tokenize(tokenize_arguments);
   if (*config) return schema ? pptrain::app::print_schema() : pptrain::app::print_reference();
   if (train_arguments.config.empty())

@@ -52,6 +52,11 @@ struct GenerateArguments : JobArguments {
   bool json = false;
 };
 
+struct ReportArguments {
+  std::vector<std::string> runs;  // folders of runs, or files like their metrics.jsonl
+  std::string output = "report.html";
+};
+
 int train(const TrainArguments& arguments);
 int eval(const EvalArguments& arguments);
 int generate(const GenerateArguments& arguments);
@@ -61,6 +66,7 @@ int refuse(const std::string& fault);
 int check(const JobArguments& arguments);
 int plan(const PlanArguments& arguments);
 int verify(const std::string& checkpoint_dir);
+int report(const ReportArguments& arguments);
 int print_reference();
 int print_schema();
 
