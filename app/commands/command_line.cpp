@@ -51,6 +51,7 @@ CommandLine::CommandLine(const std::string& commit)
   add(add_status, status);
   add(add_save, save);
   add(add_stop, stop);
+  add(add_report, report);
   add(add_verify, verify);
   add(add_convert, run_convert);
   add(add_tokenize, tokenize);

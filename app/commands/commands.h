@@ -66,12 +66,18 @@ struct ConfigArguments {
   bool schema = false;
 };
 
+struct ReportArguments {
+  std::vector<std::string> runs;  // folders of runs, or files like their metrics.jsonl
+  std::string output = "report.html";
+};
+
 CLI::App* add_train(CLI::App& cli, TrainArguments& arguments);  // the program without a subcommand: `cli`
 CLI::App* add_check(CLI::App& cli, JobArguments& arguments);
 CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments);
 CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments);
 CLI::App* add_generate(CLI::App& cli, GenerateArguments& arguments);
 CLI::App* add_verify(CLI::App& cli, VerifyArguments& arguments);
+CLI::App* add_report(CLI::App& cli, ReportArguments& arguments);
 CLI::App* add_config(CLI::App& cli, ConfigArguments& arguments);
 
 int train(const TrainArguments& arguments);
@@ -83,6 +89,7 @@ int refuse(const std::string& fault);
 int check(const JobArguments& arguments);
 int plan(const PlanArguments& arguments);
 int verify(const VerifyArguments& arguments);
+int report(const ReportArguments& arguments);
 int print_keys(const ConfigArguments& arguments);
 
 }  // namespace pptrain::app

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "app/plan/stage_recompute.h"
+#include "app/trace/trace_keys.h"
 #include "core/base/error.h"
 #include "core/base/special_file.h"
 #include "core/metrics/record_json.h"
@@ -22,34 +23,6 @@ namespace pptrain::app {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr const char* format = "pptrain trace 1";
-
-// Every key, for the writer and the reader. The first are Chrome's.
-namespace keys {
-constexpr const char* events = "traceEvents";
-constexpr const char* other = "otherData";
-constexpr const char* phase = "ph";
-constexpr const char* name = "name";
-constexpr const char* category = "cat";
-constexpr const char* process = "pid";
-constexpr const char* thread = "tid";
-constexpr const char* time = "ts";
-constexpr const char* duration = "dur";
-constexpr const char* arguments = "args";
-constexpr const char* stage = "stage";
-constexpr const char* microbatch = "microbatch";
-constexpr const char* step = "step";
-constexpr const char* format = "format";
-constexpr const char* model = "model";
-constexpr const char* recompute = "recompute";
-constexpr const char* steps = "steps";
-constexpr const char* step_time = "step_time_s";
-}  // namespace keys
-
-// Categories beside those of actions (schedule::trace_category).
-constexpr const char* phase_category = "phase";
-constexpr const char* wait_category = "wait";
 
 // The keys of `otherData`, and of its `model`, with their fields.
 template <typename Run, typename Visit>
@@ -212,7 +185,7 @@ class TraceFile {
 };
 
 Json to_json(const TracedRun& run) {
-  Json json{{keys::format, format}};
+  Json json{{keys::format, trace_format}};
   for_each_key(run, [&](const char* key, const auto& field) { json[key] = field; });
   json[keys::recompute] = run.recompute.size() == 1 ? Json(run.recompute.front()) : Json(run.recompute);
   Json& model = json[keys::model];
@@ -236,7 +209,8 @@ Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
 // --- reading
 
 TracedRun to_run(const Json& other) {
-  if (other.at(keys::format) != format) throw UsageError(fmt::format("its format is not \"{}\"", format));
+  if (other.at(keys::format) != trace_format)
+    throw UsageError(fmt::format("its format is not \"{}\"", trace_format));
   TracedRun run;
   const std::string_view later[] = {
       "dp_shard", "cp", "cp_kind", "tp", "ep", "reshard_after_forward", "reduce_gradients", "lengths"};

@@ -4,14 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
-#include <filesystem>
-#include <utility>
-
 #include "core/config/warnings.h"
-#include "core/kernels/device_name.h"
-#include "core/metrics/jsonl_sink.h"
-#include "core/metrics/peak_flops.h"
-#include "core/metrics/terminal_sinks.h"
 #include "models/flops.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -44,29 +37,6 @@ void announce(const RunContext& context) {
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   spdlog::info("output in {}", job.run.dir);
   for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
-}
-
-double find_peak_flops(const RunContext& context) {
-  const config::JobConfig& job = context.job;
-  const double each = job.metrics.peak_tflops > 0
-                          ? job.metrics.peak_tflops * 1e12
-                          : metrics::peak_flops(context.device, job.train.dtype == "bf16");
-  if (each == 0)
-    spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",
-                 kernels::device_name(context.device));
-  return each * context.mesh.shape().world_size();
-}
-
-std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const RunContext& context,
-                                                       const metrics::RunHeader& header, int64_t step) {
-  const config::JobConfig& job = context.job;
-  std::vector<std::unique_ptr<metrics::Sink>> sinks;
-  sinks.push_back(
-      std::make_unique<metrics::JsonlSink>(std::filesystem::path(job.run.dir) / "metrics.jsonl", header));
-  sinks.push_back(std::make_unique<metrics::LineSink>(job.metrics.log_interval, job.train.steps));
-  if (auto console = metrics::console_of_log(); console && metrics::terminal_columns())
-    sinks.push_back(std::make_unique<metrics::BarSink>(std::move(console), step, job.train.steps));
-  return sinks;
 }
 
 }  // namespace pptrain::app

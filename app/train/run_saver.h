@@ -45,6 +45,8 @@ class RunSaver {
   bool is_among_best(const checkpoint::RunState& state);
 
   double stalled_seconds() const { return saver_.stalled_seconds(); }
+  // On rank 0: the step of the newest checkpoint of this start; -1 before there is one.
+  int64_t saved_step() const { return saver_.saved_step(); }
   const std::filesystem::path& root() const { return options_.root; }
 
  private:

@@ -49,6 +49,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
     : context_(context),
       shutdown_(shutdown),
       run_dir_(context),
+      listener_(listen_for_metrics(context)),
       disk_comm_(checkpoint::patient(context.mesh.world())),
       model_(context),
       loader_(open_training_data(context)),
@@ -136,6 +137,7 @@ void Trainer::start() {
   } else {
     anomaly_.restore(state_.skipped_in_a_row, state_.skipped);
     divergence_.restore({state_.recent_losses, state_.losses_above, state_.above_since});
+    resumed_at_ = state_.step;
   }
   const checkpoint::Layout layout = describe_layout(context_.plan, run_dir_.data());
   if (context_.root()) {
@@ -143,8 +145,7 @@ void Trainer::start() {
     open_log(context_.job.run.dir);
     announce(context_);
     if (!chosen.empty()) spdlog::info("resumed from {} at step {}", chosen, state_.step);
-    sinks_ = open_sinks(context_, run_dir_.header(state_.step, layout), state_.step);
-    peak_flops_ = find_peak_flops(context_);
+    open_sinks(layout);
     if (const auto& holder = run_dir_.holder()) requests_.emplace(context_.job.run.dir, *holder);
   }
   open_saver(layout);
@@ -178,6 +179,20 @@ void Trainer::open_saver(const checkpoint::Layout& layout) {
                                          .warn = {},
                                          .ended = tell},
                  state_, !run_dir_.checkpoint().empty());
+}
+
+void Trainer::open_sinks(const checkpoint::Layout& layout) {
+  sinks_ = app::open_sinks(context_, run_dir_.header(state_.step, layout), so_far(), std::move(listener_));
+  peak_flops_ = peak_flops_of_all(context_);
+}
+
+// What a record says of the run as a whole.
+metrics::StepRecord Trainer::so_far() const {
+  const int64_t saved = saver_ ? saver_->saved_step() : -1;
+  return {.step = state_.step,
+          .skipped_steps = state_.skipped,
+          .total_tokens = state_.tokens,
+          .saved_step = saved >= 0 ? std::optional(saved) : resumed_at_};
 }
 
 void Trainer::train_step() {
@@ -301,6 +316,7 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
   auto expert_loads = expert_loads_ ? expert_loads_->wait() : std::vector<metrics::ExpertLoad>{};
   if (!context_.root()) return;
   const double tokens = static_cast<double>(step.loss.tokens);
+  const metrics::StepRecord run = so_far();
   const metrics::StepRecord record{
       .step = number,
       .loss = step.loss.loss / std::max(tokens, 1.0),
@@ -314,10 +330,12 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
       .mfu = peak_flops_ > 0 ? flops_per_token_ * tokens / seconds.whole / peak_flops_ : 0,
       .memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9,
       .skipped = !step.applied,
-      .total_tokens = state_.tokens,
+      .skipped_steps = run.skipped_steps,
+      .total_tokens = run.total_tokens,
       .epoch = static_cast<double>(state_.next_sample) / static_cast<double>(loader_.samples_per_epoch()),
       .data_wait_s = seconds.data_wait,
       .save_time_s = seconds.save,
+      .saved_step = run.saved_step,
       .time = std::chrono::system_clock::now(),
       .bubble = bubble,
       .expert_loads = std::move(expert_loads),
@@ -394,6 +412,7 @@ Trainer::Wishes Trainer::agree_on_wishes() {
 }
 
 int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
+  for (const auto& sink : sinks_) sink->end();
   sinks_.clear();
   profile_.finish();
   if (!context_.root()) return stopped ? 3 : 0;

@@ -20,6 +20,7 @@
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
 #include "app/train/run_saver.h"
+#include "app/train/sinks.h"
 #include "core/data/data_loader.h"
 #include "core/fault/anomaly.h"
 #include "core/fault/divergence.h"
@@ -70,6 +71,8 @@ class Trainer {
   void start();  // resumes, or initialises a new run
   void resume();
   void open_saver(const checkpoint::Layout& layout);
+  void open_sinks(const checkpoint::Layout& layout);
+  metrics::StepRecord so_far() const;
   int train();
   void train_step();
   Given run_pipeline();  // of the next step, whose samples are then taken
@@ -95,6 +98,8 @@ class Trainer {
   RunContext& context_;
   const fault::Shutdown& shutdown_;
   RunDir run_dir_;  // before what costs time and memory: a second start in the folder ends here
+  std::optional<metrics::Listener>
+      listener_;  // of rank 0, if metrics.prometheus is set; until there are sinks
   std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
   RankModel model_;
   data::DataLoader loader_;
@@ -114,6 +119,7 @@ class Trainer {
   checkpoint::RunState state_;
   std::optional<LiveRequests> requests_;  // of rank 0, where the file system can lock
   bool stopped_on_request_ = false;
+  std::optional<int64_t> resumed_at_;
   std::optional<RunSaver> saver_;  // whose thread answers requests
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_ = 0;

@@ -189,6 +189,8 @@ struct EvalSection {
 struct MetricsSection {
   int64_t log_interval = 10;
   double peak_tflops = 0;  // of one rank's device, for mfu; 0: known or measured
+  bool tensorboard = false;
+  std::string prometheus;  // [HOST:]PORT; empty: off
 
   bool operator==(const MetricsSection&) const = default;
 };

@@ -704,6 +704,14 @@ void add_eval_and_metrics(std::vector<Option>& options) {
            "TFLOP/s of one rank's device, what mfu is a fraction of. 0: the data sheet's dense bf16 rate of "
            "a known GPU; on a CPU, a matrix product timed at the start.")
       .between(0.0, 1e6);
+  metrics.add("tensorboard", &MetricsSection::tensorboard,
+              "Writes the figures of each step and evaluation to run.dir/tensorboard too, as TensorBoard's "
+              "event files.");
+  metrics.add(
+      "prometheus", &MetricsSection::prometheus,
+      "Where rank 0 answers GET /metrics with the latest figures, for Prometheus: \"HOST:PORT\", the "
+      "host a numeric address, or \"PORT\" for programs of the same machine alone; port 0 is any free "
+      "one, which the log says. Who can reach it can read it. Empty: nowhere.");
 }
 
 void add_profile(std::vector<Option>& options) {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/listen_address.h"
 #include "core/base/special_file.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
@@ -243,6 +244,15 @@ void check_profile(Document& document) {
   }
 }
 
+void check_metrics(Document& document) {
+  const std::string& address = document.job.metrics.prometheus;
+  if (address.empty() || parse_listen_address(address)) return;
+  document.report("metrics.prometheus",
+                  fmt::format("{} is no address to listen on; expected a port, as \"9464\", or an address of "
+                              "this machine in numbers with a port, as \"127.0.0.1:9464\" or \"[::1]:9464\"",
+                              toml_string(address)));
+}
+
 void check_resume(Document& document) {
   const std::string& resume = document.job.checkpoint.resume;
   std::error_code error;
@@ -374,6 +384,7 @@ void validate(Document& document, bool needs_files) {
   check_context(document);
   check_data(document);
   check_profile(document);
+  check_metrics(document);
   check_run_dir(document);
   check_conditions(document);
 }

@@ -69,10 +69,12 @@ std::string to_json(const StepRecord& r) {
             {"mfu", r.mfu > 0 ? Json(r.mfu) : Json()},
             {"memory_gb", r.memory_gb},
             {"skipped", r.skipped},
+            {"skipped_steps", r.skipped_steps},
             {"total_tokens", r.total_tokens},
             {"epoch", r.epoch},
             {"data_wait_s", r.data_wait_s},
             {"save_time_s", r.save_time_s}};
+  if (r.saved_step) json["saved_step"] = *r.saved_step;
   add_time(json, r.time);
   if (r.bubble) json.update(bubble_json(*r.bubble));
   if (!r.expert_loads.empty()) json.update(expert_json(r.expert_loads));

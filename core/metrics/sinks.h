@@ -16,6 +16,8 @@ class Sink {
   virtual void eval(const EvalRecord& record) = 0;
   // What the run does now instead of steps: "evaluating", "saving"; "" when steps go on.
   virtual void phase(std::string_view what) { (void)what; }
+  // The run has come to its end in good order, or was stopped; nothing follows.
+  virtual void end() {}
 };
 
 // While it lives, the sinks show that the run does `what`.

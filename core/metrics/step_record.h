@@ -36,16 +36,18 @@ struct StepRecord {
   int64_t padding_tokens = 0;   // of these, tokens of no document
   double tokens_per_s = 0;
   double step_time_s = 0;
-  double mfu = 0;            // 0..1, see models/flops.h; 0: the device's peak is not known
-  double memory_gb = 0;      // peak so far: resident memory of this process, or allocated on its GPU
-  bool skipped = false;      // non-finite loss or norm: the weights did not move
-  int64_t total_tokens = 0;  // valid tokens of the run so far, those before a resume included
-  double epoch = 0;          // passes over the training data so far, parts of one included
-  double data_wait_s = 0;    // in which the step waited for its data, on rank 0
-  double save_time_s = 0;    // in which training stood still to save, since the step before
-  std::chrono::system_clock::time_point time{};  // when the step was done; 1970: not told
-  std::optional<Bubble> bubble = std::nullopt;   // where it was measured
-  std::vector<ExpertLoad> expert_loads = {};     // of the sparse layers
+  double mfu = 0;             // 0..1, see models/flops.h; 0: the device's peak is not known
+  double memory_gb = 0;       // peak so far: resident memory of this process, or allocated on its GPU
+  bool skipped = false;       // non-finite loss or norm: the weights did not move
+  int64_t skipped_steps = 0;  // of the run so far
+  int64_t total_tokens = 0;   // valid tokens of the run so far, those before a resume included
+  double epoch = 0;           // passes over the training data so far, parts of one included
+  double data_wait_s = 0;     // in which the step waited for its data, on rank 0
+  double save_time_s = 0;     // in which training stood still to save, since the step before
+  std::optional<int64_t> saved_step = std::nullopt;  // of the newest checkpoint that was complete by then
+  std::chrono::system_clock::time_point time{};      // when the step was done; 1970: not told
+  std::optional<Bubble> bubble = std::nullopt;       // where it was measured
+  std::vector<ExpertLoad> expert_loads = {};         // of the sparse layers
 };
 
 struct EvalRecord {

@@ -75,6 +75,7 @@ void Saver::run(Job& job) {
     Save save(comm_, options_, job.terms, job.state, job.snapshot);
     save.run();
     newest_ = save.target().filename().string();
+    if (!job.terms.diverged) saved_step_ = job.state.step;
     if (comm_.rank() == 0 && options_.ended) options_.ended(job.state.step, save.target(), "");
   } catch (const NotSaved& error) {
     failure_ = error.what();

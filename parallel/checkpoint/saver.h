@@ -1,6 +1,7 @@
 // Saves while training goes on: a thread of each rank writes what the tensors were at the step saved.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <future>
 #include <memory>
@@ -42,7 +43,9 @@ class Saver {
   double stalled_seconds() const { return stalled_; }
   // The name of the newest checkpoint that this object has saved; "" for none. After finish().
   const std::string& newest() const { return newest_; }
-  bool busy() const;                                 // a save is under way
+  bool busy() const;  // a save is under way
+  // On rank 0: the step of the newest checkpoint that this object has completed; -1 before that.
+  int64_t saved_step() const { return saved_step_; }
   uint64_t copied_bytes() const { return copied_; }  // by protect(), of all saves that have ended
 
  private:
@@ -57,6 +60,7 @@ class Saver {
   std::future<void> done_;
   std::optional<std::string> failure_;  // of the last save
   std::string newest_;                  // saved by this object
+  std::atomic<int64_t> saved_step_ = -1;
   uint64_t copied_ = 0;
   double stalled_ = 0;
 };

@@ -1,0 +1,131 @@
+#include "app/report/page.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "app/report/page_files.h"
+#include "app/report/report_data.h"
+#include "app/report/schedule_picture.h"
+#include "app/run_dir/this_process.h"
+
+namespace pptrain::app {
+namespace {
+
+// Fresh for each page, so that no text in a file can have guessed it.
+std::string new_nonce() {
+  std::random_device random;
+  std::string nonce;
+  for (int i = 0; i < 4; ++i) nonce += fmt::format("{:08x}", random());
+  return nonce;
+}
+
+std::string title_of(std::span<const RunData> runs) {
+  return runs.size() == 1 ? runs.front().name + " - pptrain" : fmt::format("{} runs - pptrain", runs.size());
+}
+
+// The schedules, each once: runs that share one are named together.
+std::string schedule_figures(std::span<const RunData> runs) {
+  std::vector<std::pair<SchedulePicture, std::string>> pictures;
+  for (const RunData& run : runs) {
+    SchedulePicture picture = draw_schedule(run);
+    const auto same = std::ranges::find_if(pictures, [&](const auto& other) {
+      return other.first.svg == picture.svg && other.first.caption == picture.caption;
+    });
+    if (same != pictures.end()) {
+      same->second += ", " + run.name;
+    } else {
+      pictures.emplace_back(std::move(picture), run.name);
+    }
+  }
+  std::string html;
+  for (const auto& [picture, names] : pictures) {
+    html += fmt::format("<figure class=\"schedule\"><figcaption><b>{}</b> {}</figcaption>",
+                        html_escaped(names), html_escaped(picture.caption));
+    if (!picture.svg.empty())
+      html += fmt::format(
+          "<div class=\"scroll\" tabindex=\"0\" role=\"img\" aria-label=\"Timeline of the "
+          "passes of each rank\">{}</div>",
+          picture.svg);
+    html += "</figure>\n";
+  }
+  return html;
+}
+
+// Replaces each {{NAME}} of the template, once from left to right: what is put in is not looked at again.
+std::string fill(std::string_view page, std::span<const std::pair<std::string_view, std::string>> values) {
+  std::string result;
+  while (true) {
+    const size_t begin = page.find("{{");
+    const size_t end = begin == std::string_view::npos ? begin : page.find("}}", begin);
+    result += page.substr(0, begin);
+    if (end == std::string_view::npos) return result;
+    const std::string_view name = page.substr(begin + 2, end - begin - 2);
+    for (const auto& [key, value] : values) {
+      if (key == name) result += value;
+    }
+    page.remove_prefix(end + 2);
+  }
+}
+
+}  // namespace
+
+std::string html_escaped(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += c;
+    }
+  }
+  return result;
+}
+
+std::string script_json(const nlohmann::ordered_json& json) {
+  const std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  std::string result;
+  result.reserve(text.size());
+  for (const char c : text) {  // "<" is only ever part of a string there
+    if (c == '<') {
+      result += "\\u003c";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string render_report(std::span<const RunData> runs) {
+  const std::array<std::pair<std::string_view, std::string>, 8> values = {{
+      {"nonce", new_nonce()},
+      {"title", html_escaped(title_of(runs))},
+      {"style", std::string(page_style)},
+      {"made", fmt::format("pptrain {}, {}", PPTRAIN_VERSION, now_utc())},
+      {"schedules", schedule_figures(runs)},
+      {"data", script_json(report_data(runs))},
+      {"chart_script", std::string(page_chart_script)},
+      {"script", std::string(page_script)},
+  }};
+  return fill(page_template, values);
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,24 @@
+// A report as one page of HTML that needs nothing else.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "app/report/run_data.h"
+
+namespace pptrain::app {
+
+// Texts of files come into the page as data and never as code: in JSON without "<", which scripts of the page
+// show as text, or escaped. A page may run its own scripts alone (a content security policy with a nonce),
+// and fetch nothing.
+std::string render_report(std::span<const RunData> runs);
+
+// As text between tags and in quoted attributes.
+std::string html_escaped(std::string_view text);
+
+// As the content of <script type="application/json">, which no text can end. What is not UTF-8 becomes
+// U+FFFD.
+std::string script_json(const nlohmann::ordered_json& json);
+
+}  // namespace pptrain::app

@@ -1,0 +1,172 @@
+#include "app/report/report_data.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include "app/report/thinning.h"
+#include "core/config/differences.h"
+
+namespace pptrain::app {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+// So many significant digits are more than a picture shows; JSON has the shortest text that reads back.
+double shortened(double value) {
+  return std::strtod(fmt::format("{:.7g}", value).c_str(), nullptr);
+}
+
+double milliseconds(double seconds) {
+  return std::round(seconds * 1e3) / 1e3;
+}
+
+// The begin of the run's time: of its first start, else of its first record.
+double origin_of(const RunData& run) {
+  if (run.steps.size() == 0) return 0;
+  const double step_time = run.steps.series.at("step_time_s").front();
+  return run.steps.time.front() - (std::isfinite(step_time) ? step_time : 0);
+}
+
+// Curves, each with the rows that it is drawn at: places in the table of rows, which all curves share.
+Json curves(const RunData& run) {
+  const StepColumns& steps = run.steps;
+  std::map<std::string, std::vector<size_t>> kept;
+  std::set<size_t> rows;
+  for (const auto& [key, values] : steps.series) {
+    const std::vector<size_t> points = thinned(values, most_points);
+    if (points.empty()) continue;
+    rows.insert(points.begin(), points.end());
+    kept[key] = points;
+  }
+  Json step = Json::array(), time = Json::array(), tokens = Json::array();
+  std::map<size_t, size_t> place;
+  for (const size_t row : rows) {
+    place[row] = place.size();
+    step.push_back(steps.step[row]);
+    time.push_back(milliseconds(steps.time[row] - origin_of(run)));
+    tokens.push_back(static_cast<int64_t>(steps.tokens[row]));
+  }
+  Json series = Json::object();
+  for (const std::string& key : series_keys()) {
+    if (!kept.contains(key)) continue;
+    Json at = Json::array(), value = Json::array();
+    for (const size_t row : kept[key]) {
+      at.push_back(place[row]);
+      value.push_back(shortened(steps.series.at(key)[row]));
+    }
+    series[key] = {{"value", std::move(value)}};
+    if (kept[key].size() != rows.size()) series[key]["at"] = std::move(at);
+  }
+  return {{"step", std::move(step)},
+          {"time", std::move(time)},
+          {"tokens", std::move(tokens)},
+          {"series", std::move(series)}};
+}
+
+// Tokens of the run when so many steps were done.
+double tokens_at(const StepColumns& steps, int64_t step) {
+  const auto behind = std::ranges::upper_bound(steps.step, step);
+  return behind == steps.step.begin() ? 0
+                                      : steps.tokens[static_cast<size_t>(behind - steps.step.begin()) - 1];
+}
+
+Json evaluations(const RunData& run) {
+  Json step = Json::array(), time = Json::array(), tokens = Json::array(), value = Json::array();
+  for (const Evaluation& e : run.evaluations) {
+    if (!std::isfinite(e.loss)) continue;
+    step.push_back(e.step);
+    time.push_back(milliseconds(e.time - origin_of(run)));
+    tokens.push_back(static_cast<int64_t>(tokens_at(run.steps, e.step)));
+    value.push_back(shortened(e.loss));
+  }
+  return {{"step", step}, {"time", time}, {"tokens", tokens}, {"value", value}};
+}
+
+// Of the headers, what a page shows; the rest may be of any size.
+Json starts(const RunData& run) {
+  Json result = Json::array();
+  for (const nlohmann::json& header : run.starts) {
+    Json start = Json::object();
+    for (const char* key : {"start", "step", "time", "host", "device", "world_size", "version", "checkpoint",
+                            "layout", "command"}) {
+      if (header.contains(key)) start[key] = header.at(key);
+    }
+    result.push_back(std::move(start));
+  }
+  return result;
+}
+
+Json describe(const RunData& run) {
+  Json last = Json::object();
+  if (run.last.is_object()) {
+    for (const auto& [key, value] : run.last.items()) {
+      if (!value.is_structured()) last[key] = value;
+    }
+  }
+  static constexpr size_t most_marks = 2000;
+  const auto newest = [](const std::vector<int64_t>& all) {
+    return std::vector<int64_t>(all.end() - static_cast<std::ptrdiff_t>(std::min(all.size(), most_marks)),
+                                all.end());
+  };
+  return {{"name", run.name},
+          {"steps", run.steps.size()},
+          {"damaged", run.damaged},
+          {"first_damaged", run.first_damaged},
+          {"starts", starts(run)},
+          {"last", std::move(last)},
+          {"skipped", newest(run.skipped)},
+          {"skipped_count", run.skipped.size()},
+          {"checkpoints", newest(run.checkpoints)},
+          {"kept_checkpoints", newest(run.kept)},
+          {"curves", curves(run)},
+          {"evaluations", evaluations(run)}};
+}
+
+}  // namespace
+
+std::vector<std::vector<std::string>> job_differences(std::span<const RunData> runs) {
+  const auto first = std::ranges::find_if(runs, [](const RunData& run) { return run.job.has_value(); });
+  if (first == runs.end()) return {};
+  std::vector<std::string> order;  // of the keys
+  std::map<std::string, std::map<size_t, std::string>> others;
+  std::map<std::string, std::string> of_first;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (!runs[i].job) continue;
+    for (const config::Difference& d : config::differences(*first->job, *runs[i].job)) {
+      if (!of_first.contains(d.option)) order.push_back(d.option);
+      of_first[d.option] = d.saved;
+      others[d.option][i] = d.now;
+    }
+  }
+  std::ranges::sort(order);
+  std::vector<std::vector<std::string>> rows;
+  for (const std::string& key : order) {
+    std::vector<std::string> row = {key};
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const bool same = !others[key].contains(i);
+      row.push_back(!runs[i].job ? "" : same ? of_first[key] : others[key][i]);
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+nlohmann::ordered_json report_data(std::span<const RunData> runs) {
+  Json all = Json::array();
+  for (const RunData& run : runs) all.push_back(describe(run));
+  Json problems = Json::array();
+  for (const RunData& run : runs) problems.push_back(run.job_problem);
+  return {{"format", "pptrain report 1"},
+          {"most_points", most_points},
+          {"runs", std::move(all)},
+          {"differences", job_differences(runs)},
+          {"job_problems", std::move(problems)}};
+}
+
+}  // namespace pptrain::app

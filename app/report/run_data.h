@@ -1,0 +1,57 @@
+// What a run's folder tells of it: metrics.jsonl in columns, its job, its checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config/job_config.h"
+
+namespace pptrain::app {
+
+// Of one step each, in ascending steps.
+struct StepColumns {
+  std::vector<int64_t> step;
+  std::vector<double> time;    // s since 1970 when the step was done; not below the one before
+  std::vector<double> tokens;  // of the run so far
+  // By key of metrics.jsonl: "loss", ...; NaN where the line does not tell, or null.
+  std::map<std::string, std::vector<double>> series;
+
+  size_t size() const { return step.size(); }
+};
+
+struct Evaluation {
+  int64_t step = 0;
+  double time = 0;
+  double loss = 0;
+};
+
+struct RunData {
+  std::string name;              // as the user gave it
+  std::filesystem::path folder;  // empty: only a file was given
+  StepColumns steps;
+  std::vector<Evaluation> evaluations;
+  std::vector<nlohmann::json> starts;  // headers, as they stand there
+  std::vector<int64_t> skipped;        // steps
+  std::vector<int64_t> checkpoints;    // steps whose checkpoint was complete at some time; ascending
+  std::vector<int64_t> kept;           // those that are there
+  nlohmann::json last;                 // the last step's record
+  int64_t damaged = 0;                 // lines that are no record
+  int64_t first_damaged = 0;           // number of the first of them, from 1
+  std::optional<config::JobConfig> job;
+  std::string job_problem;  // why there is none
+};
+
+// The keys of a step's record that are read as series.
+const std::vector<std::string>& series_keys();
+
+// `run`: a run's folder or a file like metrics.jsonl. Where a step comes twice, the later line counts, and
+// what was told of later steps before it does not. A last line that is not ended is one that is being
+// written, and left out. Throws UsageError where there is no such file.
+RunData read_run(const std::string& run);
+
+}  // namespace pptrain::app

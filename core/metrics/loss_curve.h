@@ -1,0 +1,55 @@
+// The losses of a run as one line of characters.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/metrics/sinks.h"
+
+namespace pptrain::metrics {
+
+// Means of consecutive values: as many as there were, or halves of that again and again, so that the memory
+// does not grow with the run. Values that are not finite are left out.
+class RunningMeans {
+ public:
+  void add(double value);
+  std::vector<double> means() const;
+  std::optional<double> first() const { return first_; }
+  std::optional<double> last() const { return last_; }
+
+ private:
+  static constexpr size_t most = 128;
+  std::vector<double> sums_;
+  int64_t group_ = 1;  // values of each sum, but for the last, which has in_last_
+  int64_t in_last_ = 0;
+  std::optional<double> first_, last_;
+};
+
+// The values from left to right in at most `columns` characters, the lowest value lowest: as block characters
+// (UTF-8, each of one column), else in ASCII. Several values to a character are their mean. "" where there
+// are none.
+std::string sparkline(std::span<const double> values, size_t columns, bool utf8);
+
+// "loss 5.6324 █▆▄▃▂▁▁ 1.6387", at most `columns` columns wide; "" where there are fewer than two losses, or
+// where it does not fit.
+std::string loss_line(const RunningMeans& losses, size_t columns, bool utf8);
+
+// Do terminals of this locale take UTF-8? The first of these that is set and not empty says; null: not set.
+bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang);
+
+// Logs the line where the run ends.
+class LossCurveSink : public Sink {
+ public:
+  void step(const StepRecord& record) override { losses_.add(record.loss); }
+  void eval(const EvalRecord& /*record*/) override {}
+  void end() override;
+
+ private:
+  RunningMeans losses_;
+};
+
+}  // namespace pptrain::metrics

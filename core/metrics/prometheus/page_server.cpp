@@ -1,0 +1,200 @@
+#include "core/metrics/prometheus/page_server.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/metrics/prometheus/http.h"
+
+namespace pptrain::metrics {
+namespace {
+
+bool would_block() {
+  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(sockaddr_storage);
+  sockaddr* data() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+SocketAddress socket_address(const ListenAddress& address) {
+  SocketAddress result;
+  if (address.v6) {
+    sockaddr_in6 v6{};
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(address.port);
+    inet_pton(AF_INET6, address.host.c_str(), &v6.sin6_addr);
+    result.size = sizeof(v6);
+    std::memcpy(&result.storage, &v6, sizeof(v6));
+  } else {
+    sockaddr_in v4{};
+    v4.sin_family = AF_INET;
+    v4.sin_port = htons(address.port);
+    inet_pton(AF_INET, address.host.c_str(), &v4.sin_addr);
+    result.size = sizeof(v4);
+    std::memcpy(&result.storage, &v4, sizeof(v4));
+  }
+  return result;
+}
+
+uint16_t port_of(const io::FileDescriptor& socket) {
+  SocketAddress address;
+  if (getsockname(socket.get(), address.data(), &address.size) != 0) return 0;
+  sockaddr_in6 v6{};  // the port lies where IPv4 has it
+  std::memcpy(&v6, &address.storage, sizeof(v6));
+  return ntohs(v6.sin6_port);
+}
+
+// Signals are for the program's own threads.
+std::thread start_without_signals(std::function<void()> body) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread(std::move(body));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
+}
+
+}  // namespace
+
+Listener listen_on(const ListenAddress& address) {
+  constexpr int backlog = 16;
+  const int on = 1;
+  SocketAddress at = socket_address(address);
+  io::FileDescriptor socket(
+      ::socket(address.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  // A port whose last user's connections still fade away is free.
+  const bool listens = socket.valid() &&
+                       setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+                       bind(socket.get(), at.data(), at.size) == 0 && listen(socket.get(), backlog) == 0;
+  if (!listens) {
+    throw UsageError(fmt::format(
+        "metrics.prometheus: cannot listen on {}: {}. Give another port or address, or port 0 for any free "
+        "one",
+        address.text(), std::system_category().message(errno)));
+  }
+  ListenAddress actual = address;
+  actual.port = port_of(socket);
+  return {std::move(socket), fmt::format("http://{}/metrics", actual.text())};
+}
+
+PageServer::PageServer(Listener listener, std::string_view content_type, std::function<std::string()> page)
+    : listener_(std::move(listener)),
+      content_type_(content_type),
+      page_(std::move(page)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!stop_.valid()) throw Error("metrics.prometheus: the system has no descriptor left for its thread");
+  thread_ = start_without_signals([this] { serve(); });
+}
+
+PageServer::~PageServer() {
+  const uint64_t one = 1;
+  while (::write(stop_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+  thread_.join();
+}
+
+void PageServer::serve() {
+  try {
+    while (wait()) {
+    }
+  } catch (const std::exception& error) {  // out of memory
+    spdlog::warn("{} is not answered any more: {}", listener_.url, error.what());
+  }
+  connections_.clear();
+}
+
+bool PageServer::wait() {
+  constexpr int forever = -1;
+  const bool deaf = Clock::now() < deaf_until_;
+  std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}, {deaf ? -1 : listener_.socket.get(), POLLIN, 0}};
+  Clock::time_point next = deaf ? deaf_until_ : Clock::time_point::max();
+  for (const Connection& c : connections_) {
+    const bool sends = !c.response.empty() && !c.closing;
+    polled.push_back({c.socket.get(), static_cast<short>(sends ? POLLOUT : POLLIN), 0});
+    next = std::min(next, c.deadline);
+  }
+  int timeout = forever;
+  if (next != Clock::time_point::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
+    timeout = static_cast<int>(std::max<int64_t>(left, 0));
+  }
+  if (poll(polled.data(), polled.size(), timeout) < 0 && errno != EINTR) throw Error("poll failed");
+  if (polled[0].revents != 0) return false;
+  size_t at = 2;
+  const Clock::time_point now = Clock::now();
+  std::erase_if(connections_, [&](Connection& c) {
+    const bool ready = polled[at++].revents != 0;
+    return (ready && !go_on(c)) || now >= c.deadline;
+  });
+  if (polled[1].revents != 0) accept_some();
+  return true;
+}
+
+void PageServer::accept_some() {
+  for (size_t i = 0; i < most_connections; ++i) {
+    io::FileDescriptor socket(
+        accept4(listener_.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.valid()) {
+      const bool no_room = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+      if (no_room) deaf_until_ = Clock::now() + std::chrono::seconds(1);
+      return;
+    }
+    if (connections_.size() == most_connections) connections_.pop_front();
+    connections_.push_back({.socket = std::move(socket), .deadline = Clock::now() + longest_life});
+  }
+}
+
+// Until the other side has read the response: closing before that would make the system throw it away where
+// something is left unread.
+bool PageServer::go_on(Connection& c) {
+  if (c.closing || c.response.empty()) {
+    if (!receive(c)) return false;
+    if (c.closing || (!is_whole_request(c.received) && c.received.size() <= longest_request)) return true;
+    c.response = http_response(c.received, content_type_, page_);
+    c.received.clear();
+  }
+  return send_rest(c);
+}
+
+bool PageServer::receive(Connection& c) {
+  std::array<char, 4096> buffer;
+  const ssize_t count = recv(c.socket.get(), buffer.data(), buffer.size(), 0);
+  if (count < 0) return would_block();
+  if (count == 0) return false;
+  if (!c.closing) c.received.append(buffer.data(), static_cast<size_t>(count));
+  return true;
+}
+
+bool PageServer::send_rest(Connection& c) {
+  while (c.sent < c.response.size()) {
+    const ssize_t count =
+        send(c.socket.get(), c.response.data() + c.sent, c.response.size() - c.sent, MSG_NOSIGNAL);
+    if (count < 0) return would_block();
+    c.sent += static_cast<size_t>(count);
+  }
+  shutdown(c.socket.get(), SHUT_WR);
+  c.closing = true;
+  return true;
+}
+
+}  // namespace pptrain::metrics

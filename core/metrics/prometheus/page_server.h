@@ -1,0 +1,67 @@
+// A server of one page of text that whoever connects can neither hold up nor fill.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <list>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "core/base/listen_address.h"
+#include "core/io/file_descriptor.h"
+
+namespace pptrain::metrics {
+
+// A socket that has its port; who connects waits until a PageServer takes it over.
+struct Listener {
+  io::FileDescriptor socket;
+  std::string url;  // of /metrics, with the port that the system chose for 0
+};
+
+// Throws UsageError that says what to do.
+Listener listen_on(const ListenAddress& address);
+
+// Answers GET /metrics, in a thread of its own that takes no signals, until it is destroyed, which waits for
+// nobody who is connected. At most `most_connections` at a time: another one ends the oldest. A connection
+// lives for `longest_life` at most, whatever it sends or fails to read. Nothing that goes wrong with one is
+// an error of the run.
+class PageServer {
+ public:
+  static constexpr size_t most_connections = 16;
+  static constexpr std::chrono::seconds longest_life{5};
+
+  // `page` is called by the thread.
+  PageServer(Listener listener, std::string_view content_type, std::function<std::string()> page);
+  ~PageServer();
+  PageServer(const PageServer&) = delete;
+  PageServer& operator=(const PageServer&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Connection {
+    io::FileDescriptor socket;
+    Clock::time_point deadline;
+    std::string received{};
+    std::string response{};  // "" until the request is there
+    size_t sent = 0;
+    bool closing = false;  // all is sent: what still comes is thrown away until the other side closes
+  };
+
+  void serve();
+  bool wait();  // for something to do; false when it is time to end
+  void accept_some();
+  static bool receive(Connection& connection);  // false: the connection is over
+  bool go_on(Connection& connection);           // the same
+  static bool send_rest(Connection& connection);
+
+  Listener listener_;
+  std::string content_type_;
+  std::function<std::string()> page_;
+  io::FileDescriptor stop_;  // an eventfd
+  std::list<Connection> connections_;
+  Clock::time_point deaf_until_{};  // the system has no room for another connection
+  std::thread thread_;              // last: it uses the rest
+};
+
+}  // namespace pptrain::metrics

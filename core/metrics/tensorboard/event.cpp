@@ -1,0 +1,104 @@
+#include "core/metrics/tensorboard/event.h"
+
+#include <bit>
+#include <type_traits>
+
+#include "core/metrics/tensorboard/crc32c.h"
+
+namespace pptrain::metrics {
+namespace {
+
+// Numbers of the fields in the .proto files.
+constexpr uint32_t event_wall_time = 1, event_step = 2, event_file_version = 3, event_summary = 5,
+                   event_session_log = 7;
+constexpr uint32_t summary_value = 1;
+constexpr uint32_t value_tag = 1, value_simple_value = 2;
+constexpr uint32_t session_log_status = 1;
+constexpr uint64_t status_start = 1;
+
+// The protocol buffers' encoding: each field is its number with its wire type, then its value.
+class Message {
+ public:
+  void add_varint(uint32_t field, uint64_t value) {
+    append_varint(field << 3 | 0);
+    append_varint(value);
+  }
+  void add_double(uint32_t field, double value) {
+    append_varint(field << 3 | 1);
+    append_fixed(std::bit_cast<uint64_t>(value));
+  }
+  void add_bytes(uint32_t field, std::string_view value) {
+    append_varint(field << 3 | 2);
+    append_varint(value.size());
+    bytes_ += value;
+  }
+  void add_float(uint32_t field, float value) {
+    append_varint(field << 3 | 5);
+    append_fixed(std::bit_cast<uint32_t>(value));
+  }
+  // Little-endian, whatever the machine's order.
+  template <typename Unsigned>
+  void append_fixed(Unsigned value) {
+    static_assert(std::is_unsigned_v<Unsigned>);
+    for (size_t i = 0; i < sizeof(value); ++i) bytes_ += static_cast<char>(value >> (8 * i) & 0xFF);
+  }
+  void append(std::string_view bytes) { bytes_ += bytes; }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void append_varint(uint64_t value) {
+    for (; value >= 0x80; value >>= 7) bytes_ += static_cast<char>((value & 0x7F) | 0x80);
+    bytes_ += static_cast<char>(value);
+  }
+  std::string bytes_;
+};
+
+Message event_at(double wall_time, int64_t step) {
+  Message event;
+  event.add_double(event_wall_time, wall_time);
+  event.add_varint(event_step, static_cast<uint64_t>(step));
+  return event;
+}
+
+}  // namespace
+
+std::string version_event(double wall_time) {
+  Message event;
+  event.add_double(event_wall_time, wall_time);
+  event.add_bytes(event_file_version, "brain.Event:2");
+  return event.bytes();
+}
+
+std::string restart_event(double wall_time, int64_t step) {
+  Message log;
+  log.add_varint(session_log_status, status_start);
+  Message event = event_at(wall_time, step);
+  event.add_bytes(event_session_log, log.bytes());
+  return event.bytes();
+}
+
+std::string scalars_event(double wall_time, int64_t step, std::span<const Figure> figures) {
+  Message summary;
+  for (const Figure& figure : figures) {
+    Message value;
+    value.add_bytes(value_tag, figure.tag);
+    value.add_float(value_simple_value, static_cast<float>(figure.value));
+    summary.add_bytes(summary_value, value.bytes());
+  }
+  Message event = event_at(wall_time, step);
+  event.add_bytes(event_summary, summary.bytes());
+  return event.bytes();
+}
+
+std::string framed(std::string_view event) {
+  Message length;
+  length.append_fixed(static_cast<uint64_t>(event.size()));
+  Message record;
+  record.append(length.bytes());
+  record.append_fixed(masked_crc32c(length.bytes()));
+  record.append(event);
+  record.append_fixed(masked_crc32c(event));
+  return record.bytes();
+}
+
+}  // namespace pptrain::metrics

@@ -1,0 +1,30 @@
+// The records of TensorBoard's event files, as bytes: protocol buffers `Event` of TensorFlow's event.proto
+// and summary.proto, of which a handful of fields are used, each in the frame of a TFRecord file.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/metrics/figures.h"
+
+namespace pptrain::metrics {
+
+// wall_time: seconds since 1970.
+
+// What a file begins with: Event{wall_time, file_version = "brain.Event:2"}.
+std::string version_event(double wall_time);
+
+// Event{wall_time, step, session_log{status = START}}: readers forget what earlier files have of `step` and
+// after.
+std::string restart_event(double wall_time, int64_t step);
+
+// Event{wall_time, step, summary{value{tag, simple_value}...}}. Values become float32.
+std::string scalars_event(double wall_time, int64_t step, std::span<const Figure> figures);
+
+// The event as a record of the file: length, masked CRC-32C of the length, event, masked CRC-32C of the
+// event.
+std::string framed(std::string_view event);
+
+}  // namespace pptrain::metrics

@@ -1,0 +1,418 @@
+"""A run that is looked at: TensorBoard's files, the page for Prometheus, the report.
+
+Usage: look_test.py PPTRAIN [unittest arguments]. Runs of the program are shared by the tests. TensorBoard, Prometheus'
+parser and a browser are used where they are installed; scripts/requirements-test.txt has the first two.
+"""
+
+import html.parser
+import json
+import math
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+PATIENCE = 300  # seconds, on a machine with other work
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SVG_NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which nothing fetches
+
+try:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+except ImportError:
+    EventAccumulator = None
+try:
+    from prometheus_client.parser import text_string_to_metric_families
+except ImportError:
+    text_string_to_metric_families = None
+
+JOB = f"""
+[run]
+dir = "run"
+[model]
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 4
+num_attention_heads = 4
+vocab_size = 256
+[distributed]
+pp = 2
+[train]
+steps = 100000
+seq_len = 16
+micro_batch_size = 2
+grad_accum_steps = 4
+[data]
+path = "{SOURCE / "configs/data/tinyshakespeare.txt"}"
+val_fraction = 0.2
+[eval]
+interval = 3
+batches = 2
+[checkpoint]
+interval = 4
+keep_last_n = 0
+[metrics]
+tensorboard = true
+prometheus = "0"
+[profile]
+trace = true
+"""
+
+
+def fetch(url):
+    with urllib.request.urlopen(url, timeout=PATIENCE) as response:
+        return response.headers["Content-Type"], response.read().decode()
+
+
+def samples(text):
+    """{(name, labels...): value} by the format's own rules; fails on what breaks them."""
+    found, kinds, last = {}, {}, None
+    label = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*"'
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            last = line.split(" ")[2]
+            assert last not in kinds, f"{last} comes twice"
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name == last and kind in ("gauge", "counter"), line
+            kinds[name] = kind
+        else:
+            match = re.fullmatch(rf"([a-z_:][a-z0-9_:]*)\{{({label}(?:,{label})*)\}} (\S+)", line)
+            assert match, f"no sample: {line}"
+            assert match[1] == last and (kinds[last] == "counter") == last.endswith("_total"), line
+            key = (match[1], match[2])
+            assert key not in found, f"{key} comes twice"
+            found[key] = float(match[3])
+    assert text.endswith("\n")
+    return found
+
+
+def value_of(found, name):
+    return next(value for (other, _), value in found.items() if other == name)
+
+
+class Run:
+    """One run in a folder, started, looked at, stopped, and gone on with from an earlier checkpoint."""
+
+    def __init__(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_look_"))
+        (self.folder / "job.toml").write_text(JOB)
+        self.path = self.folder / "run"
+        self.strangers = []
+        self.first_life()
+        shutil.rmtree(max((self.path / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:])))
+        self.resumed_at = max(int(p.name[5:]) for p in (self.path / "checkpoints").glob("step_*"))
+        done = self.pptrain("--config", "job.toml", "--set", f"train.steps={self.resumed_at + 7}")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def pptrain(self, *arguments):
+        return subprocess.run([PPTRAIN, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True,
+                              timeout=PATIENCE)
+
+    def first_life(self):
+        process = subprocess.Popen([PPTRAIN, "--config", "job.toml"], cwd=self.folder, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            lines = iter(process.stdout.readline, "")
+            self.url = next(match[0] for match in (re.search(r"http://\S+/metrics", line) for line in lines) if match)
+            port = int(re.search(r":(\d+)/", self.url)[1])
+            self.strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+            self.strangers[0].sendall(b"x" * 100)
+            self.until_step(10)
+            process.send_signal(signal.SIGTERM)
+            self.rest = process.stdout.read()
+            self.code = process.wait(PATIENCE)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            for stranger in self.strangers:
+                stranger.close()
+
+    def until_step(self, step):
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            kind, text = fetch(self.url)
+            self.kind, self.page = kind, text
+            if value_of(samples(text), "pptrain_step") >= step:
+                return
+            assert time.monotonic() < deadline, text
+            time.sleep(0.02)
+
+    def records(self):
+        lines = [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+        return ([x for x in lines if "loss" in x], [x for x in lines if "eval_loss" in x], [x for x in lines if "start" in x])
+
+
+class Look(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.run_ = Run()
+        cls.addClassCleanup(shutil.rmtree, cls.run_.folder, ignore_errors=True)
+
+    def test_prometheus_page(self):
+        run = self.run_
+        self.assertEqual(run.code, 3, run.rest)  # strangers were connected all the time
+        self.assertEqual(run.kind, "text/plain; version=0.0.4; charset=utf-8")
+        found = samples(run.page)
+        step = int(value_of(found, "pptrain_step"))
+        record = next(r for r in self.all_steps() if r["step"] == step)
+        for name, key in [("loss_nats", "loss"), ("grad_norm", "grad_norm"), ("learning_rate", "lr"),
+                          ("tokens_total", "total_tokens"), ("step_duration_seconds", "step_time_s"),
+                          ("bubble_ratio", "bubble"), ("tokens_per_second", "tokens_per_s")]:
+            self.assertEqual(value_of(found, f"pptrain_{name}"), record[key], name)
+        self.assertEqual(value_of(found, "pptrain_memory_peak_bytes"), record["memory_gb"] * 1e9)
+        self.assertEqual(value_of(found, "pptrain_last_step"), 100000)
+        self.assertGreaterEqual(value_of(found, "pptrain_uptime_seconds"), 0)
+        evaluated = int(value_of(found, "pptrain_eval_step"))
+        self.assertEqual(evaluated % 3, 0)
+        self.assertTrue(all('run="run"' in labels for _, labels in found))
+
+    @unittest.skipUnless(text_string_to_metric_families, "prometheus_client is not installed")
+    def test_prometheus_parser(self):
+        found = samples(self.run_.page)
+        parsed = {}
+        for family in text_string_to_metric_families(self.run_.page):
+            self.assertTrue(family.documentation)
+            for sample in family.samples:
+                parsed[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+        self.assertEqual(sorted(map(float, parsed.values())), sorted(found.values()))
+        self.assertEqual({name for name, _ in parsed}, {name for name, _ in found})
+
+    def all_steps(self):
+        """Of this life and of those set aside."""
+        result = []
+        for file in self.run_.path.glob("metrics*.jsonl"):
+            result += [json.loads(line) for line in file.read_text().splitlines()]
+        return [r for r in result if "loss" in r]
+
+    @unittest.skipUnless(EventAccumulator, "tensorboard is not installed")
+    def test_tensorboard(self):
+        files = sorted((self.run_.path / "tensorboard").iterdir())
+        self.assertEqual(len(files), 2)
+        events = EventAccumulator(str(self.run_.path / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0})
+        events.Reload()
+        steps, evals, _ = self.run_.records()
+        tags = set(events.Tags()["scalars"]) | set(events.Tags()["tensors"])
+
+        def series(tag):
+            return [(e.step, e.value, e.wall_time) for e in events.Scalars(tag)]
+
+        for tag, key in [("train/loss", "loss"), ("train/grad_norm", "grad_norm"), ("train/lr", "lr"),
+                         ("train/total_tokens", "total_tokens"), ("speed/tokens_per_s", "tokens_per_s"),
+                         ("speed/mfu", "mfu"), ("bubble/total", "bubble"), ("bubble/fill", "bubble_fill"),
+                         ("memory/peak_gb", "memory_gb"), ("train/epoch", "epoch")]:
+            self.assertIn(tag, tags)
+            points = series(tag)
+            self.assertEqual([p[0] for p in points], [r["step"] for r in steps], tag)  # each once
+            for (_, value, _), record in zip(points, steps):
+                self.assertTrue(math.isclose(value, record[key], rel_tol=1e-6), tag)
+        self.assertEqual([p[0] for p in series("eval/loss")], [r["step"] for r in evals])
+        for (_, value, _), record in zip(series("eval/loss"), evals):
+            self.assertTrue(math.isclose(value, record["eval_loss"], rel_tol=1e-6))
+
+    def test_port_that_is_taken(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            done = self.run_.pptrain("--config", "job.toml", "--set", 'run.dir="other"', "--set",
+                                     f'metrics.prometheus="127.0.0.1:{port}"')
+        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+        self.assertEqual((done.stdout + done.stderr).count(f"metrics.prometheus: cannot listen on 127.0.0.1:{port}"), 1)
+        self.assertFalse((self.run_.folder / "other/metrics.jsonl").exists())
+
+
+class Page(html.parser.HTMLParser):
+    """Tags with their attributes, and the texts of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.open = [], {}, []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "link", "input", "br", "img", "hr"):
+            self.open.append(tag)
+        if tag in ("script", "style", "title"):
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> in {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in self.texts:
+            self.texts[self.open[-1]][-1] += data
+
+    def data(self):
+        at = [attributes for tag, attributes in self.tags if tag == "script"].index(
+            {"type": "application/json", "id": "data"})
+        return json.loads(self.texts["script"][at])
+
+
+class Report(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_report_"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        (cls.folder / "job.toml").write_text(JOB)
+        settings = ["--set", "train.steps=6", "--set", "metrics.tensorboard=false", "--set", 'metrics.prometheus=""']
+        for name, more in [("a", []), ("b", ["--set", "optimizer.lr=0.01", "--set", "profile.trace=false"])]:
+            done = cls.pptrain("--config", "job.toml", "--set", f'run.dir="{name}"', *settings, *more)
+            assert done.returncode == 0, done.stdout + done.stderr
+        cls.done = cls.pptrain("report", "a", "b", "-o", "page.html")
+        assert cls.done.returncode == 0, cls.done.stderr
+        cls.text = (cls.folder / "page.html").read_text()
+        cls.page = Page(cls.text)
+
+    @classmethod
+    def pptrain(cls, *arguments):
+        return subprocess.run([PPTRAIN, *map(str, arguments)], cwd=cls.folder, capture_output=True, text=True,
+                              timeout=PATIENCE)
+
+    def browse(self, file):
+        """The page's elements after its scripts have run, and what it complained of."""
+        with tempfile.TemporaryDirectory(prefix="pptrain_browser_") as profile:
+            done = subprocess.run(
+                [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
+                 "--enable-logging=stderr", "--window-size=1200,900", "--virtual-time-budget=3000", "--dump-dom",
+                 f"file://{file}"], capture_output=True, text=True, timeout=PATIENCE)
+        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+    def test_the_page_is_whole_and_alone(self):
+        self.assertEqual(self.page.open, [])
+        self.assertEqual(self.done.stdout, "page.html\n")
+        self.assertNotRegex(self.text.replace(SVG_NAMESPACE, ""), r"https?://")
+        for tag, attributes in self.page.tags:
+            self.assertNotIn(tag, ("link", "img", "iframe", "object", "embed", "base"))
+            self.assertFalse({"src", "href", "style"} & set(attributes), (tag, attributes))
+            self.assertFalse([name for name in attributes if name.startswith("on")], (tag, attributes))
+        policy = next(a["content"] for tag, a in self.page.tags if a.get("http-equiv") == "Content-Security-Policy")
+        self.assertIn("default-src 'none'", policy)
+
+    def test_data_are_those_of_the_files(self):
+        data = self.page.data()
+        self.assertEqual([run["name"] for run in data["runs"]], ["a", "b"])
+        for run in data["runs"]:
+            lines = [json.loads(x) for x in (self.folder / run["name"] / "metrics.jsonl").read_text().splitlines()]
+            steps = [x for x in lines if "loss" in x]
+            evals = [x for x in lines if "eval_loss" in x]
+            curves = run["curves"]
+            self.assertEqual(curves["step"], [x["step"] for x in steps])
+            self.assertEqual(curves["tokens"], [x["total_tokens"] for x in steps])
+            self.assertEqual(sorted(curves["time"]), curves["time"])
+            for key in ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "bubble", "memory_gb", "step_time_s"):
+                series = curves["series"][key]
+                self.assertNotIn("at", series)
+                for value, record in zip(series["value"], steps, strict=True):
+                    self.assertTrue(math.isclose(value, record[key], rel_tol=1e-6, abs_tol=1e-12), key)
+            self.assertEqual(run["evaluations"]["step"], [x["step"] for x in evals])
+            for value, record in zip(run["evaluations"]["value"], evals, strict=True):
+                self.assertTrue(math.isclose(value, record["eval_loss"], rel_tol=1e-6))
+            self.assertEqual(run["last"]["loss"], steps[-1]["loss"])
+            self.assertEqual(run["kept_checkpoints"], [4, 6])
+        different = {row[0]: row[1:] for row in data["differences"]}
+        self.assertEqual(different.pop("optimizer.lr")[1], "0.01")
+        self.assertEqual(different.pop("profile.trace"), ["true", "false"])
+        self.assertEqual(different.pop("run.dir"), ['"a"', '"b"'])
+        self.assertEqual(different, {})
+
+    def test_schedules_as_they_ran_and_as_planned(self):
+        self.assertIn("Step 4 as it ran, of trace.json", self.text)
+        self.assertIn("A step as planned from job.toml", self.text)
+        titles = re.findall(r"<title>([0-9]+[FB][0-9]+): ", self.text)
+        self.assertEqual(titles.count("0F0"), 2)  # both pictures
+        self.assertEqual(len(titles), 2 * 2 * 4 * 2)  # pictures, ranks, microbatches, F and B
+
+    def hostile(self):
+        evil = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+        folder = self.folder / "evil<img src=x onerror=document.title='owned'>"
+        folder.mkdir(exist_ok=True)
+        lines = [{"start": evil, "step": 0, "time": evil, "host": evil, "version": evil, "command": evil, "device": evil,
+                  "world_size": evil, "layout": {"pp": evil, evil: evil}, "checkpoint": evil},
+                 {"step": 1, "loss": 2.5, "grad_norm": evil, "lr": None, evil: evil, "skipped": evil},
+                 {"step": 2, "loss": None, "grad_norm": 1e308, "skipped": True},
+                 {"step": 2, "eval_loss": evil}]
+        text = "\n".join(map(json.dumps, lines)) + "\n\x00\xff{broken\n[]\n" + '{"step": 3, "loss": 2.25}\n' + '{"step": 4, "lo'
+        (folder / "metrics.jsonl").write_text(text, encoding="latin-1")
+        (folder / "job.toml").write_text(f"[run]\ndir = {json.dumps(evil)}\n[data]\npath = {json.dumps(evil)}\n")
+        (folder / "trace.json").write_text(json.dumps({"otherData": evil, "traceEvents": [evil]}))
+        done = self.pptrain("report", folder.name, "a", "-o", "evil.html")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2 damaged lines are left out, the first is line 5", done.stderr)
+        return self.folder / "evil.html"
+
+    def test_texts_of_files_stay_texts(self):
+        text = self.hostile().read_text()
+        page = Page(text)
+        self.assertEqual(page.open, [])
+        self.assertEqual([a for tag, a in page.tags if tag in ("img", "iframe")], [])
+        self.assertEqual(len(page.texts["script"]), len(self.page.texts["script"]))
+        evil = page.data()["runs"][0]
+        self.assertIn("onerror", evil["starts"][0]["command"])
+        self.assertEqual(evil["curves"]["series"]["loss"]["value"], [2.5, 2.25])
+        self.assertEqual((evil["damaged"], evil["first_damaged"], evil["skipped"]), (2, 5, [2]))
+
+    @unittest.skipUnless(BROWSER, "there is no Chromium")
+    def test_in_a_browser(self):
+        text, complaints = self.browse(self.folder / "page.html")
+        self.assertEqual(complaints, [])
+        charts = re.findall(r'<div class="chart">.*?</details></div>', text, re.S)
+        self.assertEqual(len(charts), 9)
+        self.assertIn("Loss", charts[0])
+        for chart in charts:  # a curve of either run, with a point for each step
+            paths = re.findall(r'<path class="curve" d="([^"]*)"', chart)
+            self.assertEqual(len(paths), 2)
+            self.assertTrue(all("NaN" not in path and len(path) > 8 for path in paths), paths)
+        self.assertIn("optimizer.lr", text)
+        text, complaints = self.browse(self.hostile())
+        self.assertEqual(complaints, [])
+        self.assertNotIn("<title>owned", text)
+        self.assertNotRegex(text, r"<img\b")
+        self.assertIn("&lt;img src=x", text)
+
+    def test_long_runs_keep_their_spikes(self):
+        folder = self.folder / "long"
+        folder.mkdir()
+        count = 20000
+        with (folder / "metrics.jsonl").open("w") as file:
+            for step in range(1, count + 1):
+                loss = 2 + 1 / step
+                record = {"step": step, "loss": {7777: 50.0, 12345: -3.0}.get(step, loss), "grad_norm": 1.0,
+                          "total_tokens": 64 * step, "step_time_s": 0.5}
+                file.write(json.dumps(record) + "\n")
+        done = self.pptrain("report", "long/metrics.jsonl", "-o", "long.html")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        run = Page((self.folder / "long.html").read_text()).data()["runs"][0]
+        series = run["curves"]["series"]["loss"]
+        steps = [run["curves"]["step"][at] for at in series.get("at", range(len(series["value"])))]
+        points = dict(zip(steps, series["value"], strict=True))
+        self.assertLessEqual(len(points), 1500)
+        self.assertEqual((points[7777], points[12345], points[1]), (50.0, -3.0, 3.0))
+        self.assertEqual(max(steps), count)
+        self.assertLess((self.folder / "long.html").stat().st_size, 200_000)
+        self.assertEqual(run["curves"]["time"][-1], count * 0.5)
+
+    def test_what_is_no_run(self):
+        for arguments in (["nothing"], [], ["/dev/null"]):
+            done = self.pptrain("report", *arguments, "-o", "none.html")
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertFalse((self.folder / "none.html").exists())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
