@@ -436,6 +436,7 @@ int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
 // The loss left its band and stayed away. Nobody goes on from here by himself.
 int Trainer::give_up() {
   const std::optional<DivergedCheckpoints> left = saver_->save_diverged(state_);
+  for (const auto& sink : sinks_) sink->end();
   sinks_.clear();
   profile_.finish();
   if (!left) return 1;
