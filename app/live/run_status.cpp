@@ -154,7 +154,7 @@ int status_exit_code(RunPhase phase) {
 }
 
 void require_run_dir(const fs::path& run_dir) {
-  for (const char* file : {"lock", "metrics.jsonl", "job.toml"}) {
+  for (const char* file : {"lock", "metrics.jsonl"}) {
     if (io::is_there(run_dir / file)) return;
   }
   throw UsageError(
