@@ -11,6 +11,7 @@
 #include "app/generate/sample_log.h"
 #include "app/run_dir/run_dir.h"
 #include "app/trace/step_profile.h"
+#include "app/train/datasets.h"
 #include "app/train/evaluator.h"
 #include "app/train/launcher_patience.h"
 #include "app/train/load_sum.h"
@@ -31,7 +32,8 @@ namespace pptrain::app {
 class Trainer {
  public:
   // `shutdown` is asked between steps; it may be shared by all ranks of a process. Collective, as everything
-  // here.
+  // here. Makes tokens of texts where that is still to be done; throws StoppedAtStart where it is
+  // interrupted.
   Trainer(RunContext& context, const fault::Shutdown& shutdown);
   ~Trainer();
 
@@ -96,6 +98,7 @@ class Trainer {
   std::filesystem::path checkpoint_root_;
   RunDir run_dir_;  // before what costs time and memory: a second start in the folder ends here
   std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
+  std::vector<OpenSource> sources_;                // of the data
   RankModel model_;
   data::DataLoader loader_;
   pipeline::Executor executor_;
