@@ -58,6 +58,8 @@ missing_packages() {
   has_header openssl/hmac.h || echo libssl-dev
   has_header pcre2.h || echo libpcre2-dev
   has_header utf8proc.h || echo libutf8proc-dev
+  has_header zlib.h || echo zlib1g-dev
+  has_header zstd.h || echo libzstd-dev
   has_command mpicc || echo libopenmpi-dev
   has_command mpirun || has_command srun || echo openmpi-bin
   if [[ -z ${PPTRAIN_TORCH_DIR:-} ]] && ! venv_is_whole; then

@@ -1,26 +1,28 @@
 // pptrain eval
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <numbers>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/commands/launched_world.h"
 #include "app/plan/load_plan.h"
+#include "app/train/datasets.h"
 #include "app/train/evaluator.h"
 #include "app/train/inspection.h"
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
+#include "app/train/token_files.h"
 #include "app/train/weights_source.h"
+#include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {
 
@@ -29,60 +31,79 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Result {
-  std::string weights;  // where they are from
-  std::string source;   // what was read
-  double loss = 0;      // nats per token
-  int64_t tokens = 0;
+  std::string weights;      // where they are from
+  metrics::SourceLoss all;  // without a name
   double seconds = 0;
-  std::optional<double> bytes;  // that the tokens stand for
-
-  double perplexity() const { return std::exp(loss); }
-  std::optional<double> bits_per_byte() const {
-    if (!bytes) return std::nullopt;
-    return loss * static_cast<double>(tokens) / *bytes / std::numbers::ln2;
-  }
+  std::vector<std::pair<std::string, metrics::SourceLoss>> sources;  // each behind what was read
 };
 
-std::string source_of(const config::JobConfig& job) {
-  return job.data.val_path.empty()
-             ? fmt::format("{} (the last {} of it)", job.data.path, job.data.val_fraction)
-             : job.data.val_path;
+// What is read of each source that is validated on.
+std::vector<std::string> places_of(const config::JobConfig& job) {
+  std::vector<std::string> places;
+  for (const config::DataSource& source : config::data_sources(job)) {
+    if (!config::has_validation(source)) continue;
+    const auto& paths = source.val_path.empty() ? source.path : source.val_path;
+    std::string place = fmt::format("{}", fmt::join(paths, ", "));
+    if (source.val_path.empty()) place += fmt::format(" (the last {} of it)", source.val_fraction);
+    places.push_back(std::move(place));
+  }
+  return places;
+}
+
+nlohmann::ordered_json json_of(const metrics::SourceLoss& loss) {
+  nlohmann::ordered_json json = {{"loss", loss.loss()}, {"perplexity", loss.perplexity()}};
+  if (const auto bits = loss.bits_per_byte()) json["bits_per_byte"] = *bits;
+  json["tokens"] = loss.tokens;
+  return json;
 }
 
 void print_json(const Result& result) {
-  nlohmann::ordered_json sums = {{"loss", result.loss}, {"perplexity", result.perplexity()}};
-  if (const auto bits = result.bits_per_byte()) sums["bits_per_byte"] = *bits;
-  sums["tokens"] = result.tokens;
-  nlohmann::ordered_json source = {{"source", result.source}};
-  source.update(sums);
   nlohmann::ordered_json all = {{"weights", result.weights}};
-  all.update(sums);
+  all.update(json_of(result.all));
   all["time_s"] = result.seconds;
-  all["sources"] = {source};
+  for (const auto& [place, loss] : result.sources) {
+    nlohmann::ordered_json source = {{"source", place}};
+    if (!loss.name.empty()) source["name"] = loss.name;
+    source.update(json_of(loss));
+    all["sources"].push_back(std::move(source));
+  }
   fmt::print("{}\n", all.dump());
 }
 
 void print_text(const Result& result) {
-  const auto bits = result.bits_per_byte();
-  fmt::print("weights        {}\ndata           {}\n", result.weights, result.source);
-  fmt::print("loss           {:.4f} nats per token\nperplexity     {:.4f}\n", result.loss,
-             result.perplexity());
+  const auto bits = result.all.bits_per_byte();
+  fmt::print("weights        {}\n", result.weights);
+  for (const auto& [place, loss] : result.sources)
+    fmt::print("data           {}{}{}\n", loss.name, loss.name.empty() ? "" : ": ", place);
+  fmt::print("loss           {:.4f} nats per token\nperplexity     {:.4f}\n", result.all.loss(),
+             result.all.perplexity());
   if (bits) fmt::print("bits per byte  {:.4f}\n", *bits);
-  fmt::print("tokens         {}\ntime           {:.1f} s\n", result.tokens, result.seconds);
+  fmt::print("tokens         {}\ntime           {:.1f} s\n", result.all.tokens, result.seconds);
+  if (result.sources.size() < 2) return;
+  for (const auto& [place, loss] : result.sources) {
+    const auto own_bits = loss.bits_per_byte();
+    fmt::print("{:<14} loss {:.4f}  perplexity {:.4f}{}  tokens {}\n", loss.name, loss.loss(),
+               loss.perplexity(), own_bits ? fmt::format("  bits per byte {:.4f}", *own_bits) : "",
+               loss.tokens);
+  }
 }
 
 int eval_rank(RunContext& context, const EvalArguments& arguments) {
+  const auto patient = checkpoint::patient(context.mesh.world());
+  const TokenFiles files = make_token_files(context, *patient, Wanted::validation, [] { return false; });
+  const auto sources = open_data(context.job, context.model.vocab, files, Wanted::validation);
   RankModel model(context, Purpose::evaluate);
-  Result result{.weights = load_weights(context, model, arguments.checkpoint),
-                .source = source_of(context.job),
-                .bytes = {}};
-  Evaluator evaluator(context, model);
+  Result result{.weights = load_weights(context, model, arguments.checkpoint), .all = {}, .sources = {}};
+  Evaluator evaluator(context, model, sources);
   const auto begin = Clock::now();
-  const pipeline::LossSum sum = evaluator.run();
-  result.tokens = sum.tokens;
-  result.loss = sum.loss / static_cast<double>(std::max<int64_t>(sum.tokens, 1));
+  const Evaluator::Result found = evaluator.run();
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  if (context.job.data.format == "text") result.bytes = static_cast<double>(sum.tokens);
+  result.all = {.name = "",
+                .sum = found.all.loss,
+                .tokens = found.all.tokens,
+                .bytes = std::ranges::all_of(found.sources, &metrics::SourceLoss::bytes)};
+  const std::vector<std::string> places = places_of(context.job);
+  for (size_t i = 0; i < places.size(); ++i) result.sources.emplace_back(places[i], found.sources[i]);
   if (!context.root()) return 0;
   if (arguments.json) {
     print_json(result);

@@ -27,6 +27,7 @@
 #include "app/train/run_context.h"
 #include "app/train/weights_source.h"
 #include "core/base/error.h"
+#include "core/config/data_sources.h"
 
 namespace pptrain::app {
 
@@ -44,7 +45,7 @@ const TextCodec& needed(const TextCodec* codec, const char* argument, const conf
   throw UsageError(
       fmt::format("{} needs to know the text of tokens, which data.format = \"{}\" does not say: give "
                   "data.tokenizer, or ids (--prompt-ids, --stop-id)",
-                  argument, job.data.format));
+                  argument, config::data_sources(job).front().format));
 }
 
 std::vector<int64_t> parse_ids(const std::string& text) {
@@ -277,6 +278,7 @@ int generate(const GenerateArguments& arguments) {
     request = read_request(arguments, plan);
     plan.job.data.path.clear();
     plan.job.data.val_path.clear();
+    plan.job.data.sources.clear();
     return plan;
   };
   return run_ranks(load, [&](RunContext& context) { return generate_rank(context, arguments, request); });

@@ -6,22 +6,25 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/base/source_files.h"
+#include "core/corpus/token_writer.h"
+#include "core/corpus/tokenize_files.h"
 #include "core/metrics/console.h"
 #include "core/metrics/step_text.h"
-#include "core/tokenizer/token_writer.h"
-#include "core/tokenizer/tokenize_files.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using tokenizer::TokenizeProgress;
+using corpus::TokenizeProgress;
 using tokenizer::Tokenizer;
 
 double seconds_since(Clock::time_point begin) {
@@ -55,6 +58,40 @@ std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& w
   return id;
 }
 
+bool has_ending(const std::string& name, std::string_view format) {
+  return std::ranges::any_of(file_endings(format), [&](std::string_view e) { return name.ends_with(e); });
+}
+
+// What the files are: of their names, and of the keys given.
+corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
+  const bool prompts = !arguments.prompt_key.empty();
+  const bool keys = prompts || !arguments.key.empty();
+  const auto any = [&](std::string_view format) {
+    return std::ranges::find_if(arguments.files,
+                                [&](const std::string& name) { return has_ending(name, format); });
+  };
+  for (const char* format : {"jsonl", "parquet"}) {
+    if (const auto file = any(format); !keys && file != arguments.files.end())
+      throw UsageError(fmt::format("{}: a {} file needs --key, under which its texts are (--key text)", *file,
+                                   format == std::string_view("jsonl") ? "JSONL" : "Parquet"));
+  }
+  const bool parquet = any("parquet") != arguments.files.end();
+  return {.kind = parquet ? corpus::Kind::parquet
+                  : keys  ? corpus::Kind::jsonl
+                          : corpus::Kind::text,
+          .key = arguments.key,
+          .prompt_key = arguments.prompt_key,
+          .completion_key = arguments.completion_key,
+          .separator = unescape(arguments.separator)};
+}
+
+// A folder stands for its files of this kind.
+std::vector<std::filesystem::path> files_of(const TokenizeArguments& arguments, corpus::Kind kind) {
+  return source_files(arguments.files, file_endings(kind == corpus::Kind::jsonl     ? "jsonl"
+                                                    : kind == corpus::Kind::parquet ? "parquet"
+                                                                                    : "text"));
+}
+
 // "[#####-----]  45%  450 of 1,000 MB  52.1 MB/s  0:11 left", as much of it as there is room for.
 std::string bar_text(const TokenizeProgress& progress, double seconds, int columns) {
   const double share = progress.total_bytes > 0
@@ -80,8 +117,7 @@ std::string bar_text(const TokenizeProgress& progress, double seconds, int colum
 }
 
 void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer,
-                  const TokenizeProgress& result, std::optional<int32_t> end_id, int token_bytes,
-                  double seconds) {
+                  const TokenizeProgress& result, int token_bytes, double seconds) {
   const auto bytes = static_cast<double>(result.bytes);
   fmt::print(
       "{0}.bin, {0}.idx: {1} documents, {2} tokens of {3} bytes; {4:.2f} bytes of text a token, {5:.1f} "
@@ -91,11 +127,8 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
       seconds > 0 ? bytes / seconds / 1e6 : 0);
   if (result.empty > 0)
     fmt::print("{} documents without a text were left out\n", metrics::with_commas(result.empty));
-  fmt::print(
-      "to train on it: data.path=\"{}.bin\" data.format=\"bin\" data.dtype=\"{}\"{} model.vocab_size={} or "
-      "more\n",
-      arguments.out, token_bytes == 2 ? "uint16" : "uint32",
-      end_id ? fmt::format(" data.document_end={}", *end_id) : "", tokenizer.vocab_size());
+  fmt::print("to train on it: data.path=\"{}.bin\" data.format=\"megatron\" model.vocab_size={} or more\n",
+             arguments.out, tokenizer.vocab_size());
 }
 
 }  // namespace
@@ -110,14 +143,29 @@ CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
       ->required()
       ->option_text("PREFIX");
   CLI::Option* key =
-      command->add_option("--key", arguments.key, "The files are JSONL: each line's text is under this key")
+      command
+          ->add_option(
+              "--key", arguments.key,
+              "The files are JSONL (.gz and .zst too), or Parquet: each document's text is under this key")
           ->option_text("NAME");
+  CLI::Option* prompt =
+      command
+          ->add_option("--prompt-key", arguments.prompt_key,
+                       "In place of --key: the key of a prompt, whose tokens training does not predict")
+          ->option_text("NAME")
+          ->excludes(key);
+  CLI::Option* completion =
+      command->add_option("--completion-key", arguments.completion_key, "The key of what follows the prompt")
+          ->option_text("NAME")
+          ->needs(prompt);
+  prompt->needs(completion);
   command
       ->add_option(
           "--document-separator", arguments.separator,
           "Text between the documents of a file (\\n and \\t as in C); without it a file is one document")
       ->option_text("TEXT")
-      ->excludes(key);
+      ->excludes(key)
+      ->excludes(prompt);
   command
       ->add_option("--eos", arguments.eos,
                    "Token (or its id) behind each document, or none; default: eos_token of the "
@@ -131,27 +179,27 @@ CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
   command->add_flag("--overwrite", arguments.overwrite, "Replace files that are there already");
   command
       ->add_option("FILE", arguments.files,
-                   "Texts; each is a document, unless --key or --document-separator say otherwise")
+                   "Texts; each is a document, unless --key or --document-separator say otherwise. A folder "
+                   "stands for its *.txt, *.jsonl or *.parquet, \"*.jsonl\" for all of that name")
       ->required();
   return command;
 }
 
 int tokenize(const TokenizeArguments& arguments) {
   const Tokenizer tokenizer = Tokenizer::load(arguments.tokenizer);
-  tokenizer::TokenizeOptions options;
-  options.format = {arguments.key, unescape(arguments.separator)};
-  options.add_special = !arguments.no_special;
-  options.end_id = find_end(tokenizer, arguments.eos);
+  corpus::TokenizeOptions options;
+  options.format = format_of(arguments);
+  options.encode = {.add_special = !arguments.no_special, .end_id = find_end(tokenizer, arguments.eos)};
   const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
   options.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : cores);
-  if (arguments.eos.empty() && !options.end_id) {
+  if (arguments.eos.empty() && !options.encode.end_id) {
     fmt::print(
         "no token ends a document (no eos_token in a tokenizer_config.json beside; --eos TOKEN gives one): "
         "only "
         "the index says where documents end\n");
   }
   const int token_bytes = tokenizer.vocab_size() <= 65536 ? 2 : 4;
-  tokenizer::TokenWriter writer(arguments.out, token_bytes, arguments.overwrite);
+  corpus::TokenWriter writer(arguments.out, token_bytes, arguments.overwrite);
 
   metrics::Console console(metrics::wants_color(metrics::Color::automatic));
   const Clock::time_point begin = Clock::now();
@@ -163,10 +211,10 @@ int tokenize(const TokenizeArguments& arguments) {
       return bar_text(progress, seconds, columns);
     });
   };
-  const TokenizeProgress result = tokenizer::tokenize_files(
-      tokenizer, {arguments.files.begin(), arguments.files.end()}, options, writer, report);
+  const TokenizeProgress result =
+      corpus::tokenize_files(tokenizer, files_of(arguments, options.format.kind), options, writer, report);
   console.clear();
-  print_result(arguments, tokenizer, result, options.end_id, token_bytes, seconds_since(begin));
+  print_result(arguments, tokenizer, result, token_bytes, seconds_since(begin));
   return 0;
 }
 

@@ -11,7 +11,8 @@ namespace pptrain::app {
 struct TokenizeArguments {
   std::string tokenizer;  // tokenizer.json, or its folder
   std::string out;        // PREFIX of .bin and .idx
-  std::string key;        // JSONL
+  std::string key;        // JSONL, Parquet
+  std::string prompt_key, completion_key;
   std::string separator;  // between documents, with \n, \t and \\ for what they are in C
   std::string eos;        // a token, an id or "none"; empty: what the tokenizer's folder says
   bool no_special = false;

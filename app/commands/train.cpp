@@ -1,5 +1,6 @@
 // pptrain --config job.toml
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <exception>
@@ -14,6 +15,7 @@
 #include "app/train/launcher_patience.h"
 #include "app/train/run_context.h"
 #include "app/train/run_log.h"
+#include "app/train/token_files.h"
 #include "app/train/trainer.h"
 #include "core/base/error.h"
 #include "core/fault/shutdown.h"
@@ -33,6 +35,9 @@ metrics::Color color_of(const std::string& word) {
 int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   try {
     return Trainer(context, shutdown).run();
+  } catch (const StoppedAtStart& stop) {
+    if (context.root()) spdlog::info("{}. Run the same command to start.", stop.what());
+    return 3;
   } catch (const std::exception& error) {
     log_failure(fmt::format("rank {}: {}", context.mesh.rank(), kernels::plain_message(error)));
     throw;

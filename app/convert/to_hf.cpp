@@ -108,12 +108,12 @@ void Export::write_companions() {
     copy_tokenizer(options_.tokenizer, folder_, "--tokenizer");
   } else if (io::is_there(carried / "tokenizer.json")) {
     copy_tokenizer(carried, folder_, step_folder_.string());
-  } else if (const std::string named = tokenizer_of(job_); named.empty() || !io::is_there(named)) {
+  } else if (const fs::path named = tokenizer_of(job_); named.empty() || !io::is_there(named)) {
     done_.notes.push_back(
         named.empty() ? "no tokenizer is written: the job names none; --tokenizer does"
                       : fmt::format("no tokenizer is written: the job's, {}, is not there; --tokenizer "
                                     "names another",
-                                    named));
+                                    named.string()));
   } else {
     copy_tokenizer(named, folder_, "data.tokenizer");
   }

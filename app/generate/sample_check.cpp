@@ -10,6 +10,7 @@
 #include "app/generate/text_codec.h"
 #include "app/train/all_positions.h"
 #include "core/base/error.h"
+#include "core/config/data_sources.h"
 
 namespace pptrain::app {
 
@@ -28,7 +29,7 @@ void check_samples(const config::JobConfig& job, const models::ModelConfig& trai
     return report({"eval.generate_interval", "data.format"},
                   fmt::format("samples need to know the text of tokens, which data.format = \"{}\" does not "
                               "say: give data.tokenizer, or leave generate_interval = 0",
-                              job.data.format));
+                              config::data_sources(job).front().format));
   }
   const std::vector<int64_t> prompt = codec->encode(eval.generate_prompt);
   if (prompt.empty()) {

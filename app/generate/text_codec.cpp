@@ -2,11 +2,11 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/config/data_sources.h"
+#include "core/io/is_there.h"
 #include "core/tokenizer/stream_decoder.h"
 #include "core/tokenizer/tokenizer.h"
 
@@ -42,17 +42,12 @@ class TokenDecoder final : public TextCodec::Decoder {
   tokenizer::StreamDecoder stream_;
 };
 
-// A prompt begins as a text does, with the tokens that the file puts before one; those that it puts behind
-// would end it.
 class TokenizerCodec final : public TextCodec {
  public:
   explicit TokenizerCodec(tokenizer::Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
   std::vector<int64_t> encode(std::string_view text) const override {
-    const std::vector<int32_t> ids = tokenizer_.encode(text, /*add_special=*/true);
-    std::vector<int64_t> tokens(ids.begin(), ids.end());
-    const std::optional<int32_t> end = tokenizer_.eos_id();
-    while (end && tokens.size() > 1 && tokens.back() == *end && !text.empty()) tokens.pop_back();
-    return tokens;
+    const std::vector<int32_t> ids = tokenizer_.encode_prompt(text, /*add_special=*/true);
+    return {ids.begin(), ids.end()};
   }
   std::unique_ptr<Decoder> decoder() const override { return std::make_unique<TokenDecoder>(tokenizer_); }
   std::vector<int64_t> stop_ids() const override {
@@ -65,15 +60,14 @@ class TokenizerCodec final : public TextCodec {
 
 }  // namespace
 
-std::string tokenizer_of(const config::JobConfig& job) {
+std::filesystem::path tokenizer_of(const config::JobConfig& job) {
   namespace fs = std::filesystem;
   if (!job.data.tokenizer.empty()) return job.data.tokenizer;
   // A new model that has its sizes alone from there is trained on bytes, if the data are text.
-  const bool of_bytes = job.data.format == "text" && job.model.init != "hf";
-  if (job.model.hf_dir.empty() || of_bytes) return "";
+  const bool of_bytes = config::all_of_bytes(job) && job.model.init != "hf";
+  if (job.model.hf_dir.empty() || of_bytes) return {};
   const fs::path beside = fs::path(job.model.hf_dir) / "tokenizer.json";
-  std::error_code error;
-  return fs::exists(beside, error) ? beside.string() : "";
+  return io::is_there(beside) ? beside : fs::path();
 }
 
 std::shared_ptr<const TextCodec> make_byte_codec() {
@@ -85,12 +79,12 @@ std::shared_ptr<const TextCodec> make_tokenizer_codec(const std::string& path) {
 }
 
 std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job) {
-  const std::string path = tokenizer_of(job);
-  if (path.empty()) return job.data.format == "text" ? make_byte_codec() : nullptr;
+  const std::filesystem::path path = tokenizer_of(job);
+  if (path.empty()) return config::all_of_bytes(job) ? make_byte_codec() : nullptr;
   auto tokenizer = tokenizer::Tokenizer::load(path);
   if (tokenizer.vocab_size() > job.model.vocab_size) {
     throw UsageError(fmt::format("{} has ids up to {}, but model.vocab_size = {}: it is another model's",
-                                 path, tokenizer.vocab_size() - 1, job.model.vocab_size));
+                                 path.string(), tokenizer.vocab_size() - 1, job.model.vocab_size));
   }
   return std::make_shared<TokenizerCodec>(std::move(tokenizer));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,9 +38,9 @@ std::shared_ptr<const TextCodec> make_byte_codec();
 // That of a tokenizer.json; a folder stands for the one in it. Throws Error where it cannot be used.
 std::shared_ptr<const TextCodec> make_tokenizer_codec(const std::string& path);
 
-// The tokenizer.json of the job's tokens, or a folder with it: data.tokenizer, or what model.hf_dir has; ""
-// for none.
-std::string tokenizer_of(const config::JobConfig& job);
+// The job's tokenizer.json: data.tokenizer, or else the one beside the weights of model.hf_dir; "" where
+// there is none, or tokens are bytes.
+std::filesystem::path tokenizer_of(const config::JobConfig& job);
 
 // That of the job's tokens: data.tokenizer, or else what model.hf_dir has beside its weights, or else bytes
 // where the data are text; null where none of them says how tokens are read: then there are ids alone. Throws

@@ -128,9 +128,14 @@ pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages)
 
 Identity identity(const Plan& plan) {
   config::JobConfig job = plan.job;
-  for (std::string* place : {&job.run.dir, &job.model.hf_dir, &job.data.path, &job.data.val_path,
-                             &job.checkpoint.resume, &job.distributed.pp_costs}) {
+  for (std::string* place : {&job.run.dir, &job.model.hf_dir, &job.data.cache, &job.checkpoint.resume,
+                             &job.distributed.pp_costs}) {
     place->clear();
+  }
+  for (std::vector<std::string>* paths : {&job.data.path, &job.data.val_path}) paths->clear();
+  for (config::DataSource& source : job.data.sources) {
+    source.path.clear();
+    source.val_path.clear();
   }
   job.distributed.ranks_per_host = 0;  // predictions alone read these two
   job.distributed.host_link_gbps = 0;

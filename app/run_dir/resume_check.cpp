@@ -3,6 +3,8 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <string_view>
+
 #include "core/base/error.h"
 #include "core/config/differences.h"
 
@@ -17,10 +19,15 @@ struct Sorted {
   std::vector<std::string> model, data, rest;
 };
 
+// "data.path", "data.sources[1].path".
+bool is_path(std::string_view option) {
+  return option.starts_with("data.") && option.ends_with(".path");
+}
+
 Sorted sort(const std::vector<Difference>& differences, bool same_file_known) {
   Sorted sorted;
   for (const Difference& difference : differences) {
-    const bool moved = difference.option == "data.path" && same_file_known;
+    const bool moved = is_path(difference.option) && same_file_known;
     switch (moved ? Effect::course : difference.effect) {
       case Effect::model:
         sorted.model.push_back(config::describe(difference));

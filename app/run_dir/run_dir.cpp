@@ -15,7 +15,6 @@
 #include "app/train/datasets.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
-#include "core/data/fingerprint.h"
 #include "core/kernels/device_name.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/agreement.h"
@@ -93,7 +92,7 @@ void RunDir::take_lock() {
 
 void RunDir::choose() {
   const config::JobConfig& job = context_.job;
-  data_ = data::fingerprint(data::data_files(data_source(job, job.data.path)));
+  data_ = data_fingerprint(job);
   const Progress progress = find_progress(folder_ / "checkpoints", warn, known_);
   choice_ = choose_start(job, progress);
   checkpoint_.clear();

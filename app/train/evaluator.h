@@ -1,25 +1,44 @@
 // Validation loss through the same pipeline, forward only.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "app/train/datasets.h"
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
 #include "core/data/data_loader.h"
+#include "core/metrics/step_record.h"
 #include "parallel/pipeline/executor.h"
 
 namespace pptrain::app {
 
 class Evaluator {
  public:
-  // The stages lie as they do in training. Throws UsageError where the job has no validation data. Both must
-  // outlive the evaluator.
-  Evaluator(RunContext& context, RankModel& model);
+  // Validates on each of the sources that has something to validate on. The stages lie as they do in
+  // training. Throws UsageError where no source has validation data. Context and model must outlive the
+  // evaluator.
+  Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources);
 
-  // Mean loss in nats over the valid tokens of eval.batches batches, the same on every rank. Collective.
-  pipeline::LossSum run();
+  struct Result {
+    pipeline::LossSum all;
+    std::vector<metrics::SourceLoss> sources;  // in the order of the job, those that are validated on
+  };
+  // Losses of eval.batches batches of each source, the same on every rank. Collective.
+  Result run();
 
  private:
+  struct Validation {
+    std::string name;
+    bool bytes = false;
+    data::ValidationLoader loader;
+  };
+  static std::vector<Validation> open(const RunContext& context, const std::vector<OpenSource>& sources);
+
   RankModel& model_;
-  data::ValidationLoader loader_;
+  std::vector<Validation> validations_;
   pipeline::Executor executor_;
 };
 

@@ -7,10 +7,12 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "app/generate/text_codec.h"
 #include "app/train/datasets.h"
 #include "core/base/error.h"
+#include "core/config/data_sources.h"
 #include "core/data/data_loader.h"
 #include "core/data/inspect.h"
 #include "core/io/is_there.h"
@@ -40,21 +42,46 @@ bool sound(const config::ReportConflict& report, Keys keys, const std::function<
 
 // The loaders refuse streams that are too short for them. Documents are not looked for here, since that may
 // mean to read all of a file: of whole ones any number of tokens is enough.
-void check_lengths(const Plan& plan, const config::ReportConflict& report) {
+void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
+                   const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
-  const data::Split split = open_data(job, plan.model.vocab);
   const data::LoaderOptions options{.seq_len = job.train.seq_len};
   const data::LoaderOptions chosen{.packing = data::parse_packing(job.data.packing),
                                    .lengths = data::parse_lengths(job.data.lengths)};
-  sound(report, {"data.path", "train.seq_len", "data.val_fraction"}, [&] {
-    if (!chosen.whole_documents()) data::DataLoader(split.train, options, job.data.shuffle, /*seed=*/0);
-    if (split.train.size() == 0)
-      throw Error(fmt::format("data: '{}' has no tokens for training", split.train.path().string()));
+  const std::string path = config::source_key(job, index, "path");
+  const std::string fraction = config::source_key(job, index, "val_fraction");
+  sound(report, {path, "train.seq_len", fraction}, [&] {
+    if (!chosen.whole_documents()) data::DataLoader(*source.train, options, job.data.shuffle, /*seed=*/0);
+    if (source.train->size() == 0)
+      throw Error(fmt::format("data: '{}' has no tokens for training", source.train->path()));
   });
-  if (job.eval.interval > 0 && split.validation) {
-    sound(report, {"data.val_fraction", "data.val_path", "eval.interval"},
-          [&] { data::ValidationLoader(*split.validation, options, job.eval.batches); });
+  if (job.eval.interval > 0 && source.validation) {
+    sound(report, {fraction, config::source_key(job, index, "val_path"), "eval.interval"},
+          [&] { data::ValidationLoader(*source.validation, options, job.eval.batches); });
   }
+}
+
+// The first documents of the first and the last file, as a tokenizer will get them.
+void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
+  const corpus::CacheRequest request = cache_request(job, stream);
+  for (const fs::path& file : {request.files.front(), request.files.back()}) {
+    corpus::DocumentSource source({file}, request.format);
+    if (const auto stretch = source.next())
+      corpus::each_document(*stretch, request.format, [](const corpus::Document&) {});
+  }
+}
+
+// Texts are not made tokens here, so that how many there are is not known yet.
+bool inspect_stream(const Plan& plan, const StreamFiles& stream, const config::ReportConflict& report) {
+  const std::string format = config::source_key(plan.job, stream.source, "format");
+  const std::string dtype = config::source_key(plan.job, stream.source, "dtype");
+  return sound(report, {stream.key, format, dtype}, [&] {
+    if (config::is_tokenized(plan.job, stream.options)) {
+      inspect_texts(plan.job, stream);
+    } else {
+      data::inspect(data_source(stream), plan.model.vocab);
+    }
+  });
 }
 
 bool holds_checkpoint(const fs::path& path) {
@@ -80,14 +107,16 @@ void inspect_resume(const config::JobConfig& job, const config::ReportConflict& 
 
 void inspect_data(const Plan& plan, const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
-  if (!job.data.tokenizer.empty()) sound(report, {"data.tokenizer"}, [&] { make_text_codec(job); });
-  const auto inspect = [&](const char* key, const std::string& path) {
-    return path.empty() || sound(report, {key, "data.format", "data.dtype"},
-                                 [&] { data::inspect(data_source(job, path), plan.model.vocab); });
-  };
-  const bool train = inspect("data.path", job.data.path);
-  const bool validation = inspect("data.val_path", job.data.val_path);
-  if (train && validation) check_lengths(plan, report);
+  if (!job.data.tokenizer.empty() || config::any_tokenized(job))
+    sound(report, {"data.tokenizer", "model.hf_dir"}, [&] { make_text_codec(job); });
+  bool all_sound = true, any_texts = false;
+  for (const StreamFiles& stream : streams_of(job, Wanted::all)) {
+    all_sound = inspect_stream(plan, stream, report) && all_sound;
+    any_texts = any_texts || config::is_tokenized(job, stream.options);
+  }
+  if (!all_sound || any_texts) return;
+  const std::vector<OpenSource> sources = open_data(job, plan.model.vocab, {}, Wanted::all);
+  for (size_t i = 0; i < sources.size(); ++i) check_lengths(plan, sources[i], i, report);
 }
 
 void inspect_all(const Plan& plan, const config::ReportConflict& report) {

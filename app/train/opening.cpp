@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include "core/config/warnings.h"
+#include "core/metrics/step_text.h"
 #include "models/flops.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -23,7 +24,7 @@ checkpoint::Layout describe_layout(const Plan& plan, const std::string& data) {
           {"data", data}};
 }
 
-void announce(const RunContext& context) {
+void announce(const RunContext& context, const std::vector<OpenSource>& sources) {
   const config::JobConfig& job = context.job;
   spdlog::info("pptrain: {} of {:.2f} M parameters, {} on {} x {} rank{}, {}", job.model.arch,
                static_cast<double>(models::parameter_count(context.model)) / 1e6,
@@ -35,6 +36,11 @@ void announce(const RunContext& context) {
                job.train.grad_accum_steps, job.data.lengths == "fixed" ? "" : "at most ",
                job.train.micro_batch_size, job.train.seq_len,
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
+  for (const OpenSource& source : sources) {
+    if (sources.size() > 1)
+      spdlog::info("source {}: weight {:g}, {} tokens", source.name, source.weight,
+                   metrics::with_commas(source.train->size()));
+  }
   spdlog::info("output in {}", job.run.dir);
   for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
 }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "app/train/datasets.h"
 #include "app/train/run_context.h"
 #include "parallel/checkpoint/checkpoint.h"
 
@@ -12,6 +14,6 @@ namespace pptrain::app {
 checkpoint::Layout describe_layout(const Plan& plan, const std::string& data);
 
 // Rank 0: the lines of the log before the first step.
-void announce(const RunContext& context);
+void announce(const RunContext& context, const std::vector<OpenSource>& sources);
 
 }  // namespace pptrain::app

@@ -76,11 +76,14 @@ std::vector<std::string> differences(const Identity& own, const Values& of_rank_
 Identity files_identity(const Plan& plan) {
   const config::JobConfig& job = plan.job;
   Identity identity = {{"the program", describe_program()}};
-  for (const auto& [key, path] :
-       {std::pair("data.path", job.data.path), std::pair("data.val_path", job.data.val_path)}) {
-    if (!path.empty())
-      identity.emplace_back(fmt::format("the data of {}", key),
-                            describe(data::data_files(data_source(job, path))));
+  const std::vector<StreamFiles> streams = streams_of(job, Wanted::all);
+  for (const StreamFiles& stream : streams) {
+    const bool texts = config::is_tokenized(job, stream.options);
+    identity.emplace_back(fmt::format("the data of {}", stream.key),
+                          describe(texts ? stream.files() : data::data_files(data_source(stream))));
+    // The tokenizer, and what else tokens depend on.
+    if (texts)
+      identity.emplace_back(fmt::format("the tokens of {}", stream.key), data_fingerprint(job, stream));
   }
   if (job.model.init == "hf")
     identity.emplace_back("the weights of model.hf_dir", describe(weight_files(job.model.hf_dir)));

@@ -11,6 +11,7 @@
 #include "app/train/divergence_report.h"
 #include "app/train/opening.h"
 #include "app/train/run_log.h"
+#include "app/train/token_files.h"
 #include "core/base/error.h"
 #include "core/metrics/memory.h"
 #include "models/flops.h"
@@ -33,9 +34,16 @@ double clip_coefficient(double norm, double max_norm) {
   return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
 }
 
-data::DataLoader open_training_data(const RunContext& context) {
-  return {open_data(context.job, context.model.vocab).train, loader_options(context),
-          context.job.data.shuffle, static_cast<uint64_t>(context.job.run.seed)};
+std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicator& patient,
+                                     const fault::Shutdown& shutdown) {
+  const Wanted wanted = context.job.eval.interval > 0 ? Wanted::all : Wanted::training;
+  const TokenFiles files = make_token_files(context, patient, wanted, [&] { return shutdown.requested(); });
+  return open_data(context.job, context.model.vocab, files, wanted);
+}
+
+data::DataLoader open_training_data(const RunContext& context, const std::vector<OpenSource>& sources) {
+  return {training_streams(sources), loader_options(context), context.job.data.shuffle,
+          static_cast<uint64_t>(context.job.run.seed)};
 }
 
 // Of the checkpoint of a step, for those who look at the run's folder; before the first step there is none.
@@ -51,8 +59,9 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       run_dir_(context),
       listener_(listen_for_metrics(context)),
       disk_comm_(checkpoint::patient(context.mesh.world())),
+      sources_(open_sources(context, *disk_comm_, shutdown)),
       model_(context),
-      loader_(open_training_data(context)),
+      loader_(open_training_data(context, sources_)),
       executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
                 pipeline::Executor::Mode::train),
       profile_(context, executor_),
@@ -63,7 +72,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
                    .width = context.job.train.divergence_band}) {
   executor_.on_stage_actions(model_.stage_actions());
   executor_.report_to(context.report.activity);
-  if (context.job.eval.interval > 0) evaluator_.emplace(context, model_);
+  if (context.job.eval.interval > 0) evaluator_.emplace(context, model_, sources_);
   if (context.job.eval.generate_interval > 0) samples_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
   if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
@@ -143,7 +152,7 @@ void Trainer::start() {
   if (context_.root()) {
     run_dir_.begin(state_.step);
     open_log(context_.job.run.dir);
-    announce(context_);
+    announce(context_, sources_);
     if (!chosen.empty()) spdlog::info("resumed from {} at step {}", chosen, state_.step);
     open_sinks(layout);
     if (const auto& holder = run_dir_.holder()) requests_.emplace(context_.job.run.dir, *holder);
@@ -317,7 +326,7 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
   if (!context_.root()) return;
   const double tokens = static_cast<double>(step.loss.tokens);
   const metrics::StepRecord run = so_far();
-  const metrics::StepRecord record{
+  metrics::StepRecord record{
       .step = number,
       .loss = step.loss.loss / std::max(tokens, 1.0),
       .grad_norm = step.norm,
@@ -340,18 +349,24 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
       .bubble = bubble,
       .expert_loads = std::move(expert_loads),
   };
+  if (sources_.size() > 1) {
+    const std::vector<double> epochs = loader_.epochs(state_.next_sample);
+    for (size_t i = 0; i < epochs.size(); ++i) record.source_epochs.emplace_back(sources_[i].name, epochs[i]);
+  }
   for (const auto& sink : sinks_) sink->step(record);
 }
 
 std::optional<double> Trainer::evaluate() {
   const metrics::PhaseNote note(sinks_, "evaluating");
   const auto begin = Clock::now();
-  const pipeline::LossSum sum = evaluator_->run();
-  const double loss = sum.loss / static_cast<double>(std::max<int64_t>(sum.tokens, 1));
+  Evaluator::Result result = evaluator_->run();
+  const double loss = result.all.loss / static_cast<double>(std::max<int64_t>(result.all.tokens, 1));
+  if (result.sources.size() == 1) result.sources.clear();  // it is all
   const metrics::EvalRecord record{.step = state_.step,
                                    .loss = loss,
-                                   .tokens = sum.tokens,
+                                   .tokens = result.all.tokens,
                                    .time_s = seconds_since(begin),
+                                   .sources = std::move(result.sources),
                                    .time = std::chrono::system_clock::now()};
   for (const auto& sink : sinks_) sink->eval(record);
   if (std::isfinite(loss)) state_.validation_loss = loss;

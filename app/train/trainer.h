@@ -11,6 +11,7 @@
 #include "app/generate/sample_log.h"
 #include "app/run_dir/run_dir.h"
 #include "app/trace/step_profile.h"
+#include "app/train/datasets.h"
 #include "app/train/evaluator.h"
 #include "app/train/launcher_patience.h"
 #include "app/train/live_requests.h"
@@ -35,7 +36,8 @@ namespace pptrain::app {
 class Trainer {
  public:
   // `shutdown` is asked between steps; it may be shared by all ranks of a process. Collective, as everything
-  // here.
+  // here. Makes tokens of texts where that is still to be done; throws StoppedAtStart where it is
+  // interrupted.
   Trainer(RunContext& context, const fault::Shutdown& shutdown);
   ~Trainer();
 
@@ -101,6 +103,7 @@ class Trainer {
   std::optional<metrics::Listener>
       listener_;  // of rank 0, if metrics.prometheus is set; until there are sinks
   std::unique_ptr<comm::Communicator> disk_comm_;  // of the saver, and of what else waits for disks
+  std::vector<OpenSource> sources_;                // of the data
   RankModel model_;
   data::DataLoader loader_;
   pipeline::Executor executor_;

@@ -39,8 +39,21 @@ std::vector<Difference> differences(const JobConfig& saved, const JobConfig& now
   };
   for (const Option& option : options())
     compare(option.name(), option.effect, value_text(option, saved), value_text(option, now));
-  for (const TableList& list : table_lists())
-    compare(list.section, Effect::course, list_text(list, saved), list_text(list, now));
+  for (const TableList& list : table_lists()) {
+    const size_t size = list.size(now);
+    if (!list.decides_by_field) {
+      compare(list.section, Effect::course, list_text(list, saved), list_text(list, now));
+    } else if (list.size(saved) != size) {
+      compare(list.section, Effect::data, list_text(list, saved), list_text(list, now));
+    } else {
+      for (size_t i = 0; i < size; ++i) {
+        const JobConfig was = list.only(saved, i), is = list.only(now, i);
+        for (const Option& field : list.fields)
+          compare(fmt::format("{}[{}].{}", list.section, i, field.key), field.effect, value_text(field, was),
+                  value_text(field, is));
+      }
+    }
+  }
   return found;
 }
 

@@ -130,6 +130,11 @@ Option& Option::required() {
   return *this;
 }
 
+Option& Option::required_unless(std::string list) {
+  instead = std::move(list);
+  return required();
+}
+
 Option& Option::only_with(std::string other_name, std::vector<std::string> values) {
   acts_when = Condition{
       .keys = {std::move(other_name)}, .values = std::move(values), .test = {}, .words = {}, .harmless = {}};
@@ -194,6 +199,7 @@ std::optional<std::string> toml_value(const Option& option, const JobConfig& job
                       std::is_same_v<T, std::optional<double>>) {
           return value ? std::optional(format_value(*value)) : std::nullopt;
         } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+          if (value.empty()) return std::nullopt;
           return value.size() == 1 ? toml_string(value.front()) : format_value(value);
         } else if constexpr (std::is_same_v<T, PipelineSplit>) {
           return value.layers.empty() ? toml_string(value.text) : format_value(value.layers);

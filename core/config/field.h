@@ -77,6 +77,7 @@ struct Option {
   Effect effect = Effect::course;
   bool ignores_case = false;  // a literal in other case is taken as the one declared
   bool is_required = false;
+  std::string instead;        // a list of tables with which an option that is required may be missing
   bool may_be_empty = false;  // a list
 
   std::string name() const { return section + "." + key; }
@@ -93,6 +94,7 @@ struct Option {
   Option& of_length(size_t count);
   Option& or_empty();
   Option& required();
+  Option& required_unless(std::string list);
   Option& only_with(std::string other_name, std::vector<std::string> values);
   Option& decides(Effect what);
   Option& only_if(std::string words, std::vector<std::string> keys,
@@ -134,6 +136,7 @@ class SectionFields {
 struct TableList {
   std::string section;
   std::string meaning;
+  bool decides_by_field = false;  // each field decides what it says itself (Effect), not the list as a whole
   std::vector<Option> fields;
 
   std::function<size_t(const JobConfig&)> size;

@@ -115,17 +115,41 @@ struct TrainSection {
   bool operator==(const TrainSection&) const = default;
 };
 
+// One of [[data.sources]]; the keys of [data] with these names are short for the only one.
+struct DataSource {
+  std::string name;
+  std::vector<std::string> path;      // files, folders and patterns
+  double weight = 1;                  // of its samples among those of all sources
+  std::string format = "text";        // text | jsonl | parquet | bin | llmc | megatron | npy
+  std::string dtype = "uint16";       // of a headerless .bin: uint16 | uint32
+  std::string text_key = "text";      // jsonl, parquet
+  std::string prompt_key;             // jsonl, parquet: with completion_key, in place of text_key
+  std::string completion_key;         //
+  std::string document_separator;     // text with a tokenizer; "": a file is a document
+  double val_fraction = 0;            //
+  std::vector<std::string> val_path;  // of the same format
+
+  bool operator==(const DataSource&) const = default;
+};
+
 struct DataSection {
-  std::string path;
-  std::string format = "text";   // text | bin | llmc | megatron
-  std::string dtype = "uint16";  // of a headerless .bin: uint16 | uint32
-  int64_t document_end = -1;     // id of the token that ends a document; -1: none, or the files' index says
+  std::vector<std::string> path;
+  std::string format = "text";
+  std::string dtype = "uint16";
+  std::string text_key = "text";
+  std::string prompt_key;
+  std::string completion_key;
+  std::string document_separator;
+  std::vector<DataSource> sources = {};
+  std::string cache;          // folder of token files made from texts; "": beside the data, or in run.dir
+  bool add_special = true;    // the tokens that the tokenizer puts around a text
+  int64_t document_end = -1;  // id of the token that ends a document; -1: none, or the files' index says
   std::string packing = "sequential";  // none | sequential | best_fit
   std::string lengths = "fixed";       // exact | padded | fixed
   int64_t pad_to_multiple_of = 128;    // tokens, of padded
   bool shuffle = true;
   double val_fraction = 0;
-  std::string val_path;
+  std::vector<std::string> val_path;
   std::string tokenizer;  // tokenizer.json, or a folder with one; "": model.hf_dir's
 
   bool operator==(const DataSection&) const = default;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/job_config.h"
 #include "core/config/nearest.h"
@@ -452,11 +454,6 @@ void add_train(std::vector<Option>& options) {
             "more tokens a step has.");
 }
 
-// Something says where documents end.
-bool has_documents(const JobConfig& job) {
-  return job.data.document_end >= 0 || job.data.format == "megatron";
-}
-
 bool validates(const JobConfig& job) {
   return job.eval.interval > 0;
 }
@@ -465,30 +462,69 @@ bool generates(const JobConfig& job) {
   return job.eval.generate_interval > 0;
 }
 
+// What [data] and [[data.sources]] say alike of one source's files. `with` lets an option act only with these
+// formats of the source.
+template <class Section>
+void add_files(SectionFields<Section>& fields,
+               const std::function<void(Option&, const std::vector<std::string>& formats)>& with) {
+  fields
+      .add("format", &Section::format,
+           "text: a token is a byte; with data.tokenizer, a file is a document. jsonl: a document a line, an "
+           "object with its text under text_key; .gz and .zst are unpacked. parquet: a document a row. These "
+           "are made "
+           "tokens once, by the tokenizer (data.cache). bin: tokens of dtype without a header. llmc: llm.c's "
+           "format with a header. megatron: Megatron-LM's, PREFIX.bin with PREFIX.idx beside it, which has "
+           "the "
+           "tokens' type and where documents end. npy: NumPy's, an array of integers of one dimension.")
+      .one_of({"text", "jsonl", "parquet", "bin", "llmc", "megatron", "npy"});
+  with(fields.add("dtype", &Section::dtype, "Type of a token in a headerless file.")
+           .one_of({"uint16", "uint32"}),
+       {"bin"});
+  with(fields.add("text_key", &Section::text_key, "Key, or column, of a document's text."),
+       {"jsonl", "parquet"});
+  with(fields.add("prompt_key", &Section::prompt_key,
+                  "Key, or column, of a prompt, whose tokens are no targets. The text is then under "
+                  "completion_key, not under text_key. Empty: no prompts."),
+       {"jsonl", "parquet"});
+  with(fields.add("completion_key", &Section::completion_key,
+                  "Key, or column, of what follows the prompt: its tokens count."),
+       {"jsonl", "parquet"});
+  with(fields.add("document_separator", &Section::document_separator,
+                  "Text that stands between the documents of a file that a tokenizer reads, and belongs to "
+                  "none. Empty: a file is a document."),
+       {"text"});
+}
+
 void add_data(std::vector<Option>& options) {
   SectionFields<DataSection> data(
       options, "data", [](JobConfig& j) -> DataSection& { return j.data; }, Effect::data);
-  data.add("path", &DataSection::path,
-           "File to train on, relative to the current directory; or a folder, whose *.txt (text) or *.bin "
-           "files are one stream in the order of their names.")
-      .required();
   data.add(
-          "format", &DataSection::format,
-          "text: a token is a byte. bin: tokens of data.dtype without a header. llmc: llm.c's format with a "
-          "header. megatron: Megatron-LM's, PREFIX.bin with PREFIX.idx beside it, which has the tokens' type "
-          "and where documents end.")
-      .one_of({"text", "bin", "llmc", "megatron"});
-  data.add("dtype", &DataSection::dtype, "Type of a token in a headerless file.")
-      .one_of({"uint16", "uint32"})
-      .only_with("data.format", {"bin"});
+          "path", &DataSection::path,
+          "What to train on, relative to the current directory: a file, a folder (its files with the "
+          "format's ending: .txt, .jsonl[.gz|.zst], .parquet, .npy or .bin, by name), a pattern such as "
+          "\"data/*.bin\", or a list of these. All are one stream in this order. This key and the next ones, "
+          "to document_separator, with val_fraction and val_path, are short for the one of [[data.sources]].")
+      .required_unless("data.sources");
+  add_files<DataSection>(data, [](Option& option, const std::vector<std::string>& formats) {
+    option.only_with("data.format", formats);
+  });
+  data.add("cache", &DataSection::cache,
+           "Folder for the token files that are made of texts before the first step. Another job with the "
+           "same files, tokenizer and keys uses them too. Empty: pptrain_cache beside the first file, or in "
+           "run.dir where that cannot be written.")
+      .decides(Effect::none);
+  data.add("add_special", &DataSection::add_special,
+           "Texts are made tokens with those that the tokenizer puts around a text (its post_processor).");
   data.add("document_end", &DataSection::document_end,
            "Id of the token that ends a document, such as a tokenizer's end of text. Rows then hold several "
            "documents: attention stays inside a document, positions restart with it, and what follows its "
-           "end is no target. -1: rows are documents, but where data.format = megatron.")
+           "end is no target. Behind a document that a tokenizer made it is put, if it is not there; -1: the "
+           "tokenizer's eos_token. Else -1: rows are documents, but where data.format = megatron.")
       .between(-1, 1 << 28)
-      .only_with("data.format", {"text", "bin", "llmc"});
+      .only_with("data.format", {"text", "jsonl", "parquet", "bin", "llmc", "npy"});
   const std::vector<std::string> document_keys = {"data.document_end", "data.format"};
-  constexpr const char* documents_known = "known documents: data.document_end, or data.format = megatron";
+  constexpr const char* documents_known =
+      "known documents: data.document_end, data.format = megatron, or a tokenizer";
   data.add(
           "packing", &DataSection::packing,
           "Which documents share a row of train.seq_len tokens. sequential: one after the other; rows of "
@@ -512,17 +548,47 @@ void add_data(std::vector<Option>& options) {
   data.add("shuffle", &DataSection::shuffle,
            "Samples in an order drawn from run.seed, anew each epoch; else in the order of the file.");
   data.add("val_fraction", &DataSection::val_fraction,
-           "The last part of data.path that is kept for validation.")
+           "The last part of the tokens that is kept for validation.")
       .from_up_to(0, 1);
   data.add("val_path", &DataSection::val_path,
-           "File or folder to validate on, in the same format; then val_fraction is 0.")
+           "Files, folders or patterns to validate on, in the same format; then val_fraction is 0.")
       .only_if("eval.interval > 0", {"eval.interval"}, validates)
       .decides(Effect::course);
   data.add("tokenizer", &DataSection::tokenizer,
-           "Hugging Face's tokenizer.json that made the tokens, or a folder with one: for prompts, samples "
-           "and "
-           "the text of what is generated. Empty: the one in model.hf_dir, if there is one.")
+           "Hugging Face's tokenizer.json, or a folder with one: it makes tokens of texts, or made those of "
+           "token files, and is needed for prompts, samples and the text of what is generated. Empty: the "
+           "one "
+           "in model.hf_dir, if there is one; but then data.format = \"text\" is bytes.")
       .decides(Effect::none);
+}
+
+TableList data_source_tables() {
+  const Access<std::vector<DataSource>> sources = [](JobConfig& j) -> std::vector<DataSource>& {
+    return j.data.sources;
+  };
+  TableList list = make_table_list<DataSource>(
+      "data.sources",
+      "What to train on, of several sources mixed: a sample is of the source that is most behind its weight. "
+      "Each has an order and epochs of its own, and each that has validation data is validated by itself.",
+      sources);
+  list.decides_by_field = true;
+  SectionFields<DataSource> source(
+      list.fields, list.section, [sources](JobConfig& j) -> DataSource& { return sources(j).front(); },
+      Effect::data);
+  source
+      .add("name", &DataSource::name, "How messages and metrics call it: letters, digits, '.', '_' and '-'.")
+      .required();
+  source.add("path", &DataSource::path, "As data.path.").required();
+  source
+      .add(
+          "weight", &DataSource::weight,
+          "Of all samples, those of the source are weight / sum of weights: rows of train.seq_len tokens, or "
+          "whole documents where data.packing or data.lengths keep these.")
+      .above_up_to(0, 1e9);
+  add_files<DataSource>(source, [](Option&, const std::vector<std::string>&) {});
+  source.add("val_fraction", &DataSource::val_fraction, "As data.val_fraction.").from_up_to(0, 1);
+  source.add("val_path", &DataSource::val_path, "As data.val_path.").decides(Effect::course);
+  return list;
 }
 
 void add_optimizer(std::vector<Option>& options) {
@@ -754,7 +820,7 @@ const std::vector<Option>& options() {
 }
 
 const std::vector<TableList>& table_lists() {
-  static const std::vector<TableList> lists = {optimizer_groups()};
+  static const std::vector<TableList> lists = {data_source_tables(), optimizer_groups()};
   return lists;
 }
 

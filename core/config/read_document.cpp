@@ -383,7 +383,8 @@ class Reader {
     std::string only;
     const Fault fault = take(option, node, only);
     if (fault.empty()) {
-      out = {std::move(only)};
+      out.clear();
+      if (!only.empty()) out.push_back(std::move(only));
     }
     return fault;
   }
@@ -458,8 +459,12 @@ bool is_bare_list(const std::string& value, const Option& option) {
 // what is meant for a list needs no brackets.
 std::optional<toml::table> parse_override(const std::string& value, const Option* option) {
   std::optional<toml::table> parsed = parse_value(value);
+  const bool wants_list = option && std::holds_alternative<Access<std::vector<std::string>>>(option->target);
   const bool wants_string = option && std::holds_alternative<Access<std::string>>(option->target);
-  if (parsed && (!wants_string || parsed->get("v")->is_string())) {
+  const toml::node* const value_node = parsed ? parsed->get("v") : nullptr;
+  const bool fits = value_node && (wants_list ? value_node->is_string() || value_node->is_array()
+                                              : !wants_string || value_node->is_string());
+  if (fits) {
     return parsed;
   }
   if (option && is_bare_list(value, *option)) {
@@ -527,7 +532,7 @@ Document read_document(const std::string& text, const std::string& file,
     read_override(document, override_text);
   }
   for (const Option& option : options()) {
-    if (option.is_required && !document.given(option.name())) {
+    if (option.is_required && !document.given(option.name()) && !document.given(option.instead)) {
       document.report(option.name(), fmt::format("is required. {}", option.meaning));
       document.broken.insert(option.name());
     }

@@ -37,6 +37,10 @@ std::string describe_type(const Option& option, const std::optional<std::string>
   if (const std::string range = option.range.describe(); !range.empty()) {
     text += ", " + range;
   }
+  if (!option.instead.empty()) {
+    text += fmt::format("; required, unless there are [[{}]]", option.instead);
+    return text;
+  }
   text += option.is_required ? "; required" : value ? "; default " + *value : "; not set by default";
   if (option.acts_when) {
     text += fmt::format("; acts only with {}", option.acts_when->describe());
@@ -64,7 +68,9 @@ std::string table_toml(const TableList& list, const JobConfig& job) {
 
 std::string example_value(const Option& option) {
   if (std::holds_alternative<Access<std::optional<bool>>>(option.target)) return "true";
-  return std::holds_alternative<Access<std::string>>(option.target) ? "\"...\"" : "1";
+  const bool text = std::holds_alternative<Access<std::string>>(option.target) ||
+                    std::holds_alternative<Access<std::vector<std::string>>>(option.target);
+  return text ? "\"...\"" : "1";
 }
 
 // One option: what it means, and its default, as a comment where there is none or `commented`.

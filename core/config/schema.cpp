@@ -161,7 +161,12 @@ std::string json_schema() {
   for (const Option& option : options()) {
     Json& section = section_schema(root, option.section, option.is_required);
     section["properties"][option.key] = option_schema(option, defaults);
-    if (option.is_required) require(section, option.key);
+    if (!option.instead.empty()) {
+      const std::string list = option.instead.substr(option.instead.rfind('.') + 1);
+      section["anyOf"] = {Json{{"required", {option.key}}}, Json{{"required", {list}}}};
+    } else if (option.is_required) {
+      require(section, option.key);
+    }
   }
   for (const TableList& list : table_lists())
     section_schema(root, list.parent(), false)["properties"][list.key()] = table_list_schema(list);

@@ -4,17 +4,22 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/listen_address.h"
 #include "core/base/special_file.h"
+#include "core/base/source_files.h"
+#include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
 #include "core/config/sizes.h"
@@ -60,20 +65,6 @@ bool holds(const Condition& condition, const JobConfig& job) {
                              [&](const std::string& v) { return value == v || value == toml_string(v); });
 }
 
-bool file_exists(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path, error) && !fs::is_directory(path, error);
-}
-
-// A folder stands for its *.txt (text) or *.bin files, as core/data/token_dataset.h says.
-bool has_data_files(const fs::path& folder, const std::string& extension) {
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->path().extension() == extension && entry->is_regular_file(error)) return true;
-  }
-  return false;
-}
-
 bool has_weights(const std::string& dir) {
   std::error_code error;
   for (fs::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error)) {
@@ -85,23 +76,14 @@ bool has_weights(const std::string& dir) {
   return false;
 }
 
-void require_file(Document& document, std::string_view option, const std::string& path) {
-  const std::string kind = special_file(path);
-  if (!kind.empty() && kind != "a directory") {
-    document.report(option, fmt::format("\"{}\" is {}; expected a file", path, kind));
-    return;
+void require_files(Document& document, const std::string& option, const std::vector<std::string>& paths,
+                   const std::string& format) {
+  if (document.broken.contains(option)) return;
+  try {
+    source_files(paths, file_endings(format));
+  } catch (const Error& error) {
+    document.report(option, error.what());
   }
-  if (document.broken.contains(option) || file_exists(path)) {
-    return;
-  }
-  std::error_code error;
-  const std::string extension = document.job.data.format == "text" ? ".txt" : ".bin";
-  const bool folder = fs::is_directory(path, error);
-  if (folder && has_data_files(path, extension)) return;
-  document.report(
-      option, fmt::format("\"{}\" {} (a path is relative to the current directory, {})", path,
-                          folder ? fmt::format("is a folder without *{} files", extension) : "does not exist",
-                          fs::current_path(error).string()));
 }
 
 void check_hf_weights(Document& document, bool needs_files) {
@@ -201,32 +183,111 @@ void check_context(Document& document) {
 }
 
 void check_data_files(Document& document) {
-  const DataSection& data = document.job.data;
-  require_file(document, "data.path", data.path);
-  if (!data.val_path.empty()) {
-    require_file(document, "data.val_path", data.val_path);
+  const std::vector<DataSource> sources = data_sources(document.job);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const DataSource& source = sources[i];
+    require_files(document, source_key(document.job, i, "path"), source.path, source.format);
+    require_files(document, source_key(document.job, i, "val_path"), source.val_path, source.format);
   }
+}
+
+// [[data.sources]] say all that these keys of [data] are short for.
+void check_short_form(Document& document) {
+  if (document.job.data.sources.empty()) {
+    if (document.given("data.sources") && !document.broken.contains("data.sources"))
+      document.report("data.sources", "is empty: give a source, or data.path");
+    return;
+  }
+  for (const char* key : {"path", "format", "dtype", "text_key", "prompt_key", "completion_key",
+                          "document_separator", "val_fraction", "val_path"}) {
+    const std::string name = fmt::format("data.{}", key);
+    const Option& option = *find_option(name);
+    if (document.given(name) && toml_value(option, document.job) != toml_value(option, JobConfig()))
+      document.report(name,
+                      fmt::format("with [[data.sources]], {} is said of each source: move it there", key));
+  }
+}
+
+// The keys of one source that act only with other formats.
+void check_source_keys(Document& document, const DataSource& source,
+                       const std::function<void(std::string_view key, const std::string& text)>& report) {
+  const bool records = source.format == "jsonl" || source.format == "parquet";
+  const DataSource defaults;
+  const bool listed = !document.job.data.sources.empty();  // else its keys are options with conditions
+  const auto only_with = [&](const char* key, bool acts, bool changed, const char* formats) {
+    if (listed && changed && !acts)
+      report(key, fmt::format("acts only with format = {}, which is {} here: remove it, or change that",
+                              formats, toml_string(source.format)));
+  };
+  only_with("dtype", source.format == "bin", source.dtype != defaults.dtype, "bin");
+  only_with("text_key", records, source.text_key != defaults.text_key, "jsonl or parquet");
+  only_with("prompt_key", records, !source.prompt_key.empty(), "jsonl or parquet");
+  only_with("completion_key", records, !source.completion_key.empty(), "jsonl or parquet");
+  only_with("document_separator", source.format == "text", !source.document_separator.empty(), "text");
+  if (!source.document_separator.empty() && is_of_bytes(document.job, source))
+    report("document_separator",
+           "acts only with a tokenizer, which makes tokens of the text: give "
+           "data.tokenizer, or remove it");
+  if (source.prompt_key.empty() != source.completion_key.empty())
+    report(source.prompt_key.empty() ? "completion_key" : "prompt_key",
+           "prompt_key and completion_key go together: give both, or text_key alone");
+  if (!source.prompt_key.empty() && source.text_key != defaults.text_key)
+    report("text_key", "text_key and prompt_key exclude each other: remove one of them");
+  if (records && source.prompt_key.empty() && source.text_key.empty())
+    report("text_key", "is empty: give the key of a document's text");
+}
+
+void check_source(Document& document, size_t index, const DataSource& source) {
+  const auto report = [&](std::string_view key, const std::string& text) {
+    const std::string name = source_key(document.job, index, key);
+    document.report_conflict({name, "data.sources"}, text);
+  };
+  if (!document.job.data.sources.empty()) {
+    const bool plain = std::ranges::all_of(source.name, [](unsigned char c) {
+      return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+    });
+    if (!plain)
+      report("name",
+             fmt::format("{} is no name of letters, digits, '.', '_' and '-'", toml_string(source.name)));
+    for (size_t i = 0; i < index; ++i) {
+      if (document.job.data.sources[i].name == source.name)
+        report("name", fmt::format("two sources are called {}", toml_string(source.name)));
+    }
+  }
+  check_source_keys(document, source, report);
+  const int64_t vocab = document.job.model.vocab_size;
+  if (is_of_bytes(document.job, source) && vocab != 0 && vocab < 256) {
+    document.report_conflict({"model.vocab_size", source_key(document.job, index, "format"), "model.hf_dir"},
+                             fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to "
+                                         "255: give at least 256",
+                                         vocab));
+  }
+  if (source.val_fraction > 0 && !source.val_path.empty())
+    report("val_fraction", "val_fraction and val_path both name the validation data: give one of the two");
 }
 
 void check_data(Document& document) {
   const DataSection& data = document.job.data;
   const ModelSection& model = document.job.model;
-  if (data.format == "text" && model.vocab_size != 0 && model.vocab_size < 256) {
-    document.report_conflict({"model.vocab_size", "data.format", "model.hf_dir"},
-                             fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to "
-                                         "255: give at least 256",
-                                         model.vocab_size));
-  }
+  check_short_form(document);
+  const std::vector<DataSource> sources = data_sources(document.job);
+  for (size_t i = 0; i < sources.size(); ++i) check_source(document, i, sources[i]);
   if (model.vocab_size != 0 && data.document_end >= model.vocab_size) {
     document.report_conflict(
         {"data.document_end", "model.vocab_size", "model.hf_dir"},
         fmt::format("document_end = {} is no token of vocab_size = {}", data.document_end, model.vocab_size));
   }
-  if (data.val_fraction > 0 && !data.val_path.empty()) {
-    document.report_conflict({"data.val_fraction", "data.val_path"},
-                             "val_fraction and val_path both name the validation data: give one of the two");
+  if (any_tokenized(document.job) && data.tokenizer.empty() && model.hf_dir.empty()) {
+    document.report_conflict({"data.tokenizer", "data.format", "data.sources"},
+                             "texts are made tokens, but there is no tokenizer: give data.tokenizer, or "
+                             "model.hf_dir that has one");
   }
-  if (document.job.eval.interval > 0 && data.val_fraction == 0 && data.val_path.empty()) {
+  if (!any_tokenized(document.job) && (!data.cache.empty() || !data.add_special)) {
+    document.report_conflict({data.cache.empty() ? "data.add_special" : "data.cache"},
+                             "acts only where a tokenizer makes tokens of texts: data.format = jsonl or "
+                             "parquet, or text with data.tokenizer");
+  }
+  if (document.job.eval.interval > 0 && !has_validation(document.job)) {
     document.report_conflict({"eval.interval", "data.val_fraction", "data.val_path"},
                              fmt::format("interval = {} validates, but there is no validation data: give "
                                          "data.val_fraction or data.val_path",

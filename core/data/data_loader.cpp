@@ -2,7 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/base/error.h"
@@ -10,12 +10,55 @@
 
 namespace pptrain::data {
 
+namespace {
+
+std::vector<double> weights_of(const std::vector<WeightedStream>& streams) {
+  std::vector<double> weights;
+  for (const WeightedStream& stream : streams) weights.push_back(stream.weight);
+  return weights;
+}
+
+std::vector<TokenDataset> tokens_of(std::vector<WeightedStream> streams) {
+  std::vector<TokenDataset> tokens;
+  for (WeightedStream& stream : streams) tokens.push_back(std::move(stream.tokens));
+  return tokens;
+}
+
+// Streams of one length would else be shuffled alike.
+uint64_t seed_of(uint64_t seed, size_t stream) {
+  return seed ^ (0x9e3779b97f4a7c15 * stream);
+}
+
+}  // namespace
+
+DataLoader::DataLoader(std::vector<WeightedStream> streams, const LoaderOptions& options, bool shuffle,
+                       uint64_t seed)
+    : blend_(weights_of(streams)), source_(make_step_source(tokens_of(std::move(streams)), options)) {
+  for (const int64_t samples : source_->checked_samples())
+    samplers_.emplace_back(samples, shuffle, seed_of(seed, samplers_.size()));
+}
+
 DataLoader::DataLoader(TokenDataset dataset, const LoaderOptions& options, bool shuffle, uint64_t seed)
-    : source_(make_step_source(std::move(dataset), options)),
-      sampler_(source_->checked_samples(), shuffle, seed) {}
+    : DataLoader(std::vector<WeightedStream>{{std::move(dataset), 1}}, options, shuffle, seed) {}
 
 Step DataLoader::step(int64_t next_sample) const {
-  return source_->step(next_sample, [&](int64_t position) { return sampler_(position); });
+  return source_->step(next_sample, [&](int64_t position) {
+    const Blend::Place place = blend_(position);
+    return StepSource::Sample{place.source, samplers_[place.source](place.index)};
+  });
+}
+
+std::vector<double> DataLoader::epochs(int64_t samples) const {
+  const std::vector<int64_t> taken = blend_.taken(samples);
+  std::vector<double> epochs;
+  for (size_t i = 0; i < samplers_.size(); ++i)
+    epochs.push_back(static_cast<double>(taken[i]) / static_cast<double>(samplers_[i].samples()));
+  return epochs;
+}
+
+int64_t DataLoader::samples_per_epoch() const {
+  return std::accumulate(samplers_.begin(), samplers_.end(), int64_t{0},
+                         [](int64_t sum, const Sampler& sampler) { return sum + sampler.samples(); });
 }
 
 ValidationLoader::ValidationLoader(TokenDataset dataset, const LoaderOptions& options, int64_t batches) {
@@ -24,9 +67,9 @@ ValidationLoader::ValidationLoader(TokenDataset dataset, const LoaderOptions& op
     throw Error(
         fmt::format("data: '{}' has {} tokens for validation, but at least 2 are needed; raise "
                     "data.val_fraction or set eval.interval = 0",
-                    dataset.path().string(), dataset.size()));
+                    dataset.path(), dataset.size()));
   }
-  source_ = make_step_source(std::move(dataset), options);
+  source_ = make_step_source({std::move(dataset)}, options);
   for (int64_t next = 0; next < source_->all_samples() && (batches == 0 || this->batches() < batches);
        next += source_->samples_from(next)) {
     begins_.push_back(next);
@@ -37,7 +80,8 @@ std::vector<Microbatch> ValidationLoader::batch(int64_t index) const {
   if (index < 0 || index >= batches()) {
     throw Error(fmt::format("data: validation batch {} of {}", index, batches()));
   }
-  return source_->step(begins_[static_cast<size_t>(index)], [](int64_t place) { return place; }).microbatches;
+  const auto in_order = [](int64_t place) { return StepSource::Sample{0, place}; };
+  return source_->step(begins_[static_cast<size_t>(index)], in_order).microbatches;
 }
 
 }  // namespace pptrain::data

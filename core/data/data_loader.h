@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/data/blend.h"
 #include "core/data/loader_options.h"
 #include "core/data/microbatch.h"
 #include "core/data/sampler.h"
@@ -25,24 +26,37 @@ struct Step {
 // How a stream becomes steps: rows cut from it, or whole documents.
 class StepSource;
 
-// Rows cut from the stream: a step takes the next D*m*b samples in the sampler's order. Microbatch j consists
-// of the step's samples [j*D*b, (j+1)*D*b); data rank d takes the d-th contiguous share of b of them.
+// One of the streams that training mixes.
+struct WeightedStream {
+  TokenDataset tokens;
+  double weight = 1;  // of its samples among all
+};
+
+// The order: sample n of the run is of the stream that the blend of weights says (blend.h), and there the
+// next one of its own sampler, which has epochs of its own. So `next_sample` is all that a resume needs.
+//
+// Rows cut from the stream: a step takes the next D*m*b samples in this order. Microbatch j consists of the
+// step's samples [j*D*b, (j+1)*D*b); data rank d takes the d-th contiguous share of b of them.
 //
 // Whole documents (options.whole_documents()): a sample is a document, or a piece of a long one (Pieces), and
-// a step takes the next ones of the sampler's order that it has room for (plan_step).
+// a step takes the next ones of the order that it has room for (plan_step).
 class DataLoader {
  public:
-  // Throws Error when the dataset is shorter than one sample, saying how many tokens are needed, and where
+  // Throws Error when a stream is shorter than one sample, saying how many tokens are needed, and where
   // documents are to be kept whole, but nothing says where they end.
+  DataLoader(std::vector<WeightedStream> streams, const LoaderOptions& options, bool shuffle, uint64_t seed);
   DataLoader(TokenDataset dataset, const LoaderOptions& options, bool shuffle, uint64_t seed);
 
   // The step that starts at `next_sample`, which then grows by the samples that the step took.
   Step step(int64_t next_sample) const;
-  int64_t samples_per_epoch() const { return sampler_.samples(); }
+  // Passes over each stream that the first `samples` of the run make, parts of one included.
+  std::vector<double> epochs(int64_t samples) const;
+  int64_t samples_per_epoch() const;  // of all streams together
 
  private:
+  Blend blend_;
   std::shared_ptr<const StepSource> source_;
-  Sampler sampler_;
+  std::vector<Sampler> samplers_;  // of each stream
 };
 
 // Validation: samples in file order, divided into batches as steps are. Every token after the first (of each

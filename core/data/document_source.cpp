@@ -20,19 +20,24 @@ namespace {
 
 class DocumentSource final : public StepSource {
  public:
-  DocumentSource(TokenDataset dataset, const LoaderOptions& options)
-      : dataset_(std::move(dataset)),
-        options_(options),
-        pieces_(document_starts(dataset_, options.document_end), options.seq_len) {}
-
-  int64_t checked_samples() const override {
-    if (pieces_.size() == 0)
-      throw Error(fmt::format("data: '{}' has no tokens for training", dataset_.path().string()));
-    return pieces_.size();
+  DocumentSource(std::vector<TokenDataset> streams, const LoaderOptions& options)
+      : streams_(std::move(streams)), options_(options) {
+    for (const TokenDataset& stream : streams_)
+      pieces_.emplace_back(document_starts(stream, options.document_end), options.seq_len);
   }
-  int64_t all_samples() const override { return pieces_.size(); }
+
+  std::vector<int64_t> checked_samples() const override {
+    std::vector<int64_t> samples;
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      samples.push_back(pieces_[i].size());
+      if (samples.back() == 0)
+        throw Error(fmt::format("data: '{}' has no tokens for training", streams_[i].path()));
+    }
+    return samples;
+  }
+  int64_t all_samples() const override { return pieces_.front().size(); }
   int64_t samples_from(int64_t next) const override {
-    return plan(next, [](int64_t place) { return place; }).pieces;
+    return plan(next, [](int64_t place) { return Sample{0, place}; }).pieces;
   }
 
   Step step(int64_t next, const Order& order) const override {
@@ -57,9 +62,17 @@ class DocumentSource final : public StepSource {
  private:
   StepPlan plan(int64_t next, const Order& order) const {
     return plan_step(options_, [&](int64_t i) -> std::optional<Piece> {
-      const int64_t piece = order(next + i);
-      return piece < pieces_.size() ? std::optional(pieces_[piece]) : std::nullopt;
+      const Sample sample = order(next + i);
+      if (sample.index >= pieces_[sample.stream].size()) return std::nullopt;
+      return piece_of(sample);
     });
+  }
+
+  Piece piece_of(const Sample& sample) const {
+    Piece piece = pieces_[sample.stream][sample.index];
+    piece.part = sample.stream;
+    piece.prompt = streams_[sample.stream].prompt_tokens(piece.first + 1, piece.first + 1 + piece.followed());
+    return piece;
   }
 
   Microbatch read(const ListPlan& planned) const {
@@ -73,14 +86,18 @@ class DocumentSource final : public StepSource {
     return list.finish(split(planned.tokens()));
   }
 
-  // The piece's tokens go to the list's from `first` on, and each but the first of its document is a target.
+  // The piece's tokens go to the list's from `first` on, and each but the first of its document and those of
+  // its prompt is a target.
   void read(const Piece& piece, int64_t first, TokenList& list) const {
-    const int64_t targets = piece.targets();
+    const int64_t followed = piece.followed();
     if (piece.length == 0) return;
-    std::vector<int64_t> ids(static_cast<size_t>(std::max(piece.length, targets + 1)));
-    dataset_.read(piece.first, ids);
+    std::vector<int64_t> ids(static_cast<size_t>(std::max(piece.length, followed + 1)));
+    const TokenDataset& stream = streams_[piece.part];
+    stream.read(piece.first, ids);
     std::copy_n(ids.begin(), piece.length, list.tokens(first, piece.length).begin());
-    std::copy_n(ids.begin() + 1, targets, list.labels(first, targets).begin());
+    const std::span<int64_t> labels = list.labels(first, followed);
+    std::copy_n(ids.begin() + 1, followed, labels.begin());
+    stream.ignore_prompts(piece.first + 1, labels);
   }
 
   // Rows are cut as rows, whatever documents they hold.
@@ -93,15 +110,16 @@ class DocumentSource final : public StepSource {
             : split_list(o.cp_order, tokens, o.cp_size, o.cp_rank));
   }
 
-  TokenDataset dataset_;
+  std::vector<TokenDataset> streams_;
   LoaderOptions options_;
-  Pieces pieces_;
+  std::vector<Pieces> pieces_;  // of each stream
 };
 
 }  // namespace
 
-std::shared_ptr<const StepSource> make_document_source(TokenDataset dataset, const LoaderOptions& options) {
-  return std::make_shared<const DocumentSource>(std::move(dataset), options);
+std::shared_ptr<const StepSource> make_document_source(std::vector<TokenDataset> streams,
+                                                       const LoaderOptions& options) {
+  return std::make_shared<const DocumentSource>(std::move(streams), options);
 }
 
 }  // namespace pptrain::data

@@ -31,7 +31,7 @@ std::vector<int64_t> document_starts(const TokenDataset& dataset, std::optional<
   throw Error(fmt::format(
       "data: nothing says where the documents of '{}' end: give data.document_end, or files with an index "
       "(data.format = \"megatron\")",
-      dataset.path().string()));
+      dataset.path()));
 }
 
 Pieces::Pieces(const std::vector<int64_t>& document_starts, int64_t longest) {

@@ -18,10 +18,14 @@ std::vector<int64_t> document_starts(const TokenDataset& dataset, std::optional<
 struct Piece {
   int64_t first = 0;
   int64_t length = 0;
-  bool ends = true;  // with its document: its last token has no target
+  bool ends = true;    // with its document: its last token has no target
+  int64_t prompt = 0;  // of its tokens, those whose next one is of a prompt, and no target
+  size_t part = 0;     // of which stream, where there are several
 
-  // Tokens that have one: each token of a document but the first is the target of one piece.
-  int64_t targets() const { return length - (ends && length > 0 ? 1 : 0); }
+  // Tokens with one behind them in their document: each but a document's first is behind one of one piece.
+  int64_t followed() const { return length - (ends && length > 0 ? 1 : 0); }
+  // Those whose next one is a target.
+  int64_t targets() const { return followed() - prompt; }
   bool operator==(const Piece&) const = default;
 };
 
@@ -32,7 +36,7 @@ class Pieces {
   Pieces(const std::vector<int64_t>& document_starts, int64_t longest);
 
   int64_t size() const { return static_cast<int64_t>(starts_.size()) - 1; }
-  Piece operator[](int64_t index) const;
+  Piece operator[](int64_t index) const;  // without prompts, of stream 0
 
  private:
   // Of each piece, and at last of the stream: its first token, doubled; odd where a document begins.

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/data/file_places.h"
+#include "core/data/npy_header.h"
 #include "core/io/regular_file.h"
 
 namespace pptrain::data {
@@ -35,6 +36,12 @@ void check_text(const io::RegularFile& file, const std::vector<Place>& places) {
 }
 
 void check_headerless(const io::RegularFile& file) {
+  if (has_npy_header(file)) {
+    throw Error(
+        fmt::format("'{}' has NumPy's header, whose bytes would be taken for tokens: is it data.format "
+                    "= \"npy\"?",
+                    file.path().string()));
+  }
   if (!has_llmc_header(file)) return;
   throw Error(
       fmt::format("'{}' has llm.c's header, whose bytes would be taken for tokens: is it data.format = "

@@ -1,4 +1,4 @@
-// Rows of seq_len tokens, one after the other in the stream.
+// Rows of seq_len tokens, one after the other in their stream.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -17,11 +17,12 @@ namespace {
 
 // Where a row comes from: its first token and how many targets it would have as one document (0: filling).
 struct Row {
+  size_t stream = 0;
   int64_t first = 0;
   int64_t given = 0;
 };
 
-// Reads one row after the other.
+// Reads one row after the other, of one stream.
 class RowReader {
  public:
   RowReader(const TokenDataset& dataset, const std::vector<int64_t>& document_starts,
@@ -33,6 +34,7 @@ class RowReader {
         tokens_(static_cast<size_t>(options.seq_len) + 1) {}
 
   void read(const Row& row) {
+    first_ = row.first;
     given_ = static_cast<size_t>(row.given);
     if (given_ > 0) dataset_.read(row.first, std::span(tokens_).first(given_ + 1));
     if (document_end_ < 0) return find_ends(row);
@@ -52,17 +54,22 @@ class RowReader {
       labels[static_cast<size_t>(end) - 1] = ignore_label;
       list.add_document(end - std::exchange(begin, end));
     }
+    dataset_.ignore_prompts(first_ + 1, labels.first(given_));
     if (begin < seq_len_) list.add_document(seq_len_ - begin);
   }
 
   // Of the row read last.
-  int64_t targets() const { return static_cast<int64_t>(given_) - std::ssize(ends_); }
+  int64_t targets() const {
+    const auto given = static_cast<int64_t>(given_);
+    return given - std::ssize(ends_) - dataset_.prompt_tokens(first_ + 1, first_ + given + 1);
+  }
 
   // The same after read(row), which is read only where documents are found by their tokens.
   int64_t targets_of(const Row& row) {
     if (document_end_ >= 0) {
       read(row);
     } else {
+      first_ = row.first;
       given_ = static_cast<size_t>(row.given);
       find_ends(row);
     }
@@ -83,6 +90,7 @@ class RowReader {
   int64_t document_end_;                         // -1: documents are known otherwise, or rows are documents
   int64_t seq_len_;
   std::vector<int64_t> tokens_;  // of a row, and the one behind it
+  int64_t first_ = 0;            // of the row
   size_t given_ = 0;
   std::vector<int64_t>
       ends_;  // in the row: tokens up to the end of each document that ends where targets are
@@ -90,43 +98,51 @@ class RowReader {
 
 class RowSource final : public StepSource {
  public:
-  RowSource(TokenDataset dataset, const LoaderOptions& options)
-      : dataset_(std::move(dataset)), options_(options) {
-    if (dataset_.has_index()) document_starts_ = dataset_.indexed_documents();
+  RowSource(std::vector<TokenDataset> streams, const LoaderOptions& options)
+      : streams_(std::move(streams)), options_(options) {
+    for (const TokenDataset& stream : streams_)
+      document_starts_.push_back(stream.has_index() ? stream.indexed_documents() : std::vector<int64_t>());
     if (options.cp_size > 1) {
       split_ = std::make_shared<const kernels::ContextSplit>(kernels::split_rows(
           options.cp_order, options.micro_batch_size, options.seq_len, options.cp_size, options.cp_rank));
     }
   }
 
-  int64_t checked_samples() const override {
-    const int64_t samples = dataset_.samples(options_.seq_len);
-    if (samples < 1) {
+  std::vector<int64_t> checked_samples() const override {
+    std::vector<int64_t> samples;
+    for (const TokenDataset& stream : streams_) {
+      samples.push_back(stream.samples(options_.seq_len));
+      if (samples.back() >= 1) continue;
       throw Error(
           fmt::format("data: '{}' has {} tokens for training, but one sample of train.seq_len = {} needs {}",
-                      dataset_.path().string(), dataset_.size(), options_.seq_len, options_.seq_len + 1));
+                      stream.path(), stream.size(), options_.seq_len, options_.seq_len + 1));
     }
     return samples;
   }
   int64_t all_samples() const override {
-    return (dataset_.size() - 1 + options_.seq_len - 1) / options_.seq_len;
+    return (streams_.front().size() - 1 + options_.seq_len - 1) / options_.seq_len;
   }
   int64_t samples_from(int64_t /*next*/) const override { return options_.rows_per_step(); }
 
   Step step(int64_t next, const Order& order) const override {
     const int64_t seq = options_.seq_len, own = options_.micro_batch_size, all = options_.dp_size * own;
     const auto row = [&](int64_t i) {
-      const int64_t first = order(next + i) * seq;
-      return Row{.first = first, .given = std::clamp<int64_t>(dataset_.size() - 1 - first, 0, seq)};
+      const Sample sample = order(next + i);
+      const int64_t first = sample.index * seq, left = streams_[sample.stream].size() - 1 - first;
+      return Row{.stream = sample.stream, .first = first, .given = std::clamp<int64_t>(left, 0, seq)};
     };
-    RowReader reader(dataset_, document_starts_, options_);
+    std::vector<RowReader> readers;
+    for (size_t i = 0; i < streams_.size(); ++i)
+      readers.emplace_back(streams_[i], document_starts_[i], options_);
     Step step{.microbatches = {}, .samples = options_.rows_per_step()};
     step.tokens = step.samples * seq;
     for (int64_t j = 0; j < options_.microbatches; ++j) {
       TokenList list(options_, own * seq);
       int64_t targets = 0;
       for (int64_t i = 0; i < own; ++i) {
-        reader.read(row(j * all + options_.dp_rank * own + i));
+        const Row own_row = row(j * all + options_.dp_rank * own + i);
+        RowReader& reader = readers[own_row.stream];
+        reader.read(own_row);
         reader.append_to(list, i * seq);
         targets += reader.targets();
       }
@@ -134,8 +150,9 @@ class RowSource final : public StepSource {
       microbatch.targets = targets;
       microbatch.global_tokens = all * seq;
       for (int64_t i = j * all; i < (j + 1) * all; ++i) {
-        microbatch.global_targets += reader.targets_of(row(i));
-        step.padding += seq - row(i).given;
+        const Row any = row(i);
+        microbatch.global_targets += readers[any.stream].targets_of(any);
+        step.padding += seq - any.given;
       }
       step.targets += microbatch.global_targets;
     }
@@ -143,16 +160,17 @@ class RowSource final : public StepSource {
   }
 
  private:
-  TokenDataset dataset_;
+  std::vector<TokenDataset> streams_;
   LoaderOptions options_;
-  std::vector<int64_t> document_starts_;
+  std::vector<std::vector<int64_t>> document_starts_;   // of each stream with an index
   std::shared_ptr<const kernels::ContextSplit> split_;  // null: this rank has whole rows
 };
 
 }  // namespace
 
-std::shared_ptr<const StepSource> make_row_source(TokenDataset dataset, const LoaderOptions& options) {
-  return std::make_shared<const RowSource>(std::move(dataset), options);
+std::shared_ptr<const StepSource> make_row_source(std::vector<TokenDataset> streams,
+                                                  const LoaderOptions& options) {
+  return std::make_shared<const RowSource>(std::move(streams), options);
 }
 
 }  // namespace pptrain::data

@@ -29,10 +29,11 @@ void check(const LoaderOptions& o) {
 
 }  // namespace
 
-std::shared_ptr<const StepSource> make_step_source(TokenDataset dataset, const LoaderOptions& options) {
+std::shared_ptr<const StepSource> make_step_source(std::vector<TokenDataset> streams,
+                                                   const LoaderOptions& options) {
   check(options);
-  return options.whole_documents() ? make_document_source(std::move(dataset), options)
-                                   : make_row_source(std::move(dataset), options);
+  return options.whole_documents() ? make_document_source(std::move(streams), options)
+                                   : make_row_source(std::move(streams), options);
 }
 
 }  // namespace pptrain::data

@@ -7,15 +7,29 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <string_view>
+#include <utility>
 
 #include "core/base/error.h"
+#include "core/base/source_files.h"
 #include "core/data/document_index.h"
+#include "core/data/npy_header.h"
+#include "core/io/is_there.h"
 
 namespace pptrain::data {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+constexpr std::array<std::pair<std::string_view, Format>, 5> format_names{{{"text", Format::text},
+                                                                           {"bin", Format::bin},
+                                                                           {"llmc", Format::llmc},
+                                                                           {"megatron", Format::megatron},
+                                                                           {"npy", Format::npy}}};
+
+std::string_view name_of(Format format) {
+  return std::ranges::find(format_names, format, &std::pair<std::string_view, Format>::second)->first;
+}
 
 constexpr size_t llmc_header_ints = 256;
 struct LlmcVariant {
@@ -70,23 +84,11 @@ LlmcHeader read_llmc_header(const io::MappedFile& file) {
 }  // namespace
 
 std::vector<std::filesystem::path> token_files(const Source& source) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::file_status status = fs::status(source.path, error);
-  if (!fs::exists(status)) throw Error(fmt::format("data: '{}' does not exist", source.path.string()));
-  if (!fs::is_directory(status)) return {source.path};
-  const std::string extension = source.format == Format::text ? ".txt" : ".bin";
-  std::vector<fs::path> files;
-  fs::directory_iterator entries(source.path, error);
-  if (error) throw Error(fmt::format("data: cannot list '{}': {}", source.path.string(), error.message()));
-  for (const fs::directory_entry& entry : entries) {
-    if (entry.is_regular_file() && entry.path().extension() == extension) files.push_back(entry.path());
+  try {
+    return source_files(source.paths, file_endings(name_of(source.format)));
+  } catch (const Error& error) {
+    throw Error(fmt::format("data: {}", error.what()));
   }
-  if (files.empty()) {
-    throw Error(fmt::format("data: the folder '{}' has no *{} files", source.path.string(), extension));
-  }
-  std::ranges::sort(files);
-  return files;
 }
 
 std::vector<std::filesystem::path> data_files(const Source& source) {
@@ -94,6 +96,9 @@ std::vector<std::filesystem::path> data_files(const Source& source) {
   if (source.format != Format::megatron) return files;
   const std::vector<std::filesystem::path> token_files = files;
   for (const std::filesystem::path& file : token_files) files.push_back(index_of(file));
+  for (const std::filesystem::path& file : token_files) {
+    if (io::is_there(prompts_of(file))) files.push_back(prompts_of(file));
+  }
   return files;
 }
 
@@ -105,11 +110,10 @@ bool has_llmc_header(const io::RegularFile& file) {
 }
 
 Format parse_format(const std::string& name) {
-  if (name == "text") return Format::text;
-  if (name == "bin") return Format::bin;
-  if (name == "llmc") return Format::llmc;
-  if (name == "megatron") return Format::megatron;
-  throw UsageError(fmt::format("data.format: '{}' is not one of text, bin, llmc, megatron", name));
+  for (const auto& [known, format] : format_names) {
+    if (known == name) return format;
+  }
+  throw UsageError(fmt::format("data.format: '{}' is not one of text, bin, llmc, megatron, npy", name));
 }
 
 int parse_token_bytes(const std::string& dtype) {
@@ -118,25 +122,31 @@ int parse_token_bytes(const std::string& dtype) {
   throw UsageError(fmt::format("data.dtype: '{}' is not one of uint16, uint32", dtype));
 }
 
-TokenDataset::TokenDataset(const Source& source, int64_t vocab_size)
-    : path_(source.path), vocab_size_(vocab_size) {
+TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_size_(vocab_size) {
+  for (const std::string& path : source.paths) path_ += (path_.empty() ? "" : ", ") + path;
   std::vector<int64_t> starts{0};
+  std::vector<uint32_t> prompts;
   for (const auto& path : token_files(source)) {
-    std::vector<int64_t> documents;
+    Documents documents;
     Segment segment = open_segment(path, source, documents);
     if (segment.count == 0) continue;
     segment.begin = end_;
-    for (size_t i = 1; i < documents.size(); ++i) starts.push_back(end_ + documents[i]);
+    for (size_t i = 1; i < documents.starts.size(); ++i) starts.push_back(end_ + documents.starts[i]);
+    const size_t documents_before = prompts.size();
+    prompts.resize(starts.size() - 1, 0);
+    std::ranges::copy(documents.prompts, prompts.begin() + static_cast<std::ptrdiff_t>(documents_before));
     end_ += segment.count;
     segments_.push_back(std::move(segment));
   }
+  if (std::ranges::any_of(prompts, [](uint32_t length) { return length > 0; }))
+    prompts_ = std::make_shared<const Prompts>(starts, prompts);
   if (source.format == Format::megatron)
     document_starts_ = std::make_shared<const std::vector<int64_t>>(std::move(starts));
-  if (end_ == 0) throw Error(fmt::format("data: '{}' has no tokens", path_.string()));
+  if (end_ == 0) throw Error(fmt::format("data: '{}' has no tokens", path_));
 }
 
 TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& path, const Source& source,
-                                                 std::vector<int64_t>& documents) {
+                                                 Documents& documents) {
   Segment segment;
   segment.file = std::make_shared<const io::MappedFile>(path);
   segment.ids = segment.file->bytes();
@@ -160,7 +170,16 @@ TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& pa
     case Format::megatron: {
       DocumentIndex index = read_document_index(index_of(path), segment.ids.size());
       segment.token_bytes = index.token_bytes;
-      documents = std::move(index.starts);
+      documents.starts = std::move(index.starts);
+      if (io::is_there(prompts_of(path)))
+        documents.prompts = read_prompt_lengths(prompts_of(path), documents.starts);
+      break;
+    }
+    case Format::npy: {
+      const NpyHeader header = read_npy_header(*segment.file);
+      segment.token_bytes = header.token_bytes;
+      segment.is_signed = header.is_signed;
+      segment.ids = segment.ids.subspan(header.bytes);
       break;
     }
   }
@@ -177,14 +196,23 @@ void TokenDataset::read_segment(const Segment& segment, int64_t first, std::span
       out[i] = static_cast<int64_t>(id);
     }
   };
-  if (segment.token_bytes == 1) {
-    widen(uint8_t{});
-  } else if (segment.token_bytes == 2) {
-    widen(uint16_t{});
-  } else {
-    widen(uint32_t{});
+  const auto widen_either = [&]<typename Unsigned, typename Signed>(Unsigned, Signed) {
+    segment.is_signed ? widen(Signed{}) : widen(Unsigned{});
+  };
+  switch (segment.token_bytes) {
+    case 1:
+      widen_either(uint8_t{}, int8_t{});
+      break;
+    case 2:
+      widen_either(uint16_t{}, int16_t{});
+      break;
+    case 4:
+      widen_either(uint32_t{}, int32_t{});
+      break;
+    default:
+      widen_either(uint64_t{}, int64_t{});
   }
-  const auto bad = std::ranges::find_if(out, [&](int64_t id) { return id >= vocab_size_; });
+  const auto bad = std::ranges::find_if(out, [&](int64_t id) { return id < 0 || id >= vocab_size_; });
   if (bad != out.end()) {
     throw Error(
         fmt::format("'{}': token {} has id {}, but model.vocab_size is {}; is the file made by this model's "
@@ -196,7 +224,7 @@ void TokenDataset::read_segment(const Segment& segment, int64_t first, std::span
 void TokenDataset::read(int64_t first, std::span<int64_t> out) const {
   if (first < 0 || first > size() || static_cast<int64_t>(out.size()) > size() - first) {
     throw Error(fmt::format("data: tokens [{}, {}) are outside the {} tokens of '{}'", first,
-                            first + static_cast<int64_t>(out.size()), size(), path_.string()));
+                            first + static_cast<int64_t>(out.size()), size(), path_));
   }
   int64_t position = begin_ + first;
   auto segment = std::ranges::upper_bound(segments_, position, {}, &Segment::begin);
@@ -211,8 +239,8 @@ void TokenDataset::read(int64_t first, std::span<int64_t> out) const {
 
 TokenDataset TokenDataset::slice(int64_t first, int64_t last) const {
   if (first < 0 || last < first || last > size()) {
-    throw Error(fmt::format("data: [{}, {}) is not a part of the {} tokens of '{}'", first, last, size(),
-                            path_.string()));
+    throw Error(
+        fmt::format("data: [{}, {}) is not a part of the {} tokens of '{}'", first, last, size(), path_));
   }
   TokenDataset part = *this;
   part.begin_ = begin_ + first;
@@ -229,19 +257,17 @@ std::vector<int64_t> TokenDataset::indexed_documents() const {
   return starts;
 }
 
-Split open_split(const Source& source, int64_t vocab_size, double val_fraction,
-                 const std::filesystem::path& val_path) {
-  if (val_fraction != 0 && !val_path.empty()) {
-    throw UsageError("data.val_fraction and data.val_path exclude each other: set one of them");
-  }
+int64_t TokenDataset::prompt_tokens(int64_t first, int64_t last) const {
+  return prompts_ ? prompts_->count(begin_ + first, begin_ + last) : 0;
+}
+
+void TokenDataset::ignore_prompts(int64_t first, std::span<int64_t> labels) const {
+  if (prompts_) prompts_->ignore(begin_ + first, labels);
+}
+
+Split split_off(TokenDataset all, double val_fraction) {
   if (!(val_fraction >= 0 && val_fraction < 1)) {
     throw UsageError(fmt::format("data.val_fraction: {} is not in [0, 1)", val_fraction));
-  }
-  TokenDataset all(source, vocab_size);
-  if (!val_path.empty()) {
-    Source other = source;
-    other.path = val_path;
-    return {.train = std::move(all), .validation = TokenDataset(other, vocab_size)};
   }
   if (val_fraction == 0) return {.train = std::move(all), .validation = std::nullopt};
   const int64_t tokens = all.size();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/data/prompts.h"
 #include "core/io/mapped_file.h"
 #include "core/io/regular_file.h"
 
@@ -19,13 +20,15 @@ namespace pptrain::data {
 // llmc: llm.c's files: a header of 256 int32 (magic, version, token count), then ids. Magic 20240520 version
 // 1
 //       has uint16 ids (GPT-2), magic 20240801 version 7 has uint32 ids (Llama 3).
-// megatron: ids without a header, of the type that PREFIX.idx beside PREFIX.bin says (document_index.h).
-enum class Format { text, bin, llmc, megatron };
+// megatron: ids without a header, of the type that PREFIX.idx beside PREFIX.bin says (document_index.h), and
+//       where there is a PREFIX.prompts, prompts (prompts.h).
+// npy:  NumPy's array of integers of one dimension.
+enum class Format { text, bin, llmc, megatron, npy };
 // Throws UsageError that lists the valid names.
 Format parse_format(const std::string& name);
 
 struct Source {
-  std::filesystem::path path;  // a file, or a folder: its *.txt (text) or *.bin files, by name
+  std::vector<std::string> paths;  // files, folders and patterns (source_files.h), one stream together
   Format format = Format::text;
   int token_bytes = 2;  // bin: 2 (uint16) or 4 (uint32)
 };
@@ -60,26 +63,36 @@ class TokenDataset {
   // size(). Where a slice begins or ends, so does a document.
   bool has_index() const { return document_starts_ != nullptr; }
   std::vector<int64_t> indexed_documents() const;
-  // The files' common path, for messages.
-  const std::filesystem::path& path() const { return path_; }
+  // Tokens of prompts among [first, last), whose labels ignore_prompts() takes away: labels[i] is to be the
+  // token first + i. A document's first token counts as none (prompts.h).
+  int64_t prompt_tokens(int64_t first, int64_t last) const;
+  void ignore_prompts(int64_t first, std::span<int64_t> labels) const;
+  // What the source was given as, for messages.
+  const std::string& path() const { return path_; }
 
  private:
   struct Segment {
     std::shared_ptr<const io::MappedFile> file;
     std::span<const std::byte> ids;
     int token_bytes = 1;
+    bool is_signed = false;
     int64_t begin = 0;  // position of the first token in the stream
     int64_t count = 0;
   };
-  // Adds the documents of a file with an index to `documents`, in tokens from the file's first.
-  static Segment open_segment(const std::filesystem::path& path, const Source& source,
-                              std::vector<int64_t>& documents);
+  // Of a file with an index: where each begins, in tokens from the file's first, with the end of all; and its
+  // prompt's tokens.
+  struct Documents {
+    std::vector<int64_t> starts;
+    std::vector<uint32_t> prompts;  // empty: none
+  };
+  static Segment open_segment(const std::filesystem::path& path, const Source& source, Documents& documents);
   void read_segment(const Segment& segment, int64_t first, std::span<int64_t> out) const;
 
-  std::filesystem::path path_;
+  std::string path_;
   int64_t vocab_size_ = 0;
   std::vector<Segment> segments_;
   std::shared_ptr<const std::vector<int64_t>> document_starts_;  // of the whole stream, and its end
+  std::shared_ptr<const Prompts> prompts_;                       // of the whole stream; null: none
   int64_t begin_ = 0;
   int64_t end_ = 0;
 };
@@ -89,10 +102,8 @@ struct Split {
   std::optional<TokenDataset> validation;
 };
 
-// val_path: the validation stream is another file or folder of the same format (empty: none).
-// val_fraction in [0, 1): validation is the last floor(fraction * tokens) tokens of the stream; training
-// never sees them. Both is a UsageError.
-Split open_split(const Source& source, int64_t vocab_size, double val_fraction,
-                 const std::filesystem::path& val_path);
+// The last floor(val_fraction * tokens) tokens of the stream are validation's (none with 0); training never
+// sees them. Throws UsageError unless val_fraction is in [0, 1).
+Split split_off(TokenDataset all, double val_fraction);
 
 }  // namespace pptrain::data

@@ -34,6 +34,13 @@ Json expert_json(const std::vector<ExpertLoad>& loads) {
   return {{"expert_imbalance", imbalance}, {"expert_load", std::move(rows)}};
 }
 
+Json loss_json(const SourceLoss& source) {
+  Json json{{"loss", source.loss()}, {"perplexity", source.perplexity()}};
+  if (const auto bits = source.bits_per_byte()) json["bits_per_byte"] = *bits;
+  json["tokens"] = source.tokens;
+  return json;
+}
+
 }  // namespace
 
 std::string to_json(const RunHeader& header) {
@@ -78,11 +85,13 @@ std::string to_json(const StepRecord& r) {
   add_time(json, r.time);
   if (r.bubble) json.update(bubble_json(*r.bubble));
   if (!r.expert_loads.empty()) json.update(expert_json(r.expert_loads));
+  for (const auto& [name, epochs] : r.source_epochs) json["epochs"][name] = epochs;
   return json.dump();
 }
 
 std::string to_json(const EvalRecord& r) {
   Json json{{"step", r.step}, {"eval_loss", r.loss}, {"eval_tokens", r.tokens}, {"eval_time_s", r.time_s}};
+  for (const SourceLoss& source : r.sources) json["eval_sources"][source.name] = loss_json(source);
   add_time(json, r.time);
   return json.dump();
 }

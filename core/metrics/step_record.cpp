@@ -1,6 +1,8 @@
 #include "core/metrics/step_record.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 
 namespace pptrain::metrics {
 
@@ -13,6 +15,18 @@ double ExpertLoad::imbalance() const {
   return sum == 0
              ? 1
              : static_cast<double>(largest) * static_cast<double>(rows.size()) / static_cast<double>(sum);
+}
+
+double SourceLoss::loss() const {
+  return sum / static_cast<double>(std::max<int64_t>(tokens, 1));
+}
+
+double SourceLoss::perplexity() const {
+  return std::exp(loss());
+}
+
+std::optional<double> SourceLoss::bits_per_byte() const {
+  return bytes ? std::optional(loss() / std::numbers::ln2) : std::nullopt;
 }
 
 }  // namespace pptrain::metrics

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace pptrain::metrics {
@@ -48,6 +50,20 @@ struct StepRecord {
   std::chrono::system_clock::time_point time{};      // when the step was done; 1970: not told
   std::optional<Bubble> bubble = std::nullopt;       // where it was measured
   std::vector<ExpertLoad> expert_loads = {};         // of the sparse layers
+  // Passes over each source by its name, where training data are of several.
+  std::vector<std::pair<std::string, double>> source_epochs = {};
+};
+
+// What a validation found on one source.
+struct SourceLoss {
+  std::string name;  // "": the only one
+  double sum = 0;    // nats, of all valid tokens
+  int64_t tokens = 0;
+  bool bytes = false;  // a token is a byte
+
+  double loss() const;        // nats per valid token
+  double perplexity() const;  // its exponential
+  std::optional<double> bits_per_byte() const;
 };
 
 struct EvalRecord {
@@ -55,6 +71,7 @@ struct EvalRecord {
   double loss = 0;  // nats per valid token
   int64_t tokens = 0;
   double time_s = 0;
+  std::vector<SourceLoss> sources = {};          // where there are several
   std::chrono::system_clock::time_point time{};  // when it was done; 1970: not told
 };
 

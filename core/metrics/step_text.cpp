@@ -31,8 +31,11 @@ std::string format_line(const StepRecord& r, int64_t last_step) {
 }
 
 std::string format_line(const EvalRecord& r) {
-  return fmt::format("step {}  validation loss {:.4f} nats per token  ({} tokens in {:.1f} s)", r.step,
-                     r.loss, with_commas(r.tokens), r.time_s);
+  std::string sources;
+  for (const SourceLoss& source : r.sources)
+    sources += fmt::format("  {} {:.4f}", source.name, source.loss());
+  return fmt::format("step {}  validation loss {:.4f} nats per token  ({} tokens in {:.1f} s){}", r.step,
+                     r.loss, with_commas(r.tokens), r.time_s, sources);
 }
 
 }  // namespace pptrain::metrics

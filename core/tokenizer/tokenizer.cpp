@@ -214,6 +214,13 @@ void Tokenizer::encode(std::string_view text, bool add_special, std::vector<int3
   parts_->pool.give(std::move(scratch));
 }
 
+std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text, bool add_special) const {
+  std::vector<int32_t> ids = encode(text, add_special);
+  const std::optional<int32_t> end = eos_id();
+  while (end && ids.size() > 1 && ids.back() == *end && !text.empty()) ids.pop_back();
+  return ids;
+}
+
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
   if (!skip_special || parts_->special.empty()) return parts_->decoder.decode(ids);
   std::vector<int32_t> kept;

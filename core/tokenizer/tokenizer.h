@@ -31,6 +31,9 @@ class Tokenizer {
   // The same, appended to `ids`.
   void encode(std::string_view text, bool add_special, std::vector<int32_t>& ids) const;
 
+  // The ids of a text that another one goes on from: without the tokens at its end that would end it.
+  std::vector<int32_t> encode_prompt(std::string_view text, bool add_special) const;
+
   // The text of ids, always valid UTF-8; ids that are no token are passed over. skip_special: without special
   // tokens.
   std::string decode(std::span<const int32_t> ids, bool skip_special) const;

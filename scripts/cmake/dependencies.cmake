@@ -71,15 +71,34 @@ find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Catch2 QUIET)
-# Regular expressions and Unicode of tokenizers: libpcre2-dev, libutf8proc-dev.
-foreach(library pcre2 utf8proc)
+# Regular expressions and Unicode of tokenizers: libpcre2-dev, libutf8proc-dev. Packed texts: zlib1g-dev, libzstd-dev.
+foreach(library pcre2 utf8proc zlib zstd)
   string(TOUPPER ${library} name)
   find_path(${name}_INCLUDE_DIR ${library}.h REQUIRED)
-  find_library(${name}_LIBRARY NAMES ${library}-8 ${library} REQUIRED)
+  find_library(${name}_LIBRARY NAMES ${library}-8 ${library} z REQUIRED)
   add_library(${library} INTERFACE IMPORTED)
   target_include_directories(${library} SYSTEM INTERFACE ${${name}_INCLUDE_DIR})
   target_link_libraries(${library} INTERFACE ${${name}_LIBRARY})
 endforeach()
+
+# Parquet is optional: Arrow's C++ libraries are those inside the Python package `pyarrow`, or the system's.
+set(PPTRAIN_PYARROW_DIR "${PPTRAIN_TORCH_DIR}/../pyarrow" CACHE PATH "Folder of Arrow (include/ and libraries, as in pyarrow)")
+file(GLOB arrow_library ${PPTRAIN_PYARROW_DIR}/libarrow.so.[0-9]*)
+file(GLOB parquet_library ${PPTRAIN_PYARROW_DIR}/libparquet.so.[0-9]*)
+if(arrow_library AND parquet_library AND EXISTS ${PPTRAIN_PYARROW_DIR}/include/parquet/arrow/reader.h)
+  add_library(arrow::parquet INTERFACE IMPORTED)
+  target_include_directories(arrow::parquet SYSTEM INTERFACE ${PPTRAIN_PYARROW_DIR}/include)
+  target_link_libraries(arrow::parquet INTERFACE ${parquet_library} ${arrow_library} -Wl,-rpath,${PPTRAIN_PYARROW_DIR})
+else()
+  find_package(Arrow QUIET)
+  find_package(Parquet QUIET)
+  if(Arrow_FOUND AND Parquet_FOUND)
+    add_library(arrow::parquet INTERFACE IMPORTED)
+    target_link_libraries(arrow::parquet INTERFACE Parquet::parquet_shared Arrow::arrow_shared)
+  else()
+    message(STATUS "pptrain: no Parquet: neither pyarrow in ${PPTRAIN_PYARROW_DIR} nor Arrow's CMake packages")
+  endif()
+endif()
 
 # One target per folder: pptrain_library(pptrain_data PUBLIC ... PRIVATE ... [EXCLUDE regex]) takes the *.cpp of the folder
 # and of those inside it.

@@ -17,7 +17,7 @@ bool hf_config(std::string_view text) {
     return false;
   }
   job.train.seq_len = 1;
-  job.data.path = "/dev/null";
+  job.data.path = {"/dev/null"};
   const std::string written = config::to_toml(job);
   try {
     config::parse_job(written, "job.toml", {},

@@ -36,16 +36,17 @@ void read(const data::TokenDataset& tokens) {
 
 bool token_file(std::string_view bytes) {
   const MemoryFile file(bytes);
-  bool llmc = false;
-  for (const data::Format format : {data::Format::text, data::Format::bin, data::Format::llmc}) {
+  bool accepted = false;
+  for (const data::Format format :
+       {data::Format::text, data::Format::bin, data::Format::llmc, data::Format::npy}) {
     for (const int token_bytes : {2, 4}) {
-      const auto tokens = open({.path = file.path(), .format = format, .token_bytes = token_bytes});
+      const auto tokens = open({.paths = {file.path()}, .format = format, .token_bytes = token_bytes});
       if (!tokens) continue;
       read(*tokens);
-      llmc |= format == data::Format::llmc;
+      accepted |= format == data::Format::llmc || format == data::Format::npy;
     }
   }
-  return llmc;  // the one format that can be refused
+  return accepted;  // in one of the formats that can be refused
 }
 
 }  // namespace pptrain::fuzz

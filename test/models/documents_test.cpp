@@ -72,7 +72,7 @@ TEST_CASE("loss and gradients of packed documents are the sums over documents ru
   const models::ModelConfig model = small_model("llama", false);
   const int64_t seq = std::min<int64_t>(16, model.max_seq);
   const ScratchFolder folder;
-  const data::TokenDataset dataset({write_ids(folder, "t.bin", corpus(model.vocab)), data::Format::bin, 2},
+  const data::TokenDataset dataset({{write_ids(folder, "t.bin", corpus(model.vocab))}, data::Format::bin, 2},
                                    model.vocab);
   Stages packed = build_stages(model, {2, 2}, at::kFloat, 3),
          single = build_stages(model, {2, 2}, at::kFloat, 3);

@@ -18,7 +18,7 @@ config::JobConfig plain_job() {
   job.model.head_dim = 64;
   job.train.seq_len = 128;
   job.train.micro_batch_size = 2;
-  job.data.path = "here/data.bin";
+  job.data.path = {"here/data.bin"};
   return job;
 }
 
@@ -122,7 +122,7 @@ TEST_CASE("what changes the order of the data is refused, unless the job says wh
 }
 
 TEST_CASE("data are what a file holds, not where it lies") {
-  const config::JobConfig moved = changed([](auto& job) { job.data.path = "there/data.bin"; });
+  const config::JobConfig moved = changed([](auto& job) { job.data.path = {"there/data.bin"}; });
   const ResumeTerms terms = check_resume(saved_by(plain_job()), moved, "aaaa");
   CHECK_FALSE(terms.new_data);
   REQUIRE(terms.remarks.size() == 1);

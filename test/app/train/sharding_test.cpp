@@ -239,8 +239,9 @@ TEST_CASE("streamed weights are whole a few groups at a time, and nothing of a s
         app::run_ranks(plan, [&](app::RunContext& context) {
           app::RankModel model(context);
           model.initialise();
-          const data::DataLoader loader(app::open_data(plan.job, plan.model.vocab).train,
-                                        app::loader_options(context), true, 0);
+          const auto sources = app::open_data(plan.job, plan.model.vocab, {}, app::Wanted::training);
+          const data::DataLoader loader(app::training_streams(sources), app::loader_options(context), true,
+                                        0);
           pipeline::Executor executor(model.stages(), context.mesh.along(mesh::Axis::pp), plan.schedule,
                                       pipeline::Executor::Mode::train);
           executor.on_stage_actions(model.stage_actions());

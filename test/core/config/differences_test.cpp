@@ -13,7 +13,7 @@ using namespace pptrain::config::test;
 
 TEST_CASE("a job equals itself as it is saved") {
   JobConfig job;
-  job.data.path = "tokens \"1\".bin";
+  job.data.path = {"tokens \"1\".bin"};
   job.train.seq_len = 17;
   job.optimizer.groups = {{.match = "*.norm*", .lr_scale = 2}};
   CHECK(differences(job, read_saved_job(to_toml(job), "saved")).empty());
@@ -34,6 +34,28 @@ TEST_CASE("differences come with both values") {
         "optimizer.groups was [], is [{match = \"*.norm*\", lr_scale = 2.0, weight_decay = 0.5}]");
 }
 
+TEST_CASE("sources are compared field by field, and decide the data; other numbers of them as a whole") {
+  JobConfig saved;
+  saved.data.sources.resize(2);
+  saved.data.sources[0].path = {"here"};
+  JobConfig now = saved;
+  CHECK(differences(saved, now).empty());
+  now.data.sources[1].weight = 2;
+  now.data.sources[0].path = {"elsewhere"};
+  now.data.sources[0].val_path = {"held out"};
+  const std::vector<Difference> found = differences(saved, now);
+  REQUIRE(found.size() == 3);
+  CHECK(describe(found[0]) == "data.sources[0].path was \"here\", is \"elsewhere\"");
+  CHECK(found[0].effect == Effect::data);
+  CHECK(found[1].effect == Effect::course);
+  CHECK(describe(found[2]) == "data.sources[1].weight was 1.0, is 2.0");
+  CHECK(found[2].effect == Effect::data);
+  now.data.sources.pop_back();
+  REQUIRE(differences(saved, now).size() == 1);
+  CHECK(differences(saved, now)[0].option == "data.sources");
+  CHECK(differences(saved, now)[0].effect == Effect::data);
+}
+
 TEST_CASE("a saved job of another version is read as far as it is known") {
   const JobConfig job =
       read_saved_job("[train]\nsteps = 5\nnot_yet_known = 3\ndtype = \"fp8\"\n[sparse]\nwhat = 1\n", "saved");
@@ -47,8 +69,10 @@ TEST_CASE("which options decide the model and the order of the data") {
   for (const Option& option : options()) by_effect[option.effect].insert(option.name());
   CHECK(by_effect[Effect::data] ==
         std::set<std::string>{"run.seed", "train.seq_len", "data.path", "data.format", "data.dtype",
-                              "data.document_end", "data.packing", "data.lengths", "data.pad_to_multiple_of",
-                              "data.shuffle", "data.val_fraction"});
+                              "data.text_key", "data.prompt_key", "data.completion_key",
+                              "data.document_separator", "data.add_special", "data.document_end",
+                              "data.packing", "data.lengths", "data.pad_to_multiple_of", "data.shuffle",
+                              "data.val_fraction"});
   CHECK(by_effect[Effect::model] ==
         std::set<std::string>{"model.arch",
                               "model.hidden_size",

@@ -345,6 +345,55 @@ TEST_CASE("a data.dtype has nothing to act on unless the file is headerless") {
   CHECK(parse("[data]\nformat = 'bin'\ndtype = 'uint32'\n", essentials(folder)).data.dtype == "uint32");
 }
 
+TEST_CASE("sources: what each must say, and what is said of them in the wrong place") {
+  const Folder folder;
+  const Overrides rest = {"train.seq_len=16",     "model.hidden_size=64",      "model.intermediate_size=128",
+                          "model.vocab_size=256", "model.num_hidden_layers=4", "model.num_attention_heads=4"};
+  const std::string path = "path = '" + folder.data() + "'\n";
+  const std::string a = "[[data.sources]]\nname = 'a'\n" + path;  // 3 lines
+  REQUIRE(refusal(a, rest) == "");
+  REQUIRE(refusal(a + "[[data.sources]]\nname = 'b'\npath = ['" + folder.path() + "', '" + folder.data() +
+                      "']\nweight = 0.5\n",
+                  rest) == "");
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"[data]\n" + path + a, "job.toml:2:8: data.path: with [[data.sources]], path is said of each source"},
+      {"[data]\nval_fraction = 0.1\n" + a, "job.toml:2:16: data.val_fraction: with [[data.sources]]"},
+      {"[[data.sources]]\n" + path, "data.sources[0].name: is required"},
+      {"[[data.sources]]\nname = 'a'\n", "data.sources[0].path: is required"},
+      {a + a, "job.toml:5:8: data.sources[1].name: two sources are called \"a\""},
+      {"[[data.sources]]\nname = 'a b'\n" + path, "data.sources[0].name: \"a b\" is no name"},
+      {a + "weight = 0\n", "job.toml:4:10: data.sources[0].weight: 0 is out of range"},
+      {a + "format = 'csv'\n", "data.sources[0].format: \"csv\" is not a valid value"},
+      {a + "dtype = 'uint32'\n",
+       "job.toml:4:9: data.sources[0].dtype: acts only with format = bin, which is \"text\""},
+      {a + "prompt_key = 'p'\n", "data.sources[0].prompt_key: acts only with format = jsonl or parquet"},
+      {a + "document_separator = 'x'\n", "data.sources[0].document_separator: acts only with a tokenizer"},
+      {a + "val_fraction = 0.1\nval_path = '" + folder.data() + "'\n",
+       "job.toml:4:16: data.sources[0].val_fraction: val_fraction and val_path both name"},
+      {"[[data.sources]]\nname = 'a'\npath = ['no/such.txt']\n",
+       "job.toml:3:8: data.sources[0].path: \"no/such.txt\" does not exist"},
+      {a + "text_kye = 'x'\n", "unknown key; did you mean data.sources.text_key?"},
+      {a + "[eval]\ninterval = 1\n",
+       "eval.interval: interval = 1 validates, but there is no validation data"},
+      {"[data]\ncache = 'x'\n" + a, "job.toml:2:9: data.cache: acts only where a tokenizer makes tokens"},
+      {"[data]\npacking = 'best_fit'\n" + a, "data.packing: acts only with known documents"},
+      {"[data]\nsources = []\n", "data.sources: is empty"},
+  };
+  for (const auto& [text, words] : cases) CHECK_THAT(refusal(text, rest), contains_text(words));
+  // What a job was resolved to is a job.
+  const JobConfig job = parse(a + "val_fraction = 0.5\n", rest);
+  CHECK(job.data.sources.at(0).val_fraction == 0.5);
+  CHECK(parse(to_toml(job), {}) == job);
+  // The short form of one source.
+  const std::string jsonl = "[data]\n" + path + "format = 'jsonl'\n";
+  CHECK_THAT(refusal(jsonl, rest), contains_text("there is no tokenizer: give data.tokenizer"));
+  CHECK(refusal(jsonl + "tokenizer = 'x'\npacking = 'best_fit'\n", rest) == "");
+  CHECK_THAT(refusal(jsonl + "tokenizer = 'x'\nprompt_key = 'p'\n", rest),
+             contains_text("data.prompt_key: prompt_key and completion_key go together"));
+  CHECK_THAT(refusal("[data]\n" + path + "text_key = 'x'\n", rest),
+             contains_text("data.text_key: acts only with data.format = jsonl or parquet"));
+}
+
 TEST_CASE("all errors of a file come at once, in its order, overrides last") {
   const Folder folder;
   Overrides overrides = essentials(folder);

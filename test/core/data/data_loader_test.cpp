@@ -24,7 +24,7 @@ constexpr int64_t seq_len = 4;
 TokenDataset counting(const ScratchFolder& folder, int64_t tokens) {
   std::vector<uint16_t> ids(static_cast<size_t>(tokens));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint16_t>(i);
-  return TokenDataset({write_ids(folder, "tokens.bin", ids), Format::bin, 2}, 65536);
+  return TokenDataset({{write_ids(folder, "tokens.bin", ids)}, Format::bin, 2}, 65536);
 }
 
 using Rows = std::vector<std::vector<int64_t>>;
@@ -338,7 +338,7 @@ TEST_CASE("pieces of a zigzag, written out") {
 TEST_CASE("rows are cut into documents behind the token that ends them") {
   const ScratchFolder folder;
   const std::vector<uint16_t> ids = {5, 9, 1, 2, 3, 4, 6, 9, 9, 7, 8, 9, 1};
-  const TokenDataset dataset({write_ids(folder, "tokens.bin", ids), Format::bin, 2}, 16);
+  const TokenDataset dataset({{write_ids(folder, "tokens.bin", ids)}, Format::bin, 2}, 16);
   const LoaderOptions options{.seq_len = seq_len, .micro_batch_size = 3, .document_end = 9};
   const Step step = DataLoader(dataset, options, /*shuffle=*/false, 0).step(0);
   const Microbatch& all = step.microbatches.at(0);

@@ -50,14 +50,14 @@ TEST_CASE("an index says the type of the tokens and where documents begin") {
   CHECK(index.token_bytes == 2);
   CHECK(index.starts == std::vector<int64_t>{0, 5, 9, 10});
 
-  const TokenDataset dataset({tokens, Format::megatron}, 16);
+  const TokenDataset dataset({{tokens}, Format::megatron}, 16);
   REQUIRE(dataset.has_index());
   CHECK(dataset.size() == 10);
   CHECK(document_starts(dataset, std::nullopt) == std::vector<int64_t>{0, 5, 9, 10});
   CHECK(dataset.slice(2, 7).indexed_documents() == std::vector<int64_t>{0, 3, 5});
   CHECK(dataset.slice(5, 9).indexed_documents() == std::vector<int64_t>{0, 4});
   CHECK(dataset.slice(3, 3).indexed_documents() == std::vector<int64_t>{0});
-  CHECK_FALSE(TokenDataset({tokens, Format::bin, 2}, 16).has_index());
+  CHECK_FALSE(TokenDataset({{tokens}, Format::bin, 2}, 16).has_index());
 }
 
 TEST_CASE("ids may be uint8, uint16 and int32") {
@@ -66,13 +66,13 @@ TEST_CASE("ids may be uint8, uint16 and int32") {
   folder.write("a.idx", index_bytes(1, 1, {3}, {0, 1}));
   folder.write("b.bin", raw<int32_t>({70000, 3}));
   folder.write("b.idx", index_bytes(4, 4, {1, 1}, {0, 1, 2}));
-  const TokenDataset both({folder.path(), Format::megatron}, 100000);
+  const TokenDataset both({{folder.path()}, Format::megatron}, 100000);
   std::vector<int64_t> out(5);
   both.read(0, out);
   CHECK(out == std::vector<int64_t>{1, 2, 255, 70000, 3});
   CHECK(both.indexed_documents() == std::vector<int64_t>{0, 3, 4, 5});
   folder.write("b.bin", raw<int32_t>({-1, 3}));
-  const TokenDataset negative({folder / "b.bin", Format::megatron}, 100000);
+  const TokenDataset negative({{folder / "b.bin"}, Format::megatron}, 100000);
   CHECK_THROWS_WITH(negative.read(0, std::span(out).first(1)), contains_text("has id"));
 }
 
@@ -132,19 +132,19 @@ TEST_CASE("an index that is damaged, or of another token file, says where") {
 TEST_CASE("a token file without its index is refused, and the index counts in the fingerprint") {
   const ScratchFolder folder;
   const auto tokens = write_ids(folder, "data.bin", ids);
-  const Source source{tokens, Format::megatron};
+  const Source source{{tokens}, Format::megatron};
   CHECK_THROWS_WITH(TokenDataset(source, 16), contains_text("data.idx"));
   folder.write("data.idx", whole);
   const std::string before = fingerprint(data_files(source));
   folder.write("data.idx", index_bytes(8, 2, {5, 5}, {0, 1, 2}));
   CHECK(fingerprint(data_files(source)) != before);
-  CHECK(fingerprint(token_files(source)) == fingerprint(data_files({tokens, Format::bin})));
+  CHECK(fingerprint(token_files(source)) == fingerprint(data_files({{tokens}, Format::bin})));
 }
 
 TEST_CASE("documents end behind their last token, and long ones come in pieces") {
   const ScratchFolder folder;
   const TokenDataset dataset(
-      {write_ids(folder, "t.bin", std::vector<uint16_t>{9, 1, 2, 9, 3, 4, 5, 6, 7, 9, 8}), Format::bin, 2},
+      {{write_ids(folder, "t.bin", std::vector<uint16_t>{9, 1, 2, 9, 3, 4, 5, 6, 7, 9, 8})}, Format::bin, 2},
       16);
   const std::vector<int64_t> starts = document_starts(dataset, 9);
   CHECK(starts == std::vector<int64_t>{0, 1, 4, 10, 11});

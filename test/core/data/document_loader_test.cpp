@@ -43,7 +43,7 @@ struct Corpus {
     }
   }
   TokenDataset dataset(const ScratchFolder& folder) const {
-    return TokenDataset({write_ids(folder, "tokens.bin", ids), Format::bin, 2}, 65536);
+    return TokenDataset({{write_ids(folder, "tokens.bin", ids)}, Format::bin, 2}, 65536);
   }
 };
 
@@ -275,7 +275,7 @@ TEST_CASE("padded microbatches are as long as the step's longest, exact ones com
 TEST_CASE("the last document grows over the filling, and none is longer than a row") {
   const ScratchFolder folder;
   const std::vector<uint16_t> ids = {5, 6, 1, 7, 1, 8, 9, 1};
-  const TokenDataset dataset({write_ids(folder, "t.bin", ids), Format::bin, 2}, 16);
+  const TokenDataset dataset({{write_ids(folder, "t.bin", ids)}, Format::bin, 2}, 16);
   LoaderOptions options{.seq_len = 8,
                         .micro_batch_size = 1,
                         .document_end = end_id,
@@ -352,8 +352,8 @@ TEST_CASE("a list is long enough for every rank that shares it") {
   }
   // Documents of one token: as few as there may be, whatever the lengths.
   const ScratchFolder folder;
-  const TokenDataset dataset({write_ids(folder, "t.bin", std::vector<uint16_t>(40, end_id)), Format::bin, 2},
-                             16);
+  const TokenDataset dataset(
+      {{write_ids(folder, "t.bin", std::vector<uint16_t>(40, end_id))}, Format::bin, 2}, 16);
   LoaderOptions options = options_of({Packing::none, Lengths::exact}, 1, 2, 1);
   options.cp_size = 2;
   options.tp_size = 3;
@@ -380,7 +380,7 @@ TEST_CASE("rows of a file with an index are cut at its documents") {
   for (size_t d = 0; d < documents; ++d) add(2 * corpus.starts[d]);
   for (size_t d = 0; d <= documents; ++d) add(static_cast<int64_t>(d));
   folder.write("m.idx", index);
-  const TokenDataset by_index({folder / "m.bin", Format::megatron}, 65536);
+  const TokenDataset by_index({{folder / "m.bin"}, Format::megatron}, 65536);
 
   std::vector<Mode> all = modes;
   all.push_back({Packing::sequential, Lengths::fixed});

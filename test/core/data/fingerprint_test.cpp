@@ -88,7 +88,7 @@ TEST_CASE("a folder's fingerprint is of its files in their order") {
   folder.write("data/2.bin", noise(50'000));
   folder.write("data/readme", "counts for nothing");
   const auto print = [&] {
-    return fingerprint(token_files({.path = folder.path() / "data", .format = Format::bin}));
+    return fingerprint(token_files({.paths = {folder.path() / "data"}, .format = Format::bin}));
   };
   const std::string first = print();
   folder.write("data/readme", "really");

@@ -16,7 +16,7 @@ using pptrain::test::contains_text;
 TEST_CASE("a text has no zero byte") {
   const ScratchFolder folder;
   const auto look = [&](const std::string& text) {
-    inspect({.path = folder.write("a.txt", text), .format = Format::text}, 256);
+    inspect({.paths = {folder.write("a.txt", text)}, .format = Format::text}, 256);
   };
   CHECK_NOTHROW(look("plain, and \xc3\xa4 \xf0\x9f\x98\x80, and \xe4 of Latin-1\r\n\t"));
   CHECK_THROWS_WITH(look(std::string("abc\0def", 7)), contains_text("a.txt': byte 3 is 0"));
@@ -35,7 +35,7 @@ TEST_CASE("a text has no zero byte") {
 TEST_CASE("token files are of the format that the job says") {
   const ScratchFolder folder;
   const auto bin = [](const std::filesystem::path& path, int bytes) {
-    return Source{.path = path, .format = Format::bin, .token_bytes = bytes};
+    return Source{.paths = {path}, .format = Format::bin, .token_bytes = bytes};
   };
   const auto ids = write_ids<uint16_t>(folder, "a.bin", {1, 2, 3, 999});
   CHECK_NOTHROW(inspect(bin(ids, 2), 1000));
@@ -44,9 +44,9 @@ TEST_CASE("token files are of the format that the job says") {
   CHECK_THROWS_WITH(inspect(bin(folder.write("odd.bin", "abc"), 2), 30000),
                     contains_text("3 bytes are not a whole"));
   const auto llmc = folder.write("llmc.bin", llmc_header(20240520, 1, 2) + std::string(4, '\1'));
-  CHECK_NOTHROW(inspect({.path = llmc, .format = Format::llmc}, 300));
+  CHECK_NOTHROW(inspect({.paths = {llmc}, .format = Format::llmc}, 300));
   CHECK_THROWS_WITH(inspect(bin(llmc, 2), 1 << 16), contains_text("has llm.c's header"));
-  CHECK_THROWS_WITH(inspect({.path = ids, .format = Format::llmc}, 300),
+  CHECK_THROWS_WITH(inspect({.paths = {ids}, .format = Format::llmc}, 300),
                     contains_text("too few for llm.c's header"));
   // In the middle of a long stream.
   std::vector<uint32_t> many(2'000'000, 7);
@@ -58,8 +58,8 @@ TEST_CASE("token files are of the format that the job says") {
 TEST_CASE("every file of a folder is looked at") {
   const ScratchFolder folder;
   for (int i = 0; i < 40; ++i) folder.write("part" + std::to_string(100 + i) + ".txt", "text");
-  CHECK_NOTHROW(inspect({.path = folder.path(), .format = Format::text}, 256));
+  CHECK_NOTHROW(inspect({.paths = {folder.path()}, .format = Format::text}, 256));
   folder.write("part133.txt", std::string("te\0t", 4));
-  CHECK_THROWS_WITH(inspect({.path = folder.path(), .format = Format::text}, 256),
+  CHECK_THROWS_WITH(inspect({.paths = {folder.path()}, .format = Format::text}, 256),
                     contains_text("part133.txt"));
 }

@@ -26,31 +26,31 @@ std::vector<int64_t> read_all(const TokenDataset& dataset) {
 
 TEST_CASE("text is bytes, high ones too") {
   const ScratchFolder folder;
-  const TokenDataset dataset({.path = folder.write("a.txt", "Hi\n\xff")}, 256);
+  const TokenDataset dataset({.paths = {folder.write("a.txt", "Hi\n\xff")}}, 256);
   CHECK(read_all(dataset) == std::vector<int64_t>{72, 105, 10, 255});
 }
 
 TEST_CASE("headerless ids of both types") {
   const ScratchFolder folder;
   const auto small = write_ids<uint16_t>(folder, "a.bin", {0, 1, 65535, 50256});
-  CHECK(read_all(TokenDataset({small, Format::bin, 2}, 65536)) == std::vector<int64_t>{0, 1, 65535, 50256});
+  CHECK(read_all(TokenDataset({{small}, Format::bin, 2}, 65536)) == std::vector<int64_t>{0, 1, 65535, 50256});
   const auto large = write_ids<uint32_t>(folder, "b.bin", {7, 128255, 65536});
-  CHECK(read_all(TokenDataset({large, Format::bin, 4}, 128256)) == std::vector<int64_t>{7, 128255, 65536});
+  CHECK(read_all(TokenDataset({{large}, Format::bin, 4}, 128256)) == std::vector<int64_t>{7, 128255, 65536});
   const auto odd = folder.write("odd.bin", "abc");
-  CHECK_THROWS_WITH(TokenDataset({odd, Format::bin, 2}, 256),
+  CHECK_THROWS_WITH(TokenDataset({{odd}, Format::bin, 2}, 256),
                     contains_text("odd.bin") && contains_text("data.dtype"));
 }
 
 TEST_CASE("llm.c's format") {
   const ScratchFolder folder;
   const auto gpt2 = write_ids<uint16_t>(folder, "gpt2.bin", {50256, 3, 4}, llmc_header(20240520, 1, 3));
-  CHECK(read_all(TokenDataset({gpt2, Format::llmc}, 50257)) == std::vector<int64_t>{50256, 3, 4});
+  CHECK(read_all(TokenDataset({{gpt2}, Format::llmc}, 50257)) == std::vector<int64_t>{50256, 3, 4});
   const auto llama3 = write_ids<uint32_t>(folder, "llama3.bin", {128000, 9}, llmc_header(20240801, 7, 2));
-  CHECK(read_all(TokenDataset({llama3, Format::llmc}, 128256)) == std::vector<int64_t>{128000, 9});
+  CHECK(read_all(TokenDataset({{llama3}, Format::llmc}, 128256)) == std::vector<int64_t>{128000, 9});
 
   const auto refused = [&](const std::string& name, const std::filesystem::path& path,
                            const std::string& why) {
-    CHECK_THROWS_WITH(TokenDataset({path, Format::llmc}, 50257), contains_text(name) && contains_text(why));
+    CHECK_THROWS_WITH(TokenDataset({{path}, Format::llmc}, 50257), contains_text(name) && contains_text(why));
   };
   refused("magic.bin", write_ids<uint16_t>(folder, "magic.bin", {1, 2}, llmc_header(1, 1, 2)), "magic 1");
   refused("version.bin", write_ids<uint16_t>(folder, "version.bin", {1, 2}, llmc_header(20240520, 7, 2)),
@@ -70,7 +70,7 @@ TEST_CASE("a folder is its files in the order of their names") {
   folder.write("c.txt", "");
   folder.write("d.txt", "efg");
   folder.write("a.bin", "ignored");
-  const TokenDataset dataset({.path = folder.path()}, 256);
+  const TokenDataset dataset({.paths = {folder.path()}}, 256);
   std::vector<int64_t> expected(7);
   std::iota(expected.begin(), expected.end(), 'a');
   CHECK(read_all(dataset) == expected);
@@ -89,9 +89,9 @@ TEST_CASE("a folder is its files in the order of their names") {
 
 TEST_CASE("what is not there is named") {
   const ScratchFolder folder;
-  CHECK_THROWS_WITH(TokenDataset({.path = folder / "nowhere"}, 256), contains_text("nowhere"));
-  CHECK_THROWS_WITH(TokenDataset({.path = folder.path()}, 256), contains_text("no *.txt"));
-  CHECK_THROWS_WITH(TokenDataset({.path = folder.write("empty.txt", "")}, 256),
+  CHECK_THROWS_WITH(TokenDataset({.paths = {folder / "nowhere"}}, 256), contains_text("nowhere"));
+  CHECK_THROWS_WITH(TokenDataset({.paths = {folder.path()}}, 256), contains_text("without *.txt files"));
+  CHECK_THROWS_WITH(TokenDataset({.paths = {folder.write("empty.txt", "")}}, 256),
                     contains_text("empty.txt") && contains_text("no tokens"));
   CHECK_THROWS_AS(parse_format("txt"), UsageError);
   CHECK_THROWS_AS(parse_token_bytes("int16"), UsageError);
@@ -103,7 +103,7 @@ TEST_CASE("an id beyond the vocabulary is named with its file and place") {
   const ScratchFolder folder;
   write_ids<uint16_t>(folder, "a.bin", {1, 2, 3});
   write_ids<uint16_t>(folder, "b.bin", {1, 2, 77, 3});
-  const TokenDataset dataset({folder.path(), Format::bin, 2}, 77);
+  const TokenDataset dataset({{folder.path()}, Format::bin, 2}, 77);
   CHECK(read(dataset, 0, 5).size() == 5);
   CHECK_THROWS_WITH(read(dataset, 2, 4), contains_text("b.bin") && contains_text("token 2 ") &&
                                              contains_text("id 77") && contains_text("vocab_size is 77"));
@@ -111,7 +111,7 @@ TEST_CASE("an id beyond the vocabulary is named with its file and place") {
 
 TEST_CASE("samples overlap in one token") {
   const ScratchFolder folder;
-  const TokenDataset dataset({.path = folder.write("a.txt", std::string(21, 'x'))}, 256);
+  const TokenDataset dataset({.paths = {folder.write("a.txt", std::string(21, 'x'))}}, 256);
   CHECK(dataset.samples(5) == 4);
   CHECK(dataset.samples(20) == 1);
   CHECK(dataset.samples(21) == 0);
@@ -122,17 +122,13 @@ TEST_CASE("samples overlap in one token") {
 TEST_CASE("the validation split") {
   const ScratchFolder folder;
   const auto train = folder.write("train.txt", "abcdefghij");
-  const auto val = folder.write("val.txt", "xyz");
-  const Split none = open_split({.path = train}, 256, 0, "");
+  const TokenDataset all({.paths = {train}}, 256);
+  const Split none = split_off(all, 0);
   CHECK(none.train.size() == 10);
   CHECK_FALSE(none.validation.has_value());
-  const Split part = open_split({.path = train}, 256, 0.25, "");
+  const Split part = split_off(all, 0.25);
   CHECK(read_all(part.train) == std::vector<int64_t>{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'});
   CHECK(read_all(part.validation.value()) == std::vector<int64_t>{'i', 'j'});
-  const Split file = open_split({.path = train}, 256, 0, val);
-  CHECK(file.train.size() == 10);
-  CHECK(read_all(file.validation.value()) == std::vector<int64_t>{'x', 'y', 'z'});
-  CHECK_THROWS_AS(open_split({.path = train}, 256, 0.1, val), UsageError);
-  CHECK_THROWS_AS(open_split({.path = train}, 256, 1.0, ""), UsageError);
-  CHECK_THROWS_AS(open_split({.path = train}, 256, -0.1, ""), UsageError);
+  CHECK_THROWS_AS(split_off(all, 1.0), UsageError);
+  CHECK_THROWS_AS(split_off(all, -0.1), UsageError);
 }

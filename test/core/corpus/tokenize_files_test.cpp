@@ -1,4 +1,4 @@
-#include "core/tokenizer/tokenize_files.h"
+#include "core/corpus/tokenize_files.h"
 
 #include <cstring>
 #include <filesystem>
@@ -13,7 +13,10 @@
 #include "test/support/catch.h"
 
 using namespace pptrain;
-using namespace pptrain::tokenizer;
+using namespace pptrain::corpus;
+using pptrain::tokenizer::definition;
+using pptrain::tokenizer::read_file;
+using pptrain::tokenizer::Tokenizer;
 namespace fs = std::filesystem;
 
 namespace {
@@ -75,9 +78,10 @@ TEST_CASE("documents of a file, with their ends, whatever the number of threads"
   texts.erase(texts.begin() + 5);  // the empty one is left out
 
   TokenizeOptions options;
-  options.end_id = *tokenizer.id_of("<|end_of_text|>");
+  options.encode.end_id = *tokenizer.id_of("<|end_of_text|>");
   for (const bool lines : {false, true}) {
-    options.format = lines ? DocumentFormat{"text", ""} : DocumentFormat{"", "<doc>\n"};
+    options.format.kind = lines ? Kind::jsonl : Kind::text;
+    options.format.separator = "<doc>\n";
     for (const int threads : {1, 3}) {
       options.threads = threads;
       const Result result =
@@ -85,7 +89,7 @@ TEST_CASE("documents of a file, with their ends, whatever the number of threads"
       REQUIRE(result.documents.size() == texts.size());
       for (size_t i = 0; i < texts.size(); ++i) {
         std::vector<int32_t> expected = tokenizer.encode(texts[i], true);
-        expected.push_back(*options.end_id);
+        expected.push_back(*options.encode.end_id);
         CHECK(result.documents[i] == expected);
       }
       CHECK(result.progress.bytes == result.progress.total_bytes);
@@ -101,16 +105,42 @@ TEST_CASE("a file is a document, and an end that is there is not put twice") {
   write(folder.path() / "b", "");
   write(folder.path() / "c", "two<|end_of_text|>");
   TokenizeOptions options;
-  options.add_special = false;
+  options.encode.add_special = false;
   const std::vector<fs::path> files{folder.path() / "c", folder.path() / "b", folder.path() / "a"};
   const int32_t end = *tokenizer.id_of("<|end_of_text|>");
   Result result = run(tokenizer, folder.path(), files, options);
   REQUIRE(result.documents.size() == 2);
   CHECK(result.documents[0] == tokenizer.encode("two<|end_of_text|>", false));
-  options.end_id = end;
+  options.encode.end_id = end;
   result = run(tokenizer, folder.path(), files, options);
   CHECK(result.documents[0] == tokenizer.encode("two<|end_of_text|>", false));
   CHECK(result.documents[1] == tokenizer.encode("one<|end_of_text|>", false));
+}
+
+TEST_CASE("a prompt's tokens come first and are counted; it has the tokens before a text, and none behind") {
+  const ScratchFolder folder;
+  const Tokenizer tokenizer = Tokenizer::load(definition("llama3"));
+  write(folder.path() / "a.jsonl", R"({"p": "Say so.", "c": " So."}
+{"p": "", "c": "alone"}
+{"p": "never answered", "c": ""})");
+  TokenizeOptions options;
+  options.format = {
+      .kind = Kind::jsonl, .key = "", .prompt_key = "p", .completion_key = "c", .separator = ""};
+  options.encode.end_id = *tokenizer.id_of("<|end_of_text|>");
+  const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options);
+  REQUIRE(result.documents.size() == 2);
+  CHECK(result.progress.empty == 1);
+  const std::string lengths = read_file(folder.path() / "out.prompts");
+  REQUIRE(lengths.size() == 8 + 8 + 2 * 4);
+  for (size_t i = 0; i < 2; ++i) {
+    std::vector<int32_t> expected = tokenizer.encode(i == 0 ? "Say so." : "", true);
+    uint32_t prompt = 0;
+    std::memcpy(&prompt, lengths.data() + 16 + 4 * i, sizeof(prompt));
+    CHECK(prompt == expected.size());
+    tokenizer.encode(i == 0 ? " So." : "alone", false, expected);
+    expected.push_back(*options.encode.end_id);
+    CHECK(result.documents[i] == expected);
+  }
 }
 
 TEST_CASE("what is wrong with a file is said, and nothing is left behind") {
@@ -119,6 +149,7 @@ TEST_CASE("what is wrong with a file is said, and nothing is left behind") {
   const auto fault = [&](const std::string& text, const std::string& key) {
     write(folder.path() / "x.jsonl", text);
     TokenizeOptions options;
+    options.format.kind = Kind::jsonl;
     options.format.key = key;
     options.threads = 2;
     try {
@@ -137,5 +168,4 @@ TEST_CASE("what is wrong with a file is said, and nothing is left behind") {
              test::contains_text("x.jsonl:3: the object has no key 'text'"));
   CHECK_THAT(fault("[1]", "text"), test::contains_text("x.jsonl:1: not a JSON object"));
   CHECK_THAT(fault("{\"text\": \"a}\n", "text"), test::contains_text("x.jsonl:1: line: not valid JSON"));
-  CHECK_THAT(fault("{}", ""), test::contains_text("needs --key"));
 }

@@ -1,4 +1,4 @@
-#include "core/tokenizer/token_writer.h"
+#include "core/corpus/token_writer.h"
 
 #include <cstring>
 #include <fstream>
@@ -11,7 +11,10 @@
 #include "test/support/catch.h"
 
 using namespace pptrain;
-using namespace pptrain::tokenizer;
+using namespace pptrain::corpus;
+using pptrain::tokenizer::definition;
+using pptrain::tokenizer::read_file;
+using pptrain::tokenizer::Tokenizer;
 
 namespace {
 
@@ -71,6 +74,25 @@ TEST_CASE("ids and index are as Megatron-LM reads them") {
     CHECK(take_many<int64_t>(rest, 4) == std::vector<int64_t>{0, 1, 2, 3});
     CHECK(rest.empty());
   }
+}
+
+TEST_CASE("prompts have a file of their own, which an overwriting writer without any removes") {
+  const ScratchFolder folder;
+  const auto prefix = folder.path() / "tokens";
+  TokenWriter writer(prefix, 2, false);
+  writer.add(std::vector<int32_t>{1, 2, 3}, std::vector<int64_t>{2, 1}, std::vector<uint32_t>{1, 0});
+  writer.finish();
+  const std::string prompts = read_file(prefix.string() + ".prompts");
+  std::string_view rest = prompts;
+  CHECK(rest.substr(0, 8) == std::string_view("PROMPTS\1", 8));
+  rest.remove_prefix(8);
+  CHECK(take<uint64_t>(rest) == 2);
+  CHECK(take_many<uint32_t>(rest, 2) == std::vector<uint32_t>{1, 0});
+  CHECK(rest.empty());
+  TokenWriter without(prefix, 2, true);
+  without.add(std::vector<int32_t>{1}, std::vector<int64_t>{1});
+  without.finish();
+  CHECK(files_in(folder.path()) == 2);
 }
 
 TEST_CASE("a file that is there is kept, unless it may be overwritten") {

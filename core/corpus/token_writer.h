@@ -9,7 +9,7 @@
 
 #include "core/io/output_file.h"
 
-namespace pptrain::tokenizer {
+namespace pptrain::corpus {
 
 // PREFIX.bin: ids of all documents, one after the other, little-endian, without a header.
 // PREFIX.idx, all little-endian: "MMIDIDX\0\0"; uint64 version, 1; uint8 type of an id (8: uint16, 4: int32);
@@ -18,7 +18,10 @@ namespace pptrain::tokenizer {
 // the last. (Megatron-LM, megatron/core/datasets/indexed_dataset.py.) A document is one sequence, unless it
 // has more than 2^31 - 1 tokens.
 //
-// Both files are written under other names, synced and renamed by finish(); without it they are removed.
+// PREFIX.prompts, where documents have prompts: char[8] "PROMPTS\1", uint64 documents, and uint32 tokens of
+// each one's prompt, which come first in it (core/data/prompts.h).
+//
+// All are written under other names, synced and renamed by finish(); without it they are removed.
 class TokenWriter {
  public:
   // token_bytes: 2 (uint16) or 4 (int32). Throws UsageError where a file is there already and must not be
@@ -29,7 +32,9 @@ class TokenWriter {
   TokenWriter& operator=(const TokenWriter&) = delete;
 
   // Documents one after the other, and how many tokens each has (more than none). Ids fit token_bytes.
-  void add(std::span<const int32_t> ids, std::span<const int64_t> lengths);
+  // `prompts`: how many of each one's tokens are its prompt; empty where no document of all has one.
+  void add(std::span<const int32_t> ids, std::span<const int64_t> lengths,
+           std::span<const uint32_t> prompts = {});
   void finish();
 
   int64_t documents() const { return static_cast<int64_t>(document_ends_.size()); }
@@ -37,15 +42,17 @@ class TokenWriter {
 
  private:
   void write_index();
+  void write_prompts();
 
-  std::filesystem::path bin_, idx_, bin_part_, idx_part_;
+  std::filesystem::path bin_, idx_, prompts_, bin_part_, idx_part_, prompts_part_;
   int token_bytes_;
   std::unique_ptr<io::OutputFile> out_;
   int64_t tokens_ = 0;
   std::vector<int32_t> lengths_;
-  std::vector<int64_t> document_ends_;  // in sequences
+  std::vector<int64_t> document_ends_;    // in sequences
+  std::vector<uint32_t> prompt_lengths_;  // of each document, or of none
   std::vector<uint16_t> narrow_;
   bool finished_ = false;
 };
 
-}  // namespace pptrain::tokenizer
+}  // namespace pptrain::corpus

@@ -1,4 +1,4 @@
-#include "core/tokenizer/token_writer.h"
+#include "core/corpus/token_writer.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 
-namespace pptrain::tokenizer {
+namespace pptrain::corpus {
 namespace {
 
 namespace fs = std::filesystem;
@@ -46,12 +46,15 @@ void rename_over(const fs::path& from, const fs::path& to) {
 TokenWriter::TokenWriter(const fs::path& prefix, int token_bytes, bool overwrite)
     : bin_(with_suffix(prefix, ".bin")),
       idx_(with_suffix(prefix, ".idx")),
+      prompts_(with_suffix(prefix, ".prompts")),
       bin_part_(with_suffix(prefix, fmt::format(".bin.part-{}", ::getpid()))),
       idx_part_(with_suffix(prefix, fmt::format(".idx.part-{}", ::getpid()))),
+      prompts_part_(with_suffix(prefix, fmt::format(".prompts.part-{}", ::getpid()))),
       token_bytes_(token_bytes) {
   if (!overwrite) {
     require_free(bin_);
     require_free(idx_);
+    require_free(prompts_);
   }
   out_ = std::make_unique<io::OutputFile>(bin_part_);
 }
@@ -61,9 +64,12 @@ TokenWriter::~TokenWriter() {
   std::error_code ignored;
   fs::remove(bin_part_, ignored);
   fs::remove(idx_part_, ignored);
+  fs::remove(prompts_part_, ignored);
 }
 
-void TokenWriter::add(std::span<const int32_t> ids, std::span<const int64_t> lengths) {
+void TokenWriter::add(std::span<const int32_t> ids, std::span<const int64_t> lengths,
+                      std::span<const uint32_t> prompts) {
+  prompt_lengths_.insert(prompt_lengths_.end(), prompts.begin(), prompts.end());
   if (token_bytes_ == 2) {
     narrow_.resize(ids.size());
     std::ranges::transform(ids, narrow_.begin(), [](int32_t id) { return static_cast<uint16_t>(id); });
@@ -103,16 +109,31 @@ void TokenWriter::write_index() {
   file.sync_and_close();
 }
 
+void TokenWriter::write_prompts() {
+  if (prompt_lengths_.size() != document_ends_.size())
+    throw Error(fmt::format("{} prompts of {} documents", prompt_lengths_.size(), document_ends_.size()));
+  io::OutputFile file(prompts_part_);
+  constexpr std::string_view magic("PROMPTS\1", 8);
+  file.write(std::as_bytes(std::span(magic)));
+  write_value<uint64_t>(file, prompt_lengths_.size());
+  file.write(std::as_bytes(std::span(prompt_lengths_)));
+  file.sync_and_close();
+}
+
 void TokenWriter::finish() {
   out_->sync_and_close();
   write_index();
-  // The index comes last and goes first: where it is, the ids are its own.
+  const bool prompts = !prompt_lengths_.empty();
+  if (prompts) write_prompts();
+  // The index comes last and goes first: where it is, the ids and prompts are its own.
   std::error_code ignored;
   fs::remove(idx_, ignored);
+  fs::remove(prompts_, ignored);
   rename_over(bin_part_, bin_);
+  if (prompts) rename_over(prompts_part_, prompts_);
   rename_over(idx_part_, idx_);
   finished_ = true;
   io::sync_folder(bin_.has_parent_path() ? bin_.parent_path() : fs::path("."));
 }
 
-}  // namespace pptrain::tokenizer
+}  // namespace pptrain::corpus

@@ -1,0 +1,61 @@
+#include "core/config/data_sources.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+namespace pptrain::config {
+
+std::vector<DataSource> data_sources(const JobConfig& job) {
+  const DataSection& data = job.data;
+  if (!data.sources.empty()) return data.sources;
+  return {{.name = "",
+           .path = data.path,
+           .weight = 1,
+           .format = data.format,
+           .dtype = data.dtype,
+           .text_key = data.text_key,
+           .prompt_key = data.prompt_key,
+           .completion_key = data.completion_key,
+           .document_separator = data.document_separator,
+           .val_fraction = data.val_fraction,
+           .val_path = data.val_path}};
+}
+
+std::string source_key(const JobConfig& job, size_t index, std::string_view key) {
+  return job.data.sources.empty() ? fmt::format("data.{}", key)
+                                  : fmt::format("data.sources[{}].{}", index, key);
+}
+
+bool is_tokenized(const JobConfig& job, const DataSource& source) {
+  const bool text = source.format == "text" && !job.data.tokenizer.empty();
+  return text || source.format == "jsonl" || source.format == "parquet";
+}
+
+bool is_of_bytes(const JobConfig& job, const DataSource& source) {
+  return source.format == "text" && !is_tokenized(job, source);
+}
+
+bool any_tokenized(const JobConfig& job) {
+  return std::ranges::any_of(data_sources(job), [&](const DataSource& s) { return is_tokenized(job, s); });
+}
+
+bool all_of_bytes(const JobConfig& job) {
+  return std::ranges::all_of(data_sources(job), [&](const DataSource& s) { return is_of_bytes(job, s); });
+}
+
+bool has_documents(const JobConfig& job) {
+  return job.data.document_end >= 0 || std::ranges::all_of(data_sources(job), [&](const DataSource& source) {
+           return source.format == "megatron" || is_tokenized(job, source);
+         });
+}
+
+bool has_validation(const DataSource& source) {
+  return source.val_fraction > 0 || !source.val_path.empty();
+}
+
+bool has_validation(const JobConfig& job) {
+  return std::ranges::any_of(data_sources(job), [](const DataSource& s) { return has_validation(s); });
+}
+
+}  // namespace pptrain::config

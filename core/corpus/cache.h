@@ -1,0 +1,47 @@
+// Token files made of texts once, and kept for later starts and other jobs.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/corpus/tokenize_files.h"
+
+namespace pptrain::corpus {
+
+// What a cache is made of.
+struct CacheRequest {
+  std::vector<std::filesystem::path> files;  // in order
+  std::filesystem::path tokenizer;           // tokenizer.json, or its folder
+  DocumentFormat format;
+  bool add_special = true;
+  std::optional<int32_t> end_id;  // behind each document; none: the tokenizer's own (eos_id), if it has one
+};
+
+// 32 hexadecimal digits of what the tokens depend on: the files' lengths and bytes at a few places
+// (core/data/fingerprint.h), tokenizer.json, format and options; not of names and places. Throws Error where
+// a file cannot be read.
+std::string fingerprint(const CacheRequest& request);
+
+// The folder's name of a cache: fingerprint() and, since this looks at a few places alone, the times at which
+// the files were changed.
+std::string cache_name(const CacheRequest& request);
+
+// The token file in a cache's folder, with its index beside it, and prompts.
+std::filesystem::path token_file(const std::filesystem::path& cache);
+
+// The cache of this name in one of the folders, or "". A cache is there whole or not at all.
+std::filesystem::path find_cache(std::span<const std::filesystem::path> folders, const std::string& name);
+
+// Makes a cache in the first of the folders that can be written, and gives its path: files in a folder of
+// another name, which is renamed when all of them are synced. What killed processes of this host left of
+// caches of this name is removed. Where another process makes the same one, either will do. Throws Error
+// where no folder can be written, and what tokenize_files throws.
+std::filesystem::path make_cache(std::span<const std::filesystem::path> folders, const std::string& name,
+                                 const CacheRequest& request, int threads,
+                                 const std::function<void(const TokenizeProgress&)>& report);
+
+}  // namespace pptrain::corpus

@@ -1,0 +1,88 @@
+// Files of texts as documents, in stretches that threads work on side by side. This is the one place in which
+// the program reads a document.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pptrain::corpus {
+
+// text:    a file, or what lies between two separators in it, is a document.
+// jsonl:   each line is an object, its text under a key. (jsonlines.org; empty lines are passed over.)
+// parquet: each row is one, its text in a column.
+// A text or JSONL file whose name ends in .gz or .zst is unpacked.
+enum class Kind { text, jsonl, parquet };
+
+// What a document is in a file.
+struct DocumentFormat {
+  Kind kind = Kind::text;
+  std::string key = "text";    // jsonl, parquet: of the text
+  std::string prompt_key;      // jsonl, parquet: of a prompt, with the text behind it under completion_key
+  std::string completion_key;  //
+  std::string separator;       // text: it stands between documents and belongs to none; "": a file is one
+
+  bool has_prompts() const { return !prompt_key.empty(); }
+  // The keys that a record must have: prompt and completion, or text.
+  std::vector<std::string> keys() const;
+};
+
+struct Document {
+  std::string_view prompt;  // of a format with prompts
+  std::string_view text;    // all, or what follows the prompt
+};
+
+// Whole documents of one file.
+struct Stretch {
+  std::filesystem::path file;
+  std::shared_ptr<const void> keep;  // what `text` lies in
+  std::string_view text;             // of text and jsonl
+  // Line number of the byte at `counted_from`, at or before the text's first.
+  const char* counted_from = nullptr;
+  int64_t line = 1;
+  std::vector<std::string> rows;  // of parquet: the format's keys of one row after the other
+  uint64_t bytes = 0;             // of the file that are done with it
+};
+
+// The stretches of one file, in order.
+class FileStretches {
+ public:
+  virtual ~FileStretches() = default;
+  // About 1 MB at a time, or a document that is longer. Nothing at the end. Throws Error with the file and
+  // the reason.
+  virtual std::optional<Stretch> next() = 0;
+};
+
+// Throws Error where the file cannot be read, or has no column of a name.
+std::unique_ptr<FileStretches> open_stretches(const std::filesystem::path& file,
+                                              const DocumentFormat& format);
+
+// Hands files out, stretch by stretch, in order. One thread at a time.
+class DocumentSource {
+ public:
+  // Opens each file once, to see that it can be read. Throws Error with its path and the reason.
+  DocumentSource(std::vector<std::filesystem::path> files, DocumentFormat format);
+
+  std::optional<Stretch> next();
+  uint64_t bytes() const { return bytes_; }  // of all files
+
+ private:
+  std::vector<std::filesystem::path> files_;
+  DocumentFormat format_;
+  uint64_t bytes_ = 0;
+  size_t file_ = 0;  // the next to open
+  std::unique_ptr<FileStretches> open_;
+};
+
+// Calls `sink` with each document. In JSONL, bytes that are no UTF-8 count as U+FFFD, as the tokenizer takes
+// them elsewhere. Throws Error with file and line where a line is no object with a text under each key.
+void each_document(const Stretch& stretch, const DocumentFormat& format,
+                   const std::function<void(const Document&)>& sink);
+
+}  // namespace pptrain::corpus

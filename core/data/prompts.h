@@ -1,0 +1,39 @@
+// Which tokens of a stream are of prompts: they are inputs, and targets of none.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+namespace pptrain::data {
+
+// PREFIX.bin -> PREFIX.prompts, which says of each document of PREFIX.idx how many of its first tokens are a
+// prompt: char[8] "PROMPTS\1", uint64 documents, uint32 of each, little-endian.
+std::filesystem::path prompts_of(const std::filesystem::path& token_file);
+
+// Those numbers, for documents that begin at `starts` (ascending, from 0; the last is the end of all). Throws
+// Error that names the file unless it is whole and of as many documents, none of which has fewer tokens than
+// its prompt.
+std::vector<uint32_t> read_prompt_lengths(const std::filesystem::path& path, std::span<const int64_t> starts);
+
+// A document's first token is the target of none anyway, and counts as no prompt here.
+class Prompts {
+ public:
+  // The documents begin at `starts`, of which the last is the end of all, and lengths[i] tokens of each are a
+  // prompt.
+  Prompts(std::span<const int64_t> starts, std::span<const uint32_t> lengths);
+
+  // Tokens of prompts among the tokens [first, last).
+  int64_t count(int64_t first, int64_t last) const { return count_before(last) - count_before(first); }
+  // labels[i], for which the token first + i stands, becomes ignore_label where it is of a prompt.
+  void ignore(int64_t first, std::span<int64_t> labels) const;
+
+ private:
+  int64_t count_before(int64_t position) const;
+
+  // By prompt: its tokens [begin, end), and those of all prompts before it.
+  std::vector<int64_t> begins_, ends_, before_;
+};
+
+}  // namespace pptrain::data

@@ -1,0 +1,283 @@
+"""Jobs on texts and on mixtures: the tokens that are made of them, against the Python packages, and runs on them.
+
+Usage: corpus_test.py PPTRAIN MPIEXEC [unittest arguments]
+"""
+
+import gzip
+import json
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import numpy
+from tokenizers import Tokenizer
+
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ImportError:
+    pyarrow = None
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+MPIEXEC = sys.argv.pop(1)
+PARQUET = pyarrow is not None and (PPTRAIN.parent / "libpptrain_parquet.so").exists()
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+SHAKESPEARE = SOURCE / "configs/data/tinyshakespeare.txt"
+DEFINITION = SOURCE / "test/core/tokenizer/definitions/llama3/tokenizer.json"
+PACKAGE = Tokenizer.from_file(str(DEFINITION))
+END = PACKAGE.token_to_id("<|end_of_text|>")
+TEXTS = SHAKESPEARE.read_text().split("\n\n")[:400]
+
+JOB = f"""
+[model]
+hidden_size = 32
+intermediate_size = 48
+num_hidden_layers = 2
+num_attention_heads = 2
+vocab_size = {PACKAGE.get_vocab_size()}
+[train]
+steps = 2
+seq_len = 32
+micro_batch_size = 2
+grad_accum_steps = 2
+dtype = "fp32"
+[checkpoint]
+resume = "none"
+[metrics]
+peak_tflops = 1
+[data]
+tokenizer = "tokenizer.json"
+"""
+
+
+def environment():
+    """This one, without a launcher's variables around it."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
+    env.update(OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
+    return env
+
+
+def zstd(text):
+    return pyarrow.compress(text, codec="zstd", asbytes=True)
+
+
+def lines(records):
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def end(ids):
+    return ids if ids[-1:] == [END] else [*ids, END]
+
+
+def encoded(text):
+    return end(PACKAGE.encode(text).ids)
+
+
+def answered(prompt, completion):
+    """Ids, and how many of them are the prompt."""
+    ids = PACKAGE.encode(prompt).ids
+    return end([*ids, *PACKAGE.encode(completion, add_special_tokens=False).ids]), len(ids)
+
+
+def read_documents(folder):
+    """A cache, read as Megatron-LM's IndexedDataset reads it, and its prompts' lengths."""
+    index = (folder / "tokens.idx").read_bytes()
+    _, _, code, sequences, _ = struct.unpack_from("<9sQBQQ", index)
+    lengths = numpy.frombuffer(index, numpy.int32, sequences, 34).tolist()
+    begins = numpy.frombuffer(index, numpy.int64, sequences, 34 + 4 * sequences).tolist()
+    ids = (folder / "tokens.bin").read_bytes()
+    kind = {8: numpy.uint16, 4: numpy.int32}[code]
+    documents = [numpy.frombuffer(ids, kind, n, at).tolist() for n, at in zip(lengths, begins, strict=True)]
+    prompts = folder / "tokens.prompts"
+    if not prompts.exists():
+        return documents, None
+    return documents, numpy.frombuffer(prompts.read_bytes(), numpy.uint32, -1, 16).tolist()
+
+
+class Corpus(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        shutil.copy(DEFINITION, self.folder)
+        (self.folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end_of_text|>"}))
+
+    def command(self, *arguments, launcher=()):
+        return [*launcher, str(PPTRAIN), *map(str, arguments)]
+
+    def run_pptrain(self, *arguments, code=0, launcher=()):
+        result = subprocess.run(
+            self.command(*arguments, launcher=launcher), cwd=self.folder, env=environment(), capture_output=True, text=True,
+            timeout=300, check=False
+        )
+        self.assertEqual(code, result.returncode, result.stdout + result.stderr)
+        return result.stdout + result.stderr
+
+    def job(self, text, name="job.toml"):
+        (self.folder / name).write_text(JOB + text)
+        return self.folder / name
+
+    def train(self, job, run, *settings, code=0, launcher=()):
+        sets = [word for setting in (f"run.dir={run}", *settings) for word in ("--set", setting)]
+        return self.run_pptrain("--config", job, *sets, code=code, launcher=launcher)
+
+    def metrics(self, run):
+        """What must not depend on layout, stops and time, by step."""
+        records = [json.loads(line) for line in (self.folder / run / "metrics.jsonl").read_text().splitlines()]
+        keys = ("loss", "grad_norm", "tokens", "computed_tokens", "epochs", "eval_loss", "eval_sources")
+        steps = {}
+        for record in records:
+            if "start" not in record:
+                steps.setdefault(record["step"], {}).update({k: record[k] for k in keys if k in record})
+        return steps
+
+    def caches(self, folder="cache"):
+        """By the names of their files."""
+        found = {}
+        for cache in (self.folder / folder).iterdir():
+            about = json.loads((cache / "about.json").read_text())
+            found[tuple(pathlib.Path(name).name for name in about["files"])] = cache
+        return found
+
+    def write_formats(self):
+        """A source of each format; gives them as TOML, and the documents expected of each by its files."""
+        data = self.folder / "data"
+        data.mkdir()
+        records = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
+        pairs = [(TEXTS[i], TEXTS[i + 1]) for i in range(0, 60, 2)]
+        (data / "a.jsonl").write_bytes(lines(records[:100]))
+        (data / "b.jsonl.gz").write_bytes(gzip.compress(lines(records[100:150])) + gzip.compress(lines(records[150:200])))
+        (data / "ask.jsonl").write_bytes(lines({"ask": p, "answer": c} for p, c in pairs))
+        (data / "play.txt").write_text("\n\n".join(TEXTS[:50]))
+        ids = numpy.array([i for text in TEXTS[:50] for i in encoded(text)])
+        numpy.save(data / "ids.npy", ids)
+        plain = {(name,): [encoded(t) for t in texts] for name, texts in
+                 {"a.jsonl": TEXTS[:100], "b.jsonl.gz": TEXTS[100:200], "play.txt": TEXTS[:50]}.items()}
+        sources = {
+            "plain": 'path = "data/a.jsonl"\nformat = "jsonl"\nweight = 2\nval_fraction = 0.2',
+            "gz": 'path = "data/*.gz"\nformat = "jsonl"',
+            "chat": 'path = "data/ask.jsonl"\nformat = "jsonl"\nprompt_key = "ask"\ncompletion_key = "answer"\n'
+                    'val_path = "data/ask.jsonl"',
+            "play": 'path = ["data/play.txt"]\ndocument_separator = "\\n\\n"',
+            "ids": f'path = "data/ids.npy"\nformat = "npy"',
+        }
+        if PARQUET:
+            (data / "c.jsonl.zst").write_bytes(zstd(lines(records[200:250])) + zstd(lines(records[250:300])))
+            plain[("c.jsonl.zst",)] = [encoded(t) for t in TEXTS[200:300]]
+            sources["zst"] = 'path = "data/c.jsonl.zst"\nformat = "jsonl"'
+            (data / "rows").mkdir()
+            table = pyarrow.table({"n": list(range(400)), "body": TEXTS, "tags": [["x"]] * 400})
+            pyarrow.parquet.write_table(table.slice(0, 300), data / "rows/0.parquet", row_group_size=70, compression="zstd")
+            coded = pyarrow.table({"body": pyarrow.array(TEXTS[300:]).dictionary_encode()})
+            pyarrow.parquet.write_table(coded, data / "rows/1.parquet")
+            plain[("0.parquet", "1.parquet")] = [encoded(t) for t in TEXTS]
+            sources["rows"] = 'path = "data/rows"\nformat = "parquet"\ntext_key = "body"'
+        toml = "".join(f'[[data.sources]]\nname = "{name}"\n{keys}\n' for name, keys in sources.items())
+        return toml, plain, [answered(p, c) for p, c in pairs], list(sources)
+
+    def test_tokens_of_every_format_and_runs_on_their_mixture(self):
+        toml, plain, chat, names = self.write_formats()
+        options = f'document_end = {END}\ncache = "cache"\npacking = "best_fit"\n'
+        job = self.job(options + toml + "[eval]\ninterval = 2\nbatches = 1\n")
+        self.run_pptrain("check", "--config", job)
+        self.assertFalse((self.folder / "cache").exists())  # it only looks
+
+        out = self.train(job, "whole", "train.steps=4")
+        self.assertEqual(len(plain) + 1, out.count("making tokens"))  # ask.jsonl serves training and validation
+        caches = self.caches()
+        self.assertEqual({*plain, ("ask.jsonl",)}, {*caches})
+        for files, documents in plain.items():
+            self.assertEqual((documents, None), read_documents(caches[files]), files)
+        documents, prompts = read_documents(caches[("ask.jsonl",)])
+        self.assertEqual(chat, list(zip(documents, prompts, strict=True)))
+
+        # Reused; stopped and gone on; on two ranks, and on one; all the same bits.
+        launcher = [MPIEXEC, "-np", "2"] if MPIEXEC else ()
+        out = self.train(job, "parts", "train.steps=2", "distributed.pp=2", launcher=launcher)
+        self.assertNotIn("making tokens", out)
+        self.train(job, "parts", "train.steps=4", "checkpoint.resume=auto")
+        whole, parts = self.metrics("whole"), self.metrics("parts")
+        self.assertEqual(whole, parts)
+        self.assertEqual(set(names), {*whole[4]["epochs"]})
+        self.assertEqual({"plain", "chat"}, {*whole[4]["eval_sources"]})
+
+        # Validation needs the tokens of its own sources alone.
+        out = self.run_pptrain("eval", "--config", job, "--set", "run.dir=whole", "--set", "data.cache=other", "--json")
+        result = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+        self.assertEqual({("a.jsonl",), ("ask.jsonl",)}, {*self.caches("other")})
+        self.assertEqual(whole[4]["eval_loss"], result["loss"])
+        self.assertEqual([whole[4]["eval_sources"][s["name"]]["loss"] for s in result["sources"]],
+                         [s["loss"] for s in result["sources"]])
+
+        # Other data of a source do not pass for the run's own.
+        ask = self.folder / "data/ask.jsonl"
+        ask.write_bytes(ask.read_bytes() + lines([{"ask": "more", "answer": "of it"}]))
+        self.assertIn("held other data", self.train(job, "parts", "train.steps=6", "checkpoint.resume=auto", code=2))
+        self.assertIn("data.sources[0].weight was 2.0, is 3.0",
+                      self.train(self.job((options + toml).replace("weight = 2", "weight = 3")), "parts", "train.steps=6",
+                                 "checkpoint.resume=auto", code=2))
+
+    def long_file(self, megabytes, last=""):
+        text = SHAKESPEARE.read_text()
+        record = lines([{"text": text[i:i + 4000]} for i in range(0, len(text) - 4000, 4000)])
+        (self.folder / "long.jsonl").write_bytes(record * megabytes + last.encode())
+        return self.job('path = "long.jsonl"\nformat = "jsonl"\n')
+
+    def parts(self):
+        root = self.folder / "pptrain_cache"
+        return [p for p in root.iterdir() if ".part-" in p.name] if root.exists() else []
+
+    def interrupt(self, job, number):
+        """Sends the signal when a new cache is being made."""
+        old = self.parts()
+        process = subprocess.Popen(self.command("--config", job), cwd=self.folder, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True)
+        deadline = time.monotonic() + 120
+        while not [part for part in self.parts() if part not in old]:
+            self.assertIsNone(process.poll(), "it ended before it was interrupted")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.002)
+        process.send_signal(number)
+        out = process.communicate(timeout=120)[0]
+        return process.returncode, out
+
+    def test_a_start_that_is_killed_leaves_no_half_cache(self):
+        job, root = self.long_file(8), self.folder / "pptrain_cache"
+        self.assertEqual(-signal.SIGKILL, self.interrupt(job, signal.SIGKILL)[0])
+        self.assertEqual(self.parts(), [*root.iterdir()])
+        # The next one removes what was left, is stopped in turn, and leaves nothing.
+        code, out = self.interrupt(job, signal.SIGTERM)
+        self.assertEqual(3, code, out)
+        self.assertIn("stopped by a signal while texts were made tokens", out)
+        self.assertEqual([], [*root.iterdir()])
+        self.assertIn("done: 2 steps", self.train(job, "run"))
+        self.assertEqual(1, len([*root.iterdir()]))
+        self.assertEqual([], self.parts())
+
+    def test_what_is_wrong_is_said_once_on_all_ranks(self):
+        job = self.long_file(2, last='{"text": 5}\n')
+        number = len((self.folder / "long.jsonl").read_text().splitlines())
+        launcher = [MPIEXEC, "-np", "2"] if MPIEXEC else ()
+        out = self.train(job, "run", "distributed.pp=2", launcher=launcher, code=1)
+        self.assertIn(f"long.jsonl:{number}: 'text' is no text", out)
+        self.assertEqual([], [*(self.folder / "pptrain_cache").iterdir()])
+        # What shows in the first documents is found before anything starts.
+        self.assertIn("data.path: ", self.train(job, "run", "data.text_key=body", code=2))
+        self.assertIn("data.tokenizer", self.train(job, "run", "data.tokenizer=", code=2))
+        job = self.job('path = "long.jsonl"\nformat = "parquet"\n')
+        self.assertIn("long.jsonl", self.train(job, "run", code=2))
+        if PARQUET:
+            pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None], "n": [1, 2]}), self.folder / "null.parquet")
+            for key, words in (("text", "row 1 has no text"), ("n", "is no column of texts"), ("body", "its columns are: text, n")):
+                self.assertIn(words, self.train(job, "run", "data.path=null.parquet", f"data.text_key={key}", code=2))
+
+
+if __name__ == "__main__":
+    unittest.main()

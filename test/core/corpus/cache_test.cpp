@@ -1,0 +1,125 @@
+#include "core/corpus/cache.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/data/token_dataset.h"
+#include "test/core/io/scratch_folder.h"
+#include "test/core/tokenizer/definitions.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::corpus;
+using pptrain::tokenizer::definition;
+using pptrain::tokenizer::Tokenizer;
+namespace fs = std::filesystem;
+
+namespace {
+
+const auto silent = [](const TokenizeProgress&) {};
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  return names;
+}
+
+struct Fixture {
+  ScratchFolder folder;
+  CacheRequest request;
+  std::vector<fs::path> places;
+
+  Fixture() {
+    request.files = {folder.write("a.jsonl", "{\"text\": \"one two\"}\n{\"text\": \"three\"}\n")};
+    request.tokenizer = definition("gpt2");
+    request.format.kind = Kind::jsonl;
+    places = {folder.path() / "cache"};
+  }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Fixture, "a cache is a token file that a loader reads, found again by its name") {
+  const std::string name = cache_name(request);
+  CHECK(find_cache(places, name).empty());
+  const fs::path cache = make_cache(places, name, request, 2, silent);
+  CHECK(cache == places[0] / name);
+  CHECK(find_cache(places, name) == cache);
+  CHECK(names_in(places[0]) == std::vector<std::string>{name});
+  const data::TokenDataset tokens({.paths = {token_file(cache)}, .format = data::Format::megatron}, 100000);
+  const Tokenizer tokenizer = Tokenizer::load(request.tokenizer);
+  std::vector<int64_t> expected, found(static_cast<size_t>(tokens.size()));
+  for (const char* text : {"one two", "three"}) {
+    for (const int32_t id : tokenizer.encode(text, true)) expected.push_back(id);
+    if (tokenizer.eos_id()) expected.push_back(*tokenizer.eos_id());
+  }
+  tokens.read(0, found);
+  CHECK(found == expected);
+  CHECK(tokens.indexed_documents().size() == 3);
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "whatever tokens depend on changes the name, and what they do not depend on does not") {
+  const std::string name = cache_name(request), print = fingerprint(request);
+  std::vector<std::string> names = {name};
+  const auto other = [&](const auto& change) {
+    CacheRequest changed = request;
+    change(changed);
+    CHECK(fingerprint(changed) != print);
+    for (const std::string& known : names) CHECK(cache_name(changed) != known);
+    names.push_back(cache_name(changed));
+  };
+  other([](CacheRequest& r) { r.tokenizer = definition("llama3"); });
+  other([](CacheRequest& r) { r.format.key = "body"; });
+  other([](CacheRequest& r) { r.format.prompt_key = "p", r.format.completion_key = "c"; });
+  other([](CacheRequest& r) { r.add_special = false; });
+  other([](CacheRequest& r) { r.end_id = 5; });
+  other([&](CacheRequest& r) { r.files.push_back(r.files.front()); });
+  other([&](CacheRequest& r) {
+    r.files = {folder.write("b.jsonl", "{\"text\": \"one TWO\"}\n{\"text\": \"three\"}\n")};
+  });
+  // A long file that changes where its fingerprint does not look has another time all the same.
+  fs::last_write_time(request.files[0], fs::last_write_time(request.files[0]) + std::chrono::seconds(1));
+  CHECK(fingerprint(request) == print);
+  CHECK(cache_name(request) != name);
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "a failure, a stop and a killed process leave no cache, and the next one tidies up") {
+  const std::string name = cache_name(request);
+  CHECK_THROWS_WITH(
+      make_cache(places, name, request, 2, [](const TokenizeProgress&) { throw std::runtime_error("stop"); }),
+      "stop");
+  CHECK(names_in(places[0]).empty());
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    make_cache(places, name, request, 1, [](const TokenizeProgress&) { ::_exit(9); });
+    ::_exit(1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WEXITSTATUS(status) == 9);
+  REQUIRE(names_in(places[0]).size() == 1);  // what it was making
+  CHECK(find_cache(places, name).empty());
+  make_cache(places, name, request, 1, silent);
+  CHECK(names_in(places[0]) == std::vector<std::string>{name});
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "the first folder that can be written is taken; texts without a document are refused") {
+  places.insert(places.begin(), request.files[0] / "below a file");
+  CHECK(make_cache(places, "name", request, 1, silent) == places[1] / "name");
+  CHECK(find_cache(places, "name") == places[1] / "name");
+  CHECK_THROWS_WITH(make_cache(std::span(places).first(1), "name", request, 1, silent),
+                    test::contains_text("give a folder, data.cache"));
+  request.files = {folder.write("none.jsonl", "{\"text\": \"\"}\n")};
+  CHECK_THROWS_WITH(make_cache(places, "other", request, 1, silent), test::contains_text("has no document"));
+}

@@ -1,0 +1,36 @@
+#include "core/base/source_files.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "test/core/io/scratch_folder.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using pptrain::test::contains_text;
+
+TEST_CASE("files, folders, patterns and lists of them, in order") {
+  const ScratchFolder folder;
+  for (const char* name : {"b.jsonl", "a.jsonl.gz", "c.jsonl.zst", "d.txt", "e[1].jsonl"})
+    folder.write(name, "x");
+  std::filesystem::create_directory(folder.path() / "inner.jsonl");
+  const std::string here = folder.path().string() + "/";
+  const auto names = [&](const std::vector<std::string>& paths) {
+    std::string all;
+    for (const auto& file : source_files(paths, file_endings("jsonl"))) all += file.filename().string() + " ";
+    return all;
+  };
+  CHECK(names({here}) == "a.jsonl.gz b.jsonl c.jsonl.zst e[1].jsonl ");
+  CHECK(names({here + "*.jsonl*"}) == "a.jsonl.gz b.jsonl c.jsonl.zst e[1].jsonl ");
+  CHECK(names({here + "[b-c].*"}) == "b.jsonl c.jsonl.zst ");
+  CHECK(names({here + "d.txt", here + "b.jsonl", here + "d.txt"}) == "d.txt b.jsonl d.txt ");
+  CHECK(names({here + "e[1].jsonl"}) == "e[1].jsonl ");  // a file of this name comes before a pattern
+  CHECK(names({}).empty());
+  CHECK_THROWS_WITH(names({here + "z*"}), contains_text("is a pattern that no file has the name of"));
+  CHECK_THROWS_WITH(names({here + "z"}), contains_text("does not exist (a path is relative to"));
+  CHECK_THROWS_WITH(source_files(std::vector<std::string>{here}, file_endings("npy")),
+                    contains_text("is a folder without *.npy files"));
+  CHECK_THROWS_WITH(names({"/dev/null"}), contains_text("is a device"));
+}

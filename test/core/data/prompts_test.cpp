@@ -1,0 +1,129 @@
+#include "core/data/prompts.h"
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/corpus/token_writer.h"
+#include "core/data/data_loader.h"
+#include "test/core/data/token_files.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::data;
+using pptrain::test::contains_text;
+
+namespace {
+
+// Documents of 1 to 9 tokens, of which the first up to all are a prompt. By token: is it a target?
+struct Corpus {
+  ScratchFolder folder;
+  std::vector<int64_t> starts{0};
+  std::vector<uint32_t> prompts;
+  std::vector<bool> counts;  // by token of the stream
+  std::string file;
+
+  Corpus() {
+    std::mt19937 random(3);
+    corpus::TokenWriter writer(folder.path() / "t", 2, false);
+    for (int i = 0; i < 80; ++i) {
+      const auto length = static_cast<int64_t>(1 + random() % 9);
+      const auto prompt = static_cast<uint32_t>(random() % static_cast<uint64_t>(length + 1));
+      std::vector<int32_t> ids;
+      for (int64_t k = 0; k < length; ++k) {
+        ids.push_back(static_cast<int32_t>(counts.size() + 1));  // an id is its place and one
+        counts.push_back(k > 0 && k >= prompt);
+      }
+      writer.add(ids, std::vector<int64_t>{length}, std::vector<uint32_t>{prompt});
+      starts.push_back(starts.back() + length);
+      prompts.push_back(prompt);
+    }
+    writer.finish();
+    file = (folder.path() / "t.bin").string();
+  }
+  TokenDataset dataset() const { return TokenDataset({{file}, Format::megatron}, 65536); }
+
+  // Each label is the next token of its document, or ignored exactly where that is no target.
+  int64_t check(const Microbatch& microbatch) const {
+    const auto* tokens = microbatch.tokens.data_ptr<int64_t>();
+    const auto* labels = microbatch.labels.data_ptr<int64_t>();
+    int64_t targets = 0;
+    for (int64_t i = 0; i < microbatch.tokens.numel(); ++i) {
+      if (tokens[i] == 0) continue;  // filling
+      const auto next = static_cast<size_t>(tokens[i]);
+      if (labels[i] == ignore_label) continue;
+      CHECK(labels[i] == tokens[i] + 1);
+      CHECK(counts[next]);
+      ++targets;
+    }
+    CHECK(targets == microbatch.targets);
+    return targets;
+  }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Corpus, "prompts are counted and taken out as one does by hand") {
+  const Prompts all(starts, prompts);
+  const auto size = static_cast<int64_t>(counts.size());
+  const auto is_prompt = [&](int64_t i) {
+    const bool first = std::ranges::binary_search(starts, i);
+    return !first && !counts[static_cast<size_t>(i)];
+  };
+  for (int64_t first = 0; first <= size; first += 3) {
+    for (int64_t last = first; last <= size; last += 7) {
+      int64_t expected = 0;
+      for (int64_t i = first; i < last; ++i) expected += is_prompt(i);
+      REQUIRE(all.count(first, last) == expected);
+      std::vector<int64_t> labels(static_cast<size_t>(last - first), 5);
+      all.ignore(first, labels);
+      for (int64_t i = first; i < last; ++i)
+        REQUIRE(labels[static_cast<size_t>(i - first)] == (is_prompt(i) ? ignore_label : 5));
+    }
+  }
+}
+
+TEST_CASE_METHOD(Corpus, "no token of a prompt is a target, and all others are once an epoch") {
+  int64_t expected = 0;
+  for (size_t i = 0; i < counts.size(); ++i) expected += counts[i];
+  for (const Packing packing : {Packing::sequential, Packing::best_fit, Packing::none}) {
+    for (const Lengths lengths : {Lengths::fixed, Lengths::exact, Lengths::padded}) {
+      LoaderOptions options{.seq_len = 7, .micro_batch_size = 2, .microbatches = 2};
+      options.packing = packing;
+      options.lengths = lengths;
+      options.pad_to_multiple_of = 4;
+      const ValidationLoader loader(dataset(), options, 0);
+      int64_t found = 0;
+      for (int64_t i = 0; i < loader.batches(); ++i) {
+        for (const Microbatch& microbatch : loader.batch(i)) found += check(microbatch);
+      }
+      CHECK(found == expected);
+      // A part of the stream, which begins inside of a document, and its counts over all ranks.
+      const DataLoader part(dataset().slice(11, 300), options, true, 1);
+      const Step step = part.step(4);
+      int64_t targets = 0;
+      for (const Microbatch& microbatch : step.microbatches) targets += check(microbatch);
+      CHECK(targets == step.targets);
+    }
+  }
+}
+
+TEST_CASE_METHOD(Corpus, "files of prompts that do not fit are refused") {
+  const auto path = folder.path() / "t.prompts";
+  const std::string sound = ScratchFolder::read_file(path);
+  const auto fault = [&](const std::string& bytes) {
+    ScratchFolder::write_file(path, bytes);
+    return [&] { dataset(); };
+  };
+  CHECK_NOTHROW(fault(sound)());
+  CHECK_THROWS_WITH(fault("X" + sound.substr(1))(), contains_text("does not begin as"));
+  CHECK_THROWS_WITH(fault(sound.substr(0, 10))(), contains_text("does not begin as"));
+  CHECK_THROWS_WITH(fault(sound.substr(0, sound.size() - 4))(), contains_text("80 documents in "));
+  std::string long_one = sound;
+  long_one[16] = 100;
+  CHECK_THROWS_WITH(fault(long_one)(), contains_text("document 0 has a prompt of 100 tokens"));
+  // They are part of the data, so that a change is noticed.
+  ScratchFolder::write_file(path, sound);
+  CHECK(data_files({{file}, Format::megatron}).size() == 3);
+}
