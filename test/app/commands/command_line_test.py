@@ -218,12 +218,12 @@ class CommandLine(unittest.TestCase):
 
     def test_the_recipes(self):
         for recipe in sorted((SOURCE / "configs").glob("*.toml")):
-            if recipe.name == "reference.toml":
+            if recipe.name in ("reference.toml", "finetune.toml"):  # of a directory that is made first: finetune_test.py
                 continue
             with self.subTest(recipe=recipe.name):
                 plan = self.run_command(PPTRAIN, "plan", "--config", recipe, "--costs", "modelled", cwd=SOURCE).stdout
                 self.assertIn("tokens/s", plan)
-                if "cuda" in recipe.read_text():
+                if "cuda" in recipe.read_text() or recipe.name == "text_to_text.toml":  # whose data test/scripts makes
                     continue
                 self.run_command(PPTRAIN, "--config", recipe, "--set", f"run.dir={self.folder / recipe.stem}",
                                  "--set", "train.steps=2", "--set", "eval.interval=0", cwd=SOURCE)
