@@ -181,7 +181,7 @@ class Case(unittest.TestCase):
 class CheckpointToHf(Case):
     def oracle_logits(self, folder, tokens):
         source, target = self.folder / "input.st", self.folder / "output.st"
-        save_file({"tokens": tokens[None, None], "labels": tokens[None, None], "lr": torch.zeros(1).double(),
+        save_file({"tokens": tokens[None, None], "labels": tokens[None, None].clone(), "lr": torch.zeros(1).double(),
                    "weight_decay": torch.zeros(1).double(), "losses": torch.zeros(2).double()}, source)
         done = subprocess.run([ORACLE, folder, source, target, "2"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -384,8 +384,9 @@ class HfAndBack(Case):
         grown = sum(p.stat().st_size for p in (self.folder / "checkpoint24").rglob("*") if p.is_file()) / 2**20
         self.assertGreater(grown, 200)  # MiB of float32, of tensors of 2 MiB at most
         for small, large in zip(peaks[1], peaks[24]):
-            self.assertGreater(small, 20)  # the program has been measured, not the one that starts it
-            self.assertLess(large - small, 40)
+            # Of the program's libraries, 90 MiB in all, more or less is in memory at a time.
+            self.assertGreater(small, 30)
+            self.assertLess(large - small, 100)
 
 
 class Refusals(Case):
