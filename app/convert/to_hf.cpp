@@ -63,7 +63,7 @@ class Export {
     const size_t files = write_weights();
     done_.written = fmt::format("{} of {:.2f} M parameters at step {}, in {} file{} of {}", job_.model.arch,
                                 static_cast<double>(elements_) / 1e6, source_.reader().state().step, files,
-                                files == 1 ? "" : "s", c10::toString(type_));
+                                files == 1 ? "" : "s", io::dtype_name(type_));
     return std::move(done_);
   }
 

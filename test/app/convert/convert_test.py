@@ -181,7 +181,7 @@ class Case(unittest.TestCase):
 class CheckpointToHf(Case):
     def oracle_logits(self, folder, tokens):
         source, target = self.folder / "input.st", self.folder / "output.st"
-        save_file({"tokens": tokens[None, None], "labels": tokens[None, None], "lr": torch.zeros(1).double(),
+        save_file({"tokens": tokens[None, None], "labels": tokens[None, None].clone(), "lr": torch.zeros(1).double(),
                    "weight_decay": torch.zeros(1).double(), "losses": torch.zeros(2).double()}, source)
         done = subprocess.run([ORACLE, folder, source, target, "2"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -344,16 +344,17 @@ class HfAndBack(Case):
         self.convert(source, checkpoint)
         job = self.write_job(model=f'hf_dir = "{source}"')
         self.assertEqual(self.eval(job, checkpoint), self.eval(job, source))
+        self.convert(source, self.folder / "c/checkpoints/step_0")  # a run in c finds it by itself
         losses = []
-        for name, key in (("a", f'checkpoint.resume="{checkpoint}"'), ("b", 'model.init="hf"')):
+        for name, key in (("a", f'checkpoint.resume="{checkpoint}"'), ("b", 'model.init="hf"'), ("c", "train.steps=2")):
             done = self.pptrain("--config", job, "--set", f'run.dir="{self.folder}/{name}"', "--set", key, "--set",
                                 "optimizer.name=lion", "--set", "run.seed=5", "--set", "distributed.pp=2")
             lines = [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
             losses.append([line["loss"] for line in lines if line.get("loss")])
-            self.assertEqual("weights alone" in done.stderr + done.stdout, name == "a")
+            self.assertEqual("weights alone" in done.stderr + done.stdout, name != "b")
         self.assertEqual(len(losses[0]), 2)
-        self.assertEqual(losses[0], losses[1])
-        message = self.pptrain("--config", job, "--set", f'run.dir="{self.folder}/c"', "--set", f'checkpoint.resume="{checkpoint}"',
+        self.assertEqual(losses, [losses[0]] * 3)
+        message = self.pptrain("--config", job, "--set", f'run.dir="{self.folder}/d"', "--set", f'checkpoint.resume="{checkpoint}"',
                                "--set", "model.rope_theta=77.0", code=2).stderr
         self.assertIn("model.rope_theta was", message)
 
@@ -384,8 +385,9 @@ class HfAndBack(Case):
         grown = sum(p.stat().st_size for p in (self.folder / "checkpoint24").rglob("*") if p.is_file()) / 2**20
         self.assertGreater(grown, 200)  # MiB of float32, of tensors of 2 MiB at most
         for small, large in zip(peaks[1], peaks[24]):
-            self.assertGreater(small, 20)  # the program has been measured, not the one that starts it
-            self.assertLess(large - small, 40)
+            # Of the program's libraries, 90 MiB in all, more or less is in memory at a time.
+            self.assertGreater(small, 30)
+            self.assertLess(large - small, 100)
 
 
 class Refusals(Case):

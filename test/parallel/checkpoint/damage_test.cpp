@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* model_file = "step_2/stage_1/model.safetensors";
+constexpr const char* damaged_file = "step_2/stage_1/model.safetensors";
 
 struct Found {
   std::optional<fs::path> path;
@@ -71,7 +71,7 @@ void check_refused(const std::string& what, const std::function<void(const Scrat
 // not.
 void rewrite_model(const ScratchFolder& folder,
                    const std::function<void(std::vector<io::TensorSpec>&)>& change) {
-  const fs::path path = folder / model_file;
+  const fs::path path = folder / damaged_file;
   std::vector<io::TensorSpec> specs = io::SafetensorsReader(path).tensors();
   const auto size = fs::file_size(path);
   std::vector<at::Tensor> bytes;
@@ -90,20 +90,20 @@ void rewrite_model(const ScratchFolder& folder,
 
 TEST_CASE("damage to a file is refused by name") {
   check_refused("stage_1/model.safetensors' has ", [](const ScratchFolder& folder) {
-    fs::resize_file(folder / model_file, fs::file_size(folder / model_file) - 1);
+    fs::resize_file(folder / damaged_file, fs::file_size(folder / damaged_file) - 1);
   });
   check_refused("stage_1/model.safetensors' has ", [](const ScratchFolder& folder) {
-    overwrite(folder / model_file, [](std::string& bytes) { bytes += '\0'; });
+    overwrite(folder / damaged_file, [](std::string& bytes) { bytes += '\0'; });
   });
   check_refused("stage_1/model.safetensors",
-                [](const ScratchFolder& folder) { fs::remove(folder / model_file); });
+                [](const ScratchFolder& folder) { fs::remove(folder / damaged_file); });
   check_refused("stage_1/model.safetensors': header", [](const ScratchFolder& folder) {
-    overwrite(folder / model_file, [](std::string& bytes) { bytes[8 + 2] = '\xff'; });
+    overwrite(folder / damaged_file, [](std::string& bytes) { bytes[8 + 2] = '\xff'; });
   });
   check_refused(
       "stage_1/model.safetensors': the tensor 'layers.5.norm.weight' is damaged",
       [](const ScratchFolder& folder) {
-        overwrite(folder / model_file, [](std::string& bytes) { bytes.back() ^= 4; });
+        overwrite(folder / damaged_file, [](std::string& bytes) { bytes.back() ^= 4; });
       },
       /*found_when_opened=*/false);
 }
