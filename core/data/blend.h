@@ -11,9 +11,9 @@ namespace pptrain::data {
 // samples it had, the first of equal ones. This is Megatron-LM's blend (build_blending_indices in
 // megatron/core/datasets/helpers.cpp), whose errors stay below one sample downwards.
 //
-// Shares are fractions of a common denominator W of at most 65536. With them the order repeats itself after W
-// samples, in which every source has exactly its share of them: at that point all are as far as they should
-// be. So the order of one period is a table, and any sample's place is found at once, from its number alone.
+// Shares are fractions of a common denominator W of at most 65536; after W samples each source has just its
+// share, and the order repeats: the largest weight first (Megatron-LM then takes the first in its list). So
+// it is a table of one period, and any sample's place is found at once, from its number alone.
 class Blend {
  public:
   static constexpr int64_t max_period = 65536;

@@ -41,7 +41,8 @@ std::vector<size_t> megatron(const std::vector<double>& weights, int64_t size) {
 
 }  // namespace
 
-TEST_CASE("the order is Megatron's, and says how many samples of its source came before") {
+TEST_CASE(
+    "the order is Megatron's of a period, again and again, and says how many of its source came before") {
   // Fractions that doubles hold exactly, so that the reference rounds nothing.
   for (const std::vector<double>& weights : {std::vector<double>{1},
                                              {0.5, 0.5},
@@ -51,10 +52,10 @@ TEST_CASE("the order is Megatron's, and says how many samples of its source came
                                              {0.3125, 0.25, 0.4375}}) {
     const Blend blend(weights);
     std::vector<int64_t> counts(weights.size(), 0);
-    const std::vector<size_t> expected = megatron(weights, 1000);
+    const std::vector<size_t> expected = megatron(weights, blend.period());
     for (int64_t n = 0; n < 1000; ++n) {
       const Blend::Place place = blend(n);
-      REQUIRE(place.source == expected[static_cast<size_t>(n)]);
+      REQUIRE(place.source == expected[static_cast<size_t>(n % blend.period())]);
       REQUIRE(place.index == counts[place.source]);
       REQUIRE(blend.taken(n) == counts);
       ++counts[place.source];
