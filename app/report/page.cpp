@@ -115,13 +115,14 @@ std::string script_json(const nlohmann::ordered_json& json) {
 }
 
 std::string render_report(std::span<const RunData> runs) {
-  const std::array<std::pair<std::string_view, std::string>, 8> values = {{
+  const std::array<std::pair<std::string_view, std::string>, 9> values = {{
       {"nonce", new_nonce()},
       {"title", html_escaped(title_of(runs))},
       {"style", std::string(page_style)},
       {"made", fmt::format("pptrain {}, {}", PPTRAIN_VERSION, now_utc())},
       {"schedules", schedule_figures(runs)},
       {"data", script_json(report_data(runs))},
+      {"scales_script", std::string(page_scales_script)},
       {"chart_script", std::string(page_chart_script)},
       {"script", std::string(page_script)},
   }};

@@ -108,6 +108,7 @@ class Run:
         self.path = self.folder / "run"
         self.strangers = []
         self.first_life()
+        self.first_steps = self.records()[0]
         shutil.rmtree(max((self.path / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:])))
         self.resumed_at = max(int(p.name[5:]) for p in (self.path / "checkpoints").glob("step_*"))
         done = self.pptrain("--config", "job.toml", "--set", f"train.steps={self.resumed_at + 7}")
@@ -164,7 +165,7 @@ class Look(unittest.TestCase):
         self.assertEqual(run.kind, "text/plain; version=0.0.4; charset=utf-8")
         found = samples(run.page)
         step = int(value_of(found, "pptrain_step"))
-        record = next(r for r in self.all_steps() if r["step"] == step)
+        record = next(r for r in run.first_steps if r["step"] == step)
         for name, key in [("loss_nats", "loss"), ("grad_norm", "grad_norm"), ("learning_rate", "lr"),
                           ("tokens_total", "total_tokens"), ("step_duration_seconds", "step_time_s"),
                           ("bubble_ratio", "bubble"), ("tokens_per_second", "tokens_per_s")]:
@@ -186,13 +187,6 @@ class Look(unittest.TestCase):
                 parsed[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
         self.assertEqual(sorted(map(float, parsed.values())), sorted(found.values()))
         self.assertEqual({name for name, _ in parsed}, {name for name, _ in found})
-
-    def all_steps(self):
-        """Of this life and of those set aside."""
-        result = []
-        for file in self.run_.path.glob("metrics*.jsonl"):
-            result += [json.loads(line) for line in file.read_text().splitlines()]
-        return [r for r in result if "loss" in r]
 
     @unittest.skipUnless(EventAccumulator, "tensorboard is not installed")
     def test_tensorboard(self):

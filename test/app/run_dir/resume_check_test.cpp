@@ -81,7 +81,7 @@ TEST_CASE("of weights alone the model counts, and all else begins anew") {
     job.optimizer.name = "muon";
     job.run.seed = 7;
     job.train.seq_len = 256;
-    job.data.path = "there/data.bin";
+    job.data.path = {"there/data.bin"};
   });
   const ResumeTerms terms = check_resume(saved, other, "bbbb");
   CHECK(terms.new_data);
