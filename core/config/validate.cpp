@@ -17,8 +17,8 @@
 
 #include "core/base/error.h"
 #include "core/base/listen_address.h"
-#include "core/base/special_file.h"
 #include "core/base/source_files.h"
+#include "core/base/special_file.h"
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
