@@ -22,7 +22,6 @@ disable_progress_bar()
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
 DOCUMENTS = 32
-DOCUMENT_END = 0
 
 
 class FineTune(unittest.TestCase):
@@ -33,22 +32,19 @@ class FineTune(unittest.TestCase):
         torch.manual_seed(7)
         config = LlamaConfig(hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
                              num_key_value_heads=2, vocab_size=1024, max_position_embeddings=256,
-                             initializer_range=0.1, bos_token_id=None, eos_token_id=DOCUMENT_END)
+                             initializer_range=0.1, bos_token_id=None, eos_token_id=0)
         cls.model = LlamaForCausalLM(config).eval()
         cls.model.save_pretrained(cls.folder / "hf")
         for file in (SOURCE / "configs/data/tokenizer").iterdir():
             shutil.copy(file, cls.folder / "hf")
-        # Paragraphs that fit into a row, as the recipe makes documents of them.
-        paragraphs = (SOURCE / "configs/data/tinyshakespeare.txt").read_text().split("\n\n")
-        cls.documents = [text for text in paragraphs if 40 < len(text) < 400][:DOCUMENTS]
-        (cls.folder / "text.txt").write_text("\n\n".join(cls.documents))
-        subprocess.run([PPTRAIN, "tokenize", "--tokenizer", cls.folder / "hf", "--document-separator", "\\n\\n", "--out",
-                        cls.folder / "speeches", cls.folder / "text.txt"], check=True, capture_output=True, timeout=600)
+        lines = (SOURCE / "configs/data/speeches.jsonl").read_text().splitlines()[:DOCUMENTS]
+        cls.documents = [json.loads(line) for line in lines]
+        (cls.folder / "speeches.jsonl").write_text("\n".join(lines) + "\n")
 
     def train(self, run_dir, *settings):
         """The losses of a run of the recipe, in fp32."""
         command = [PPTRAIN, "--config", SOURCE / "configs/finetune.toml"]
-        for setting in (f"run.dir={self.folder / run_dir}", f"model.hf_dir={self.folder / 'hf'}", f"data.path={self.folder / 'speeches.bin'}",
+        for setting in (f"run.dir={self.folder / run_dir}", f"model.hf_dir={self.folder / 'hf'}", f"data.path={self.folder / 'speeches.jsonl'}",
                         "train.dtype=fp32", "train.steps=4", "data.val_fraction=0", "eval.interval=0", *settings):
             command += ["--set", setting]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=self.folder)
@@ -57,15 +53,16 @@ class FineTune(unittest.TestCase):
         return [record["loss"] for record in records if "loss" in record]
 
     def loss_of_transformers(self):
-        """Of all tokens of each document but the first, and of the token that ends it."""
+        """Of the completions, and the token that ends each, given all before them."""
         tokenizer = AutoTokenizer.from_pretrained(self.folder / "hf")
         total, count = 0.0, 0
         for document in self.documents:
-            tokens = torch.tensor(tokenizer(document)["input_ids"] + [DOCUMENT_END])
+            prompt, completion = (tokenizer(document[key])["input_ids"] for key in ("prompt", "completion"))
+            tokens = torch.tensor(prompt + completion + [tokenizer.eos_token_id])
             with torch.inference_mode():
-                logits = self.model(tokens[None, :-1]).logits[0]
-            total += torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum").item()
-            count += len(tokens) - 1
+                logits = self.model(tokens[None, :-1]).logits[0, len(prompt) - 1:]
+            total += torch.nn.functional.cross_entropy(logits, tokens[len(prompt):], reduction="sum").item()
+            count += len(tokens) - len(prompt)
         return total / count
 
     def test_the_first_loss_is_that_of_transformers(self):
