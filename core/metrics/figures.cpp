@@ -81,15 +81,25 @@ std::vector<Figure> step_figures(const StepRecord& r) {
   }
   if (r.bubble) add_bubble(figures, *r.bubble);
   if (!r.expert_loads.empty()) add_experts(figures, r.expert_loads);
+  for (const auto& [source, epoch] : r.source_epochs) {
+    figures.push_back({"data/epoch_" + source, "source_epochs", "Passes over the training data of a source.",
+                       epoch, 1, "source", source});
+  }
   return figures;
 }
 
 std::vector<Figure> eval_figures(const EvalRecord& r) {
-  return {
+  std::vector<Figure> figures = {
       {"eval/loss", "eval_loss_nats", "Loss per token on the validation data.", r.loss},
       {"eval/tokens", "eval_tokens", "Tokens of the evaluation.", number(r.tokens)},
       {"eval/time_s", "eval_duration_seconds", "Time of the evaluation.", r.time_s},
   };
+  for (const SourceLoss& source : r.sources) {
+    figures.push_back({"eval/loss_" + source.name, "eval_source_loss_nats",
+                       "Loss per token on the validation data of a source.", source.loss(), 1, "source",
+                       source.name});
+  }
+  return figures;
 }
 
 }  // namespace pptrain::metrics

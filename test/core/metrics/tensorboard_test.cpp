@@ -139,7 +139,11 @@ TEST_CASE("a run's figures are scalars of its event file") {
   sink.step(record);
   record.loss = std::numeric_limits<double>::quiet_NaN();
   sink.step(record);
-  sink.eval({.step = 300, .loss = 2.75, .tokens = 99, .time_s = 0.5});
+  sink.eval({.step = 300,
+             .loss = 2.75,
+             .tokens = 99,
+             .time_s = 0.5,
+             .sources = {{.name = "web", .sum = 30, .tokens = 10}, {.name = "chat", .sum = 8, .tokens = 4}}});
   CHECK(sink.path().filename().string().ends_with(".node_7_a.42.0"));
   const auto events = events_of(sink.path());
   REQUIRE(events.size() == 4);
@@ -158,6 +162,8 @@ TEST_CASE("a run's figures are scalars of its event file") {
   CHECK_FALSE(scalars.contains("train/checkpoint"));
   CHECK(std::isnan(scalars_of(events[2]).at("train/loss")));
   CHECK(scalars_of(events[3]).at("eval/loss") == 2.75F);
+  CHECK(scalars_of(events[3]).at("eval/loss_web") == 3.0F);
+  CHECK(scalars_of(events[3]).at("eval/loss_chat") == 2.0F);
 }
 
 TEST_CASE("a start that goes on adds a later file, which says from where") {
