@@ -21,6 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from launch import environment  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = SOURCE / "scripts/text_to_text.sh"
@@ -31,9 +34,8 @@ SETTINGS = [f"train.steps={STEPS}", f"train.seq_len={SEQ_LEN}", "train.grad_accu
 
 
 def run_script(*arguments, cwd=None):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
-    env.update(PPTRAIN=str(PPTRAIN), OMP_NUM_THREADS="1")
-    return subprocess.run([SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=600, env=env, cwd=cwd)
+    return subprocess.run([SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=600, cwd=cwd,
+                          env=environment(PPTRAIN=PPTRAIN))
 
 
 class TextToText(unittest.TestCase):

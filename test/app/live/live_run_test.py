@@ -4,7 +4,6 @@ Usage: live_run_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a
 """
 
 import json
-import os
 import pathlib
 import random
 import shutil
@@ -14,6 +13,9 @@ import sys
 import tempfile
 import time
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from launch import environment, mpi_command  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -49,14 +51,6 @@ interval = 0
 log_interval = 100000
 peak_tflops = 1
 """
-
-
-def environment(**extra):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
-    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1",
-               OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
-    env.update({k: str(v) for k, v in extra.items()})
-    return env
 
 
 class LiveRun(unittest.TestCase):
@@ -182,7 +176,7 @@ class LiveRun(unittest.TestCase):
 
     @unittest.skipUnless(MPIEXEC, "built without MPI")
     def test_mpirun(self):
-        launcher = [MPIEXEC, "-n", "2"]
+        launcher = mpi_command(MPIEXEC, 2)
         process = self.start("optimizer.post_validation=true", launcher=launcher)
         self.check_live(process)
 

@@ -5,7 +5,6 @@ Usage: corpus_test.py PPTRAIN MPIEXEC [unittest arguments]
 
 import gzip
 import json
-import os
 import pathlib
 import shutil
 import signal
@@ -24,6 +23,9 @@ try:
     import pyarrow.parquet
 except ImportError:
     pyarrow = None
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from launch import environment, mpi_command  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -55,14 +57,6 @@ peak_tflops = 1
 [data]
 tokenizer = "tokenizer.json"
 """
-
-
-def environment():
-    """This one, without a launcher's variables around it."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_"))}
-    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1")
-    env.update(OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
-    return env
 
 
 def zstd(text):
@@ -199,7 +193,7 @@ class Corpus(unittest.TestCase):
         self.assertEqual(chat, list(zip(documents, prompts, strict=True)))
 
         # Reused; stopped and gone on; on two ranks, and on one; all the same bits.
-        launcher = [MPIEXEC, "-np", "2"] if MPIEXEC else ()
+        launcher = mpi_command(MPIEXEC, 2) if MPIEXEC else ()
         out = self.train(job, "parts", "train.steps=2", "distributed.pp=2", launcher=launcher)
         self.assertNotIn("making tokens", out)
         self.train(job, "parts", "train.steps=4", "checkpoint.resume=auto")
@@ -264,7 +258,7 @@ class Corpus(unittest.TestCase):
     def test_what_is_wrong_is_said_once_on_all_ranks(self):
         job = self.long_file(2, last='{"text": 5}\n')
         number = len((self.folder / "long.jsonl").read_text().splitlines())
-        launcher = [MPIEXEC, "-np", "2"] if MPIEXEC else ()
+        launcher = mpi_command(MPIEXEC, 2) if MPIEXEC else ()
         out = self.train(job, "run", "distributed.pp=2", launcher=launcher, code=1)
         self.assertIn(f"long.jsonl:{number}: 'text' is no text", out)
         self.assertEqual([], [*(self.folder / "pptrain_cache").iterdir()])
