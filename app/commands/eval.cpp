@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -98,10 +97,7 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   const auto begin = Clock::now();
   const Evaluator::Result found = evaluator.run();
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  result.all = {.name = "",
-                .sum = found.all.loss,
-                .tokens = found.all.tokens,
-                .bytes = std::ranges::all_of(found.sources, &metrics::SourceLoss::bytes)};
+  result.all = found.all;
   const std::vector<std::string> places = places_of(context.job);
   for (size_t i = 0; i < places.size(); ++i) result.sources.emplace_back(places[i], found.sources[i]);
   if (!context.root()) return 0;

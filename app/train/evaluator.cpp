@@ -1,5 +1,7 @@
 #include "app/train/evaluator.h"
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -7,12 +9,14 @@ namespace pptrain::app {
 
 std::vector<Evaluator::Validation> Evaluator::open(const RunContext& context,
                                                    const std::vector<OpenSource>& sources) {
+  const bool all_of_bytes = std::ranges::all_of(sources, &OpenSource::bytes);
+  const std::optional<TokenBytes> texts = all_of_bytes ? std::nullopt : read_token_bytes(context.job);
   std::vector<Validation> validations;
   for (const OpenSource& source : sources) {
     if (!source.validation) continue;
     validations.push_back(
         {.name = source.name,
-         .bytes = source.bytes,
+         .bytes = source.bytes ? std::optional(TokenBytes()) : texts,
          .loader = {*source.validation, loader_options(context), context.job.eval.batches}});
   }
   if (validations.empty())
@@ -30,15 +34,28 @@ Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<Op
   executor_.report_to(context.report.activity);
 }
 
+metrics::SourceLoss Evaluator::run(const Validation& validation) {
+  int64_t own_bytes = 0;  // of this rank's labels
+  for (int64_t i = 0; i < validation.loader.batches(); ++i) {
+    const std::vector<data::Microbatch> batch = validation.loader.batch(i);
+    executor_.run(batch);
+    if (validation.bytes && model_.has_last_stage()) own_bytes += validation.bytes->of_labels(batch);
+  }
+  const pipeline::LossSum sum = model_.global_loss();
+  metrics::SourceLoss loss{.name = validation.name, .sum = sum.loss, .tokens = sum.tokens};
+  if (validation.bytes)
+    loss.bytes = static_cast<int64_t>(model_.sum_of_last_stage({static_cast<double>(own_bytes)})[0]);
+  return loss;
+}
+
 Evaluator::Result Evaluator::run() {
   Result result;
+  result.all.bytes = 0;
   for (const Validation& validation : validations_) {
-    for (int64_t i = 0; i < validation.loader.batches(); ++i) executor_.run(validation.loader.batch(i));
-    const pipeline::LossSum sum = model_.global_loss();
-    result.all.loss += sum.loss;
-    result.all.tokens += sum.tokens;
-    result.sources.push_back(
-        {.name = validation.name, .sum = sum.loss, .tokens = sum.tokens, .bytes = validation.bytes});
+    const metrics::SourceLoss& loss = result.sources.emplace_back(run(validation));
+    result.all.sum += loss.sum;
+    result.all.tokens += loss.tokens;
+    result.all.bytes = result.all.bytes && loss.bytes ? std::optional(*result.all.bytes + *loss.bytes) : std::nullopt;
   }
   return result;
 }

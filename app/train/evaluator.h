@@ -1,7 +1,6 @@
 // Validation loss through the same pipeline, forward only.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "app/train/datasets.h"
 #include "app/train/rank_model.h"
 #include "app/train/run_context.h"
+#include "app/train/token_bytes.h"
 #include "core/data/data_loader.h"
 #include "core/metrics/step_record.h"
 #include "parallel/pipeline/executor.h"
@@ -23,7 +23,7 @@ class Evaluator {
   Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources);
 
   struct Result {
-    pipeline::LossSum all;
+    metrics::SourceLoss all;
     std::vector<metrics::SourceLoss> sources;  // in the order of the job, those that are validated on
   };
   // Losses of eval.batches batches of each source, the same on every rank. Collective.
@@ -32,10 +32,11 @@ class Evaluator {
  private:
   struct Validation {
     std::string name;
-    bool bytes = false;
+    std::optional<TokenBytes> bytes;  // where tokens stand for text
     data::ValidationLoader loader;
   };
   static std::vector<Validation> open(const RunContext& context, const std::vector<OpenSource>& sources);
+  metrics::SourceLoss run(const Validation& validation);
 
   RankModel& model_;
   std::vector<Validation> validations_;

@@ -397,13 +397,16 @@ pipeline::LossSum RankModel::last_stage_loss() {
   return {.loss = sums[0], .tokens = static_cast<int64_t>(sums[1])};
 }
 
+std::vector<double> RankModel::sum_of_last_stage(std::vector<double> own) {
+  if (has_last_stage()) own = comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss), own);
+  comm::broadcast(context_.mesh.along(mesh::Axis::pp), own, last_stage_rank());
+  return own;
+}
+
 pipeline::LossSum RankModel::global_loss() {
-  std::vector<double> sums(2, 0.0);
-  if (has_last_stage()) {
-    const pipeline::LossSum loss = last_stage_loss();
-    sums = {loss.loss, static_cast<double>(loss.tokens)};
-  }
-  comm::broadcast(context_.mesh.along(mesh::Axis::pp), sums, last_stage_rank());
+  pipeline::LossSum own;
+  if (has_last_stage()) own = parts_.back().stage->take_loss();
+  const auto sums = sum_of_last_stage({own.loss, static_cast<double>(own.tokens)});
   return {.loss = sums[0], .tokens = static_cast<int64_t>(sums[1])};
 }
 

@@ -74,6 +74,9 @@ class RankModel {
   pipeline::LossSum global_loss();
   // ... over the data ranks of this pipeline's last stage, on whose ranks alone it is called.
   pipeline::LossSum last_stage_loss();
+  // Values of the ranks of the last stage, each of its own share of the tokens, summed; the same on every
+  // rank. Others' `own` has as many and does not count. Collective.
+  std::vector<double> sum_of_last_stage(std::vector<double> own);
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
   // Of the backward passes since the last call, from this rank.

@@ -360,7 +360,7 @@ std::optional<double> Trainer::evaluate() {
   const metrics::PhaseNote note(sinks_, "evaluating");
   const auto begin = Clock::now();
   Evaluator::Result result = evaluator_->run();
-  const double loss = result.all.loss / static_cast<double>(std::max<int64_t>(result.all.tokens, 1));
+  const double loss = result.all.loss();
   if (result.sources.size() == 1) result.sources.clear();  // it is all
   const metrics::EvalRecord record{.step = state_.step,
                                    .loss = loss,

@@ -26,7 +26,8 @@ double SourceLoss::perplexity() const {
 }
 
 std::optional<double> SourceLoss::bits_per_byte() const {
-  return bytes ? std::optional(loss() / std::numbers::ln2) : std::nullopt;
+  if (!bytes) return std::nullopt;
+  return sum / std::numbers::ln2 / static_cast<double>(std::max<int64_t>(*bytes, 1));
 }
 
 }  // namespace pptrain::metrics

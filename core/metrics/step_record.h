@@ -59,7 +59,7 @@ struct SourceLoss {
   std::string name;  // "": the only one
   double sum = 0;    // nats, of all valid tokens
   int64_t tokens = 0;
-  bool bytes = false;  // a token is a byte
+  std::optional<int64_t> bytes = std::nullopt;  // of the text of the valid tokens, where that is known
 
   double loss() const;        // nats per valid token
   double perplexity() const;  // its exponential

@@ -267,6 +267,13 @@ std::string Decoder::join_fallback(std::span<const int32_t> ids) const {
   return text;
 }
 
+size_t Decoder::bytes_of(int32_t id) const {
+  if (!has(id)) return 0;
+  const std::string_view text = text_of(id);
+  const bool falls_back = !steps_.empty() && steps_.front()->kind() == DecoderStep::Kind::byte_fallback;
+  return falls_back && byte_of(text) ? 1 : text.size();
+}
+
 std::string Decoder::decode(std::span<const int32_t> ids) const {
   using Kind = DecoderStep::Kind;
   const auto is = [this](size_t step, Kind kind) {

@@ -1,6 +1,7 @@
 // From tokens to text: "decoder" of tokenizer.json.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -37,6 +38,10 @@ class Decoder {
   void set_tokens(const std::unordered_map<int32_t, std::string>& tokens);
   // Ids that have no token are passed over.
   std::string decode(std::span<const int32_t> ids) const;
+  // Bytes of text that a token stands for by itself; 0 for an id that has no token.
+  size_t bytes_of(int32_t id) const;
+  // False without a decoder: then there are spaces between tokens, which are no token's.
+  bool has_bytes() const { return !none_; }
 
  private:
   void add(const JsonPart& part);

@@ -253,6 +253,16 @@ std::optional<int32_t> Tokenizer::bos_id() const {
   return parts_->bos;
 }
 
+std::vector<uint32_t> Tokenizer::token_bytes() const {
+  if (!parts_->decoder.has_bytes()) return {};
+  std::vector<uint32_t> bytes(static_cast<size_t>(parts_->vocab_size), 0);
+  for (size_t id = 0; id < bytes.size(); ++id) {
+    const auto token = static_cast<int32_t>(id);
+    if (!parts_->special.contains(token)) bytes[id] = static_cast<uint32_t>(parts_->decoder.bytes_of(token));
+  }
+  return bytes;
+}
+
 std::optional<int32_t> Tokenizer::eos_id() const {
   return parts_->eos;
 }

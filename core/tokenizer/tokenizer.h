@@ -38,6 +38,11 @@ class Tokenizer {
   // tokens.
   std::string decode(std::span<const int32_t> ids, bool skip_special) const;
 
+  // Bytes of text that each id stands for, [vocab_size]: 0 for special tokens and for ids that are no token.
+  // Those of a text's ids add up to the text as it was encoded: normalized, and with the blank that
+  // SentencePiece puts before it. Empty where the file has no decoder.
+  std::vector<uint32_t> token_bytes() const;
+
   // The largest id and one: what a model's vocabulary needs at least.
   int64_t vocab_size() const;
   // Of a token as it is written in the file.

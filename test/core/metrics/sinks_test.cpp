@@ -21,8 +21,8 @@ TEST_CASE("a step's record has the loads of experts where there are any") {
 TEST_CASE("an evaluation says the losses of several sources, and bits per byte where tokens are bytes") {
   metrics::EvalRecord record{.step = 3, .loss = 1.5, .tokens = 30};
   CHECK_FALSE(Json::parse(metrics::to_json(record)).contains("eval_sources"));
-  record.sources = {{.name = "web", .sum = 20, .tokens = 10, .bytes = true},
-                    {.name = "code", .sum = 25, .tokens = 20, .bytes = false}};
+  record.sources = {{.name = "web", .sum = 20, .tokens = 10, .bytes = 40},
+                    {.name = "code", .sum = 25, .tokens = 20}};
   const Json sources = Json::parse(metrics::to_json(record))["eval_sources"];
   CHECK(sources["web"]["loss"] == 2.0);
   CHECK(sources["web"]["tokens"] == 10);

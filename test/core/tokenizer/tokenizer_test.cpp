@@ -53,6 +53,7 @@ TEST_CASE("merges, and tokens in the text") {
   CHECK(tokenizer.is_special(3));
   CHECK(tokenizer.decode(std::vector<int32_t>{2, 3, 0, 99}, true) ==
         "ab a");  // without a decoder, as the package does
+  CHECK(tokenizer.token_bytes().empty());
 }
 
 TEST_CASE("a definition's text comes back, from many threads at once") {
@@ -67,6 +68,19 @@ TEST_CASE("a definition's text comes back, from many threads at once") {
   for (auto& other : others) threads.emplace_back([&] { other = tokenizer.encode(text, false); });
   for (std::thread& thread : threads) thread.join();
   for (const auto& other : others) CHECK(other == ids);
+}
+
+TEST_CASE("the bytes of a text are shared out among its tokens") {
+  const std::string text = "To be, or not to be: \xc3\xa9t\xc3\xa9, \xf0\x9f\x91\x8d\xf0\x9f\x8f\xbd, \xe4\xb8\xad\xe6\x96\x87.";
+  for (const char* name : {"gpt2", "llama2", "llama3", "qwen"}) {
+    const Tokenizer tokenizer = Tokenizer::load(definition(name));
+    const std::vector<uint32_t> bytes = tokenizer.token_bytes();
+    REQUIRE(std::ssize(bytes) == tokenizer.vocab_size());
+    size_t sum = 0;
+    for (const int32_t id : tokenizer.encode(text, true)) sum += bytes[static_cast<size_t>(id)];
+    INFO(name);
+    CHECK(sum == text.size() + (std::string(name) == "llama2" ? 1 : 0));  // SentencePiece's blank
+  }
 }
 
 TEST_CASE("the end of a text is read from the files beside") {
