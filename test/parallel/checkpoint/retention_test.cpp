@@ -10,6 +10,7 @@
 
 #include "parallel/checkpoint/diverged.h"
 #include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/step_folders.h"
 #include "test/parallel/checkpoint/example.h"
 #include "test/support/catch.h"
 
@@ -120,7 +121,7 @@ TEST_CASE("the best stay on disk beside the newest, and are named") {
     save_scored(folder.path(), static_cast<int64_t>(i) + 1, losses[i], 1, 2);
   CHECK(entries(folder.path()) == std::set<std::string>{"latest", "best", "step_2", "step_4", "step_7"});
   CHECK(ScratchFolder::read_file(folder / "best") == "step_2\n");
-  CHECK(read_scores(folder.path()) == std::vector<ScoredStep>{{7, 4.0}, {4, 2.0}, {2, 1.0}});
+  CHECK((read_scores(folder.path()) == std::vector<ScoredStep>{{7, 4.0}, {4, 2.0}, {2, 1.0}}));
   // A checkpoint that somebody took away is not among the best any more.
   std::filesystem::remove_all(folder / "step_2");
   save_scored(folder.path(), 8, 3.5, 1, 2);
