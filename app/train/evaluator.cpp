@@ -55,7 +55,8 @@ Evaluator::Result Evaluator::run() {
     const metrics::SourceLoss& loss = result.sources.emplace_back(run(validation));
     result.all.sum += loss.sum;
     result.all.tokens += loss.tokens;
-    result.all.bytes = result.all.bytes && loss.bytes ? std::optional(*result.all.bytes + *loss.bytes) : std::nullopt;
+    result.all.bytes =
+        result.all.bytes && loss.bytes ? std::optional(*result.all.bytes + *loss.bytes) : std::nullopt;
   }
   return result;
 }

@@ -71,7 +71,8 @@ TEST_CASE("a definition's text comes back, from many threads at once") {
 }
 
 TEST_CASE("the bytes of a text are shared out among its tokens") {
-  const std::string text = "To be, or not to be: \xc3\xa9t\xc3\xa9, \xf0\x9f\x91\x8d\xf0\x9f\x8f\xbd, \xe4\xb8\xad\xe6\x96\x87.";
+  const std::string text =
+      "To be, or not to be: \xc3\xa9t\xc3\xa9, \xf0\x9f\x91\x8d\xf0\x9f\x8f\xbd, \xe4\xb8\xad\xe6\x96\x87.";
   for (const char* name : {"gpt2", "llama2", "llama3", "qwen"}) {
     const Tokenizer tokenizer = Tokenizer::load(definition(name));
     const std::vector<uint32_t> bytes = tokenizer.token_bytes();
