@@ -3,6 +3,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -30,7 +31,10 @@ std::string other_value(const Option& option) {
     const std::string now;
     double inside() const { return option.range.max && *option.range.max <= 1 ? 0.375 : 3; }
     std::string operator()(const Access<bool>&) const { return now == "true" ? "false" : "true"; }
-    std::string operator()(const Access<int64_t>&) const { return now == "3" ? "5" : "3"; }
+    std::string operator()(const Access<int64_t>&) const {
+      const int64_t value = std::max<int64_t>(3, static_cast<int64_t>(option.range.min.value_or(0)));
+      return fmt::to_string(fmt::to_string(value) == now ? value + 2 : value);
+    }
     std::string operator()(const Access<double>&) const { return inside() == 3 ? "3.5" : "0.375"; }
     std::string operator()(const Access<std::optional<bool>>&) const { return "true"; }
     std::string operator()(const Access<std::optional<int64_t>>&) const { return "3"; }

@@ -18,7 +18,7 @@ TEST_CASE("a step's record has the loads of experts where there are any") {
   CHECK(metrics::ExpertLoad{.layer = 0, .rows = {0, 0}}.imbalance() == 1);
 }
 
-TEST_CASE("an evaluation says the losses of several sources, and bits per byte where tokens are bytes") {
+TEST_CASE("an evaluation says the losses of several sources, and bits per byte where bytes are known") {
   metrics::EvalRecord record{.step = 3, .loss = 1.5, .tokens = 30};
   CHECK_FALSE(Json::parse(metrics::to_json(record)).contains("eval_sources"));
   record.sources = {{.name = "web", .sum = 20, .tokens = 10, .bytes = 40},
@@ -26,7 +26,7 @@ TEST_CASE("an evaluation says the losses of several sources, and bits per byte w
   const Json sources = Json::parse(metrics::to_json(record))["eval_sources"];
   CHECK(sources["web"]["loss"] == 2.0);
   CHECK(sources["web"]["tokens"] == 10);
-  CHECK(sources["web"]["bits_per_byte"].get<double>() == Approx(2.885390));
+  CHECK(sources["web"]["bits_per_byte"].get<double>() == Approx(0.721348));
   CHECK(sources["code"]["perplexity"].get<double>() == Approx(3.490343));
   CHECK_FALSE(sources["code"].contains("bits_per_byte"));
   metrics::StepRecord step{.step = 3};
