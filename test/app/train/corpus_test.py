@@ -5,6 +5,7 @@ Usage: corpus_test.py PPTRAIN MPIEXEC [unittest arguments]
 
 import gzip
 import json
+import math
 import pathlib
 import shutil
 import signal
@@ -209,6 +210,16 @@ class Corpus(unittest.TestCase):
         self.assertEqual(whole[4]["eval_loss"], result["loss"])
         self.assertEqual([whole[4]["eval_sources"][s["name"]]["loss"] for s in result["sources"]],
                          [s["loss"] for s in result["sources"]])
+
+        # All of chat, where each token of an answer is predicted once.
+        out = self.run_pptrain("eval", "--config", job, "--set", "run.dir=whole", "--batches", "0", "--json")
+        result = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+        loss = next(s for s in result["sources"] if s["name"] == "chat")
+        answers = [ids[max(prompt, 1):] for ids, prompt in chat]
+        self.assertEqual(sum(map(len, answers)), loss["tokens"])
+        text = sum(len(PACKAGE.decode(ids).encode()) for ids in answers)  # without the special token at the end
+        self.assertAlmostEqual(loss["loss"] * loss["tokens"] / math.log(2) / text, loss["bits_per_byte"], 9)
+        self.assertIn("bits_per_byte", result)
 
         # Other data of a source do not pass for the run's own.
         ask = self.folder / "data/ask.jsonl"
