@@ -88,8 +88,9 @@ std::string best_of(const std::map<int64_t, double>& losses, int64_t last) {
 std::string jumping_job(const fs::path& folder, int quiet_steps, int noisy_steps, int more_steps) {
   std::mt19937 random(1);
   std::string text;
-  for (int i = 0; i < 32 * (quiet_steps + noisy_steps + more_steps); ++i) {
-    const bool noisy = i >= 32 * quiet_steps && i < 32 * (quiet_steps + noisy_steps);
+  // The last label of a step is the first byte of the next one's.
+  for (int i = 0; i <= 32 * (quiet_steps + noisy_steps + more_steps); ++i) {
+    const bool noisy = i > 32 * quiet_steps && i <= 32 * (quiet_steps + noisy_steps);
     text += noisy ? static_cast<char>(random() % 256) : static_cast<char>('a' + random() % 4);
   }
   const fs::path file = folder / "text.txt";
@@ -99,21 +100,22 @@ std::string jumping_job(const fs::path& folder, int quiet_steps, int noisy_steps
   return job;
 }
 
-const Overrides jumping = {"train.steps=100",           "eval.interval=0",
-                           "eval.batches=10",           "lr_schedule.name=constant",
-                           "checkpoint.interval=2",     "checkpoint.keep_last_n=1",
-                           "checkpoint.resume=auto",    "train.divergence_steps=5",
-                           "train.divergence_window=8", "train.divergence_band=10"};
+const Overrides jumping = {
+    "train.micro_batch_size=1", "train.grad_accum_steps=2",  "train.steps=100",
+    "eval.interval=0",          "eval.batches=10",           "lr_schedule.name=constant",
+    "checkpoint.interval=2",    "checkpoint.keep_last_n=1",  "checkpoint.resume=auto",
+    "train.divergence_steps=5", "train.divergence_window=8", "train.divergence_band=10"};
 
 }  // namespace
 
 TEST_CASE("the best checkpoints stay over stops and another layout, and the best is named") {
   const TemporaryFolder folder;
   const fs::path run_dir = folder.path() / "run";
-  const Overrides base = {"lr_schedule.name=constant", "optimizer.lr=0.05",
-                          "eval.interval=1",           "eval.batches=1",
-                          "checkpoint.keep_last_n=1",  "checkpoint.keep_best_n=2",
-                          "checkpoint.resume=auto",    "checkpoint.interval=0"};
+  const Overrides base = {"train.grad_accum_steps=2", "lr_schedule.name=constant",
+                          "optimizer.lr=0.05",        "eval.interval=1",
+                          "eval.batches=1",           "checkpoint.keep_last_n=1",
+                          "checkpoint.keep_best_n=2", "checkpoint.resume=auto",
+                          "checkpoint.interval=0"};
   std::set<int64_t> ends;
   for (const int64_t steps : {5, 9, 16}) {
     CAPTURE(steps);
