@@ -82,6 +82,10 @@ bool is_its_own_form(uint32_t c) {
          within(0x30000, 0x3ffff);
 }
 
+// U+11A7, the code point before Hangul's trailing consonants, is none of them and combines with nothing
+// (Unicode Standard, 3.12), but utf8proc 2.8 takes it for one and drops it. It is kept from utf8proc.
+constexpr uint32_t before_trailing = 0x11a7;
+
 // What ends a stretch that must be normalised as a whole: a character that is its own normal form, and that
 // nothing before it moves over or combines with (Unicode Standard Annex 15, "Stable Code Points").
 class StableSet {
@@ -104,7 +108,7 @@ class StableSet {
       }
     }
     for (uint32_t c = 0x1161; c <= 0x1175; ++c) stable_.reset(c);  // Hangul is composed by rule
-    for (uint32_t c = 0x11a7; c <= 0x11c2; ++c) stable_.reset(c);
+    for (uint32_t c = before_trailing + 1; c <= 0x11c2; ++c) stable_.reset(c);
     if (form != NormalForm::nfc && form != NormalForm::nfkc) {
       for (uint32_t c = 0xac00; c <= 0xd7a3; ++c) stable_.reset(c);
     }
@@ -114,6 +118,8 @@ class StableSet {
         inert_.set(c);
       }
     }
+    stable_.set(before_trailing);
+    inert_.set(before_trailing);
   }
   bool stable(uint32_t c) const { return stable_[c]; }
   bool inert(uint32_t c) const { return inert_[c]; }

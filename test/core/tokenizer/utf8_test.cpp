@@ -57,6 +57,10 @@ TEST_CASE("normal forms leave what has them, and change what has not") {
   // Marks in their order: dot below (class 220) before acute (230).
   CHECK(normalized("a\xcc\x81\xcc\xa3", NormalForm::nfd) == "a\xcc\xa3\xcc\x81");
   CHECK(normalized("\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", NormalForm::nfc) == "\xea\xb0\x81");  // Hangul
+  // U+11A7 is no trailing consonant: it stays, behind letters and behind their syllable.
+  CHECK(normalized("\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa7", NormalForm::nfc) == "\xea\xb0\x80\xe1\x86\xa7");
+  CHECK(normalized("\xea\xb0\x80\xe1\x86\xa7\xcc\xa3\xcc\x81", NormalForm::nfkc) ==
+        "\xea\xb0\x80\xe1\x86\xa7\xcc\xa3\xcc\x81");
   std::string out = "before";
   CHECK_FALSE(append_normal_form(out, "plain \xc3\xa9 text", NormalForm::nfc));
   CHECK(out == "before");
