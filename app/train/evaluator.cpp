@@ -31,7 +31,7 @@ Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<Op
                 schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
                 pipeline::Executor::Mode::evaluate) {
   executor_.on_stage_actions(model.stage_actions());
-  executor_.report_to(context.report.activity);
+  executor_.report_to(context.report.activity, context.device);
 }
 
 metrics::SourceLoss Evaluator::run(const Validation& validation) {

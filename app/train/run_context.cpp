@@ -59,6 +59,12 @@ std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
   return milliseconds_of(job.distributed.timeout_s);
 }
 
+comm::NcclOptions nccl_options(const config::JobConfig& job, comm::Activity* activity) {
+  comm::NcclOptions options{.timeout = timeout_of(job), .device_place = {}};
+  if (activity != nullptr) options.device_place = [activity] { return activity->look_at_device(); };
+  return options;
+}
+
 // Puts the rank before the message of an error of `body`; a UsageError stays one. Behind a wait that lasted
 // too long it puts what the other ranks are doing, behind memory that ran out what the plan foretold.
 template <typename Body>
@@ -288,7 +294,12 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     if (device.is_cpu()) return start(world, device, report);
     // Two ranks on one GPU: all ranks find that, or none does.
     std::unique_ptr<comm::Communicator> nccl;
-    const std::string common_fault = comm::fault_of([&] { nccl = comm::make_nccl(world, device); });
+    std::string common_fault;
+    named(plan, world.rank(), /*ranks_here=*/1, device, report, [&] {
+      common_fault =
+          comm::fault_of([&] { nccl = comm::make_nccl(world, device, nccl_options(plan.job, activity)); });
+      return 0;
+    });
     if (!comm::agree(world, common_fault)) return usage_exit_code;
     return start(*nccl, device, report);
   } catch (const PeerFailure&) {

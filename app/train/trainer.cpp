@@ -71,7 +71,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
                    .window = context.job.train.divergence_window,
                    .width = context.job.train.divergence_band}) {
   executor_.on_stage_actions(model_.stage_actions());
-  executor_.report_to(context.report.activity);
+  executor_.report_to(context.report.activity, context.device);
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_, sources_);
   if (context.job.eval.generate_interval > 0) samples_.emplace(context, model_);
   if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);

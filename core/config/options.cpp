@@ -365,7 +365,8 @@ void add_distributed(std::vector<Option>& options) {
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,
            "Seconds. A wait for another rank that lasts longer ends the run with a report: the limit of slow "
-           "work, not of dead ranks.")
+           "work, not of dead ranks. On GPUs it also limits the set-up of each NCCL group, and runs from the "
+           "moment when the GPU comes to an operation.")
       .above_up_to(0, 1e9);
   distributed
       .add("heartbeat_s", &DistributedSection::heartbeat_s,

@@ -103,7 +103,12 @@ class Communicator {
   // their processes end (MPI, after `message` is on standard error).
   virtual void abort(const std::string& message) = 0;
 
-  // Waits that last longer end with Error. Communicators split off later inherit the value.
+  // What has ended the job as far as this transport knows by now, in the words of the PeerFailure that waits
+  // end with; "" while nothing has. Any thread may ask, at any time of the communicator's life. (MPI: always
+  // "", for there the processes end.)
+  virtual std::string failure() const { return ""; }
+
+  // Waits that last longer end with WaitTimeout. Communicators split off later inherit the value.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
  protected:

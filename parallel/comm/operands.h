@@ -11,10 +11,9 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
-
-inline constexpr std::chrono::minutes default_timeout{10};
 
 inline void check_peer(int peer, int rank, int size, const char* what) {
   if (peer < 0 || peer >= size || peer == rank) {

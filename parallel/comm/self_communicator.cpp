@@ -33,6 +33,7 @@ class SelfCommunicator final : public Communicator {
   }
 
   void abort(const std::string& message) override { job_.abort(message); }
+  std::string failure() const override { return job_.failure(); }
   void set_timeout(std::chrono::milliseconds /*timeout*/) override {}
 
  protected:

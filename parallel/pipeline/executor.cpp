@@ -1,5 +1,7 @@
 #include "parallel/pipeline/executor.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -123,9 +125,18 @@ void Executor::run_range(size_t begin, size_t end) {
     } catch (const std::exception& error) {
       kernels::throw_from(fmt::format("in {}", describe(action)), error);
     }
+    mark_on_device(action);
     pipeline_.progress();
     reap_sends(/*wait=*/false);
   }
+}
+
+// Behind the work of the action, on the current stream. Receives and sends have streams of their own.
+void Executor::mark_on_device(const Action& action) {
+  if (activity_ == nullptr || device_.is_cpu() || !schedule::is_compute(action.kind)) return;
+  const auto mark = std::make_shared<c10::Event>(device_.type());
+  mark->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  activity_->enqueued(describe(action), [mark] { return mark->query(); });
 }
 
 // All ranks do so together. A message that one side alone has begun is completed by the other, with values

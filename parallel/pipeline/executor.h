@@ -68,8 +68,12 @@ class Executor {
   };
   void on_stage_actions(StageActions actions) { stage_actions_ = std::move(actions); }
 
-  // What this rank does, and which receive it waits for, goes to `activity`, which must outlive the executor.
-  void report_to(comm::Activity* activity) { activity_ = activity; }
+  // What this rank does, and which receive it waits for, goes to `activity`, which must outlive the executor;
+  // so does, where `device` is a GPU, which actions the GPU has done.
+  void report_to(comm::Activity* activity, c10::Device device = c10::kCPU) {
+    activity_ = activity;
+    device_ = device;
+  }
 
   // Times what runs from now on by the host's clock (the CPU, as at first), by a device's, or not at all.
   void time_on(std::optional<c10::Device> device) { timed_on_ = device; }
@@ -103,6 +107,7 @@ class Executor {
   using Places = std::array<PassPlace, 2>;  // of an action, or of the two of a pair
   static std::vector<Places> find_places(const std::vector<schedule::Action>& list);
   void run_range(size_t begin, size_t end);
+  void mark_on_device(const schedule::Action& action);
   void throw_away_prefix();
   void execute(const schedule::Action& action, const Places& places);
   void compute(const schedule::Action& action, const PassPlace& place);
@@ -130,7 +135,8 @@ class Executor {
   Mode mode_;
   StageActions stage_actions_;
   comm::Activity* activity_ = nullptr;
-  std::vector<Places> places_;  // of this rank's actions
+  c10::Device device_ = c10::kCPU;  // of the marks that the activity gets
+  std::vector<Places> places_;      // of this rank's actions
 
   std::span<const data::Microbatch> microbatches_;
   // Values between actions. Keys name the stage that consumes (inputs) or produced (outputs) them.

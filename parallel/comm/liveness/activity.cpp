@@ -4,6 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace pptrain::comm {
 
@@ -15,14 +16,43 @@ void Activity::set(Doing doing, std::string_view text) {
   since_ = now;
 }
 
-Activity::State Activity::state() const {
+Activity::State Activity::own_state() const {
   const std::lock_guard lock(mutex_);
   return {doing_, text_, std::chrono::duration<double>(Clock::now() - since_).count()};
 }
 
+Activity::State Activity::state() const {
+  State state = own_state();
+  const std::lock_guard lock(mutex_);
+  if (!device_text_.empty() && device_text_ != state.text) state.text += " (its GPU: " + device_text_ + ")";
+  return state;
+}
+
+void Activity::enqueued(std::string text, std::function<bool()> passed) {
+  const std::lock_guard lock(marks_mutex_);
+  drop_passed();
+  marks_.push_back({std::move(text), std::move(passed)});
+}
+
+std::string Activity::look_at_device() {
+  std::string text;
+  {
+    const std::lock_guard lock(marks_mutex_);
+    drop_passed();
+    if (!marks_.empty()) text = marks_.front().text;
+  }
+  const std::lock_guard lock(mutex_);
+  device_text_ = text;
+  return text;
+}
+
+void Activity::drop_passed() {
+  while (!marks_.empty() && marks_.front().passed()) marks_.pop_front();
+}
+
 ActivityScope::ActivityScope(Activity* activity, Doing doing, std::string_view text) : activity_(activity) {
   if (activity_ == nullptr) return;
-  before_ = activity_->state();
+  before_ = activity_->own_state();
   activity_->set(doing, text);
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <span>
@@ -17,25 +18,50 @@ namespace pptrain::comm {
 enum class Doing : uint8_t { work, wait, storage };
 
 // Set by the rank's thread for each action, read by the threads that report.
+//
+// Where a device does the work, an action is only what the host has enqueued, perhaps far ahead. So the
+// rank's thread leaves a mark behind the work of each action, and a thread that may wait for the device's
+// driver looks from time to time which marks are passed.
 class Activity {
  public:
   struct State {
     Doing doing = Doing::work;
-    std::string text;    // "F stage 6 microbatch 9"; of a wait, what it is for
+    // "F stage 6 microbatch 9"; of a wait, what it is for. "... (its GPU: F stage 6 microbatch 4)" where the
+    // device was behind at the last look.
+    std::string text;
     double seconds = 0;  // since it began
   };
 
   void set(Doing doing, std::string_view text);
   State state() const;
 
+  // By the rank's thread: the device's work for `text` is enqueued. passed: whether it is done, asked by any
+  // thread.
+  void enqueued(std::string text, std::function<bool()> passed);
+  // The first work that the device had not done at this look, "" for none. By one thread.
+  std::string look_at_device();
+
  private:
+  friend class ActivityScope;
   using Clock = std::chrono::steady_clock;
+  struct Mark {
+    std::string text;
+    std::function<bool()> passed;
+  };
+
+  State own_state() const;  // without the device
+  void drop_passed();
 
   mutable std::mutex mutex_;
   // Libraries, drivers and weights are loaded.
   Doing doing_ = Doing::storage;
   std::string text_ = "start-up";
   Clock::time_point since_ = Clock::now();
+  std::string device_text_;
+
+  // A lock of its own: who reads the state never waits for the driver.
+  std::mutex marks_mutex_;
+  std::deque<Mark> marks_;  // oldest first
 };
 
 // An activity for as long as it lives; then the earlier one goes on. Nothing without an Activity.

@@ -9,10 +9,11 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <exception>
 #include <functional>
 #include <map>
 #include <thread>
@@ -20,51 +21,26 @@
 
 #include "core/base/cuda_handle.h"
 #include "parallel/comm/collectives.h"
-#include "parallel/comm/nccl/nccl_watchdog.h"
+#include "parallel/comm/nccl/nccl_group.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/rank_order_sum.h"
 
 namespace pptrain::comm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using CudaStream = CudaHandle<cudaStream_t, cudaStreamDestroy>;
-using WatchdogPtr = std::shared_ptr<NcclWatchdog>;
+using NcclEvent = std::shared_ptr<at::cuda::CUDAEvent>;
 
 // Up to here a sum gathers whole tensors: one exchange instead of two.
 constexpr int64_t direct_bytes = 256 << 10;
 // Scratch of a larger sum: at most about this much.
 constexpr int64_t piece_bytes = 64 << 20;
-
-// One NCCL communicator, known to the watchdog.
-class Group {
- public:
-  Group(WatchdogPtr watchdog, const std::string& id, int rank, int size) : watchdog_(std::move(watchdog)) {
-    ncclUniqueId unique{};
-    if (id.size() != sizeof(unique)) throw Error("an NCCL id of the wrong size came from another rank");
-    std::memcpy(&unique, id.data(), sizeof(unique));
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 1;
-    check_nccl(ncclCommInitRankConfig(&comm_, size, unique, rank, &config), "ncclCommInitRankConfig");
-    watchdog_->add(comm_);
-  }
-  ~Group() { watchdog_->remove(comm_, /*in_order=*/std::uncaught_exceptions() <= unwinding_); }
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
-
-  ncclComm_t get() const { return comm_; }
-
- private:
-  WatchdogPtr watchdog_;
-  ncclComm_t comm_ = nullptr;
-  int unwinding_ = std::uncaught_exceptions();
-};
-
-std::string new_id() {
-  ncclUniqueId unique{};
-  check_nccl(ncclGetUniqueId(&unique), "ncclGetUniqueId");
-  return {reinterpret_cast<const char*>(&unique), sizeof(unique)};
-}
+// Thread blocks of a link's kernel, one an SM: what a receive that was posted ahead holds while it waits (of
+// 132 on an H100, of 108 on an A100). NCCL's own choice takes up to 32, of each of the links that wait. If a
+// block moves 20 GB/s, two take 0.8 ms for the 32 MiB of 4096 tokens of 4096 bf16 values; the stage's
+// forward, say eight blocks of 200M parameters, takes 13 TFLOP, 26 ms at 500 TFLOP/s, and goes on meanwhile.
+// (Arithmetic, not measured.)
+constexpr int link_ctas = 2;
 
 NcclEvent record(c10::cuda::CUDAStream stream) {
   auto event = std::make_shared<at::cuda::CUDAEvent>();
@@ -79,32 +55,48 @@ void make_stream(CudaStream& stream) {
   C10_CUDA_CHECK(cudaStreamCreateWithPriority(stream.receive(), cudaStreamNonBlocking, greatest));
 }
 
+// The job's rank of each rank of `host`, of which this one's is `mine`. Collective.
+std::vector<int> ranks_of_job(Communicator& host, int mine) {
+  const at::Tensor own = at::empty({1}, at::kInt);
+  *own.mutable_data_ptr<int>() = mine;
+  const at::Tensor all = at::empty({host.size(), 1}, at::kInt);
+  host.all_gather(all, own);
+  const int* begin = all.const_data_ptr<int>();
+  return {begin, begin + host.size()};
+}
+
+// "ranks 0, 4"
+std::string name_ranks(std::span<const int> ranks) {
+  constexpr size_t shown = 8;
+  if (ranks.size() <= shown) return fmt::format("ranks {}", fmt::join(ranks, ", "));
+  return fmt::format("{} ranks from {} to {}", ranks.size(), ranks.front(), ranks.back());
+}
+
 // One direction of traffic between two ranks: its own communicator and its own stream, so that no other
 // traffic can stand in its way. The sender is rank 0 of the two.
 struct Link {
   CudaStream handle;  // goes last
-  std::unique_ptr<Group> group;
+  std::unique_ptr<NcclGroup> group;
 };
 
-// What runs on a side stream until `finished`, on `tensors` (scratch included). `what` names it in messages.
+// What runs on a side stream until `finished`, on `tensors` (scratch included); `ticket` is the watch's.
 class NcclWork final : public Work {
  public:
-  NcclWork(WatchdogPtr watchdog, NcclEvent finished, std::vector<at::Tensor> tensors,
-           std::chrono::milliseconds timeout, std::string what)
+  NcclWork(WatchdogPtr watchdog, NcclEvent finished, DeviceWatch::Ticket ticket,
+           std::vector<at::Tensor> tensors)
       : watchdog_(std::move(watchdog)),
         finished_(std::move(finished)),
-        tensors_(std::move(tensors)),
-        timeout_(timeout),
-        what_(std::move(what)) {}
+        ticket_(std::move(ticket)),
+        tensors_(std::move(tensors)) {}
   // The side stream may still use the tensors.
   ~NcclWork() override {
-    if (!tensors_.empty()) watchdog_->watch(finished_, std::move(tensors_), Clock::now() + timeout_, what_);
+    if (!tensors_.empty()) watchdog_->watch().keep(ticket_, std::move(tensors_));
   }
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
 
   bool done() override {
-    watchdog_->check();
+    watchdog_->watch().check();
     if (!finished_->query()) return false;
     tensors_.clear();
     return true;
@@ -113,10 +105,9 @@ class NcclWork final : public Work {
   // From here on the current stream is behind the side stream, so the tensors' memory may go to other uses on
   // it.
   void wait(const std::function<std::string()>& what) override {
-    watchdog_->check();
+    watchdog_->watch().check();
     finished_->block(c10::cuda::getCurrentCUDAStream(finished_->device_index()));
-    watchdog_->watch(finished_, {}, Clock::now() + timeout_,
-                     what ? fmt::format("{}: {}", what_, what()) : what_);
+    if (what) watchdog_->watch().explain(ticket_, what());
     tensors_.clear();
   }
 
@@ -126,34 +117,49 @@ class NcclWork final : public Work {
  private:
   WatchdogPtr watchdog_;
   NcclEvent finished_;
+  DeviceWatch::Ticket ticket_;
   std::vector<at::Tensor> tensors_;
-  std::chrono::milliseconds timeout_;
-  std::string what_;
 };
 
 class NcclCommunicator final : public Communicator {
  public:
-  // `owned` is null where the caller keeps the host communicator.
-  NcclCommunicator(Communicator& host, std::unique_ptr<Communicator> owned, c10::Device device,
+  // `owned` is null where the caller keeps the host communicator: that of the whole job. `job_rank`: this
+  // rank's there.
+  NcclCommunicator(Communicator& host, std::unique_ptr<Communicator> owned, int job_rank, c10::Device device,
                    WatchdogPtr watchdog, std::chrono::milliseconds timeout)
       : owned_(std::move(owned)),
         host_(host),
+        job_ranks_(ranks_of_job(host, job_rank)),
+        group_name_(name_ranks(job_ranks_)),
         device_(device),
         watchdog_(std::move(watchdog)),
         timeout_(timeout) {
     if (size() == 1) return;
-    const std::string id = broadcast_string(host_, rank() == 0 ? new_id() : "", 0);
+    const std::string id = broadcast_string(host_, rank() == 0 ? new_nccl_id() : "", 0);
     const c10::cuda::CUDAGuard guard(device_);
     make_stream(stream_);
-    group_ = std::make_unique<Group>(watchdog_, id, rank(), size());
+    group_ = make_group(id, rank(), job_ranks_, /*max_ctas=*/0);
     warm_up();
   }
+  // The end of a link may wait for the other rank's: so in the same order everywhere. The job's communicator
+  // stops the watchdog, which asks the host's, before that goes.
+  ~NcclCommunicator() override {
+    while (!links_.empty()) links_.erase(links_.begin());
+    group_.reset();
+    if (!owned_) watchdog_->stop();
+  }
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
-  Communicator& host() override { return host_; }
+  // Once NCCL has failed, what came from the GPU means nothing: no rank goes on with it.
+  Communicator& host() override {
+    watch().throw_if_failed();
+    return host_;
+  }
   void progress() override {
-    watchdog_->check();
+    watch().check();
     host_.progress();
   }
 
@@ -169,6 +175,7 @@ class NcclCommunicator final : public Communicator {
   void barrier() override { host_.barrier(); }
 
   void abort(const std::string& message) override { host_.abort(message); }
+  std::string failure() const override { return host_.failure(); }
   void set_timeout(std::chrono::milliseconds timeout) override {
     timeout_ = timeout;
     host_.set_timeout(timeout);
@@ -183,6 +190,17 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Work> start_all_to_all(at::Tensor out, std::vector<int64_t> from, at::Tensor tensor,
                                          std::vector<int64_t> to) override;
 
+  DeviceWatch& watch() const { return watchdog_->watch(); }
+  int job_rank() const { return job_ranks_[rank()]; }
+  std::unique_ptr<NcclGroup> make_group(const std::string& id, int nccl_rank, std::span<const int> job_ranks,
+                                        int max_ctas) const {
+    return std::make_unique<NcclGroup>(
+        watchdog_, id, nccl_rank, static_cast<int>(job_ranks.size()),
+        NcclGroup::Options{.job_rank = job_rank(),
+                           .name = "the NCCL group of " + name_ranks(job_ranks),
+                           .timeout = timeout_,
+                           .max_ctas = max_ctas});
+  }
   c10::cuda::CUDAStream current() const { return c10::cuda::getCurrentCUDAStream(device_.index()); }
   template <typename Body>
   std::unique_ptr<Work> on_stream(cudaStream_t side, const std::string& what, std::vector<at::Tensor> tensors,
@@ -192,7 +210,7 @@ class NcclCommunicator final : public Communicator {
   void check_device(const at::Tensor& tensor, const char* what) const {
     check_contiguous(tensor, what);
     if (tensor.device() != device_) {
-      throw Error(fmt::format("{}: rank {} uses {}, but the tensor is on {}", what, rank(), device_.str(),
+      throw Error(fmt::format("{}: rank {} uses {}, but the tensor is on {}", what, job_rank(), device_.str(),
                               tensor.device().str()));
     }
   }
@@ -201,7 +219,7 @@ class NcclCommunicator final : public Communicator {
   Link& link(int sender, int receiver);
   std::unique_ptr<Work> start(at::Tensor tensor, int sender, int receiver);
   void warm_up();
-  void synchronize(const NcclEvent& event, const char* what);
+  void synchronize();
   template <typename Outgoing, typename Incoming>
   void exchange(Outgoing&& outgoing, Incoming&& incoming);
   void reduce_piece(at::Tensor flat, at::Tensor scratch);
@@ -210,11 +228,13 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> owned_;
   Communicator& host_;
+  std::vector<int> job_ranks_;  // of the group's ranks
+  std::string group_name_;
   c10::Device device_;
   WatchdogPtr watchdog_;
   std::chrono::milliseconds timeout_;
   CudaStream stream_;  // of the group's collectives; goes after the group
-  std::unique_ptr<Group> group_;
+  std::unique_ptr<NcclGroup> group_;
   std::map<std::pair<int, int>, Link> links_;
 };
 
@@ -239,7 +259,7 @@ void NcclCommunicator::make_link(int sender, int receiver) {
   const auto options = at::TensorOptions().dtype(at::kByte);
   const at::Tensor id = at::empty({static_cast<int64_t>(sizeof(ncclUniqueId))}, options);
   if (sends) {
-    const std::string text = new_id();
+    const std::string text = new_nccl_id();
     std::memcpy(id.data_ptr(), text.data(), text.size());
     host_.isend(id, receiver)->wait([] { return "the set-up of an NCCL link"; });
   } else {
@@ -248,13 +268,14 @@ void NcclCommunicator::make_link(int sender, int receiver) {
   Link link;
   make_stream(link.handle);
   const std::string text(static_cast<const char*>(id.const_data_ptr()), static_cast<size_t>(id.numel()));
-  link.group = std::make_unique<Group>(watchdog_, text, sends ? 0 : 1, 2);
+  const std::array<int, 2> pair{job_ranks_[sender], job_ranks_[receiver]};
+  link.group = make_group(text, sends ? 0 : 1, pair, link_ctas);
   links_.emplace(std::pair(sender, receiver), std::move(link));
   // The first message makes the connection.
   const at::Tensor token = at::empty({1}, options.device(device_));
   auto work = start(token, sender, receiver);
   work->wait([] { return "the first message of an NCCL link"; });
-  synchronize(record(current()), "the first message of an NCCL link");
+  synchronize();
 }
 
 Link& NcclCommunicator::link(int sender, int receiver) {
@@ -271,36 +292,38 @@ Link& NcclCommunicator::link(int sender, int receiver) {
 template <typename Body>
 std::unique_ptr<Work> NcclCommunicator::on_stream(cudaStream_t side, const std::string& what,
                                                   std::vector<at::Tensor> tensors, Body&& body) {
-  watchdog_->check();
+  watch().check();
   const c10::cuda::CUDAGuard guard(device_);
   const auto stream = c10::cuda::getStreamFromExternal(side, device_.index());
-  at::cuda::CUDAEvent ready;
-  ready.record(current());
-  ready.block(stream);
+  const NcclEvent ready = record(current());
+  ready->block(stream);
   {
     const c10::cuda::CUDAStreamGuard on(stream);
     const c10::InferenceMode inference;
     body();
   }
-  return std::make_unique<NcclWork>(watchdog_, record(stream), std::move(tensors), timeout_,
-                                    fmt::format("rank {}, {}", rank(), what));
+  const NcclEvent finished = record(stream);
+  auto ticket = watch().post({.queue = side,
+                              .ready = [ready] { return ready->query(); },
+                              .finished = [finished] { return finished->query(); },
+                              .timeout = timeout_,
+                              .rank = job_rank(),
+                              .description = what});
+  return std::make_unique<NcclWork>(watchdog_, finished, std::move(ticket), std::move(tensors));
 }
 
 std::unique_ptr<Work> NcclCommunicator::start(at::Tensor tensor, int sender, int receiver) {
   const bool sends = sender == rank();
   check_device(tensor, sends ? "isend" : "irecv");
   const Link& way = link(sender, receiver);
-  const std::string what =
-      sends ? fmt::format("a message to rank {}", receiver) : fmt::format("a message from rank {}", sender);
+  const std::string what = sends ? fmt::format("its message to be taken by rank {}", job_ranks_[receiver])
+                                 : fmt::format("a message from rank {}", job_ranks_[sender]);
   return on_stream(way.handle.get(), what, {tensor}, [&] {
     const size_t bytes = tensor.nbytes();
-    if (sends) {
-      check_nccl(ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, way.group->get(), current()),
-                 "ncclSend");
-    } else {
-      check_nccl(ncclRecv(tensor.mutable_data_ptr(), bytes, ncclUint8, 0, way.group->get(), current()),
-                 "ncclRecv");
-    }
+    way.group->enqueue(what, timeout_, [&](ncclComm_t comm) {
+      return sends ? ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, comm, current())
+                   : ncclRecv(tensor.mutable_data_ptr(), bytes, ncclUint8, 0, comm, current());
+    });
   });
 }
 
@@ -319,7 +342,7 @@ std::unique_ptr<Work> NcclCommunicator::irecv(at::Tensor tensor, int source) {
 std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
   auto part = host_.split(color, key);
   Communicator& host = *part;
-  return std::make_unique<NcclCommunicator>(host, std::move(part), device_, watchdog_, timeout_);
+  return std::make_unique<NcclCommunicator>(host, std::move(part), job_rank(), device_, watchdog_, timeout_);
 }
 
 // --- collectives: bytes move with NCCL, sums are taken here in rank order ---
@@ -331,35 +354,39 @@ template <typename Body>
 std::unique_ptr<Work> NcclCommunicator::collective(const char* name, std::vector<at::Tensor> tensors,
                                                    Body&& body) {
   for (const at::Tensor& tensor : tensors) check_device(tensor, name);
-  return on_stream(stream_.get(), name, std::move(tensors), std::forward<Body>(body));
+  return on_stream(stream_.get(), fmt::format("{} of {}", name, group_name_), std::move(tensors),
+                   std::forward<Body>(body));
 }
 
 // outgoing(r), incoming(r): what goes to and comes from rank r; empty tensors do not travel.
 template <typename Outgoing, typename Incoming>
 void NcclCommunicator::exchange(Outgoing&& outgoing, Incoming&& incoming) {
   const auto stream = current();
-  check_nccl(ncclGroupStart(), "ncclGroupStart");
-  ncclResult_t result = ncclSuccess;
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank()) continue;
-    const at::Tensor out = outgoing(r);
-    const at::Tensor in = incoming(r);
-    if (out.numel() > 0 && result == ncclSuccess) {
-      result = ncclSend(out.const_data_ptr(), out.nbytes(), ncclUint8, r, group_->get(), stream);
+  const auto accepted = [](ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; };
+  group_->enqueue("an exchange of all ranks", timeout_, [&](ncclComm_t comm) {
+    ncclResult_t result = ncclGroupStart();
+    if (result != ncclSuccess) return result;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      const at::Tensor out = outgoing(r);
+      const at::Tensor in = incoming(r);
+      if (out.numel() > 0 && accepted(result)) {
+        result = ncclSend(out.const_data_ptr(), out.nbytes(), ncclUint8, r, comm, stream);
+      }
+      if (in.numel() > 0 && accepted(result)) {
+        result = ncclRecv(in.mutable_data_ptr(), in.nbytes(), ncclUint8, r, comm, stream);
+      }
     }
-    if (in.numel() > 0 && result == ncclSuccess) {
-      result = ncclRecv(in.mutable_data_ptr(), in.nbytes(), ncclUint8, r, group_->get(), stream);
-    }
-  }
-  const ncclResult_t end = ncclGroupEnd();
-  check_nccl(result, "an exchange of all ranks");
-  check_nccl(end, "ncclGroupEnd");
+    const ncclResult_t end = ncclGroupEnd();
+    return accepted(result) ? end : result;
+  });
 }
 
 void NcclCommunicator::gather(at::Tensor out, const at::Tensor& tensor) {
-  check_nccl(ncclAllGather(tensor.const_data_ptr(), out.mutable_data_ptr(), tensor.nbytes(), ncclUint8,
-                           group_->get(), current()),
-             "ncclAllGather");
+  group_->enqueue("all_gather", timeout_, [&](ncclComm_t comm) {
+    return ncclAllGather(tensor.const_data_ptr(), out.mutable_data_ptr(), tensor.nbytes(), ncclUint8, comm,
+                         current());
+  });
 }
 
 // Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size of
@@ -458,9 +485,10 @@ void NcclCommunicator::broadcast(at::Tensor tensor, int root) {
 }
 
 void NcclCommunicator::broadcast_bytes(at::Tensor tensor, int root) {
-  check_nccl(ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8,
-                           root, group_->get(), current()),
-             "ncclBroadcast");
+  group_->enqueue("broadcast", timeout_, [&](ncclComm_t comm) {
+    return ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, root,
+                         comm, current());
+  });
 }
 
 void NcclCommunicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
@@ -480,20 +508,20 @@ void NcclCommunicator::warm_up() {
   const at::Tensor tokens = at::empty_like(rows);
   const auto incoming = [&](int r) { return rows.select(0, r); };
   const auto outgoing = [&](int r) { return tokens.select(0, r); };
-  const auto work = collective("the first collectives of an NCCL group", {rows, tokens}, [&] {
+  const auto work = collective("the first exchange", {rows, tokens}, [&] {
     exchange(outgoing, incoming);
     gather(rows, outgoing(rank()));
     broadcast_bytes(rows, 0);
   });
   work->wait();
-  synchronize(record(current()), "the first collectives of an NCCL group");
+  synchronize();
 }
 
-// Waits on the host, with the watchdog's eye on the time.
-void NcclCommunicator::synchronize(const NcclEvent& event, const char* what) {
-  watchdog_->watch(event, {}, Clock::now() + timeout_, fmt::format("rank {}, {}", rank(), what));
+// Waits on the host for the current stream; the watch's eye is on what it waits for.
+void NcclCommunicator::synchronize() {
+  const NcclEvent event = record(current());
   while (!event->query()) {
-    watchdog_->check();
+    watch().check();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
@@ -531,13 +559,19 @@ std::string nccl_version() {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device) {
+std::unique_ptr<Communicator> make_nccl(Communicator& host, c10::Device device, NcclOptions options) {
   if (!device.is_cuda()) throw Error(fmt::format("NCCL carries CUDA tensors; {} is no GPU", device.str()));
   if (!device.has_index()) device = c10::Device(at::kCUDA, c10::cuda::current_device());
   const c10::cuda::CUDAGuard guard(device);
   check_devices_differ(host, device);
-  auto watchdog = std::make_shared<NcclWatchdog>(device.index());
-  return std::make_unique<NcclCommunicator>(host, nullptr, device, std::move(watchdog), default_timeout);
+  DeviceWatchdog::Options watchdog_options;
+  watchdog_options.on_thread = [device] { c10::cuda::set_device(device.index()); };
+  auto watchdog =
+      std::make_shared<DeviceWatchdog>(DeviceWatch::Hooks{.host_failure = [&host] { return host.failure(); },
+                                                          .device_place = std::move(options.device_place)},
+                                       std::move(watchdog_options));
+  return std::make_unique<NcclCommunicator>(host, nullptr, host.rank(), device, std::move(watchdog),
+                                            options.timeout);
 }
 
 }  // namespace pptrain::comm

@@ -8,7 +8,7 @@ std::string nccl_version() {
   return "";
 }
 
-std::unique_ptr<Communicator> make_nccl(Communicator& /*host*/, c10::Device device) {
+std::unique_ptr<Communicator> make_nccl(Communicator& /*host*/, c10::Device device, NcclOptions /*options*/) {
   throw UsageError("this program was built without CUDA, so ranks cannot exchange tensors on " +
                    device.str() + ": build where nvcc is on PATH, or use run.device = \"cpu\"");
 }

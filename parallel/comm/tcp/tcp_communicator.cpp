@@ -118,6 +118,7 @@ class TcpCommunicator final : public MessageCommunicator {
   void abort(const std::string& message) override {
     engine_->fail(fmt::format("rank {} failed: {}", members_[rank_], message));
   }
+  std::string failure() const override { return engine_->failure(); }
 
  private:
   // Splits count from 1 up, so a lane's number with the highest bit set is no split's.

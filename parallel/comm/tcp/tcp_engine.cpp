@@ -105,6 +105,11 @@ void TcpEngine::throw_failure() {
   throw PeerFailure(failure_);
 }
 
+std::string TcpEngine::failure() {
+  const std::lock_guard lock(done_mutex_);
+  return failure_;
+}
+
 void TcpEngine::fail(const std::string& failure) {
   const std::string text = failure_text(failure);
   {

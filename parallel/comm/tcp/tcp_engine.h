@@ -44,6 +44,8 @@ class TcpEngine {
   Outcome poll(const OperationPtr& operation);
   Outcome wait(const OperationPtr& operation, Deadline deadline);
   [[noreturn]] void throw_failure();
+  // "" while nothing has failed.
+  std::string failure();
 
   // Ends all waits here and on the peers with `failure`, of which max_failure_bytes count; the first call
   // wins. Any thread may call it, at any time of the engine's life.

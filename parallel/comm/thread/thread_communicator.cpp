@@ -268,6 +268,10 @@ class ThreadCommunicator final : public MessageCommunicator {
   std::unique_ptr<Communicator> split(int color, int key) override;
 
   void abort(const std::string& message) override { world_->fail(world_rank(), message); }
+  std::string failure() const override {
+    const std::lock_guard lock(world_->mutex);
+    return world_->failure;
+  }
 
  private:
   std::unique_ptr<Communicator> on_lane(Lane lane) const override {

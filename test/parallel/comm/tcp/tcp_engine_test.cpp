@@ -126,6 +126,7 @@ TEST_CASE("a peer that dies while it is made to wait is noticed") {
   pair.say(&header, sizeof(header));
   pair.say(body.data(), body.size());
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  REQUIRE(pair.engine->failure().empty());
   pair.other.close();
   const at::Tensor received = at::empty({2000}, at::kByte);
   const auto start = Clock::now();
@@ -134,6 +135,7 @@ TEST_CASE("a peer that dies while it is made to wait is noticed") {
       pair.engine->receive(9, at::empty({1}, at::kByte), 1);
     } catch (const PeerFailure& e) {
       REQUIRE_THAT(e.what(), contains_text("rank 1 ended its connection"));
+      REQUIRE(pair.engine->failure() == e.what());
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

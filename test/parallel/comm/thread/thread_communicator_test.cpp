@@ -133,7 +133,9 @@ TEST_CASE("a later call sees the failure too") {
   const at::Tensor tensor = at::zeros({1});
   const auto work = first->irecv(tensor, 1);
   REQUIRE_FALSE(work->done());
+  REQUIRE(first->failure().empty());
   second->abort("boom");
+  REQUIRE_THAT(first->failure(), contains_text("rank 1 failed: boom"));
   REQUIRE_THROWS_AS(work->done(), PeerFailure);
   REQUIRE_THROWS_WITH(first->isend(tensor, 1), contains_text("rank 1 failed: boom"));
 }
