@@ -204,7 +204,7 @@ build() {
     export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1  # another checkout of the same sources finds the same objects
     arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   fi
-  options="source=$root ${arguments[*]} CXX=${CXX:-} nvcc=$(command -v nvcc || true) mpicc=$(readlink -f "$(command -v mpicc)" || true)"
+  options="source=$root ${arguments[*]} CXX=${CXX:-} CUDAARCHS=${CUDAARCHS:-} nvcc=$(command -v nvcc || true) mpicc=$(readlink -f "$(command -v mpicc)" || true)"
   if [[ ! -e $dir/build.ninja || ! -e $stamp || $(<"$stamp") != "$options" ]]; then
     say "configuring ${dir#"$root"/} (preset $preset)"
     if [[ -e $dir/CMakeCache.txt ]] && ! grep -qx "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$dir/CMakeCache.txt"; then
