@@ -35,7 +35,7 @@ class Torch:
     version: str
 
 
-def find_torch():
+def find_torch(with_cuda):
     """The torch of this Python, without importing it, which takes seconds. Raises Unsuitable."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
@@ -46,7 +46,7 @@ def find_torch():
     version = found[1] if found else "unknown"
     if not version.startswith(TORCH_VERSION + "."):
         raise Unsuitable(f"torch in {folder} is {version}: the programs are built for {TORCH_VERSION}")
-    if not (folder / "lib/libtorch_cuda.so").exists():
+    if with_cuda and not (folder / "lib/libtorch_cuda.so").exists():
         raise Unsuitable(f"torch in {folder} is {version} without CUDA: the programs are built for the one with CUDA")
     return Torch(folder, version)
 

@@ -40,13 +40,14 @@ def read_arguments():
     return arguments
 
 
-def find_machine(arguments):
-    """The torch and the description of this machine. Raises Unsuitable."""
-    if not (arguments.pack / "bin/pptrain").exists():
+def look_around(arguments):
+    """The torch, what this machine is and what the pack is. Raises Unsuitable."""
+    if not (arguments.pack / "pack.json").exists():
         raise machine.Unsuitable(f"no pack in {arguments.pack}: scripts/gpu.sh pack makes one where the compilers are")
-    torch = machine.find_torch()
+    pack = json.loads((arguments.pack / "pack.json").read_text())
+    torch = machine.find_torch(with_cuda=bool(pack["architectures"]))
     gpu = machine.find_gpu() if arguments.device == "cuda" else {}
-    return torch, machine.describe(torch) | gpu
+    return torch, machine.describe(torch) | gpu, pack
 
 
 def run_step(suite, step, context):
@@ -69,13 +70,12 @@ def run_step(suite, step, context):
 def main():
     arguments = read_arguments()
     try:
-        torch, description = find_machine(arguments)
+        torch, description, pack = look_around(arguments)
     except machine.Unsuitable as reason:
         print(f"pptrain: error: {reason}", file=sys.stderr)
         return UNSUITABLE
     arguments.out.mkdir(parents=True, exist_ok=True)
-    report = Report(description, json.loads((arguments.pack / "pack.json").read_text()), arguments.device,
-                    datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S"))
+    report = Report(description, pack, arguments.device, datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S"))
     with tempfile.TemporaryDirectory(prefix="pptrain_gpu_") as work, open(arguments.out / "steps.log", "wb") as log:
         for suite in (SUITES[name] for name in arguments.suites):
             context = Context(pack=arguments.pack.resolve(), out=arguments.out.resolve(), work=pathlib.Path(work), log=log,

@@ -11,7 +11,11 @@ from typing import BinaryIO, Callable
 
 
 class Failed(Exception):
-    """The step found something wrong; the message says what."""
+    """The step found something wrong; the message says what. `output`: of the programs that failed, all of it."""
+
+    def __init__(self, message, output=""):
+        super().__init__(message)
+        self.output = output
 
 
 class Skipped(Exception):
@@ -24,7 +28,6 @@ class Step:
     about: str
     limit: int  # seconds
     run: Callable  # of a Context; returns what was compared, in words
-    
 
 @dataclass
 class Suite:
@@ -86,10 +89,11 @@ class Context:
             self.log.flush()
         texts = [text.decode(errors="replace") for text in outputs]
         if not in_time:
-            raise Failed(f"{name or commands[0][0][0]}: not done in time, stopped\n{tail(texts)}")
+            raise Failed(f"{name or commands[0][0][0]}: not done in time, stopped\n{tail(texts)}", "\n".join(texts))
         codes = [process.returncode for process in processes]
         if any(codes):
-            raise Failed(f"{name or commands[0][0][0]}: exit code {', '.join(map(str, codes))}\n{tail(texts)}")
+            raise Failed(f"{name or commands[0][0][0]}: exit code {', '.join(map(str, codes))}\n{tail(texts)}",
+                         "\n".join(texts))
         return texts
 
     def start(self, arguments, more):

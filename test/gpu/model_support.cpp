@@ -72,7 +72,7 @@ void compare_place(const PlacedWork& work, at::ScalarType type, double tolerance
     const Tensor found = actual.at(name).cpu();
     REQUIRE(found.sizes() == tensor.sizes());
     CHECK(relative_error(found, tensor) < tolerance);
-    CHECK(same_bits(found, again.at(name).cpu()));
+    CHECK(same_bits(found, again.at(name)));
   }
 }
 
