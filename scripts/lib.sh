@@ -74,8 +74,13 @@ ensure_packages() {
   ((${#missing[@]} == 0)) || install_packages "${missing[@]}"
 }
 
+refuse_offline() {  # refuse_offline WHAT: ends the script where nothing may be downloaded
+  [[ -z ${PPTRAIN_OFFLINE:-} ]] || die "PPTRAIN_OFFLINE is set, so nothing is downloaded; missing: $1"
+}
+
 install_packages() {  # install_packages NAME...
   local -a missing=("$@") as_root=()
+  refuse_offline "${missing[*]}"
   if [[ $EUID -ne 0 ]]; then
     if has_command sudo && sudo -n true 2>/dev/null; then
       as_root=(sudo -n)
@@ -129,6 +134,7 @@ ensure_requirements() {
   local set=$1 && shift
   local stamp=$venv/installed/$set.txt
   venv_is_whole && cmp -s "$scripts/$set.txt" "$stamp" && return 0
+  refuse_offline ".venv with scripts/$set.txt (or set PPTRAIN_TORCH_DIR)"
   if ! venv_is_whole; then
     [[ ! -d $venv ]] || say ".venv is incomplete, was moved, or has lost its Python: building it anew"
     rm -f "$venv/pyvenv.cfg" && rm -rf "$venv"  # in this order, so that a half-removed one is never taken for whole

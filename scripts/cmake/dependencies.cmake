@@ -15,7 +15,7 @@ endif()
 
 add_library(torch::cpu INTERFACE IMPORTED)
 # LibTorch's include folder carries a newer fmt than the one that spdlog is built with; spdlog's must be found first.
-find_path(fmt_include_dir fmt/format.h PATHS /usr/include /usr/local/include NO_DEFAULT_PATH)
+find_path(fmt_include_dir fmt/format.h PATHS ENV CPATH /usr/include /usr/local/include NO_DEFAULT_PATH)
 if(fmt_include_dir)
   file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include-first)
   file(CREATE_LINK ${fmt_include_dir}/fmt ${PROJECT_BINARY_DIR}/include-first/fmt SYMBOLIC)

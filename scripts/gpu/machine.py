@@ -1,4 +1,7 @@
-"""What a machine has that the pack needs: torch with its libraries, a GPU, CUDA's tools."""
+"""What a machine has that the pack needs: torch with its libraries, a GPU, CUDA's tools.
+
+Usage: machine.py prints the folder of this Python's torch; exit code 4 where it is not the one that the pack needs.
+"""
 
 import ctypes
 import glob
@@ -9,6 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 
 TORCH_VERSION = "2.11"
@@ -116,3 +120,11 @@ def describe(torch):
         "python": platform.python_version(),
         "torch": torch.version,
     }
+
+
+if __name__ == "__main__":
+    try:
+        print(find_torch(with_cuda=True).folder)
+    except Unsuitable as reason:
+        print(f"pptrain: error: {reason}", file=sys.stderr)
+        sys.exit(4)

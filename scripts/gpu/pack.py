@@ -1,6 +1,6 @@
 """Gathers programs, the libraries that a bare machine lacks, and what the steps read, in one folder that can be carried.
 
-Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER PROGRAM...; leaves BUILD/pack.
+Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER [--headers] PROGRAM...; leaves BUILD/pack.
 
 Packed are all shared libraries that the programs load, however indirectly, but those that any Linux has (glibc, libstdc++)
 and those that torch brings there: its own and NVIDIA's. All is stripped.
@@ -67,6 +67,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("--root", "--build", "--torch"):
         parser.add_argument(name, type=pathlib.Path, required=True)
+    parser.add_argument("--headers", action="store_true", help="what a build needs, too, in BUILD/pack/offline")
     parser.add_argument("programs", nargs="+")
     arguments = parser.parse_args()
     root, build = arguments.root, arguments.build
@@ -83,8 +84,10 @@ def main():
     for name in FILES + sorted(str(path.relative_to(root)) for path in (root / "scripts/gpu").glob("*.py")):
         (pack / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, pack / name)
+    if arguments.headers:
+        subprocess.run([sys.executable, "-B", root / "scripts/gpu/headers.py", pack / "offline"], check=True)
     (pack / "pack.json").write_text(json.dumps(describe(root, build), indent=2) + "\n")
-    size = sum(path.stat().st_size for path in pack.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in pack.rglob("*") if path.is_file() and not path.is_symlink())
     print(f"{pack}: {', '.join(arguments.programs)}; libraries {', '.join(sorted(needed))}; {size / 1e6:.1f} MB")
     if size > LARGEST:
         sys.exit(f"pack.py: error: the pack has {size} bytes, {LARGEST} at most: compile for fewer architectures (CUDAARCHS=90)")
