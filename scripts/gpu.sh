@@ -48,7 +48,7 @@ build_offline() {
   usr=$pack/offline/usr
   [[ -d $usr ]] || exit_code=4 die "no headers in $usr: make the pack with scripts/gpu.sh pack --headers, and carry it here"
   # Before the compiler's own folders, and before torch's, which hold another fmt.
-  export CPATH=$usr/include${CPATH:+:$CPATH} CMAKE_PREFIX_PATH=$usr OPENSSL_ROOT_DIR=$usr
+  export CPATH=$usr/include${CPATH:+:$CPATH} CMAKE_PREFIX_PATH=$usr
   PATH=$PATH:$(dirname "$(command -v "$python")"):/usr/local/cuda/bin
   [[ -n ${PPTRAIN_TORCH_DIR:-} ]] || PPTRAIN_TORCH_DIR=$("$python" -B "$here/gpu/machine.py") || exit 4
   export PPTRAIN_TORCH_DIR

@@ -13,7 +13,7 @@ import sys
 
 PACKAGES = ["libtomlplusplus-dev", "libcli11-dev", "libspdlog-dev", "libfmt-dev", "catch2", "nlohmann-json3-dev", "libxxhash-dev",
             "libssl-dev", "libpcre2-dev", "libutf8proc-dev", "zlib1g-dev", "libzstd-dev"]
-TAKEN = re.compile(r"^/usr/(include/|lib/.*\.cmake$|share/cmake/)")
+TAKEN = re.compile(r"^/usr/(include/|lib/.*\.cmake$|lib/libCatch2\w*\.a$|share/cmake/)")
 LIBRARY = re.compile(r"^/usr/lib/[^/]+/lib(tomlplusplus|spdlog|fmt|crypto|pcre2-8|utf8proc|z|zstd)\.so$")
 
 
@@ -33,7 +33,8 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     for path in (path for package in PACKAGES for path in files_of(package)):
         target = place(path, folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if TAKEN.match(str(path)) or LIBRARY.match(str(path)):
+            target.parent.mkdir(parents=True, exist_ok=True)
         if TAKEN.match(str(path)):
             shutil.copyfile(path, target)
         elif LIBRARY.match(str(path)):
