@@ -13,17 +13,12 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PPTRAIN_PYTHON:-python3}
 
-# What is packed, where the build has such a target.
-programs=(pptrain test_gpu_kernels test_gpu_model gpu_bench)
-
-build_programs() {  # build_programs PROGRAM...: those that exist; their names are left in `built`
-  local dir program
-  dir=$(build_dir gpu)
-  built=()
-  build gpu "$1"
-  for program; do
-    if ninja -C "$dir" -t query "$program" >/dev/null 2>&1; then built+=("$program"); fi
-  done
+# Leaves in `built` what is packed: the program, its benchmark, and every test for GPUs that the build has; or those named.
+build_programs() {  # build_programs [PROGRAM]...
+  built=("${@:-pptrain}")
+  build gpu "${built[@]}"
+  (($# == 0)) || return 0
+  mapfile -t built < <(ninja -C "$(build_dir gpu)" -t targets all | sed 's/:.*//' | grep -xE 'pptrain|gpu_bench|test_gpu_[a-z0-9_]+' | sort -u)
   build gpu "${built[@]}"
 }
 
@@ -36,7 +31,7 @@ make_pack() {
   ensure_packages
   ensure_toolchain
   has_command nvcc || die "no nvcc on PATH: a pack for GPUs needs CUDA's compiler"
-  build_programs "${programs[@]}"
+  build_programs
   python3 -B "$here/gpu/pack.py" --root "$root" --build "$(build_dir gpu)" --torch "$(torch_dir)" "${headers[@]}" "${built[@]}"
 }
 
@@ -57,7 +52,6 @@ build_offline() {
   for program in cmake ninja nvcc strip; do has_command "$program" || missing+=("$program"); done
   ((${#missing[@]} == 0)) || exit_code=4 die "without a network nothing is installed; missing here: ${missing[*]}"
   lock_checkout
-  (($#)) || set -- "${programs[@]}"
   build_programs "$@"
   for program in "${built[@]}"; do strip --strip-unneeded -o "$pack/bin/$program" "$(build_dir gpu)/$program"; done
   say "built, and put into ${pack#"$root"/}: ${built[*]}"

@@ -48,8 +48,11 @@ def failed_cases(text):
 
 
 def kernels(context):
+    """All tests for GPUs but that of models, which has a step of its own; test_gpu_kernels first."""
     context.need_gpu()
-    return catch2(context, "test_gpu_kernels")
+    others = sorted(path.name for path in (context.pack / "bin").glob("test_gpu_*"))
+    others = [name for name in others if name not in ("test_gpu_kernels", "test_gpu_model")]
+    return "; ".join(f"{name}: {catch2(context, name)}" for name in ["test_gpu_kernels", *others])
 
 
 def model(context):

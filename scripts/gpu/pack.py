@@ -81,7 +81,7 @@ def main():
         add_stripped(build / program, pack / "bin" / program)
     for name, path in needed.items():
         add_stripped(path, pack / "lib" / name)
-    for name in FILES + sorted(str(path.relative_to(root)) for path in (root / "scripts/gpu").glob("*.py")):
+    for name in FILES + sorted(str(path.relative_to(root)) for path in root.glob("scripts/*/*.py")):
         (pack / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, pack / name)
     if arguments.headers:

@@ -68,9 +68,9 @@ class GpuRun(unittest.TestCase):
         path.write_text(text)
         path.chmod(0o755)
 
-    def run_steps(self, *arguments, device="cpu"):
+    def run_steps(self, *arguments, device="cpu", suite="correct"):
         self.done = subprocess.run(
-            [SOURCE / "scripts/gpu.sh", "run", "correct", "--pack", self.pack, "--out", self.folder / "out", "--device", device,
+            [SOURCE / "scripts/gpu.sh", "run", suite, "--pack", self.pack, "--out", self.folder / "out", "--device", device,
              "--quick", *arguments], capture_output=True, text=True, timeout=600, env=environment(PPTRAIN_PYTHON=sys.executable))
         report = self.folder / "out/report.json"
         self.report = json.loads(report.read_text()) if report.exists() else None
@@ -113,6 +113,16 @@ class GpuRun(unittest.TestCase):
     def test_what_is_not_packed_is_skipped(self):
         self.assertEqual(self.run_steps("--only", "model"), 0)
         self.assertEqual(self.outcome("model")["outcome"], "skipped")
+
+    def test_figures_of_an_earlier_run_are_never_reported(self):
+        (self.folder / "out").mkdir()
+        (self.folder / "out/torch.json").write_text("{}")
+        (self.pack / "scripts/bench").mkdir(parents=True)
+        (self.pack / "scripts/bench/gpu_torch_stage.py").write_text("raise SystemExit('no compiler')\n")
+        self.assertEqual(self.run_steps(suite="bench"), 1)
+        self.assertIn("no compiler", self.outcome("torch")["text"])
+        self.assertFalse((self.folder / "out/torch.json").exists())
+        self.assertEqual([outcome["outcome"] for outcome in self.report["outcomes"]], ["skipped", "failed", "skipped", "skipped"])
 
     def test_refusals(self):
         self.assertEqual(self.run_steps("--only", "nothing"), 2)
