@@ -74,8 +74,13 @@ ensure_packages() {
   ((${#missing[@]} == 0)) || install_packages "${missing[@]}"
 }
 
+refuse_offline() {  # refuse_offline WHAT: ends the script where nothing may be downloaded
+  [[ -z ${PPTRAIN_OFFLINE:-} ]] || die "PPTRAIN_OFFLINE is set, so nothing is downloaded; missing: $1"
+}
+
 install_packages() {  # install_packages NAME...
   local -a missing=("$@") as_root=()
+  refuse_offline "${missing[*]}"
   if [[ $EUID -ne 0 ]]; then
     if has_command sudo && sudo -n true 2>/dev/null; then
       as_root=(sudo -n)
@@ -129,6 +134,7 @@ ensure_requirements() {
   local set=$1 && shift
   local stamp=$venv/installed/$set.txt
   venv_is_whole && cmp -s "$scripts/$set.txt" "$stamp" && return 0
+  refuse_offline ".venv with scripts/$set.txt (or set PPTRAIN_TORCH_DIR)"
   if ! venv_is_whole; then
     [[ ! -d $venv ]] || say ".venv is incomplete, was moved, or has lost its Python: building it anew"
     rm -f "$venv/pyvenv.cfg" && rm -rf "$venv"  # in this order, so that a half-removed one is never taken for whole
@@ -204,7 +210,7 @@ build() {
     export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1  # another checkout of the same sources finds the same objects
     arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   fi
-  options="source=$root ${arguments[*]} CXX=${CXX:-} nvcc=$(command -v nvcc || true) mpicc=$(readlink -f "$(command -v mpicc)" || true)"
+  options="source=$root ${arguments[*]} CXX=${CXX:-} CUDAARCHS=${CUDAARCHS:-} nvcc=$(command -v nvcc || true) mpicc=$(readlink -f "$(command -v mpicc)" || true)"
   if [[ ! -e $dir/build.ninja || ! -e $stamp || $(<"$stamp") != "$options" ]]; then
     say "configuring ${dir#"$root"/} (preset $preset)"
     if [[ -e $dir/CMakeCache.txt ]] && ! grep -qx "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$dir/CMakeCache.txt"; then

@@ -10,7 +10,6 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
-#include <cstring>
 #include <limits>
 
 #include "test/gpu/subject.h"
@@ -53,13 +52,6 @@ bool can_run() {
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setDeterministicFillUninitializedMemory(true);
   return true;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor left = a.cpu().contiguous();
-  const Tensor right = b.cpu().contiguous();
-  return left.scalar_type() == right.scalar_type() && left.sizes() == right.sizes() &&
-         std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
 void compare(const Work& work, double tolerance) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/kernels/kernels.h"
+#include "test/core/kernels/compare.h"
 
 namespace pptrain::test {
 
@@ -44,8 +45,6 @@ using Work = std::function<std::vector<Tensor>(const Backend&)>;
 // the value in float32, and within one unit in the last place for bfloat16; and a second run repeats them bit
 // for bit.
 void compare(const Work& work, double tolerance = 2e-5);
-
-bool same_bits(const Tensor& a, const Tensor& b);
 
 // The same values at an address that is not a multiple of 16 bytes.
 Tensor misaligned(const Tensor& x);

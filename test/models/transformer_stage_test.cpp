@@ -16,6 +16,7 @@
 #include "models/footprint.h"
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
+#include "test/models/stage_step.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -25,50 +26,12 @@ using models::Recompute;
 
 namespace {
 
-enum class Backward { at_once, split };  // B; or every I, then every W
-
-struct Result {
-  pipeline::LossSum loss;
-  std::map<std::string, Tensor> grads;
-};
-
 std::vector<data::Microbatch> microbatches(const models::ModelConfig& model) {
   std::vector<data::Microbatch> result;
   const std::vector<std::vector<int64_t>> lengths = {{9, 9}, {16}, {5, 1, 8, 3}};
   for (size_t i = 0; i < lengths.size(); ++i) {
     result.push_back(random_documents(model, lengths[i], static_cast<int>(i),
                                       lengths[i].size() > 1 ? std::optional<size_t>(1) : std::nullopt));
-  }
-  return result;
-}
-
-Result run_step(Stages& stages, const std::vector<data::Microbatch>& batches, Backward backward) {
-  const int m = static_cast<int>(batches.size());
-  for (int i = 0; i < m; ++i) {
-    Tensor x;
-    for (auto& stage : stages) x = stage->forward(i, batches[static_cast<size_t>(i)], x);
-    CHECK(!x.defined());
-  }
-  for (auto& stage : stages) CHECK(stage->saved_microbatches() == batches.size());
-  for (int i = 0; i < m; ++i) {
-    Tensor dy;
-    for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
-      dy = backward == Backward::at_once ? (*stage)->backward(i, dy) : (*stage)->backward_input(i, dy);
-    }
-    CHECK(!dy.defined());
-  }
-  if (backward == Backward::split) {
-    for (auto& stage : stages) {
-      CHECK(stage->pending_weight_gradients() == batches.size());
-      for (int i = 0; i < m; ++i) stage->backward_weight(i);
-    }
-  }
-  Result result{.loss = stages.back()->take_loss(), .grads = {}};
-  for (auto& stage : stages) {
-    CHECK(stage->saved_microbatches() == 0);
-    CHECK(stage->pending_weight_gradients() == 0);
-    CHECK(stage->saved_bytes() == 0);
-    for (const nn::Slice* p : stage->parameters().slices()) result.grads[p->spec.name] = p->grad;
   }
   return result;
 }
@@ -93,7 +56,7 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   const auto model = small_model(arch, tied);
   const auto batches = microbatches(model);
   Stages whole = build_stages(model, {4}, dtype);
-  const Result expected = run_step(whole, batches, Backward::at_once);
+  const StageStep expected = run_step(whole, batches, Backward::at_once);
   CHECK(expected.loss.tokens == 2 * 8 + 15 + (17 - 4));
   for (const auto& [name, grad] : expected.grads) {
     INFO(name);
@@ -104,7 +67,7 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   for (const auto& split : splits) {
     for (const auto backward : {Backward::at_once, Backward::split}) {
       Stages stages = build_stages(model, split, dtype);
-      const Result actual = run_step(stages, batches, backward);
+      const StageStep actual = run_step(stages, batches, backward);
       INFO(arch << " tied " << tied << " stages " << split.size() << " split "
                 << (backward == Backward::split));
       CHECK(actual.loss.loss == expected.loss.loss);
@@ -137,8 +100,8 @@ TEST_CASE("packed documents give the sum of what each gives alone") {
   }
   Stages together = build_stages(model, {2, 2}, at::kFloat);
   Stages each = build_stages(model, {2, 2}, at::kFloat);
-  const Result actual = run_step(together, {packed}, Backward::at_once);
-  const Result expected = run_step(each, alone, Backward::at_once);
+  const StageStep actual = run_step(together, {packed}, Backward::at_once);
+  const StageStep expected = run_step(each, alone, Backward::at_once);
   CHECK(actual.loss.tokens == packed.targets);
   CHECK(expected.loss.tokens == packed.targets);
   CHECK(actual.loss.loss == Approx(expected.loss.loss).epsilon(1e-6));
@@ -175,12 +138,12 @@ TEST_CASE("recomputing activations changes no bit") {
   const auto model = small_model(arch, false);
   const auto batches = microbatches(model);
   Stages whole = build_stages(model, {4}, dtype);
-  const Result expected = run_step(whole, batches, Backward::at_once);
+  const StageStep expected = run_step(whole, batches, Backward::at_once);
   for (const auto recompute : {Recompute::cheap, Recompute::selective, Recompute::full}) {
     for (const std::vector<int64_t>& split : {std::vector<int64_t>{4}, {3, 1}, {1, 2, 1}}) {
       for (const auto backward : {Backward::at_once, Backward::split}) {
         Stages stages = build_stages(model, split, dtype, 7, recompute);
-        const Result actual = run_step(stages, batches, backward);
+        const StageStep actual = run_step(stages, batches, backward);
         CHECK(actual.loss.loss == expected.loss.loss);
         REQUIRE(actual.grads.size() == expected.grads.size());
         for (const auto& [name, grad] : expected.grads) {
@@ -300,8 +263,8 @@ TEST_CASE("discard forgets a step between any of its passes") {
   CHECK(stage.take_loss().tokens == 0);
   stage.parameters().zero_grad();
   Stages fresh = build_stages(model, {4}, at::kFloat);
-  const Result again = run_step(stages, batches, Backward::split);
-  const Result expected = run_step(fresh, batches, Backward::split);
+  const StageStep again = run_step(stages, batches, Backward::split);
+  const StageStep expected = run_step(fresh, batches, Backward::split);
   CHECK(again.loss.loss == expected.loss.loss);
   for (const auto& [name, grad] : expected.grads) CHECK(same_bits(again.grads.at(name), grad));
 }

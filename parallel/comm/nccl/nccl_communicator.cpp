@@ -13,9 +13,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -526,23 +528,32 @@ void NcclCommunicator::synchronize() {
   }
 }
 
+// Whether this process takes part in a test of several processes on one GPU (scripts/gpu): never set for
+// work, since kernels that wait for each other then depend on the driver's time slices. NCCL itself takes
+// such ranks for those of different hosts, over sockets, only where each process has an NCCL_HOSTID of its
+// own.
+bool may_share_gpu() {
+  const char* value = std::getenv("PPTRAIN_NCCL_SHARED_GPU");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
 // NCCL's own message for two ranks on one GPU names neither.
 void check_devices_differ(Communicator& host, c10::Device device) {
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
   constexpr int64_t id_bytes = sizeof(properties.uuid);
-  const at::Tensor mine = at::empty({id_bytes}, at::kByte);
+  const at::Tensor mine = at::empty({id_bytes + 1}, at::kByte);
   std::memcpy(mine.data_ptr(), &properties.uuid, id_bytes);
-  const at::Tensor all = at::empty({host.size(), id_bytes}, at::kByte);
+  mine.mutable_data_ptr<uint8_t>()[id_bytes] = may_share_gpu() ? 1 : 0;
+  const at::Tensor all = at::empty({host.size(), id_bytes + 1}, at::kByte);
   host.all_gather(all, mine);
-  const auto id = [&](int r) {
-    return std::string(static_cast<const char*>(all.const_data_ptr()) + r * id_bytes,
-                       static_cast<size_t>(id_bytes));
-  };
+  const auto row = [&](int r) { return static_cast<const char*>(all.const_data_ptr()) + r * (id_bytes + 1); };
+  const auto id = [&](int r) { return std::string(row(r), static_cast<size_t>(id_bytes)); };
+  const auto shares = [&](int r) { return row(r)[id_bytes] == 1; };
   std::map<std::string, int> owners;
   for (int r = 0; r < host.size(); ++r) {
     const auto [owner, is_new] = owners.emplace(id(r), r);
-    if (is_new) continue;
+    if (is_new || (shares(r) && shares(owner->second))) continue;  // all ranks see the same, and decide alike
     throw UsageError(
         fmt::format("ranks {} and {} share one GPU ({}), which NCCL does not support: start at most one "
                     "process per GPU, or start pptrain without a launcher, where ranks are threads and may "

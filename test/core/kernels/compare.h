@@ -25,9 +25,10 @@ inline double tolerance(at::ScalarType type) {
   return type == at::kBFloat16 ? 1e-2 : 2e-6;
 }
 
+// Of tensors on any device.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.contiguous();
-  const at::Tensor y = b.contiguous();
+  const at::Tensor x = a.cpu().contiguous();
+  const at::Tensor y = b.cpu().contiguous();
   return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
          std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }

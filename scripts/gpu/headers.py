@@ -1,0 +1,48 @@
+"""Copies what the build takes from Debian's development packages, headers, CMake files and libraries to link, under one
+folder, so that a machine without these packages and without a network can build.
+
+Usage: headers.py FOLDER; leaves FOLDER/usr, laid out as Debian's /usr.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+PACKAGES = ["libtomlplusplus-dev", "libcli11-dev", "libspdlog-dev", "libfmt-dev", "catch2", "nlohmann-json3-dev", "libxxhash-dev",
+            "libssl-dev", "libpcre2-dev", "libutf8proc-dev", "zlib1g-dev", "libzstd-dev"]
+TAKEN = re.compile(r"^/usr/(include/|lib/.*\.cmake$|lib/libCatch2\w*\.a$|share/cmake/)")
+LIBRARY = re.compile(r"^/usr/lib/[^/]+/lib(tomlplusplus|spdlog|fmt|crypto|pcre2-8|utf8proc|z|zstd)\.so$")
+
+
+def files_of(package):
+    done = subprocess.run(["dpkg", "-L", package], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"headers.py: error: {package} is not installed: headers are packed on Debian or Ubuntu with the build's packages")
+    return [pathlib.Path(line) for line in done.stdout.splitlines() if os.path.isfile(line)]
+
+
+def place(path, folder):
+    """Headers of one architecture go to the others: only a compiler's own /usr has a folder for them."""
+    return folder / re.sub(r"^/usr/include/\w+-linux-gnu/", "/usr/include/", str(path)).lstrip("/")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    for path in (path for package in PACKAGES for path in files_of(package)):
+        target = place(path, folder)
+        if TAKEN.match(str(path)) or LIBRARY.match(str(path)):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        if TAKEN.match(str(path)):
+            shutil.copyfile(path, target)
+        elif LIBRARY.match(str(path)):
+            # The file itself, under the name by which CMake files know it, and the link that -lNAME looks for.
+            file = path.resolve()
+            subprocess.run(["strip", "--strip-unneeded", "-o", target.parent / file.name, file], check=True)
+            target.symlink_to(file.name)
+
+
+if __name__ == "__main__":
+    main()

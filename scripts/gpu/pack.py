@@ -1,0 +1,97 @@
+"""Gathers programs, the libraries that a bare machine lacks, and what the steps read, in one folder that can be carried.
+
+Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER [--headers] PROGRAM...; leaves BUILD/pack.
+
+Packed are all shared libraries that the programs load, however indirectly, but those that any Linux has (glibc, libstdc++)
+and those that torch brings there: its own and NVIDIA's. All is stripped.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+from machine import torch_library_folders
+
+LARGEST = 60_000_000  # bytes of a pack
+# Of the system, or of the GPU's driver.
+NOT_PACKED = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|resolv|util|nsl|stdc\+\+|gcc_s|cuda|nvidia-ml)\.so)")
+FILES = ["configs/shakespeare.toml", "configs/data/tinyshakespeare.txt", "scripts/gpu.sh"]
+NEEDED = re.compile(r"^\s*(\S+) => (not found|\S+)", re.M)
+
+
+def libraries(program, torch):
+    """Name and path of each library that a bare machine with torch lacks."""
+    folders = torch_library_folders(torch)
+    environment = dict(os.environ, LD_LIBRARY_PATH=":".join(map(str, folders)))
+    listed = subprocess.run(["ldd", program], env=environment, capture_output=True, text=True, check=True).stdout
+    theirs = [pathlib.Path(os.path.realpath(folder)) for folder in folders]
+    found = {}
+    for name, path in NEEDED.findall(listed):
+        if NOT_PACKED.match(name):
+            continue
+        if path == "not found":
+            raise SystemExit(f"pack.py: error: {program} needs {name}, which is not on this machine")
+        if pathlib.Path(path).resolve().parent not in theirs:
+            found[name] = path
+    return found
+
+
+def add_stripped(source, target):
+    shutil.copyfile(os.path.realpath(source), target)
+    target.chmod(0o755)
+    subprocess.run(["strip", "--strip-unneeded", target], check=True)
+
+
+def output(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def describe(root, build):
+    cache = (build / "CMakeCache.txt").read_text()
+    architectures = re.search(r"^CMAKE_CUDA_ARCHITECTURES:\w+=(.*)$", cache, re.M)
+    return {
+        "commit": output("git", "rev-parse", "HEAD", cwd=root),
+        "changed": bool(output("git", "status", "--porcelain", cwd=root)),
+        "architectures": architectures[1] if architectures else "",
+        "nvcc": (output("nvcc", "--version").splitlines() or [""])[-1],
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("--root", "--build", "--torch"):
+        parser.add_argument(name, type=pathlib.Path, required=True)
+    parser.add_argument("--headers", action="store_true", help="what a build needs, too, in BUILD/pack/offline")
+    parser.add_argument("programs", nargs="+")
+    arguments = parser.parse_args()
+    root, build = arguments.root, arguments.build
+    pack = build / "pack"
+    shutil.rmtree(pack, ignore_errors=True)
+    for folder in ("bin", "lib"):
+        (pack / folder).mkdir(parents=True)
+    needed = {}
+    for program in arguments.programs:
+        needed.update(libraries(build / program, arguments.torch))
+        add_stripped(build / program, pack / "bin" / program)
+    for name, path in needed.items():
+        add_stripped(path, pack / "lib" / name)
+    for name in FILES + sorted(str(path.relative_to(root)) for path in root.glob("scripts/*/*.py")):
+        (pack / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, pack / name)
+    if arguments.headers:
+        subprocess.run([sys.executable, "-B", root / "scripts/gpu/headers.py", pack / "offline"], check=True)
+    (pack / "pack.json").write_text(json.dumps(describe(root, build), indent=2) + "\n")
+    size = sum(path.stat().st_size for path in pack.rglob("*") if path.is_file() and not path.is_symlink())
+    print(f"{pack}: {', '.join(arguments.programs)}; libraries {', '.join(sorted(needed))}; {size / 1e6:.1f} MB")
+    if size > LARGEST:
+        sys.exit(f"pack.py: error: the pack has {size} bytes, {LARGEST} at most: compile for fewer architectures (CUDAARCHS=90)")
+
+
+if __name__ == "__main__":
+    main()

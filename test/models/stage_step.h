@@ -1,0 +1,56 @@
+// The passes of one step over stages in one process: what they leave of loss and gradients.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/data/microbatch.h"
+#include "parallel/pipeline/stage.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+namespace pptrain::test {
+
+enum class Backward { at_once, split };  // B; or every I, then every W
+
+struct StageStep {
+  pipeline::LossSum loss;
+  std::map<std::string, at::Tensor> grads;
+};
+
+// `stages` hold the whole model, in order.
+inline StageStep run_step(Stages& stages, const std::vector<data::Microbatch>& batches, Backward backward) {
+  const int m = static_cast<int>(batches.size());
+  for (int i = 0; i < m; ++i) {
+    at::Tensor x;
+    for (auto& stage : stages) x = stage->forward(i, batches[static_cast<size_t>(i)], x);
+    CHECK(!x.defined());
+  }
+  for (auto& stage : stages) CHECK(stage->saved_microbatches() == batches.size());
+  for (int i = 0; i < m; ++i) {
+    at::Tensor dy;
+    for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
+      dy = backward == Backward::at_once ? (*stage)->backward(i, dy) : (*stage)->backward_input(i, dy);
+    }
+    CHECK(!dy.defined());
+  }
+  if (backward == Backward::split) {
+    for (auto& stage : stages) {
+      CHECK(stage->pending_weight_gradients() == batches.size());
+      for (int i = 0; i < m; ++i) stage->backward_weight(i);
+    }
+  }
+  StageStep result{.loss = stages.back()->take_loss(), .grads = {}};
+  for (auto& stage : stages) {
+    CHECK(stage->saved_microbatches() == 0);
+    CHECK(stage->pending_weight_gradients() == 0);
+    CHECK(stage->saved_bytes() == 0);
+    for (const nn::Slice* p : stage->parameters().slices()) result.grads[p->spec.name] = p->grad;
+  }
+  return result;
+}
+
+}  // namespace pptrain::test
