@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <utility>
 
 #include "core/metrics/memory.h"
 #include "core/metrics/peak_flops.h"
@@ -159,7 +158,7 @@ Timing Bench::measure(const std::function<void(int64_t)>& work) {
   return {.seconds = median(device),
           .fastest = *fastest,
           .slowest = *slowest,
-          .host_seconds = median(std::move(host)),
+          .host_seconds = std::ranges::min(host),
           .calls = calls * kGroups};
 }
 

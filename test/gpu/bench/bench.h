@@ -32,7 +32,8 @@ Sizes small_sizes();  // the same kind of model, for a CPU
 struct Timing {
   double seconds = 0;
   double fastest = 0, slowest = 0;  // groups
-  double host_seconds = 0;          // in which the host queued a call, medians too
+  double host_seconds = 0;          // in which the host queued a call of the quickest group: later ones may
+                                    // wait for a full queue
   int64_t calls = 0;
 };
 
