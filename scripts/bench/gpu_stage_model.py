@@ -43,10 +43,22 @@ class Place:
 PLACES = (Place("first", 4, 8), Place("middle", 4, 4), Place("last", 2, 1))
 
 
+def takes_groups(sizes: Sizes, back_end: SDPBackend, device: str) -> bool:
+    """Whether the back end takes fewer key-value heads than heads."""
+    q, k = (torch.randn(1, heads, 64, sizes.head_dim, device=device, dtype=torch.bfloat16) for heads in (sizes.heads, sizes.kv_heads))
+    try:
+        with sdpa_kernel(back_end):
+            F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+        return True
+    except RuntimeError:
+        return False
+
+
 class Attention(nn.Module):
-    def __init__(self, sizes: Sizes, back_end: str):
+    def __init__(self, sizes: Sizes, back_end: str, groups: bool):
         super().__init__()
         self.head_dim, self.back_end = sizes.head_dim, BACK_ENDS[back_end]
+        self.copies = 1 if groups else sizes.heads // sizes.kv_heads
         self.q = nn.Linear(sizes.hidden, sizes.heads * sizes.head_dim, bias=False)
         self.k = nn.Linear(sizes.hidden, sizes.kv_heads * sizes.head_dim, bias=False)
         self.v = nn.Linear(sizes.hidden, sizes.kv_heads * sizes.head_dim, bias=False)
@@ -55,16 +67,18 @@ class Attention(nn.Module):
     def forward(self, x, cos, sin):
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
         q, k = (rotate(t.float(), cos, sin).to(x.dtype) for t in (q, k))
+        if self.copies > 1:
+            k, v = (t.repeat_interleave(self.copies, dim=1) for t in (k, v))
         with sdpa_kernel(self.back_end):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o(out.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
-    def __init__(self, sizes: Sizes, back_end: str):
+    def __init__(self, sizes: Sizes, back_end: str, groups: bool):
         super().__init__()
         self.input_norm = nn.RMSNorm(sizes.hidden, eps=1e-5)
-        self.attention = Attention(sizes, back_end)
+        self.attention = Attention(sizes, back_end, groups)
         self.mlp_norm = nn.RMSNorm(sizes.hidden, eps=1e-5)
         self.mlp = FeedForward(sizes.hidden, sizes.ffn)
 
@@ -86,10 +100,10 @@ class Head(nn.Module):
 
 
 class Stage(nn.Module):
-    def __init__(self, sizes: Sizes, place: Place, back_end: str, compiled: bool):
+    def __init__(self, sizes: Sizes, place: Place, back_end: str, groups: bool, compiled: bool):
         super().__init__()
         self.embedding = nn.Embedding(sizes.vocab, sizes.hidden) if place.name == "first" else None
-        self.blocks = nn.ModuleList(Block(sizes, back_end) for _ in range(place.blocks))
+        self.blocks = nn.ModuleList(Block(sizes, back_end, groups) for _ in range(place.blocks))
         self.head = Head(sizes) if place.name == "last" else None
         dim = sizes.head_dim
         angle = torch.outer(torch.arange(max(sizes.sequences)).float(), 500000 ** (-torch.arange(0, dim, 2).float() / dim))
@@ -110,8 +124,9 @@ class Stage(nn.Module):
 
 def build_stage(sizes: Sizes, place: Place, back_end: str, compiled: bool, device: str) -> Stage:
     """With random weights made on the device; those of matrices in bfloat16, as are their gradients."""
+    groups = takes_groups(sizes, BACK_ENDS[back_end], device)
     with torch.device(device):
-        stage = Stage(sizes, place, back_end, compiled).to(torch.bfloat16)
+        stage = Stage(sizes, place, back_end, groups, compiled).to(torch.bfloat16)
     for parameter in stage.parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.02)
