@@ -1,0 +1,195 @@
+"""Merges what gpu_bench, gpu_torch_stage.py and gpu_whole.py measured into one JSON file and one page of tables.
+
+    python3 scripts/bench/gpu_report.py --bench bench.json --torch torch.json --whole whole.json --json all.json --markdown all.md
+
+Parts that are missing are named as such. Goals stand beside the figures that they are for. Needs Python alone.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from contest import formatted
+
+MFU_GOALS = {4096: 0.65, 8192: 0.60}  # of a stage, by the tokens of its sequences
+COPY_SHARE_GOAL = 0.85  # of a memory-bound kernel
+PARTS = ("bench", "torch", "whole")
+
+
+def number(value, scale: float = 1, decimals: int = 0) -> str:
+    return "" if value is None else f"{value * scale:,.{decimals}f}"
+
+
+def tera(value) -> str:
+    return number(value, 1e-12, 1)
+
+
+def percent(value) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def rows_of(parts: dict, section: str) -> list[dict]:
+    return parts.get("bench", {}).get("sections", {}).get(section, {}).get("rows", [])
+
+
+def goals(parts: dict) -> list[dict]:
+    """Each figure that has a goal, with the goal. Small sizes have none."""
+    found = []
+    if parts.get("bench", {}).get("small"):
+        return found
+    for row in rows_of(parts, "stages"):
+        goal = MFU_GOALS.get(row["sequence"])
+        if goal is not None:
+            words = [row["name"], "stage", str(row["sequence"]), f"recompute {row['recompute']}", row["backward"], row["attention"]]
+            found.append({"what": ", ".join(words), "unit": "MFU", "goal": goal, "measured": row.get("mfu")})
+    for row in rows_of(parts, "kernels"):
+        found.append({"what": row["name"], "unit": "share of copy", "goal": COPY_SHARE_GOAL, "measured": row.get("share")})
+    for goal in found:
+        goal["met"] = goal["measured"] is not None and goal["measured"] >= goal["goal"]
+    return found
+
+
+def table(title: str, names: int, head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["", f"## {title}", "", formatted([head, *rows], markdown=True, names=names)] if rows else []
+
+
+def product_tables(parts: dict) -> list[str]:
+    rows, peak = rows_of(parts, "products"), parts.get("bench", {}).get("peak_flops") or None
+
+    def key(row):
+        return row["name"], row["kernel"], row["rows"]
+
+    sustained = {key(row): row for row in rows if row["kind"] == "sustained" and row["name"] != "block"}
+    lines = []
+    for row in rows:
+        if row["kind"] != "burst":
+            continue
+        long = sustained.get(key(row), {}).get("flops_per_s")
+        share = long / peak if long and peak else None
+        cells = [row["name"], row["kernel"], number(row["rows"]), tera(long), percent(share)]
+        lines.append([*cells, tera(row.get("flops_per_s")), tera(row.get("aten_flops_per_s"))])
+    head = ["product", "kernel", "rows", "sustained, TFLOP/s", "of peak", "burst", "at::mm, burst"]
+    blocks = []
+    for row in rows:
+        if row["name"] == "block":
+            rate = row.get("flops_per_s")
+            cells = [number(row["rows"]), number(row.get("total_s"), 1, 1), tera(rate)]
+            cells += [percent(rate / peak if rate and peak else None)]
+            blocks.append([*cells, tera(row.get("first_tenth_flops_per_s")), tera(row.get("last_tenth_flops_per_s"))])
+    block_head = ["rows", "seconds", "TFLOP/s", "of peak", "first tenth", "last tenth"]
+    return table("All products of a block in turns", 0, block_head, blocks) + table("Matrix products", 2, head, lines)
+
+
+def attention_table(parts: dict) -> list[str]:
+    rows = rows_of(parts, "attention")
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    rates = {(row["name"], row["pass"], row["sequence"]): row.get("flops_per_s") for row in rows}
+    places = list(dict.fromkeys((row["sequence"], row["pass"]) for row in rows))
+    lines = [[number(seq), word, *(tera(rates.get((name, word, seq))) for name in names)] for seq, word in places]
+    return table("Attention, TFLOP/s (causal, counted once)", 2, ["sequence", "pass", *names], lines)
+
+
+def kernel_table(parts: dict, reached: list[dict]) -> list[str]:
+    met_by = {goal["what"]: "yes" if goal["met"] else "no" for goal in reached}
+    lines = []
+    for row in rows_of(parts, "kernels"):
+        times = [number(row.get("bytes"), 1e-6, 1), number(row.get("seconds"), 1e6, 1), number(row.get("host_s"), 1e6, 1)]
+        lines.append([row["name"], *times, number(row.get("bytes_per_s"), 1e-12, 3), percent(row.get("share")), met_by.get(row["name"], "")])
+    head = ["kernel", "MB", "us", "host us", "TB/s", "of copy", f"goal {COPY_SHARE_GOAL:.0%}"]
+    return table("Memory-bound kernels", 1, head, lines)
+
+
+def best_of_torch(parts: dict) -> dict:
+    """The fastest row of PyTorch's for each stage and sequence."""
+    best = {}
+    for row in parts.get("torch", {}).get("rows", []):
+        place = row["name"], row["sequence"]
+        if "tokens_per_s" in row and row["tokens_per_s"] > best.get(place, {}).get("tokens_per_s", 0):
+            best[place] = row
+    return best
+
+
+def stage_tables(parts: dict) -> list[str]:
+    best, peak = best_of_torch(parts), parts.get("bench", {}).get("peak_flops") or None
+    lines = []
+    for row in rows_of(parts, "stages"):
+        goal, beside = MFU_GOALS.get(row["sequence"]), best.get((row["name"], row["sequence"]))
+        rate = row.get("tokens_per_s")
+        cells = [row["name"], number(row["sequence"]), row["recompute"], row["backward"], row["attention"], number(rate)]
+        cells += [percent(row.get("mfu")), percent(goal), number(row.get("peak_bytes"), 1e-9, 1)]
+        cells += [number(row.get("host_s"), 1e3, 2), number(row.get("microbatch_s"), 1e3, 2), number(row.get("host_syncs"))]
+        lines.append([*cells, number(rate / beside["tokens_per_s"], 1, 2) if rate and beside else ""])
+    head = ["stage", "sequence", "recompute", "backward", "attention", "tokens/s", "MFU", "goal", "GB", "host ms", "device ms"]
+    torch = []
+    for row in parts.get("torch", {}).get("rows", []):
+        mfu = row["flops_per_s"] / peak if peak and "flops_per_s" in row else None
+        cells = [row["name"], number(row["sequence"]), row["attention"], "yes" if row["compiled"] else "no"]
+        cells += [number(row.get("tokens_per_s")), percent(mfu), number(row.get("peak_bytes"), 1e-9, 1)]
+        torch.append([*cells, number(row.get("host_s"), 1e3, 2), number(row.get("microbatch_s"), 1e3, 2)])
+    torch_head = ["stage", "sequence", "attention", "compiled", "tokens/s", "MFU", "GB", "host ms", "device ms"]
+    return (
+        table("Stages of Llama 3 8B (4 blocks; last: 2 and the head)", 5, [*head, "syncs", "torch = 1"], lines)
+        + table("The same stages in PyTorch, gradients in bf16", 4, torch_head, torch)
+    )
+
+
+def whole_table(parts: dict) -> list[str]:
+    lines = []
+    for row in parts.get("whole", {}).get("rows", []):
+        cells = [row["name"], number(row["sequence"]), number(row.get("tokens_per_s")), percent(row.get("mfu"))]
+        lines.append([*cells, number(row.get("step_s"), 1, 3), number(row.get("memory_gb"), 1, 1)])
+    head = ["mode", "sequence", "tokens/s", "MFU", "s a step", "GB"]
+    return table("A model of 1B trained whole", 1, head, lines)
+
+
+def failures(parts: dict) -> list[str]:
+    """What is missing or failed, in words."""
+    words = [f"{part}: not measured" for part in PARTS if part not in parts]
+    for name, section in parts.get("bench", {}).get("sections", {}).items():
+        if section["state"] != "done":
+            words.append(f"{name}: {section['error']}")
+    rows = [(name, row) for name, s in parts.get("bench", {}).get("sections", {}).items() for row in s["rows"]]
+    rows += [(part, row) for part in ("torch", "whole") for row in parts.get(part, {}).get("rows", [])]
+    for place, row in rows:
+        if "error" in row:
+            labels = [str(row[key]) for key in ("name", "kernel", "pass", "rows", "sequence", "attention") if key in row]
+            words.append(f"{place}: {' '.join(labels)}: {row['error']}")
+    return words
+
+
+def as_markdown(parts: dict, reached: list[dict]) -> str:
+    bench = parts.get("bench", {})
+    lines = ["# How fast the parts of a step are", ""]
+    if bench:
+        lines += [f"- device: {bench['device']}; CUDA {bench['cuda'] or 'none'}; dense bf16 peak {tera(bench['peak_flops'])} TFLOP/s"]
+    for row in rows_of(parts, "copy"):
+        lines.append(f"- copy from device to device, read and written: {number(row.get('bytes_per_s'), 1e-12, 3)} TB/s")
+    if "torch" in parts:
+        lines.append(f"- beside it: torch {parts['torch']['torch']}")
+    lines.append(f"- goals met: {sum(goal['met'] for goal in reached)} of {len(reached)}")
+    lines += [f"- failed: {words}" for words in failures(parts)]
+    lines += stage_tables(parts) + whole_table(parts) + product_tables(parts) + attention_table(parts) + kernel_table(parts, reached)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for part in PARTS:
+        parser.add_argument(f"--{part}", type=Path, help="file of this part; one that is not there counts as missing")
+    parser.add_argument("--json", type=Path, required=True, help="file of all figures")
+    parser.add_argument("--markdown", type=Path, required=True, help="file of the tables")
+    args = parser.parse_args()
+    paths = {part: getattr(args, part) for part in PARTS}
+    parts = {part: json.loads(path.read_text()) for part, path in paths.items() if path is not None and path.exists()}
+    if not parts:
+        print("gpu_report.py: error: none of the parts is there", file=sys.stderr)
+        return 2
+    reached = goals(parts)
+    args.json.write_text(json.dumps({"goals": reached, "failures": failures(parts), **parts}, indent=1) + "\n")
+    args.markdown.write_text(as_markdown(parts, reached))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""The GPU benchmark's parts, on a CPU with small sizes: what they write is whole and consistent.
+
+Usage: gpu_bench_test.py GPU_BENCH PPTRAIN [unittest arguments]
+"""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+GPU_BENCH = pathlib.Path(sys.argv.pop(1)).resolve()
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "scripts" / "bench"
+sys.path.insert(0, str(SCRIPTS))
+import gpu_report  # noqa: E402
+import gpu_stage_model  # noqa: E402
+
+PATIENCE = 600  # seconds
+ROWS = 128  # tokens of the larger microbatch with small sizes
+SIZES = gpu_stage_model.SMALL
+QKV = (SIZES.heads + 2 * SIZES.kv_heads) * SIZES.head_dim
+BLOCK = SIZES.hidden * (QKV + SIZES.heads * SIZES.head_dim + 3 * SIZES.ffn)
+ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
+
+# A program that takes no step but says that it did, faster where the job allows it, until it is killed.
+FAKE_PPTRAIN = """#!{python}
+import json, pathlib, sys, time
+if sys.argv[1] == "config":
+    print(json.dumps({{"properties": {{"train": {{"properties": {{"deterministic": {{}}}}}}}}}}))
+    sys.exit()
+job = pathlib.Path(sys.argv[2])
+text = job.read_text()
+if "{failing}" in text:
+    sys.exit("no such GPU")
+rate = 10.0 if "deterministic = true" in text else 20.0
+run = job.parent / "run"
+run.mkdir()
+with open(run / "metrics.jsonl", "w") as out:
+    for step in range(100):
+        record = dict(step=step + 1, loss=1.0, tokens_per_s=rate, step_time_s=1.0, mfu=None, memory_gb=1.0)
+        print(json.dumps(record), file=out, flush=True)
+time.sleep({patience})
+"""
+
+
+def start(*command):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="gpu_bench_test_")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def run_well(self, *command):
+        done = start(*command)
+        self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
+        return done.stdout
+
+    def check_rate(self, row, amount, rate, seconds="seconds"):
+        self.assertGreater(row[seconds], 0)
+        self.assertAlmostEqual(row[rate] * row[seconds] / row[amount], 1, places=9, msg=row)
+
+
+class GpuBench(Folder):
+    def test_all_sections(self):
+        out = self.folder / "bench.json"
+        text = self.run_well(GPU_BENCH, "--device", "cpu", "--small", "--seconds", 0.05, "--out", out)
+        report = json.loads(out.read_text())
+        sections = report["sections"]
+        self.assertEqual(list(sections), ["copy", "products", "attention", "kernels", "stages"])
+        for name, section in sections.items():
+            self.assertEqual(section["state"], "done")
+            self.assertIn(name, text)
+            self.assertTrue(section["rows"])
+            for row in section["rows"]:
+                self.assertNotIn("error", row)
+        names = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
+        self.assertEqual(report["sizes"], {name: getattr(SIZES, name) for name in names})
+        self.assertGreater(report["peak_flops"], 0)
+        self.check_copy_and_kernels(sections["copy"]["rows"], sections["kernels"]["rows"])
+        self.check_products(sections["products"]["rows"])
+        self.check_attention(sections["attention"]["rows"])
+        self.check_stages(sections["stages"]["rows"], report["peak_flops"])
+
+    def check_copy_and_kernels(self, copies, kernels):
+        [copy] = copies
+        self.check_rate(copy, "bytes", "bytes_per_s")
+        for row in kernels:
+            self.check_rate(row, "bytes", "bytes_per_s")
+            self.assertAlmostEqual(row["share"] * copy["bytes_per_s"] / row["bytes_per_s"], 1, places=9)
+            self.assertLessEqual(row["fastest_s"], row["seconds"])
+            self.assertLessEqual(row["seconds"], row["slowest_s"])
+        found = {row["name"]: row["bytes"] for row in kernels}
+        activations, rows = 2 * ROWS * SIZES.hidden, 4 * ROWS
+        self.assertEqual(found["rms_norm"], 2 * activations + rows + 4 * SIZES.hidden)
+        self.assertEqual(found["add_rms_norm"], 4 * activations + rows + 4 * SIZES.hidden)
+        self.assertEqual(found["rms_norm_backward + residual"], 4 * activations + rows + 3 * 4 * SIZES.hidden)
+        self.assertEqual(found["swiglu"], 3 * 2 * ROWS * SIZES.ffn)
+        self.assertEqual(found["swiglu_backward"], 5 * 2 * ROWS * SIZES.ffn)
+        self.assertEqual(found["cross_entropy with gradient"], ROWS * (2 * 2 * SIZES.vocab + 8 + 4))
+        self.assertEqual(found["adamw"], BLOCK * (4 * 7 + 2))
+        self.assertEqual(found["add_squares"], BLOCK * 4 + 20 * 8)
+        self.assertEqual(found["normal_values"], BLOCK * 4)
+        more = {"norm_rope", "norm_rope_backward", "norm_rope with norm", "norm_rope_backward with norm", "cross_entropy"}
+        more |= {"embedding", "embedding_backward", "accumulate_bias_gradient"}
+        self.assertLessEqual(more, set(found))
+        self.assertEqual(len(found), len(more) + 9)
+
+    def check_products(self, rows):
+        for row in rows:
+            self.check_rate(row, "flops", "flops_per_s")
+        bursts = [row for row in rows if row["kind"] == "burst"]
+        shapes = {"qkv": (SIZES.hidden, QKV), "o": (SIZES.heads * SIZES.head_dim, SIZES.hidden)}
+        shapes |= {"gate_up": (SIZES.hidden, 2 * SIZES.ffn), "down": (SIZES.ffn, SIZES.hidden), "head": (SIZES.hidden, SIZES.vocab)}
+        kernels = ["linear", "matmul", "accumulate_weight_gradient"]
+        expected = {(name, kernel, count) for name in shapes for kernel in kernels for count in (64, ROWS)}
+        expected = {case for case in expected if case[0] != "head" or case[2] == ROWS}
+        self.assertEqual({(row["name"], row["kernel"], row["rows"]) for row in bursts}, expected)
+        for row in bursts:
+            inner, outer = shapes[row["name"]]
+            self.assertEqual(row["flops"], 2 * row["rows"] * inner * outer)
+            self.check_rate(row, "flops", "aten_flops_per_s", "aten_seconds")
+        for count in (64, ROWS):
+            sustained = [row for row in rows if row["kind"] == "sustained" and row["rows"] == count]
+            [block] = [row for row in sustained if row["name"] == "block"]
+            self.assertEqual(block["flops"], 3 * 2 * count * BLOCK)
+            parts = [row for row in sustained if row["name"] != "block"]
+            self.assertEqual(sum(row["flops"] for row in parts), block["flops"])
+            self.assertAlmostEqual(sum(row["seconds"] for row in parts) / block["seconds"], 1, places=6)
+            self.assertAlmostEqual(block["seconds"] * block["calls"] / block["total_s"], 1, places=9)
+
+    def check_attention(self, rows):
+        cases = {(row["name"], row["pass"], row["sequence"]) for row in rows}
+        names, passes, sequences = ("pptrain", "aten flash"), {"forward": 2, "backward": 5}, (32, 128)
+        self.assertEqual(cases, {(name, word, seq) for name in names for word in passes for seq in sequences})
+        for row in rows:
+            pairs = ROWS * row["sequence"] / 2  # of tokens and those that they see
+            self.assertEqual(row["flops"], passes[row["pass"]] * 2 * pairs * SIZES.heads * SIZES.head_dim)
+            self.check_rate(row, "flops", "flops_per_s")
+
+    def check_stages(self, rows, peak):
+        cases = {(row["name"], row["sequence"], row["recompute"], row["backward"]) for row in rows}
+        ways = [("none", "B"), ("none", "I + W"), ("cheap", "B")]
+        expected = {(name, seq, *way) for name in ("first", "middle", "last") for seq in (64, ROWS) for way in ways}
+        self.assertEqual(cases, expected)
+        places = {place.name: place for place in gpu_stage_model.PLACES}
+        for row in rows:
+            place = places[row["name"]]
+            self.assertEqual((row["blocks"], row["in_flight"]), (place.blocks, place.in_flight))
+            self.assertEqual(row["flops_per_token"], gpu_stage_model.flops_per_token(SIZES, place, row["sequence"]))
+            tokens = row["microbatches"] * row["sequence"]
+            self.assertAlmostEqual(row["tokens_per_s"] * row["total_s"] / tokens, 1, places=9)
+            self.assertAlmostEqual(row["mfu"] * peak / (row["tokens_per_s"] * row["flops_per_token"]), 1, places=9)
+            kinds = {"forward_s", "backward_s"} if row["backward"] == "B" else {"forward_s", "input_s", "weight_s"}
+            self.assertEqual(kinds, {"forward_s", "backward_s", "input_s", "weight_s"} & set(row))
+            self.assertGreater(row["host_s"], 0)
+            self.assertGreater(row["peak_bytes"], 0)
+            if row["name"] == "last":  # random weights: near that of a guess
+                self.assertAlmostEqual(row["loss"], math.log(SIZES.vocab), delta=1)
+
+    def test_chosen_sections(self):
+        out = self.folder / "bench.json"
+        self.run_well(GPU_BENCH, "--device", "cpu", "--small", "--sections", "copy", "--out", out)
+        self.assertEqual(list(json.loads(out.read_text())["sections"]), ["copy"])
+        done = start(GPU_BENCH, "--device", "cpu", "--small", "--sections", "nothing", "--out", out)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("nothing", done.stderr)
+
+
+class Torch(Folder):
+    def test_stages(self):
+        out = self.folder / "torch.json"
+        script = SCRIPTS / "gpu_torch_stage.py"
+        self.run_well(sys.executable, script, "--device", "cpu", "--small", "--eager", "--seconds", 0.01, "--out", out)
+        rows = json.loads(out.read_text())["rows"]
+        expected = {(place.name, seq) for place in gpu_stage_model.PLACES for seq in SIZES.sequences}
+        self.assertEqual({(row["name"], row["sequence"]) for row in rows}, expected)
+        for row in rows:
+            self.assertNotIn("error", row)
+            self.assertAlmostEqual(row["flops_per_s"] / (row["tokens_per_s"] * row["flops_per_token"]), 1, places=9)
+            self.assertAlmostEqual(row["tokens_per_s"] * row["total_s"] / (row["microbatches"] * row["sequence"]), 1, places=9)
+            self.assertTrue(any("flash" in name for name in row["attention_kernels"]))
+
+
+class Whole(Folder):
+    def run_whole(self, program, *more):
+        out = self.folder / "whole.json"
+        script = SCRIPTS / "gpu_whole.py"
+        fixed = ["--pptrain", program, "--small", "--steps", 2, "--warmup", 1, "--timeout", PATIENCE, "--out", out]
+        done = start(sys.executable, script, *fixed, *more)
+        return done, json.loads(out.read_text())["rows"]
+
+    def fake(self, failing):
+        program = self.folder / "pptrain"
+        program.write_text(FAKE_PPTRAIN.format(python=sys.executable, failing=failing, patience=PATIENCE))
+        program.chmod(0o755)
+        return program
+
+    def test_program(self):
+        done, [row] = self.run_whole(PPTRAIN, "--device", "cpu", "--peak-tflops", 1)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual((row["name"], row["steps"], len(row["all_tokens_per_s"])), ("default", 2, 2))
+        # The program counts operations by itself.
+        self.assertAlmostEqual(row["mfu"] * 1e12 / row["flops_per_s"], 1, places=6)
+        self.assertAlmostEqual(row["last_loss"], math.log(512), delta=1)
+
+    def test_both_modes_are_measured(self):
+        done, rows = self.run_whole(self.fake("no job has this"), "--device", "cuda")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual([(row["name"], row["tokens_per_s"]) for row in rows], [("deterministic", 10), ("fastest", 20)])
+
+    def test_a_mode_that_fails(self):
+        done, rows = self.run_whole(self.fake("deterministic = false"), "--device", "cuda")
+        self.assertEqual(done.returncode, 1)
+        self.assertNotIn("error", rows[0])
+        self.assertIn("no such GPU", rows[1]["error"])
+
+
+class Report(Folder):
+    def merged(self, **parts):
+        arguments = []
+        for name, content in parts.items():
+            path = self.folder / f"{name}.json"
+            path.write_text(json.dumps(content))
+            arguments += [f"--{name}", path]
+        outs = [self.folder / "all.json", self.folder / "all.md"]
+        self.run_well(sys.executable, SCRIPTS / "gpu_report.py", *arguments, "--json", outs[0], "--markdown", outs[1])
+        return json.loads(outs[0].read_text()), outs[1].read_text()
+
+    def test_goals_stand_beside_figures(self):
+        stage = {"name": "middle", "recompute": "none", "backward": "B", "attention": "default"}
+        rows = [stage | {"sequence": 4096, "mfu": 0.66, "tokens_per_s": 300.0}, stage | {"sequence": 8192, "mfu": 0.59}]
+        rows.append(stage | {"sequence": 8192, "recompute": "cheap", "error": "out of memory"})
+        kernels = [{"name": "swiglu", "share": 0.9}, {"name": "adamw", "share": 0.5}]
+        sections = {"stages": {"state": "done", "rows": rows}, "kernels": {"state": "failed", "error": "lost", "rows": kernels}}
+        bench = {"device": "NVIDIA H200", "cuda": "13.0", "peak_flops": 989e12, "small": False, "sections": sections}
+        ours = {"name": "middle", "sequence": 4096, "attention": "cudnn", "compiled": True}
+        torch = {"torch": "2.11", "rows": [ours | {"tokens_per_s": 200.0, "flops_per_s": 494.5e12}, ours | {"attention": "flash", "error": "no"}]}
+        figures, text = self.merged(bench=bench, torch=torch)
+        self.assertEqual([goal["met"] for goal in figures["goals"]], [True, False, False, True, False])
+        self.assertEqual([goal["goal"] for goal in figures["goals"]], [0.65, 0.60, 0.60, 0.85, 0.85])
+        failed = figures["failures"]
+        self.assertEqual(failed[:2], ["whole: not measured", "kernels: lost"])
+        self.assertTrue(failed[2].endswith("out of memory"))
+        self.assertTrue(failed[3].startswith("torch: middle 4096 flash"))
+        self.assertIn("| 66.0% | 65.0% |", text)
+        self.assertIn("| 1.50 |", text)  # times PyTorch's rate
+        self.assertIn("| 50.0% |", text)  # PyTorch's MFU
+
+    def test_small_sizes_have_no_goals(self):
+        kernels = {"state": "done", "rows": [{"name": "swiglu", "share": 0.1}]}
+        bench = {"device": "cpu", "cuda": "", "peak_flops": 1e12, "small": True, "sections": {"kernels": kernels}}
+        figures, text = self.merged(bench=bench)
+        self.assertEqual(figures["goals"], [])
+        self.assertIn("| swiglu |", text)
+
+    def test_nothing_there(self):
+        outs = ["--json", self.folder / "a", "--markdown", self.folder / "b"]
+        done = start(sys.executable, SCRIPTS / "gpu_report.py", "--bench", self.folder / "missing", *outs)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("none of the parts", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,15 @@
+// How often LibTorch makes the host wait for the GPU.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+namespace pptrain::bench {
+
+// Runs `work` and counts the waits of this thread that LibTorch reports in its mode for finding them: reading
+// a value, copying to memory that is not pinned. What calls CUDA by itself (cuBLAS, cuDNN, our own kernels)
+// is not seen. Nothing in a build without CUDA.
+std::optional<int64_t> count_host_waits(const std::function<void()>& work);
+
+}  // namespace pptrain::bench

@@ -1,0 +1,204 @@
+#include "test/gpu/bench/kernel_cases.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/kernels/exact_sum.h"
+#include "core/kernels/kernels.h"
+#include "core/nn/cross_entropy.h"
+#include "core/nn/rope.h"
+
+namespace pptrain::bench {
+namespace {
+
+using at::Tensor;
+using Work = std::function<void()>;
+
+constexpr double kEps = 1e-5;
+constexpr auto kCompute = at::kBFloat16;
+
+Tensor activations(at::Device device, int64_t rows, int64_t dim) {
+  return Bench::random_on(device, {rows, dim}, kCompute);
+}
+Tensor gradients(at::Device device, at::IntArrayRef shape) {
+  return Bench::random_on(device, shape, kCompute, 1e-3);
+}
+Tensor floats(at::Device device, at::IntArrayRef shape, double scale = 1) {
+  return Bench::random_on(device, shape, at::kFloat, scale);
+}
+at::TensorOptions float_on(at::Device device) {
+  return at::TensorOptions().dtype(at::kFloat).device(device);
+}
+
+void add_norms(std::vector<KernelCase>& cases, int64_t rows, int64_t dim) {
+  struct Norm {
+    Tensor x, weight, y, rstd;
+  };
+  const auto norm = [=](at::Device device) {
+    const Tensor x = activations(device, rows, dim);
+    return Norm{.x = x,
+                .weight = at::ones({dim}, float_on(device)),
+                .y = at::empty_like(x),
+                .rstd = at::ones({rows}, float_on(device))};
+  };
+  cases.push_back({"rms_norm", [=](at::Device device) -> Work {
+                     return [n = norm(device)]() mutable {
+                       kernels::rms_norm(n.x, n.weight, kEps, n.y, n.rstd);
+                     };
+                   }});
+  cases.push_back({"add_rms_norm", [=](at::Device device) -> Work {
+                     const Tensor delta = activations(device, rows, dim);
+                     return [n = norm(device), delta, sum = at::empty_like(delta)]() mutable {
+                       kernels::add_rms_norm(n.x, delta, n.weight, kEps, sum, n.y, n.rstd);
+                     };
+                   }});
+  cases.push_back({"rms_norm_backward + residual", [=](at::Device device) -> Work {
+                     return [n = norm(device), dy = gradients(device, {rows, dim}),
+                             residual = gradients(device, {rows, dim}),
+                             weight_grad = floats(device, {dim})]() mutable {
+                       kernels::rms_norm_backward(dy, n.x, n.weight, n.rstd, residual, n.y, weight_grad);
+                     };
+                   }});
+}
+
+// Heads as views of the fused product, turned in place as the program does, or normed into a tensor.
+void add_heads(std::vector<KernelCase>& cases, const Sizes& sizes, int64_t rows, bool normed) {
+  const int64_t heads = sizes.heads, dim = sizes.head_dim, all = sizes.heads + 2 * sizes.kv_heads;
+  const std::string with = normed ? " with norm" : "";
+  struct Heads {
+    Tensor qkv, q, y, rstd, positions;
+    std::optional<Tensor> weight, weight_grad;
+    kernels::RopeTable rope;
+  };
+  const auto make = [=](at::Device device, double scale) {
+    const Tensor qkv = Bench::random_on(device, {rows, all, dim}, kCompute, scale);
+    const Tensor q = qkv.narrow(1, 0, heads);
+    Heads result{.qkv = qkv,
+                 .q = q,
+                 .y = normed ? at::empty(q.sizes(), q.options()) : q,
+                 .rstd = at::ones({rows, heads}, float_on(device)),
+                 .positions = at::arange(rows, float_on(device).dtype(at::kInt)),
+                 .weight = {},
+                 .weight_grad = {},
+                 .rope = nn::make_rope_table(dim, rows, 500000, {}, {}, device)};
+    if (normed) result.weight = at::ones({dim}, float_on(device));
+    if (normed) result.weight_grad = floats(device, {dim});
+    return result;
+  };
+  cases.push_back({"norm_rope" + with, [=](at::Device device) -> Work {
+                     return [h = make(device, 1)]() mutable {
+                       kernels::norm_rope(h.q, h.weight, kEps, h.rope, h.positions, h.y, h.rstd);
+                     };
+                   }});
+  cases.push_back({"norm_rope_backward" + with, [=](at::Device device) -> Work {
+                     return [h = make(device, 1e-3), dy = gradients(device, {rows, heads, dim})]() mutable {
+                       kernels::norm_rope_backward(dy, h.q, h.weight, h.rstd, h.rope, h.positions, h.y,
+                                                   h.weight_grad);
+                     };
+                   }});
+}
+
+void add_swiglu(std::vector<KernelCase>& cases, int64_t rows, int64_t dim) {
+  cases.push_back({"swiglu", [=](at::Device device) -> Work {
+                     const Tensor gate_up = activations(device, rows, 2 * dim);
+                     return [gate_up, y = at::empty({rows, dim}, gate_up.options())]() mutable {
+                       kernels::swiglu(gate_up, y);
+                     };
+                   }});
+  cases.push_back({"swiglu_backward", [=](at::Device device) -> Work {
+                     const Tensor gate_up = activations(device, rows, 2 * dim);
+                     return [gate_up, dy = gradients(device, {rows, dim}),
+                             dgate_up = at::empty_like(gate_up)]() mutable {
+                       kernels::swiglu_backward(dy, gate_up, dgate_up);
+                     };
+                   }});
+}
+
+// Logits of one chunk of the head. With gradients they are overwritten: later runs see the gradients of
+// earlier ones, which are no zeros.
+void add_loss(std::vector<KernelCase>& cases, int64_t rows, int64_t vocab) {
+  for (const bool gradient : {false, true}) {
+    cases.push_back(
+        {gradient ? "cross_entropy with gradient" : "cross_entropy", [=](at::Device device) -> Work {
+           return [logits = activations(device, rows, vocab),
+                   labels = Bench::random_integers_on(device, vocab, rows),
+                   loss = at::empty({rows}, float_on(device)),
+                   gradient]() mutable { kernels::cross_entropy(logits, labels, loss, gradient); };
+         }});
+  }
+}
+
+void add_embedding(std::vector<KernelCase>& cases, int64_t rows, int64_t vocab, int64_t dim) {
+  cases.push_back({"embedding", [=](at::Device device) -> Work {
+                     const Tensor weight = activations(device, vocab, dim);
+                     return [weight, tokens = Bench::random_integers_on(device, vocab, rows),
+                             out = at::empty({rows, dim}, weight.options())]() mutable {
+                       kernels::embedding(tokens, weight, out);
+                     };
+                   }});
+  cases.push_back({"embedding_backward", [=](at::Device device) -> Work {
+                     return [tokens = Bench::random_integers_on(device, vocab, rows),
+                             dy = gradients(device, {rows, dim}),
+                             weight_grad = floats(device, {vocab, dim}, 1e-3)]() mutable {
+                       kernels::embedding_backward(tokens, dy, weight_grad);
+                     };
+                   }});
+}
+
+// All parameters of a block in one buffer.
+void add_parameters(std::vector<KernelCase>& cases, int64_t count) {
+  cases.push_back({"adamw", [=](at::Device device) -> Work {
+                     const auto values = [&](double scale) { return floats(device, {count}, scale); };
+                     return [weight = values(0.02), grad = values(1e-3), exp_avg = values(1e-3),
+                             exp_avg_sq = values(1e-3).square_(),
+                             compute = at::empty({count}, float_on(device).dtype(kCompute))]() mutable {
+                       kernels::adamw(weight, grad, exp_avg, exp_avg_sq, compute, {.lr = 1e-6, .step = 100},
+                                      {});
+                     };
+                   }});
+  cases.push_back(
+      {"add_squares", [=](at::Device device) -> Work {
+         return [x = floats(device, {count}, 1e-3),
+                 sum = at::zeros({kernels::exact_words}, float_on(device).dtype(at::kLong))]() mutable {
+           kernels::add_squares(x, 0, sum);
+         };
+       }});
+  cases.push_back({"normal_values", [=](at::Device device) -> Work {
+                     return [out = at::empty({count}, float_on(device))]() mutable {
+                       kernels::normal_values(out, /*key=*/1, /*first=*/0, /*std=*/0.02);
+                     };
+                   }});
+}
+
+}  // namespace
+
+std::vector<KernelCase> kernel_cases(const Sizes& sizes) {
+  const int64_t rows = sizes.max_rows();
+  const int64_t chunk =
+      std::min(rows, nn::LinearCrossEntropy::rows_per_chunk(
+                         sizes.vocab * 2, nn::LinearCrossEntropy::default_chunk_bytes(at::kCUDA)));
+  std::vector<KernelCase> cases;
+  add_norms(cases, rows, sizes.hidden);
+  add_heads(cases, sizes, rows, /*normed=*/false);
+  add_heads(cases, sizes, rows, /*normed=*/true);
+  add_swiglu(cases, rows, sizes.ffn);
+  add_loss(cases, chunk, sizes.vocab);
+  add_embedding(cases, rows, sizes.vocab, sizes.hidden);
+  cases.push_back({"accumulate_bias_gradient", [=](at::Device device) -> Work {
+                     return [dy = gradients(device, {rows, sizes.qkv()}),
+                             bias_grad = floats(device, {sizes.qkv()})]() mutable {
+                       kernels::accumulate_bias_gradient(dy, bias_grad);
+                     };
+                   }});
+  add_parameters(cases, sizes.hidden * (sizes.qkv() + sizes.heads * sizes.head_dim + 3 * sizes.ffn));
+  return cases;
+}
+
+}  // namespace pptrain::bench

@@ -1,0 +1,219 @@
+// The matrix products of a block and of the head: one shape at a time, and all of a block in turns for long.
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/kernels/kernels.h"
+#include "core/nn/cross_entropy.h"
+#include "test/gpu/bench/sections.h"
+
+namespace pptrain::bench {
+namespace {
+
+using at::Tensor;
+
+enum class Pass { forward, input_gradient, weight_gradient };
+constexpr std::array kPasses = {Pass::forward, Pass::input_gradient, Pass::weight_gradient};
+
+const char* kernel_of(Pass pass) {
+  switch (pass) {
+    case Pass::forward:
+      return "linear";
+    case Pass::input_gradient:
+      return "matmul";
+    case Pass::weight_gradient:
+      return "accumulate_weight_gradient";
+  }
+  return "";
+}
+
+// A linear layer: y [rows, out] = x [rows, in] weight^T.
+struct Layer {
+  std::string name;
+  int64_t in = 0, out = 0;
+  double flops(int64_t rows) const { return 2.0 * static_cast<double>(rows * in) * static_cast<double>(out); }
+};
+
+std::vector<Layer> block_layers(const Sizes& sizes) {
+  return {{"qkv", sizes.hidden, sizes.qkv()},
+          {"o", sizes.heads * sizes.head_dim, sizes.hidden},
+          {"gate_up", sizes.hidden, 2 * sizes.ffn},
+          {"down", sizes.ffn, sizes.hidden}};
+}
+
+// What the three products of a layer read and write. Gradients are small, as in training.
+struct Operands {
+  Tensor x, weight, dy, y, dx, weight_grad, weight_grad_of_mm;
+
+  Operands(const Bench& bench, const Layer& layer, int64_t rows)
+      : x(bench.random({rows, layer.in}, at::kBFloat16)),
+        weight(bench.random({layer.out, layer.in}, at::kBFloat16, 0.02)),
+        dy(bench.random({rows, layer.out}, at::kBFloat16, 1e-3)),
+        y(at::empty_like(dy)),
+        dx(at::empty_like(x)),
+        weight_grad(bench.random({layer.out, layer.in}, at::kFloat, 1e-3)) {}
+
+  double bytes() const {
+    double sum = 0;
+    for (const Tensor* tensor : {&x, &weight, &dy, &y, &dx, &weight_grad})
+      sum += static_cast<double>(tensor->nbytes());
+    return sum;
+  }
+};
+
+// As the program calls them.
+void multiply(Pass pass, Operands& of) {
+  switch (pass) {
+    case Pass::forward:
+      return kernels::linear(of.x, of.weight, std::nullopt, of.y);
+    case Pass::input_gradient:
+      return kernels::matmul(of.dy, of.weight, of.dx);
+    case Pass::weight_gradient:
+      return kernels::accumulate_weight_gradient(of.dy, of.x, of.weight_grad);
+  }
+}
+
+// The same by at::mm, whose weight gradient is rounded to bfloat16 and added to nothing.
+void multiply_by_mm(Pass pass, Operands& of) {
+  switch (pass) {
+    case Pass::forward:
+      at::mm_out(of.y, of.x, of.weight.t());
+      return;
+    case Pass::input_gradient:
+      at::mm_out(of.dx, of.dy, of.weight);
+      return;
+    case Pass::weight_gradient:
+      at::mm_out(of.weight_grad_of_mm, of.dy.t(), of.x);
+      return;
+  }
+}
+
+void measure_one(Bench& bench, Rows& rows, const Layer& layer, int64_t count) {
+  std::vector<Operands> sets;
+  sets.emplace_back(bench, layer, count);
+  while (sets.size() < bench.sets(sets.front().bytes())) sets.emplace_back(bench, layer, count);
+  const auto set = [&](int64_t i) -> Operands& { return sets[static_cast<size_t>(i) % sets.size()]; };
+  for (const Pass pass : kPasses) {
+    const Json names{{"kind", "burst"}, {"name", layer.name}, {"kernel", kernel_of(pass)}, {"rows", count},
+                     {"in", layer.in},  {"out", layer.out},   {"sets", sets.size()}};
+    rows.add(names, [&](Json& row) {
+      row["flops"] = layer.flops(count);
+      const Timing own = bench.measure([&](int64_t i) { multiply(pass, set(i)); });
+      put(row, own);
+      row["flops_per_s"] = layer.flops(count) / own.seconds;
+      if (pass == Pass::weight_gradient)
+        for (Operands& one : sets) one.weight_grad_of_mm = at::empty_like(one.weight);
+      const Timing aten = bench.measure([&](int64_t i) { multiply_by_mm(pass, set(i)); });
+      row["aten_seconds"] = aten.seconds;
+      row["aten_flops_per_s"] = layer.flops(count) / aten.seconds;
+    });
+  }
+}
+
+struct Step {
+  size_t layer = 0;
+  Pass pass = Pass::forward;
+};
+
+// A block's products in the order of its passes: forward, then from the last layer to the first each layer's
+// input gradient and weight gradient.
+std::vector<Step> block_steps(size_t layers) {
+  std::vector<Step> steps;
+  for (size_t i = 0; i < layers; ++i) steps.push_back({i, Pass::forward});
+  for (size_t i = layers; i-- > 0;) {
+    steps.push_back({i, Pass::input_gradient});
+    steps.push_back({i, Pass::weight_gradient});
+  }
+  return steps;
+}
+
+double sum(const std::vector<double>& values, size_t first, size_t end) {
+  double result = 0;
+  for (size_t i = first; i < end; ++i) result += values[i];
+  return result;
+}
+
+// The products of a block again and again for `seconds`, so that the device's clock settles where its power
+// allows. One row for all of them, with the rates of the first and the last tenth, and one for each product.
+void measure_sustained(Bench& bench, Rows& rows, int64_t count, double seconds) {
+  const std::vector<Layer> layers = block_layers(bench.sizes());
+  std::vector<Operands> operands;
+  double bytes = 0;
+  for (const Layer& layer : layers) bytes += operands.emplace_back(bench, layer, count).bytes();
+  const std::vector<Step> steps = block_steps(layers.size());
+  std::vector<double> times;  // of each product of each pass over the block
+  size_t passes = 0;
+  double flops = 0;  // of one pass
+  for (const Layer& layer : layers) flops += static_cast<double>(kPasses.size()) * layer.flops(count);
+  const auto run = [&](size_t blocks) {
+    return bench.intervals([&](pipeline::TimeMarks& marks) {
+      marks.mark();
+      for (size_t block = 0; block < blocks; ++block) {
+        for (const Step& step : steps) {
+          multiply(step.pass, operands[step.layer]);
+          marks.mark();
+        }
+      }
+    });
+  };
+  rows.add({{"kind", "sustained"}, {"name", "block"}, {"kernel", "all"}, {"rows", count}}, [&](Json& row) {
+    run(2);
+    const double estimate = sum(run(2), 0, 2 * steps.size()) / 2;
+    passes = static_cast<size_t>(std::max(10.0, std::ceil(seconds / estimate)));
+    times = run(passes);
+    const double total = sum(times, 0, times.size());
+    const size_t tenth = passes / 10 * steps.size();
+    const double tenth_flops = static_cast<double>(passes / 10) * flops;
+    row["flops"] = flops;
+    row["seconds"] = total / static_cast<double>(passes);
+    row["calls"] = passes;
+    row["total_s"] = total;
+    row["operand_bytes"] = bytes;
+    row["flops_per_s"] = flops * static_cast<double>(passes) / total;
+    row["first_tenth_flops_per_s"] = tenth_flops / sum(times, 0, tenth);
+    row["last_tenth_flops_per_s"] = tenth_flops / sum(times, times.size() - tenth, times.size());
+  });
+  if (times.empty()) return;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const Layer& layer = layers[steps[i].layer];
+    rows.add(
+        {{"kind", "sustained"}, {"name", layer.name}, {"kernel", kernel_of(steps[i].pass)}, {"rows", count}},
+        [&](Json& row) {
+          double total = 0;
+          for (size_t pass = 0; pass < passes; ++pass) total += times[pass * steps.size() + i];
+          row["flops"] = layer.flops(count);
+          row["seconds"] = total / static_cast<double>(passes);
+          row["calls"] = passes;
+          row["flops_per_s"] = layer.flops(count) * static_cast<double>(passes) / total;
+        });
+  }
+}
+
+// Rows of one chunk of logits, as the head cuts them on a GPU.
+int64_t head_rows(const Sizes& sizes, int64_t rows) {
+  const int64_t chunk = nn::LinearCrossEntropy::rows_per_chunk(
+      sizes.vocab * 2, nn::LinearCrossEntropy::default_chunk_bytes(at::kCUDA));
+  return std::min(rows, chunk);
+}
+
+}  // namespace
+
+void measure_products(Bench& bench, Rows& rows) {
+  const Sizes& sizes = bench.sizes();
+  for (const int64_t count : sizes.rows)
+    for (const Layer& layer : block_layers(sizes)) measure_one(bench, rows, layer, count);
+  measure_one(bench, rows, {"head", sizes.hidden, sizes.vocab}, head_rows(sizes, sizes.max_rows()));
+  bench.reset_memory();
+  for (const int64_t count : sizes.rows) {
+    const double share = count == sizes.max_rows() ? 1 : 0.5;
+    measure_sustained(bench, rows, count, share * bench.sustained_seconds());
+  }
+}
+
+}  // namespace pptrain::bench
