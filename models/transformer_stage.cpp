@@ -86,6 +86,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
                                                              .init_std = model.initializer_range,
                                                              .init_name = model.tied ? "embed.weight" : ""},
                                                             0)});
+      head_weight_->grad_by_products = true;
       head_.emplace(*head_weight_, model.vocab, region_);
     });
   }

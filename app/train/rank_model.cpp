@@ -297,7 +297,7 @@ std::vector<checkpoint::StageContents> RankModel::contents() const {
 }
 
 void RankModel::zero_grad() {
-  for (Part& part : parts_) part.stage->parameters().zero_grad();
+  for (Part& part : parts_) part.stage->parameters().start_grad();
 }
 
 void RankModel::discard() {

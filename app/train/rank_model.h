@@ -53,8 +53,8 @@ class RankModel {
   // What this rank writes: what it answers for of its stages in the first replica, nothing in others.
   std::vector<checkpoint::StageContents> contents() const;
 
-  void zero_grad();
-  void discard();  // drops records of a failed step
+  void zero_grad();  // before a run of the schedule with stage_actions(), whose end completes the gradients
+  void discard();    // drops records of a failed step
   // What a run of the schedule does with the parameter groups of one of the stages.
   pipeline::Executor::StageActions stage_actions();
   void sum_tied_gradients();

@@ -10,6 +10,7 @@
 #include "app/train/datasets.h"
 #include "app/train/divergence_report.h"
 #include "app/train/opening.h"
+#include "app/train/product_tuning.h"
 #include "app/train/run_log.h"
 #include "app/train/token_files.h"
 #include "core/base/error.h"
@@ -158,6 +159,7 @@ void Trainer::start() {
     if (const auto& holder = run_dir_.holder()) requests_.emplace(context_.job.run.dir, *holder);
   }
   open_saver(layout);
+  choose_product_algorithms(context_, *disk_comm_);
   disk_comm_->barrier();
   open_log(context_.job.run.dir);
   listen();

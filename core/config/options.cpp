@@ -453,6 +453,13 @@ void add_train(std::vector<Option>& options) {
             "and compared before the next one and before a checkpoint: a bit that flips in between ends the "
             "run with its parameter's name, unsaved. Costs two readings of these bytes a step: less, the "
             "more tokens a step has.");
+  train
+      .add("tune_products", &TrainSection::tune_products,
+           "Before the first step, cuBLASLt's algorithms are timed for each shape of matrix product that the "
+           "job's passes do, and the fastest are kept in products.json in the run's folder, which later "
+           "starts on the same kind of GPU and the same library read, so that their bits stay equal. "
+           "false: the library's first choice for each shape.")
+      .only_with("run.device", {"cuda"});
 }
 
 bool validates(const JobConfig& job) {

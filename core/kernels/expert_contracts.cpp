@@ -153,13 +153,22 @@ void check_grouped_weight_gradient(const Checks& checks, const Tensor& dy,
 }
 
 // The gradient is read and written; no weights are.
-Cost cost_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
-                                  const std::optional<Tensor>& x_order, int64_t, const Tensor& ends,
-                                  const Tensor& weight_grad) {
+Cost cost_accumulate_grouped(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
+                             const std::optional<Tensor>& x_order, int64_t, const Tensor& ends,
+                             const Tensor& weight_grad) {
   const int64_t rows = rows_of(dy, dy_order);
   Cost cost = moving(dy_order, x_order, ends, weight_grad, weight_grad);
   cost.bytes += bytes_of_rows(dy, rows) + bytes_of_rows(x, rows);
   cost.product_flops = 2.0 * static_cast<double>(rows * dy.size(1)) * static_cast<double>(x.size(1));
+  return cost;
+}
+
+// It is written alone.
+Cost cost_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
+                                  const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
+                                  const Tensor& weight_grad) {
+  Cost cost = cost_accumulate_grouped(dy, dy_order, x, x_order, each, ends, weight_grad);
+  cost.bytes -= bytes_of(weight_grad);
   return cost;
 }
 
@@ -175,7 +184,8 @@ void add_expert_contracts() {
   weighted_swiglu_backward.accept(check_weighted_swiglu_backward);
   grouped_linear.accept(check_grouped_linear, cost_grouped_product);
   grouped_matmul.accept(check_grouped_matmul, cost_grouped_product);
-  accumulate_grouped_weight_gradient.accept(check_grouped_weight_gradient, cost_grouped_weight_gradient);
+  accumulate_grouped_weight_gradient.accept(check_grouped_weight_gradient, cost_accumulate_grouped);
+  grouped_weight_gradient.accept(check_grouped_weight_gradient, cost_grouped_weight_gradient);
 }
 
 }  // namespace pptrain::kernels

@@ -88,6 +88,13 @@ inline Kernel<void(const Tensor& dy, const std::optional<Tensor>& dy_order, cons
                    Tensor& weight_grad)>
     accumulate_grouped_weight_gradient{"accumulate_grouped_weight_gradient"};
 
+// weight_grad[e] = dy^T x over the rows of e, zeros where it has none: the same where weight_grad holds
+// nothing yet.
+inline Kernel<void(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
+                   const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
+                   Tensor& weight_grad)>
+    grouped_weight_gradient{"grouped_weight_gradient"};
+
 // What they accept and cost; part of add_contracts.
 void add_expert_contracts();
 

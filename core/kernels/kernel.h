@@ -13,6 +13,7 @@
 #include "core/kernels/checks.h"
 #include "core/kernels/cost.h"
 #include "core/kernels/dry_run.h"
+#include "core/kernels/products.h"
 
 namespace pptrain::kernels {
 
@@ -29,6 +30,7 @@ class Kernel<void(Args...)> {
   using Function = void (*)(Args...);
   using Check = void (*)(const Checks&, Seen<Args>...);
   using CostOf = Cost (*)(Seen<Args>...);
+  using ProductOf = Product (*)(Seen<Args>...);
 
   // The name is the kernel's in messages. Constant initialisation: kernels exist before any code runs.
   explicit constexpr Kernel(const char* name) : name_(name) {}
@@ -42,6 +44,8 @@ class Kernel<void(Args...)> {
     define_kernels();
     const at::Tensor& first = first_of(args...);
     check_(Checks(name_, first), args...);
+    if (product_ != nullptr && ProductRecord::innermost() != nullptr)
+      ProductRecord::innermost()->add(product_(args...));
     if (first.is_meta()) return record(cost_(args...));
     find(first.is_cuda() ? BackEnd::cuda : BackEnd::cpu)(args...);
   }
@@ -56,6 +60,11 @@ class Kernel<void(Args...)> {
   void accept(Check check, CostOf cost) {
     check_ = check;
     cost_ = cost;
+  }
+  // Of a kernel that is one matrix product: which one.
+  void accept(Check check, CostOf cost, ProductOf product) {
+    accept(check, cost);
+    product_ = product;
   }
   // It moves each tensor of its arguments once.
   void accept(Check check) {
@@ -79,6 +88,7 @@ class Kernel<void(Args...)> {
   const char* name_;
   Check check_ = nullptr;
   CostOf cost_ = nullptr;
+  ProductOf product_ = nullptr;
   std::array<Function, 2> functions_{};
 };
 

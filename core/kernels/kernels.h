@@ -108,6 +108,11 @@ inline Kernel<void(const Tensor& x, const Tensor& weight, const std::optional<Te
 inline Kernel<void(const Tensor& dy, const Tensor& x, Tensor& weight_grad)> accumulate_weight_gradient{
     "accumulate_weight_gradient"};
 
+// weight_grad = dy^T x: the same where weight_grad holds nothing yet, whatever its bytes are. All of it is
+// written; without rows, with zeros.
+inline Kernel<void(const Tensor& dy, const Tensor& x, Tensor& weight_grad)> weight_gradient{
+    "weight_gradient"};
+
 // bias_grad += column sums of dy, in row order. dy: T [rows, out]; bias_grad: float32 [out].
 inline Kernel<void(const Tensor& dy, Tensor& bias_grad)> accumulate_bias_gradient{"accumulate_bias_gradient"};
 

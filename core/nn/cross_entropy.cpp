@@ -11,6 +11,7 @@
 
 #include "core/kernels/kernels.h"
 #include "core/kernels/vocabulary.h"
+#include "core/nn/weight_gradient.h"
 
 namespace pptrain::nn {
 
@@ -27,10 +28,14 @@ int64_t LinearCrossEntropy::default_chunk_bytes(at::DeviceType device) {
   return device == at::kCUDA ? int64_t{1} << 30 : int64_t{16} << 20;
 }
 
-int64_t LinearCrossEntropy::rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes) {
+int64_t LinearCrossEntropy::rows_per_chunk(int64_t rows, int64_t row_bytes, int64_t chunk_bytes) {
   constexpr int64_t kTile = 32;  // rows; matrix products prefer whole tiles
-  const int64_t fit = chunk_bytes / row_bytes;
-  return fit >= kTile ? fit / kTile * kTile : std::max<int64_t>(fit, 1);
+  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t most = std::max<int64_t>(chunk_bytes / row_bytes, 1);
+  if (rows <= most) return std::max<int64_t>(rows, 1);
+  if (most < kTile) return up(rows, up(rows, most));
+  const int64_t tiles = up(rows, kTile);
+  return up(tiles, up(tiles, most / kTile)) * kTile;
 }
 
 // The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so
@@ -40,8 +45,8 @@ at::Tensor LinearCrossEntropy::run_alone(const at::Tensor& h, const at::Tensor& 
   const at::Tensor& weight = weight_->compute;
   const at::Tensor flat_labels = labels.reshape({-1});
   const int64_t rows = h.size(0);
-  const int64_t step = std::min(rows, rows_per_chunk(weight.size(0) * weight.element_size(), chunk_bytes_));
-  at::Tensor buffer = at::empty({step, weight.size(0)}, h.options());
+  const int64_t step = rows_per_chunk(rows, weight.size(0) * weight.element_size(), chunk_bytes_);
+  at::Tensor buffer = at::empty({std::min(step, rows), weight.size(0)}, h.options());
   at::Tensor loss = at::empty({rows}, h.options().dtype(at::kFloat));
   for (int64_t start = 0; start < rows; start += step) {
     const int64_t n = std::min(step, rows - start);
@@ -53,7 +58,7 @@ at::Tensor LinearCrossEntropy::run_alone(const at::Tensor& h, const at::Tensor& 
     if (dh != nullptr) {
       at::Tensor chunk_dh = dh->narrow(0, start, n);
       kernels::matmul(logits, weight, chunk_dh);
-      kernels::accumulate_weight_gradient(logits, chunk_h, weight_->grad);
+      add_weight_gradient(*weight_, logits, chunk_h);
     }
   }
   return loss.sum(at::kDouble);
@@ -81,7 +86,8 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
   const at::Tensor flat_labels = labels.reshape({-1});
   const int ranks = region_->cut().size;
   const int64_t largest = (vocab_ + ranks - 1) / ranks;  // part: all ranks must cut the same chunks
-  const int64_t step = rows_per_chunk(largest * weight.element_size(), chunk_bytes_) / ranks;
+  const int64_t share = (flat_labels.size(0) + ranks - 1) / ranks;
+  const int64_t step = rows_per_chunk(share, largest * weight.element_size() * ranks, chunk_bytes_);
   const RowChunks chunks(region_->cut(), flat_labels.size(0), step);
   at::Tensor buffer = at::empty({chunks.total(0), weight.size(0)}, h.options());
   at::Tensor loss = at::empty({flat_labels.size(0)}, h.options().dtype(at::kFloat));
@@ -103,7 +109,7 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
     at::Tensor partial = at::empty_like(rows);
     kernels::matmul(logits, weight, partial);
     sum->add(partial);
-    kernels::accumulate_weight_gradient(logits, rows, weight_->grad);
+    add_weight_gradient(*weight_, logits, rows);
   }
   if (sum) sum->wait();
   return loss.sum(at::kDouble);

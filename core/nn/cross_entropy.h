@@ -43,8 +43,9 @@ class LinearCrossEntropy {
   // generation and tests.
   at::Tensor logits(const at::Tensor& h) const;
 
-  // Rows of a chunk, for rows of logits of `row_bytes` bytes.
-  static int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes);
+  // Rows of a chunk, of `rows` whose logits take `row_bytes` bytes each: the fewest chunks that fit, as equal
+  // as whole tiles of rows allow, so that no small one is left at the end.
+  static int64_t rows_per_chunk(int64_t rows, int64_t row_bytes, int64_t chunk_bytes);
 
  private:
   at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;

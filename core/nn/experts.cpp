@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/kernels/expert_kernels.h"
+#include "core/nn/weight_gradient.h"
 
 namespace pptrain::nn {
 namespace {
@@ -36,6 +37,7 @@ ExpertWeights::ExpertWeights(ParameterGroup& group, const std::string& name, Exp
     }
   }
   weight_ = &group.add(std::move(specs));
+  weight_->grad_by_products = true;
 }
 
 at::Tensor ExpertWeights::forward(const Rows& x, const ExpertExchange::Plan& plan) const {
@@ -60,9 +62,7 @@ void ExpertWeights::backward_weight(std::span<const at::Tensor> operands) {
   const auto order = [&](size_t i) {
     return operands[i].defined() ? std::optional(operands[i]) : std::nullopt;
   };
-  at::Tensor grad = by_expert(weight_->grad);
-  kernels::accumulate_grouped_weight_gradient(operands[0], order(1), operands[2], order(3), each_,
-                                              operands[4], grad);
+  add_grouped_weight_gradient(*weight_, {operands[0], order(1)}, {operands[2], order(3)}, each_, operands[4]);
 }
 
 std::vector<at::Tensor> Experts::Saved::tensors() const {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/kernels/kernels.h"
+#include "core/nn/weight_gradient.h"
 
 namespace pptrain::nn {
 namespace {
@@ -45,6 +46,7 @@ Linear::Linear(ParameterGroup& group, std::vector<ParameterSpec> weights, std::v
     in_ = shape[1];
   }
   weight_ = &group.add(std::move(weights));
+  weight_->grad_by_products = true;
   if (!biases.empty()) bias_ = &group.add(std::move(biases));
 }
 
@@ -69,7 +71,7 @@ void Linear::backward_input(const at::Tensor& dy, at::Tensor dx) const {
 }
 
 void Linear::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
-  kernels::accumulate_weight_gradient(dy, x, weight_->grad);
+  add_weight_gradient(*weight_, dy, x);
   if (bias_ != nullptr) {
     kernels::accumulate_bias_gradient(dy, bias_->grad);
   }

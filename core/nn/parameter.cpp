@@ -258,7 +258,37 @@ void ParameterGroup::release_whole_grad(size_t buffer) {
 
 void ParameterGroup::restore_whole_grad(size_t buffer) {
   const Whole& whole = whole_.at(buffer);
-  if (division_.own_gradient && whole.grad.defined() && restore_memory(whole.grad)) whole.grad.zero_();
+  if (division_.own_gradient && whole.grad.defined() && restore_memory(whole.grad)) start_whole_grad(buffer);
+}
+
+// Zeros but where products will write: gaps between weights are zeros too. Weights were declared in the order
+// in which they lie.
+void ParameterGroup::start_whole_grad(size_t buffer) {
+  const at::Tensor& grad = whole_[buffer].grad;
+  int64_t zeroed = 0;  // up to here, but for unset gradients
+  const auto zero_up_to = [&](int64_t end) {
+    if (end > zeroed) grad.narrow(0, zeroed, end - zeroed).zero_();
+  };
+  for (Declared& declared : declared_) {
+    if (declared.buffer != buffer) continue;
+    declared.weight.grad_is_unset = declared.weight.grad_by_products;
+    if (!declared.weight.grad_is_unset) continue;
+    zero_up_to(declared.offset);
+    zeroed = declared.offset + declared.size;
+  }
+  zero_up_to(grad.numel());
+}
+
+void ParameterGroup::complete_grad(size_t buffer) {
+  for (Declared& declared : declared_) {
+    if (declared.buffer != buffer || !declared.weight.grad_is_unset) continue;
+    declared.weight.grad.zero_();
+    declared.weight.grad_is_unset = false;
+  }
+}
+
+void ParameterGroup::complete_grad() {
+  for (size_t buffer = 0; buffer < whole_.size(); ++buffer) complete_grad(buffer);
 }
 
 int64_t ParameterGroup::whole_bytes() const {
@@ -274,6 +304,15 @@ void ParameterGroup::zero_grad() {
   for (size_t buffer = 0; buffer < whole_.size(); ++buffer) {
     const at::Tensor& grad = division_.own_gradient ? shards_[buffer].grad : whole_[buffer].grad;
     if (grad.defined()) grad.zero_();
+  }
+  if (division_.own_gradient) return;  // what is unset of whole gradients is none of theirs
+  for (Declared& declared : declared_) declared.weight.grad_is_unset = false;
+}
+
+void ParameterGroup::start_grad() {
+  if (division_.own_gradient) return zero_grad();
+  for (size_t buffer = 0; buffer < whole_.size(); ++buffer) {
+    if (whole_[buffer].grad.defined()) start_whole_grad(buffer);
   }
 }
 
@@ -337,6 +376,10 @@ void ParameterStore::refresh_compute() {
 
 void ParameterStore::zero_grad() {
   for (ParameterGroup& group : groups_) group.zero_grad();
+}
+
+void ParameterStore::start_grad() {
+  for (ParameterGroup& group : groups_) group.start_grad();
 }
 
 std::vector<Shard*> ParameterStore::shards() {

@@ -82,6 +82,10 @@ struct Shard {
 struct Weight {
   at::Tensor compute;  // compute type, float32 for norms; [rows of all parts, ...]
   at::Tensor grad;     // float32
+  // The layer says, before the group is materialised: it adds to grad by weight_gradient.h alone.
+  bool grad_by_products = false;
+  // What grad holds means nothing, and it stands for zeros: the next product overwrites it.
+  bool grad_is_unset = false;
 };
 
 // How a group is divided: this rank answers for the part-th of `parts` equal pieces of each of its buffers.
@@ -131,6 +135,12 @@ class ParameterGroup {
   void refresh_compute();
 
   void zero_grad();
+  // The same for who takes gradients next and calls complete_grad before anybody reads them: gradients by
+  // products (Weight) are left as they are and marked as unset, since the first product overwrites them.
+  void start_grad();
+  // Zeros in what is still unset of one buffer's gradient, or of all: weights that no product was taken of.
+  void complete_grad(size_t buffer);
+  void complete_grad();
 
   const std::string& name() const { return name_; }
   Spread spread() const { return spread_; }
@@ -155,8 +165,8 @@ class ParameterGroup {
   // layers hold of them stays valid.
   void release_whole_compute();
   void restore_whole_compute();
-  // The same of one buffer's whole gradient where shards have own gradients; it is restored as zeros. Nothing
-  // changes where it is there already.
+  // The same of one buffer's whole gradient where shards have own gradients; it is restored as start_grad
+  // leaves it. Nothing changes where it is there already.
   void release_whole_grad(size_t buffer);
   void restore_whole_grad(size_t buffer);
   int64_t whole_bytes()
@@ -177,6 +187,7 @@ class ParameterGroup {
   void lay_out(at::ScalarType compute_dtype);
   void allocate(size_t buffer, at::Device device, bool with_gradients);
   void add_slices(const Declared& declared);
+  void start_whole_grad(size_t buffer);
 
   // What the parameters of one buffer have in common.
   struct Kind {
@@ -217,6 +228,7 @@ class ParameterStore {
   void initialise(uint64_t seed);
   void refresh_compute();
   void zero_grad();
+  void start_grad();
 
   std::deque<ParameterGroup>& groups() { return groups_; }
   std::vector<Shard*> shards();

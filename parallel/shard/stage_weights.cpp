@@ -209,6 +209,7 @@ void StageWeights::begin_sums(size_t index) {
   for (size_t buffer = 0; buffer < group.taken.size(); ++buffer) {
     if (!group.taken[buffer]) continue;
     group.taken[buffer] = false;
+    parameters.complete_grad(buffer);
     if (!parameters.division().own_gradient) {
       if (!group.exchange.is_summed(buffer)) continue;
       group.summed[buffer] = true;
@@ -229,7 +230,10 @@ void StageWeights::reduce_grad() {
 void StageWeights::finish() {
   sums_.finish([&] { return fmt::format("the sums of gradients ({} REDUCE_GRAD)", name_); });
   begin_pass({});
-  for (Group& group : groups_) group.summed.assign(group.summed.size(), false);
+  for (Group& group : groups_) {
+    group.summed.assign(group.summed.size(), false);
+    if (!group.exchange.group().division().own_gradient) group.exchange.group().complete_grad();
+  }
 }
 
 std::string StageWeights::reduction_of(size_t index) const {

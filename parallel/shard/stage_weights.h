@@ -67,7 +67,8 @@ class StageWeights final : public nn::WeightAccess {
 
   // Waits for gathers under way, so that masters may change.
   void settle();
-  // The end of the list: waits for sums under way, those of other stages too.
+  // The end of the list: waits for sums under way, those of other stages too. Gradients can be read then:
+  // what the list took none of is zero.
   void finish();
   // Passes are thrown away: waits for gathers under way and takes gathered weights for stale.
   void discard();

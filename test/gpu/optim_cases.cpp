@@ -44,6 +44,56 @@ TEST_CASE("weight and bias gradients accumulate", "[gpu]") {
   }
 }
 
+TEST_CASE("a first weight gradient overwrites, whatever was there", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& [rows, out, in] :
+         std::vector<std::array<int64_t, 3>>{{0, 3, 7}, {1, 1, 1}, {5, 3, 7}, {64, 16, 48}, {40, 129, 8}}) {
+      CAPTURE(type, rows, out, in);
+      compare(
+          [&, rows = rows, out = out, in = in](const Backend& b) -> std::vector<Tensor> {
+            Tensor weight_grad = b.output({out, in}, at::kFloat);  // NaN
+            b(kernels::weight_gradient, b.random({rows, out}, type, 1), b.random({rows, in}, type, 2),
+              weight_grad);
+            return {weight_grad};
+          },
+          1e-4);
+    }
+  }
+}
+
+TEST_CASE("matrix products of odd sizes and unaligned operands, with and without bias", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& [rows, out, in] : std::vector<std::array<int64_t, 3>>{
+             {0, 8, 8}, {1, 1, 1}, {1, 24, 16}, {7, 13, 11}, {33, 64, 129}, {130, 40, 64}}) {
+      for (const bool aligned : {true, false}) {
+        CAPTURE(type, rows, out, in, aligned);
+        compare(
+            [&, rows = rows, out = out, in = in](const Backend& b) -> std::vector<Tensor> {
+              const auto placed = [&](Tensor t) { return aligned ? t : misaligned(t); };
+              // Every other row of a larger tensor.
+              const Tensor wide = placed(b.random({rows, 2 * in}, type, 1));
+              const Tensor x = wide.narrow(1, 0, in), weight = placed(b.random({out, in}, type, 2));
+              const Tensor bias = placed(b.random({out}, type, 3)),
+                           dy = placed(b.random({rows, out}, type, 4));
+              Tensor y = b.output({rows, out}, type), plain = b.output({rows, out}, type),
+                     dx = b.output({rows, in}, type);
+              b(kernels::linear, x, weight, bias, y);
+              b(kernels::linear, x, weight, std::nullopt, plain);
+              b(kernels::matmul, dy, weight, dx);
+              return {y, plain, dx};
+            },
+            1e-4);
+      }
+    }
+  }
+}
+
 TEST_CASE("matrix products", "[gpu]") {
   if (!can_run()) {
     return;

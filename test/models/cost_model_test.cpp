@@ -102,6 +102,20 @@ TEST_CASE("a head in small chunks costs a pass over its weight and gradient for 
   CHECK(head(at::kCUDA).workspace - head(at::kCPU).workspace == (4096 - 64) * 256512);
 }
 
+TEST_CASE("a plan for a GPU counts the head's chunks of a GPU: four equal ones of about 1 GiB") {
+  Workload four = workload;
+  four.batch.documents = 4;  // 16,384 rows of logits; 1 GiB holds 4,185
+  const CostModel costs(large_model(), four, find_device("H100"));
+  const PassFootprint& head = costs.footprint(last).forward;
+  CHECK(head.workspace > int64_t{4096} * 256512);
+  StageSlice body = last;
+  body.head = false;
+  const kernels::Cost blocks = costs.footprint(body).forward.cost;
+  const double weights = 128256.0 * 4096;
+  // Two products read the weight in each chunk.
+  CHECK(head.cost.weight_bytes - blocks.weight_bytes == Approx(4 * 2 * weights * 2));
+}
+
 TEST_CASE("recompute repeats the blocks' forward in the backward") {
   Workload again = workload;
   again.batch.recompute = Recompute::full;

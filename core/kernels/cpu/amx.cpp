@@ -227,6 +227,13 @@ void add_to(const float* c, int64_t c_stride, float* out, int64_t out_stride, in
   }
 }
 
+void copy_to(const float* c, int64_t c_stride, float* out, int64_t out_stride, int64_t rows,
+             int64_t columns) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < columns; ++i) out[row * out_stride + i] = c[row * c_stride + i];
+  }
+}
+
 }  // namespace pptrain::kernels::cpu::amx
 
 #else
@@ -245,6 +252,7 @@ void pack_columns_across(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16
 void multiply(const uint16_t*, const uint16_t*, int64_t, float*, int64_t, bool, Ahead&) {}
 void round_to(const float*, int64_t, uint16_t*, int64_t, int64_t, int64_t) {}
 void add_to(const float*, int64_t, float*, int64_t, int64_t, int64_t) {}
+void copy_to(const float*, int64_t, float*, int64_t, int64_t, int64_t) {}
 
 }  // namespace pptrain::kernels::cpu::amx
 

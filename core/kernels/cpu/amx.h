@@ -63,5 +63,6 @@ void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int
 void round_to(const float* c, int64_t c_stride, uint16_t* out, int64_t out_stride, int64_t rows,
               int64_t columns);
 void add_to(const float* c, int64_t c_stride, float* out, int64_t out_stride, int64_t rows, int64_t columns);
+void copy_to(const float* c, int64_t c_stride, float* out, int64_t out_stride, int64_t rows, int64_t columns);
 
 }  // namespace pptrain::kernels::cpu::amx

@@ -128,7 +128,8 @@ void product(const Rows& x, int64_t rows, int64_t k, const uint16_t* weight, Inn
     RowBlock(x, first, std::min(kRows, rows - first), k).multiply_by({matrix, inner}, n, out);
 }
 
-void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, int64_t n, float* grad) {
+void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, int64_t n, Result result,
+                      float* grad) {
   thread_local Buffer<uint16_t> row_memory, column_memory;
   alignas(64) float edge[kPanel * kPanel];
   const Tiles tiles;
@@ -138,6 +139,7 @@ void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, in
     const int64_t inner = std::min(block, rows - k), length = steps(inner) * kStepElements;
     uint16_t* const packed = row_memory.reserve(panels(m) * length);
     uint16_t* const columns = column_memory.reserve(panels(std::min(width, n)) * length);
+    const bool added = k > 0 || result == Result::added;
     pack_rows_across(dy, 0, m, k, inner, packed);
     for (int64_t first = 0; first < n; first += width) {
       const int64_t last = std::min(n, first + width);
@@ -155,11 +157,11 @@ void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, in
                         .lines = 2,
                         .rows = j + 2 * kPanel <= last ? kPanel : 0,
                         .each = (2 * kPanel + steps(inner) - 1) / steps(inner)};
-            multiply(a, b, steps(inner), c, n, true, ahead);
+            multiply(a, b, steps(inner), c, n, added, ahead);
           } else {
             Ahead nothing;
             multiply(a, b, steps(inner), edge, kPanel, false, nothing);
-            add_to(edge, kPanel, c, n, height, breadth);
+            (added ? add_to : copy_to)(edge, kPanel, c, n, height, breadth);
           }
         }
       }

@@ -14,7 +14,11 @@ enum class Inner { along, across };
 void product(const Rows& x, int64_t rows, int64_t k, const uint16_t* weight, Inner inner, int64_t n,
              uint16_t* out);
 
-// grad [m, n] += dy^T x over `rows` rows. dy has m columns, x has n.
-void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, int64_t n, float* grad);
+// Whether a result is added to what is there, or takes its place, unread.
+enum class Result { added, written };
+
+// grad [m, n] += or = dy^T x over `rows` rows, of which there is one at least. dy has m columns, x has n.
+void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, int64_t n, Result result,
+                      float* grad);
 
 }  // namespace pptrain::kernels::cpu::amx

@@ -96,27 +96,49 @@ void grouped_matmul(const Tensor& dy, const std::optional<Tensor>& order, int64_
   });
 }
 
-void accumulate_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order,
-                                        const Tensor& x, const std::optional<Tensor>& x_order, int64_t each,
-                                        const Tensor& ends, Tensor& weight_grad) {
+namespace {
+
+// Of each expert with rows.
+void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
+                    const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
+                    amx::Result result, Tensor& weight_grad) {
   const int64_t all = dy_order ? dy_order->numel() : dy.size(0), m = dy.size(1), n = x.size(1);
   if (on_tiles(dy)) {
     return for_each_group_in_parallel(ends, all, [&](int64_t e, int64_t first, int64_t rows) {
       amx::accumulate_outer(tile_rows(dy, dy_order, each, first), tile_rows(x, x_order, each, first), rows, m,
-                            n, out<float>(weight_grad) + e * m * n);
+                            n, result, out<float>(weight_grad) + e * m * n);
     });
   }
+  const auto product = result == amx::Result::added ? accumulate_weight_gradient : weight_gradient;
   for_each_group(ends, all, [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = weight_grad[e];
-    accumulate_weight_gradient(rows_of(dy, dy_order, each, first, rows),
-                               rows_of(x, x_order, each, first, rows), part);
+    product(rows_of(dy, dy_order, each, first, rows), rows_of(x, x_order, each, first, rows), part);
   });
+}
+
+}  // namespace
+
+void accumulate_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order,
+                                        const Tensor& x, const std::optional<Tensor>& x_order, int64_t each,
+                                        const Tensor& ends, Tensor& weight_grad) {
+  outer_products(dy, dy_order, x, x_order, each, ends, amx::Result::added, weight_grad);
+}
+
+void grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
+                             const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
+                             Tensor& weight_grad) {
+  outer_products(dy, dy_order, x, x_order, each, ends, amx::Result::written, weight_grad);
+  const auto* const end = in<int32_t>(ends);
+  for (int64_t e = 0; e < ends.size(0); ++e) {
+    if (end[e] == (e == 0 ? 0 : end[e - 1])) weight_grad[e].zero_();
+  }
 }
 
 void add_grouped_kernels() {
   kernels::grouped_linear.implement(BackEnd::cpu, grouped_linear);
   kernels::grouped_matmul.implement(BackEnd::cpu, grouped_matmul);
   kernels::accumulate_grouped_weight_gradient.implement(BackEnd::cpu, accumulate_grouped_weight_gradient);
+  kernels::grouped_weight_gradient.implement(BackEnd::cpu, grouped_weight_gradient);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -80,18 +80,35 @@ void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
   }
 }
 
-void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
+namespace {
+
+// weight_grad = dy^T x + beta weight_grad; with beta = 0 what it held is not read.
+void add_outer_products(const Tensor& dy, const Tensor& x, float beta, Tensor& weight_grad) {
   const int64_t rows = dy.size(0);
   const int64_t outputs = dy.size(1);
   const int64_t inputs = x.size(1);
   if (!has_gemm() || !fits_int(rows) || !fits_int(outputs) || !fits_int(inputs)) {
-    weight_grad.addmm_(dy.to(at::kFloat).t(), x.to(at::kFloat));
+    weight_grad.addmm_(dy.to(at::kFloat).t(), x.to(at::kFloat), beta);
     return;
   }
   by_type(dy, [&]<class T>(T) {
     gemm<T>(Op::transpose, Op::none, {.m = outputs, .n = inputs, .k = rows}, {in<T>(dy), outputs},
-            {in<T>(x), inputs}, 1.0F, {out<float>(weight_grad), inputs});
+            {in<T>(x), inputs}, beta, {out<float>(weight_grad), inputs});
   });
+}
+
+}  // namespace
+
+void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
+  add_outer_products(dy, x, 1, weight_grad);
+}
+
+void weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
+  if (dy.size(0) == 0) {
+    weight_grad.zero_();
+    return;
+  }
+  add_outer_products(dy, x, 0, weight_grad);
 }
 
 void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
@@ -113,6 +130,7 @@ void add_matmul_kernels() {
   kernels::matmul.implement(BackEnd::cpu, matmul);
   kernels::linear.implement(BackEnd::cpu, linear);
   kernels::accumulate_weight_gradient.implement(BackEnd::cpu, accumulate_weight_gradient);
+  kernels::weight_gradient.implement(BackEnd::cpu, weight_gradient);
   kernels::accumulate_bias_gradient.implement(BackEnd::cpu, accumulate_bias_gradient);
 }
 

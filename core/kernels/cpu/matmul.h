@@ -12,6 +12,7 @@ void matmul(const at::Tensor& a, const at::Tensor& b, at::Tensor& result);
 void linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
             at::Tensor& result);
 void accumulate_weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& weight_grad);
+void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& weight_grad);
 
 void gather_rows(const at::Tensor& x, const at::Tensor& order, int64_t each, at::Tensor& result);
 

@@ -1,5 +1,6 @@
 // One line a file of this folder: each adds the kernels that it implements.
 #include "core/kernels/back_ends.h"
+#include "core/kernels/cuda/prepare_libraries.h"
 
 namespace pptrain::kernels::cuda {
 
@@ -16,6 +17,7 @@ void add_swiglu_kernels();
 void add_vocabulary_kernels();
 
 void add_kernels() {
+  prepare_libraries();
   add_cross_entropy_kernels();
   add_embedding_kernels();
   add_expert_kernels();

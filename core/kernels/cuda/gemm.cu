@@ -1,11 +1,10 @@
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
 
 #include <optional>
 
 #include "core/kernels/cuda/blas.h"
 #include "core/kernels/cuda/device.cuh"
+#include "core/kernels/cuda/gemm.h"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/partial_sums.h"
 #include "core/kernels/kernels.h"
@@ -39,42 +38,77 @@ __global__ void column_sums_kernel(const T* dy, int64_t rows, int64_t rows_per_b
   store<kVector>(partials + static_cast<int64_t>(blockIdx.x) * dim + i, dim - i, sum);
 }
 
+ProductOperands operands_of(const Tensor& a, const Tensor& b, const Tensor& out) {
+  return {.a = a.const_data_ptr(), .b = b.const_data_ptr(), .bias = nullptr, .out = out.mutable_data_ptr()};
+}
+
 }  // namespace
 
 void matmul(const Tensor& a, const Tensor& b, Tensor& out) {
-  at::mm_out(out, a, b);
-}
-
-void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out) {
-  if (bias) {
-    at::addmm_out(out, *bias, x, weight.t());
-  } else {
-    at::mm_out(out, x, weight.t());
-  }
-}
-
-// cuBLAS is column-major. A contiguous row-major [r, c] is a column-major [c, r] with leading dimension c. So
-//   weight_grad [out, in] += dy^T x   reads, transposed,   weight_grad' [in, out] += x' dy'^T
-// with x' = x as stored ([in, rows], leading dimension in) and dy' = dy as stored ([out, rows], leading
-// dimension out).
-void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
-  if (dy.numel() == 0 || x.numel() == 0) {
+  if (out.numel() == 0) {
     return;
   }
+  const DeviceGuard guard(a.device());
+  const Product product{.layout = ProductLayout::nn,
+                        .type = a.scalar_type(),
+                        .m = a.size(0),
+                        .n = b.size(1),
+                        .k = a.size(1),
+                        .stride = a.size(1),
+                        .bias = false};
+  multiply(product, operands_of(a, b, out), Existing::overwritten);
+}
+
+// A bias that the product does not take is put where the sums are then added to.
+void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out) {
+  if (out.numel() == 0) {
+    return;
+  }
+  const DeviceGuard guard(x.device());
+  Product product{.layout = ProductLayout::nt,
+                  .type = x.scalar_type(),
+                  .m = x.size(0),
+                  .n = weight.size(0),
+                  .k = x.size(1),
+                  .stride = x.size(0) > 1 ? x.stride(0) : x.size(1),
+                  .bias = bias.has_value()};
+  ProductOperands operands = operands_of(x, weight, out);
+  if (bias) {
+    operands.bias = bias->const_data_ptr();
+    if (!takes_bias(product, operands)) {
+      out.copy_(bias->expand_as(out));
+      product.bias = false;
+      operands.bias = nullptr;
+      return multiply(product, operands, Existing::added);
+    }
+  }
+  multiply(product, operands, Existing::overwritten);
+}
+
+void add_outer_products(const Tensor& dy, const Tensor& x, Existing existing, Tensor& weight_grad) {
   const DeviceGuard guard(dy.device());
-  const int64_t rows = dy.size(0);
-  const int64_t out = dy.size(1);
-  const int64_t in = x.size(1);
-  const GemmShape shape{.transpose_a = false,
-                        .transpose_b = true,
-                        .m = in,
-                        .n = out,
-                        .k = rows,
-                        .lda = in,
-                        .ldb = out,
-                        .ldc = in};
-  accumulate_gemm(shape, dy.scalar_type(), x.const_data_ptr(), dy.const_data_ptr(),
-                  output<float>(weight_grad));
+  const Product product{.layout = ProductLayout::tn,
+                        .type = dy.scalar_type(),
+                        .m = dy.size(1),
+                        .n = x.size(1),
+                        .k = dy.size(0),
+                        .stride = dy.size(1),
+                        .bias = false};
+  multiply(product, operands_of(dy, x, weight_grad), existing);
+}
+
+void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
+  if (dy.size(0) > 0) {
+    add_outer_products(dy, x, Existing::added, weight_grad);
+  }
+}
+
+void weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
+  if (dy.size(0) == 0) {
+    weight_grad.zero_();
+    return;
+  }
+  add_outer_products(dy, x, Existing::overwritten, weight_grad);
 }
 
 void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
@@ -106,6 +140,7 @@ void add_gemm_kernels() {
   kernels::matmul.implement(BackEnd::cuda, matmul);
   kernels::linear.implement(BackEnd::cuda, linear);
   kernels::accumulate_weight_gradient.implement(BackEnd::cuda, accumulate_weight_gradient);
+  kernels::weight_gradient.implement(BackEnd::cuda, weight_gradient);
   kernels::accumulate_bias_gradient.implement(BackEnd::cuda, accumulate_bias_gradient);
 }
 

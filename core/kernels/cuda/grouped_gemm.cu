@@ -1,10 +1,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 
 #include "core/base/error.h"
-#include "core/kernels/cuda/blas.h"
 #include "core/kernels/cuda/device.cuh"
+#include "core/kernels/cuda/gemm.h"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/expert_kernels.h"
 
@@ -14,8 +13,8 @@ void gather_rows(const Tensor& x, const Tensor& order, int64_t each, Tensor& out
 
 namespace {
 
-// Calls body(expert, first row, rows) for each expert that has rows. Waits for the device, since the host
-// must know the sizes of the products.
+// Calls body(expert, first row, rows) for each expert; it may have no rows. Waits for the device, since the
+// host must know the sizes of the products.
 template <typename Body>
 void for_each_group(const Tensor& ends, int64_t rows, const Body& body) {
   const Tensor host_ends = ends.cpu();
@@ -25,9 +24,7 @@ void for_each_group(const Tensor& ends, int64_t rows, const Body& body) {
     if (end[e] < first || end[e] > rows) {
       throw Error("grouped product: the experts' rows lie outside of the tensor");
     }
-    if (end[e] > first) {
-      body(e, first, end[e] - first);
-    }
+    body(e, first, end[e] - first);
     first = end[e];
   }
 }
@@ -50,7 +47,7 @@ void grouped_linear(const Tensor& x, const std::optional<Tensor>& order, int64_t
   const Tensor from = rows_of(x, order, each);
   for_each_group(ends, out.size(0), [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = out.narrow(0, first, rows);
-    at::mm_out(part, from.narrow(0, first, rows), weight[e].t());
+    linear(from.narrow(0, first, rows), weight[e], std::nullopt, part);
   });
 }
 
@@ -60,37 +57,48 @@ void grouped_matmul(const Tensor& dy, const std::optional<Tensor>& order, int64_
   const Tensor from = rows_of(dy, order, each);
   for_each_group(ends, dx.size(0), [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = dx.narrow(0, first, rows);
-    at::mm_out(part, from.narrow(0, first, rows), weight[e]);
+    matmul(from.narrow(0, first, rows), weight[e], part);
   });
 }
 
-// As accumulate_weight_gradient (gemm.cu) for each expert.
-void accumulate_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order,
-                                        const Tensor& x, const std::optional<Tensor>& x_order, int64_t each,
-                                        const Tensor& ends, Tensor& weight_grad) {
+namespace {
+
+// Of each expert; where the results are overwritten, one without rows gets zeros.
+void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
+                    const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends, Existing existing,
+                    Tensor& weight_grad) {
   const DeviceGuard guard(dy.device());
   const Tensor left = rows_of(dy, dy_order, each);
   const Tensor right = rows_of(x, x_order, each);
-  const int64_t out = dy.size(1);
-  const int64_t in = x.size(1);
   for_each_group(ends, left.size(0), [&](int64_t e, int64_t first, int64_t rows) {
-    const GemmShape shape{.transpose_a = false,
-                          .transpose_b = true,
-                          .m = in,
-                          .n = out,
-                          .k = rows,
-                          .lda = in,
-                          .ldb = out,
-                          .ldc = in};
-    accumulate_gemm(shape, dy.scalar_type(), right.narrow(0, first, rows).const_data_ptr(),
-                    left.narrow(0, first, rows).const_data_ptr(), output<float>(weight_grad[e]));
+    Tensor part = weight_grad[e];
+    if (rows > 0) {
+      add_outer_products(left.narrow(0, first, rows), right.narrow(0, first, rows), existing, part);
+    } else if (existing == Existing::overwritten) {
+      part.zero_();
+    }
   });
+}
+
+}  // namespace
+
+void accumulate_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order,
+                                        const Tensor& x, const std::optional<Tensor>& x_order, int64_t each,
+                                        const Tensor& ends, Tensor& weight_grad) {
+  outer_products(dy, dy_order, x, x_order, each, ends, Existing::added, weight_grad);
+}
+
+void grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
+                             const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
+                             Tensor& weight_grad) {
+  outer_products(dy, dy_order, x, x_order, each, ends, Existing::overwritten, weight_grad);
 }
 
 void add_grouped_kernels() {
   kernels::grouped_linear.implement(BackEnd::cuda, grouped_linear);
   kernels::grouped_matmul.implement(BackEnd::cuda, grouped_matmul);
   kernels::accumulate_grouped_weight_gradient.implement(BackEnd::cuda, accumulate_grouped_weight_gradient);
+  kernels::grouped_weight_gradient.implement(BackEnd::cuda, grouped_weight_gradient);
 }
 
 }  // namespace pptrain::kernels::cuda

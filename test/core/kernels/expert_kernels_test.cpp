@@ -184,6 +184,10 @@ TEST_CASE("products with a weight for each expert", "[kernels][experts]") {
         kernels::grouped_linear(x, std::nullopt, 1, ends, weight, y);
         kernels::grouped_matmul(dy, std::nullopt, 1, ends, weight, dx);
         kernels::accumulate_grouped_weight_gradient(dy, std::nullopt, x, std::nullopt, 1, ends, grad);
+        Tensor set = at::full_like(before, std::nan("")), sums = at::zeros_like(before);
+        kernels::grouped_weight_gradient(dy, std::nullopt, x, std::nullopt, 1, ends, set);
+        kernels::accumulate_grouped_weight_gradient(dy, std::nullopt, x, std::nullopt, 1, ends, sums);
+        CHECK(set.eq(sums).all().item<bool>());  // zeros where an expert has no rows
         int64_t first = 0;
         for (int64_t e = 0; e < 5; ++e) {
           const int64_t n = counts[static_cast<size_t>(e)];

@@ -257,6 +257,18 @@ TEST_CASE("gradients of weight and bias accumulate in float32", "[kernels]") {
   CHECK(relative_error(bias_grad, bias_before.to(at::kDouble) + d.sum(0)) < 2e-6);
 }
 
+TEST_CASE("a first weight gradient overwrites, whatever was there", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto rows = GENERATE(0, 1, 7, 300, 2500);
+  const Tensor dy = random({rows, 37}, type), x = random({rows, 19}, type);
+  Tensor grad = at::full({37, 19}, std::nan(""), f32), added = at::zeros({37, 19}, f32);
+  kernels::weight_gradient(dy, x, grad);
+  kernels::accumulate_weight_gradient(dy, x, added);
+  CHECK(relative_error(grad, dy.to(at::kDouble).t().mm(x.to(at::kDouble))) < 2e-6);
+  CHECK(grad.eq(added).all().item<bool>());  // the very sums that would be added to zeros
+}
+
 TEST_CASE("matmul, also with a long inner dimension", "[kernels]") {
   const SingleThread setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);

@@ -58,3 +58,27 @@ TEST_CASE("a NaN in the hidden state is a NaN in the loss", "[nn]") {
   CHECK(std::isnan(head.forward(h, at::ones({4}, at::kLong)).item<double>()));
   CHECK(std::isnan(head.forward_backward(h, at::ones({4}, at::kLong), dh).item<double>()));
 }
+
+TEST_CASE("chunks are as few as fit, and of equal size in whole tiles", "[nn]") {
+  const auto rows_of = [](int64_t rows, int64_t most) {
+    return nn::LinearCrossEntropy::rows_per_chunk(rows, /*row_bytes=*/100, /*chunk_bytes=*/100 * most);
+  };
+  CHECK(rows_of(4096, 4096) == 4096);
+  CHECK(rows_of(150, 4096) == 150);
+  CHECK(rows_of(4097, 4096) == 2080);  // not 4,096 and 1
+  CHECK(rows_of(16384, 4185) == 4096);
+  CHECK(rows_of(1000, 999) == 512);
+  CHECK(rows_of(150, 20) == 19);  // eight chunks of less than a tile
+  CHECK(rows_of(5, 0) == 1);
+  CHECK(rows_of(0, 10) == 1);
+  for (int64_t rows = 1; rows < 400; ++rows) {
+    for (const int64_t most : {1, 7, 31, 32, 33, 64, 100, 399}) {
+      const int64_t each = rows_of(rows, most);
+      const int64_t whole = most < 32 ? most : most / 32 * 32;
+      CAPTURE(rows, most, each);
+      CHECK(each <= most);
+      // No more chunks than the largest that fit would make, where not all fit into one.
+      if (rows > most) CHECK((rows + each - 1) / each <= (rows + whole - 1) / whole);
+    }
+  }
+}

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/nn/weight_gradient.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -157,6 +158,61 @@ TEST_CASE("whole gradients beside own ones come as zeros and go", "[nn]") {
   }
   group.zero_grad();
   for (const nn::Slice* slice : group.slices()) CHECK(slice->grad.eq(0).all().item<bool>());
+}
+
+TEST_CASE("gradients that products write are not filled with zeros first, all others are", "[nn]") {
+  const bool own = GENERATE(false, true);
+  nn::ParameterGroup group;
+  nn::Weight& table = group.add({matrix("table", 3, 5)});  // 15 elements, then a gap
+  nn::Weight& first = group.add({matrix("a", 3, 5), matrix("b", 2, 5)});
+  nn::Weight& second = group.add({matrix("c", 5, 3)});
+  nn::Weight& last = group.add({matrix("d", 2, 2)});
+  first.grad_by_products = second.grad_by_products = true;
+  group.materialise(at::kCPU, at::kFloat, true, {.part = 0, .parts = 1, .own_gradient = own});
+  CHECK_FALSE(first.grad_is_unset);  // zeros since they were made
+  if (own) {
+    group.restore_whole_grad(0);
+  } else {
+    group.whole()[0].grad.fill_(7);
+    group.start_grad();
+  }
+  const Tensor all = group.whole()[0].grad;
+  if (own) first.grad.fill_(7), second.grad.fill_(7);
+  CHECK((first.grad_is_unset && second.grad_is_unset && !table.grad_is_unset && !last.grad_is_unset));
+  CHECK(all.sum().item<float>() == 7 * (25 + 15));  // what is kept lies in these two alone
+
+  const Tensor dy = at::ones({4, 5}), x = at::ones({4, 5});
+  nn::add_weight_gradient(first, dy, x);
+  CHECK_FALSE(first.grad_is_unset);
+  CHECK(first.grad.eq(4).all().item<bool>());
+  nn::add_weight_gradient(first, dy, x);
+  CHECK(first.grad.eq(8).all().item<bool>());
+  group.complete_grad(0);
+  CHECK_FALSE(second.grad_is_unset);
+  CHECK(all.sum().item<float>() == 8 * 25);
+  group.complete_grad();
+  CHECK(all.sum().item<float>() == 8 * 25);
+  if (own) return;
+  group.start_grad();
+  group.zero_grad();
+  CHECK_FALSE(first.grad_is_unset);
+  CHECK(all.sum().item<float>() == 0);
+}
+
+TEST_CASE("experts without rows have zeros, whatever was there", "[nn]") {
+  nn::ParameterGroup group;
+  nn::Weight& weight = group.add({matrix("0", 4, 3), matrix("1", 4, 3), matrix("2", 4, 3)});
+  weight.grad_by_products = true;
+  group.materialise(at::kCPU, at::kFloat);
+  weight.grad.fill_(std::nan(""));
+  group.start_grad();
+  const Tensor ends = at::tensor({0, 2, 2}, at::kInt), dy = at::ones({2, 4}), x = at::ones({2, 3});
+  for (int turn = 1; turn <= 2; ++turn) {
+    nn::add_grouped_weight_gradient(weight, {dy, {}}, {x, {}}, 1, ends);
+    CHECK(group.find("0")->grad.eq(0).all().item<bool>());
+    CHECK(group.find("1")->grad.eq(2 * turn).all().item<bool>());
+    CHECK(group.find("2")->grad.eq(0).all().item<bool>());
+  }
 }
 
 TEST_CASE("a group refuses declarations that cannot be right", "[nn]") {

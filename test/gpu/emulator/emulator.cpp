@@ -175,29 +175,44 @@ void* shared_memory() {
 
 namespace {
 
-template <typename T>
-void plain_gemm(const GemmShape& s, const T* a, const T* b, float* c) {
-  for (int64_t column = 0; column < s.n; ++column) {
-    for (int64_t row = 0; row < s.m; ++row) {
-      double sum = 0;
-      for (int64_t i = 0; i < s.k; ++i) {
-        const T left = s.transpose_a ? a[i + row * s.lda] : a[row + i * s.lda];
-        const T right = s.transpose_b ? b[column + i * s.ldb] : b[i + column * s.ldb];
+// Row-major, by definition: shows that the shape handed over is the right one.
+template <typename T, typename Out>
+void plain_product(const Product& p, const ProductOperands& operands, Existing existing) {
+  const T* const a = static_cast<const T*>(operands.a);
+  const T* const b = static_cast<const T*>(operands.b);
+  Out* const out = static_cast<Out*>(operands.out);
+  for (int64_t row = 0; row < p.m; ++row) {
+    for (int64_t column = 0; column < p.n; ++column) {
+      double sum = p.bias ? static_cast<double>(static_cast<const T*>(operands.bias)[column]) : 0;
+      for (int64_t i = 0; i < p.k; ++i) {
+        const T left = p.layout == ProductLayout::tn ? a[i * p.stride + row] : a[row * p.stride + i];
+        const T right = p.layout == ProductLayout::nt ? b[column * p.k + i] : b[i * p.n + column];
         sum += static_cast<double>(left) * static_cast<double>(right);
       }
-      c[row + column * s.ldc] += static_cast<float>(sum);
+      Out& result = out[row * p.n + column];
+      result = static_cast<Out>(
+          static_cast<float>(existing == Existing::added ? sum + static_cast<double>(result) : sum));
     }
   }
 }
 
 }  // namespace
 
-// BLAS's definition, in place of cuBLAS: shows that the shape handed to it is the right one.
-void accumulate_gemm(const GemmShape& shape, at::ScalarType type, const void* a, const void* b, float* c) {
-  if (type == at::kFloat) {
-    plain_gemm(shape, static_cast<const float*>(a), static_cast<const float*>(b), c);
+// In place of cuBLASLt. Odd numbers of columns stand for products whose bias it does not take.
+bool takes_bias(const Product& product, const ProductOperands&) {
+  return product.n % 2 == 0;
+}
+
+void multiply(const Product& product, const ProductOperands& operands, Existing existing) {
+  if (product.m <= 0 || product.n <= 0 || product.k <= 0 || product.bias != (operands.bias != nullptr)) {
+    throw Error("a product that cuBLASLt would refuse: " + describe(product));
+  }
+  if (product.type == at::kFloat) {
+    plain_product<float, float>(product, operands, existing);
+  } else if (product.layout == ProductLayout::tn) {
+    plain_product<at::BFloat16, float>(product, operands, existing);
   } else {
-    plain_gemm(shape, static_cast<const at::BFloat16*>(a), static_cast<const at::BFloat16*>(b), c);
+    plain_product<at::BFloat16, at::BFloat16>(product, operands, existing);
   }
 }
 

@@ -4,12 +4,14 @@
 
 #include <ATen/ops/full_like.h>
 
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/nn/weight_gradient.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/parallel/shard/thread_groups.h"
@@ -209,6 +211,47 @@ TEST_CASE("weights are whole where they are read, and gradients are summed once,
           CHECK((outcome.most_whole == 2 || outcome.most_whole == 3));
         }
       });
+}
+
+TEST_CASE("what no product has written is zero before gradients are summed or read") {
+  const ReduceEvery reduce = GENERATE(ReduceEvery::step, ReduceEvery::microbatch);
+  const bool taken = GENERATE(false, true);  // the group's gradients, in a pass that has no products for one
+  const int replicas = GENERATE(1, 2);
+  CAPTURE(reduce == ReduceEvery::microbatch, taken, replicas);
+  std::mutex mutex;
+  comm::run_thread_ranks(2, [&](comm::Communicator& world) {
+    const ThreadGroups groups(world, replicas);
+    nn::ParameterStore store;
+    nn::ParameterGroup& group = store.add_group("layers.0");
+    nn::Weight& used = group.add({{.name = "used", .shape = {70, 50}}});
+    nn::Weight& idle = group.add({{.name = "idle", .shape = {60, 40}}});
+    used.grad_by_products = idle.grad_by_products = true;
+    const nn::Division division = groups.division(reduce == ReduceEvery::microbatch);
+    store.materialise(at::kCPU, at::kFloat, true, {.dense = division, .experts = division});
+    shard::GradientSums sums;
+    StageWeights weights(store, groups.stage_ranks(), {.keep = Keep::kept, .reduce = reduce}, sums,
+                         "stage 0");
+    const Tensor dy = at::full({1, 70}, static_cast<float>(world.rank() + 1)), x = at::full({1, 50}, 1.0F);
+    for (int step = 0; step < 2; ++step) {
+      if (!division.own_gradient) group.whole()[0].grad.fill_(std::nanf(""));
+      store.start_grad();
+      weights.unshard(Use::forward);
+      weights.begin_pass({.use = Use::backward, .next = {}, .reduce_follows = true});
+      if (taken) {
+        weights.acquire(0, Use::backward);
+        if (division.own_gradient) idle.grad.fill_(std::nanf(""));
+        nn::add_weight_gradient(used, dy, x);
+        weights.release(0, Use::backward);
+      }
+      weights.reduce_grad();
+      weights.finish();
+      const std::lock_guard lock(mutex);
+      for (const nn::Slice* slice : store.slices()) {
+        const float sum = taken && slice->spec.name == "used" ? 3 : 0;
+        CHECK(slice->grad.eq(sum).all().item<bool>());
+      }
+    }
+  });
 }
 
 TEST_CASE("weights that a pass throws away are gathered anew after masters have changed") {

@@ -1,0 +1,32 @@
+// products.json: which of the library's algorithms serves which product, as a run's folder keeps it.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "core/kernels/products.h"
+
+namespace pptrain::app {
+
+std::string to_json(const kernels::ProductTable& table);
+// Throws Error that begins with `what` where the text is no such table.
+kernels::ProductTable product_table_from(const std::string& text, const std::string& what);
+
+// Where a table is kept and how products are timed.
+struct ProductTuning {
+  std::filesystem::path file;
+  std::string device, library;  // that products are timed on and by
+  // The fastest algorithm; nothing where the library is to choose.
+  std::function<std::optional<kernels::ProductAlgorithm>(const kernels::Product&)> time;
+  std::function<void(const std::string&)> say, warn;  // a line of the log
+};
+
+// The file's table with what it lacks of `products`, timed now and added to the file. A file of another
+// device or library, or a damaged one, is set aside with a line that says so, and all are timed anew. What is
+// there is never changed, so that a run which goes on has the same bits.
+kernels::ProductTable tune_products(const std::set<kernels::Product>& products, const ProductTuning& tuning);
+
+}  // namespace pptrain::app

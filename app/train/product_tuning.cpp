@@ -1,0 +1,57 @@
+#include "app/train/product_tuning.h"
+
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/plan/costs.h"
+#include "app/train/product_table.h"
+#include "core/kernels/device_name.h"
+#include "models/stage_products.h"
+
+namespace pptrain::app {
+namespace {
+
+// Below this many multiplications a product takes the time of its launch.
+constexpr double least_multiplications = 1 << 24;
+
+bool is_worth_timing(const kernels::Product& product) {
+  return static_cast<double>(product.m) * static_cast<double>(product.n) * static_cast<double>(product.k) >=
+         least_multiplications;
+}
+
+// Rank 0.
+kernels::ProductTable tuned(const RunContext& context) {
+  const ProductTuning tuning{
+      .file = std::filesystem::path(context.job.run.dir) / "products.json",
+      .device = kernels::device_name(context.device),
+      .library = kernels::product_library(context.device),
+      .time = [&](const kernels::Product& product) { return kernels::tune_product(product, context.device); },
+      .say = [](const std::string& line) { spdlog::info(line); },
+      .warn = [](const std::string& line) { spdlog::warn(line); }};
+  return tune_products(products_of(context.plan), tuning);
+}
+
+}  // namespace
+
+std::set<kernels::Product> products_of(const Plan& plan) {
+  std::vector<models::StageSlice> stages;
+  for (size_t stage = 0; stage < plan.layers.size(); ++stage)
+    stages.push_back(models::stage_slice(plan.layers, static_cast<int>(stage)));
+  std::set<kernels::Product> products = models::products_of(plan.model, stages, workload_of(plan).batch);
+  std::erase_if(products, [](const kernels::Product& product) { return !is_worth_timing(product); });
+  return products;
+}
+
+void choose_product_algorithms(const RunContext& context, comm::Communicator& patient) {
+  if (!context.device.is_cuda()) return;
+  if (!context.job.train.tune_products) return kernels::install_products({});
+  const std::string own = context.root() ? to_json(tuned(context)) : std::string();
+  kernels::install_products(
+      product_table_from(comm::broadcast_string(patient, own, 0), "the products that rank 0 has timed"));
+}
+
+}  // namespace pptrain::app
