@@ -111,6 +111,7 @@ struct TrainSection {
   int64_t divergence_window = 100;  // losses that the band is computed from
   double divergence_band = 6;       // its width, in deviations above the median
   bool check_weights = false;       // that nothing changes them between optimizer steps
+  bool deterministic = true;        // on a GPU: the same job gives the same bits
 
   bool operator==(const TrainSection&) const = default;
 };

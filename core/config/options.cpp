@@ -452,6 +452,14 @@ void add_train(std::vector<Option>& options) {
             "and compared before the next one and before a checkpoint: a bit that flips in between ends the "
             "run with its parameter's name, unsaved. Costs two readings of these bytes a step: less, the "
             "more tokens a step has.");
+  train
+      .add("deterministic", &TrainSection::deterministic,
+           "On GPUs, the same job gives the same bits again, on other layouts of the pipeline too: "
+           "attention's "
+           "backward pass adds in a fixed order, and operators of LibTorch that cannot do so are refused. "
+           "false: the fastest attention; losses then differ from run to run in their last digits. On CPUs "
+           "numbers are the same in any case.")
+      .only_with("run.device", {"cuda"});
 }
 
 bool validates(const JobConfig& job) {
