@@ -25,7 +25,7 @@ struct AttentionStatistics {
     at::Tensor rng_seed, rng_offset;  // CUDA libraries', unused without dropout
   };
   std::vector<Call> calls;
-  AttentionOptions options;  // of the forward pass, which the backward pass keeps to
+  AttentionOptions options{};  // of the forward pass, which the backward pass keeps to
   // Who computed on a GPU; the backward pass is of the same.
   AttentionBackEnd back_end = AttentionBackEnd::flash;
 };
