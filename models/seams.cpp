@@ -20,9 +20,12 @@ bool shared(const comm::Communicator* group) {
 Seams make_seams(const StageGroups& groups) {
   Seams seams;
   seams.region = tensor::make_region(groups.tp);
-  if (shared(groups.cp)) {
-    seams.attention = groups.cp_kind == ContextKind::ring ? context::make_ring_attention(*groups.cp)
-                                                          : context::make_ulysses_attention(*groups.cp);
+  if (!shared(groups.cp)) {
+    seams.attention = nn::make_local_attention(groups.attention);
+  } else {
+    seams.attention = groups.cp_kind == ContextKind::ring
+                          ? context::make_ring_attention(*groups.cp, groups.attention)
+                          : context::make_ulysses_attention(*groups.cp, groups.attention);
   }
   if (shared(groups.ep) || shared(groups.stage))
     seams.experts = std::make_shared<expert::RankExchange>(groups.ep, groups.stage);

@@ -31,6 +31,7 @@ struct StageGroups {
   comm::Communicator* ep = nullptr;
   comm::Communicator* stage = nullptr;  // all ranks that see a part of the same global microbatch, and tp
   ContextKind cp_kind = ContextKind::ring;
+  nn::AttentionOptions attention{};  // of every product of attention
 };
 
 // By default a rank computes alone, with all of its tokens.

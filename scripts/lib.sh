@@ -164,6 +164,7 @@ ensure_toolchain() {
   if has_command nvcc; then
     ensure_requirements requirements --no-deps
     ensure_requirements requirements-cuda
+    ensure_requirements requirements-cudnn --no-deps
   else
     ensure_requirements requirements --no-deps
   fi

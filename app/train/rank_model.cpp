@@ -27,7 +27,8 @@ models::Seams seams_of(RunContext& context) {
                              .cp = &mesh.along(mesh::Axis::cp),
                              .ep = &mesh.of(mesh::Group::ep),
                              .stage = &mesh.of(mesh::Group::stage),
-                             .cp_kind = models::parse_context_kind(context.job.distributed.cp_kind)});
+                             .cp_kind = models::parse_context_kind(context.job.distributed.cp_kind),
+                             .attention = {.deterministic = context.job.train.deterministic}});
 }
 
 // Matrices that the ranks of a stage hold parts of are made whole on one of them.

@@ -24,6 +24,7 @@
 #include "app/train/same_job.h"
 #include "core/base/error.h"
 #include "core/kernels/device_name.h"
+#include "core/kernels/numerics.h"
 #include "core/kernels/out_of_memory.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
@@ -49,6 +50,11 @@ at::Device choose_device(const config::JobConfig& job, int local_rank) {
         "Use run.device = \"cpu\", or check nvidia-smi and build where nvcc is on PATH.");
   }
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % count)};
+}
+
+// Before any rank starts.
+void set_numerics(const Plan& plan) {
+  kernels::set_numerics(plan.job.run.device == "cuda", plan.job.train.deterministic);
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -120,6 +126,7 @@ class RankStart {
 };
 
 int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
+  set_numerics(plan);
   const RankStart start(plan, body, plan.mesh.world_size());
   std::atomic<int> code = 0;
   std::deque<comm::Activity> activities(static_cast<size_t>(plan.mesh.world_size()));
@@ -246,6 +253,7 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
   const StartFault fault = start_fault_of([&] {
     plan = load();
     mesh::check_world_size(plan->mesh, launch.world_size);
+    set_numerics(*plan);
   });
   comm::Activity activity;
   // It outlives the world, whose end waits for the other ranks too.

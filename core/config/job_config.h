@@ -112,6 +112,7 @@ struct TrainSection {
   double divergence_band = 6;       // its width, in deviations above the median
   bool check_weights = false;       // that nothing changes them between optimizer steps
   bool tune_products = true;        // cuda: time the library's algorithms for the job's matrix products
+  bool deterministic = true;        // on a GPU: the same job gives the same bits
 
   bool operator==(const TrainSection&) const = default;
 };

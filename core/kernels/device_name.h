@@ -13,5 +13,7 @@ int gpu_count();
 std::string cuda_version();
 // "NVIDIA H200". device: a CUDA device. Throws Error in a build without CUDA.
 std::string device_name(c10::Device device);
+// 10 times the major number, plus the minor one: 90 on Hopper. As device_name.
+int compute_capability(c10::Device device);
 
 }  // namespace pptrain::kernels

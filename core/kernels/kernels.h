@@ -59,8 +59,8 @@ inline Kernel<void(const Tensor& x, const std::optional<Tensor>& weight, double 
     norm_rope{"norm_rope"};
 
 // Gradient of norm_rope. dy, x, dx: T [tokens, heads, head_dim], any strides with the last one 1 (dx is a
-// view of the fused dqkv). x and rstd are read, and weight_grad (float32 [head_dim]) accumulated, only with
-// weight. Without weight dx may be dy itself.
+// view of the fused dqkv), or dy itself. x and rstd are read, and weight_grad (float32 [head_dim])
+// accumulated, only with weight.
 inline Kernel<void(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
                    const RopeTable& rope, const Tensor& positions, Tensor& dx,
                    const std::optional<Tensor>& weight_grad)>

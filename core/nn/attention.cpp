@@ -110,6 +110,12 @@ Heads split_heads(const std::vector<Tensor>& qkv, const AttentionConfig& c) {
           .v = heads(qkv.back(), first + c.kv_heads, c.kv_heads)};
 }
 
+// q and k as one: [tokens, heads + kv_heads, head_dim]. Undefined where they are no neighbours.
+Tensor q_and_k(const std::vector<Tensor>& qkv, const AttentionConfig& c) {
+  if (qkv.size() != 1) return {};
+  return qkv.front().view({qkv.front().size(0), -1, c.head_dim}).narrow(1, 0, c.heads + c.kv_heads);
+}
+
 }  // namespace
 
 std::vector<Tensor> Attention::Saved::tensors() const {
@@ -146,16 +152,39 @@ Tensor Attention::forward(const Tensor& x, const TokenInfo& tokens, Saved& saved
     saved.q_rstd = at::empty({rows, local_.heads}, f32);
     saved.k_rstd = at::empty({rows, local_.kv_heads}, f32);
   }
-  kernels::norm_rope(heads.q, weight_of(q_norm_), local_.norm_eps, tokens.rope, tokens.positions, q,
-                     saved.q_rstd);
-  kernels::norm_rope(heads.k, weight_of(k_norm_), local_.norm_eps, tokens.rope, tokens.positions, k,
-                     saved.k_rstd);
+  if (const Tensor both = q_and_k(saved.qkv, local_); !local_.qk_norm && both.defined()) {
+    Tensor rotated = both;
+    kernels::norm_rope(both, std::nullopt, local_.norm_eps, tokens.rope, tokens.positions, rotated,
+                       saved.q_rstd);
+  } else {
+    kernels::norm_rope(heads.q, weight_of(q_norm_), local_.norm_eps, tokens.rope, tokens.positions, q,
+                       saved.q_rstd);
+    kernels::norm_rope(heads.k, weight_of(k_norm_), local_.norm_eps, tokens.rope, tokens.positions, k,
+                       saved.k_rstd);
+  }
   saved.out = product_->forward(q, k, heads.v, tokens, saved.product).view({rows, o_.in_features()});
   return o_.forward(saved.out);
 }
 
+Tensor Attention::rotate_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens) {
+  if (local_.qk_norm) {
+    const Heads heads = split_heads(saved.qkv, local_);
+    Tensor dq = grads.dq, dk = grads.dk;
+    kernels::norm_rope_backward(dk, heads.k, weight_of(k_norm_), saved.k_rstd, tokens.rope, tokens.positions,
+                                dk, grad_of(k_norm_));
+    kernels::norm_rope_backward(dq, heads.q, weight_of(q_norm_), saved.q_rstd, tokens.rope, tokens.positions,
+                                dq, grad_of(q_norm_));
+  } else {
+    Tensor both = grads.fused.narrow(1, 0, local_.heads + local_.kv_heads);
+    kernels::norm_rope_backward(both, both, std::nullopt, saved.q_rstd, tokens.rope, tokens.positions, both,
+                                std::nullopt);
+  }
+  return grads.fused.flatten(1);
+}
+
 std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const AttentionGradients& grads,
                                             const TokenInfo& tokens) {
+  if (grads.fused.defined() && saved.qkv.size() == 1) return {rotate_back(saved, grads, tokens)};
   // Without QK-norm nothing reads q and k again, so that the gradient takes their place.
   std::vector<Tensor> dqkv = saved.qkv;
   if (local_.qk_norm) {

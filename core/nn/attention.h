@@ -61,9 +61,12 @@ class Attention {
                             WeightGradQueue& queue);
 
  private:
-  // Gradient of saved.qkv, in buffers of its own or in its place.
+  // Gradient of saved.qkv: in the memory of `grads` where that lies alike, else in buffers of its own or in
+  // the place of saved.qkv.
   std::vector<at::Tensor> qkv_gradient(const Saved& saved, const AttentionGradients& grads,
                                        const TokenInfo& tokens);
+  // The gradient of the fused qkv, written over grads.fused: [tokens, (heads + 2 kv_heads) * head_dim].
+  at::Tensor rotate_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens);
 
   AttentionConfig local_;  // with this rank's heads
   std::shared_ptr<AttentionProduct> product_;

@@ -11,13 +11,15 @@ using at::Tensor;
 
 class LocalAttention final : public AttentionProduct {
  public:
+  explicit LocalAttention(AttentionOptions options) : options_(options) {}
+
   Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const TokenInfo& tokens,
                  Saved& saved) override {
     if (tokens.context) {
       throw Error(fmt::format("attention: tokens of rank {} of {}, but the product has its own keys alone",
                               tokens.context->part, tokens.context->parts()));
     }
-    Tensor out = causal_attention(q, k, v, tokens.segments, saved.statistics);
+    Tensor out = causal_attention(q, k, v, tokens.segments, saved.statistics, options_);
     saved.q = q;
     saved.k = k;
     saved.v = v;
@@ -29,6 +31,9 @@ class LocalAttention final : public AttentionProduct {
     return causal_attention_backward(dout, saved.q, saved.k, saved.v, tokens.segments, saved.out,
                                      saved.statistics);
   }
+
+ private:
+  AttentionOptions options_;
 };
 
 }  // namespace
@@ -41,8 +46,8 @@ std::vector<Tensor> AttentionProduct::Saved::tensors() const {
   return result;
 }
 
-std::shared_ptr<AttentionProduct> make_local_attention() {
-  return std::make_shared<LocalAttention>();
+std::shared_ptr<AttentionProduct> make_local_attention(AttentionOptions options) {
+  return std::make_shared<LocalAttention>(options);
 }
 
 }  // namespace pptrain::nn

@@ -35,12 +35,12 @@ class AttentionProduct {
   virtual at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const TokenInfo& tokens, Saved& saved) = 0;
 
-  // dout: as the result of forward. Gradients of this rank's q, k and v, in buffers of their own, last
-  // stride 1. Takes `saved` over and frees it.
+  // dout: as the result of forward. Gradients of this rank's q, k and v, last stride 1, in memory that the
+  // layer may write. Takes `saved` over and frees it.
   virtual AttentionGradients backward(const at::Tensor& dout, const TokenInfo& tokens, Saved saved) = 0;
 };
 
 // All keys are this rank's: causal_attention.
-std::shared_ptr<AttentionProduct> make_local_attention();
+std::shared_ptr<AttentionProduct> make_local_attention(AttentionOptions options = {});
 
 }  // namespace pptrain::nn

@@ -11,6 +11,7 @@
 #include "core/kernels/cpu/attention.h"
 #include "core/kernels/cpu/attention_blocks.h"
 #include "core/kernels/dry_run.h"
+#include "core/nn/cuda_attention.h"
 #include "core/nn/plain_attention.h"
 
 namespace pptrain::nn {
@@ -91,7 +92,7 @@ void add_attention(const Tensor& q, const Tensor& k, const Tensor& v, Blocks blo
 
 void add_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Tensor& out, const Tensor& logsumexp, Blocks blocks,
-                            AttentionGradients& grads) {
+                            AttentionGradients& grads, AttentionOptions options) {
   if (blocks.empty()) return;
   if (kernels::is_dry(q)) {
     record(5, q, blocks,
@@ -101,6 +102,7 @@ void add_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k
     kernels::cpu::add_attention_blocks_backward(dout, q, k, v, out, logsumexp, blocks, grads.dq, grads.dk,
                                                 grads.dv);
   } else {
+    if (use_flash(q)) let_flash_be_deterministic(options);
     for (const AttentionBlock& block : blocks) {
       use_flash(q) ? flash_block_backward(dout, q, k, v, out, logsumexp, block, grads)
                    : add_plain_attention_backward(dout, q, k, v, out, logsumexp, block, grads);

@@ -31,6 +31,7 @@ void add_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 // and logsumexp are those of all keys; dout: T, as q.
 void add_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& out, const at::Tensor& logsumexp,
-                            std::span<const kernels::AttentionBlock> blocks, AttentionGradients& grads);
+                            std::span<const kernels::AttentionBlock> blocks, AttentionGradients& grads,
+                            AttentionOptions options = {});
 
 }  // namespace pptrain::nn

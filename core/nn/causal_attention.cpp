@@ -36,8 +36,18 @@ void record(double products, const Tensor& q, const kernels::Segments& segments,
 
 }  // namespace
 
+AttentionGradients empty_fused_gradients(const Tensor& q, int64_t kv_heads) {
+  const int64_t heads = q.size(1);
+  const Tensor fused = at::empty({q.size(0), heads + 2 * kv_heads, q.size(2)}, q.options());
+  return {.dq = fused.narrow(1, 0, heads),
+          .dk = fused.narrow(1, heads, kv_heads),
+          .dv = fused.narrow(1, heads + kv_heads, kv_heads),
+          .fused = fused};
+}
+
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Segments& segments,
-                        AttentionStatistics& statistics) {
+                        AttentionStatistics& statistics, AttentionOptions options) {
+  statistics.options = options;
   if (use_library(q)) return library_attention(q, k, v, segments, statistics);
   Tensor out = at::empty(q.sizes(), q.options());
   Tensor logsumexp = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
@@ -54,9 +64,7 @@ AttentionGradients causal_attention_backward(const Tensor& dout, const Tensor& q
                                              const Tensor& v, const kernels::Segments& segments,
                                              const Tensor& out, const AttentionStatistics& statistics) {
   if (use_library(q)) return library_attention_backward(dout, q, k, v, segments, out, statistics);
-  AttentionGradients grads{.dq = at::empty(q.sizes(), q.options()),
-                           .dk = at::empty(k.sizes(), k.options()),
-                           .dv = at::empty(v.sizes(), v.options())};
+  AttentionGradients grads = empty_fused_gradients(q, k.size(1));
   const Tensor& logsumexp = statistics.calls.front().logsumexp;
   if (kernels::is_dry(q)) {
     record(5, q, segments, kernels::moving(q, k, v, out, dout, logsumexp, grads.dq, grads.dk, grads.dv));

@@ -4,11 +4,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "core/kernels/segments.h"
+#include "core/nn/attention_choice.h"
 
 namespace pptrain::nn {
+
+struct AttentionOptions {
+  // Of the backward pass: the same operands give the same bits, on a GPU too. On the CPU they always do.
+  bool deterministic = true;
+};
 
 // What the backward pass needs beside operands and output: one entry for each call of the library, in the
 // library's own shapes.
@@ -18,20 +25,31 @@ struct AttentionStatistics {
     at::Tensor rng_seed, rng_offset;  // CUDA libraries', unused without dropout
   };
   std::vector<Call> calls;
+  AttentionOptions options{};  // of the forward pass, which the backward pass keeps to
+  // Who computed on a GPU; the backward pass is of the same.
+  AttentionBackEnd back_end = AttentionBackEnd::flash;
 };
 
 struct AttentionGradients {
   at::Tensor dq, dk, dv;
+  // T [tokens, heads + 2 kv_heads, head_dim], where dq, dk and dv are views of one tensor in this order;
+  // undefined where they are not.
+  at::Tensor fused{};
 };
+
+// Gradients in one uninitialised tensor, of q: T [tokens, heads, head_dim] and `kv_heads`.
+AttentionGradients empty_fused_gradients(const at::Tensor& q, int64_t kv_heads);
 
 // softmax(q k^T / sqrt(head_dim), causal) v within each document by itself: T [tokens, heads, head_dim],
 // contiguous. q: T [tokens, heads, head_dim]; k, v: T [tokens, kv_heads, head_dim], kv_heads a divisor of
 // heads; any strides with the last one 1. On CUDA, bfloat16 needs a head_dim that is a multiple of 8. On the
 // meta device outputs have shapes alone, the CPU kernel's.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const kernels::Segments& segments, AttentionStatistics& statistics);
+                            const kernels::Segments& segments, AttentionStatistics& statistics,
+                            AttentionOptions options = {});
 
-// Gradients in the shapes of q, k and v, in buffers of their own, last stride 1. dout: as q.
+// Gradients in the shapes of q, k and v, last stride 1, in one buffer (`fused`) or several, which nobody else
+// holds. dout: as q.
 AttentionGradients causal_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                              const at::Tensor& v, const kernels::Segments& segments,
                                              const at::Tensor& out, const AttentionStatistics& statistics);

@@ -1,6 +1,5 @@
-// Causal attention by ATen's libraries: CUDA's, and the CPU's where our own kernel cannot run. They take
-// batches of equal lengths: documents of unequal lengths go one by one, or with cumulative lengths where a
-// library takes these.
+// Causal attention by libraries: a GPU's (cuda_attention.h), and on the CPU, where our own kernel cannot run,
+// ATen's, which takes batches of equal lengths: documents of unequal lengths go one by one.
 #pragma once
 
 #include "core/nn/causal_attention.h"

@@ -117,7 +117,8 @@ Tensor rounded(const Tensor& x, at::ScalarType type) {
 
 class RingAttention final : public nn::AttentionProduct {
  public:
-  explicit RingAttention(comm::Communicator& group) : group_(group) {}
+  RingAttention(comm::Communicator& group, nn::AttentionOptions options)
+      : group_(group), options_(options), local_(nn::make_local_attention(options)) {}
 
   Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const nn::TokenInfo& tokens,
                  Saved& saved) override {
@@ -156,7 +157,8 @@ class RingAttention final : public nn::AttentionProduct {
       if (!blocks.empty()) {
         found = step == 0 ? home : gradients_of(plan.owner(step));
         nn::AttentionGradients grads{.dq = dq, .dk = found.select(0, 0), .dv = found.select(0, 1)};
-        nn::add_attention_backward(dout, q, keys.k(), keys.v(), saved.out, logsumexp, blocks, grads);
+        nn::add_attention_backward(dout, q, keys.k(), keys.v(), saved.out, logsumexp, blocks, grads,
+                                   options_);
       }
       if (step > 0) others.exchange(step, std::move(found));
       keys.finish_hop(step);
@@ -168,7 +170,8 @@ class RingAttention final : public nn::AttentionProduct {
 
  private:
   comm::Communicator& group_;
-  std::shared_ptr<nn::AttentionProduct> local_ = nn::make_local_attention();
+  nn::AttentionOptions options_;
+  std::shared_ptr<nn::AttentionProduct> local_;
 };
 
 // Keys go to the next rank; gradients may go to any.
@@ -182,9 +185,10 @@ std::vector<std::pair<int, int>> all_pairs(int ranks) {
 
 }  // namespace
 
-std::shared_ptr<nn::AttentionProduct> make_ring_attention(comm::Communicator& group) {
+std::shared_ptr<nn::AttentionProduct> make_ring_attention(comm::Communicator& group,
+                                                          nn::AttentionOptions options) {
   group.connect(all_pairs(group.size()));
-  return std::make_shared<RingAttention>(group);
+  return std::make_shared<RingAttention>(group, options);
 }
 
 }  // namespace pptrain::context

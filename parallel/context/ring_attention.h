@@ -21,6 +21,7 @@ namespace pptrain::context {
 // `group`: the ranks that share each token list, by their number in its ContextSplit; it must outlive the
 // product. Collective where the transport sets up links. Any split serves; the zigzag one balances. A list
 // without a split is computed by each rank for itself.
-std::shared_ptr<nn::AttentionProduct> make_ring_attention(comm::Communicator& group);
+std::shared_ptr<nn::AttentionProduct> make_ring_attention(comm::Communicator& group,
+                                                          nn::AttentionOptions options = {});
 
 }  // namespace pptrain::context

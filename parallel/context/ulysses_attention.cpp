@@ -62,7 +62,8 @@ Tensor sum_kv_heads(const Tensor& from, const HeadShares& shares, int64_t kv_hea
 
 class UlyssesAttention final : public nn::AttentionProduct {
  public:
-  explicit UlyssesAttention(comm::Communicator& group) : group_(group) {}
+  UlyssesAttention(comm::Communicator& group, nn::AttentionOptions options)
+      : group_(group), options_(options), local_(nn::make_local_attention(options)) {}
 
   Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const nn::TokenInfo& tokens,
                  Saved& saved) override {
@@ -85,7 +86,7 @@ class UlyssesAttention final : public nn::AttentionProduct {
              .out = {},
              .statistics = {},
              .kv_heads = k.size(1)};
-    saved.out = nn::causal_attention(saved.q, saved.k, saved.v, tokens.segments, saved.statistics);
+    saved.out = nn::causal_attention(saved.q, saved.k, saved.v, tokens.segments, saved.statistics, options_);
     const Tensor out = joined(exchange.to_tokens(saved.out));
     kernels::record(kernels::moving(out, out));
     return out;
@@ -112,23 +113,26 @@ class UlyssesAttention final : public nn::AttentionProduct {
     const Tensor all_dout = exchange.to_heads(sent);
     const nn::AttentionGradients grads = nn::causal_attention_backward(
         all_dout, saved.q, saved.k, saved.v, tokens.segments, saved.out, saved.statistics);
+    kernels::record(kernels::moving(dout, sent));
+    if (grads.fused.defined()) return grads.fused;
     const Tensor all = at::empty({all_dout.size(0), parts.width(), dout.size(2)}, dout.options());
     parts.q(all).copy_(grads.dq);
     parts.k(all).copy_(grads.dk);
     parts.v(all).copy_(grads.dv);
-    kernels::record(kernels::moving(dout, sent));
     kernels::record(kernels::moving(all, all));
     return all;
   }
 
   comm::Communicator& group_;
-  std::shared_ptr<nn::AttentionProduct> local_ = nn::make_local_attention();
+  nn::AttentionOptions options_;
+  std::shared_ptr<nn::AttentionProduct> local_;
 };
 
 }  // namespace
 
-std::shared_ptr<nn::AttentionProduct> make_ulysses_attention(comm::Communicator& group) {
-  return std::make_shared<UlyssesAttention>(group);
+std::shared_ptr<nn::AttentionProduct> make_ulysses_attention(comm::Communicator& group,
+                                                             nn::AttentionOptions options) {
+  return std::make_shared<UlyssesAttention>(group, options);
 }
 
 }  // namespace pptrain::context

@@ -16,6 +16,7 @@ namespace pptrain::context {
 // `group`: the ranks that share each token list, by their number in its ContextSplit; their number divides
 // the heads. It must outlive the product. Any split serves; with one row in contiguous pieces no
 // rows are moved within a rank. A list without a split is computed by each rank for itself.
-std::shared_ptr<nn::AttentionProduct> make_ulysses_attention(comm::Communicator& group);
+std::shared_ptr<nn::AttentionProduct> make_ulysses_attention(comm::Communicator& group,
+                                                             nn::AttentionOptions options = {});
 
 }  // namespace pptrain::context

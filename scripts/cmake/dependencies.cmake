@@ -58,6 +58,20 @@ if(PPTRAIN_HAS_CUDA)
   target_link_libraries(torch::cuda INTERFACE torch::cpu
     -Wl,--no-as-needed ${PPTRAIN_TORCH_DIR}/lib/libtorch_cuda.so ${PPTRAIN_TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed
     CUDA::cudart CUDA::cublas ${NCCL_LIBRARY})
+  # Optional: cuDNN's frontend is headers alone (the package nvidia-cudnn-frontend), cuDNN the one that LibTorch uses.
+  find_path(CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS ${PPTRAIN_TORCH_DIR}/../include)
+  find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${PPTRAIN_TORCH_DIR}/../nvidia/cudnn/include)
+  find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${PPTRAIN_TORCH_DIR}/../nvidia/cudnn/lib)
+  # The frontend's headers call NVRTC too, in parts that nobody here uses.
+  find_library(NVRTC_LIBRARY NAMES nvrtc libnvrtc.so.13 libnvrtc.so.12 HINTS ${CUDAToolkit_LIBRARY_DIR} ${nvidia_lib_dirs})
+  if(CUDNN_FRONTEND_INCLUDE_DIR AND CUDNN_INCLUDE_DIR AND CUDNN_LIBRARY AND NVRTC_LIBRARY)
+    add_library(cudnn::frontend INTERFACE IMPORTED)
+    target_include_directories(cudnn::frontend SYSTEM INTERFACE ${CUDNN_FRONTEND_INCLUDE_DIR} ${CUDNN_INCLUDE_DIR})
+    target_compile_definitions(cudnn::frontend INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
+    target_link_libraries(cudnn::frontend INTERFACE ${CUDNN_LIBRARY} ${NVRTC_LIBRARY} CUDA::cudart)
+  else()
+    message(STATUS "pptrain: attention without cuDNN: its frontend's headers were not found")
+  endif()
 endif()
 message(STATUS "pptrain: CUDA back end ${PPTRAIN_HAS_CUDA}; LibTorch in ${PPTRAIN_TORCH_DIR}")
 

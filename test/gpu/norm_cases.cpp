@@ -243,6 +243,12 @@ TEST_CASE("norm_rope_backward", "[gpu]") {
               Tensor in_place = dy.clone();
               b(kernels::norm_rope_backward, in_place, x, std::nullopt, Tensor(), rope, positions_of(b, s),
                 in_place, std::nullopt);
+              Tensor normed = dy.clone();
+              Tensor same_grad = b.random({s.head_dim}, at::kFloat, 5);
+              b(kernels::norm_rope_backward, normed, x, weight, rstd, rope, positions_of(b, s), normed,
+                same_grad);
+              CHECK(same_bits(normed, dx));
+              CHECK(same_bits(same_grad, weight_grad));
               return {dx, weight_grad, in_place};
             },
             2e-4);

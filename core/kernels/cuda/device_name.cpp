@@ -29,4 +29,15 @@ std::string device_name(c10::Device device) {
   return properties.name;
 }
 
+int compute_capability(c10::Device device) {
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    const cudaError_t status = cudaDeviceGetAttribute(&value, which, device.index());
+    if (status != cudaSuccess)
+      throw Error(std::string("cudaDeviceGetAttribute: ") + cudaGetErrorString(status));
+    return value;
+  };
+  return 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+}
+
 }  // namespace pptrain::kernels

@@ -15,4 +15,8 @@ std::string device_name(c10::Device) {
   throw Error("this pptrain was built without CUDA");
 }
 
+int compute_capability(c10::Device) {
+  throw Error("this pptrain was built without CUDA");
+}
+
 }  // namespace pptrain::kernels

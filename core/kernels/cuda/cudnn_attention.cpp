@@ -1,0 +1,161 @@
+#include "core/kernels/cuda/cudnn_attention.h"
+
+#include <ATen/cudnn/Handle.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/kernels/cuda/cudnn_graph.h"
+#include "core/kernels/cuda/cudnn_shape.h"
+
+namespace pptrain::kernels::cuda {
+namespace {
+
+using at::Tensor;
+
+constexpr size_t kMostPlans = 32;  // that a thread keeps
+
+HeadLayout layout_of(const Tensor& x) {
+  return {.token = x.stride(0), .head = x.stride(1)};
+}
+
+CudnnSizes sizes_of(const CudnnOperands& x) {
+  const Segments& s = x.segments;
+  return {.device = x.q.device().index(),
+          .shape = cudnn_shape(s.documents(), s.longest, s.tokens(), s.equal_lengths()),
+          .heads = x.q.size(1),
+          .kv_heads = x.k.size(1),
+          .head_dim = x.q.size(2),
+          .q = layout_of(x.q),
+          .k = layout_of(x.k),
+          .v = layout_of(x.v),
+          .deterministic = x.deterministic};
+}
+
+// Both passes of one size, or why cuDNN has none.
+struct Plans {
+  CudnnSizes sizes;
+  CudnnGraph forward, backward;
+  std::string refusal;
+};
+
+Plans make_plans(const CudnnSizes& sizes) {
+  Plans plans{.sizes = sizes, .forward = {}, .backward = {}, .refusal = {}};
+  try {
+    const cudnnHandle_t handle = at::native::getCudnnHandle();
+    plans.forward = make_forward_graph(sizes, handle);
+    plans.backward = make_backward_graph(sizes, handle);
+  } catch (const std::exception& error) {
+    plans.refusal = error.what();
+  }
+  return plans;
+}
+
+// Those of this thread, the last used first. The device of `sizes` is current.
+const Plans& plans_of(const CudnnSizes& sizes) {
+  thread_local std::list<Plans> kept;
+  for (auto plans = kept.begin(); plans != kept.end(); ++plans) {
+    if (plans->sizes != sizes) continue;
+    kept.splice(kept.begin(), kept, plans);
+    return kept.front();
+  }
+  kept.push_front(make_plans(sizes));
+  if (kept.size() > kMostPlans) kept.pop_back();
+  return kept.front();
+}
+
+// What a graph reads and writes, by its uids.
+class Arguments {
+ public:
+  Arguments& add(CudnnUid uid, const Tensor& x) {
+    pointers_[static_cast<int64_t>(uid)] = x.data_ptr();
+    kept_.push_back(x);
+    return *this;
+  }
+
+  // Of ragged documents: their lengths, and where they begin in each tensor.
+  Arguments& add_index(const CudnnSizes& z, CudnnPass pass, const Segments& segments) {
+    if (!z.shape.ragged) return *this;
+    const RaggedIndex index(segments.starts, z.shape.documents, segments.tokens());
+    add(CudnnUid::q_lengths, index.lengths).add(CudnnUid::k_lengths, index.lengths);
+    std::map<int64_t, Tensor> offsets;  // by the elements between tokens
+    for (const auto& [uid, stride] : ragged_strides(z, pass)) {
+      Tensor& at_stride = offsets[stride];
+      if (!at_stride.defined()) at_stride = index.offsets(stride);
+      add(uid, at_stride);
+    }
+    return *this;
+  }
+
+  void run(const CudnnGraph& graph, const Tensor& like) {
+    const Tensor workspace = at::empty({workspace_bytes(graph)}, like.options().dtype(at::kByte));
+    run_graph(graph, at::native::getCudnnHandle(), pointers_, workspace.data_ptr());
+  }
+
+ private:
+  std::unordered_map<int64_t, void*> pointers_;
+  std::vector<Tensor> kept_;  // until the work is in the stream's queue
+};
+
+bool is_aligned(const Tensor& x) {
+  return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+}  // namespace
+
+bool has_cudnn_attention() {
+  return true;
+}
+
+std::string why_not_cudnn(const CudnnOperands& x) {
+  if (!is_aligned(x.q) || !is_aligned(x.k) || !is_aligned(x.v)) return "operands not aligned to 16 bytes";
+  const c10::cuda::CUDAGuard guard(x.q.device());
+  return plans_of(sizes_of(x)).refusal;
+}
+
+Tensor cudnn_attention(const CudnnOperands& x, Tensor& out) {
+  const c10::cuda::CUDAGuard guard(x.q.device());
+  const CudnnSizes z = sizes_of(x);
+  const auto f32 = x.q.options().dtype(at::kFloat);
+  const Tensor logsumexp = z.shape.ragged ? at::empty({x.q.size(0), z.heads}, f32)
+                                          : at::empty({z.shape.documents, z.heads, z.shape.longest}, f32);
+  Arguments()
+      .add(CudnnUid::q, x.q)
+      .add(CudnnUid::k, x.k)
+      .add(CudnnUid::v, x.v)
+      .add(CudnnUid::out, out)
+      .add(CudnnUid::logsumexp, logsumexp)
+      .add_index(z, CudnnPass::forward, x.segments)
+      .run(plans_of(z).forward, x.q);
+  return logsumexp;
+}
+
+void cudnn_attention_backward(const CudnnOperands& x, const Tensor& dout, const Tensor& out,
+                              const Tensor& logsumexp, Tensor& dq, Tensor& dk, Tensor& dv) {
+  const c10::cuda::CUDAGuard guard(x.q.device());
+  const CudnnSizes z = sizes_of(x);
+  const bool fits = layout_of(dq) == z.query_gradient() && layout_of(dk) == z.key_gradient() &&
+                    layout_of(dv) == z.key_gradient() && dout.is_contiguous() && out.is_contiguous();
+  if (!fits) throw Error("cuDNN attention: gradients or outputs do not lie as cudnn_attention.h says");
+  Arguments()
+      .add(CudnnUid::q, x.q)
+      .add(CudnnUid::k, x.k)
+      .add(CudnnUid::v, x.v)
+      .add(CudnnUid::out, out)
+      .add(CudnnUid::logsumexp, logsumexp)
+      .add(CudnnUid::dout, dout)
+      .add(CudnnUid::dq, dq)
+      .add(CudnnUid::dk, dk)
+      .add(CudnnUid::dv, dv)
+      .add_index(z, CudnnPass::backward, x.segments)
+      .run(plans_of(z).backward, x.q);
+}
+
+}  // namespace pptrain::kernels::cuda

@@ -1,0 +1,52 @@
+#include "core/nn/attention_choice.h"
+
+#include <limits>
+
+#include "core/kernels/cuda/cudnn_shape.h"
+
+namespace pptrain::nn {
+namespace {
+
+using kernels::cuda::CudnnShape;
+
+constexpr int64_t kMostScoreGradientBytes = int64_t{1} << 30;
+constexpr int64_t kShortest = 64;  // below, a step's time is not in attention
+
+CudnnShape shape_of(const AttentionCall& call) {
+  return kernels::cuda::cudnn_shape(call.documents, call.longest, call.tokens, call.equal);
+}
+
+int64_t rounded_up(int64_t x, int64_t to) {
+  return (x + to - 1) / to * to;
+}
+
+// The graphs address ragged documents by offsets in elements, int32.
+bool offsets_fit(const AttentionCall& call) {
+  const int64_t widest = (call.heads + 2 * call.kv_heads) * call.head_dim;
+  return (call.tokens + 1) * widest <= std::numeric_limits<int32_t>::max();
+}
+
+}  // namespace
+
+int64_t score_gradient_bytes(const AttentionCall& call) {
+  const CudnnShape shape = shape_of(call);
+  return shape.documents * call.heads * rounded_up(shape.longest, 64) * rounded_up(shape.longest, 128) * 2;
+}
+
+AttentionBackEnd choose_attention(const AttentionCall& call) {
+  if (call.type != at::kBFloat16) return AttentionBackEnd::efficient;
+  // Hopper, and the Blackwell of data centres. Elsewhere cuDNN runs kernels made for Ampere, no faster than
+  // FlashAttention-2, and has no deterministic ones for ragged documents.
+  const bool has_kernels = call.capability >= 90 && call.capability < 120;
+  if (!call.has_cudnn || !has_kernels) return AttentionBackEnd::flash;
+  if (call.head_dim > 128 || call.head_dim % 8 != 0 || call.longest < kShortest) {
+    return AttentionBackEnd::flash;
+  }
+  if (call.deterministic && score_gradient_bytes(call) > kMostScoreGradientBytes) {
+    return AttentionBackEnd::flash;
+  }
+  if (shape_of(call).ragged && !offsets_fit(call)) return AttentionBackEnd::flash;
+  return AttentionBackEnd::cudnn;
+}
+
+}  // namespace pptrain::nn

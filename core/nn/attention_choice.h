@@ -1,0 +1,34 @@
+// Which library computes a call of attention on a GPU: a function of the call and the machine alone, so that
+// all ranks, and a run that is repeated, choose alike.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+namespace pptrain::nn {
+
+enum class AttentionBackEnd {
+  cudnn,      // cuDNN's graphs: the fastest on Hopper and later; gradients go straight into one tensor
+  flash,      // FlashAttention-2 of LibTorch: every GPU since Ampere
+  efficient,  // LibTorch's memory-efficient attention: float32
+};
+
+struct AttentionCall {
+  int capability = 0;  // of the GPU: 90 is 9.0, Hopper
+  at::ScalarType type = at::kBFloat16;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t documents = 0, longest = 0, tokens = 0;
+  bool equal = true;          // all documents are as long as the longest
+  bool deterministic = true;  // the backward pass must be
+  bool has_cudnn = true;      // this program is built with cuDNN's frontend
+};
+
+// Never cudnn where its plan cannot be, but it may still refuse one: then flash serves.
+AttentionBackEnd choose_attention(const AttentionCall& call);
+
+// Bytes that cuDNN 9.19's deterministic backward pass takes beside its operands on Hopper: the gradient of
+// the scores in bfloat16, padded.
+int64_t score_gradient_bytes(const AttentionCall& call);
+
+}  // namespace pptrain::nn

@@ -1,0 +1,236 @@
+// Each back end of attention on a GPU against float64 on the CPU, and against itself.
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/kernels/cuda/cudnn_attention.h"
+#include "core/kernels/device_name.h"
+#include "core/kernels/segments.h"
+#include "core/nn/block_attention.h"
+#include "core/nn/cuda_attention.h"
+#include "test/gpu/kernel_support.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using nn::AttentionBackEnd;
+
+namespace {
+
+struct Shape {
+  std::vector<int32_t> starts;
+  int64_t heads, kv_heads, head_dim;
+};
+
+struct Operands {
+  Tensor fused, dout;
+  Tensor q, k, v;  // views of `fused`
+};
+
+struct Result {
+  Tensor out, dq, dk, dv;
+
+  std::vector<Tensor> all() const { return {out, dq, dk, dv}; }
+};
+
+Operands operands(const Shape& s, at::ScalarType type, const Backend& on) {
+  const int64_t tokens = s.starts.back();
+  Operands x;
+  x.fused = on.random({tokens, s.heads + 2 * s.kv_heads, s.head_dim}, type, 1);
+  x.dout = on.random({tokens, s.heads, s.head_dim}, type, 2);
+  x.q = x.fused.narrow(1, 0, s.heads);
+  x.k = x.fused.narrow(1, s.heads, s.kv_heads);
+  x.v = x.fused.narrow(1, s.heads + s.kv_heads, s.kv_heads);
+  return x;
+}
+
+// [length, heads, dim] -> [heads, length, dim], a key-value head for each of its group.
+Tensor by_head(const Tensor& x, int64_t heads) {
+  return x.repeat_interleave(heads / x.size(1), 1).transpose(0, 1);
+}
+
+// And back for gradients: summed over groups.
+Tensor by_token(const Tensor& x, int64_t kv_heads) {
+  const Tensor t = x.transpose(0, 1);
+  return t.reshape({t.size(0), kv_heads, t.size(1) / kv_heads, t.size(2)}).sum(2);
+}
+
+// One document in float64 by the formulas: P = softmax(S), dS = P (dP - rowsum(dout out)).
+Result plain_document(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) {
+  const int64_t heads = q.size(1), kv_heads = k.size(1), rows = q.size(0);
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size(2)));
+  const Tensor hq = by_head(q, heads), hk = by_head(k, heads), hv = by_head(v, heads),
+               dy = by_head(dout, heads);
+  const Tensor hidden = at::ones({rows, rows}, at::kBool).triu(1);
+  const Tensor p = at::matmul(hq, hk.transpose(1, 2))
+                       .mul(scale)
+                       .masked_fill(hidden, -std::numeric_limits<double>::infinity())
+                       .softmax(-1);
+  const Tensor y = at::matmul(p, hv);
+  const Tensor ds = at::matmul(dy, hv.transpose(1, 2)).sub(dy.mul(y).sum(-1, true)).mul(p).mul(scale);
+  return {.out = by_token(y, heads),
+          .dq = by_token(at::matmul(ds, hk), heads),
+          .dk = by_token(at::matmul(ds.transpose(1, 2), hq), kv_heads),
+          .dv = by_token(at::matmul(p.transpose(1, 2), dy), kv_heads)};
+}
+
+Result expected(const Shape& s, at::ScalarType type) {
+  const Operands x = operands(s, type, reference());
+  const auto segments = kernels::make_segments(s.starts, at::kCPU);
+  const auto like = [](const Tensor& t) { return at::empty(t.sizes(), at::kDouble); };
+  const Result all{.out = like(x.q), .dq = like(x.q), .dk = like(x.k), .dv = like(x.v)};
+  for (int64_t i = 0; i < segments.documents(); ++i) {
+    const auto own = [&](const Tensor& t) { return t.narrow(0, segments.first(i), segments.length(i)); };
+    const auto wide = [&](const Tensor& t) { return own(t).to(at::kDouble); };
+    const Result one = plain_document(wide(x.q), wide(x.k), wide(x.v), wide(x.dout));
+    for (size_t part = 0; part < 4; ++part) own(all.all()[part]).copy_(one.all()[part]);
+  }
+  return all;
+}
+
+Result run(const Shape& s, at::ScalarType type, AttentionBackEnd back_end, bool deterministic) {
+  const Operands x = operands(s, type, subject());
+  const auto segments = kernels::make_segments(s.starts, subject().device);
+  nn::AttentionStatistics statistics;
+  statistics.options.deterministic = deterministic;
+  const Tensor out = nn::cuda_attention_by(back_end, x.q, x.k, x.v, segments, statistics);
+  const nn::AttentionGradients grads =
+      nn::cuda_attention_backward(x.dout, x.q, x.k, x.v, segments, out, statistics);
+  CHECK(out.is_contiguous());
+  return {.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv};
+}
+
+void check_close(const Result& actual, const Result& expected, double tolerance) {
+  for (size_t part = 0; part < 4; ++part) {
+    INFO("of out, dq, dk, dv: " << part);
+    const Tensor a = actual.all()[part].cpu().to(at::kDouble), e = expected.all()[part];
+    REQUIRE(a.sizes() == e.sizes());
+    CHECK(at::linalg_vector_norm(a.sub(e)).item<double>() <
+          tolerance * at::linalg_vector_norm(e).item<double>());
+  }
+}
+
+void check_same(const Result& a, const Result& b) {
+  for (size_t part = 0; part < 4; ++part) CHECK(same_bits(a.all()[part], b.all()[part]));
+}
+
+// Whether this GPU is one that the back end is chosen on.
+bool serves(AttentionBackEnd back_end, const Shape& s, bool deterministic) {
+  if (back_end != AttentionBackEnd::cudnn) return true;
+  const auto segments = kernels::make_segments(s.starts, at::kCPU);
+  return nn::choose_attention({.capability = kernels::compute_capability(subject().device),
+                               .heads = s.heads,
+                               .kv_heads = s.kv_heads,
+                               .head_dim = s.head_dim,
+                               .documents = segments.documents(),
+                               .longest = segments.longest,
+                               .tokens = segments.tokens(),
+                               .equal = segments.equal_lengths(),
+                               .deterministic = deterministic,
+                               .has_cudnn = kernels::cuda::has_cudnn_attention()}) == back_end;
+}
+
+const std::vector<Shape> shapes{
+    {{0, 256, 512, 768}, 8, 2, 128},             // a batch, grouped heads
+    {{0, 512}, 4, 4, 64},                        // one document, a key-value head for each head
+    {{0, 128, 256}, 6, 1, 64},                   // one key-value head
+    {{0, 200, 203, 700, 701, 1000}, 8, 2, 128},  // ragged, three empty documents in cuDNN's plan
+    {{0, 90, 180}, 4, 2, 64},                    // equal, but no multiple of 64
+};
+
+void check_back_end(AttentionBackEnd back_end, at::ScalarType type, double tolerance) {
+  const bool deterministic = GENERATE(true, false);
+  // What the flag of an earlier case left would make FlashAttention-2 deterministic in every case.
+  at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+  for (const Shape& s : shapes) {
+    INFO(s.starts.size() - 1 << " documents, " << s.starts.back() << " tokens, " << s.heads << " heads of "
+                             << s.head_dim << ", deterministic " << deterministic);
+    if (!serves(back_end, s, deterministic)) {
+      WARN("not chosen on this GPU");
+      continue;
+    }
+    const Result first = run(s, type, back_end, deterministic);
+    check_close(first, expected(s, type), tolerance);
+    const Result again = run(s, type, back_end, deterministic);
+    if (deterministic) check_same(first, again);
+    CHECK(same_bits(first.out, again.out));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("attention by cuDNN") {
+  if (!can_run()) return;
+  const c10::InferenceMode inference;
+  check_back_end(AttentionBackEnd::cudnn, at::kBFloat16, 1e-2);
+}
+
+TEST_CASE("cuDNN has plans wherever it is chosen") {
+  if (!can_run()) return;
+  const c10::InferenceMode inference;
+  const bool deterministic = GENERATE(true, false);
+  for (const Shape& s : shapes) {
+    if (!serves(AttentionBackEnd::cudnn, s, deterministic)) continue;
+    const Operands x = operands(s, at::kBFloat16, subject());
+    const auto segments = kernels::make_segments(s.starts, subject().device);
+    CHECK(kernels::cuda::why_not_cudnn({x.q, x.k, x.v, segments, deterministic}) == "");
+  }
+}
+
+TEST_CASE("attention by FlashAttention-2") {
+  if (!can_run()) return;
+  const c10::InferenceMode inference;
+  check_back_end(AttentionBackEnd::flash, at::kBFloat16, 1e-2);
+}
+
+TEST_CASE("attention in float32") {
+  if (!can_run()) return;
+  const c10::InferenceMode inference;
+  check_back_end(AttentionBackEnd::efficient, at::kFloat, 1e-5);
+}
+
+TEST_CASE("cuDNN takes q and k that are no views of the fused qkv, as after QK-norm") {
+  if (!can_run()) return;
+  const c10::InferenceMode inference;
+  const Shape& s = shapes.front();
+  if (!serves(AttentionBackEnd::cudnn, s, true)) return;
+  const Operands x = operands(s, at::kBFloat16, subject());
+  const auto segments = kernels::make_segments(s.starts, subject().device);
+  nn::AttentionStatistics statistics;
+  const Tensor q = x.q.contiguous(), k = x.k.contiguous();
+  const Tensor out = nn::cuda_attention_by(AttentionBackEnd::cudnn, q, k, x.v, segments, statistics);
+  const auto grads = nn::cuda_attention_backward(x.dout, q, k, x.v, segments, out, statistics);
+  check_same({.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv},
+             run(s, at::kBFloat16, AttentionBackEnd::cudnn, true));
+}
+
+TEST_CASE("blocks of a ring: gradients with equal bits") {
+  if (!can_run()) return;
+  const c10::InferenceMode inference;
+  const Shape s{{0, 512}, 8, 2, 128};
+  const Operands x = operands(s, at::kBFloat16, subject());
+  const std::vector<kernels::AttentionBlock> blocks{
+      {.query = 0, .rows = 512, .key = 0, .keys = 512, .causal = true},
+      {.query = 256, .rows = 256, .key = 0, .keys = 128}};
+  const auto f32 = x.q.options().dtype(at::kFloat);
+  const auto gradients = [&] {
+    nn::PartialAttention seen = nn::no_attention(x.q);
+    nn::add_attention(x.q, x.k, x.v, blocks, seen);
+    nn::AttentionGradients grads{.dq = at::zeros(x.q.sizes(), f32),
+                                 .dk = at::zeros(x.k.sizes(), f32),
+                                 .dv = at::zeros(x.v.sizes(), f32)};
+    nn::add_attention_backward(x.dout, x.q, x.k, x.v, seen.out.to(at::kBFloat16), seen.logsumexp, blocks,
+                               grads);
+    return Result{.out = seen.out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv};
+  };
+  check_same(gradients(), gradients());
+}
