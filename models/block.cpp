@@ -33,20 +33,17 @@ Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConf
   mlp_ = std::move(mlp);
 }
 
-void Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
+at::Tensor Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
   auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
   in.stream.reset();
   at::Tensor attended = attention_.forward(normed, tokens, saved.attention);
-  activate(mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y, tokens, saved);
-}
-
-void Block::activate(const at::Tensor& normed, const nn::TokenInfo& tokens, Saved& saved) const {
-  if (!saved.mlp) saved.mlp = mlp_->make_saved();
-  mlp_->activate(normed, tokens, *saved.mlp);
+  return mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y;
 }
 
 Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
-  fill(std::move(in), tokens, saved);
+  const at::Tensor normed = fill(std::move(in), tokens, saved);
+  saved.mlp = mlp_->make_saved();
+  mlp_->activate(normed, tokens, *saved.mlp);
   Residual out{.stream = saved.mlp_norm.x, .delta = mlp_->project(*saved.mlp)};
   drop(saved);
   return out;
@@ -68,12 +65,15 @@ void Block::drop(Saved& saved) const {
 
 // A norm of a sum that was rounded before has the bits of the norm fused with the addition.
 void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
+  if (recompute_ == Recompute::none) return;
+  at::Tensor normed;
   if (recompute_ == Recompute::full) {
-    fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
-  } else if (recompute_ != Recompute::none) {
+    normed = fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
+  } else {
     saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
-    activate(mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y, tokens, saved);
+    normed = mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y;
   }
+  mlp_->restore(normed, tokens, *saved.mlp);
 }
 
 at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const nn::TokenInfo& tokens,

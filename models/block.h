@@ -67,12 +67,11 @@ class Block {
   at::Tensor take_loads() { return experts_ == nullptr ? at::Tensor() : experts_->router().take_loads(); }
 
  private:
-  // The forward pass up to the last product: all that fills `saved`.
-  void fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
-  // The feed-forward's part of it.
-  void activate(const at::Tensor& normed, const nn::TokenInfo& tokens, Saved& saved) const;
+  // The forward pass up to the feed-forward, whose input it returns: all else that fills `saved`.
+  at::Tensor fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const;
   void drop(Saved& saved) const;
-  void recompute(Saved& saved, const nn::TokenInfo& tokens) const;  // what drop() dropped
+  // What drop() dropped, as far as the layers' backward passes do not give it again themselves.
+  void recompute(Saved& saved, const nn::TokenInfo& tokens) const;
 
   Recompute recompute_;
   nn::RmsNorm attention_norm_;

@@ -25,4 +25,8 @@ void fail_without_implementation(std::string_view kernel, BackEnd back_end) {
                           back_end == BackEnd::cuda ? "CUDA" : "the CPU"));
 }
 
+void fail_without_parts(std::string_view kernel) {
+  throw Error(fmt::format("kernel {}: the list of parts is empty", kernel));
+}
+
 }  // namespace pptrain::kernels

@@ -16,6 +16,9 @@ void define_kernels();
 // Throws Error: this kernel does not exist there, or the program was built without that back end.
 [[noreturn]] void fail_without_implementation(std::string_view kernel, BackEnd back_end);
 
+// Throws Error: the kernel was called with a list of no parts.
+[[noreturn]] void fail_without_parts(std::string_view kernel);
+
 // The parts of define_kernels.
 void add_contracts();
 namespace cpu {

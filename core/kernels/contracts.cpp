@@ -128,11 +128,12 @@ void check_swiglu(const Checks& checks, const Tensor& gate_up, const Tensor& y) 
 }
 
 void check_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor& gate_up,
-                           const Tensor& dgate_up) {
+                           const Tensor& dgate_up, const std::optional<Tensor>& y) {
   checks.compute("dy", dy, 2)
       .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
       .dense("gate_up", gate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
       .dense("dgate_up", dgate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)});
+  if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
 }
 
 void check_cross_entropy(const Checks& checks, const Tensor& logits, const Tensor& labels, const Tensor& loss,
@@ -282,56 +283,54 @@ void check_normal_values(const Checks& checks, const Tensor& out, uint64_t, int6
                "values are numbered from 0 to 2^63 - 1");
 }
 
-void check_adamw(const Checks& checks, const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
-                 const Tensor& exp_avg_sq, const std::optional<Tensor>& compute, const AdamWArgs& args,
-                 const std::optional<AdamWPrevious>& previous) {
-  const int64_t size = weight.numel();
-  checks.dense("weight", weight, at::kFloat, {size})
-      .dense("grad", grad, at::kFloat, {size})
-      .dense("exp_avg", exp_avg, at::kFloat, {size})
-      .dense("exp_avg_sq", exp_avg_sq, at::kFloat, {size})
-      .require(args.step >= 1, "steps are counted from 1");
-  if (compute) {
-    checks.dense("compute", *compute, at::kBFloat16, {size});
-  }
-  if (previous) {
-    checks.dense("previous.weight", previous->weight, at::kFloat, {size})
-        .dense("previous.exp_avg", previous->exp_avg, at::kFloat, {size})
-        .dense("previous.exp_avg_sq", previous->exp_avg_sq, at::kFloat, {size});
+void check_adamw(const Checks& checks, const std::vector<AdamWPart>& parts) {
+  for (const AdamWPart& part : parts) {
+    const int64_t size = part.weight.numel();
+    checks.dense("weight", part.weight, at::kFloat, {size})
+        .dense("grad", part.grad, at::kFloat, {size})
+        .dense("exp_avg", part.exp_avg, at::kFloat, {size})
+        .dense("exp_avg_sq", part.exp_avg_sq, at::kFloat, {size})
+        .require(part.args.step >= 1, "steps are counted from 1");
+    if (part.compute) checks.dense("compute", *part.compute, at::kBFloat16, {size});
+    if (!part.previous) continue;
+    checks.dense("previous.weight", part.previous->weight, at::kFloat, {size})
+        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size})
+        .dense("previous.exp_avg_sq", part.previous->exp_avg_sq, at::kFloat, {size});
   }
 }
 
 // Weight and moments are read and written.
-Cost cost_adamw(const Tensor& weight, const Tensor& grad, const Tensor& exp_avg, const Tensor& exp_avg_sq,
-                const std::optional<Tensor>& compute, const AdamWArgs&,
-                const std::optional<AdamWPrevious>& previous) {
-  Cost cost = moving(weight, weight, grad, exp_avg, exp_avg, exp_avg_sq, exp_avg_sq, compute);
-  if (previous) cost += {.bytes = moving(previous->weight, previous->exp_avg, previous->exp_avg_sq).bytes};
+Cost cost_adamw(const std::vector<AdamWPart>& parts) {
+  Cost cost{.kernels = 1};
+  for (const AdamWPart& p : parts) {
+    cost.bytes +=
+        moving(p.weight, p.weight, p.grad, p.exp_avg, p.exp_avg, p.exp_avg_sq, p.exp_avg_sq, p.compute).bytes;
+    if (p.previous)
+      cost.bytes += moving(p.previous->weight, p.previous->exp_avg, p.previous->exp_avg_sq).bytes;
+  }
   return cost;
 }
 
-void check_lion(const Checks& checks, const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
-                const std::optional<Tensor>& compute, const LionArgs&,
-                const std::optional<LionPrevious>& previous) {
-  const int64_t size = weight.numel();
-  checks.dense("weight", weight, at::kFloat, {size})
-      .dense("grad", grad, at::kFloat, {size})
-      .dense("exp_avg", exp_avg, at::kFloat, {size});
-  if (compute) {
-    checks.dense("compute", *compute, at::kBFloat16, {size});
-  }
-  if (previous) {
-    checks.dense("previous.weight", previous->weight, at::kFloat, {size})
-        .dense("previous.exp_avg", previous->exp_avg, at::kFloat, {size});
+void check_lion(const Checks& checks, const std::vector<LionPart>& parts) {
+  for (const LionPart& part : parts) {
+    const int64_t size = part.weight.numel();
+    checks.dense("weight", part.weight, at::kFloat, {size})
+        .dense("grad", part.grad, at::kFloat, {size})
+        .dense("exp_avg", part.exp_avg, at::kFloat, {size});
+    if (part.compute) checks.dense("compute", *part.compute, at::kBFloat16, {size});
+    if (!part.previous) continue;
+    checks.dense("previous.weight", part.previous->weight, at::kFloat, {size})
+        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size});
   }
 }
 
 // Weight and average are read and written.
-Cost cost_lion(const Tensor& weight, const Tensor& grad, const Tensor& exp_avg,
-               const std::optional<Tensor>& compute, const LionArgs&,
-               const std::optional<LionPrevious>& previous) {
-  Cost cost = moving(weight, weight, grad, exp_avg, exp_avg, compute);
-  if (previous) cost += {.bytes = moving(previous->weight, previous->exp_avg).bytes};
+Cost cost_lion(const std::vector<LionPart>& parts) {
+  Cost cost{.kernels = 1};
+  for (const LionPart& p : parts) {
+    cost.bytes += moving(p.weight, p.weight, p.grad, p.exp_avg, p.exp_avg, p.compute).bytes;
+    if (p.previous) cost.bytes += moving(p.previous->weight, p.previous->exp_avg).bytes;
+  }
   return cost;
 }
 
@@ -365,10 +364,20 @@ Cost cost_descend(const Tensor& weight, const Tensor& direction, const std::opti
   return moving(weight, weight, direction, compute);
 }
 
-void check_add_squares(const Checks& checks, const Tensor& x, int64_t place, const Tensor& sum) {
-  checks.require(x.scalar_type() == at::kFloat && x.is_contiguous(), "x must be contiguous float32")
-      .require(place >= 0, "place counts from the buffer's start")
-      .dense("sum", sum, at::kLong, {exact_words});
+void check_add_squares(const Checks& checks, const std::vector<BufferPart>& parts, const Tensor& sum) {
+  for (const BufferPart& part : parts) {
+    const bool fits = part.x.scalar_type() == at::kFloat && part.x.is_contiguous();
+    checks.require(fits, "x must be contiguous float32")
+        .require(part.x.device() == sum.device(), "x and sum must be on one device")
+        .require(part.place >= 0, "place counts from the buffer's start");
+  }
+  checks.dense("sum", sum, at::kLong, {exact_words});
+}
+
+Cost cost_add_squares(const std::vector<BufferPart>& parts, const Tensor& sum) {
+  Cost cost = moving(sum);
+  for (const BufferPart& part : parts) cost.bytes += bytes_of(part.x);
+  return cost;
 }
 
 }  // namespace
@@ -394,7 +403,7 @@ void add_contracts() {
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);
-  add_squares.accept(check_add_squares);
+  add_squares.accept(check_add_squares, cost_add_squares);
   add_vocabulary_contracts();
   add_expert_contracts();
   lion.accept(check_lion, cost_lion);

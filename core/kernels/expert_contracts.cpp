@@ -82,13 +82,15 @@ void check_weighted_swiglu(const Checks& checks, const Tensor& gate_up, const Te
 }
 
 void check_weighted_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor& gate_up,
-                                    const Tensor& weights, const Tensor& dgate_up, const Tensor& dweights) {
+                                    const Tensor& weights, const Tensor& dgate_up, const Tensor& dweights,
+                                    const std::optional<Tensor>& y) {
   checks.compute("dy", dy, 2);
   checks.dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
       .dense("gate_up", gate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
       .dense("weights", weights, at::kFloat, {dy.size(0)})
       .dense("dgate_up", dgate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
       .dense("dweights", dweights, at::kFloat, {dy.size(0)});
+  if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
 }
 
 // An operand of a grouped product, whose rows may be named by an order.

@@ -60,9 +60,10 @@ inline Kernel<void(const Tensor& x, const Tensor& place, const std::optional<Ten
 inline Kernel<void(const Tensor& gate_up, const Tensor& weights, Tensor& y)> weighted_swiglu{
     "weighted_swiglu"};
 
-// dgate_up may alias gate_up. dweights: float32 [rows]; dy: T [rows, dim].
+// Gradients of weighted_swiglu, and its result again in `y` where given, as swiglu_backward. dweights:
+// float32 [rows]; dy, y: T [rows, dim]. dgate_up may alias gate_up, and y may alias dy.
 inline Kernel<void(const Tensor& dy, const Tensor& gate_up, const Tensor& weights, Tensor& dgate_up,
-                   Tensor& dweights)>
+                   Tensor& dweights, const std::optional<Tensor>& y)>
     weighted_swiglu_backward{"weighted_swiglu_backward"};
 
 // --- Products with a weight for each expert ---

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <type_traits>
+#include <vector>
 
 #include "core/kernels/back_ends.h"
 #include "core/kernels/checks.h"
@@ -20,7 +21,8 @@ namespace pptrain::kernels {
 template <class Signature>
 class Kernel;
 
-// The first argument is a tensor; its device chooses the back end.
+// The first argument is a tensor, or a list of parts, each of which has a first() tensor; its device chooses
+// the back end.
 template <class... Args>
 class Kernel<void(Args...)> {
  public:
@@ -38,8 +40,8 @@ class Kernel<void(Args...)> {
   Kernel& operator=(const Kernel&) = delete;
 
   // Checks the arguments, then runs the implementation for the device of the first one. Throws Error where
-  // the check fails, or that back end lacks the kernel. In a DryRun, with tensors of the meta device, it
-  // records its cost and does nothing else.
+  // the check fails, a list has no parts, or that back end lacks the kernel. In a DryRun, with tensors of the
+  // meta device, it records its cost and does nothing else.
   void operator()(Args... args) const {
     define_kernels();
     const at::Tensor& first = first_of(args...);
@@ -75,8 +77,13 @@ class Kernel<void(Args...)> {
  private:
   static constexpr std::size_t index(BackEnd back_end) { return static_cast<std::size_t>(back_end); }
   template <class... Rest>
-  static const at::Tensor& first_of(const at::Tensor& first, const Rest&...) {
+  const at::Tensor& first_of(const at::Tensor& first, const Rest&...) const {
     return first;
+  }
+  template <class Part, class... Rest>
+  const at::Tensor& first_of(const std::vector<Part>& parts, const Rest&...) const {
+    if (parts.empty()) fail_without_parts(name_);
+    return parts.front().first();
   }
 
   Function find(BackEnd back_end) const {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "core/kernels/kernel.h"
 
@@ -71,9 +72,10 @@ inline Kernel<void(const Tensor& dy, const Tensor& x, const std::optional<Tensor
 // y = silu(gate) * up. gate_up: T [rows, 2 * dim], gate first; y: T [rows, dim].
 inline Kernel<void(const Tensor& gate_up, Tensor& y)> swiglu{"swiglu"};
 
-// dgate_up may alias gate_up. dy: T [rows, dim].
-inline Kernel<void(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up)> swiglu_backward{
-    "swiglu_backward"};
+// Gradient of swiglu. `y`, where given, receives swiglu's result again, with its bits, for who did not keep
+// it. dy, y: T [rows, dim]; dgate_up: as gate_up. dgate_up may alias gate_up, and y may alias dy.
+inline Kernel<void(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up, const std::optional<Tensor>& y)>
+    swiglu_backward{"swiglu_backward"};
 
 // --- Cross entropy ---
 
@@ -140,19 +142,34 @@ struct AdamWPrevious {
   Tensor weight, exp_avg, exp_avg_sq;
 };
 
-// AdamW (Loshchilov & Hutter, arXiv 1711.05101), with PyTorch's arithmetic. All float32 of one size;
-// `compute`, where given, receives the new weight rounded to bfloat16.
-inline Kernel<void(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
-                   const std::optional<Tensor>& compute, const AdamWArgs& args,
-                   const std::optional<AdamWPrevious>& previous)>
-    adamw{"adamw"};
+// What one call of adamw steps by one set of scalars. All float32 of one size; `compute`, where given,
+// receives the new weight rounded to bfloat16.
+struct AdamWPart {
+  Tensor weight, grad, exp_avg, exp_avg_sq;
+  std::optional<Tensor> compute;
+  AdamWArgs args;
+  std::optional<AdamWPrevious> previous;
 
-// sum += x^2, exactly but within blocks of 1,024 elements: x is the part of a buffer that begins at its
-// element `place`, and of each of the buffer's blocks, what lies in x is summed in float64, in an order that
-// the block and its part alone decide. So a buffer gives the same bits however it is cut at multiples of
-// 1,024 elements. x: float32, contiguous; sum: int64 [20] on x's device, the words of an ExactSum
-// (exact_sum.h).
+  const Tensor& first() const { return weight; }
+};
+
+// AdamW (Loshchilov & Hutter, arXiv 1711.05101), with PyTorch's arithmetic, of all parts (at least one). An
+// element's bits depend on its own values and scalars alone.
+inline Kernel<void(const std::vector<AdamWPart>& parts)> adamw{"adamw"};
+
+// x: float32, contiguous: what begins at element `place` of a buffer.
+struct BufferPart {
+  Tensor x;
+  int64_t place = 0;
+
+  const Tensor& first() const { return x; }
+};
+
+// sum += x^2 of all parts (at least one), exactly but within blocks of 1,024 elements: of each block of a
+// part's buffer, what lies in x is summed in float64, in an order that the block and its part alone decide.
+// So a buffer gives the same bits however it is cut at multiples of 1,024 elements, in one call or several.
+// sum: int64 [20] on the parts' device, the words of an ExactSum (exact_sum.h).
 inline constexpr int64_t squares_block = 1024;
-inline Kernel<void(const Tensor& x, int64_t place, Tensor& sum)> add_squares{"add_squares"};
+inline Kernel<void(const std::vector<BufferPart>& parts, Tensor& sum)> add_squares{"add_squares"};
 
 }  // namespace pptrain::kernels

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 #include "core/kernels/kernel.h"
 
@@ -22,13 +23,21 @@ struct LionPrevious {
   at::Tensor weight, exp_avg;
 };
 
-// Lion (Chen et al., arXiv 2302.06675, algorithm 2): the weight decays and moves by lr against the sign of
-// beta1 exp_avg + (1 - beta1) g, which is 0 where that is 0 or NaN; then exp_avg = beta2 exp_avg + (1 -
-// beta2) g. All float32 of one size; `compute`, where given, receives the new weight rounded to bfloat16.
-inline Kernel<void(at::Tensor& weight, const at::Tensor& grad, at::Tensor& exp_avg,
-                   const std::optional<at::Tensor>& compute, const LionArgs& args,
-                   const std::optional<LionPrevious>& previous)>
-    lion{"lion"};
+// What one call of lion steps by one set of scalars. All float32 of one size; `compute`, where given,
+// receives the new weight rounded to bfloat16.
+struct LionPart {
+  at::Tensor weight, grad, exp_avg;
+  std::optional<at::Tensor> compute;
+  LionArgs args;
+  std::optional<LionPrevious> previous;
+
+  const at::Tensor& first() const { return weight; }
+};
+
+// Lion (Chen et al., arXiv 2302.06675, algorithm 2) of all parts (at least one): the weight decays and moves
+// by lr against the sign of beta1 exp_avg + (1 - beta1) g, which is 0 where that is 0 or NaN; then exp_avg =
+// beta2 exp_avg + (1 - beta2) g.
+inline Kernel<void(const std::vector<LionPart>& parts)> lion{"lion"};
 
 struct MomentumArgs {
   double beta = 0.95;

@@ -92,7 +92,14 @@ ExpertWeights::Rows Experts::rows_of_x(const Saved& saved) const {
   return {.x = saved.received, .order = {}};
 }
 
-void Experts::activate(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForward::Saved& saved) const {
+void Experts::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
+  restore(x, tokens, saved);
+  Saved& s = own(saved);
+  s.act = at::empty({s.plan->rows, s.gate_up.size(1) / 2}, x.options());
+  kernels::weighted_swiglu(s.gate_up, s.row_weights, s.act);
+}
+
+void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForward::Saved& saved) const {
   Saved& s = own(saved);
   s.x = x;
   if (!s.plan) {
@@ -104,8 +111,6 @@ void Experts::activate(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedFor
   }
   if (!exchange_->is_local() && !s.received.defined()) s.received = send(x, s).x;
   if (!s.gate_up.defined()) s.gate_up = gate_up_.forward(rows_of_x(s), *s.plan);
-  s.act = at::empty({s.plan->rows, s.gate_up.size(1) / 2}, x.options());
-  kernels::weighted_swiglu(s.gate_up, s.row_weights, s.act);
 }
 
 at::Tensor Experts::project(const FeedForward::Saved& saved) const {
@@ -131,16 +136,21 @@ at::Tensor Experts::return_weights(const at::Tensor& dweights, const Saved& save
 }
 
 // A token's result is the sum of its rows', whose weights are in the operand of the last product: the
-// gradient of every row is the token's, and that of its weight comes with SwiGLU's.
+// gradient of every row is the token's, and that of its weight comes with SwiGLU's. Where act was dropped,
+// the same kernel gives it again in the memory of its gradient.
 at::Tensor Experts::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                                    WeightGradQueue& queue) {
   Saved& s = own(saved);
   const ExpertWeights::Rows drows = send(dy, s);
-  down_.push(queue, drows, {.x = std::move(s.act), .order = {}}, *s.plan);
+  const bool kept = s.act.defined();
+  if (kept) down_.push(queue, drows, {.x = std::move(s.act), .order = {}}, *s.plan);
   at::Tensor d_gate_up = std::move(s.gate_up);
   at::Tensor dweights = at::empty({s.plan->rows}, s.row_weights.options());
-  kernels::weighted_swiglu_backward(down_.backward_input(drows, *s.plan), d_gate_up, s.row_weights, d_gate_up,
-                                    dweights);
+  at::Tensor d_act = down_.backward_input(drows, *s.plan);
+  kernels::weighted_swiglu_backward(d_act, d_gate_up, s.row_weights, d_gate_up, dweights,
+                                    kept ? std::nullopt : std::optional(d_act));
+  if (!kept) down_.push(queue, drows, {.x = d_act, .order = {}}, *s.plan);
+  d_act.reset();
   const at::Tensor dx_rows =
       exchange_->combine(*s.plan, gate_up_.backward_input({.x = d_gate_up, .order = {}}, *s.plan));
   gate_up_.push(queue, {.x = std::move(d_gate_up), .order = {}}, rows_of_x(s), *s.plan);

@@ -24,8 +24,7 @@ class FeedForward {
   virtual std::unique_ptr<Saved> make_saved() const = 0;
 
   // The forward pass in two parts: all that fills `saved`, from x T [rows, hidden], then the last product,
-  // T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch. What `saved` still
-  // holds after a drop is not computed again.
+  // T [rows, hidden], whose result no backward pass reads. `tokens`: of the microbatch.
   virtual void activate(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const = 0;
   virtual at::Tensor project(const Saved& saved) const = 0;
 
@@ -38,10 +37,15 @@ class FeedForward {
   // in the forward pass (routing) stays in any case.
   enum class Keep { products, nothing };
 
-  // Frees the rest, which activate() gives again with the same bits.
+  // Frees the rest.
   virtual void drop(Saved& saved, Keep keep) const = 0;
 
-  // dy: T [rows, hidden] -> dx. Frees `saved` as it goes; weight gradients go to `queue`.
+  // Gives again, with the same bits, what drop() freed, from x as activate() had it; but for the operand of
+  // the last product, which backward_input() gives in the pass that takes its gradient.
+  virtual void restore(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const = 0;
+
+  // dy: T [rows, hidden] -> dx. `saved`: as activate() or restore() left it; it is freed on the way. Weight
+  // gradients go to `queue`.
   virtual at::Tensor backward_input(Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                                     WeightGradQueue& queue) = 0;
 };

@@ -164,6 +164,24 @@ at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQue
   return linear_->backward_input(all);
 }
 
+RowLinear::InputGradient RowLinear::backward_input(const at::Tensor& dy, int64_t rows,
+                                                   const WeightGradQueue& queue) const {
+  InputGradient first;
+  const bool now = queue.mode() == WeightGradQueue::Mode::immediate;
+  first.dx =
+      region_->alone() ? linear_->backward_input(dy) : input_gradient(dy, rows, now ? &first.all : nullptr);
+  return first;
+}
+
+void RowLinear::backward_weight(at::Tensor x, const at::Tensor& dy, const InputGradient& first,
+                                WeightGradQueue& queue) {
+  if (first.all.defined()) {
+    accumulate(x, first.all, dy);
+  } else {
+    queue.push(*this, {std::move(x), dy});
+  }
+}
+
 void RowLinear::accumulate(const at::Tensor& x, const at::Tensor& all, const at::Tensor& dy) {
   linear_->backward_weight(x, all);
   if (bias_ != nullptr) kernels::accumulate_bias_gradient(dy, bias_->grad);

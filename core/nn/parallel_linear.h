@@ -64,6 +64,15 @@ class RowLinear final : public HasWeightGradient {
   at::Tensor backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dy
 
+  // backward() in two parts, for who makes x between them. rows: of x.
+  struct InputGradient {
+    at::Tensor dx;
+    at::Tensor all;  // dy of all rows, where the second part will need it at once
+  };
+  InputGradient backward_input(const at::Tensor& dy, int64_t rows, const WeightGradQueue& queue) const;
+  void backward_weight(at::Tensor x, const at::Tensor& dy, const InputGradient& first,
+                       WeightGradQueue& queue);
+
   int64_t in_features() const { return linear_->in_features(); }  // this rank's
 
  private:

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <optional>
 #include <utility>
 
 #include "core/kernels/kernels.h"
@@ -22,10 +23,8 @@ SwiGlu::SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, i
       down_(group, intermediate, {name + ".down", hidden}, bias, down_init_std, region) {}
 
 void SwiGlu::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
+  restore(x, tokens, saved);
   Saved& s = own(saved);
-  s.x = x;
-  if (!s.gate_up.defined())
-    s.gate_up = gate_up_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
   s.act = at::empty({s.gate_up.size(0), down_.in_features()}, x.options());
   kernels::swiglu(s.gate_up, s.act);
 }
@@ -41,11 +40,27 @@ void SwiGlu::drop(FeedForward::Saved& saved, Keep keep) const {
   if (keep == Keep::products) s.gate_up = std::move(gate_up);
 }
 
+void SwiGlu::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
+  Saved& s = own(saved);
+  s.x = x;
+  if (!s.gate_up.defined())
+    s.gate_up = gate_up_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
+}
+
+// Where act was dropped, the kernel gives it again in the memory of its gradient, which nothing else reads.
 at::Tensor SwiGlu::backward_input(FeedForward::Saved& saved, const at::Tensor& dy,
                                   const TokenInfo& /*tokens*/, WeightGradQueue& queue) {
   Saved& s = own(saved);
   at::Tensor d_gate_up = std::move(s.gate_up);
-  kernels::swiglu_backward(down_.backward(std::move(s.act), dy, queue), d_gate_up, d_gate_up);
+  if (s.act.defined()) {
+    const at::Tensor d_act = down_.backward(std::move(s.act), dy, queue);
+    kernels::swiglu_backward(d_act, d_gate_up, d_gate_up, std::nullopt);
+  } else {
+    RowLinear::InputGradient down = down_.backward_input(dy, d_gate_up.size(0), queue);
+    at::Tensor act = std::move(down.dx);
+    kernels::swiglu_backward(act, d_gate_up, d_gate_up, act);
+    down_.backward_weight(std::move(act), dy, down, queue);
+  }
   return gate_up_.backward(std::move(s.x), {std::move(d_gate_up)}, queue);
 }
 

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <optional>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/kernels/kernels.h"
@@ -21,19 +22,25 @@ std::vector<std::string> AdamW::state_files() const {
 }
 
 void AdamW::step(std::span<Run> runs, const StepArguments& arguments) {
-  for (Run& run : runs) {
+  std::vector<kernels::AdamWPart> parts;
+  for (const Run& run : runs) {
     std::optional<kernels::AdamWPrevious> previous;
     if (run.previous) previous = {run.previous->master, run.previous->state[0], run.previous->state[1]};
-    kernels::adamw(run.now.master, run.grad, run.now.state[0], run.now.state[1], run.compute,
-                   {.lr = arguments.lr * run.lr_scale,
-                    .beta1 = beta1_,
-                    .beta2 = beta2_,
-                    .eps = eps_,
-                    .weight_decay = run.weight_decay,
-                    .grad_scale = arguments.grad_scale,
-                    .step = arguments.step},
-                   previous);
+    parts.push_back({.weight = run.now.master,
+                     .grad = run.grad,
+                     .exp_avg = run.now.state[0],
+                     .exp_avg_sq = run.now.state[1],
+                     .compute = run.compute,
+                     .args = {.lr = arguments.lr * run.lr_scale,
+                              .beta1 = beta1_,
+                              .beta2 = beta2_,
+                              .eps = eps_,
+                              .weight_decay = run.weight_decay,
+                              .grad_scale = arguments.grad_scale,
+                              .step = arguments.step},
+                     .previous = previous});
   }
+  if (!parts.empty()) kernels::adamw(parts);
 }
 
 }  // namespace pptrain::optim

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <optional>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/kernels/optimizers.h"
@@ -17,17 +18,22 @@ Lion::Lion(const config::OptimizerSection& options) {
 }
 
 void Lion::step(std::span<Run> runs, const StepArguments& arguments) {
-  for (Run& run : runs) {
+  std::vector<kernels::LionPart> parts;
+  for (const Run& run : runs) {
     std::optional<kernels::LionPrevious> previous;
     if (run.previous) previous = {run.previous->master, run.previous->state[0]};
-    kernels::lion(run.now.master, run.grad, run.now.state[0], run.compute,
-                  {.lr = arguments.lr * run.lr_scale,
-                   .beta1 = beta1_,
-                   .beta2 = beta2_,
-                   .weight_decay = run.weight_decay,
-                   .grad_scale = arguments.grad_scale},
-                  previous);
+    parts.push_back({.weight = run.now.master,
+                     .grad = run.grad,
+                     .exp_avg = run.now.state[0],
+                     .compute = run.compute,
+                     .args = {.lr = arguments.lr * run.lr_scale,
+                              .beta1 = beta1_,
+                              .beta2 = beta2_,
+                              .weight_decay = run.weight_decay,
+                              .grad_scale = arguments.grad_scale},
+                     .previous = previous});
   }
+  if (!parts.empty()) kernels::lion(parts);
 }
 
 }  // namespace pptrain::optim

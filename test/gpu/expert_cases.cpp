@@ -108,8 +108,10 @@ TEST_CASE("swiglu with a weight for each row, in place too", "[gpu]") {
         Tensor y = b.output({3, dim}, type), dgate_up = b.output({3, 2 * dim}, type),
                dweights = b.output({3}, at::kFloat), again = b.output({3}, at::kFloat);
         b(kernels::weighted_swiglu, gate_up, weights, y);
-        b(kernels::weighted_swiglu_backward, dy, gate_up, weights, dgate_up, dweights);
-        b(kernels::weighted_swiglu_backward, dy, gate_up, weights, gate_up, again);
+        b(kernels::weighted_swiglu_backward, dy, gate_up, weights, dgate_up, dweights, std::nullopt);
+        Tensor value = dy.clone();
+        b(kernels::weighted_swiglu_backward, value, gate_up, weights, gate_up, again, value);
+        CHECK(same_bits(value, y));
         return {y, dgate_up, gate_up, dweights * 0.01, again * 0.01};  // sums over a row: larger than 1
       });
     }

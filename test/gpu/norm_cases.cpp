@@ -22,9 +22,10 @@ struct Size {
   int64_t rows;
   int64_t dim;
 };
-// Odd sizes, one element, less than a warp, several packs a thread, several strips of rows, a row too wide
-// for shared memory.
-const std::vector<Size> sizes{{1, 1}, {3, 8}, {5, 7}, {4, 129}, {37, 64}, {2, 5000}, {1, 12288}};
+// Odd sizes, one element, less than a warp, a warp for each row, several packs a thread, several strips of
+// rows, rows too wide for registers, and for shared memory.
+const std::vector<Size> sizes{{1, 1},    {3, 8},    {5, 7},    {4, 129},   {37, 64},  {9, 1024},
+                              {2, 1032}, {2, 5000}, {2, 8200}, {1, 12288}, {1, 16400}};
 
 struct HeadsSize {
   int64_t tokens;

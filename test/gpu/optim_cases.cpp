@@ -1,3 +1,4 @@
+#include <ATen/ops/full.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -147,9 +148,10 @@ TEST_CASE("adamw over several steps, with and without the compute copy", "[gpu]"
         Tensor exp_avg_sq = b.random({size}, at::kFloat, 2, 0.0);
         Tensor compute = b.output({size}, at::kBFloat16);
         for (int64_t step = 1; step <= 3; ++step) {
-          b(kernels::adamw, weight, b.random({size}, at::kFloat, 10 + static_cast<uint64_t>(step)), exp_avg,
-            exp_avg_sq, copy ? std::optional(compute) : std::nullopt,
-            AdamWArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step}, std::nullopt);
+          b(kernels::adamw,
+            {{weight, b.random({size}, at::kFloat, 10 + static_cast<uint64_t>(step)), exp_avg, exp_avg_sq,
+              copy ? std::optional(compute) : std::nullopt,
+              AdamWArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step}, std::nullopt}});
         }
         if (copy) {
           CHECK(same_bits(compute, weight.to(at::kBFloat16)));
@@ -177,8 +179,8 @@ TEST_CASE("adamw keeps what it overwrites", "[gpu]") {
       const kernels::AdamWPrevious previous{.weight = place(b.output({size}, at::kFloat)),
                                             .exp_avg = place(b.output({size}, at::kFloat)),
                                             .exp_avg_sq = place(b.output({size}, at::kFloat))};
-      b(kernels::adamw, weight, b.random({size}, at::kFloat, 4), exp_avg, exp_avg_sq, std::nullopt,
-        AdamWArgs{.lr = 0.01}, previous);
+      b(kernels::adamw, {{weight, b.random({size}, at::kFloat, 4), exp_avg, exp_avg_sq, std::nullopt,
+                          AdamWArgs{.lr = 0.01}, previous}});
       CHECK(same_bits(previous.weight, before[0]));
       CHECK(same_bits(previous.exp_avg, before[1]));
       CHECK(same_bits(previous.exp_avg_sq, before[2]));
@@ -202,11 +204,58 @@ TEST_CASE("lion over several steps, and what it overwrites", "[gpu]") {
         const kernels::LionPrevious previous{.weight = place(b.random({size}, at::kFloat, 4)),
                                              .exp_avg = place(b.random({size}, at::kFloat, 5))};
         for (uint64_t step = 0; step < 3; ++step) {
-          b(kernels::lion, weight, place(b.random({size}, at::kFloat, 10 + step)), exp_avg, compute,
-            kernels::LionArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3}, previous);
+          b(kernels::lion,
+            {{weight, place(b.random({size}, at::kFloat, 10 + step)), exp_avg, compute,
+              kernels::LionArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3}, previous}});
         }
         return {weight, exp_avg, compute, previous.weight, previous.exp_avg};
       });
+    }
+  }
+}
+
+TEST_CASE("adamw and lion step many parts as they step each alone", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  // More parts than one launch takes, of all sizes, some without elements; scalars and buffers differ.
+  const auto step = [](const Backend& b, bool together) -> std::vector<Tensor> {
+    std::vector<kernels::AdamWPart> adamw;
+    std::vector<kernels::LionPart> lion;
+    std::vector<Tensor> all;
+    for (int64_t k = 0; k < 150; ++k) {
+      const int64_t size = k * 29 % 13 == 0 ? k * 37 : k % 5;
+      const auto values = [&](uint64_t kind) {
+        const Tensor x = b.random({size}, at::kFloat, 8 * static_cast<uint64_t>(k) + kind);
+        all.push_back(k % 3 == 0 ? misaligned(x) : x);
+        return all.back();
+      };
+      const auto rounded = [&]() -> std::optional<Tensor> {
+        if (k % 2 == 0) return std::nullopt;
+        return all.emplace_back(b.random({size}, at::kBFloat16, 1));
+      };
+      const double lr = 0.01 * static_cast<double>(k);
+      adamw.push_back({values(0), values(1), values(2), values(3).abs_(), rounded(),
+                       AdamWArgs{.lr = lr, .weight_decay = lr, .grad_scale = 0.5, .step = k + 1},
+                       std::nullopt});
+      lion.push_back({values(4), values(5), values(6), rounded(),
+                      kernels::LionArgs{.lr = lr, .weight_decay = lr}, std::nullopt});
+    }
+    if (together) {
+      b(kernels::adamw, adamw);
+      b(kernels::lion, lion);
+    } else {
+      for (const auto& part : adamw) b(kernels::adamw, {part});
+      for (const auto& part : lion) b(kernels::lion, {part});
+    }
+    return all;
+  };
+  compare([&](const Backend& b) { return step(b, true); });
+  for (const Backend& b : {reference(), subject()}) {
+    const auto together = step(b, true);
+    const auto alone = step(b, false);
+    for (std::size_t i = 0; i < together.size(); ++i) {
+      REQUIRE(same_bits(together[i], alone[i]));
     }
   }
 }
@@ -252,9 +301,9 @@ TEST_CASE("adamw and add_squares do not depend on alignment", "[gpu]") {
     Tensor compute = place(b.random({1003}, at::kBFloat16, 4));
     const Tensor grad = place(b.random({1003}, at::kFloat, 5));
     Tensor squares = at::zeros({kernels::exact_words}, at::TensorOptions(at::kLong).device(b.device));
-    b(kernels::adamw, weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7},
-      std::nullopt);
-    b(kernels::add_squares, grad, 40, squares);
+    b(kernels::adamw,
+      {{weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7}, std::nullopt}});
+    b(kernels::add_squares, {{grad, 40}}, squares);
     return {weight, exp_avg, exp_avg_sq, compute, squares};
   };
   const auto even = run(false);
@@ -285,7 +334,7 @@ TEST_CASE("add_squares", "[gpu]") {
       compare(
           [&](const Backend& b) -> std::vector<Tensor> {
             Tensor words = at::zeros({kernels::exact_words}, at::TensorOptions(at::kLong).device(b.device));
-            b(kernels::add_squares, b.random({size}, at::kFloat, 1), place, words);
+            b(kernels::add_squares, {{b.random({size}, at::kFloat, 1), place}}, words);
             return {at::scalar_tensor(exact_sum(words).rounded(), at::kDouble)};
           },
           1e-12);
@@ -302,7 +351,7 @@ TEST_CASE("add_squares gives equal bits however a buffer is cut into whole block
     Tensor words = at::zeros({kernels::exact_words}, at::TensorOptions(at::kLong).device(b.device));
     int64_t begin = 0;
     for (const int64_t end : cuts) {
-      b(kernels::add_squares, x.narrow(0, begin, end - begin), begin, words);
+      b(kernels::add_squares, {{x.narrow(0, begin, end - begin), begin}}, words);
       begin = end;
     }
     return exact_sum(words).rounded();
@@ -314,6 +363,29 @@ TEST_CASE("add_squares gives equal bits however a buffer is cut into whole block
   CHECK(sum(x, {2048, 3072, 9216, 10000}) == whole);
   x[7000] = std::nan("");
   CHECK(std::isnan(sum(x, {10000})));
+}
+
+TEST_CASE("add_squares of many parts gives the bits of one after the other", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const Backend& b : {reference(), subject()}) {
+    Tensor together = at::zeros({kernels::exact_words}, at::TensorOptions(at::kLong).device(b.device));
+    Tensor alone = together.clone();
+    std::vector<kernels::BufferPart> parts;
+    for (int64_t k = 0; k < 250; ++k) {  // more than one launch takes
+      const int64_t size = k % 7 == 0 ? 97 * k : k % 4;
+      const Tensor x = b.random({size}, at::kFloat, static_cast<uint64_t>(k), std::pow(10.0, k % 30 - 15));
+      parts.push_back({k % 3 == 0 ? misaligned(x) : x, k * 61 % 3000});
+      b(kernels::add_squares, {parts.back()}, alone);
+    }
+    b(kernels::add_squares, parts, together);
+    CHECK(exact_sum(together).rounded() == exact_sum(alone).rounded());
+    CHECK(exact_sum(alone).rounded() > 0);
+    parts[0].x = at::full({3}, std::nan(""), together.options().dtype(at::kFloat));
+    b(kernels::add_squares, parts, together);
+    CHECK(std::isnan(exact_sum(together).rounded()));
+  }
 }
 
 TEST_CASE("normal values have the CPU's bits, whatever slice is made", "[gpu]") {

@@ -90,6 +90,7 @@ void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
                                      .gate_up = in<T>(gate_up),
                                      .weights = in<float>(weights),
                                      .out = out<T>(y),
+                                     .y = nullptr,
                                      .dweights = nullptr,
                                      .dim = y.size(1)};
     parallel_for(y.size(0), row_grain(args.dim),
@@ -98,12 +99,13 @@ void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
 }
 
 void weighted_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const Tensor& weights,
-                              Tensor& dgate_up, Tensor& dweights) {
+                              Tensor& dgate_up, Tensor& dweights, const std::optional<Tensor>& y) {
   by_type(dy, [&]<class T>(T) {
     const WeightedSwigluArgs<T> args{.dy = in<T>(dy),
                                      .gate_up = in<T>(gate_up),
                                      .weights = in<float>(weights),
                                      .out = out<T>(dgate_up),
+                                     .y = out<T>(y),
                                      .dweights = out<float>(dweights),
                                      .dim = dy.size(1)};
     parallel_for(dy.size(0), row_grain(args.dim), [&](int64_t first, int64_t last) {

@@ -61,6 +61,7 @@ struct SwigluArgs {
   const T* dy;  // backward only
   const T* gate_up;
   T* out;  // y, or dgate_up
+  T* y;    // backward only; may be null
   int64_t dim;
 };
 
@@ -175,6 +176,7 @@ struct WeightedSwigluArgs {
   const T* gate_up;
   const float* weights;
   T* out;           // y, or dgate_up
+  T* y;             // backward only; may be null
   float* dweights;  // backward only
   int64_t dim;
 };

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <vector>
 
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
@@ -20,47 +21,82 @@ void for_elements(int64_t size, const Body& body) {
                [&](int64_t first, int64_t last) { body(first * kLine, std::min(size, last * kLine)); });
 }
 
-}  // namespace
-
-void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
-           const std::optional<Tensor>& compute, const AdamWArgs& args,
-           const std::optional<AdamWPrevious>& previous) {
+AdamWLoopArgs loop_args_of(const AdamWPart& part) {
+  const AdamWArgs& args = part.args;
+  const std::optional<AdamWPrevious>& previous = part.previous;
   const auto step = static_cast<double>(args.step);
   const double correction1 = 1 - std::pow(args.beta1, step);
   const double correction2 = 1 - std::pow(args.beta2, step);
-  const AdamWLoopArgs loop_args{.weight = out<float>(weight),
-                                .grad = in<float>(grad),
-                                .exp_avg = out<float>(exp_avg),
-                                .exp_avg_sq = out<float>(exp_avg_sq),
-                                .compute = compute ? out<uint16_t>(*compute) : nullptr,
-                                .previous_weight = previous ? out<float>(previous->weight) : nullptr,
-                                .previous_exp_avg = previous ? out<float>(previous->exp_avg) : nullptr,
-                                .previous_exp_avg_sq = previous ? out<float>(previous->exp_avg_sq) : nullptr,
-                                .grad_scale = static_cast<float>(args.grad_scale),
-                                .decay = static_cast<float>(1 - args.lr * args.weight_decay),
-                                .one_minus_beta1 = static_cast<float>(1 - args.beta1),
-                                .beta2 = static_cast<float>(args.beta2),
-                                .one_minus_beta2 = static_cast<float>(1 - args.beta2),
-                                .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
-                                .eps = static_cast<float>(args.eps),
-                                .negative_step = static_cast<float>(-args.lr / correction1)};
-  for_elements(weight.numel(), [&](int64_t begin, int64_t end) { loops().adamw(loop_args, begin, end); });
+  return {.weight = out<float>(part.weight),
+          .grad = in<float>(part.grad),
+          .exp_avg = out<float>(part.exp_avg),
+          .exp_avg_sq = out<float>(part.exp_avg_sq),
+          .compute = out<uint16_t>(part.compute),
+          .previous_weight = previous ? out<float>(previous->weight) : nullptr,
+          .previous_exp_avg = previous ? out<float>(previous->exp_avg) : nullptr,
+          .previous_exp_avg_sq = previous ? out<float>(previous->exp_avg_sq) : nullptr,
+          .grad_scale = static_cast<float>(args.grad_scale),
+          .decay = static_cast<float>(1 - args.lr * args.weight_decay),
+          .one_minus_beta1 = static_cast<float>(1 - args.beta1),
+          .beta2 = static_cast<float>(args.beta2),
+          .one_minus_beta2 = static_cast<float>(1 - args.beta2),
+          .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
+          .eps = static_cast<float>(args.eps),
+          .negative_step = static_cast<float>(-args.lr / correction1)};
 }
 
-void lion(Tensor& weight, const Tensor& grad, Tensor& exp_avg, const std::optional<Tensor>& compute,
-          const LionArgs& args, const std::optional<LionPrevious>& previous) {
-  const LionLoopArgs loop_args{.weight = out<float>(weight),
-                               .grad = in<float>(grad),
-                               .exp_avg = out<float>(exp_avg),
-                               .compute = compute ? out<uint16_t>(*compute) : nullptr,
-                               .previous_weight = previous ? out<float>(previous->weight) : nullptr,
-                               .previous_exp_avg = previous ? out<float>(previous->exp_avg) : nullptr,
-                               .grad_scale = static_cast<float>(args.grad_scale),
-                               .decay = static_cast<float>(1 - args.lr * args.weight_decay),
-                               .one_minus_beta1 = static_cast<float>(1 - args.beta1),
-                               .one_minus_beta2 = static_cast<float>(1 - args.beta2),
-                               .negative_lr = static_cast<float>(-args.lr)};
-  for_elements(weight.numel(), [&](int64_t begin, int64_t end) { loops().lion(loop_args, begin, end); });
+LionLoopArgs loop_args_of(const LionPart& part) {
+  const LionArgs& args = part.args;
+  const std::optional<LionPrevious>& previous = part.previous;
+  return {.weight = out<float>(part.weight),
+          .grad = in<float>(part.grad),
+          .exp_avg = out<float>(part.exp_avg),
+          .compute = out<uint16_t>(part.compute),
+          .previous_weight = previous ? out<float>(previous->weight) : nullptr,
+          .previous_exp_avg = previous ? out<float>(previous->exp_avg) : nullptr,
+          .grad_scale = static_cast<float>(args.grad_scale),
+          .decay = static_cast<float>(1 - args.lr * args.weight_decay),
+          .one_minus_beta1 = static_cast<float>(1 - args.beta1),
+          .one_minus_beta2 = static_cast<float>(1 - args.beta2),
+          .negative_lr = static_cast<float>(-args.lr)};
+}
+
+// A thread adds its blocks up by itself: exact sums may meet in any order.
+void add_squares_of(const Tensor& x, int64_t place, Tensor& sum) {
+  const float* const data = in<float>(x);
+  const int64_t end = place + x.numel();
+  const int64_t first_block = place / squares_block;
+  const int64_t blocks = (end + squares_block - 1) / squares_block - first_block;
+  std::mutex mutex;
+  parallel_for(blocks, row_grain(squares_block), [&](int64_t first, int64_t last) {
+    ExactSum own;
+    for (int64_t block = first_block + first; block < first_block + last; ++block) {
+      const int64_t begin = std::max(place, block * squares_block);
+      const int64_t size = std::min(end, (block + 1) * squares_block) - begin;
+      own.add(loops().sum_of_squares(data + (begin - place), size));
+    }
+    const std::lock_guard lock(mutex);
+    int64_t* const words = out<int64_t>(sum);
+    for (int i = 0; i < exact_words; ++i) words[i] += own.words()[i];
+  });
+}
+
+}  // namespace
+
+void adamw(const std::vector<AdamWPart>& parts) {
+  for (const AdamWPart& part : parts) {
+    const AdamWLoopArgs loop_args = loop_args_of(part);
+    for_elements(part.weight.numel(),
+                 [&](int64_t begin, int64_t end) { loops().adamw(loop_args, begin, end); });
+  }
+}
+
+void lion(const std::vector<LionPart>& parts) {
+  for (const LionPart& part : parts) {
+    const LionLoopArgs loop_args = loop_args_of(part);
+    for_elements(part.weight.numel(),
+                 [&](int64_t begin, int64_t end) { loops().lion(loop_args, begin, end); });
+  }
 }
 
 void momentum(const Tensor& average, const Tensor& grad, Tensor& next, const MomentumArgs& args) {
@@ -80,7 +116,7 @@ void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor
   by_type(direction, [&]<class T>(T) {
     const DescentLoopArgs<T> loop_args{.weight = out<float>(weight),
                                        .direction = in<T>(direction),
-                                       .compute = compute ? out<uint16_t>(*compute) : nullptr,
+                                       .compute = out<uint16_t>(compute),
                                        .decay = static_cast<float>(args.decay),
                                        .negative_step = static_cast<float>(-args.step)};
     for_elements(weight.numel(),
@@ -88,24 +124,8 @@ void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor
   });
 }
 
-// A thread adds its blocks up by itself: exact sums may meet in any order.
-void add_squares(const Tensor& x, int64_t place, Tensor& sum) {
-  const float* const data = in<float>(x);
-  const int64_t end = place + x.numel();
-  const int64_t first_block = place / squares_block;
-  const int64_t blocks = (end + squares_block - 1) / squares_block - first_block;
-  std::mutex mutex;
-  parallel_for(blocks, row_grain(squares_block), [&](int64_t first, int64_t last) {
-    ExactSum own;
-    for (int64_t block = first_block + first; block < first_block + last; ++block) {
-      const int64_t begin = std::max(place, block * squares_block);
-      const int64_t size = std::min(end, (block + 1) * squares_block) - begin;
-      own.add(loops().sum_of_squares(data + (begin - place), size));
-    }
-    const std::lock_guard lock(mutex);
-    int64_t* const words = out<int64_t>(sum);
-    for (int i = 0; i < exact_words; ++i) words[i] += own.words()[i];
-  });
+void add_squares(const std::vector<BufferPart>& parts, Tensor& sum) {
+  for (const BufferPart& part : parts) add_squares_of(part.x, part.place, sum);
 }
 
 void add_optimizer_kernels() {

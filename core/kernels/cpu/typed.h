@@ -33,4 +33,9 @@ T* out(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
+template <class T>
+T* out(const std::optional<at::Tensor>& tensor) {
+  return tensor ? out<T>(*tensor) : nullptr;
+}
+
 }  // namespace pptrain::kernels::cpu

@@ -45,14 +45,25 @@ __global__ void cross_entropy_kernel(T* all_logits, const int64_t* labels, int64
     return;
   }
   const float scale = known ? 1.0F / softmax.sum : NAN;
-  for (int64_t i = first; i < vocab; i += stride) {
-    float x[N];
-    load<kVector>(logits + i, vocab - i, x);
+  const auto write_gradient = [&](int64_t i, float(&x)[N]) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       x[j] = expf(x[j] - softmax.max) * scale - (i + j == label ? 1.0F : 0.0F);
     }
     store<kVector>(logits + i, vocab - i, x);
+  };
+  for (int64_t i = first; i < vocab; i += 2 * stride) {  // two packs in flight
+    float x[N];
+    float after[N];
+    const bool has_two = i + stride < vocab;
+    load<kVector>(logits + i, vocab - i, x);
+    if (has_two) {
+      load<kVector>(logits + i + stride, vocab - i - stride, after);
+    }
+    write_gradient(i, x);
+    if (has_two) {
+      write_gradient(i + stride, after);
+    }
   }
 }
 

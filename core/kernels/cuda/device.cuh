@@ -63,6 +63,32 @@ __device__ inline void store(T* p, int64_t valid, const float (&in)[N]) {
   }
 }
 
+// The same without conversion: a pack that is held costs 16 bytes of registers, whatever T is. Elements that
+// do not exist read as 0.
+template <bool kVector, int N, typename T>
+__device__ inline Pack<T, N> load_pack(const T* p, int64_t valid) {
+  if constexpr (kVector) {
+    return *reinterpret_cast<const Pack<T, N>*>(p);
+  } else {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      pack.v[j] = j < valid ? p[j] : static_cast<T>(0.0F);
+    }
+    return pack;
+  }
+}
+
+template <int N, typename T>
+__device__ inline Pack<T, N> zero_pack() {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    pack.v[j] = static_cast<T>(0.0F);
+  }
+  return pack;
+}
+
 // Sum over each aligned group of `lanes` (a power of two up to 32) lanes; every lane gets the same bits. All
 // 32 lanes of the warp must take part.
 template <typename F>
@@ -80,19 +106,25 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-// Sum over the block, the same bits in every thread. Every thread of the block must call it; `scratch` is
-// shared memory for 32 values and may be reused at once by the next call.
+// Sum over the block, the same bits in every thread, with one barrier. Every thread of the block must call
+// it; `scratch` is shared memory for 32 values, and another one than that of the call before.
 template <typename F>
-__device__ inline F block_sum(F x, F* scratch) {
+__device__ inline F block_sum_in_turns(F x, F* scratch) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   x = group_sum(x, warp_size);
-  __syncthreads();  // the readers of an earlier call are done
   if (lane == 0) {
     scratch[threadIdx.x / warp_size] = x;
   }
   __syncthreads();
   const bool exists = lane < static_cast<int>(blockDim.x) / warp_size;
   return group_sum(exists ? scratch[lane] : F{0}, warp_size);
+}
+
+// The same with any `scratch`, at the price of a second barrier.
+template <typename F>
+__device__ inline F block_sum(F x, F* scratch) {
+  __syncthreads();  // the readers of an earlier call are done
+  return block_sum_in_turns(x, scratch);
 }
 
 // As block_sum. NaNs are passed over.

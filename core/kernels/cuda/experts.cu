@@ -248,10 +248,10 @@ __global__ void weighted_swiglu_kernel(const T* gate_up, const float* weights, i
   }
 }
 
-// dgate_up may be gate_up: a thread reads its elements of both halves before it writes them.
+// dgate_up may be gate_up, and y, where it is given, dy: a thread reads its elements before it writes them.
 template <typename T, bool kVector>
 __global__ void weighted_swiglu_backward_kernel(const T* dy, const T* gate_up, const float* weights,
-                                                int64_t dim, T* dgate_up, float* dweights) {
+                                                int64_t dim, T* dgate_up, float* dweights, T* y) {
   constexpr int N = pack_width<T>;
   __shared__ float scratch[warp_size];
   const int64_t row = blockIdx.x;
@@ -270,11 +270,15 @@ __global__ void weighted_swiglu_backward_kernel(const T* dy, const T* gate_up, c
     for (int j = 0; j < N; ++j) {
       const SwigluGradient gradient = swiglu_gradient(d[j], g[j], u[j]);
       dot = fmaf(gradient.up, u[j], dot);
+      d[j] = u[j] * (silu(g[j]) * weight);
       g[j] = gradient.gate * weight;
       u[j] = gradient.up * weight;
     }
     store<kVector>(dgate_up + base + i, dim - i, g);
     store<kVector>(dgate_up + base + dim + i, dim - i, u);
+    if (y != nullptr) {
+      store<kVector>(y + row * dim + i, dim - i, d);
+    }
   }
   const float sum = block_sum(dot, scratch);
   if (threadIdx.x == 0) {
@@ -389,7 +393,7 @@ void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
 }
 
 void weighted_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const Tensor& weights,
-                              Tensor& dgate_up, Tensor& dweights) {
+                              Tensor& dgate_up, Tensor& dweights, const std::optional<Tensor>& y) {
   const char* const name = "weighted_swiglu_backward";
   const int64_t dim = dy.size(1);
   if (dy.numel() == 0) {
@@ -399,11 +403,13 @@ void weighted_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const Ten
   with_type(dy.scalar_type(), name, [&](auto tag) {
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
-    const bool vector = dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up));
+    const bool vector =
+        dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up), input<T>(y));
     with_bool(vector, [&](auto is_vector) {
       launch(name, weighted_swiglu_backward_kernel<T, decltype(is_vector)::value>,
              grid_size(dy.size(0), name), threads_for(ceil_div(dim, N), most_threads), 0, input<T>(dy),
-             input<T>(gate_up), input<float>(weights), dim, output<T>(dgate_up), output<float>(dweights));
+             input<T>(gate_up), input<float>(weights), dim, output<T>(dgate_up), output<float>(dweights),
+             output<T>(y));
     });
   });
 }

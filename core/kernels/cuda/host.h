@@ -85,14 +85,14 @@ inline unsigned grid_size(int64_t blocks, const char* kernel) {
   return static_cast<unsigned>(blocks);
 }
 
-// Splits rows into strips, one block each, as a function of `rows` alone: at least `least` rows a strip, at
-// most 512 strips.
+// Splits rows into strips, one block each, as a function of the shape alone: at least `least` rows a strip,
+// at most `most` strips.
 struct Strips {
   int64_t rows;  // in each strip but perhaps the last
   int64_t count;
 };
-constexpr Strips split_rows(int64_t rows, int64_t least) {
-  const int64_t each = std::max(least, ceil_div(rows, 512));
+constexpr Strips split_rows(int64_t rows, int64_t least, int64_t most = 512) {
+  const int64_t each = std::max(least, ceil_div(rows, most));
   return {each, ceil_div(rows, each)};
 }
 

@@ -15,6 +15,10 @@ PPTRAIN_HOST_DEVICE inline float silu(float x) {
   return x * sigmoid(x);
 }
 
+PPTRAIN_HOST_DEVICE inline float swiglu_value(float gate, float up) {
+  return silu(gate) * up;
+}
+
 struct SwigluGradient {
   float gate;
   float up;

@@ -10,12 +10,95 @@ namespace {
 
 constexpr int64_t most_threads = 512;
 constexpr int64_t most_shared_bytes = 48 * 1024;
+constexpr int norm_packs = 4;      // of a row, that a thread of rms_norm holds in registers
+constexpr int backward_packs = 2;  // of each operand's row, that a thread of rms_norm_backward holds
+constexpr int64_t rows_of_narrow_block = 4;
+// Of all strips of rms_norm_backward: two blocks of 256 for each of the 132 multiprocessors of an H100.
+constexpr int64_t most_backward_threads = 132 * 2 * 256;
 
-// One block a row. With kAdd the row is x + delta, which is also stored; a thread reads back only what it
-// wrote, and everything after the addition is the code of the separate form, so both agree bit for bit.
+struct NormShape {
+  int64_t rows, dim;
+  bool own_warp;  // each row has a warp for itself: no barrier
+};
+
+// A row stays in registers between its sum of squares and its result, so that it is read once. With kAdd the
+// row is x + delta, rounded as it is stored, and everything after the addition is the code of the separate
+// form, so both agree bit for bit. A thread reads its elements before it writes them.
 template <typename T, bool kAdd, bool kVector>
-__global__ void rms_norm_kernel(const T* x, const T* delta, const float* weight, float eps, int64_t dim,
-                                T* sum, T* y, float* rstd) {
+__global__ void __launch_bounds__(most_threads)
+    rms_norm_kernel(const T* x, const T* delta, const float* weight, float eps, NormShape shape, T* sum, T* y,
+                    float* rstd) {
+  constexpr int N = pack_width<T>;
+  __shared__ float scratch[warp_size];
+  const unsigned threads = shape.own_warp ? warp_size : blockDim.x;
+  const unsigned thread = threadIdx.x % threads;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
+  if (row >= shape.rows) {
+    return;  // a whole warp, in a block without barriers
+  }
+  const int64_t dim = shape.dim;
+  const int64_t base = row * dim;
+  const auto at = [&](int pack) { return (static_cast<int64_t>(pack) * threads + thread) * N; };
+  Pack<T, N> held[norm_packs];
+#pragma unroll
+  for (int p = 0; p < norm_packs; ++p) {
+    const int64_t i = at(p);
+    held[p] = i < dim ? load_pack<kVector, N>(x + base + i, dim - i) : zero_pack<N, T>();
+  }
+  if constexpr (kAdd) {
+    Pack<T, N> other[norm_packs];
+#pragma unroll
+    for (int p = 0; p < norm_packs; ++p) {
+      const int64_t i = at(p);
+      other[p] = i < dim ? load_pack<kVector, N>(delta + base + i, dim - i) : zero_pack<N, T>();
+    }
+#pragma unroll
+    for (int p = 0; p < norm_packs; ++p) {
+      const int64_t i = at(p);
+      float a[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        a[j] = static_cast<float>(held[p].v[j]) + static_cast<float>(other[p].v[j]);
+        held[p].v[j] = static_cast<T>(a[j]);
+      }
+      if (i < dim) {
+        store<kVector>(sum + base + i, dim - i, a);
+      }
+    }
+  }
+  float squares = 0.0F;
+#pragma unroll
+  for (int p = 0; p < norm_packs; ++p) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const auto a = static_cast<float>(held[p].v[j]);
+      squares = fmaf(a, a, squares);
+    }
+  }
+  squares = shape.own_warp ? group_sum(squares, warp_size) : block_sum_in_turns(squares, scratch);
+  const float r = 1.0F / sqrtf(squares / static_cast<float>(dim) + eps);
+  if (thread == 0) {
+    rstd[row] = r;
+  }
+#pragma unroll
+  for (int p = 0; p < norm_packs; ++p) {
+    if (const int64_t i = at(p); i < dim) {
+      float w[N];
+      load<kVector>(weight + i, dim - i, w);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        w[j] = static_cast<float>(held[p].v[j]) * r * w[j];
+      }
+      store<kVector>(y + base + i, dim - i, w);
+    }
+  }
+}
+
+// The same for rows that registers do not hold, read twice: one block a row. With kAdd a thread reads back
+// only what it wrote.
+template <typename T, bool kAdd, bool kVector>
+__global__ void rms_norm_wide_kernel(const T* x, const T* delta, const float* weight, float eps, int64_t dim,
+                                     T* sum, T* y, float* rstd) {
   constexpr int N = pack_width<T>;
   __shared__ float scratch[warp_size];
   const int64_t row = blockIdx.x;
@@ -71,11 +154,22 @@ void run_rms_norm(const char* name, const Tensor& x, const Tensor& delta, const 
     constexpr int N = pack_width<T>;
     const bool vector = dim % N == 0 && are_aligned(input<T>(x), input<T>(delta), input<float>(weight),
                                                     input<T>(sum), input<T>(y));
+    const int64_t packs = ceil_div(dim, N);
     with_bool(vector, [&](auto is_vector) {
-      launch(name, rms_norm_kernel<T, kAdd, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(x), input<T>(delta),
-             input<float>(weight), static_cast<float>(eps), dim, output<T>(sum), output<T>(y),
-             output<float>(rstd));
+      if (packs > most_threads * norm_packs) {
+        launch(name, rms_norm_wide_kernel<T, kAdd, decltype(is_vector)::value>, grid_size(rows, name),
+               most_threads, 0, input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps),
+               dim, output<T>(sum), output<T>(y), output<float>(rstd));
+        return;
+      }
+      const NormShape shape{rows, dim, packs <= warp_size * norm_packs};
+      const int64_t in_block = shape.own_warp ? rows_of_narrow_block : 1;
+      launch(name, rms_norm_kernel<T, kAdd, decltype(is_vector)::value>,
+             grid_size(ceil_div(rows, in_block), name),
+             shape.own_warp ? static_cast<unsigned>(in_block * warp_size)
+                            : threads_for(ceil_div(packs, norm_packs), most_threads),
+             0, input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps), shape,
+             output<T>(sum), output<T>(y), output<float>(rstd));
     });
   });
 }
@@ -87,12 +181,108 @@ struct BackwardShape {
   bool sums_in_shared;
 };
 
-// A strip of rows a block. A thread owns the same columns in every row: it adds their weight gradient to
-// `sums` (shared memory, or for a very wide row its place in `partials`) in row order, without a barrier.
+// A thread's packs of one row.
+template <typename T>
+struct RowPacks {
+  Pack<T, pack_width<T>> v[backward_packs];
+
+  // Packs that begin at first, first + stride, ... of a row of `dim` elements.
+  template <bool kVector>
+  __device__ void load(const T* row, int64_t first, int64_t stride, int64_t dim) {
+#pragma unroll
+    for (int p = 0; p < backward_packs; ++p) {
+      const int64_t i = first + p * stride;
+      v[p] = i < dim ? load_pack<kVector, pack_width<T>>(row + i, dim - i) : zero_pack<pack_width<T>, T>();
+    }
+  }
+};
+
+// A strip of rows a block. A thread owns the same columns in every row: their weights and the sums of their
+// weight gradient, in row order, stay in its registers, and so does the row, whose successor is on its way
+// while it is reduced.
 //   dx = rstd * (dy * w - x * rstd^2 * mean(dy * w * x)) + residual
 template <typename T, bool kVector>
-__global__ void rms_norm_backward_kernel(const T* dy, const T* x, const float* weight, const float* rstd,
-                                         const T* residual, BackwardShape shape, T* dx, float* partials) {
+__global__ void __launch_bounds__(most_threads)
+    rms_norm_backward_kernel(const T* dy, const T* x, const float* weight, const float* rstd,
+                             const T* residual, BackwardShape shape, T* dx, float* partials) {
+  constexpr int N = pack_width<T>;
+  __shared__ float scratch[2][warp_size];
+  const int64_t dim = shape.dim;
+  const int64_t first = static_cast<int64_t>(threadIdx.x) * N;
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
+  float w[backward_packs][N];
+  float sums[backward_packs][N];
+#pragma unroll
+  for (int p = 0; p < backward_packs; ++p) {
+    const int64_t i = first + p * stride;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      w[p][j] = sums[p][j] = 0.0F;
+    }
+    if (i < dim) {
+      load<kVector>(weight + i, dim - i, w[p]);
+    }
+  }
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * shape.rows_per_block;
+  const int64_t end = begin + shape.rows_per_block < shape.rows ? begin + shape.rows_per_block : shape.rows;
+  RowPacks<T> g;
+  RowPacks<T> a;
+  g.template load<kVector>(dy + begin * dim, first, stride, dim);
+  a.template load<kVector>(x + begin * dim, first, stride, dim);
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t base = row * dim;
+    const float r = rstd[row];
+    RowPacks<T> extra{};
+    RowPacks<T> next_g{};
+    RowPacks<T> next_a{};
+    if (residual != nullptr) {
+      extra.template load<kVector>(residual + base, first, stride, dim);
+    }
+    if (row + 1 < end) {
+      next_g.template load<kVector>(dy + base + dim, first, stride, dim);
+      next_a.template load<kVector>(x + base + dim, first, stride, dim);
+    }
+    float dot = 0.0F;
+#pragma unroll
+    for (int p = 0; p < backward_packs; ++p) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        dot = fmaf(static_cast<float>(g.v[p].v[j]) * w[p][j], static_cast<float>(a.v[p].v[j]), dot);
+      }
+    }
+    const float mean = block_sum_in_turns(dot, scratch[(row - begin) % 2]) / static_cast<float>(dim);
+    const float scale = mean * r * r;
+#pragma unroll
+    for (int p = 0; p < backward_packs; ++p) {
+      float out[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const auto gradient = static_cast<float>(g.v[p].v[j]);
+        const auto value = static_cast<float>(a.v[p].v[j]);
+        sums[p][j] += gradient * value * r;
+        out[j] = static_cast<float>(extra.v[p].v[j]) + r * (gradient * w[p][j] - value * scale);
+      }
+      if (const int64_t i = first + p * stride; i < dim) {
+        store<kVector>(dx + base + i, dim - i, out);
+      }
+    }
+    g = next_g;
+    a = next_a;
+  }
+#pragma unroll
+  for (int p = 0; p < backward_packs; ++p) {
+    if (const int64_t i = first + p * stride; i < dim) {
+      store<kVector>(partials + static_cast<int64_t>(blockIdx.x) * dim + i, dim - i, sums[p]);
+    }
+  }
+}
+
+// The same for rows that registers do not hold, read twice: the sums are in shared memory, or for a very wide
+// row in their place in `partials`.
+template <typename T, bool kVector>
+__global__ void rms_norm_backward_wide_kernel(const T* dy, const T* x, const float* weight, const float* rstd,
+                                              const T* residual, BackwardShape shape, T* dx,
+                                              float* partials) {
   constexpr int N = pack_width<T>;
   __shared__ float scratch[warp_size];
   const int64_t dim = shape.dim;
@@ -174,24 +364,28 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
     return;
   }
   const DeviceGuard guard(x.device());
-  const Strips strips = split_rows(rows, 4);
-  const Tensor partials = empty_partial_sums(x, strips.count, dim);
-  const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
-  const BackwardShape shape{rows, strips.rows, dim, bytes <= most_shared_bytes - 1024};
   with_type(x.scalar_type(), name, [&](auto tag) {
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
+    const int64_t packs = ceil_div(dim, N);
+    const bool wide = packs > most_threads * backward_packs;
+    const unsigned threads = wide ? most_threads : threads_for(ceil_div(packs, backward_packs), most_threads);
+    const Strips strips = split_rows(rows, 4, most_backward_threads / threads);
+    const Tensor partials = empty_partial_sums(x, strips.count, dim);
+    const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
+    const BackwardShape shape{rows, strips.rows, dim, bytes <= most_shared_bytes - 1024};
     const bool vector =
         dim % N == 0 && are_aligned(input<T>(dy), input<T>(x), input<float>(weight), input<T>(residual_grad),
                                     input<T>(dx), input<float>(partials));
     with_bool(vector, [&](auto is_vector) {
-      launch(name, rms_norm_backward_kernel<T, decltype(is_vector)::value>, grid_size(strips.count, name),
-             threads_for(ceil_div(dim, N), most_threads), shape.sums_in_shared ? bytes : 0, input<T>(dy),
+      constexpr bool kVector = decltype(is_vector)::value;
+      launch(name, wide ? rms_norm_backward_wide_kernel<T, kVector> : rms_norm_backward_kernel<T, kVector>,
+             grid_size(strips.count, name), threads, wide && shape.sums_in_shared ? bytes : 0, input<T>(dy),
              input<T>(x), input<float>(weight), input<float>(rstd), input<T>(residual_grad), shape,
              output<T>(dx), output<float>(partials));
     });
+    add_partial_sums(partials, weight_grad);
   });
-  add_partial_sums(partials, weight_grad);
 }
 
 void add_norm_kernels() {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
+#include "core/kernels/cuda/part_table.cuh"
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
 #include "core/kernels/optimizers.h"
@@ -28,12 +30,14 @@ struct AdamWTensors {
   float* previous_weight;
   float* previous_exp_avg;
   float* previous_exp_avg_sq;
+  int64_t size;
+  AdamWScalars scalars;
+  bool is_vector;
 };
 
 // Updates elements [i, i + min(N, valid)).
 template <bool kVector>
-__device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t valid,
-                                  const AdamWScalars& scalars) {
+__device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t valid) {
   float w[N];
   float g[N];
   float m[N];
@@ -49,7 +53,7 @@ __device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t vali
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const AdamWState next = adamw_update({w[j], m[j], v[j]}, g[j], scalars);
+    const AdamWState next = adamw_update({w[j], m[j], v[j]}, g[j], t.scalars);
     w[j] = next.weight;
     m[j] = next.exp_avg;
     v[j] = next.exp_avg_sq;
@@ -62,14 +66,16 @@ __device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t vali
   }
 }
 
-// One pack a thread; only the last may be incomplete.
-template <bool kVector>
-__global__ void adamw_kernel(AdamWTensors tensors, int64_t size, AdamWScalars scalars) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (size - i >= N) {
-    adamw_pack<kVector>(tensors, i, N, scalars);
-  } else if (i < size) {
-    adamw_pack<false>(tensors, i, size - i, scalars);
+// One pack a thread; only a part's last may be incomplete.
+__global__ void __launch_bounds__(threads_per_block)
+    adamw_kernel(const __grid_constant__ PartTable<AdamWTensors> table) {
+  const int part = table.find(blockIdx.x);
+  const AdamWTensors& t = table.parts[part];
+  const int64_t i = ((blockIdx.x - table.begin(part)) * blockDim.x + threadIdx.x) * N;
+  if (t.is_vector && t.size - i >= N) {
+    adamw_pack<true>(t, i, N);
+  } else if (i < t.size) {
+    adamw_pack<false>(t, i, t.size - i);
   }
 }
 
@@ -81,11 +87,14 @@ struct LionTensors {
   // What is overwritten goes here; both may be null.
   float* previous_weight;
   float* previous_exp_avg;
+  int64_t size;
+  LionScalars scalars;
+  bool is_vector;
 };
 
 // Updates elements [i, i + min(N, valid)).
 template <bool kVector>
-__device__ inline void lion_pack(const LionTensors& t, int64_t i, int64_t valid, const LionScalars& scalars) {
+__device__ inline void lion_pack(const LionTensors& t, int64_t i, int64_t valid) {
   float w[N];
   float g[N];
   float m[N];
@@ -98,7 +107,7 @@ __device__ inline void lion_pack(const LionTensors& t, int64_t i, int64_t valid,
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const LionState next = lion_update({w[j], m[j]}, g[j], scalars);
+    const LionState next = lion_update({w[j], m[j]}, g[j], t.scalars);
     w[j] = next.weight;
     m[j] = next.exp_avg;
   }
@@ -109,13 +118,15 @@ __device__ inline void lion_pack(const LionTensors& t, int64_t i, int64_t valid,
   }
 }
 
-template <bool kVector>
-__global__ void lion_kernel(LionTensors tensors, int64_t size, LionScalars scalars) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (size - i >= N) {
-    lion_pack<kVector>(tensors, i, N, scalars);
-  } else if (i < size) {
-    lion_pack<false>(tensors, i, size - i, scalars);
+__global__ void __launch_bounds__(threads_per_block)
+    lion_kernel(const __grid_constant__ PartTable<LionTensors> table) {
+  const int part = table.find(blockIdx.x);
+  const LionTensors& t = table.parts[part];
+  const int64_t i = ((blockIdx.x - table.begin(part)) * blockDim.x + threadIdx.x) * N;
+  if (t.is_vector && t.size - i >= N) {
+    lion_pack<true>(t, i, N);
+  } else if (i < t.size) {
+    lion_pack<false>(t, i, t.size - i);
   }
 }
 
@@ -174,50 +185,79 @@ __global__ void descend_kernel(float* weight, const T* direction, at::BFloat16* 
 }
 
 // Blocks of one pack a thread.
+int64_t block_count(int64_t size) {
+  return ceil_div(ceil_div(size, N), threads_per_block);
+}
 unsigned blocks_of(int64_t size, const char* kernel) {
-  return grid_size(ceil_div(ceil_div(size, N), threads_per_block), kernel);
+  return grid_size(block_count(size), kernel);
 }
 
+struct Squares {
+  const float* x;  // the buffer's element `begin`
+  int64_t begin;
+  int64_t end;
+  bool is_vector;  // packs of the buffer are aligned
+
+  // Of the buffer, that x has elements of.
+  PPTRAIN_HOST_DEVICE int64_t first_block() const { return begin / squares_block; }
+  PPTRAIN_HOST_DEVICE int64_t blocks() const {
+    return begin == end ? 0 : (end - 1) / squares_block + 1 - first_block();
+  }
+};
+
 // A warp's sum of squares of one block of the buffer: lane l takes packs l, l + 32, ... of the block, of
-// which elements outside of [begin, end) read as 0. x: the buffer's element `begin`.
-template <bool kVector>
-__device__ inline double block_squares(const float* x, int64_t block, int64_t begin, int64_t end) {
+// which elements outside of [begin, end) read as 0. All packs of a lane are in flight at once.
+__device__ inline double block_squares(const Squares& part, int64_t block) {
+  constexpr int packs = static_cast<int>(squares_block) / (warp_size * N);
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
-  double sum = 0.0;
-  for (int64_t i = lane * N; i < squares_block; i += warp_size * N) {
-    const int64_t at = block * squares_block + i;
-    float a[N];
-    if (at >= begin && end - at >= N) {
-      load<kVector>(x + (at - begin), N, a);
-    } else {
+  const int64_t start = block * squares_block;
+  float a[packs][N];
+  if (part.is_vector && start >= part.begin && part.end - start >= squares_block) {
+#pragma unroll
+    for (int p = 0; p < packs; ++p) {
+      load<true>(part.x + (start - part.begin) + (p * warp_size + lane) * N, N, a[p]);
+    }
+  } else {
+#pragma unroll
+    for (int p = 0; p < packs; ++p) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        a[j] = at + j >= begin && at + j < end ? x[at + j - begin] : 0.0F;
+        const int64_t at = start + (p * warp_size + lane) * N + j;
+        a[p][j] = at >= part.begin && at < part.end ? part.x[at - part.begin] : 0.0F;
       }
     }
+  }
+  double sum = 0.0;
+#pragma unroll
+  for (int p = 0; p < packs; ++p) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      sum = fma(static_cast<double>(a[j]), static_cast<double>(a[j]), sum);
+      sum = fma(static_cast<double>(a[p][j]), static_cast<double>(a[p][j]), sum);
     }
   }
   return group_sum(sum, warp_size);
 }
 
-// One warp for each block of the buffer, and for every (warps of the grid)th after. A warp adds its blocks up
-// in words of its own, then to all: sums of integers have no order.
-template <bool kVector>
-__global__ void add_squares_kernel(const float* x, int64_t begin, int64_t end, unsigned long long* sum) {
+// One warp for each block of the parts' buffers, and for every (warps of the grid)th after. A warp adds its
+// blocks up in words of its own, then to all: sums of integers have no order.
+__global__ void __launch_bounds__(threads_per_block)
+    add_squares_kernel(const __grid_constant__ PartTable<Squares> table, int64_t blocks,
+                       unsigned long long* sum) {
   __shared__ unsigned long long own[warps_per_block][exact_words];
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   const int warp = static_cast<int>(threadIdx.x) / warp_size;
   if (lane < exact_words) {
     own[warp][lane] = 0;
   }
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * warps_per_block;
-  int64_t block = begin / squares_block + static_cast<int64_t>(blockIdx.x) * warps_per_block + warp;
   __syncthreads();
-  for (; block * squares_block < end; block += stride) {
-    const double squares = block_squares<kVector>(x, block, begin, end);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * warps_per_block;
+  int part = 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * warps_per_block + warp; i < blocks; i += stride) {
+    while (i >= table.ends[part]) {
+      ++part;
+    }
+    const Squares& squares_of = table.parts[part];
+    const double squares = block_squares(squares_of, squares_of.first_block() + (i - table.begin(part)));
     if (lane != 0) {
       continue;
     }
@@ -226,8 +266,8 @@ __global__ void add_squares_kernel(const float* x, int64_t begin, int64_t end, u
       continue;
     }
     const ExactTerm term = exact_term(squares);
-    for (int i = 0; i < 3 && term.limb + i < exact_limbs; ++i) {
-      own[warp][term.limb + i] += term.pieces[i];
+    for (int limb = 0; limb < 3 && term.limb + limb < exact_limbs; ++limb) {
+      own[warp][term.limb + limb] += term.pieces[limb];
     }
   }
   __syncthreads();
@@ -248,57 +288,70 @@ AdamWScalars scalars_of(const AdamWArgs& args) {
           .eps = static_cast<float>(args.eps)};
 }
 
-}  // namespace
-
-void adamw(Tensor& weight, const Tensor& grad, Tensor& exp_avg, Tensor& exp_avg_sq,
-           const std::optional<Tensor>& compute, const AdamWArgs& args,
-           const std::optional<AdamWPrevious>& previous) {
-  const int64_t size = weight.numel();
-  if (size == 0) {
-    return;
-  }
-  const DeviceGuard guard(weight.device());
-  const AdamWTensors tensors{.weight = output<float>(weight),
-                             .grad = input<float>(grad),
-                             .exp_avg = output<float>(exp_avg),
-                             .exp_avg_sq = output<float>(exp_avg_sq),
-                             .compute = output<at::BFloat16>(compute),
-                             .previous_weight = previous ? output<float>(previous->weight) : nullptr,
-                             .previous_exp_avg = previous ? output<float>(previous->exp_avg) : nullptr,
-                             .previous_exp_avg_sq = previous ? output<float>(previous->exp_avg_sq) : nullptr};
-  const bool vector =
-      are_aligned(tensors.weight, tensors.grad, tensors.exp_avg, tensors.exp_avg_sq, tensors.compute,
-                  tensors.previous_weight, tensors.previous_exp_avg, tensors.previous_exp_avg_sq);
-  with_bool(vector, [&](auto is_vector) {
-    launch("adamw", adamw_kernel<decltype(is_vector)::value>, blocks_of(size, "adamw"), threads_per_block, 0,
-           tensors, size, scalars_of(args));
-  });
+LionScalars scalars_of(const LionArgs& args) {
+  return {.grad_scale = static_cast<float>(args.grad_scale),
+          .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
+          .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
+          .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
+          .lr = static_cast<float>(args.lr)};
 }
 
-void lion(Tensor& weight, const Tensor& grad, Tensor& exp_avg, const std::optional<Tensor>& compute,
-          const LionArgs& args, const std::optional<LionPrevious>& previous) {
-  const int64_t size = weight.numel();
-  if (size == 0) {
-    return;
+AdamWTensors tensors_of(const AdamWPart& part) {
+  const std::optional<AdamWPrevious>& previous = part.previous;
+  AdamWTensors t{.weight = output<float>(part.weight),
+                 .grad = input<float>(part.grad),
+                 .exp_avg = output<float>(part.exp_avg),
+                 .exp_avg_sq = output<float>(part.exp_avg_sq),
+                 .compute = output<at::BFloat16>(part.compute),
+                 .previous_weight = previous ? output<float>(previous->weight) : nullptr,
+                 .previous_exp_avg = previous ? output<float>(previous->exp_avg) : nullptr,
+                 .previous_exp_avg_sq = previous ? output<float>(previous->exp_avg_sq) : nullptr,
+                 .size = part.weight.numel(),
+                 .scalars = scalars_of(part.args),
+                 .is_vector = false};
+  t.is_vector = are_aligned(t.weight, t.grad, t.exp_avg, t.exp_avg_sq, t.compute, t.previous_weight,
+                            t.previous_exp_avg, t.previous_exp_avg_sq);
+  return t;
+}
+
+LionTensors tensors_of(const LionPart& part) {
+  const std::optional<LionPrevious>& previous = part.previous;
+  LionTensors t{.weight = output<float>(part.weight),
+                .grad = input<float>(part.grad),
+                .exp_avg = output<float>(part.exp_avg),
+                .compute = output<at::BFloat16>(part.compute),
+                .previous_weight = previous ? output<float>(previous->weight) : nullptr,
+                .previous_exp_avg = previous ? output<float>(previous->exp_avg) : nullptr,
+                .size = part.weight.numel(),
+                .scalars = scalars_of(part.args),
+                .is_vector = false};
+  t.is_vector = are_aligned(t.weight, t.grad, t.exp_avg, t.compute, t.previous_weight, t.previous_exp_avg);
+  return t;
+}
+
+// One launch for as many parts as its parameters take.
+template <typename Tensors, typename Part>
+void step(const char* name, void (*kernel)(PartTable<Tensors>), const std::vector<Part>& parts) {
+  const DeviceGuard guard(parts.front().weight.device());
+  std::vector<Tensors> tensors;
+  for (const Part& part : parts) {
+    tensors.push_back(tensors_of(part));
   }
-  const DeviceGuard guard(weight.device());
-  const LionTensors tensors{.weight = output<float>(weight),
-                            .grad = input<float>(grad),
-                            .exp_avg = output<float>(exp_avg),
-                            .compute = output<at::BFloat16>(compute),
-                            .previous_weight = previous ? output<float>(previous->weight) : nullptr,
-                            .previous_exp_avg = previous ? output<float>(previous->exp_avg) : nullptr};
-  const LionScalars scalars{.grad_scale = static_cast<float>(args.grad_scale),
-                            .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
-                            .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
-                            .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-                            .lr = static_cast<float>(args.lr)};
-  const bool vector = are_aligned(tensors.weight, tensors.grad, tensors.exp_avg, tensors.compute,
-                                  tensors.previous_weight, tensors.previous_exp_avg);
-  with_bool(vector, [&](auto is_vector) {
-    launch("lion", lion_kernel<decltype(is_vector)::value>, blocks_of(size, "lion"), threads_per_block, 0,
-           tensors, size, scalars);
-  });
+  for_tables(
+      std::span<const Tensors>(tensors), [](const Tensors& t) { return block_count(t.size); },
+      [&](const PartTable<Tensors>& table, int64_t blocks) {
+        launch(name, kernel, grid_size(blocks, name), threads_per_block, 0, table);
+      });
+}
+
+}  // namespace
+
+void adamw(const std::vector<AdamWPart>& parts) {
+  step("adamw", adamw_kernel, parts);
+}
+
+void lion(const std::vector<LionPart>& parts) {
+  step("lion", lion_kernel, parts);
 }
 
 void momentum(const Tensor& average, const Tensor& grad, Tensor& next, const MomentumArgs& args) {
@@ -338,20 +391,21 @@ void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor
   });
 }
 
-void add_squares(const Tensor& x, int64_t place, Tensor& sum) {
-  if (x.numel() == 0) {
-    return;
+void add_squares(const std::vector<BufferPart>& parts, Tensor& sum) {
+  const DeviceGuard guard(sum.device());
+  std::vector<Squares> squares;
+  for (const BufferPart& part : parts) {
+    // Packs lie in the buffer, whose start is aligned where x is a multiple of a pack away from it.
+    const float* const x = input<float>(part.x);
+    squares.push_back({x, part.place, part.place + part.x.numel(), part.place % N == 0 && are_aligned(x)});
   }
-  const DeviceGuard guard(x.device());
-  const int64_t end = place + x.numel();
-  const int64_t blocks = ceil_div(end, squares_block) - place / squares_block;
-  const int64_t grid = std::clamp<int64_t>(ceil_div(blocks, warps_per_block), 1, most_partial_blocks);
-  // Packs lie in the buffer, whose start is aligned where x is a multiple of a pack away from it.
-  const bool vector = place % N == 0 && are_aligned(input<float>(x));
-  with_bool(vector, [&](auto is_vector) {
-    launch("add_squares", add_squares_kernel<decltype(is_vector)::value>, static_cast<unsigned>(grid),
-           threads_per_block, 0, input<float>(x), place, end, output<unsigned long long>(sum));
-  });
+  for_tables(
+      std::span<const Squares>(squares), [](const Squares& part) { return part.blocks(); },
+      [&](const PartTable<Squares>& table, int64_t blocks) {
+        const int64_t grid = std::min(ceil_div(blocks, warps_per_block), most_partial_blocks);
+        launch("add_squares", add_squares_kernel, static_cast<unsigned>(grid), threads_per_block, 0, table,
+               blocks, output<unsigned long long>(sum));
+      });
 }
 
 void add_optim_kernels() {

@@ -9,50 +9,98 @@ namespace pptrain::kernels::cuda {
 namespace {
 
 constexpr int64_t most_threads = 256;
+constexpr int packs = 2;  // of each operand, that a thread has in flight
 
-// One block a row, in both directions.
+// Where a thread's packs lie: a block takes `packs` packs a thread of one of the equal parts of a row.
+template <typename T>
+struct Place {
+  int64_t row, first, stride;
+
+  __device__ explicit Place(unsigned parts)
+      : row(blockIdx.x / parts),
+        first((static_cast<int64_t>(blockIdx.x % parts) * packs * blockDim.x + threadIdx.x) * pack_width<T>),
+        stride(static_cast<int64_t>(blockDim.x) * pack_width<T>) {}
+  __device__ int64_t at(int pack) const { return first + pack * stride; }
+};
+
+struct Shape {
+  unsigned threads;
+  unsigned parts;  // of a row
+  Shape(int64_t dim, int width) {
+    const int64_t row_packs = ceil_div(dim, width);
+    const int64_t count = ceil_div(row_packs, packs * most_threads);
+    parts = static_cast<unsigned>(count);
+    threads = threads_for(ceil_div(row_packs, count * packs), most_threads);
+  }
+};
+
 template <typename T, bool kVector>
-__global__ void swiglu_kernel(const T* gate_up, int64_t dim, T* y) {
+__global__ void __launch_bounds__(most_threads)
+    swiglu_kernel(const T* gate_up, int64_t dim, unsigned parts, T* y) {
   constexpr int N = pack_width<T>;
-  const int64_t row = blockIdx.x;
-  const T* const gate = gate_up + row * 2 * dim;
-  const T* const up = gate + dim;
-  const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
-  for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < dim; i += stride) {
-    float g[N];
-    float u[N];
-    load<kVector>(gate + i, dim - i, g);
-    load<kVector>(up + i, dim - i, u);
+  const Place<T> place(parts);
+  const T* const gate = gate_up + place.row * 2 * dim;
+  Pack<T, N> g[packs];
+  Pack<T, N> u[packs];
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      u[j] *= silu(g[j]);
+  for (int p = 0; p < packs; ++p) {
+    if (const int64_t i = place.at(p); i < dim) {
+      g[p] = load_pack<kVector, N>(gate + i, dim - i);
+      u[p] = load_pack<kVector, N>(gate + dim + i, dim - i);
     }
-    store<kVector>(y + row * dim + i, dim - i, u);
+  }
+#pragma unroll
+  for (int p = 0; p < packs; ++p) {
+    if (const int64_t i = place.at(p); i < dim) {
+      float out[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        out[j] = swiglu_value(static_cast<float>(g[p].v[j]), static_cast<float>(u[p].v[j]));
+      }
+      store<kVector>(y + place.row * dim + i, dim - i, out);
+    }
   }
 }
 
-// dgate_up may be gate_up: a thread reads its elements of both halves before it writes them.
+// dgate_up may be gate_up, and y, where it is given, dy: a thread reads its elements before it writes them.
 template <typename T, bool kVector>
-__global__ void swiglu_backward_kernel(const T* dy, const T* gate_up, int64_t dim, T* dgate_up) {
+__global__ void __launch_bounds__(most_threads)
+    swiglu_backward_kernel(const T* dy, const T* gate_up, int64_t dim, unsigned parts, T* dgate_up, T* y) {
   constexpr int N = pack_width<T>;
-  const int64_t row = blockIdx.x;
-  const int64_t base = row * 2 * dim;
-  const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
-  for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < dim; i += stride) {
-    float d[N];
-    float g[N];
-    float u[N];
-    load<kVector>(dy + row * dim + i, dim - i, d);
-    load<kVector>(gate_up + base + i, dim - i, g);
-    load<kVector>(gate_up + base + dim + i, dim - i, u);
+  const Place<T> place(parts);
+  const int64_t base = place.row * 2 * dim;
+  Pack<T, N> d[packs];
+  Pack<T, N> g[packs];
+  Pack<T, N> u[packs];
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const SwigluGradient gradient = swiglu_gradient(d[j], g[j], u[j]);
-      g[j] = gradient.gate;
-      u[j] = gradient.up;
+  for (int p = 0; p < packs; ++p) {
+    if (const int64_t i = place.at(p); i < dim) {
+      d[p] = load_pack<kVector, N>(dy + place.row * dim + i, dim - i);
+      g[p] = load_pack<kVector, N>(gate_up + base + i, dim - i);
+      u[p] = load_pack<kVector, N>(gate_up + base + dim + i, dim - i);
     }
-    store<kVector>(dgate_up + base + i, dim - i, g);
-    store<kVector>(dgate_up + base + dim + i, dim - i, u);
+  }
+#pragma unroll
+  for (int p = 0; p < packs; ++p) {
+    if (const int64_t i = place.at(p); i < dim) {
+      float dgate[N];
+      float dup[N];
+      float value[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const auto gate = static_cast<float>(g[p].v[j]);
+        const auto up = static_cast<float>(u[p].v[j]);
+        const SwigluGradient gradient = swiglu_gradient(static_cast<float>(d[p].v[j]), gate, up);
+        dgate[j] = gradient.gate;
+        dup[j] = gradient.up;
+        value[j] = swiglu_value(gate, up);
+      }
+      store<kVector>(dgate_up + base + i, dim - i, dgate);
+      store<kVector>(dgate_up + base + dim + i, dim - i, dup);
+      if (y != nullptr) {
+        store<kVector>(y + place.row * dim + i, dim - i, value);
+      }
+    }
   }
 }
 
@@ -60,7 +108,6 @@ __global__ void swiglu_backward_kernel(const T* dy, const T* gate_up, int64_t di
 
 void swiglu(const Tensor& gate_up, Tensor& y) {
   const char* const name = "swiglu";
-  const int64_t rows = y.size(0);
   const int64_t dim = y.size(1);
   if (y.numel() == 0) {
     return;
@@ -69,16 +116,17 @@ void swiglu(const Tensor& gate_up, Tensor& y) {
   with_type(y.scalar_type(), name, [&](auto tag) {
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
+    const Shape shape(dim, N);
     with_bool(dim % N == 0 && are_aligned(input<T>(gate_up), input<T>(y)), [&](auto is_vector) {
-      launch(name, swiglu_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(gate_up), dim, output<T>(y));
+      launch(name, swiglu_kernel<T, decltype(is_vector)::value>, grid_size(y.size(0) * shape.parts, name),
+             shape.threads, 0, input<T>(gate_up), dim, shape.parts, output<T>(y));
     });
   });
 }
 
-void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up) {
+void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up,
+                     const std::optional<Tensor>& y) {
   const char* const name = "swiglu_backward";
-  const int64_t rows = dy.size(0);
   const int64_t dim = dy.size(1);
   if (dy.numel() == 0) {
     return;
@@ -87,11 +135,13 @@ void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up) 
   with_type(dy.scalar_type(), name, [&](auto tag) {
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
-    const bool vector = dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up));
+    const Shape shape(dim, N);
+    const bool vector =
+        dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up), input<T>(y));
     with_bool(vector, [&](auto is_vector) {
-      launch(name, swiglu_backward_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(dy), input<T>(gate_up), dim,
-             output<T>(dgate_up));
+      launch(name, swiglu_backward_kernel<T, decltype(is_vector)::value>,
+             grid_size(dy.size(0) * shape.parts, name), shape.threads, 0, input<T>(dy), input<T>(gate_up),
+             dim, shape.parts, output<T>(dgate_up), output<T>(y));
     });
   });
 }

@@ -59,7 +59,8 @@ TEST_CASE("norms and activations record their arguments' bytes", "[dry_run]") {
   CHECK(cost_of([&] { kernels::rms_norm_backward(x, x, weight, rstd, x, y, grad); }) ==
         moved(4 * 60 * t + 40 + 24 + 2 * 40));
   CHECK(cost_of([&] { kernels::swiglu(wide, y); }) == moved((120 + 60) * t));
-  CHECK(cost_of([&] { kernels::swiglu_backward(x, wide, dwide); }) == moved((60 + 120 + 120) * t));
+  CHECK(cost_of([&] { kernels::swiglu_backward(x, wide, dwide, none); }) == moved((60 + 120 + 120) * t));
+  CHECK(cost_of([&] { kernels::swiglu_backward(x, wide, dwide, y); }) == moved((2 * 60 + 120 + 120) * t));
 }
 
 TEST_CASE("products record operations, and the weights they read apart", "[dry_run]") {
@@ -174,11 +175,12 @@ TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]"
   const kernels::AdamWPrevious previous{meta({100}), meta({100}), meta({100})};
   const auto step = [&](const std::optional<Tensor>& copy,
                         const std::optional<kernels::AdamWPrevious>& kept) {
-    return cost_of([&] { kernels::adamw(weight, grad, exp_avg, exp_avg_sq, copy, {.lr = 1}, kept); });
+    return cost_of([&] { kernels::adamw({{weight, grad, exp_avg, exp_avg_sq, copy, {.lr = 1}, kept}}); });
   };
   CHECK(step(none, std::nullopt) == moved(7 * 400));
   CHECK(step(compute, previous) == moved(7 * 400 + 200 + 3 * 400));
-  CHECK(cost_of([&] { kernels::add_squares(grad, 0, sum); }) == moved(400 + 160));
+  CHECK(cost_of([&] { kernels::add_squares({{grad, 0}}, sum); }) == moved(400 + 160));
+  CHECK(cost_of([&] { kernels::add_squares({{grad, 0}, {weight, 0}}, sum); }) == moved(2 * 400 + 160));
   CHECK(cost_of([&] { kernels::normal_values(weight, 1, 0, 1); }) == moved(400));
 }
 

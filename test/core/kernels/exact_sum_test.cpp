@@ -54,7 +54,7 @@ double sum_in_parts(const Tensor& buffer, const std::vector<int64_t>& begins) {
   Tensor words = at::zeros({kernels::exact_words}, at::kLong);
   for (size_t i = 0; i < begins.size(); ++i) {
     const int64_t end = i + 1 < begins.size() ? begins[i + 1] : buffer.numel();
-    kernels::add_squares(buffer.narrow(0, begins[i], end - begins[i]), begins[i], words);
+    kernels::add_squares({{buffer.narrow(0, begins[i], end - begins[i]), begins[i]}}, words);
   }
   return exact_sum(words).rounded();
 }
@@ -122,15 +122,15 @@ TEST_CASE("add_squares is the sum of squares, of any part of a buffer", "[kernel
   const auto place = GENERATE(0, 5, 1024, 1030);
   const Tensor x = at::randn({size}) * 1e20;  // squares overflow float32
   Tensor words = at::zeros({kernels::exact_words}, at::kLong);
-  kernels::add_squares(x, place, words);
+  kernels::add_squares({{x, place}}, words);
   CHECK(relative_error(at::scalar_tensor(exact_sum(words).rounded(), at::kDouble),
                        x.to(at::kDouble).pow(2).sum()) < 1e-13);
-  kernels::add_squares(x, place, words);
+  kernels::add_squares({{x, place}}, words);
   CHECK(relative_error(at::scalar_tensor(exact_sum(words).rounded(), at::kDouble),
                        2 * x.to(at::kDouble).pow(2).sum()) < 1e-13);
   if (size == 0) return;
   x[size - 1] = std::nan("");
-  kernels::add_squares(x, place, words);
+  kernels::add_squares({{x, place}}, words);
   CHECK(std::isnan(exact_sum(words).rounded()));
 }
 
@@ -145,6 +145,6 @@ TEST_CASE("a buffer cut into whole blocks gives the same bits", "[kernels]") {
     CHECK(sum_in_parts(buffer, begins) == whole);
   }
   Tensor words = at::zeros({kernels::exact_words}, at::kLong);
-  CHECK_THROWS_AS(kernels::add_squares(buffer, -1, words), Error);
-  CHECK_THROWS_AS(kernels::add_squares(buffer.to(at::kDouble), 0, words), Error);
+  CHECK_THROWS_AS(kernels::add_squares({{buffer, -1}}, words), Error);
+  CHECK_THROWS_AS(kernels::add_squares({{buffer.to(at::kDouble), 0}}, words), Error);
 }

@@ -151,7 +151,7 @@ TEST_CASE("swiglu with a weight for each row", "[kernels][experts]") {
       Tensor y = at::empty({9, dim}, dy.options()), dgate_up = at::empty_like(gate_up),
              dweights = at::empty({9});
       kernels::weighted_swiglu(gate_up, weights, y);
-      kernels::weighted_swiglu_backward(dy, gate_up, weights, dgate_up, dweights);
+      kernels::weighted_swiglu_backward(dy, gate_up, weights, dgate_up, dweights, std::nullopt);
 
       const Tensor x = leaf(gate_up), w = leaf(weights);
       const auto halves = x.chunk(2, -1);
@@ -160,8 +160,10 @@ TEST_CASE("swiglu with a weight for each row", "[kernels][experts]") {
       CHECK(relative_error(y, expected) < tolerance(type));
       CHECK(relative_error(dgate_up, x.grad()) < tolerance(type));
       CHECK(relative_error(dweights, w.grad()) < 2e-6);
-      kernels::weighted_swiglu_backward(dy, gate_up, weights, gate_up, dweights);
+      Tensor again = dy.clone();
+      kernels::weighted_swiglu_backward(again, gate_up, weights, gate_up, dweights, again);
       CHECK(same_bits(gate_up, dgate_up));
+      CHECK(same_bits(again, y));
     }
   }
 }

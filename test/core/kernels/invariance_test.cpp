@@ -49,9 +49,10 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   Tensor act = at::empty({rows, dim}, x.options()), dgate_up = at::empty_like(gate_up),
          bias = at::zeros({2 * dim}, f32);
   kernels::swiglu(gate_up, act);
-  kernels::swiglu_backward(dy, gate_up, dgate_up);
+  Tensor again = at::empty_like(act);
+  kernels::swiglu_backward(dy, gate_up, dgate_up, again);
   kernels::accumulate_bias_gradient(gate_up, bias);
-  results.insert(results.end(), {act, dgate_up, bias});
+  results.insert(results.end(), {act, dgate_up, again, bias});
 
   Tensor logits = random({rows, vocab}, type), loss = at::empty({rows}, f32),
          table_grad = at::zeros({vocab, dim}, f32);
@@ -65,8 +66,8 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   Tensor compute = at::empty({size}, at::kBFloat16), squares = at::zeros({20}, at::kLong);
   const Tensor g = at::randn({size}, f32);
   const kernels::AdamWPrevious kept{at::empty_like(w), at::empty_like(w), at::empty_like(w)};
-  kernels::adamw(w, g, m, v, compute, {.lr = 1e-2, .weight_decay = 0.1, .step = 3}, kept);
-  kernels::add_squares(g, 0, squares);
+  kernels::adamw({{w, g, m, v, compute, {.lr = 1e-2, .weight_decay = 0.1, .step = 3}, kept}});
+  kernels::add_squares({{g, 0}}, squares);
   results.insert(results.end(), {w, m, v, compute, squares, kept.weight, kept.exp_avg, kept.exp_avg_sq});
   return results;
 }
@@ -97,11 +98,11 @@ TEST_CASE("adamw and sums do not depend on where in a buffer an element lies", "
                v0 = at::rand({size}, f32);
   const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
   Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), compute = at::empty({size}, at::kBFloat16);
-  kernels::adamw(w, g, m, v, compute, args, std::nullopt);
+  kernels::adamw({{w, g, m, v, compute, args, std::nullopt}});
   for (int64_t i = 0; i < size; ++i) {
     Tensor w1 = w0.narrow(0, i, 1).clone(), m1 = m0.narrow(0, i, 1).clone(), v1 = v0.narrow(0, i, 1).clone();
     Tensor c1 = at::empty({1}, at::kBFloat16);
-    kernels::adamw(w1, g.narrow(0, i, 1), m1, v1, c1, args, std::nullopt);
+    kernels::adamw({{w1, g.narrow(0, i, 1), m1, v1, c1, args, std::nullopt}});
     REQUIRE(same_bits(w1, w.narrow(0, i, 1)));
     REQUIRE(same_bits(m1, m.narrow(0, i, 1)));
     REQUIRE(same_bits(v1, v.narrow(0, i, 1)));
@@ -120,8 +121,8 @@ TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
   const Tensor kept = at::full({3, size + offset + 1}, -7, f32);
   const auto row = [&](int64_t i) { return kept[i].narrow(0, offset, size); };
   const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
-  kernels::adamw(w, g, m, v, std::nullopt, args, kernels::AdamWPrevious{row(0), row(1), row(2)});
-  kernels::adamw(w1, g, m1, v1, std::nullopt, args, std::nullopt);
+  kernels::adamw({{w, g, m, v, std::nullopt, args, kernels::AdamWPrevious{row(0), row(1), row(2)}}});
+  kernels::adamw({{w1, g, m1, v1, std::nullopt, args, std::nullopt}});
   at::set_num_threads(1);
   CHECK(same_bits(row(0), w0));
   CHECK(same_bits(row(1), m0));
@@ -134,7 +135,8 @@ TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
 
 TEST_CASE("zero gaps stay zero under adamw", "[kernels]") {
   Tensor w = at::zeros({64}, f32), m = at::zeros({64}, f32), v = at::zeros({64}, f32);
-  kernels::adamw(w, at::zeros({64}, f32), m, v, std::nullopt, {.lr = 1, .weight_decay = 0.1}, std::nullopt);
+  kernels::adamw(
+      {{w, at::zeros({64}, f32), m, v, std::nullopt, {.lr = 1, .weight_decay = 0.1}, std::nullopt}});
   CHECK(w.abs().sum().item<float>() == 0);
 }
 
@@ -216,9 +218,9 @@ TEST_CASE("rounding to bfloat16 is ATen's", "[kernels]") {
   values[2] = std::numeric_limits<float>::max();
   values[3] = 1.00390625F;  // halfway between two bfloat16 values
   Tensor m = at::zeros_like(values), v = at::ones_like(values), compute = at::empty({4096}, at::kBFloat16);
-  kernels::adamw(values, at::zeros_like(values), m, v, compute, {.lr = 0}, std::nullopt);
+  kernels::adamw({{values, at::zeros_like(values), m, v, compute, {.lr = 0}, std::nullopt}});
   CHECK(same_bits(compute, values.to(at::kBFloat16)));
   values[7] = std::nan("");
-  kernels::adamw(values, at::zeros_like(values), m, v, compute, {.lr = 0}, std::nullopt);
+  kernels::adamw({{values, at::zeros_like(values), m, v, compute, {.lr = 0}, std::nullopt}});
   CHECK(std::isnan(compute[7].item<float>()));
 }

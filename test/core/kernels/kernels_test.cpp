@@ -141,8 +141,13 @@ TEST_CASE("swiglu and its gradient", "[kernels]") {
   kernels::swiglu(gate_up, y);
   CHECK(relative_error(y, oy) < tolerance(type));
   Tensor in_place = gate_up.clone();
-  kernels::swiglu_backward(dy, in_place, in_place);
+  kernels::swiglu_backward(dy, in_place, in_place, std::nullopt);
   CHECK(relative_error(in_place, ox.grad()) < tolerance(type));
+
+  Tensor gradient = gate_up.clone(), again = dy.clone();  // both in place
+  kernels::swiglu_backward(again, gradient, gradient, again);
+  CHECK(same_bits(gradient, in_place));
+  CHECK(same_bits(again, y));
 }
 
 TEST_CASE("swiglu at the ends of the exponential", "[kernels]") {

@@ -48,14 +48,14 @@ TEST_CASE("lion is the paper's formula, element by element", "[kernels]") {
   const Tensor before_weight = v.weight.clone(), before_average = v.average.clone();
   const kernels::LionPrevious previous{at::empty_like(v.weight), at::empty_like(v.weight)};
   Tensor weight = v.weight.clone(), average = v.average.clone();
-  kernels::lion(v.weight, v.grad, v.average, v.rounded, args, previous);
+  kernels::lion({{v.weight, v.grad, v.average, v.rounded, args, previous}});
   CHECK((v.weight - (w * (1 - 1e-2 * 0.3) - 1e-2 * (m * 0.8 + g * 0.2).sign())).abs().max().item<double>() <
         1e-6);
   CHECK((v.average - (m * 0.95 + g * 0.05)).abs().max().item<double>() < 1e-6);
   CHECK(same_bits(v.rounded, v.weight.to(at::kBFloat16)));
   CHECK(same_bits(previous.weight, before_weight));
   CHECK(same_bits(previous.exp_avg, before_average));
-  kernels::lion(weight, v.grad, average, none, args, std::nullopt);
+  kernels::lion({{weight, v.grad, average, none, args, std::nullopt}});
   CHECK(same_bits(weight, v.weight));
   CHECK(same_bits(average, v.average));
   at::set_num_threads(1);
@@ -64,7 +64,7 @@ TEST_CASE("lion is the paper's formula, element by element", "[kernels]") {
 TEST_CASE("lion does not move where its direction is zero or not a number", "[kernels]") {
   Tensor weight = at::ones({2}, f32), average = at::zeros({2}, f32);
   const Tensor grad = at::tensor({0.0F, std::numeric_limits<float>::quiet_NaN()});
-  kernels::lion(weight, grad, average, none, {.lr = 0.5}, std::nullopt);
+  kernels::lion({{weight, grad, average, none, {.lr = 0.5}, std::nullopt}});
   CHECK(same_bits(weight, at::ones({2}, f32)));
   CHECK(std::isnan(average[1].item<float>()));
 }
@@ -98,14 +98,14 @@ TEST_CASE("the kernels of lion and muon do not depend on where an element lies",
   Tensor next = at::empty({203}, type);
   const kernels::LionArgs lion{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3};
   const kernels::DescentArgs descent{.decay = 0.9, .step = 0.3};
-  kernels::lion(v.weight, v.grad, v.average, v.rounded, lion, std::nullopt);
+  kernels::lion({{v.weight, v.grad, v.average, v.rounded, lion, std::nullopt}});
   kernels::momentum(v.average, v.grad, next, {.grad_scale = 0.3});
   kernels::descend(v.weight, next, v.rounded, descent);
   for (int64_t i = 0; i < 203; ++i) {
     Tensor weight = one(start.weight, i), average = one(start.average, i), part = at::empty({1}, type);
     Tensor rounded = at::empty({1}, at::kBFloat16);
     const Tensor grad = one(start.grad, i);
-    kernels::lion(weight, grad, average, rounded, lion, std::nullopt);
+    kernels::lion({{weight, grad, average, rounded, lion, std::nullopt}});
     kernels::momentum(average, grad, part, {.grad_scale = 0.3});
     kernels::descend(weight, part, rounded, descent);
     REQUIRE(same_bits(weight, v.weight.narrow(0, i, 1)));
@@ -128,12 +128,12 @@ TEST_CASE("the kernels of lion and muon record what they move, and refuse other 
     call();
     return (run.cost() - before).bytes;
   };
-  CHECK(moved([&] { kernels::lion(weight, grad, average, none, {}, std::nullopt); }) == 5 * 400);
-  CHECK(moved([&] { kernels::lion(weight, grad, average, rounded, {}, previous); }) == 7 * 400 + 200);
+  CHECK(moved([&] { kernels::lion({{weight, grad, average, none, {}, std::nullopt}}); }) == 5 * 400);
+  CHECK(moved([&] { kernels::lion({{weight, grad, average, rounded, {}, previous}}); }) == 7 * 400 + 200);
   CHECK(moved([&] { kernels::momentum(average, grad, rounded, {}); }) == 2 * 400 + 200);
   CHECK(moved([&] { kernels::descend(weight, rounded, none, {}); }) == 2 * 400 + 200);
   CHECK_THROWS_WITH(kernels::momentum(average, grad, wrong, {}), contains_text("kernel momentum: next"));
   CHECK_THROWS_WITH(kernels::descend(wrong, rounded, none, {}), contains_text("kernel descend: direction"));
-  CHECK_THROWS_WITH(kernels::lion(weight, grad, wrong, none, {}, std::nullopt),
+  CHECK_THROWS_WITH(kernels::lion({{weight, grad, wrong, none, {}, std::nullopt}}),
                     contains_text("kernel lion: exp_avg"));
 }

@@ -43,7 +43,7 @@ Passes run(ExpertLayer& model, const Tensor& x, const Tensor& dy, Mode mode,
   result.y = model.layer.forward(x, tokens, *saved);
   if (recompute) {
     model.layer.drop(*saved, *recompute);
-    model.layer.activate(x, tokens, *saved);
+    model.layer.restore(x, tokens, *saved);
   }
   nn::WeightGradQueue queue(mode);
   result.dx = model.layer.backward_input(*saved, dy, tokens, queue);

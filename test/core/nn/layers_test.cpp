@@ -2,6 +2,8 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <optional>
+
 #include "core/nn/embedding.h"
 #include "core/nn/linear.h"
 #include "core/nn/rms_norm.h"
@@ -157,11 +159,13 @@ TEST_CASE("Embedding: rows out, gradients in", "[nn]") {
   CHECK(relative_error(layer.weight().grad, expected) < 1e-6);
 }
 
-TEST_CASE("deferred weight gradients equal immediate ones bit for bit", "[nn]") {
+TEST_CASE("weight gradients have the same bits deferred, and of a record that was dropped and restored",
+          "[nn]") {
   const Setup setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const Tensor x = random({2, 31, 24}, type), dy = random({2, 31, 24}, type);
-  const auto gradients = [&](Mode mode) {
+  using Keep = nn::FeedForward::Keep;
+  const auto gradients = [&](Mode mode, std::optional<Keep> dropped) {
     const c10::InferenceMode inference;
     nn::ParameterGroup store;
     nn::SwiGlu layer(store, "mlp", 24, 40, true, 0.3, 0.2);
@@ -170,10 +174,19 @@ TEST_CASE("deferred weight gradients equal immediate ones bit for bit", "[nn]") 
     for (int64_t microbatch = 0; microbatch < 2; ++microbatch) {
       nn::SwiGlu::Saved saved;
       layer.forward(x[microbatch], {}, saved);
+      if (dropped) {
+        layer.drop(saved, *dropped);
+        layer.restore(x[microbatch], {}, saved);
+        CHECK_FALSE(saved.act.defined());
+      }
       layer.backward_input(saved, dy[microbatch], {}, queues[static_cast<size_t>(microbatch)]);
     }
     for (nn::WeightGradQueue& queue : queues) queue.run();
     return all_gradients(store);
   };
-  CHECK(same_bits(gradients(Mode::immediate), gradients(Mode::deferred)));
+  const Tensor expected = gradients(Mode::immediate, std::nullopt);
+  CHECK(same_bits(gradients(Mode::deferred, std::nullopt), expected));
+  for (const Mode mode : {Mode::immediate, Mode::deferred}) {
+    for (const Keep keep : {Keep::products, Keep::nothing}) CHECK(same_bits(gradients(mode, keep), expected));
+  }
 }

@@ -45,7 +45,7 @@ Outcome pass(ExpertLayer& model, const Tensor& x, const Tensor& dy, const nn::To
   Outcome outcome{.y = model.layer.forward(x, tokens, *saved), .dx = {}, .gradients = {}};
   if (recompute) {
     model.layer.drop(*saved, *recompute);
-    model.layer.activate(x, tokens, *saved);
+    model.layer.restore(x, tokens, *saved);
   }
   nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::deferred);
   outcome.dx = model.layer.backward_input(*saved, dy, tokens, queue);

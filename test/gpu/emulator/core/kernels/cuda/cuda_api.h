@@ -15,6 +15,8 @@
 #define __global__
 #define __device__
 #define __shared__ static  // one block runs at a time
+#define __launch_bounds__(threads)
+#define __grid_constant__
 
 namespace pptrain::kernels::cuda {
 
