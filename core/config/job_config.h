@@ -105,7 +105,8 @@ struct TrainSection {
   std::string dtype = "bf16";    // bf16 | fp32
   // none | cheap | selective | full: one word for all stages, or one for each
   std::vector<std::string> recompute = {"none"};
-  double grad_clip = 1.0;  // 0: off
+  bool overlap_weight_gradients = true;  // on a second stream of a GPU
+  double grad_clip = 1.0;                // 0: off
   int64_t max_skipped_steps = 10;
   int64_t divergence_steps = 0;     // in a row with a loss above its band, after which the run stops; 0: off
   int64_t divergence_window = 100;  // losses that the band is computed from

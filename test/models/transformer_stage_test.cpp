@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "core/base/error.h"
 #include "models/footprint.h"
 #include "test/core/kernels/compare.h"
+#include "test/core/nn/late_side_stream.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
 
@@ -25,7 +27,8 @@ using models::Recompute;
 
 namespace {
 
-enum class Backward { at_once, split };  // B; or every I, then every W
+enum class Backward { at_once, beside, split };  // B, its weight gradients late; or every I, then every W
+const std::vector<Backward> every_way = {Backward::at_once, Backward::beside, Backward::split};
 
 struct Result {
   pipeline::LossSum loss;
@@ -44,6 +47,10 @@ std::vector<data::Microbatch> microbatches(const models::ModelConfig& model) {
 
 Result run_step(Stages& stages, const std::vector<data::Microbatch>& batches, Backward backward) {
   const int m = static_cast<int>(batches.size());
+  LateSideStream side;
+  if (backward == Backward::beside) {
+    for (auto& stage : stages) stage->overlap_weight_gradients(side);
+  }
   for (int i = 0; i < m; ++i) {
     Tensor x;
     for (auto& stage : stages) x = stage->forward(i, batches[static_cast<size_t>(i)], x);
@@ -53,10 +60,12 @@ Result run_step(Stages& stages, const std::vector<data::Microbatch>& batches, Ba
   for (int i = 0; i < m; ++i) {
     Tensor dy;
     for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
-      dy = backward == Backward::at_once ? (*stage)->backward(i, dy) : (*stage)->backward_input(i, dy);
+      dy = backward == Backward::split ? (*stage)->backward_input(i, dy) : (*stage)->backward(i, dy);
+      CHECK(side.waiting() == 0);
     }
     CHECK(!dy.defined());
   }
+  CHECK((side.ran() > 0) == (backward == Backward::beside));
   if (backward == Backward::split) {
     for (auto& stage : stages) {
       CHECK(stage->pending_weight_gradients() == batches.size());
@@ -102,11 +111,11 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   }
   const std::vector<std::vector<int64_t>> splits = {{4}, {2, 2}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}};
   for (const auto& split : splits) {
-    for (const auto backward : {Backward::at_once, Backward::split}) {
+    for (const auto backward : every_way) {
       Stages stages = build_stages(model, split, dtype);
       const Result actual = run_step(stages, batches, backward);
-      INFO(arch << " tied " << tied << " stages " << split.size() << " split "
-                << (backward == Backward::split));
+      INFO(arch << " tied " << tied << " stages " << split.size() << " backward "
+                << static_cast<int>(backward));
       CHECK(actual.loss.loss == expected.loss.loss);
       CHECK(actual.loss.tokens == expected.loss.tokens);
       REQUIRE(actual.grads.size() == expected.grads.size());
@@ -116,6 +125,39 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
       }
     }
   }
+}
+
+TEST_CASE("weight gradients beside are joined a block late, and not before they are released") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const auto model = small_model("qwen3_moe", false);
+  const auto batches = microbatches(model);
+
+  // What is told of each group, and how many gradients are on their way then.
+  struct Access final : nn::WeightAccess {
+    explicit Access(LateSideStream& s) : side(s) {}
+    void acquire(size_t group, nn::Use use) override { open.emplace(group, use); }
+    void release(size_t group, nn::Use use) override {
+      wrong += open.erase({group, use}) != 1;
+      if (use == nn::Use::backward_weight) waiting.push_back(side.waiting());
+    }
+    LateSideStream& side;
+    std::set<std::pair<size_t, nn::Use>> open;
+    int wrong = 0;
+    std::vector<size_t> waiting;
+  };
+  LateSideStream side;
+  Access access(side);
+  Stages stages = build_stages(model, {4}, at::kFloat);
+  stages[0]->use_weights(access);
+  stages[0]->overlap_weight_gradients(side);
+  stages[0]->forward(0, batches[0], {});
+  stages[0]->backward(0, {});
+  CHECK(access.wrong == 0);
+  CHECK(access.open.empty());
+  // A sparse block (two groups) pushes 5, a dense one 4. Blocks 3 to 1 are released while the next block's
+  // are on their way; then block 0, and the embedding.
+  CHECK(access.waiting == std::vector<size_t>{5, 5, 4, 4, 5, 0, 0, 0});
 }
 
 TEST_CASE("packed documents give the sum of what each gives alone") {
@@ -178,7 +220,7 @@ TEST_CASE("recomputing activations changes no bit") {
   const Result expected = run_step(whole, batches, Backward::at_once);
   for (const auto recompute : {Recompute::cheap, Recompute::selective, Recompute::full}) {
     for (const std::vector<int64_t>& split : {std::vector<int64_t>{4}, {3, 1}, {1, 2, 1}}) {
-      for (const auto backward : {Backward::at_once, Backward::split}) {
+      for (const auto backward : every_way) {
         Stages stages = build_stages(model, split, dtype, 7, recompute);
         const Result actual = run_step(stages, batches, backward);
         CHECK(actual.loss.loss == expected.loss.loss);
