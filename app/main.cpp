@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 
 #include "app/commands/command_line.h"
@@ -13,6 +14,9 @@
 #include "core/kernels/out_of_memory.h"
 
 int main(int argc, char** argv) {
+  // A kernel that is loaded at its first run waits for the whole GPU, and for ever where a receive waits
+  // there. Before CUDA starts; what the user has set stands.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   spdlog::set_pattern("%v");
   pptrain::io::report_file_faults();
   pptrain::keep_freed_memory();

@@ -61,6 +61,7 @@ class DryStage {
         data_(meta_microbatch(batch)) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
     stage_.size_chunks_for(batch.device);
+    if (batch.overlap) stage_.overlap_weight_gradients(side_);
   }
 
   StageFootprint run() {
@@ -127,6 +128,7 @@ class DryStage {
   }
 
   DryGroups groups_;
+  nn::NoSideStream side_;
   TransformerStage stage_;
   data::Microbatch data_;
   kernels::DryRun run_;  // begins when parameters and microbatch are there
@@ -152,7 +154,11 @@ StageFootprint dry_run(const ModelConfig& model, const StageSlice& slice, const 
 
 namespace {
 
-constexpr int long_stage = 2;  // layers: longer ones follow from this one and the one before
+// Layers: longer stages follow from this one and the one before. Where weight gradients are taken beside, the
+// second layer that B comes to finds operands of the first, as every later one does.
+int long_stage(const BatchShape& batch) {
+  return batch.overlap ? 3 : 2;
+}
 
 // `b` and `n` times what it has beyond `a`.
 int64_t extended(int64_t a, int64_t b, int n) {
@@ -220,9 +226,9 @@ bool Footprints::alike(const StageSlice& slice) const {
 
 StageFootprint Footprints::measure(const StageSlice& slice) const {
   const int layers = slice.end_layer - slice.first_layer;
-  if (layers <= long_stage || !alike(slice)) return dry_run(model_, slice, batch_);
-  return extended(of_layers(slice, long_stage - 1), of_layers(slice, long_stage), layers - long_stage,
-                  slice.embedding ? 1 : 0);
+  const int run = long_stage(batch_);
+  if (layers <= run || !alike(slice)) return dry_run(model_, slice, batch_);
+  return extended(of_layers(slice, run - 1), of_layers(slice, run), layers - run, slice.embedding ? 1 : 0);
 }
 
 }  // namespace pptrain::models

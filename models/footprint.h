@@ -34,6 +34,7 @@ struct BatchShape {
   Recompute recompute = Recompute::none;
   at::DeviceType device = at::kCPU;  // that the passes will run on: it sets the chunks of the head
   ParallelShape parallel = {};
+  bool overlap = false;  // B takes weight gradients beside input gradients, on a device with streams
 
   // Of the whole list, which context-parallel ranks share out.
   int64_t tokens() const { return documents * length; }

@@ -3,6 +3,7 @@
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
@@ -41,12 +42,21 @@ TransformerStage::GroupSpan TransformerStage::declare(const Declare& declare) {
   return {first, store_.groups().size()};
 }
 
+void TransformerStage::acquire(const GroupSpan& groups, nn::Use use) const {
+  if (access_ == nullptr) return;
+  for (size_t group = groups.first; group < groups.end; ++group) access_->acquire(group, use);
+}
+
+void TransformerStage::release(const GroupSpan& groups, nn::Use use) const {
+  if (access_ == nullptr) return;
+  for (size_t group = groups.end; group-- > groups.first;) access_->release(group, use);
+}
+
 template <typename Body>
 void TransformerStage::with(const GroupSpan& groups, nn::Use use, const Body& body) const {
-  if (access_ == nullptr) return body();
-  for (size_t group = groups.first; group < groups.end; ++group) access_->acquire(group, use);
+  acquire(groups, use);
   body();
-  for (size_t group = groups.end; group-- > groups.first;) access_->release(group, use);
+  release(groups, use);
 }
 
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
@@ -267,11 +277,35 @@ at::Tensor TransformerStage::backward_blocks(Record& record, at::Tensor dy, nn::
   return grad;
 }
 
-at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
-  Record record = take_record(microbatch);
+at::Tensor TransformerStage::backward_blocks_at_once(Record& record, at::Tensor dy) {
   std::vector<nn::WeightGradQueue> queues(blocks_.size(),
                                           nn::WeightGradQueue(nn::WeightGradQueue::Mode::immediate));
-  at::Tensor grad = backward_blocks(record, std::move(dy), nn::Use::backward, queues);
+  return backward_blocks(record, std::move(dy), nn::Use::backward, queues);
+}
+
+// To who gathers weights and sums gradients it is an I of each block, and a W that begins with it and ends a
+// block later: a sum must not begin before the current stream is behind the gradients.
+at::Tensor TransformerStage::backward_blocks_beside(Record& record, at::Tensor dy) {
+  std::vector<nn::WeightGradQueue> queues(blocks_.size(), nn::WeightGradQueue(*side_));
+  const auto join = [&](size_t i) {
+    queues[i].join();
+    release(block_groups_[i], nn::Use::backward_weight);
+  };
+  at::Tensor grad = head_ ? std::move(record.dy) : std::move(dy);
+  for (size_t i = blocks_.size(); i-- > 0;) {
+    acquire(block_groups_[i], nn::Use::backward_weight);
+    with(block_groups_[i], nn::Use::backward_input,
+         [&] { grad = blocks_[i].backward_input(record.blocks[i], grad, record.info, queues[i]); });
+    if (i + 1 < blocks_.size()) join(i + 1);
+  }
+  join(0);
+  return grad;
+}
+
+at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
+  Record record = take_record(microbatch);
+  at::Tensor grad = side_ != nullptr ? backward_blocks_beside(record, std::move(dy))
+                                     : backward_blocks_at_once(record, std::move(dy));
   if (!embedding_) return grad;
   with(embedding_groups_, nn::Use::backward_weight,
        [&] { embedding_->backward_weight(record.tokens, grad); });
@@ -310,7 +344,11 @@ void TransformerStage::backward_weight(int microbatch) {
 
 pipeline::LossSum TransformerStage::take_loss() {
   pipeline::LossSum sum;
-  if (loss_.defined()) sum = {.loss = loss_.item<double>(), .tokens = valid_.item<int64_t>()};
+  if (loss_.defined()) {
+    const at::Tensor both =
+        at::stack({loss_.to(at::kDouble), valid_.to(at::kDouble)}).cpu();  // one wait for the device
+    sum = {.loss = both[0].item<double>(), .tokens = static_cast<int64_t>(both[1].item<double>())};
+  }
   loss_.reset();
   valid_.reset();
   return sum;

@@ -22,6 +22,7 @@
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
 #include "core/nn/rms_norm.h"
+#include "core/nn/side_stream.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_access.h"
 #include "core/nn/weight_grad_queue.h"
@@ -68,6 +69,11 @@ class TransformerStage final : public pipeline::Stage {
 
   // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
   void use_weights(nn::WeightAccess& access) { access_ = &access; }
+
+  // From now on B takes the weight gradients of blocks on `side`, beside the input gradients, one block late:
+  // those of block i are ordered on the current stream when the pass of block i - 1 is (of block 0, with
+  // backward()), and their operands are held as long. Changes no bit. It must outlive the stage's passes.
+  void overlap_weight_gradients(nn::SideStream& side) { side_ = &side; }
 
   // Chunks of logits as a device wants them; materialise() sets those of its own.
   void size_chunks_for(at::DeviceType device);
@@ -131,6 +137,8 @@ class TransformerStage final : public pipeline::Stage {
     size_t end = 0;
   };
 
+  void acquire(const GroupSpan& groups, nn::Use use) const;
+  void release(const GroupSpan& groups, nn::Use use) const;
   // Runs `body` while it may use the groups so.
   template <typename Body>
   void with(const GroupSpan& groups, nn::Use use, const Body& body) const;
@@ -150,6 +158,8 @@ class TransformerStage final : public pipeline::Stage {
   // queues: of each block.
   at::Tensor backward_blocks(Record& record, at::Tensor dy, nn::Use use,
                              std::span<nn::WeightGradQueue> queues);
+  at::Tensor backward_blocks_at_once(Record& record, at::Tensor dy);
+  at::Tensor backward_blocks_beside(Record& record, at::Tensor dy);
 
   ModelConfig model_;
   StageSlice slice_;
@@ -165,6 +175,7 @@ class TransformerStage final : public pipeline::Stage {
   GroupSpan embedding_groups_, norm_groups_, head_groups_;
   std::vector<GroupSpan> block_groups_;
   nn::WeightAccess* access_ = nullptr;
+  nn::SideStream* side_ = nullptr;  // for weight gradients, if any
 
   std::map<int, Record> records_;
   std::map<int, PendingWeights> pending_;

@@ -1,5 +1,6 @@
 #include "app/train/load_sum.h"
 
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -18,9 +19,12 @@ LoadSum::LoadSum(comm::Communicator& world, const models::ModelConfig& model)
 
 void LoadSum::start(const std::vector<models::TransformerStage::ExpertLoads>& own) {
   loads_.zero_();
-  for (const auto& [layer, rows] : own) {
-    const auto row = std::ranges::find(layers_, layer) - layers_.begin();
-    loads_[row].copy_(rows);
+  std::vector<at::Tensor> rows;
+  for (const auto& load : own) rows.push_back(load.rows);
+  const at::Tensor on_host = rows.empty() ? loads_ : at::stack(rows).cpu();  // one wait for the device
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto row = std::ranges::find(layers_, own[i].layer) - layers_.begin();
+    loads_[row].copy_(on_host[static_cast<int64_t>(i)]);
   }
   work_ = group_->iall_reduce_sum(loads_);
 }

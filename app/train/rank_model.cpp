@@ -56,6 +56,13 @@ std::unique_ptr<comm::Communicator> kv_copies_of(RunContext& context) {
   return tp.split(tp.rank() * heads / tp.size(), tp.rank());
 }
 
+// For weight gradients.
+std::unique_ptr<nn::SideStream> side_stream_of(const RunContext& context, Purpose purpose) {
+  const bool wanted = purpose == Purpose::train && context.job.train.overlap_weight_gradients;
+  if (!wanted || context.device.is_cpu()) return nullptr;
+  return std::make_unique<nn::DeviceSideStream>(context.device);
+}
+
 nn::Use use_of(schedule::ActionKind kind) {
   switch (kind) {
     case schedule::ActionKind::forward:
@@ -82,6 +89,7 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
       purpose_(purpose),
       schedule_(context.plan.schedule),
       kv_copies_(kv_copies_of(context)),
+      side_(side_stream_of(context, purpose)),
       norm_(context.mesh.of(mesh::Group::replica), context.mesh.along(mesh::Axis::pp)) {
   const models::Seams seams = seams_of(context);
   for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) add_part(stage, seams);
@@ -113,6 +121,7 @@ void RankModel::add_part(int stage, models::Seams seams) {
   part.weights = std::make_unique<shard::StageWeights>(parameters, stage_ranks(), policy, sums_,
                                                        fmt::format("stage {}", stage));
   part.stage->use_weights(*part.weights);
+  if (side_) part.stage->overlap_weight_gradients(*side_);
   if (purpose_ == Purpose::train) add_optimizer(part);
   parts_.push_back(std::move(part));
 }
@@ -195,6 +204,10 @@ std::vector<shard::StageWeights*> RankModel::weights() {
   std::vector<shard::StageWeights*> result;
   for (Part& part : parts_) result.push_back(part.weights.get());
   return result;
+}
+
+void RankModel::overlap_weight_gradients(nn::SideStream& side) {
+  for (Part& part : parts_) part.stage->overlap_weight_gradients(side);
 }
 
 bool RankModel::is_tied_copy(const nn::Slice& slice) const {
@@ -354,9 +367,9 @@ void RankModel::sum_tied_gradients() {
 }
 
 kernels::ExactSum RankModel::squared_norm() {
-  kernels::ExactSum sum;
-  for (Part& part : parts_) sum.add(optim::sum_of_squares(part.counted));
-  return sum;
+  std::vector<nn::Slice*> counted;  // of all stages, so that the host waits for the device once
+  for (Part& part : parts_) counted.insert(counted.end(), part.counted.begin(), part.counted.end());
+  return optim::sum_of_squares(counted);
 }
 
 std::vector<models::TransformerStage::ExpertLoads> RankModel::take_expert_loads() {

@@ -15,6 +15,7 @@
 #include "core/fault/memory_guard.h"
 #include "core/kernels/exact_sum.h"
 #include "core/nn/cached_attention.h"
+#include "core/nn/side_stream.h"
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -85,8 +86,11 @@ class RankModel {
   int64_t optimizer_step() const { return optimizer_step_; }
   int last_stage_rank() const { return schedule_.rank_of(schedule_.stages() - 1); }
 
-  // Of each stage, where its weights are: for tests.
+  // Of each of stages(), where its weights are.
   std::vector<shard::StageWeights*> weights();
+
+  // Instead of a stream of the device: for tests. It must outlive the model's passes.
+  void overlap_weight_gradients(nn::SideStream& side);
 
  private:
   struct Part {
@@ -116,6 +120,7 @@ class RankModel {
   Purpose purpose_;
   const schedule::Schedule& schedule_;
   std::unique_ptr<comm::Communicator> kv_copies_;  // of tp: the ranks with this one's key-value heads
+  std::unique_ptr<nn::SideStream> side_;           // null where B takes weight gradients at once
   shard::GradientSums sums_;
   std::vector<Part> parts_;
   shard::GradNorm norm_;

@@ -2,8 +2,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -101,6 +102,14 @@ int named(const Plan& plan, int rank, int ranks_here, at::Device device, const c
   }
 }
 
+// A stream of this rank's, on which all that its thread enqueues goes: the legacy default stream would wait
+// for those of other ranks in this process, and make them wait. Of high priority, before what goes on beside
+// it.
+std::optional<c10::Stream> own_stream(at::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+}
+
 class RankStart {
  public:
   RankStart(const Plan& plan, const std::function<int(RunContext&)>& body, int ranks_here)
@@ -110,7 +119,7 @@ class RankStart {
   int operator()(comm::Communicator& world, at::Device device, const comm::RankReport& report) const {
     at::set_num_threads(static_cast<int>(plan_.job.run.threads));
     const c10::InferenceMode inference;
-    const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
+    const c10::OptionalStreamGuard stream(own_stream(device));
     world.set_timeout(timeout_of(plan_.job));
     return named(plan_, world.rank(), ranks_here_, device, report, [&] {
       mesh::DeviceMesh mesh(world, plan_.mesh);

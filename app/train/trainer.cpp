@@ -13,6 +13,7 @@
 #include "app/train/product_tuning.h"
 #include "app/train/run_log.h"
 #include "app/train/token_files.h"
+#include "app/train/warm_up.h"
 #include "core/base/error.h"
 #include "core/metrics/memory.h"
 #include "models/flops.h"
@@ -104,6 +105,7 @@ int Trainer::train() {
     }
     return 0;
   }
+  warm_up();
   std::optional<double> eval_loss;
   bool stopped = false;
   while (state_.step < steps && !stopped) {
@@ -129,6 +131,15 @@ int Trainer::train() {
     }
   }
   return finish(stopped, eval_loss);
+}
+
+void Trainer::warm_up() {
+  if (context_.device.is_cpu()) return;
+  const comm::ActivityScope warming(context_.report.activity, comm::Doing::work, "the warm-up");
+  const auto begin = Clock::now();
+  app::warm_up(context_, model_, loader_.step(state_.next_sample).microbatches);
+  if (context_.root())
+    spdlog::info("every pass ran once, to load its kernels: {:.1f} s", seconds_since(begin));
 }
 
 void Trainer::start() {

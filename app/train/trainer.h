@@ -76,6 +76,7 @@ class Trainer {
   void open_sinks(const checkpoint::Layout& layout);
   metrics::StepRecord so_far() const;
   int train();
+  void warm_up();
   void train_step();
   Given run_pipeline();  // of the next step, whose samples are then taken
   void zero_gradients();

@@ -113,6 +113,7 @@ struct TrainSection {
   bool check_weights = false;       // that nothing changes them between optimizer steps
   bool tune_products = true;        // cuda: time the library's algorithms for the job's matrix products
   bool deterministic = true;        // on a GPU: the same job gives the same bits
+  bool overlap_weight_gradients = true;  // on a second stream of a GPU
 
   bool operator==(const TrainSection&) const = default;
 };

@@ -440,6 +440,12 @@ void add_train(std::vector<Option>& options) {
       .one_of({"none", "cheap", "selective", "full"})
       .decides(Effect::layout);
   train
+      .add("overlap_weight_gradients", &TrainSection::overlap_weight_gradients,
+           "On GPUs B computes weight gradients on a stream of their own, so that norms, SwiGLU and rotary "
+           "passes of the next layer hide behind them. Changes no bit. The two operands of each weight of a "
+           "block are held until the next block is done. Does nothing on the CPU, nor where tp > 1.")
+      .decides(Effect::layout);
+  train
       .add("grad_clip", &TrainSection::grad_clip,
            "Gradients are scaled down to this global norm, taken over all stages and ranks. 0: off.")
       .at_least(0);

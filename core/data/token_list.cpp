@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/data/context_part.h"
+#include "core/kernels/host_copy.h"
 
 namespace pptrain::data {
 namespace {
@@ -14,11 +15,6 @@ namespace {
 std::span<int64_t> part(at::Tensor& list, int64_t first, int64_t count) {
   return std::span(list.mutable_data_ptr<int64_t>(), static_cast<size_t>(list.size(0)))
       .subspan(static_cast<size_t>(first), static_cast<size_t>(count));
-}
-
-// Pinned memory that a copy still reads is not handed out again before the copy is done.
-at::Tensor to_device(const at::Tensor& host, at::Device device) {
-  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
 
 }  // namespace
@@ -50,7 +46,7 @@ Microbatch TokenList::finish(std::shared_ptr<const kernels::ContextSplit> split)
   list.segments = kernels::make_segments(std::move(starts_), options_.device);
   if (split) list = part_of(list, std::move(split));
   for (at::Tensor* tensor : {&list.tokens, &list.labels, &list.positions}) {
-    if (tensor->defined()) *tensor = to_device(*tensor, options_.device);
+    if (tensor->defined()) *tensor = kernels::to_device(*tensor, options_.device);
   }
   return list;
 }

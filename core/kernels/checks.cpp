@@ -29,6 +29,14 @@ const Checks& Checks::dense(std::string_view name, const Tensor& tensor, at::Sca
   return *this;
 }
 
+const Checks& Checks::dense_or_on_host(std::string_view name, const Tensor& tensor, at::ScalarType type,
+                                       std::initializer_list<int64_t> shape) const {
+  Checks checks = *this;
+  if (tensor.defined() && tensor.is_cpu()) checks.device_ = at::kCPU;
+  checks.dense(name, tensor, type, shape);
+  return *this;
+}
+
 const Checks& Checks::strided(std::string_view name, const Tensor& tensor, at::ScalarType type,
                               std::initializer_list<int64_t> shape) const {
   any(name, tensor, type, shape);

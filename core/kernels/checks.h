@@ -23,7 +23,11 @@ class Checks {
   const Checks& dense(std::string_view name, const Tensor& tensor, at::ScalarType type,
                       std::initializer_list<int64_t> shape) const;
 
-  // The same, whose strides are free but for the last, 1.
+  // The same, on the device of the others or on the host.
+  const Checks& dense_or_on_host(std::string_view name, const Tensor& tensor, at::ScalarType type,
+                                 std::initializer_list<int64_t> shape) const;
+
+  // As dense, but with strides that are free but for the last, 1.
   const Checks& strided(std::string_view name, const Tensor& tensor, at::ScalarType type,
                         std::initializer_list<int64_t> shape) const;
 

@@ -106,7 +106,7 @@ void check_grouped_linear(const Checks& checks, const Tensor& x, const std::opti
   checks.compute("x", x, 2).compute("weight", weight, 3).compute("out", out, 2);
   const int64_t experts = weight.size(0), outputs = weight.size(1), inputs = weight.size(2);
   check_rows(checks, "x", x, order, each, out.size(0), inputs);
-  checks.dense("ends", ends, at::kInt, {experts})
+  checks.dense_or_on_host("ends", ends, at::kInt, {experts})
       .dense("weight", weight, x.scalar_type(), {experts, outputs, inputs})
       .dense("out", out, x.scalar_type(), {out.size(0), outputs});
 }
@@ -116,7 +116,7 @@ void check_grouped_matmul(const Checks& checks, const Tensor& dy, const std::opt
   checks.compute("dy", dy, 2).compute("weight", weight, 3).compute("dx", dx, 2);
   const int64_t experts = weight.size(0), outputs = weight.size(1), inputs = weight.size(2);
   check_rows(checks, "dy", dy, order, each, dx.size(0), outputs);
-  checks.dense("ends", ends, at::kInt, {experts})
+  checks.dense_or_on_host("ends", ends, at::kInt, {experts})
       .dense("weight", weight, dy.scalar_type(), {experts, outputs, inputs})
       .dense("dx", dx, dy.scalar_type(), {dx.size(0), inputs});
 }
@@ -150,7 +150,7 @@ void check_grouped_weight_gradient(const Checks& checks, const Tensor& dy,
   check_rows(checks, "dy", dy, dy_order, each, rows, outputs);
   check_rows(checks, "x", x, x_order, each, rows, inputs);
   checks.require(x.scalar_type() == dy.scalar_type(), "x and dy must have one type")
-      .dense("ends", ends, at::kInt, {size_of(ends, 0)})
+      .dense_or_on_host("ends", ends, at::kInt, {size_of(ends, 0)})
       .dense("weight_grad", weight_grad, at::kFloat, {size_of(ends, 0), outputs, inputs});
 }
 

@@ -69,7 +69,8 @@ inline Kernel<void(const Tensor& dy, const Tensor& gate_up, const Tensor& weight
 // --- Products with a weight for each expert ---
 // The rows of expert e are multiplied by weight[e] alone. Experts may have no rows. Sums and rounding as in
 // linear, matmul and accumulate_weight_gradient. With an order (int32 [rows]), an operand's row r is
-// x[order[r] / each] of the tensor given, as gather_rows would take it.
+// x[order[r] / each] of the tensor given, as gather_rows would take it. `ends` may lie on the host: where
+// the back end must know the sizes there, it then need not wait for the device.
 
 // out = x weight[e]^T. x: T [rows or n, in]; ends: int32 [experts]; weight: T [experts, out, in]; out: T
 // [rows, out].

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/host_copy.h"
 
 namespace pptrain::kernels {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 at::Tensor on_device(const std::vector<int32_t>& starts, at::Device device) {
   const auto kind = at::TensorOptions().dtype(at::kInt);
   if (device.is_meta()) return at::empty({static_cast<int64_t>(starts.size())}, kind.device(device));
-  return at::tensor(starts, kind).to(device);
+  return to_device(at::tensor(starts, kind), device);
 }
 
 }  // namespace

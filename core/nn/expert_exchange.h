@@ -23,7 +23,9 @@ class ExpertExchange {
   // Which rows go where: decided once, in the forward pass, and followed by every pass of these rows.
   struct Plan {
     virtual ~Plan() = default;
-    at::Tensor ends;   // int32 [this rank's experts], of the rows that dispatch() gives
+    // int32 [this rank's experts], of the rows that dispatch() gives. On the host, which must know how large
+    // the products of experts are: so it waits for a GPU once a layer, in F.
+    at::Tensor ends;
     int64_t rows = 0;  // how many these are
   };
 
@@ -37,7 +39,7 @@ class ExpertExchange {
   // For `rows` rows of this rank in expert order; ends: int32 [experts].
   virtual std::unique_ptr<const Plan> plan(const at::Tensor& ends, int64_t rows) const {
     auto plan = std::make_unique<Plan>();
-    plan->ends = ends;
+    plan->ends = ends.is_cuda() ? ends.cpu() : ends;
     plan->rows = rows;
     return plan;
   }

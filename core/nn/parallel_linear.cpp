@@ -29,6 +29,13 @@ void keep_rows(const at::Tensor& part, const RowChunks& chunks, int64_t chunk, i
   kernels::record(kernels::moving(part, part));
 }
 
+// What ranks exchange for a weight gradient travels behind the input gradient, so there is no use of a second
+// stream where there are several ranks.
+bool takes_at_once(const WeightGradQueue& queue, const Region& region) {
+  return queue.mode() == WeightGradQueue::Mode::immediate ||
+         (queue.mode() == WeightGradQueue::Mode::beside && !region.alone());
+}
+
 std::vector<Linear> cut_outputs(ParameterGroup& group, int64_t in_features,
                                 const std::vector<LinearPart>& parts, bool bias, double init_std,
                                 const TensorCut& cut) {
@@ -81,7 +88,7 @@ void ColumnLinear::accumulate(const at::Tensor& all, std::span<const at::Tensor>
 }
 
 at::Tensor ColumnLinear::backward(at::Tensor x, std::vector<at::Tensor> dy, WeightGradQueue& queue) {
-  const bool now = queue.mode() == WeightGradQueue::Mode::immediate;
+  const bool now = takes_at_once(queue, *region_);
   Region::Arriving all;
   if (now) all = region_->begin_enter(x, dy[0].size(0));
   Region::Arriving dx = region_->begin_leave(input_gradient(dy));
@@ -147,7 +154,12 @@ at::Tensor RowLinear::input_gradient(const at::Tensor& dy, int64_t rows, at::Ten
 
 at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue) {
   const int64_t rows = x.size(0);
-  const bool now = queue.mode() == WeightGradQueue::Mode::immediate;
+  const bool now = takes_at_once(queue, *region_);
+  if (queue.mode() == WeightGradQueue::Mode::beside && !now) {
+    at::Tensor dx = linear_->backward_input(dy);
+    queue.push(*this, {std::move(x), dy});
+    return dx;
+  }
   if (region_->alone() || !now) {
     queue.push(*this, {std::move(x), dy});
     return region_->alone() ? linear_->backward_input(dy) : input_gradient(dy, rows, nullptr);

@@ -60,7 +60,8 @@ class RowLinear final : public HasWeightGradient {
   at::Tensor forward(const at::Tensor& x) const;  // T [rows, in_features()] -> T [share, out]
 
   // dy: T [share, out] -> T [rows, in_features()]. x: as in forward. The weight gradient is taken here or
-  // goes to `queue`; taken here, x is freed before the result is made.
+  // goes to `queue`; taken here, x is freed before the result is made. For a side stream it comes behind the
+  // input gradient, which others wait for.
   at::Tensor backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dy
 

@@ -9,6 +9,7 @@ void WeightGradQueue::push(HasWeightGradient& layer, std::vector<at::Tensor> ope
     layer.backward_weight(operands);
     return;
   }
+  if (mode_ == Mode::beside) mark_ = side_->run([&layer, operands] { layer.backward_weight(operands); });
   pending_.push_back({&layer, std::move(operands)});
 }
 
@@ -17,6 +18,12 @@ void WeightGradQueue::run() {
     pending.layer->backward_weight(pending.operands);
     pending.operands.clear();
   }
+  pending_.clear();
+}
+
+void WeightGradQueue::join() {
+  if (pending_.empty()) return;
+  side_->join(mark_);
   pending_.clear();
 }
 

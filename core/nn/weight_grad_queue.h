@@ -1,4 +1,5 @@
-// Defers weight gradients: the split B = I + W of zero-bubble schedules (Qi et al., arXiv 2401.10241).
+// Defers weight gradients: the split B = I + W of zero-bubble schedules (Qi et al., arXiv 2401.10241). Or
+// takes them on a second stream.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +7,8 @@
 #include <cstddef>
 #include <span>
 #include <vector>
+
+#include "core/nn/side_stream.h"
 
 namespace pptrain::nn {
 
@@ -20,20 +23,29 @@ class HasWeightGradient {
 };
 
 // Holds, per pending weight gradient, its operands and nothing else. One queue serves one microbatch of one
-// stage.
+// stage, or of one of its blocks.
 class WeightGradQueue {
  public:
   enum class Mode {
     immediate,  // push() computes at once: the operands are hot, and are freed layer by layer
     deferred,   // push() keeps the operands until run()
+    beside,     // push() computes on a side stream, and keeps the operands until join()
   };
+  // immediate or deferred.
   explicit WeightGradQueue(Mode mode) : mode_(mode) {}
+  // beside. `side` must outlive the queue.
+  explicit WeightGradQueue(SideStream& side) : mode_(Mode::beside), side_(&side) {}
 
-  // Calls layer.backward_weight(operands), now or in run(). `layer` must outlive the queue.
+  // Calls layer.backward_weight(operands), now or in run(). `layer` must outlive the queue. Nobody may write
+  // to an operand any more, but in immediate mode.
   void push(HasWeightGradient& layer, std::vector<at::Tensor> operands);
 
-  // Computes what is pending, in push order, freeing the operands of each when it is done.
+  // deferred: computes what is pending, in push order, freeing the operands of each when it is done.
   void run();
+
+  // beside: orders the current stream behind what was pushed, and frees the operands: their memory may then
+  // be used again on it, and the gradients be read.
+  void join();
 
   Mode mode() const { return mode_; }
   size_t size() const { return pending_.size(); }
@@ -45,6 +57,8 @@ class WeightGradQueue {
     std::vector<at::Tensor> operands;
   };
   Mode mode_;
+  SideStream* side_ = nullptr;
+  SideStream::Mark mark_ = 0;  // of the last push
   std::vector<Pending> pending_;
 };
 

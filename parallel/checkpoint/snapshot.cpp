@@ -26,15 +26,16 @@ Snapshot::Snapshot(std::vector<StageContents> stages) : stages_(std::move(stages
       }
     }
   }
+  if (!device_) return;
+  written_.emplace(device_->type());
+  written_->record(c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_));
 }
 
 void Snapshot::keep_host_copies() {
   if (!device_) return;
   const c10::impl::VirtualGuardImpl device(device_->type());
   const c10::Stream side = device.getStreamFromGlobalPool(*device_);
-  c10::Event ready(device_->type());
-  ready.record(device.getStream(*device_));
-  ready.block(side);
+  written_->block(side);
   const c10::StreamGuard guard(side);
   const std::lock_guard lock(mutex_);
   for (auto& [tensor, held] : held_) {
@@ -50,7 +51,11 @@ void Snapshot::keep_host_copies() {
 
 void Snapshot::read(const NamedTensor& tensor, uint64_t begin, std::span<std::byte> out) {
   if (out.empty()) return;
-  if (on_host_) on_host_->synchronize();
+  if (on_host_) {
+    on_host_->synchronize();
+  } else if (written_) {
+    written_->synchronize();  // this thread's stream is not the one that wrote
+  }
   const std::lock_guard lock(mutex_);
   Held& held = held_.at(&tensor);
   const at::Tensor& source = held.source;

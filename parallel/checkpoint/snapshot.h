@@ -52,6 +52,7 @@ class Snapshot {
   std::mutex mutex_;  // guards what follows
   std::unordered_map<const NamedTensor*, Held> held_;
   bool protected_ = false;
+  std::optional<c10::Event> written_;  // on a GPU: what the current stream held at first
   std::optional<c10::Event> on_host_;  // keep_host_copies() is done
   std::optional<c10::Device> device_;
   uint64_t copied_bytes_ = 0;

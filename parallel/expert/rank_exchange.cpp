@@ -10,6 +10,7 @@
 
 #include "core/kernels/dry_run.h"
 #include "core/kernels/expert_kernels.h"
+#include "core/kernels/host_copy.h"
 
 namespace pptrain::expert {
 namespace {
@@ -129,10 +130,10 @@ std::unique_ptr<const nn::ExpertExchange::Plan> RankExchange::plan(const Tensor&
   std::vector<int32_t> order, place;
   const std::vector<int32_t> own_ends = order_arrivals(arriving, own_experts, order, place);
   const auto on_device = [&](const std::vector<int32_t>& values) {
-    return at::tensor(values, at::TensorOptions().dtype(at::kInt)).to(options.device());
+    return kernels::to_device(at::tensor(values, at::kInt), options.device());
   };
   plan->rows = static_cast<int64_t>(order.size());
-  plan->ends = on_device(own_ends);
+  plan->ends = at::tensor(own_ends, at::kInt);
   plan->order = on_device(order);
   plan->place = on_device(place);
   return plan;

@@ -179,7 +179,7 @@ void StageWeights::release(size_t index, nn::Use use) {
   if (nn::takes_gradients(use)) {
     const bool last =
         pass_.reduce_follows && pass_.use != nn::Use::forward && pass_.use != nn::Use::backward_input;
-    if (policy_.reduce == ReduceEvery::microbatch || last) begin_sums(index);
+    if (policy_.reduce == ReduceEvery::microbatch || last) begin_sums(index, use);
   }
   if (policy_.keep == Keep::kept || !nn::reads_weights(use) || !divided(index)) return;
   const std::vector<size_t> soon = upcoming(most_streamed_groups);
@@ -203,11 +203,12 @@ void StageWeights::prepare_gradient(size_t index, size_t buffer) {
   group.taken[buffer] = true;
 }
 
-void StageWeights::begin_sums(size_t index) {
+// Where uses overlap (an I that ends within a W), the other one's gradients may still be on their way.
+void StageWeights::begin_sums(size_t index, nn::Use use) {
   Group& group = groups_[index];
   nn::ParameterGroup& parameters = group.exchange.group();
   for (size_t buffer = 0; buffer < group.taken.size(); ++buffer) {
-    if (!group.taken[buffer]) continue;
+    if (!group.taken[buffer] || !takes(use, parameters.whole()[buffer])) continue;
     group.taken[buffer] = false;
     parameters.complete_grad(buffer);
     if (!parameters.division().own_gradient) {

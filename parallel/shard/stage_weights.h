@@ -98,7 +98,7 @@ class StageWeights final : public nn::WeightAccess {
   std::vector<size_t> upcoming(size_t count) const;
   static size_t order_index(nn::Use use);
   void prepare_gradient(size_t group, size_t buffer);
-  void begin_sums(size_t group);  // of what was taken
+  void begin_sums(size_t group, nn::Use use = nn::Use::backward);  // of what this use takes and has taken
   std::string reduction_of(size_t group) const;
 
   ShardPolicy policy_;

@@ -26,11 +26,14 @@ struct Case {
 
   at::ScalarType dtype() const { return bfloat16 ? at::kBFloat16 : at::kFloat; }
   Stages stages() const { return build_stages(model, {1, 2, 1}, dtype(), 7, recompute); }
-  models::StageFootprint predicted(const models::TransformerStage& stage, int64_t documents,
-                                   int64_t length) const {
-    return models::dry_run(
-        model, stage.slice(),
-        {.documents = documents, .length = length, .bfloat16 = bfloat16, .recompute = recompute});
+  models::StageFootprint predicted(const models::TransformerStage& stage, int64_t documents, int64_t length,
+                                   bool overlap = false) const {
+    return models::dry_run(model, stage.slice(),
+                           {.documents = documents,
+                            .length = length,
+                            .bfloat16 = bfloat16,
+                            .recompute = recompute,
+                            .overlap = overlap});
   }
 };
 
@@ -146,6 +149,10 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
     const int64_t f = taken(forward, predicted.activation);
     const int64_t b = taken([&] { stage->backward(0, dy()); }, predicted.activation);
     forward();
+    nn::NoSideStream side;
+    stage->overlap_weight_gradients(side);
+    const int64_t beside = taken([&] { stage->backward(0, dy()); }, predicted.activation);
+    forward();
     const int64_t i = taken([&] { stage->backward_input(0, dy()); }, predicted.activation);
     const int64_t w = taken([&] { stage->backward_weight(0); }, predicted.weight_operands);
     const auto check = [&](const char* pass, const models::PassFootprint& expected, int64_t measured) {
@@ -154,6 +161,7 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
     };
     check("F", predicted.forward, f);
     check("B", predicted.backward, b);
+    check("B beside", c.predicted(*stage, 5, 13, /*overlap=*/true).backward, beside);
     check("I", predicted.backward_input, i);
     check("W", predicted.backward_weight, w);
   }

@@ -9,12 +9,13 @@
 
 #include "core/data/microbatch.h"
 #include "parallel/pipeline/stage.h"
+#include "test/core/nn/late_side_stream.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"
 
 namespace pptrain::test {
 
-enum class Backward { at_once, split };  // B; or every I, then every W
+enum class Backward { at_once, beside, split };  // B, its weight gradients late; or every I, then every W
 
 struct StageStep {
   pipeline::LossSum loss;
@@ -24,6 +25,10 @@ struct StageStep {
 // `stages` hold the whole model, in order.
 inline StageStep run_step(Stages& stages, const std::vector<data::Microbatch>& batches, Backward backward) {
   const int m = static_cast<int>(batches.size());
+  LateSideStream side;
+  if (backward == Backward::beside) {
+    for (auto& stage : stages) stage->overlap_weight_gradients(side);
+  }
   for (int i = 0; i < m; ++i) {
     at::Tensor x;
     for (auto& stage : stages) x = stage->forward(i, batches[static_cast<size_t>(i)], x);
@@ -33,10 +38,12 @@ inline StageStep run_step(Stages& stages, const std::vector<data::Microbatch>& b
   for (int i = 0; i < m; ++i) {
     at::Tensor dy;
     for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
-      dy = backward == Backward::at_once ? (*stage)->backward(i, dy) : (*stage)->backward_input(i, dy);
+      dy = backward == Backward::split ? (*stage)->backward_input(i, dy) : (*stage)->backward(i, dy);
+      CHECK(side.waiting() == 0);
     }
     CHECK(!dy.defined());
   }
+  CHECK((side.ran() > 0) == (backward == Backward::beside));
   if (backward == Backward::split) {
     for (auto& stage : stages) {
       CHECK(stage->pending_weight_gradients() == batches.size());

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "core/base/error.h"
 #include "models/footprint.h"
 #include "test/core/kernels/compare.h"
+#include "test/core/nn/late_side_stream.h"
 #include "test/models/small_model.h"
 #include "test/models/stage_step.h"
 #include "test/support/catch.h"
@@ -25,6 +27,8 @@ using at::Tensor;
 using models::Recompute;
 
 namespace {
+
+const std::vector<Backward> every_way = {Backward::at_once, Backward::beside, Backward::split};
 
 std::vector<data::Microbatch> microbatches(const models::ModelConfig& model) {
   std::vector<data::Microbatch> result;
@@ -65,11 +69,11 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
   }
   const std::vector<std::vector<int64_t>> splits = {{4}, {2, 2}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}};
   for (const auto& split : splits) {
-    for (const auto backward : {Backward::at_once, Backward::split}) {
+    for (const auto backward : every_way) {
       Stages stages = build_stages(model, split, dtype);
       const StageStep actual = run_step(stages, batches, backward);
-      INFO(arch << " tied " << tied << " stages " << split.size() << " split "
-                << (backward == Backward::split));
+      INFO(arch << " tied " << tied << " stages " << split.size() << " backward "
+                << static_cast<int>(backward));
       CHECK(actual.loss.loss == expected.loss.loss);
       CHECK(actual.loss.tokens == expected.loss.tokens);
       REQUIRE(actual.grads.size() == expected.grads.size());
@@ -79,6 +83,39 @@ TEST_CASE("splitting a model over stages and its backward into I and W changes n
       }
     }
   }
+}
+
+TEST_CASE("weight gradients beside are joined a block late, and not before they are released") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const auto model = small_model("qwen3_moe", false);
+  const auto batches = microbatches(model);
+
+  // What is told of each group, and how many gradients are on their way then.
+  struct Access final : nn::WeightAccess {
+    explicit Access(LateSideStream& s) : side(s) {}
+    void acquire(size_t group, nn::Use use) override { open.emplace(group, use); }
+    void release(size_t group, nn::Use use) override {
+      wrong += open.erase({group, use}) != 1;
+      if (use == nn::Use::backward_weight) waiting.push_back(side.waiting());
+    }
+    LateSideStream& side;
+    std::set<std::pair<size_t, nn::Use>> open;
+    int wrong = 0;
+    std::vector<size_t> waiting;
+  };
+  LateSideStream side;
+  Access access(side);
+  Stages stages = build_stages(model, {4}, at::kFloat);
+  stages[0]->use_weights(access);
+  stages[0]->overlap_weight_gradients(side);
+  stages[0]->forward(0, batches[0], {});
+  stages[0]->backward(0, {});
+  CHECK(access.wrong == 0);
+  CHECK(access.open.empty());
+  // A sparse block (two groups) pushes 5, a dense one 4. Blocks 3 to 1 are released while the next block's
+  // are on their way; then block 0, and the embedding.
+  CHECK(access.waiting == std::vector<size_t>{5, 5, 4, 4, 5, 0, 0, 0});
 }
 
 TEST_CASE("packed documents give the sum of what each gives alone") {
@@ -141,7 +178,7 @@ TEST_CASE("recomputing activations changes no bit") {
   const StageStep expected = run_step(whole, batches, Backward::at_once);
   for (const auto recompute : {Recompute::cheap, Recompute::selective, Recompute::full}) {
     for (const std::vector<int64_t>& split : {std::vector<int64_t>{4}, {3, 1}, {1, 2, 1}}) {
-      for (const auto backward : {Backward::at_once, Backward::split}) {
+      for (const auto backward : every_way) {
         Stages stages = build_stages(model, split, dtype, 7, recompute);
         const StageStep actual = run_step(stages, batches, backward);
         CHECK(actual.loss.loss == expected.loss.loss);

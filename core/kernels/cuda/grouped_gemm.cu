@@ -13,8 +13,8 @@ void gather_rows(const Tensor& x, const Tensor& order, int64_t each, Tensor& out
 
 namespace {
 
-// Calls body(expert, first row, rows) for each expert; it may have no rows. Waits for the device, since the
-// host must know the sizes of the products.
+// Calls body(expert, first row, rows) for each expert; it may have no rows. The host must know the sizes of
+// the products: it waits for the device, unless `ends` lies on the host.
 template <typename Body>
 void for_each_group(const Tensor& ends, int64_t rows, const Body& body) {
   const Tensor host_ends = ends.cpu();

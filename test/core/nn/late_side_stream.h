@@ -1,0 +1,36 @@
+// A side stream that is as late as it may be.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+
+#include "core/nn/side_stream.h"
+
+namespace pptrain::test {
+
+// A body runs when somebody waits for it: whoever writes to its operands meanwhile, or reads its results
+// without waiting, gets other values.
+class LateSideStream final : public nn::SideStream {
+ public:
+  Mark run(const std::function<void()>& body) override {
+    waiting_.push_back(body);
+    return joined_ + static_cast<Mark>(waiting_.size());
+  }
+  void join(Mark mark) override {
+    for (; joined_ < mark; ++joined_) {
+      waiting_.front()();
+      waiting_.pop_front();
+      ++ran_;
+    }
+  }
+  size_t waiting() const { return waiting_.size(); }
+  size_t ran() const { return ran_; }
+
+ private:
+  std::deque<std::function<void()>> waiting_;
+  Mark joined_ = 0;
+  size_t ran_ = 0;
+};
+
+}  // namespace pptrain::test
