@@ -174,7 +174,7 @@ class NcclCommunicator final : public Communicator {
   void broadcast(at::Tensor tensor, int root) override;
   void all_gather(at::Tensor out, const at::Tensor& tensor) override;
   // Of the host threads; the GPUs may be behind.
-  void barrier() override { host_.barrier(); }
+  void barrier() override { host().barrier(); }
 
   void abort(const std::string& message) override { host_.abort(message); }
   std::string failure() const override { return host_.failure(); }
@@ -331,13 +331,13 @@ std::unique_ptr<Work> NcclCommunicator::start(at::Tensor tensor, int sender, int
 
 std::unique_ptr<Work> NcclCommunicator::isend(const at::Tensor& tensor, int destination) {
   check_peer(destination, rank(), size(), "isend");
-  if (tensor.is_cpu()) return host_.isend(tensor, destination);
+  if (tensor.is_cpu()) return host().isend(tensor, destination);
   return start(tensor, rank(), destination);
 }
 
 std::unique_ptr<Work> NcclCommunicator::irecv(at::Tensor tensor, int source) {
   check_peer(source, rank(), size(), "irecv");
-  if (tensor.is_cpu()) return host_.irecv(std::move(tensor), source);
+  if (tensor.is_cpu()) return host().irecv(std::move(tensor), source);
   return start(std::move(tensor), source, rank());
 }
 
@@ -407,7 +407,7 @@ void NcclCommunicator::reduce_piece(at::Tensor flat, at::Tensor scratch) {
 }
 
 std::unique_ptr<Work> NcclCommunicator::start_all_reduce_sum(at::Tensor tensor) {
-  if (tensor.is_cpu()) return host_.iall_reduce_sum(std::move(tensor));
+  if (tensor.is_cpu()) return host().iall_reduce_sum(std::move(tensor));
   const c10::cuda::CUDAGuard guard(device_);
   const int64_t n = tensor.numel();
   if (static_cast<int64_t>(tensor.nbytes()) <= direct_bytes) {
@@ -429,7 +429,7 @@ std::unique_ptr<Work> NcclCommunicator::start_all_reduce_sum(at::Tensor tensor) 
 
 std::unique_ptr<Work> NcclCommunicator::start_reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
                                                                  std::vector<int64_t> counts) {
-  if (tensor.is_cpu()) return host_.ireduce_scatter_sum(std::move(out), tensor, counts);
+  if (tensor.is_cpu()) return host().ireduce_scatter_sum(std::move(out), tensor, counts);
   const c10::cuda::CUDAGuard guard(device_);
   const int64_t mine = counts[rank()];
   const Windows windows = make_windows(counts, static_cast<int64_t>(tensor.element_size()), piece_bytes);
@@ -450,7 +450,7 @@ std::unique_ptr<Work> NcclCommunicator::start_reduce_scatter_sum(at::Tensor out,
 
 std::unique_ptr<Work> NcclCommunicator::start_all_gather(at::Tensor out, at::Tensor tensor,
                                                          std::vector<int64_t> counts) {
-  if (tensor.is_cpu()) return host_.iall_gather(std::move(out), tensor, counts);
+  if (tensor.is_cpu()) return host().iall_gather(std::move(out), tensor, counts);
   return collective("all_gather", {out, tensor}, [&] {
     if (std::ranges::adjacent_find(counts, std::ranges::not_equal_to()) == counts.end()) {
       return gather(out, tensor);
@@ -463,7 +463,7 @@ std::unique_ptr<Work> NcclCommunicator::start_all_gather(at::Tensor out, at::Ten
 
 std::unique_ptr<Work> NcclCommunicator::start_all_to_all(at::Tensor out, std::vector<int64_t> from,
                                                          at::Tensor tensor, std::vector<int64_t> to) {
-  if (tensor.is_cpu()) return host_.iall_to_all(std::move(out), from, tensor, to);
+  if (tensor.is_cpu()) return host().iall_to_all(std::move(out), from, tensor, to);
   return collective("all_to_all", {out, tensor}, [&] {
     const Parts incoming(out, from);
     const Parts outgoing(tensor, to);
@@ -474,13 +474,13 @@ std::unique_ptr<Work> NcclCommunicator::start_all_to_all(at::Tensor out, std::ve
 
 void NcclCommunicator::all_reduce_sum(at::Tensor tensor) {
   check_contiguous(tensor, "all_reduce_sum");
-  if (tensor.is_cpu()) return host_.all_reduce_sum(std::move(tensor));
+  if (tensor.is_cpu()) return host().all_reduce_sum(std::move(tensor));
   iall_reduce_sum(std::move(tensor))->wait();
 }
 
 void NcclCommunicator::broadcast(at::Tensor tensor, int root) {
   check_contiguous(tensor, "broadcast");
-  if (tensor.is_cpu()) return host_.broadcast(std::move(tensor), root);
+  if (tensor.is_cpu()) return host().broadcast(std::move(tensor), root);
   check_root(root, size());
   if (size() == 1 || tensor.numel() == 0) return;
   collective("broadcast", {tensor}, [&] { broadcast_bytes(tensor, root); })->wait();
@@ -495,7 +495,7 @@ void NcclCommunicator::broadcast_bytes(at::Tensor tensor, int root) {
 
 void NcclCommunicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
   check_contiguous(tensor, "all_gather");
-  if (tensor.is_cpu()) return host_.all_gather(std::move(out), tensor);
+  if (tensor.is_cpu()) return host().all_gather(std::move(out), tensor);
   check_contiguous(out, "all_gather");
   check_rows(out, tensor, size());
   iall_gather(std::move(out), tensor)->wait();
