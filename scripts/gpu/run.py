@@ -1,6 +1,6 @@
 """Runs the steps of `correct` and `bench` from a pack on this machine, and writes report.json, report.md and steps.log.
 
-Usage: run.py correct|bench... [--device cuda|cpu] [--out DIR] [--only STEP]... [--quick] [--pack DIR]
+Usage: run.py correct|bench... [--device cuda|cpu] [--out DIR] [--only STEP]... [--quick] [--patience N] [--pack DIR]
 """
 
 import argparse
@@ -31,6 +31,7 @@ def read_arguments():
     parser.add_argument("--out", type=pathlib.Path, default=HERE / ("report" if inside else "build-gpu/report"))
     parser.add_argument("--only", action="append", metavar="STEP", help="this step alone; may be repeated")
     parser.add_argument("--quick", action="store_true", help="fewer steps of training and fewer repetitions")
+    parser.add_argument("--patience", type=float, default=1, help="all time limits times this, for a slow or busy machine")
     parser.add_argument("--pack", type=pathlib.Path, default=HERE if inside else HERE / "build-gpu/pack")
     arguments = parser.parse_args()
     known = [step.name for suite in arguments.suites for step in SUITES[suite].steps]
@@ -50,13 +51,13 @@ def look_around(arguments):
     return torch, machine.describe(torch) | gpu, pack
 
 
-def run_step(suite, step, context):
+def run_step(suite, step, context, patience):
     """The outcome, whatever the step does."""
-    context.begin(step.name, step.limit)
+    context.begin(step.name, step.limit * patience)
     started = time.monotonic()
     try:
         if context.left() <= 0:
-            raise Failed(f"not started: the {suite.limit} s of `{suite.name}` were over")
+            raise Failed(f"not started: the {suite.limit * patience:.0f} s of `{suite.name}` were over")
         kind, text = PASSED, step.run(context)
     except Skipped as reason:
         kind, text = SKIPPED, str(reason)
@@ -81,11 +82,11 @@ def main():
             context = Context(pack=arguments.pack.resolve(), out=arguments.out.resolve(), work=pathlib.Path(work), log=log,
                               device=arguments.device, quick=arguments.quick,
                               environment=machine.environment(arguments.pack.resolve(), torch),
-                              suite_deadline=time.monotonic() + suite.limit)
+                              suite_deadline=time.monotonic() + suite.limit * arguments.patience)
             for step in suite.steps:
                 if arguments.only and step.name not in arguments.only:
                     continue
-                report.outcomes.append(outcome := run_step(suite, step, context))
+                report.outcomes.append(outcome := run_step(suite, step, context, arguments.patience))
                 report.write(arguments.out)
                 first = outcome.text.splitlines()[0] if outcome.text else ""
                 print(f"{outcome.outcome:8} {outcome.step:10} {outcome.seconds:6.1f} s  {first}", flush=True)

@@ -71,7 +71,8 @@ class GpuRun(unittest.TestCase):
     def run_steps(self, *arguments, device="cpu", suite="correct"):
         self.done = subprocess.run(
             [SOURCE / "scripts/gpu.sh", "run", suite, "--pack", self.pack, "--out", self.folder / "out", "--device", device,
-             "--quick", *arguments], capture_output=True, text=True, timeout=600, env=environment(PPTRAIN_PYTHON=sys.executable))
+             "--quick", "--patience", "20", *arguments], capture_output=True, text=True, timeout=850,
+            env=environment(PPTRAIN_PYTHON=sys.executable))
         report = self.folder / "out/report.json"
         self.report = json.loads(report.read_text()) if report.exists() else None
         return self.done.returncode
