@@ -95,7 +95,8 @@ def kernel_table(parts: dict, reached: list[dict]) -> list[str]:
     lines = []
     for row in rows_of(parts, "kernels"):
         times = [number(row.get("bytes"), 1e-6, 1), number(row.get("seconds"), 1e6, 1), number(row.get("host_s"), 1e6, 1)]
-        lines.append([row["name"], *times, number(row.get("bytes_per_s"), 1e-12, 3), percent(row.get("share")), met_by.get(row["name"], "")])
+        rates = [number(row.get("bytes_per_s"), 1e-12, 3), percent(row.get("share")), met_by.get(row["name"], "")]
+        lines.append([row["name"], *times, *rates])
     head = ["kernel", "MB", "us", "host us", "TB/s", "of copy", f"goal {COPY_SHARE_GOAL:.0%}"]
     return table("Memory-bound kernels", 1, head, lines)
 
