@@ -89,8 +89,8 @@ void LtProduct::describe_operation(bool tf32) {
   set(operation_, CUBLASLT_MATMUL_DESC_TRANSA, of_b);
   set(operation_, CUBLASLT_MATMUL_DESC_TRANSB, of_a);
   if (!product_.bias) return;
-  // Of D's rows, which are out's columns. The address comes with each call; what is asked for an algorithm gets
-  // one of the same alignment, that nobody reads.
+  // Of D's rows, which are out's columns. The address comes with each call; what is asked for an algorithm
+  // gets one of the same alignment, that nobody reads.
   set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
   set(operation_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product_.type));
   set(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, uintptr_t{4096} + static_cast<uintptr_t>(alignment_));
