@@ -469,8 +469,8 @@ void add_train(std::vector<Option>& options) {
   train
       .add("deterministic", &TrainSection::deterministic,
            "On GPUs, the same job gives the same bits again, on other layouts of the pipeline too: "
-           "attention's "
-           "backward pass adds in a fixed order, and operators of LibTorch that cannot do so are refused. "
+           "attention's backward pass adds in a fixed order, and operators of LibTorch that cannot do so are "
+           "refused. "
            "false: the fastest attention; losses then differ from run to run in their last digits. On CPUs "
            "numbers are the same in any case.")
       .only_with("run.device", {"cuda"});

@@ -50,10 +50,14 @@ class Run {
 };
 
 // As the program calls it, key-value heads and layouts included.
+template <bool deterministic>
 class ProgramRun final : public Run {
  public:
   explicit ProgramRun(Operands operands) : in_(std::move(operands)) {}
-  void forward() override { out_ = nn::causal_attention(in_.q, in_.k, in_.v, in_.segments, statistics_); }
+  void forward() override {
+    out_ = nn::causal_attention(in_.q, in_.k, in_.v, in_.segments, statistics_,
+                                {.deterministic = deterministic});
+  }
   void backward() override {
     nn::causal_attention_backward(in_.dout, in_.q, in_.k, in_.v, in_.segments, out_, statistics_);
   }
@@ -140,9 +144,9 @@ std::unique_ptr<Run> make(const Operands& operands) {
   return std::make_unique<Kind>(operands);
 }
 
-// Modes of the program's attention (deterministic, fastest) are entries here, each with a Run of its own.
 std::vector<BackEnd> back_ends(at::Device device) {
-  std::vector<BackEnd> result = {{"pptrain", make<ProgramRun>}};
+  std::vector<BackEnd> result = {{"pptrain", make<ProgramRun<true>>},
+                                 {"pptrain, fastest", make<ProgramRun<false>>}};
   if (device.is_cpu()) {
     result.push_back({"aten flash", make<CpuFlashRun>});
   } else {

@@ -137,7 +137,8 @@ class GpuBench(Folder):
 
     def check_attention(self, rows):
         cases = {(row["name"], row["pass"], row["sequence"]) for row in rows}
-        names, passes, sequences = ("pptrain", "aten flash"), {"forward": 2, "backward": 5}, (32, 128)
+        names, sequences = ("pptrain", "pptrain, fastest", "aten flash"), (32, 128)
+        passes = {"forward": 2, "backward": 5}
         self.assertEqual(cases, {(name, word, seq) for name in names for word in passes for seq in sequences})
         for row in rows:
             pairs = ROWS * row["sequence"] / 2  # of tokens and those that they see
@@ -145,8 +146,9 @@ class GpuBench(Folder):
             self.check_rate(row, "flops", "flops_per_s")
 
     def check_stages(self, rows, peak):
-        cases = {(row["name"], row["sequence"], row["recompute"], row["backward"]) for row in rows}
-        ways = [("none", "B"), ("none", "I + W"), ("cheap", "B")]
+        cases = {(row["name"], row["sequence"], row["recompute"], row["backward"], row["attention"]) for row in rows}
+        ways = [("none", "B", "deterministic"), ("none", "I + W", "deterministic"), ("cheap", "B", "deterministic")]
+        ways += [("none", "B", "fastest"), ("cheap", "B", "fastest")]
         expected = {(name, seq, *way) for name in ("first", "middle", "last") for seq in (64, ROWS) for way in ways}
         self.assertEqual(cases, expected)
         places = {place.name: place for place in gpu_stage_model.PLACES}

@@ -183,8 +183,8 @@ void measure_stage(Bench& bench, Json& row, TransformerStage& stage, const Place
   if (waits) row["host_syncs"] = *waits;
 }
 
-// How attention is computed: the modes (deterministic, fastest) that are measured are entries here, each with
-// the seams that its stages get. I and W apart are measured in one of them.
+// How attention is computed, as train.deterministic says, with the seams that its stages get. I and W apart
+// are measured in one of them.
 struct AttentionMode {
   const char* name;
   models::Seams seams;
@@ -192,7 +192,11 @@ struct AttentionMode {
 };
 
 std::vector<AttentionMode> attention_modes() {
-  return {{.name = "default", .seams = {}, .split = true}};
+  models::Seams deterministic, fastest;
+  deterministic.attention = nn::make_local_attention({.deterministic = true});
+  fastest.attention = nn::make_local_attention({.deterministic = false});
+  return {{.name = "deterministic", .seams = deterministic, .split = true},
+          {.name = "fastest", .seams = fastest, .split = false}};
 }
 
 void measure_place(Bench& bench, Rows& rows, const Place& place, Recompute recompute,
