@@ -68,8 +68,9 @@ def product_tables(parts: dict) -> list[str]:
         long = sustained.get(key(row), {}).get("flops_per_s")
         share = long / peak if long and peak else None
         cells = [row["name"], row["kernel"], number(row["rows"]), tera(long), percent(share)]
-        lines.append([*cells, tera(row.get("flops_per_s")), tera(row.get("aten_flops_per_s"))])
-    head = ["product", "kernel", "rows", "sustained, TFLOP/s", "of peak", "burst", "at::mm, burst"]
+        cells += [tera(row.get(rate)) for rate in ("flops_per_s", "first_choice_flops_per_s", "aten_flops_per_s")]
+        lines.append(cells)
+    head = ["product", "kernel", "rows", "sustained, TFLOP/s", "of peak", "burst", "library's first choice", "at::mm"]
     blocks = []
     for row in rows:
         if row["name"] == "block":

@@ -55,7 +55,7 @@ def tables(context):
 
 SUITE = Suite("bench", 410, [
     Step("parts", "products, attention, kernels and stages", 200, parts),
-    Step("torch", "the same stages in compiled PyTorch", 110, torch),
+    Step("torch", "the same stages in compiled PyTorch", 150, torch),
     Step("whole", "training of a model of 1B parameters", 170, whole),
     Step("tables", "all figures, with their goals", 20, tables),
 ])

@@ -91,7 +91,7 @@ TEST_CASE("swiglu in float64", "[gpu]") {
     const Tensor gate_up = b.random({13, 2 * 100}, type, 1, 3.0), dy = b.random({13, 100}, type, 2);
     Tensor y = b.output({13, 100}, type), dgate_up = b.output({13, 200}, type);
     b(kernels::swiglu, gate_up, y);
-    b(kernels::swiglu_backward, dy, gate_up, dgate_up);
+    b(kernels::swiglu_backward, dy, gate_up, dgate_up, std::nullopt);
 
     const Tensor both = on_host(gate_up);
     const auto halves = both.chunk(2, 1);
@@ -164,13 +164,13 @@ TEST_CASE("adamw and add_squares in float64", "[gpu]") {
   const double first = 1 - std::pow(args.beta1, args.step), second = 1 - std::pow(args.beta2, args.step);
   const Tensor expected = weight.cpu().to(at::kDouble) * (1 - args.lr * args.weight_decay) -
                           (m / first) / ((v / second).sqrt() + args.eps) * args.lr;
-  b(kernels::adamw, weight, grad, exp_avg, exp_avg_sq, std::nullopt, args, std::nullopt);
+  b(kernels::adamw, {{weight, grad, exp_avg, exp_avg_sq, std::nullopt, args, std::nullopt}});
   check("weight", weight, expected);
   check("exp_avg", exp_avg, m);
   check("exp_avg_sq", exp_avg_sq, v);
 
   Tensor words = at::zeros({kernels::exact_words}, at::TensorOptions().dtype(at::kLong).device(b.device));
-  b(kernels::add_squares, grad, 0, words);
+  b(kernels::add_squares, {{grad, 0}}, words);
   const Tensor host = words.cpu();
   const kernels::ExactSum sum(
       std::span<const int64_t, kernels::exact_words>(host.const_data_ptr<int64_t>(), kernels::exact_words));

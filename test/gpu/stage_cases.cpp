@@ -110,13 +110,17 @@ TEST_CASE("every kernel of a step, at small shapes", "[gpu][small]") {
     run_step(stages, microbatches(model, place.device), Backward::split);
     for (nn::Shard* shard : stages.front()->parameters().shards()) {
       Tensor sum = at::zeros({20}, at::TensorOptions().dtype(at::kLong).device(place.device));
-      kernels::add_squares(shard->grad, 0, sum);
+      kernels::add_squares({{shard->grad, 0}}, sum);
       CHECK(sum.count_nonzero().item<int64_t>() > 0);
       Tensor exp_avg = at::zeros_like(shard->master), exp_avg_sq = at::zeros_like(shard->master);
       const Tensor before = shard->master.clone();
-      kernels::adamw(shard->master, shard->grad, exp_avg, exp_avg_sq,
-                     shard->compute.defined() ? std::optional(shard->compute) : std::nullopt,
-                     kernels::AdamWArgs{.lr = 0.01}, std::nullopt);
+      kernels::adamw({{shard->master,
+                       shard->grad,
+                       exp_avg,
+                       exp_avg_sq,
+                       shard->compute.defined() ? std::optional(shard->compute) : std::nullopt,
+                       {.lr = 0.01},
+                       std::nullopt}});
       CHECK_FALSE(shard->master.equal(before));
       CHECK(shard->master.isfinite().all().item<bool>());
     }

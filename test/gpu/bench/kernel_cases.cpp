@@ -112,13 +112,17 @@ void add_swiglu(std::vector<KernelCase>& cases, int64_t rows, int64_t dim) {
                        kernels::swiglu(gate_up, y);
                      };
                    }});
-  cases.push_back({"swiglu_backward", [=](at::Device device) -> Work {
-                     const Tensor gate_up = activations(device, rows, 2 * dim);
-                     return [gate_up, dy = gradients(device, {rows, dim}),
-                             dgate_up = at::empty_like(gate_up)]() mutable {
-                       kernels::swiglu_backward(dy, gate_up, dgate_up);
-                     };
-                   }});
+  for (const bool again : {false, true}) {
+    cases.push_back(
+        {again ? "swiglu_backward with swiglu again" : "swiglu_backward", [=](at::Device device) -> Work {
+           const Tensor gate_up = activations(device, rows, 2 * dim);
+           const Tensor dy = gradients(device, {rows, dim});
+           const auto y = again ? std::optional(at::empty_like(dy)) : std::nullopt;
+           return [gate_up, dy, dgate_up = at::empty_like(gate_up), y]() mutable {
+             kernels::swiglu_backward(dy, gate_up, dgate_up, y);
+           };
+         }});
+  }
 }
 
 // Logits of one chunk of the head. With gradients they are overwritten: later runs see the gradients of
@@ -154,20 +158,21 @@ void add_embedding(std::vector<KernelCase>& cases, int64_t rows, int64_t vocab, 
 
 // All parameters of a block in one buffer.
 void add_parameters(std::vector<KernelCase>& cases, int64_t count) {
-  cases.push_back({"adamw", [=](at::Device device) -> Work {
-                     const auto values = [&](double scale) { return floats(device, {count}, scale); };
-                     return [weight = values(0.02), grad = values(1e-3), exp_avg = values(1e-3),
-                             exp_avg_sq = values(1e-3).square_(),
-                             compute = at::empty({count}, float_on(device).dtype(kCompute))]() mutable {
-                       kernels::adamw(weight, grad, exp_avg, exp_avg_sq, compute, {.lr = 1e-6, .step = 100},
-                                      {});
-                     };
-                   }});
+  cases.push_back(
+      {"adamw", [=](at::Device device) -> Work {
+         const auto values = [&](double scale) { return floats(device, {count}, scale); };
+         return [weight = values(0.02), grad = values(1e-3), exp_avg = values(1e-3),
+                 exp_avg_sq = values(1e-3).square_(),
+                 compute = at::empty({count}, float_on(device).dtype(kCompute))]() mutable {
+           kernels::adamw(
+               {{weight, grad, exp_avg, exp_avg_sq, compute, {.lr = 1e-6, .step = 100}, std::nullopt}});
+         };
+       }});
   cases.push_back(
       {"add_squares", [=](at::Device device) -> Work {
          return [x = floats(device, {count}, 1e-3),
                  sum = at::zeros({kernels::exact_words}, float_on(device).dtype(at::kLong))]() mutable {
-           kernels::add_squares(x, 0, sum);
+           kernels::add_squares({{x, 0}}, sum);
          };
        }});
   cases.push_back({"normal_values", [=](at::Device device) -> Work {
@@ -181,9 +186,8 @@ void add_parameters(std::vector<KernelCase>& cases, int64_t count) {
 
 std::vector<KernelCase> kernel_cases(const Sizes& sizes) {
   const int64_t rows = sizes.max_rows();
-  const int64_t chunk =
-      std::min(rows, nn::LinearCrossEntropy::rows_per_chunk(
-                         sizes.vocab * 2, nn::LinearCrossEntropy::default_chunk_bytes(at::kCUDA)));
+  const int64_t chunk = nn::LinearCrossEntropy::rows_per_chunk(
+      rows, sizes.vocab * 2, nn::LinearCrossEntropy::default_chunk_bytes(at::kCUDA));
   std::vector<KernelCase> cases;
   add_norms(cases, rows, sizes.hidden);
   add_heads(cases, sizes, rows, /*normed=*/false);
