@@ -6,7 +6,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
