@@ -2,8 +2,11 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -126,7 +129,50 @@ ProductTable stored(const ProductTuning& tuning) {
   return nothing;
 }
 
+enum class Damaged { warn, pass };
+
+// Of the shared file.
+ProductTable shared_table(const ProductTuning& tuning, Damaged damaged) {
+  const ProductTable nothing{.device = tuning.device, .library = tuning.library, .algorithms = {}};
+  if (tuning.shared.empty() || !std::filesystem::exists(tuning.shared)) return nothing;
+  try {
+    ProductTable table = product_table_from(io::read_small_file(tuning.shared, longest_file),
+                                            fmt::format("'{}'", tuning.shared.string()));
+    if (table.device == tuning.device && table.library == tuning.library) return table;
+  } catch (const Error& error) {
+    if (damaged == Damaged::warn) tuning.warn(fmt::format("{}: it is written anew", error.what()));
+  }
+  return nothing;
+}
+
+// Adds what is new. Of two runs that time at once, the one that comes later takes the other's choices from
+// its next folder on.
+void share(const ProductTable& table, const ProductTuning& tuning) {
+  if (tuning.shared.empty()) return;
+  ProductTable all = shared_table(tuning, Damaged::pass);
+  const size_t known = all.algorithms.size();
+  all.algorithms.insert(table.algorithms.begin(), table.algorithms.end());
+  if (all.algorithms.size() == known) return;
+  try {
+    std::filesystem::create_directories(tuning.shared.parent_path());
+    io::write_file_atomically(tuning.shared, to_json(all));
+  } catch (const std::exception& error) {
+    tuning.warn(fmt::format("{}: other runs will time products for themselves", error.what()));
+  }
+}
+
 }  // namespace
+
+std::filesystem::path shared_product_table(const std::string& device, const std::string& library) {
+  std::string name = fmt::format("products_{}_{}.json", device, library);
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return std::isalnum(c) == 0 && c != '.' && c != '_' && c != '-'; }, '-');
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != '\0') return std::filesystem::path(cache) / "pptrain" / name;
+  const char* const home = std::getenv("HOME");
+  if (home == nullptr || *home == '\0') return {};
+  return std::filesystem::path(home) / ".cache" / "pptrain" / name;
+}
 
 std::string to_json(const ProductTable& table) {
   json products = json::array();
@@ -155,15 +201,23 @@ ProductTable product_table_from(const std::string& text, const std::string& what
 
 ProductTable tune_products(const std::set<Product>& products, const ProductTuning& tuning) {
   ProductTable table = stored(tuning);
-  const size_t known = table.algorithms.size();
+  const ProductTable shared = shared_table(tuning, Damaged::warn);
+  const size_t own = table.algorithms.size();
   const auto begin = std::chrono::steady_clock::now();
+  size_t timed = 0;
   for (const Product& product : products) {
     if (table.algorithms.contains(product)) continue;
-    if (const auto algorithm = tuning.time(product)) table.algorithms.emplace(product, *algorithm);
+    if (const auto found = shared.algorithms.find(product); found != shared.algorithms.end()) {
+      table.algorithms.insert(*found);
+    } else if (const auto algorithm = tuning.time(product)) {
+      table.algorithms.emplace(product, *algorithm);
+      ++timed;
+    }
   }
-  const size_t timed = table.algorithms.size() - known;
+  const size_t known = table.algorithms.size() - timed;
+  if (table.algorithms.size() > own) io::write_file_atomically(tuning.file, to_json(table));
+  share(table, tuning);
   if (timed == 0) return table;
-  io::write_file_atomically(tuning.file, to_json(table));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   tuning.say(
       fmt::format("timed {}'s algorithms for {} shapes of products in {:.1f} s ({} were known); kept in {}",

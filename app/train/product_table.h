@@ -17,16 +17,22 @@ kernels::ProductTable product_table_from(const std::string& text, const std::str
 
 // Where a table is kept and how products are timed.
 struct ProductTuning {
-  std::filesystem::path file;
-  std::string device, library;  // that products are timed on and by
+  std::filesystem::path file;    // of the run
+  std::filesystem::path shared;  // of the user's runs on this kind of device; empty: none
+  std::string device, library;   // that products are timed on and by
   // The fastest algorithm; nothing where the library is to choose.
   std::function<std::optional<kernels::ProductAlgorithm>(const kernels::Product&)> time;
   std::function<void(const std::string&)> say, warn;  // a line of the log
 };
 
-// The file's table with what it lacks of `products`, timed now and added to the file. A file of another
-// device or library, or a damaged one, is set aside with a line that says so, and all are timed anew. What is
-// there is never changed, so that a run which goes on has the same bits.
+// <cache>/pptrain/products_<device>_<library>.json, where <cache> is $XDG_CACHE_HOME or $HOME/.cache; empty
+// where neither is set.
+std::filesystem::path shared_product_table(const std::string& device, const std::string& library);
+
+// The run's table with what it lacks of `products`: from the shared table, so that runs of other layouts have
+// the same bits, or timed now; both files are completed. A run's file of another device or library, or a
+// damaged one, is set aside with a line that says so. What is in a file is never changed, so that a run which
+// goes on has the same bits. A shared file that cannot be used is left out with a warning.
 kernels::ProductTable tune_products(const std::set<kernels::Product>& products, const ProductTuning& tuning);
 
 }  // namespace pptrain::app

@@ -25,10 +25,13 @@ bool is_worth_timing(const kernels::Product& product) {
 
 // Rank 0.
 kernels::ProductTable tuned(const RunContext& context) {
+  const std::string device = kernels::device_name(context.device);
+  const std::string library = kernels::product_library(context.device);
   const ProductTuning tuning{
       .file = std::filesystem::path(context.job.run.dir) / "products.json",
-      .device = kernels::device_name(context.device),
-      .library = kernels::product_library(context.device),
+      .shared = shared_product_table(device, library),
+      .device = device,
+      .library = library,
       .time = [&](const kernels::Product& product) { return kernels::tune_product(product, context.device); },
       .say = [](const std::string& line) { spdlog::info(line); },
       .warn = [](const std::string& line) { spdlog::warn(line); }};

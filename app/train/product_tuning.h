@@ -12,8 +12,9 @@ namespace pptrain::app {
 // The products of all stages of the plan that are worth timing.
 std::set<kernels::Product> products_of(const Plan& plan);
 
-// Installs on all ranks what rank 0 has in its run's folder or times now (train.tune_products), so that the
-// same products have the same bits on every rank and after resuming. On a CPU nothing is there to choose.
+// Installs on all ranks what rank 0 has in its run's folder, in its user's shared table, or times now
+// (train.tune_products), so that the same products have the same bits on every rank, after resuming and on
+// other layouts. On a CPU nothing is there to choose.
 // Collective over `patient`, which is of all ranks and waits as long as rank 0 takes.
 void choose_product_algorithms(const RunContext& context, comm::Communicator& patient);
 

@@ -462,9 +462,9 @@ void add_train(std::vector<Option>& options) {
   train
       .add("tune_products", &TrainSection::tune_products,
            "Before the first step, cuBLASLt's algorithms are timed for each shape of matrix product that the "
-           "job's passes do, and the fastest are kept in products.json in the run's folder, which later "
-           "starts on the same kind of GPU and the same library read, so that their bits stay equal. "
-           "false: the library's first choice for each shape.")
+           "job's passes do, and the fastest are kept: in products.json in the run's folder, which resumed "
+           "runs read, and in ~/.cache/pptrain, which all runs of the user read, so that the same job has "
+           "the same bits on every layout. false: the library's first choice for each shape.")
       .only_with("run.device", {"cuda"});
   train
       .add("deterministic", &TrainSection::deterministic,

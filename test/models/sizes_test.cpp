@@ -221,7 +221,7 @@ TEST_CASE("the stages' F, I and W sum to the model's FLOPs") {
 }
 
 TEST_CASE("a layer of Llama 3 8B keeps 139 kB of a token, or 94 kB where it recomputes what is cheap") {
-  const auto model = models::make_model_config(llama_8b());
+  const auto model = models::make_model_config(llama_8b(), 8192);
   const auto kept = [&](models::Recompute recompute) {
     const auto of = [&](int layers) {
       return models::dry_run(model, {.end_layer = layers},

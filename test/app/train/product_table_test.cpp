@@ -31,6 +31,8 @@ struct Starts {
   std::vector<Product> timed;
   std::vector<std::string> said, warned;
 
+  fs::path shared;  // empty: none
+
   fs::path file() const { return fs::path(folder.path()) / "products.json"; }
 
   kernels::ProductTable start(const std::set<Product>& products, const std::string& device = "GPU",
@@ -40,6 +42,7 @@ struct Starts {
     warned.clear();
     return app::tune_products(
         products, {.file = file(),
+                   .shared = shared,
                    .device = device,
                    .library = library,
                    .time = [this](const Product& product) -> std::optional<kernels::ProductAlgorithm> {
@@ -87,6 +90,42 @@ TEST_CASE("each product is timed once, and later starts use what the folder has"
   CHECK(more.algorithms.size() == 3);
   CHECK(more.algorithms.at(forward) == first.algorithms.at(forward));
   CHECK(more.algorithms.at(backward) == first.algorithms.at(backward));
+}
+
+TEST_CASE("runs of one user time each product once between them") {
+  const TemporaryFolder cache;
+  Starts first, second;
+  first.shared = second.shared = fs::path(cache.path()) / "deep" / "products.json";
+  const auto chosen = first.start({forward});
+  second.start({backward});  // so that its counter gives other algorithms than the first's
+  const auto same = second.start({forward, backward});
+  CHECK(second.timed.empty());
+  CHECK(same.algorithms.at(forward) == chosen.algorithms.at(forward));
+  CHECK(app::product_table_from(second.text(), "it") == same);
+  CHECK(app::product_table_from(io::read_small_file(first.shared, 1 << 20), "it") == same);
+
+  // A folder's own choices come first, and are not lost with the shared file.
+  fs::remove(first.shared);
+  CHECK(second.start({forward, backward}) == same);
+  CHECK(second.timed.empty());
+  CHECK(app::product_table_from(io::read_small_file(first.shared, 1 << 20), "it") == same);
+}
+
+TEST_CASE("a shared table that cannot be read or written is left out with a warning") {
+  const TemporaryFolder cache;
+  Starts run;
+  run.shared = fs::path(cache.path()) / "products.json";
+  std::ofstream(run.shared) << "{";
+  CHECK(run.start({forward}).algorithms.size() == 1);
+  CHECK(run.timed.size() == 1);
+  REQUIRE(run.warned.size() == 1);
+  CHECK(run.warned[0].find(run.shared.string()) != std::string::npos);
+  CHECK(run.start({forward}).algorithms.size() == 1);
+  CHECK(run.warned.empty());  // it was written anew
+  Starts other;
+  other.shared = run.shared / "below a file" / "products.json";
+  CHECK(other.start({forward}).algorithms.size() == 1);
+  CHECK(other.warned.size() == 1);
 }
 
 TEST_CASE("what the library proposes nothing for is left to it") {
