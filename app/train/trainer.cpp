@@ -139,7 +139,7 @@ void Trainer::warm_up() {
   const auto begin = Clock::now();
   app::warm_up(context_, model_, loader_.step(state_.next_sample).microbatches);
   if (context_.root())
-    spdlog::info("every pass ran once, to load its kernels: {:.1f} s", seconds_since(begin));
+    spdlog::info("every pass ran, to load its kernels: {:.1f} s", seconds_since(begin));
 }
 
 void Trainer::start() {

@@ -51,19 +51,13 @@ class StageWarmUp {
   StageWarmUp(pipeline::Stage& stage, shard::StageWeights& weights, const data::Microbatch& data)
       : stage_(stage), weights_(weights), data_(data) {}
 
+  // The first product of a gradient overwrites it, with another kernel than those that add to it.
   void run(const Backward& backward) {
+    constexpr int rounds = 2;
     weights_.unshard(Use::forward);
-    if (backward.at_once) {
-      forward(Use::backward);
-      begin(Use::backward, backward.split ? std::optional(Use::forward) : std::nullopt);
-      stage_.backward(0, gradient());
-    }
-    if (backward.split) {
-      forward(Use::backward_input);
-      begin(Use::backward_input, {});
-      stage_.backward_input(0, gradient());
-      begin(Use::backward_weight, {});
-      stage_.backward_weight(0);
+    for (int round = 0; round < rounds; ++round) {
+      if (backward.at_once) run_at_once();
+      if (backward.split) run_split();
     }
     weights_.reduce_grad();
     weights_.finish();
@@ -74,6 +68,18 @@ class StageWarmUp {
  private:
   void begin(Use use, std::optional<Use> next) {
     weights_.begin_pass({.use = use, .next = next, .reduce_follows = false});
+  }
+  void run_at_once() {
+    forward(Use::backward);
+    begin(Use::backward, Use::forward);
+    stage_.backward(0, gradient());
+  }
+  void run_split() {
+    forward(Use::backward_input);
+    begin(Use::backward_input, Use::forward);
+    stage_.backward_input(0, gradient());
+    begin(Use::backward_weight, Use::forward);
+    stage_.backward_weight(0);
   }
   void forward(Use next) {
     begin(Use::forward, next);
@@ -97,7 +103,7 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   const std::vector<shard::StageWeights*> weights = model.weights();
   model.zero_grad();
   for (size_t i = 0; i < stages.size(); ++i) StageWarmUp(*stages[i], *weights[i], data).run(backward);
-  model.zero_grad();
+  for (pipeline::Stage* stage : stages) stage->parameters().zero_grad();
   if (context.device.is_cpu()) return;
   c10::impl::VirtualGuardImpl(context.device.type()).getStream(context.device).synchronize();
 }

@@ -9,7 +9,7 @@
 
 namespace pptrain::app {
 
-// Runs each kind of pass that the schedule has for this rank once on each of its stages, with what those
+// Runs each kind of pass that the schedule has for this rank twice on each of its stages, with what those
 // exchange within a stage (weights, gradients, rows of tensor-, context- and expert-parallel ranks), but no
 // message to another stage: inputs and gradients at a stage's boundaries are made up. Returns when the device
 // is done. Nothing is left of it but kernels that are loaded, memory that is allocated and connections that

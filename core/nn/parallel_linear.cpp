@@ -179,7 +179,7 @@ at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQue
 RowLinear::InputGradient RowLinear::backward_input(const at::Tensor& dy, int64_t rows,
                                                    const WeightGradQueue& queue) const {
   InputGradient first;
-  const bool now = queue.mode() == WeightGradQueue::Mode::immediate;
+  const bool now = takes_at_once(queue, *region_);
   first.dx =
       region_->alone() ? linear_->backward_input(dy) : input_gradient(dy, rows, now ? &first.all : nullptr);
   return first;
