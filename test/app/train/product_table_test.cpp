@@ -183,7 +183,8 @@ TEST_CASE("a damaged table is set aside with a warning, and says what is wrong w
 
 TEST_CASE("a plan's products are those of its stages, without the smallest") {
   const TemporaryFolder folder;
-  const Overrides large = {"model.hidden_size=512", "model.intermediate_size=1024", "train.seq_len=256"};
+  const Overrides large = {"model.hidden_size=512", "model.intermediate_size=1024", "train.seq_len=256",
+                           "train.grad_accum_steps=2"};
   for (const Overrides& layout : {Overrides{}, Overrides{"distributed.pp=2"}}) {
     const app::Plan plan = small_plan(small_job_text(), folder.path(), with(large, layout));
     const std::set<Product> products = app::products_of(plan);
