@@ -138,8 +138,7 @@ void Trainer::warm_up() {
   const comm::ActivityScope warming(context_.report.activity, comm::Doing::work, "the warm-up");
   const auto begin = Clock::now();
   app::warm_up(context_, model_, loader_.step(state_.next_sample).microbatches);
-  if (context_.root())
-    spdlog::info("every pass ran, to load its kernels: {:.1f} s", seconds_since(begin));
+  if (context_.root()) spdlog::info("every pass ran, to load its kernels: {:.1f} s", seconds_since(begin));
 }
 
 void Trainer::start() {
