@@ -1,7 +1,6 @@
 #include "test/gpu/model_support.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
@@ -11,6 +10,7 @@
 #include <string_view>
 
 #include "core/kernels/device_name.h"
+#include "core/kernels/numerics.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -28,10 +28,7 @@ bool device_is_there() {
     return false;
   }
   at::set_num_threads(1);
-  // As jobs that must give equal bits: FlashAttention's backward pass adds in a fixed order, cuBLAS has a
-  // workspace of its own. Warnings alone, for the operators of the cases themselves.
-  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  kernels::set_numerics(device_under_test().is_cuda(), /*deterministic=*/true);  // as a run does
   return true;
 }
 

@@ -5,12 +5,14 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
+#include "core/nn/side_stream.h"
 #include "test/gpu/model_support.h"
 #include "test/models/small_model.h"
 #include "test/models/stage_step.h"
@@ -49,10 +51,20 @@ Stages stages_at(const Place& place, const models::ModelConfig& model, const std
   return stages;
 }
 
-// One step: the loss, and every gradient that is more than rounding.
+// A CPU has no streams: work runs where it stands.
+std::unique_ptr<nn::SideStream> side_stream(at::Device device) {
+  if (device.is_cuda()) return std::make_unique<nn::DeviceSideStream>(device);
+  return std::make_unique<nn::NoSideStream>();
+}
+
+// One step: the loss, and every gradient that is more than rounding. `side`, where given, takes B's weight
+// gradients.
 Results step(const Place& place, const models::ModelConfig& model, const std::vector<int64_t>& split,
-             Backward backward) {
+             Backward backward, nn::SideStream* side = nullptr) {
   Stages stages = stages_at(place, model, split);
+  if (side != nullptr) {
+    for (auto& stage : stages) stage->overlap_weight_gradients(*side);
+  }
   const StageStep done = run_step(stages, microbatches(model, place.device), backward);
   Results results{{"loss", at::zeros({}, at::kDouble).fill_(done.loss.loss)}};
   for (auto& stage : stages) {
@@ -94,6 +106,25 @@ TEST_CASE("stages and split backward passes change no bit on the device", "[gpu]
           INFO(name << ", stages: " << split.size());
           CHECK(actual.at(name).equal(tensor));
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("weight gradients on a second stream have the bits of those on one", "[gpu]") {
+  if (!device_is_there()) return;
+  const c10::InferenceMode inference;
+  for (const std::string arch : {"llama", "qwen3_moe"}) {
+    const Place place{device_under_test(), at::kBFloat16};
+    const models::ModelConfig model = small_model(arch, /*tied=*/true);
+    const Results expected = step(place, model, {2, 2}, Backward::at_once);
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      const auto side = side_stream(place.device);
+      const Results actual = step(place, model, {2, 2}, Backward::at_once, side.get());
+      REQUIRE(actual.size() == expected.size());
+      for (const auto& [name, tensor] : expected) {
+        INFO(arch << ' ' << name);
+        CHECK(actual.at(name).equal(tensor));
       }
     }
   }
