@@ -65,6 +65,10 @@ run_pack() {
   exec "$python" -B "$here/gpu/run.py" "$@"
 }
 
+if [[ ${1:-} == pack || ${1:-} == build ]] && [[ ! -e $here/lib.sh ]]; then
+  echo "pptrain: error: a pack alone can only run: $1 needs the whole checkout" >&2
+  exit 4
+fi
 case ${1:-} in
   pack) shift && make_pack "$@" ;;
   build) shift && build_offline "$@" ;;
