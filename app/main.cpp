@@ -17,6 +17,9 @@ int main(int argc, char** argv) {
   // A kernel that is loaded at its first run waits for the whole GPU, and for ever where a receive waits
   // there. Before CUDA starts; what the user has set stands.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  // Streams that share a hardware queue wait for each other, which receives that wait must not cause; 32 is
+  // the most, 8 the default, and NCCL's links have a stream each.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   spdlog::set_pattern("%v");
   pptrain::io::report_file_faults();
   pptrain::keep_freed_memory();

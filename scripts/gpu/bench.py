@@ -1,8 +1,10 @@
 """The suite `bench`: how fast the device computes. Figures go into files of their own beside the report."""
 
 import os
+import shutil
 import sys
 
+import machine
 from step import Skipped, Step, Suite
 
 
@@ -37,7 +39,11 @@ def parts(context):
 
 def torch(context):
     eager = ["--eager"] if context.device == "cpu" else []
-    plain = {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}  # the pack's libraries are none of Python's business
+    if not eager and not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "cc")))):
+        raise Skipped("torch.compile needs a C compiler, and there is none")
+    # The pack's libraries are none of Python's business, the driver's are.
+    folders = [*filter(os.path.isdir, machine.DRIVER_FOLDERS), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    plain = {"LD_LIBRARY_PATH": ":".join(folders)}
     return measure(context, "torch", lambda: [*script(context, "gpu_torch_stage.py"), *eager], plain)
 
 

@@ -105,7 +105,7 @@ class Context:
     def wait(processes, deadline):
         """False if the time was over first. Comes back early when one has failed: its peers get 15 s to find that."""
         failed_at = None
-        while any(process.poll() is None for process in processes):
+        while None in [process.poll() for process in processes]:  # a list: each is asked
             now = time.monotonic()
             if failed_at is None and any(process.returncode for process in processes):
                 failed_at = now
@@ -118,12 +118,12 @@ class Context:
 
 
 def end(process):
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
+    """Ends it with its children, which may hold its output open after it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
 
 
 def tail(texts, lines=12):

@@ -3,9 +3,9 @@
 #include <ATen/cudnn/Handle.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <exception>
 #include <list>
 #include <map>
 #include <unordered_map>
@@ -52,8 +52,9 @@ Plans make_plans(const CudnnSizes& sizes) {
     const cudnnHandle_t handle = at::native::getCudnnHandle();
     plans.forward = make_forward_graph(sizes, handle);
     plans.backward = make_backward_graph(sizes, handle);
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {  // the frontend's word; a fault of the device is none
     plans.refusal = error.what();
+    static_cast<void>(cudaGetLastError());  // what trying left behind is no later kernel's fault
   }
   return plans;
 }
@@ -69,6 +70,13 @@ const Plans& plans_of(const CudnnSizes& sizes) {
   kept.push_front(make_plans(sizes));
   if (kept.size() > kMostPlans) kept.pop_back();
   return kept.front();
+}
+
+// Throws Error where cuDNN refuses the sizes.
+const Plans& usable_plans_of(const CudnnSizes& sizes) {
+  const Plans& plans = plans_of(sizes);
+  if (!plans.refusal.empty()) throw Error(plans.refusal);
+  return plans;
 }
 
 // What a graph reads and writes, by its uids.
@@ -133,7 +141,7 @@ Tensor cudnn_attention(const CudnnOperands& x, Tensor& out) {
       .add(CudnnUid::out, out)
       .add(CudnnUid::logsumexp, logsumexp)
       .add_index(z, CudnnPass::forward, x.segments)
-      .run(plans_of(z).forward, x.q);
+      .run(usable_plans_of(z).forward, x.q);
   return logsumexp;
 }
 
@@ -155,7 +163,7 @@ void cudnn_attention_backward(const CudnnOperands& x, const Tensor& dout, const 
       .add(CudnnUid::dk, dk)
       .add(CudnnUid::dv, dv)
       .add_index(z, CudnnPass::backward, x.segments)
-      .run(plans_of(z).backward, x.q);
+      .run(usable_plans_of(z).backward, x.q);
 }
 
 }  // namespace pptrain::kernels::cuda

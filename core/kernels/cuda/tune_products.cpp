@@ -113,6 +113,10 @@ double time_of(LtProduct& product, ProductLayout layout, const LtProduct::Propos
       runs = product.run(operands[i], existing, proposal) == CUBLAS_STATUS_SUCCESS && runs;
   };
   watch.time([&] { run(2); });  // loads the kernel
+  if (!runs) {
+    static_cast<void>(cudaGetLastError());  // the proposal's fault, not the next kernel's
+    return std::numeric_limits<double>::infinity();
+  }
   const double first = watch.time([&] { run(2); }) / 2;
   const int count = static_cast<int>(std::clamp(round_ms / std::max(first, 1e-3), 3.0, 100.0));
   double best = std::numeric_limits<double>::infinity();
