@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/kernels/cuda/blas.h"
 #include "core/kernels/cuda/cuda_api.h"
+#include "core/kernels/cuda/prepare_libraries.h"
 
 namespace pptrain::kernels::cuda {
 namespace emulator {
@@ -197,6 +198,8 @@ void plain_product(const Product& p, const ProductOperands& operands, Existing e
 }
 
 }  // namespace
+
+void prepare_libraries() {}  // there are none
 
 // In place of cuBLASLt. Odd numbers of columns stand for products whose bias it does not take.
 bool takes_bias(const Product& product, const ProductOperands&) {
