@@ -196,15 +196,6 @@ Cost cost_matmul(const Tensor& a, const Tensor& b, const Tensor& out) {
   return cost;
 }
 
-Product product_of_matmul(const Tensor& a, const Tensor& b, const Tensor&) {
-  return {.layout = ProductLayout::nn,
-          .type = a.scalar_type(),
-          .m = a.size(0),
-          .n = b.size(1),
-          .k = a.size(1),
-          .stride = a.size(1)};
-}
-
 void check_linear(const Checks& checks, const Tensor& x, const Tensor& weight,
                   const std::optional<Tensor>& bias, const Tensor& out) {
   checks.compute("x", x, 2).compute("weight", weight, 2);
@@ -223,17 +214,6 @@ Cost cost_linear(const Tensor& x, const Tensor& weight, const std::optional<Tens
   cost.product_flops = product_flops(out, x.size(1));
   cost.weight_bytes = bytes_of(weight);
   return cost;
-}
-
-Product product_of_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                          const Tensor&) {
-  return {.layout = ProductLayout::nt,
-          .type = x.scalar_type(),
-          .m = x.size(0),
-          .n = weight.size(0),
-          .k = x.size(1),
-          .stride = x.size(0) > 1 ? x.stride(0) : x.size(1),
-          .bias = bias.has_value()};
 }
 
 void check_weight_gradient(const Checks& checks, const Tensor& dy, const Tensor& x,
@@ -256,15 +236,6 @@ Cost cost_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& weigh
   Cost cost = moving(dy, x, weight_grad);
   cost.product_flops = product_flops(weight_grad, dy.size(0));
   return cost;
-}
-
-Product product_of_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor&) {
-  return {.layout = ProductLayout::tn,
-          .type = dy.scalar_type(),
-          .m = dy.size(1),
-          .n = x.size(1),
-          .k = dy.size(0),
-          .stride = dy.size(1)};
 }
 
 void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, const Tensor& bias_grad) {
@@ -395,11 +366,18 @@ void add_contracts() {
   cross_entropy.accept(check_cross_entropy, cost_cross_entropy);
   embedding.accept(check_embedding, cost_embedding);
   embedding_backward.accept(check_embedding_backward, cost_embedding_backward);
-  matmul.accept(check_matmul, cost_matmul, product_of_matmul);
-  linear.accept(check_linear, cost_linear, product_of_linear);
+  matmul.accept(check_matmul, cost_matmul,
+                [](const Tensor& a, const Tensor& b, const Tensor&) { return product_of_matmul(a, b); });
+  linear.accept(check_linear, cost_linear,
+                [](const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor&) {
+                  return product_of_linear(x, weight, bias.has_value());
+                });
+  const auto of_weight_gradient = [](const Tensor& dy, const Tensor& x, const Tensor&) {
+    return product_of_weight_gradient(dy, x);
+  };
   accumulate_weight_gradient.accept(check_weight_gradient, cost_accumulate_weight_gradient,
-                                    product_of_weight_gradient);
-  weight_gradient.accept(check_weight_gradient, cost_weight_gradient, product_of_weight_gradient);
+                                    of_weight_gradient);
+  weight_gradient.accept(check_weight_gradient, cost_weight_gradient, of_weight_gradient);
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);

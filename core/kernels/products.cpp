@@ -36,6 +36,34 @@ const char* name_of(ProductLayout layout) {
 
 }  // namespace
 
+Product product_of_matmul(const at::Tensor& a, const at::Tensor& b) {
+  return {.layout = ProductLayout::nn,
+          .type = a.scalar_type(),
+          .m = a.size(0),
+          .n = b.size(1),
+          .k = a.size(1),
+          .stride = a.size(1)};
+}
+
+Product product_of_linear(const at::Tensor& x, const at::Tensor& weight, bool bias) {
+  return {.layout = ProductLayout::nt,
+          .type = x.scalar_type(),
+          .m = x.size(0),
+          .n = weight.size(0),
+          .k = x.size(1),
+          .stride = x.size(0) > 1 ? x.stride(0) : x.size(1),
+          .bias = bias};
+}
+
+Product product_of_weight_gradient(const at::Tensor& dy, const at::Tensor& x) {
+  return {.layout = ProductLayout::tn,
+          .type = dy.scalar_type(),
+          .m = dy.size(1),
+          .n = x.size(1),
+          .k = dy.size(0),
+          .stride = dy.size(1)};
+}
+
 std::string describe(const Product& product) {
   return fmt::format("{} {} x {} over {}, {}{}", name_of(product.layout), product.m, product.n, product.k,
                      c10::toString(product.type), product.bias ? ", with bias" : "");

@@ -34,6 +34,12 @@ struct Product {
 // "nt 4096 x 11008 over 4096, BFloat16, with bias", for messages.
 std::string describe(const Product& product);
 
+// What kernels.h's products are: of matmul, of linear, and of both kinds of weight gradient. What a dry run
+// records and what is computed is said here alone, since a timed algorithm is found by it.
+Product product_of_matmul(const at::Tensor& a, const at::Tensor& b);
+Product product_of_linear(const at::Tensor& x, const at::Tensor& weight, bool bias);
+Product product_of_weight_gradient(const at::Tensor& dy, const at::Tensor& x);
+
 // While it lives, collects the products of the kernels that its thread calls, on tensors with memory and in
 // dry runs. Those of experts are not among them: how many rows each has is known on the device alone. Records
 // of one thread may nest: the innermost alone collects.

@@ -88,6 +88,15 @@ class Arguments {
     return *this;
   }
 
+  // Both passes have these; the forward pass has no more.
+  Arguments& add_forward(const CudnnOperands& x, const Tensor& out, const Tensor& logsumexp) {
+    return add(CudnnUid::q, x.q)
+        .add(CudnnUid::k, x.k)
+        .add(CudnnUid::v, x.v)
+        .add(CudnnUid::out, out)
+        .add(CudnnUid::logsumexp, logsumexp);
+  }
+
   // Of ragged documents: their lengths, and where they begin in each tensor.
   Arguments& add_index(const CudnnSizes& z, CudnnPass pass, const Segments& segments) {
     if (!z.shape.ragged) return *this;
@@ -135,11 +144,7 @@ Tensor cudnn_attention(const CudnnOperands& x, Tensor& out) {
   const Tensor logsumexp = z.shape.ragged ? at::empty({x.q.size(0), z.heads}, f32)
                                           : at::empty({z.shape.documents, z.heads, z.shape.longest}, f32);
   Arguments()
-      .add(CudnnUid::q, x.q)
-      .add(CudnnUid::k, x.k)
-      .add(CudnnUid::v, x.v)
-      .add(CudnnUid::out, out)
-      .add(CudnnUid::logsumexp, logsumexp)
+      .add_forward(x, out, logsumexp)
       .add_index(z, CudnnPass::forward, x.segments)
       .run(usable_plans_of(z).forward, x.q);
   return logsumexp;
@@ -153,11 +158,7 @@ void cudnn_attention_backward(const CudnnOperands& x, const Tensor& dout, const 
                     layout_of(dv) == z.key_gradient() && dout.is_contiguous() && out.is_contiguous();
   if (!fits) throw Error("cuDNN attention: gradients or outputs do not lie as cudnn_attention.h says");
   Arguments()
-      .add(CudnnUid::q, x.q)
-      .add(CudnnUid::k, x.k)
-      .add(CudnnUid::v, x.v)
-      .add(CudnnUid::out, out)
-      .add(CudnnUid::logsumexp, logsumexp)
+      .add_forward(x, out, logsumexp)
       .add(CudnnUid::dout, dout)
       .add(CudnnUid::dq, dq)
       .add(CudnnUid::dk, dk)

@@ -8,6 +8,7 @@
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/partial_sums.h"
 #include "core/kernels/kernels.h"
+#include "core/kernels/products.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -49,14 +50,7 @@ void matmul(const Tensor& a, const Tensor& b, Tensor& out) {
     return;
   }
   const DeviceGuard guard(a.device());
-  const Product product{.layout = ProductLayout::nn,
-                        .type = a.scalar_type(),
-                        .m = a.size(0),
-                        .n = b.size(1),
-                        .k = a.size(1),
-                        .stride = a.size(1),
-                        .bias = false};
-  multiply(product, operands_of(a, b, out), Existing::overwritten);
+  multiply(product_of_matmul(a, b), operands_of(a, b, out), Existing::overwritten);
 }
 
 // A bias that the product does not take is put where the sums are then added to.
@@ -65,13 +59,7 @@ void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
     return;
   }
   const DeviceGuard guard(x.device());
-  Product product{.layout = ProductLayout::nt,
-                  .type = x.scalar_type(),
-                  .m = x.size(0),
-                  .n = weight.size(0),
-                  .k = x.size(1),
-                  .stride = x.size(0) > 1 ? x.stride(0) : x.size(1),
-                  .bias = bias.has_value()};
+  Product product = product_of_linear(x, weight, bias.has_value());
   ProductOperands operands = operands_of(x, weight, out);
   if (bias) {
     operands.bias = bias->const_data_ptr();
@@ -87,14 +75,7 @@ void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
 
 void add_outer_products(const Tensor& dy, const Tensor& x, Existing existing, Tensor& weight_grad) {
   const DeviceGuard guard(dy.device());
-  const Product product{.layout = ProductLayout::tn,
-                        .type = dy.scalar_type(),
-                        .m = dy.size(1),
-                        .n = x.size(1),
-                        .k = dy.size(0),
-                        .stride = dy.size(1),
-                        .bias = false};
-  multiply(product, operands_of(dy, x, weight_grad), existing);
+  multiply(product_of_weight_gradient(dy, x), operands_of(dy, x, weight_grad), existing);
 }
 
 void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
