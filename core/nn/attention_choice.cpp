@@ -1,5 +1,6 @@
 #include "core/nn/attention_choice.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "core/kernels/cuda/cudnn_shape.h"
@@ -9,15 +10,10 @@ namespace {
 
 using kernels::cuda::CudnnShape;
 
-constexpr int64_t kMostScoreGradientBytes = int64_t{1} << 30;
 constexpr int64_t kShortest = 64;  // below, a step's time is not in attention
 
 CudnnShape shape_of(const AttentionCall& call) {
   return kernels::cuda::cudnn_shape(call.documents, call.longest, call.tokens, call.equal);
-}
-
-int64_t rounded_up(int64_t x, int64_t to) {
-  return (x + to - 1) / to * to;
 }
 
 // The graphs address ragged documents by offsets in elements, int32.
@@ -28,9 +24,15 @@ bool offsets_fit(const AttentionCall& call) {
 
 }  // namespace
 
+int64_t cudnn_head_parts(const AttentionCall& call) {
+  return kernels::cuda::head_parts(shape_of(call), call.heads, call.kv_heads, call.deterministic,
+                                   call.capability);
+}
+
 int64_t score_gradient_bytes(const AttentionCall& call) {
-  const CudnnShape shape = shape_of(call);
-  return shape.documents * call.heads * rounded_up(shape.longest, 64) * rounded_up(shape.longest, 128) * 2;
+  if (!kernels::cuda::writes_score_gradient(call.deterministic, call.capability)) return 0;
+  const int64_t parts = std::max<int64_t>(cudnn_head_parts(call), 1);
+  return kernels::cuda::score_gradient_bytes(shape_of(call), call.heads / parts);
 }
 
 AttentionBackEnd choose_attention(const AttentionCall& call) {
@@ -42,9 +44,7 @@ AttentionBackEnd choose_attention(const AttentionCall& call) {
   if (call.head_dim > 128 || call.head_dim % 8 != 0 || call.longest < kShortest) {
     return AttentionBackEnd::flash;
   }
-  if (call.deterministic && score_gradient_bytes(call) > kMostScoreGradientBytes) {
-    return AttentionBackEnd::flash;
-  }
+  if (cudnn_head_parts(call) == 0) return AttentionBackEnd::flash;
   if (shape_of(call).ragged && !offsets_fit(call)) return AttentionBackEnd::flash;
   return AttentionBackEnd::cudnn;
 }

@@ -27,8 +27,11 @@ struct AttentionCall {
 // Never cudnn where its plan cannot be, but it may still refuse one: then flash serves.
 AttentionBackEnd choose_attention(const AttentionCall& call);
 
-// Bytes that cuDNN 9.19's deterministic backward pass takes beside its operands on Hopper: the gradient of
-// the scores in bfloat16, padded.
+// In how many runs cuDNN's backward pass takes the heads; 0 where the gradient of the scores that it writes
+// would be too large in any (core/kernels/cuda/cudnn_shape.h).
+int64_t cudnn_head_parts(const AttentionCall& call);
+
+// Bytes of the gradient of the scores that one of these runs writes; 0 where it is not written.
 int64_t score_gradient_bytes(const AttentionCall& call);
 
 }  // namespace pptrain::nn

@@ -213,6 +213,31 @@ TEST_CASE("cuDNN takes q and k that are no views of the fused qkv, as after QK-n
              run(s, at::kBFloat16, AttentionBackEnd::cudnn, true));
 }
 
+// Against the heads of each key-value head by themselves.
+TEST_CASE("cuDNN: heads in parts have the bits of all heads at once") {
+  if (!can_run()) return;
+  const c10::InferenceMode inference;
+  // Scores of 2 and 4 GiB: parts of 8 heads, and of 4.
+  const Shape s = GENERATE(Shape{{0, 8192}, 16, 4, 64}, Shape{{0, 3000, 8000}, 16, 4, 64});
+  if (!serves(AttentionBackEnd::cudnn, s, true)) return;
+  const Result whole = run(s, at::kBFloat16, AttentionBackEnd::cudnn, true);
+  const Operands x = operands(s, at::kBFloat16, subject());
+  const auto segments = kernels::make_segments(s.starts, subject().device);
+  const int64_t group = s.heads / s.kv_heads;
+  for (int64_t i = 0; i < s.kv_heads; ++i) {
+    const auto queries = [&](const Tensor& t) { return t.narrow(1, i * group, group); };
+    const auto key = [&](const Tensor& t) { return t.narrow(1, i, 1); };
+    nn::AttentionStatistics statistics;
+    const Tensor out = nn::cuda_attention_by(AttentionBackEnd::cudnn, queries(x.q), key(x.k), key(x.v),
+                                             segments, statistics);
+    const auto grads = nn::cuda_attention_backward(queries(x.dout), queries(x.q), key(x.k), key(x.v),
+                                                   segments, out, statistics);
+    check_same(
+        {.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv},
+        {.out = queries(whole.out), .dq = queries(whole.dq), .dk = key(whole.dk), .dv = key(whole.dv)});
+  }
+}
+
 TEST_CASE("blocks of a ring: gradients with equal bits") {
   if (!can_run()) return;
   const c10::InferenceMode inference;

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -14,6 +15,7 @@
 #include "core/base/error.h"
 #include "core/kernels/cuda/cudnn_graph.h"
 #include "core/kernels/cuda/cudnn_shape.h"
+#include "core/kernels/device_name.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -28,15 +30,19 @@ HeadLayout layout_of(const Tensor& x) {
 
 CudnnSizes sizes_of(const CudnnOperands& x) {
   const Segments& s = x.segments;
+  const CudnnShape shape = cudnn_shape(s.documents(), s.longest, s.tokens(), s.equal_lengths());
+  const int64_t parts =
+      head_parts(shape, x.q.size(1), x.k.size(1), x.deterministic, compute_capability(x.q.device()));
   return {.device = x.q.device().index(),
-          .shape = cudnn_shape(s.documents(), s.longest, s.tokens(), s.equal_lengths()),
+          .shape = shape,
           .heads = x.q.size(1),
           .kv_heads = x.k.size(1),
           .head_dim = x.q.size(2),
           .q = layout_of(x.q),
           .k = layout_of(x.k),
           .v = layout_of(x.v),
-          .deterministic = x.deterministic};
+          .deterministic = x.deterministic,
+          .backward_parts = std::max<int64_t>(parts, 1)};
 }
 
 // Both passes of one size, or why cuDNN has none.
@@ -49,9 +55,9 @@ struct Plans {
 Plans make_plans(const CudnnSizes& sizes) {
   Plans plans{.sizes = sizes, .forward = {}, .backward = {}, .refusal = {}};
   try {
-    const cudnnHandle_t handle = at::native::getCudnnHandle();
-    plans.forward = make_forward_graph(sizes, handle);
-    plans.backward = make_backward_graph(sizes, handle);
+    const CudnnTarget target{.handle = at::native::getCudnnHandle()};
+    plans.forward = make_forward_graph(sizes, target);
+    plans.backward = make_backward_graph(sizes, target);
   } catch (const Error& error) {  // the frontend's word; a fault of the device is none
     plans.refusal = error.what();
     static_cast<void>(cudaGetLastError());  // what trying left behind is no later kernel's fault
@@ -88,13 +94,10 @@ class Arguments {
     return *this;
   }
 
-  // Both passes have these; the forward pass has no more.
-  Arguments& add_forward(const CudnnOperands& x, const Tensor& out, const Tensor& logsumexp) {
-    return add(CudnnUid::q, x.q)
-        .add(CudnnUid::k, x.k)
-        .add(CudnnUid::v, x.v)
-        .add(CudnnUid::out, out)
-        .add(CudnnUid::logsumexp, logsumexp);
+  // A part of the heads, [*, heads, *].
+  Arguments& add_part(CudnnUid uid, const Tensor& x, int64_t part, int64_t parts) {
+    const int64_t heads = x.size(1) / parts;
+    return add(uid, x.narrow(1, part * heads, heads));
   }
 
   // Of ragged documents: their lengths, and where they begin in each tensor.
@@ -144,7 +147,11 @@ Tensor cudnn_attention(const CudnnOperands& x, Tensor& out) {
   const Tensor logsumexp = z.shape.ragged ? at::empty({x.q.size(0), z.heads}, f32)
                                           : at::empty({z.shape.documents, z.heads, z.shape.longest}, f32);
   Arguments()
-      .add_forward(x, out, logsumexp)
+      .add(CudnnUid::q, x.q)
+      .add(CudnnUid::k, x.k)
+      .add(CudnnUid::v, x.v)
+      .add(CudnnUid::out, out)
+      .add(CudnnUid::logsumexp, logsumexp)
       .add_index(z, CudnnPass::forward, x.segments)
       .run(usable_plans_of(z).forward, x.q);
   return logsumexp;
@@ -157,14 +164,25 @@ void cudnn_attention_backward(const CudnnOperands& x, const Tensor& dout, const 
   const bool fits = layout_of(dq) == z.query_gradient() && layout_of(dk) == z.key_gradient() &&
                     layout_of(dv) == z.key_gradient() && dout.is_contiguous() && out.is_contiguous();
   if (!fits) throw Error("cuDNN attention: gradients or outputs do not lie as cudnn_attention.h says");
-  Arguments()
-      .add_forward(x, out, logsumexp)
-      .add(CudnnUid::dout, dout)
-      .add(CudnnUid::dq, dq)
-      .add(CudnnUid::dk, dk)
-      .add(CudnnUid::dv, dv)
-      .add_index(z, CudnnPass::backward, x.segments)
-      .run(usable_plans_of(z).backward, x.q);
+  const CudnnGraph& graph = usable_plans_of(z).backward;
+  Arguments arguments;
+  arguments.add_index(z, CudnnPass::backward, x.segments);
+  for (int64_t part = 0; part < z.backward_parts; ++part) {
+    const auto add = [&](CudnnUid uid, const Tensor& t) {
+      arguments.add_part(uid, t, part, z.backward_parts);
+    };
+    add(CudnnUid::q, x.q);
+    add(CudnnUid::k, x.k);
+    add(CudnnUid::v, x.v);
+    add(CudnnUid::out, out);
+    add(CudnnUid::dout, dout);
+    add(CudnnUid::dq, dq);
+    add(CudnnUid::dk, dk);
+    add(CudnnUid::dv, dv);
+    const int64_t heads = z.heads / z.backward_parts;
+    arguments.add(CudnnUid::logsumexp, logsumexp.narrow(1, part * heads, heads).contiguous());
+    arguments.run(graph, x.q);
+  }
 }
 
 }  // namespace pptrain::kernels::cuda

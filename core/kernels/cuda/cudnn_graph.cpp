@@ -23,7 +23,15 @@ int64_t number(CudnnUid uid) {
 // A graph under construction, and the tensors that both passes name alike.
 class GraphMaker {
  public:
-  explicit GraphMaker(const CudnnSizes& sizes) : z_(sizes), graph_(std::make_shared<fe::graph::Graph>()) {
+  GraphMaker(const CudnnSizes& sizes, CudnnPass pass, const CudnnTarget& target)
+      : z_(sizes),
+        target_(target),
+        heads_(sizes.heads / sizes.parts(pass)),
+        kv_heads_(sizes.kv_heads / sizes.parts(pass)),
+        graph_(std::make_shared<fe::graph::Graph>()) {
+    if (target.handle == nullptr) {
+      graph_->set_sm_version(target.capability).set_device_properties(target.properties);
+    }
     graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -32,10 +40,10 @@ class GraphMaker {
   fe::graph::Graph& operator*() { return *graph_; }
 
   TensorRef query(CudnnUid uid, HeadLayout layout, CudnnUid offsets) {
-    return input(uid, z_.heads, layout, offsets);
+    return input(uid, heads_, layout, offsets);
   }
   TensorRef key(CudnnUid uid, HeadLayout layout, CudnnUid offsets) {
-    return input(uid, z_.kv_heads, layout, offsets);
+    return input(uid, kv_heads_, layout, offsets);
   }
   TensorRef logsumexp() {
     const TensorRef x = graph_->tensor(fe::graph::Tensor_attributes());
@@ -43,13 +51,15 @@ class GraphMaker {
     return x;
   }
 
-  // Of a result of the graph.
-  void describe(const TensorRef& x, CudnnUid uid, int64_t heads, HeadLayout layout, CudnnUid offsets) {
-    x->set_output(true).set_uid(number(uid)).set_dim(dims(heads)).set_stride(strides(layout));
-    if (z_.shape.ragged) x->set_ragged_offset(index(offsets, z_.shape.documents + 1));
+  // Results of the graph: of the query's heads, and of the key's.
+  void describe_query(const TensorRef& x, CudnnUid uid, HeadLayout layout, CudnnUid offsets) {
+    describe(x, uid, heads_, layout, offsets);
+  }
+  void describe_key(const TensorRef& x, CudnnUid uid, HeadLayout layout, CudnnUid offsets) {
+    describe(x, uid, kv_heads_, layout, offsets);
   }
   void describe_logsumexp(const TensorRef& x) {
-    const int64_t heads = z_.heads, rows = z_.shape.longest;
+    const int64_t heads = heads_, rows = z_.shape.longest;
     x->set_uid(number(CudnnUid::logsumexp))
         .set_data_type(fe::DataType_t::FLOAT)
         .set_dim({z_.shape.documents, heads, rows, 1});
@@ -77,8 +87,9 @@ class GraphMaker {
     return o;
   }
 
-  CudnnGraph finish(cudnnHandle_t handle) {
-    check(graph_->build(handle, {fe::HeurMode_t::A}));
+  CudnnGraph finish() {
+    const std::vector<fe::HeurMode_t> modes{fe::HeurMode_t::A};
+    check(target_.handle == nullptr ? graph_->build(modes) : graph_->build(target_.handle, modes));
     return graph_;
   }
 
@@ -90,6 +101,11 @@ class GraphMaker {
   // The first is not used where documents are ragged.
   std::vector<int64_t> strides(HeadLayout layout) const {
     return {z_.shape.longest * layout.token, layout.head, layout.token, 1};
+  }
+
+  void describe(const TensorRef& x, CudnnUid uid, int64_t heads, HeadLayout layout, CudnnUid offsets) {
+    x->set_output(true).set_uid(number(uid)).set_dim(dims(heads)).set_stride(strides(layout));
+    if (z_.shape.ragged) x->set_ragged_offset(index(offsets, z_.shape.documents + 1));
   }
 
   TensorRef input(CudnnUid uid, int64_t heads, HeadLayout layout, CudnnUid offsets) {
@@ -113,6 +129,8 @@ class GraphMaker {
   }
 
   const CudnnSizes& z_;
+  const CudnnTarget& target_;
+  int64_t heads_, kv_heads_;  // of one run
   CudnnGraph graph_;
   std::unordered_map<int64_t, TensorRef> indices_;
 };
@@ -124,29 +142,35 @@ std::vector<std::pair<CudnnUid, int64_t>> ragged_strides(const CudnnSizes& z, Cu
                                                     {CudnnUid::k_offsets, z.k.token},
                                                     {CudnnUid::v_offsets, z.v.token},
                                                     {CudnnUid::out_offsets, z.output().token},
-                                                    {CudnnUid::logsumexp_offsets, z.heads}};
+                                                    {CudnnUid::logsumexp_offsets, z.heads / z.parts(pass)}};
   if (pass == CudnnPass::backward) {
     strides.emplace_back(CudnnUid::key_gradient_offsets, z.key_gradient().token);
   }
   return strides;
 }
 
-CudnnGraph make_forward_graph(const CudnnSizes& z, cudnnHandle_t handle) {
-  GraphMaker graph(z);
+CudnnTarget describe_device(const std::string& json, int capability) {
+  const auto properties = std::make_shared<fe::DeviceProperties>();
+  check(properties->deserialize({json.begin(), json.end()}));
+  return {.properties = properties, .capability = capability};
+}
+
+CudnnGraph make_forward_graph(const CudnnSizes& z, const CudnnTarget& target) {
+  GraphMaker graph(z, CudnnPass::forward, target);
   auto options = graph.options<fe::graph::SDPA_attributes>();
   options.set_generate_stats(true);
   const TensorRef q = graph.query(CudnnUid::q, z.q, CudnnUid::q_offsets);
   const TensorRef k = graph.key(CudnnUid::k, z.k, CudnnUid::k_offsets);
   const TensorRef v = graph.key(CudnnUid::v, z.v, CudnnUid::v_offsets);
   const auto [out, logsumexp] = (*graph).sdpa(q, k, v, options);
-  graph.describe(out, CudnnUid::out, z.heads, z.output(), CudnnUid::out_offsets);
+  graph.describe_query(out, CudnnUid::out, z.output(), CudnnUid::out_offsets);
   logsumexp->set_output(true);
   graph.describe_logsumexp(logsumexp);
-  return graph.finish(handle);
+  return graph.finish();
 }
 
-CudnnGraph make_backward_graph(const CudnnSizes& z, cudnnHandle_t handle) {
-  GraphMaker graph(z);
+CudnnGraph make_backward_graph(const CudnnSizes& z, const CudnnTarget& target) {
+  GraphMaker graph(z, CudnnPass::backward, target);
   auto options = graph.options<fe::graph::SDPA_backward_attributes>();
   options.set_deterministic_algorithm(z.deterministic);
   if (z.shape.ragged) {
@@ -159,10 +183,10 @@ CudnnGraph make_backward_graph(const CudnnSizes& z, cudnnHandle_t handle) {
   const TensorRef dout = graph.query(CudnnUid::dout, z.output(), CudnnUid::out_offsets);
   const auto [dq, dk, dv] = (*graph).sdpa_backward(q, k, v, out, dout, graph.logsumexp(), options);
   // Ragged dq lies as the output does, so that they have their offsets in common.
-  graph.describe(dq, CudnnUid::dq, z.heads, z.query_gradient(), CudnnUid::out_offsets);
-  graph.describe(dk, CudnnUid::dk, z.kv_heads, z.key_gradient(), CudnnUid::key_gradient_offsets);
-  graph.describe(dv, CudnnUid::dv, z.kv_heads, z.key_gradient(), CudnnUid::key_gradient_offsets);
-  return graph.finish(handle);
+  graph.describe_query(dq, CudnnUid::dq, z.query_gradient(), CudnnUid::out_offsets);
+  graph.describe_key(dk, CudnnUid::dk, z.key_gradient(), CudnnUid::key_gradient_offsets);
+  graph.describe_key(dv, CudnnUid::dv, z.key_gradient(), CudnnUid::key_gradient_offsets);
+  return graph.finish();
 }
 
 int64_t workspace_bytes(const CudnnGraph& graph) {

@@ -5,15 +5,19 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "core/kernels/cuda/cudnn_shape.h"
 
-namespace cudnn_frontend::graph {
+namespace cudnn_frontend {
+class DeviceProperties;
+namespace graph {
 class Graph;
 }
+}  // namespace cudnn_frontend
 
 namespace pptrain::kernels::cuda {
 
@@ -23,6 +27,8 @@ struct HeadLayout {
   bool operator==(const HeadLayout&) const = default;
 };
 
+enum class CudnnPass { forward, backward };
+
 // All that a pair of graphs depends on.
 struct CudnnSizes {
   int64_t device = 0;
@@ -30,6 +36,9 @@ struct CudnnSizes {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   HeadLayout q, k, v;
   bool deterministic = true;
+  int64_t backward_parts = 1;  // runs of the backward graph, each of so much of the heads (head_parts)
+
+  int64_t parts(CudnnPass pass) const { return pass == CudnnPass::backward ? backward_parts : 1; }
 
   // Of the output and its gradient.
   HeadLayout output() const { return {heads * head_dim, head_dim}; }
@@ -66,17 +75,27 @@ enum class CudnnUid : int64_t {
   key_gradient_offsets,  // of dk and dv
 };
 
-enum class CudnnPass { forward, backward };
-
 // Each kind of offsets that the graph of a pass takes, and the elements between the tokens there.
 std::vector<std::pair<CudnnUid, int64_t>> ragged_strides(const CudnnSizes& sizes, CudnnPass pass);
 
 // With a plan that is ready to run. Null where there is none yet.
 using CudnnGraph = std::shared_ptr<cudnn_frontend::graph::Graph>;
 
-// Throw Error where cuDNN has no plan, with its words. The device of `sizes` is current.
-CudnnGraph make_forward_graph(const CudnnSizes& sizes, cudnnHandle_t handle);
-CudnnGraph make_backward_graph(const CudnnSizes& sizes, cudnnHandle_t handle);
+// What a plan is made for: the device of a handle or, without a handle, one that is described.
+struct CudnnTarget {
+  cudnnHandle_t handle = nullptr;
+  std::shared_ptr<const cudnn_frontend::DeviceProperties> properties = nullptr;
+  int capability = 0;  // of `properties`: 90 is 9.0
+};
+
+// A device that need not be there: cuDNN makes and sizes its plans, which nothing can then run. json: as
+// CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION. Throws Error where cuDNN does not take it.
+CudnnTarget describe_device(const std::string& json, int capability);
+
+// Of the backward graph: one part of the heads. Throw Error where cuDNN has no plan, with its words. The
+// device of a handle is current.
+CudnnGraph make_forward_graph(const CudnnSizes& sizes, const CudnnTarget& target);
+CudnnGraph make_backward_graph(const CudnnSizes& sizes, const CudnnTarget& target);
 
 int64_t workspace_bytes(const CudnnGraph& graph);
 

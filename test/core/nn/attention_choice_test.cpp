@@ -53,14 +53,20 @@ TEST_CASE("choose_attention: a table", "[nn]") {
       {"wide heads", [](AttentionCall& c) { c.head_dim = 256; }, AttentionBackEnd::flash},
       {"odd heads", [](AttentionCall& c) { c.head_dim = 100; }, AttentionBackEnd::flash},
       {"short", [](AttentionCall& c) { c.longest = 32, c.documents = 128; }, AttentionBackEnd::flash},
-      // 32 heads of 16,384^2 pairs are 16 GiB of score gradients.
+      // 4 heads of 16,384^2 pairs are 2 GiB of score gradients.
       {"long", [](AttentionCall& c) { c.longest = c.tokens = 16384, c.documents = 1; },
-       AttentionBackEnd::flash},
-      {"long, not deterministic",
-       [](AttentionCall& c) { c.longest = c.tokens = 16384, c.documents = 1, c.deterministic = false; },
        AttentionBackEnd::cudnn},
-      // A plan for 16 documents of up to 2,048 tokens.
-      {"ragged", [](AttentionCall& c) { c.equal = false, c.documents = 9; }, AttentionBackEnd::flash},
+      {"longer", [](AttentionCall& c) { c.longest = c.tokens = 16448, c.documents = 1; },
+       AttentionBackEnd::flash},
+      {"longer, Blackwell",
+       [](AttentionCall& c) { c.longest = c.tokens = 16448, c.documents = 1, c.capability = 100; },
+       AttentionBackEnd::cudnn},
+      {"longer, not deterministic",
+       [](AttentionCall& c) { c.longest = c.tokens = 16448, c.documents = 1, c.deterministic = false; },
+       AttentionBackEnd::cudnn},
+      // Plans for 64 and 128 documents of up to 2,048 tokens.
+      {"ragged", [](AttentionCall& c) { c.equal = false, c.documents = 64; }, AttentionBackEnd::cudnn},
+      {"many ragged", [](AttentionCall& c) { c.equal = false, c.documents = 65; }, AttentionBackEnd::flash},
       {"ragged, not deterministic",
        [](AttentionCall& c) { c.equal = false, c.documents = 9, c.deterministic = false; },
        AttentionBackEnd::cudnn},
@@ -81,6 +87,12 @@ TEST_CASE("the score gradients of a deterministic backward pass, in bytes", "[nn
   CHECK(nn::score_gradient_bytes(call) == int64_t{2} * 32 * 2048 * 2048 * 2);
   call.longest = 2112;  // whole tiles of 64 queries, not of 128 keys
   CHECK(nn::score_gradient_bytes(call) == int64_t{2} * 32 * 2112 * 2176 * 2);
+  call.longest = 8192;  // 32 heads of two documents in parts of 4 heads
+  CHECK(nn::cudnn_head_parts(call) == 8);
+  CHECK(nn::score_gradient_bytes(call) == int64_t{2} * 4 * 8192 * 8192 * 2);
+  call.capability = 100;
+  CHECK(nn::cudnn_head_parts(call) == 1);
+  CHECK(nn::score_gradient_bytes(call) == 0);
 }
 
 TEST_CASE("empty_fused_gradients: three views of one tensor", "[nn]") {
