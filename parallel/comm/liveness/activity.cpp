@@ -29,25 +29,33 @@ Activity::State Activity::state() const {
 }
 
 void Activity::enqueued(std::string text, std::function<bool()> passed) {
-  const std::lock_guard lock(marks_mutex_);
+  auto mark = std::make_shared<const Mark>(Mark{std::move(text), std::move(passed)});
   drop_passed();
-  marks_.push_back({std::move(text), std::move(passed)});
+  const std::lock_guard lock(marks_mutex_);
+  marks_.push_back(std::move(mark));
 }
 
 std::string Activity::look_at_device() {
-  std::string text;
-  {
-    const std::lock_guard lock(marks_mutex_);
-    drop_passed();
-    if (!marks_.empty()) text = marks_.front().text;
-  }
+  const auto oldest = drop_passed();
+  const std::string text = oldest ? oldest->text : "";
   const std::lock_guard lock(mutex_);
   device_text_ = text;
   return text;
 }
 
-void Activity::drop_passed() {
-  while (!marks_.empty() && marks_.front().passed()) marks_.pop_front();
+// The oldest mark that is not passed, null for none.
+std::shared_ptr<const Activity::Mark> Activity::drop_passed() {
+  for (;;) {
+    std::shared_ptr<const Mark> oldest;  // let go without the lock
+    {
+      const std::lock_guard lock(marks_mutex_);
+      if (marks_.empty()) return nullptr;
+      oldest = marks_.front();
+    }
+    if (!oldest->passed()) return oldest;
+    const std::lock_guard lock(marks_mutex_);
+    if (!marks_.empty() && marks_.front() == oldest) marks_.pop_front();
+  }
 }
 
 ActivityScope::ActivityScope(Activity* activity, Doing doing, std::string_view text) : activity_(activity) {

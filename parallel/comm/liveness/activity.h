@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -36,9 +37,10 @@ class Activity {
   State state() const;
 
   // By the rank's thread: the device's work for `text` is enqueued. passed: whether it is done, asked by any
-  // thread.
+  // thread, perhaps by two at once, and destroyed by any when nobody asks it any more.
   void enqueued(std::string text, std::function<bool()> passed);
-  // The first work that the device had not done at this look, "" for none. By one thread.
+  // The first work that the device had not done at this look, "" for none. By one thread. May wait for the
+  // driver; nobody waits for it then.
   std::string look_at_device();
 
  private:
@@ -50,7 +52,7 @@ class Activity {
   };
 
   State own_state() const;  // without the device
-  void drop_passed();
+  std::shared_ptr<const Mark> drop_passed();
 
   mutable std::mutex mutex_;
   // Libraries, drivers and weights are loaded.
@@ -59,9 +61,9 @@ class Activity {
   Clock::time_point since_ = Clock::now();
   std::string device_text_;
 
-  // A lock of its own: who reads the state never waits for the driver.
+  // Not held while a mark is asked, which may wait for the driver.
   std::mutex marks_mutex_;
-  std::deque<Mark> marks_;  // oldest first
+  std::deque<std::shared_ptr<const Mark>> marks_;  // oldest first
 };
 
 // An activity for as long as it lives; then the earlier one goes on. Nothing without an Activity.

@@ -1,5 +1,6 @@
 #include "parallel/comm/nccl/nccl_group.h"
 
+#include <cuda_runtime_api.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <cstring>
@@ -12,10 +13,6 @@
 
 namespace pptrain::comm {
 namespace {
-
-bool accepted(ncclResult_t result) {
-  return result == ncclSuccess || result == ncclInProgress;
-}
 
 std::string explain(ncclResult_t result, ncclComm_t comm) {
   const char* detail = ncclGetLastError(comm);
@@ -35,6 +32,10 @@ void pause(int round) {
 }
 
 }  // namespace
+
+bool accepted(ncclResult_t result) {
+  return result == ncclSuccess || result == ncclInProgress;
+}
 
 void check_nccl(ncclResult_t result, const char* call) {
   if (!accepted(result)) throw Error(fmt::format("{} failed: {}", call, explain(result, nullptr)));
@@ -59,12 +60,12 @@ NcclGroup::NcclGroup(WatchdogPtr watchdog, const std::string& id, int rank, int 
   }
   watch().add(*this);
   try {
-    const std::string what = "the set-up of " + options_.name;
+    const std::string call = "the set-up";
     {
       const std::lock_guard lock(mutex_);
-      check_nccl(ncclCommInitRankConfig(&comm_, size, unique, rank, &config), what.c_str());
+      check_nccl(ncclCommInitRankConfig(&comm_, size, unique, rank, &config), named(call).c_str());
     }
-    wait_until_ready(what, options_.timeout);
+    wait_until_ready(call, options_.timeout);
   } catch (...) {
     watch().remove(*this);
     abort();
@@ -80,15 +81,17 @@ NcclGroup::~NcclGroup() {
     finalize();
   }
   watch().remove(*this);
-  const std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) static_cast<void>(ncclCommDestroy(comm_));
+  if (comm_ == nullptr) return;
+  make_device_current();
+  // ncclCommDestroy of a communicator with an error gives up half-way, and leaves the thread inside a group
+  // of calls that never ends (2.28.9, init.cc).
+  static_cast<void>(state() == ncclSuccess ? ncclCommDestroy(comm_) : ncclCommAbort(comm_));
 }
 
 // Where it fails or lasts too long, the watch has aborted all groups, this one too.
 void NcclGroup::finalize() noexcept {
   try {
-    enqueue("the end of " + options_.name, options_.timeout,
-            [](ncclComm_t comm) { return ncclCommFinalize(comm); });
+    enqueue("the end", options_.timeout, [](ncclComm_t comm) { return ncclCommFinalize(comm); });
   } catch (const std::exception& error) {
     watch().fail({DeviceFailure::Kind::fault, error.what()});
   }
@@ -97,11 +100,20 @@ void NcclGroup::finalize() noexcept {
 void NcclGroup::enqueue(const std::string& call, std::chrono::milliseconds timeout,
                         const std::function<ncclResult_t(ncclComm_t)>& body) {
   watch().throw_if_failed();
+  ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard lock(mutex_);
-    if (comm_ != nullptr) check_nccl(body(comm_), call.c_str());
+    if (comm_ != nullptr) result = body(comm_);
   }
+  if (!accepted(result)) fail(failure_of(result, named(call)));
   wait_until_ready(call, timeout);
+}
+
+// The first failure is thrown, which may be another one.
+void NcclGroup::fail(DeviceFailure failure) {
+  watch().fail(std::move(failure));
+  watch().throw_if_failed();
+  throw Error("NCCL has failed");  // not reached: the watch has a failure
 }
 
 // Of a communicator that is aborted: ncclInvalidUsage.
@@ -119,11 +131,10 @@ void NcclGroup::wait_until_ready(const std::string& call, std::chrono::milliseco
     const ncclResult_t now = state();
     if (now == ncclSuccess) return;
     watch().throw_if_failed();  // which is why it may be aborted
-    if (now != ncclInProgress) watch().fail(failure_of(now));
+    if (now != ncclInProgress) fail(failure_of(now, named(call)));
     if (deadline.passed()) {
-      watch().fail({DeviceFailure::Kind::timeout, timeout_message(options_.job_rank, timeout, call, "")});
+      fail({DeviceFailure::Kind::timeout, timeout_message(options_.job_rank, timeout, named(call), "")});
     }
-    watch().throw_if_failed();
     pause(round);
   }
 }
@@ -134,14 +145,19 @@ std::optional<DeviceFailure> NcclGroup::failure() {
     if (comm_ == nullptr) return std::nullopt;
   }
   const ncclResult_t now = state();
-  return accepted(now) ? std::nullopt : std::optional(failure_of(now));
+  return accepted(now) ? std::nullopt : std::optional(failure_of(now, options_.name));
 }
 
-DeviceFailure NcclGroup::failure_of(ncclResult_t state) const {
+DeviceFailure NcclGroup::failure_of(ncclResult_t state, const std::string& what) const {
   const bool peer = state == ncclRemoteError;
   return {peer ? DeviceFailure::Kind::peer : DeviceFailure::Kind::fault,
-          fmt::format("rank {}, {}: {}{}", options_.job_rank, options_.name, peer ? "NCCL lost a peer: " : "",
+          fmt::format("rank {}, {}: {}{}", options_.job_rank, what, peer ? "NCCL lost a peer: " : "",
                       explain(state, nullptr))};
+}
+
+// "all_gather (the NCCL group of ranks 0, 2)"
+std::string NcclGroup::named(const std::string& call) const {
+  return fmt::format("{} ({})", call, options_.name);
 }
 
 void NcclGroup::abort() noexcept {
@@ -150,8 +166,16 @@ void NcclGroup::abort() noexcept {
     const std::lock_guard lock(mutex_);
     comm = std::exchange(comm_, nullptr);
   }
+  if (comm == nullptr) return;
+  make_device_current();
   // Without the lock: it waits for the kernels.
-  if (comm != nullptr) static_cast<void>(ncclCommAbort(comm));
+  static_cast<void>(ncclCommAbort(comm));
+}
+
+// For destroy and abort: when they are done, NCCL puts back the device that it has found (2.28.9, group.cc),
+// and putting back one that this process has not used would set it up.
+void NcclGroup::make_device_current() const noexcept {
+  static_cast<void>(cudaSetDevice(options_.device));
 }
 
 }  // namespace pptrain::comm

@@ -23,7 +23,9 @@ namespace pptrain::comm {
 
 using WatchdogPtr = std::shared_ptr<DeviceWatchdog>;
 
-// Throws Error with NCCL's own explanation. ncclInProgress is no error.
+// ncclSuccess and ncclInProgress: the call is done, or begun.
+bool accepted(ncclResult_t result);
+// Throws Error with NCCL's own explanation.
 void check_nccl(ncclResult_t result, const char* call);
 
 // Names a group that a new communicator is made for; the same on all ranks of it.
@@ -34,13 +36,15 @@ class NcclGroup final : public DeviceWatch::Group {
   struct Options {
     int job_rank = 0;  // this rank's in the job, for messages
     std::string name;  // "the NCCL group of ranks 0, 2"
+    int device = 0;    // the CUDA device that it is set up on
     // Of the set-up and of the end.
     std::chrono::milliseconds timeout{0};
     int max_ctas = 0;  // thread blocks, one an SM, that a kernel of it takes at most; 0: as NCCL likes
   };
 
-  // Set up on the current device when all `size` ranks have come. Throws WaitTimeout where they do not within
-  // the timeout, PeerFailure and Error as DeviceWatch::check, Error with NCCL's words where NCCL fails.
+  // Set up on its device, which is current, when all `size` ranks have come. Throws WaitTimeout where they do
+  // not within the timeout, PeerFailure and Error as DeviceWatch::check, Error with NCCL's words where NCCL
+  // fails.
   NcclGroup(WatchdogPtr watchdog, const std::string& id, int rank, int size, Options options);
   // Waits for the other ranks' ends, for the timeout at most. While an exception unwinds, it aborts what all
   // groups have on the device instead.
@@ -49,7 +53,7 @@ class NcclGroup final : public DeviceWatch::Group {
   NcclGroup& operator=(const NcclGroup&) = delete;
 
   // Returns when what `body` asks of NCCL is on its stream: one call, or one group of calls. `call` names it.
-  // Throws as the constructor does.
+  // Throws as the constructor does; then all groups are aborted.
   void enqueue(const std::string& call, std::chrono::milliseconds timeout,
                const std::function<ncclResult_t(ncclComm_t)>& body);
 
@@ -59,9 +63,12 @@ class NcclGroup final : public DeviceWatch::Group {
  private:
   DeviceWatch& watch() { return watchdog_->watch(); }
   ncclResult_t state();
-  DeviceFailure failure_of(ncclResult_t state) const;
+  [[noreturn]] void fail(DeviceFailure failure);
+  DeviceFailure failure_of(ncclResult_t state, const std::string& what) const;
+  std::string named(const std::string& call) const;
   void wait_until_ready(const std::string& call, std::chrono::milliseconds timeout);
   void finalize() noexcept;
+  void make_device_current() const noexcept;
 
   const WatchdogPtr watchdog_;
   const Options options_;

@@ -31,6 +31,15 @@ void ring_until(Communicator& world, End&& end) {
   }
 }
 
+// Rank 1 is killed while the others are elsewhere, as in a wait for a GPU: in no call of the transport, and
+// deaf to requests to end.
+void die_beside_work(Communicator& world) {
+  signal(SIGTERM, SIG_IGN);
+  world.barrier();
+  if (world.rank() == 1) raise(SIGKILL);
+  std::this_thread::sleep_for(std::chrono::minutes(10));
+}
+
 // Rank 0 sends its last messages and goes; the others have more to say to each other.
 void leave_early(std::unique_ptr<Communicator> world) {
   constexpr int64_t size = 3'000'000;
@@ -77,6 +86,7 @@ void run(const std::string& mode, std::unique_ptr<Communicator> world) {
     throw Error("timeout");
   }
   if (mode == "die") ring_until(*world, [] { raise(SIGKILL); });
+  if (mode == "die_beside_work") die_beside_work(*world);
   if (mode == "abort") {
     ring_until(*world, [&] {
       world->abort("boom");

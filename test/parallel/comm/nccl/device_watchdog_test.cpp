@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -108,6 +110,37 @@ TEST_CASE("an activity tells how far the device is behind the host") {
   CHECK(activity.state().text == "F stage 5 microbatch 1");  // the device is where the host is
   done = 2;
   CHECK(activity.look_at_device().empty());
+}
+
+// As in the driver, while a launch goes on elsewhere.
+TEST_CASE("a look that waits in the driver holds up nobody, and what it asks lives on") {
+  Activity activity;
+  std::promise<void> asked, answer;
+  std::promise<std::thread::id> id_of_looker;
+  const auto looker_id = id_of_looker.get_future().share();
+  const auto answered = answer.get_future().share();
+  auto event = std::make_shared<int>(0);
+  const std::weak_ptr<int> alive = event;
+  activity.enqueued("F stage 5 microbatch 0", [&asked, looker_id, answered, event = std::move(event)] {
+    if (std::this_thread::get_id() != looker_id.get()) return true;
+    asked.set_value();
+    answered.wait();
+    return true;
+  });
+  std::jthread looker([&] {
+    id_of_looker.set_value(std::this_thread::get_id());
+    activity.look_at_device();
+  });
+  asked.get_future().wait();
+  // The rank's thread finds that the action is done, and drops it.
+  auto enqueued = std::async(std::launch::async,
+                             [&] { activity.enqueued("F stage 5 microbatch 1", [] { return false; }); });
+  CHECK(enqueued.wait_for(60s) == std::future_status::ready);
+  CHECK_FALSE(alive.expired());
+  answer.set_value();
+  looker.join();
+  CHECK(alive.expired());
+  CHECK(activity.state().text.find("F stage 5 microbatch 1") != std::string::npos);
 }
 
 }  // namespace

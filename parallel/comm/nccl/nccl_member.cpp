@@ -1,0 +1,90 @@
+#include "parallel/comm/nccl/nccl_member.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <thread>
+#include <utility>
+
+#include "core/base/error.h"
+#include "parallel/comm/nccl/nccl_work.h"
+#include "parallel/comm/operands.h"
+
+namespace pptrain::comm {
+namespace {
+
+std::string name_ranks(std::span<const int> ranks) {
+  constexpr size_t shown = 8;
+  if (ranks.size() <= shown) return fmt::format("ranks {}", fmt::join(ranks, ", "));
+  return fmt::format("{} ranks from {} to {}", ranks.size(), ranks.front(), ranks.back());
+}
+
+}  // namespace
+
+CudaStream make_stream() {
+  int least = 0;
+  int greatest = 0;
+  C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  CudaStream stream;
+  C10_CUDA_CHECK(cudaStreamCreateWithPriority(stream.receive(), cudaStreamNonBlocking, greatest));
+  return stream;
+}
+
+std::string NcclMember::name() const {
+  return name_ranks(job_ranks);
+}
+
+std::unique_ptr<NcclGroup> NcclMember::make_group(const std::string& id, int nccl_rank,
+                                                  std::span<const int> of, int max_ctas) const {
+  return std::make_unique<NcclGroup>(watchdog, id, nccl_rank, static_cast<int>(of.size()),
+                                     NcclGroup::Options{.job_rank = job_rank(),
+                                                        .name = "the NCCL group of " + name_ranks(of),
+                                                        .device = device.index(),
+                                                        .timeout = timeout,
+                                                        .max_ctas = max_ctas});
+}
+
+void NcclMember::check_device(const at::Tensor& tensor, const char* what) const {
+  check_contiguous(tensor, what);
+  if (tensor.device() != device) {
+    throw Error(fmt::format("{}: rank {} uses {}, but the tensor is on {}", what, job_rank(), device.str(),
+                            tensor.device().str()));
+  }
+}
+
+std::unique_ptr<Work> NcclMember::run_beside(cudaStream_t side, const std::string& what,
+                                             std::vector<at::Tensor> tensors,
+                                             const std::function<void()>& body) const {
+  watch().check();
+  const c10::cuda::CUDAGuard guard(device);
+  const auto home = current_stream();
+  const auto stream = c10::cuda::getStreamFromExternal(side, device.index());
+  const NcclEvent ready = record(home);
+  ready->block(stream);
+  {
+    const c10::cuda::CUDAStreamGuard on(stream);
+    const c10::InferenceMode inference;
+    body();
+  }
+  const NcclEvent finished = record(stream);
+  auto ticket = watch().post({.queue = side,
+                              .ready = [ready] { return ready->query(); },
+                              .finished = [finished] { return finished->query(); },
+                              .timeout = timeout,
+                              .rank = job_rank(),
+                              .description = what});
+  return std::make_unique<NcclWork>(watchdog, home, finished, std::move(ticket), std::move(tensors));
+}
+
+void NcclMember::synchronize() const {
+  const NcclEvent event = record(current_stream());
+  while (!event->query()) {
+    watch().check();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+}  // namespace pptrain::comm

@@ -1,0 +1,57 @@
+// A rank as a member of one group: what the links and the collectives of an NcclCommunicator share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/cuda_handle.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/nccl/nccl_group.h"
+
+namespace pptrain::comm {
+
+using CudaStream = CudaHandle<cudaStream_t, cudaStreamDestroy>;
+
+// On the current device, of the highest priority, waiting for no other stream.
+CudaStream make_stream();
+
+struct NcclMember {
+  c10::Device device;
+  WatchdogPtr watchdog;
+  int rank = 0;                // of the group
+  std::vector<int> job_ranks;  // of the group's ranks, their ranks in the job
+  std::chrono::milliseconds timeout{0};
+
+  int size() const { return static_cast<int>(job_ranks.size()); }
+  int job_rank() const { return job_ranks[static_cast<size_t>(rank)]; }
+  std::string name() const;  // "ranks 0, 4"
+  DeviceWatch& watch() const { return watchdog->watch(); }
+  c10::cuda::CUDAStream current_stream() const { return c10::cuda::getCurrentCUDAStream(device.index()); }
+
+  // An NCCL communicator of the ranks `of` of the job, of which this one is number `nccl_rank`.
+  // max_ctas: NcclGroup::Options.
+  std::unique_ptr<NcclGroup> make_group(const std::string& id, int nccl_rank, std::span<const int> of,
+                                        int max_ctas) const;
+
+  // Throws Error where the tensor is not contiguous or not on this rank's device.
+  void check_device(const at::Tensor& tensor, const char* what) const;
+
+  // Runs `body` with the stream `side` as the current one, behind what the current one holds now; `what`
+  // names it to the watch. The work keeps `tensors`.
+  std::unique_ptr<Work> run_beside(cudaStream_t side, const std::string& what,
+                                   std::vector<at::Tensor> tensors, const std::function<void()>& body) const;
+
+  // Waits on the host for the current stream, while the watch's eye is on what it waits for.
+  void synchronize() const;
+};
+
+}  // namespace pptrain::comm
