@@ -76,48 +76,71 @@ Cost cost_rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& wei
   return moving(dy, x, weight, rstd, residual_grad, dx, weight_grad, weight_grad);
 }
 
-void check_norm_rope(const Checks& checks, const Tensor& x, const std::optional<Tensor>& weight, double,
-                     const RopeTable& rope, const Tensor& positions, const Tensor& y, const Tensor& rstd) {
-  checks.compute("x", x, 3);
-  const auto shape = {x.size(0), x.size(1), x.size(2)};
-  checks.strided("x", x, x.scalar_type(), shape).strided("y", y, x.scalar_type(), shape);
-  check_rope(checks, x, rope, positions);
-  if (weight) {
-    checks.dense("weight", *weight, at::kFloat, {x.size(2)})
-        .dense("rstd", rstd, at::kFloat, {x.size(0), x.size(1)});
+// What all parts share. first_name: of a part's first tensor.
+template <class Part>
+void check_heads(const Checks& checks, const char* first_name, const std::vector<Part>& parts,
+                 const RopeTable& rope, const Tensor& positions) {
+  checks.require(parts.size() <= 2, "there may be at most two parts");
+  for (const Part& part : parts) {
+    checks.compute(first_name, part.first(), 3)
+        .require(part.weight.has_value() == parts.front().weight.has_value(),
+                 "all parts have a weight, or none has");
+  }
+  check_rope(checks, parts.front().first(), rope, positions);
+}
+
+void check_norm_rope(const Checks& checks, const std::vector<HeadsPart>& parts, double, const RopeTable& rope,
+                     const Tensor& positions) {
+  check_heads(checks, "x", parts, rope, positions);
+  const Tensor& first = parts.front().x;
+  for (const HeadsPart& part : parts) {
+    const auto shape = {first.size(0), part.x.size(1), first.size(2)};
+    checks.strided("x", part.x, first.scalar_type(), shape).strided("y", part.y, first.scalar_type(), shape);
+    if (part.weight) {
+      checks.dense("weight", *part.weight, at::kFloat, {first.size(2)})
+          .dense("rstd", part.rstd, at::kFloat, {first.size(0), part.x.size(1)});
+    }
   }
 }
 
-Cost cost_norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double, const RopeTable& rope,
-                    const Tensor& positions, const Tensor& y, const Tensor& rstd) {
+Cost cost_norm_rope(const std::vector<HeadsPart>& parts, double, const RopeTable& rope,
+                    const Tensor& positions) {
   Cost cost = cost_rope(rope, positions);
-  cost.bytes += bytes_of(x) + bytes_of(y) + (weight ? bytes_of(weight) + bytes_of(rstd) : 0);
+  for (const HeadsPart& part : parts) {
+    cost.bytes += bytes_of(part.x) + bytes_of(part.y);
+    if (part.weight) cost.bytes += bytes_of(part.weight) + bytes_of(part.rstd);
+  }
   return cost;
 }
 
-void check_norm_rope_backward(const Checks& checks, const Tensor& dy, const Tensor& x,
-                              const std::optional<Tensor>& weight, const Tensor& rstd, const RopeTable& rope,
-                              const Tensor& positions, const Tensor& dx,
-                              const std::optional<Tensor>& weight_grad) {
-  checks.compute("dy", dy, 3);
-  const auto shape = {dy.size(0), dy.size(1), dy.size(2)};
-  checks.strided("dy", dy, dy.scalar_type(), shape).strided("dx", dx, dy.scalar_type(), shape);
-  check_rope(checks, dy, rope, positions);
-  if (weight) {
-    checks.require(weight_grad.has_value(), "weight_grad is missing")
-        .strided("x", x, dy.scalar_type(), shape)
-        .dense("weight", *weight, at::kFloat, {dy.size(2)})
-        .dense("weight_grad", *weight_grad, at::kFloat, {dy.size(2)})
-        .dense("rstd", rstd, at::kFloat, {dy.size(0), dy.size(1)});
+void check_norm_rope_backward(const Checks& checks, const std::vector<HeadsGradient>& parts,
+                              const RopeTable& rope, const Tensor& positions) {
+  check_heads(checks, "dy", parts, rope, positions);
+  const Tensor& first = parts.front().dy;
+  for (const HeadsGradient& part : parts) {
+    const auto shape = {first.size(0), part.dy.size(1), first.size(2)};
+    checks.strided("dy", part.dy, first.scalar_type(), shape)
+        .strided("dx", part.dx, first.scalar_type(), shape);
+    if (part.weight) {
+      checks.require(part.weight_grad.has_value(), "weight_grad is missing")
+          .strided("x", part.x, first.scalar_type(), shape)
+          .dense("weight", *part.weight, at::kFloat, {first.size(2)})
+          .dense("weight_grad", *part.weight_grad, at::kFloat, {first.size(2)})
+          .dense("rstd", part.rstd, at::kFloat, {first.size(0), part.dy.size(1)});
+    }
   }
 }
 
-Cost cost_norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,
-                             const Tensor& rstd, const RopeTable& rope, const Tensor& positions,
-                             const Tensor& dx, const std::optional<Tensor>& weight_grad) {
+Cost cost_norm_rope_backward(const std::vector<HeadsGradient>& parts, const RopeTable& rope,
+                             const Tensor& positions) {
   Cost cost = cost_rope(rope, positions);
-  cost.bytes += bytes_of(dy) + bytes_of(dx);
-  if (weight) cost.bytes += bytes_of(x) + bytes_of(weight) + bytes_of(rstd) + 2 * bytes_of(weight_grad);
+  for (const HeadsGradient& part : parts) {
+    cost.bytes += bytes_of(part.dy) + bytes_of(part.dx);
+    if (part.weight) {
+      cost.bytes +=
+          bytes_of(part.x) + bytes_of(part.weight) + bytes_of(part.rstd) + 2 * bytes_of(part.weight_grad);
+    }
+  }
   return cost;
 }
 

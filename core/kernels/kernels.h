@@ -50,21 +50,37 @@ struct RopeTable {
   Tensor sin;
 };
 
-// x: T [tokens, heads, head_dim], any strides with the last one 1 (a view of the fused qkv). Each head is
-// normalised with `weight` (float32 [head_dim]) where given, then rotated in the "half" layout of Hugging
-// Face's Llama: pairs (i, i + head_dim / 2), angle position * inv_freq[i]. positions: int32 [tokens]. y: as
-// x, other strides allowed; without weight y may be x itself. rstd: float32 [tokens, heads], written only
-// with weight.
-inline Kernel<void(const Tensor& x, const std::optional<Tensor>& weight, double eps, const RopeTable& rope,
-                   const Tensor& positions, Tensor& y, Tensor& rstd)>
+// What one call of norm_rope does with q, with k, or with both as one tensor.
+struct HeadsPart {
+  Tensor x;  // T [tokens, heads, head_dim], any strides with the last one 1 (a view of the fused qkv)
+  Tensor y;  // as x, other strides allowed; without weight it may be x itself
+  std::optional<Tensor> weight = std::nullopt;  // float32 [head_dim]
+  Tensor rstd = {};                             // float32 [tokens, heads], written only with weight
+
+  const Tensor& first() const { return x; }
+};
+
+// One or two parts, with weights all or none, and of one type, number of tokens and head_dim, in one launch
+// on a GPU. Each head is normalised with its part's weight where given, then rotated in the "half" layout of
+// Hugging Face's Llama: pairs (i, i + head_dim / 2), angle position * inv_freq[i]. positions: int32 [tokens].
+inline Kernel<void(const std::vector<HeadsPart>& parts, double eps, const RopeTable& rope,
+                   const Tensor& positions)>
     norm_rope{"norm_rope"};
 
-// Gradient of norm_rope. dy, x, dx: T [tokens, heads, head_dim], any strides with the last one 1 (dx is a
-// view of the fused dqkv), or dy itself. x and rstd are read, and weight_grad (float32 [head_dim])
-// accumulated, only with weight.
-inline Kernel<void(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
-                   const RopeTable& rope, const Tensor& positions, Tensor& dx,
-                   const std::optional<Tensor>& weight_grad)>
+// Of one part of norm_rope. x, rstd and weight_grad only with weight.
+struct HeadsGradient {
+  Tensor dy;      // T [tokens, heads, head_dim], any strides with the last one 1
+  Tensor dx;      // as dy, other strides allowed (a view of the fused dqkv), or dy itself
+  Tensor x = {};  // as dy, other strides allowed
+  std::optional<Tensor> weight = std::nullopt;       // float32 [head_dim]
+  Tensor rstd = {};                                  // float32 [tokens, heads]
+  std::optional<Tensor> weight_grad = std::nullopt;  // float32 [head_dim], its gradient is added to it
+
+  const Tensor& first() const { return dy; }
+};
+
+// Gradient of norm_rope, of the same parts.
+inline Kernel<void(const std::vector<HeadsGradient>& parts, const RopeTable& rope, const Tensor& positions)>
     norm_rope_backward{"norm_rope_backward"};
 
 // --- SwiGLU (Shazeer, arXiv 2002.05202) ---

@@ -152,52 +152,59 @@ Tensor Attention::forward(const Tensor& x, const TokenInfo& tokens, Saved& saved
     saved.q_rstd = at::empty({rows, local_.heads}, f32);
     saved.k_rstd = at::empty({rows, local_.kv_heads}, f32);
   }
+  std::vector<kernels::HeadsPart> parts;
   if (const Tensor both = q_and_k(saved.qkv, local_); !local_.qk_norm && both.defined()) {
-    Tensor rotated = both;
-    kernels::norm_rope(both, std::nullopt, local_.norm_eps, tokens.rope, tokens.positions, rotated,
-                       saved.q_rstd);
+    parts = {{.x = both, .y = both}};
   } else {
-    kernels::norm_rope(heads.q, weight_of(q_norm_), local_.norm_eps, tokens.rope, tokens.positions, q,
-                       saved.q_rstd);
-    kernels::norm_rope(heads.k, weight_of(k_norm_), local_.norm_eps, tokens.rope, tokens.positions, k,
-                       saved.k_rstd);
+    parts = {{.x = heads.q, .y = q, .weight = weight_of(q_norm_), .rstd = saved.q_rstd},
+             {.x = heads.k, .y = k, .weight = weight_of(k_norm_), .rstd = saved.k_rstd}};
   }
+  kernels::norm_rope(parts, local_.norm_eps, tokens.rope, tokens.positions);
   saved.out = product_->forward(q, k, heads.v, tokens, saved.product).view({rows, o_.in_features()});
   return o_.forward(saved.out);
 }
 
-Tensor Attention::rotate_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens) {
+void Attention::rotate_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens,
+                            const Tensor& dq, const Tensor& dk) {
+  const Heads heads = split_heads(saved.qkv, local_);
+  kernels::norm_rope_backward({{.dy = grads.dk,
+                                .dx = dk,
+                                .x = heads.k,
+                                .weight = weight_of(k_norm_),
+                                .rstd = saved.k_rstd,
+                                .weight_grad = grad_of(k_norm_)},
+                               {.dy = grads.dq,
+                                .dx = dq,
+                                .x = heads.q,
+                                .weight = weight_of(q_norm_),
+                                .rstd = saved.q_rstd,
+                                .weight_grad = grad_of(q_norm_)}},
+                              tokens.rope, tokens.positions);
+}
+
+Tensor Attention::rotate_fused_back(const Saved& saved, const AttentionGradients& grads,
+                                    const TokenInfo& tokens) {
   if (local_.qk_norm) {
-    const Heads heads = split_heads(saved.qkv, local_);
-    Tensor dq = grads.dq, dk = grads.dk;
-    kernels::norm_rope_backward(dk, heads.k, weight_of(k_norm_), saved.k_rstd, tokens.rope, tokens.positions,
-                                dk, grad_of(k_norm_));
-    kernels::norm_rope_backward(dq, heads.q, weight_of(q_norm_), saved.q_rstd, tokens.rope, tokens.positions,
-                                dq, grad_of(q_norm_));
+    rotate_back(saved, grads, tokens, grads.dq, grads.dk);
   } else {
-    Tensor both = grads.fused.narrow(1, 0, local_.heads + local_.kv_heads);
-    kernels::norm_rope_backward(both, both, std::nullopt, saved.q_rstd, tokens.rope, tokens.positions, both,
-                                std::nullopt);
+    const Tensor both = grads.fused.narrow(1, 0, local_.heads + local_.kv_heads);
+    kernels::norm_rope_backward({{.dy = both, .dx = both}}, tokens.rope, tokens.positions);
   }
   return grads.fused.flatten(1);
 }
 
 std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const AttentionGradients& grads,
                                             const TokenInfo& tokens) {
-  if (grads.fused.defined() && saved.qkv.size() == 1) return {rotate_back(saved, grads, tokens)};
+  if (grads.fused.defined() && saved.qkv.size() == 1) return {rotate_fused_back(saved, grads, tokens)};
   // Without QK-norm nothing reads q and k again, so that the gradient takes their place.
   std::vector<Tensor> dqkv = saved.qkv;
   if (local_.qk_norm) {
     for (Tensor& part : dqkv) part = at::empty_like(part);
   }
-  const Heads heads = split_heads(saved.qkv, local_);
-  Heads to = split_heads(dqkv, local_);
+  const Heads to = split_heads(dqkv, local_);
   to.v.copy_(grads.dv);
   kernels::record(kernels::moving(grads.dv, to.v));
-  kernels::norm_rope_backward(grads.dk, heads.k, weight_of(k_norm_), saved.k_rstd, tokens.rope,
-                              tokens.positions, to.k, grad_of(k_norm_));
-  kernels::norm_rope_backward(grads.dq, heads.q, weight_of(q_norm_), saved.q_rstd, tokens.rope,
-                              tokens.positions, to.q, grad_of(q_norm_));
+  rotate_back(saved, grads, tokens, to.q, to.k);
   return dqkv;
 }
 

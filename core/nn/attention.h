@@ -66,7 +66,10 @@ class Attention {
   std::vector<at::Tensor> qkv_gradient(const Saved& saved, const AttentionGradients& grads,
                                        const TokenInfo& tokens);
   // The gradient of the fused qkv, written over grads.fused: [tokens, (heads + 2 kv_heads) * head_dim].
-  at::Tensor rotate_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens);
+  at::Tensor rotate_fused_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens);
+  // dq and dk, which may be those of `grads`, become the gradients before norm and rotation.
+  void rotate_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens,
+                   const at::Tensor& dq, const at::Tensor& dk);
 
   AttentionConfig local_;  // with this rank's heads
   std::shared_ptr<AttentionProduct> product_;

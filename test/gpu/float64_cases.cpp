@@ -58,28 +58,42 @@ TEST_CASE("norms in float64", "[gpu]") {
 TEST_CASE("heads with norm and rotation in float64", "[gpu]") {
   if (!can_run()) return;
   const Backend& b = subject();
-  const int64_t tokens = 21, heads = 3, dim = 64;
+  const int64_t tokens = 21, dim = 64;
   const Tensor frequency = at::pow(10000.0, at::arange(0, dim, 2, at::kDouble).neg() / dim);
   const Tensor angle = at::outer(at::arange(tokens, at::kDouble), frequency);
   const kernels::RopeTable rope{angle.cos().to(b.device, at::kFloat), angle.sin().to(b.device, at::kFloat)};
   const Tensor positions = at::arange(tokens, at::kInt).flip(0).contiguous();
   for (const auto type : types) {
-    CAPTURE(type);
-    const Tensor x = b.random({tokens, heads, dim}, type, 1), dy = b.random({tokens, heads, dim}, type, 2);
-    const Tensor weight = b.random({dim}, at::kFloat, 3);
-    Tensor y = b.output(x.sizes(), type), dx = b.output(x.sizes(), type);
-    Tensor rstd = b.output({tokens, heads}, at::kFloat);
-    Tensor weight_grad = at::zeros_like(weight);
-    b(kernels::norm_rope, x, weight, eps, rope, positions.to(b.device), y, rstd);
-    b(kernels::norm_rope_backward, dy, x, weight, rstd, rope, positions.to(b.device), dx, weight_grad);
+    std::vector<kernels::HeadsPart> parts;
+    std::vector<kernels::HeadsGradient> gradients;
+    for (const int64_t heads : {3, 2}) {  // of q and k
+      const Tensor x = b.random({tokens, heads, dim}, type, heads),
+                   weight = b.random({dim}, at::kFloat, 10 + heads);
+      parts.push_back({.x = x,
+                       .y = b.output(x.sizes(), type),
+                       .weight = weight,
+                       .rstd = b.output({tokens, heads}, at::kFloat)});
+      gradients.push_back({.dy = b.random(x.sizes(), type, 20 + heads),
+                           .dx = b.output(x.sizes(), type),
+                           .x = x,
+                           .weight = weight,
+                           .rstd = parts.back().rstd,
+                           .weight_grad = at::zeros_like(weight)});
+    }
+    b(kernels::norm_rope, parts, eps, rope, positions.to(b.device));
+    b(kernels::norm_rope_backward, gradients, rope, positions.to(b.device));
 
-    const Tensor x64 = on_host(x), weight64 = on_host(weight), order = positions.to(at::kLong);
-    const Tensor y64 =
-        rotate(rms_norm(x64, weight64, eps), angle.cos().index({order}), angle.sin().index({order}));
-    y64.backward(dy.cpu().to(at::kDouble));
-    check("y", y, y64);
-    check("dx", dx, x64.grad());
-    check("weight_grad", weight_grad, weight64.grad());
+    const Tensor order = positions.to(at::kLong);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      CAPTURE(type, i);
+      const Tensor x64 = on_host(parts[i].x), weight64 = on_host(*parts[i].weight);
+      const Tensor y64 =
+          rotate(rms_norm(x64, weight64, eps), angle.cos().index({order}), angle.sin().index({order}));
+      y64.backward(gradients[i].dy.cpu().to(at::kDouble));
+      check("y", parts[i].y, y64);
+      check("dx", gradients[i].dx, x64.grad());
+      check("weight_grad", *gradients[i].weight_grad, weight64.grad());
+    }
   }
 }
 

@@ -188,14 +188,13 @@ TEST_CASE("norm_rope", "[gpu]") {
         compare([&](const Backend& b) -> std::vector<Tensor> {
           const Tensor x = fused_input(b, s, type, 1, shift);
           const Tensor weight = b.random({s.head_dim}, at::kFloat, 2);
-          Tensor rstd = b.output({s.tokens, s.heads}, at::kFloat);
-          Tensor normed = fused_output(b, s, type, 0);
-          b(kernels::norm_rope, x, weight, eps, table(b, s.tokens + 3, s.head_dim), positions_of(b, s),
-            normed, rstd);
-          Tensor in_place = x.clone(at::MemoryFormat::Contiguous);
-          Tensor unused;
-          b(kernels::norm_rope, in_place, std::nullopt, eps, table(b, s.tokens + 3, s.head_dim),
-            positions_of(b, s), in_place, unused);
+          const Tensor rstd = b.output({s.tokens, s.heads}, at::kFloat);
+          const Tensor normed = fused_output(b, s, type, 0);
+          b(kernels::norm_rope, {{.x = x, .y = normed, .weight = weight, .rstd = rstd}}, eps,
+            table(b, s.tokens + 3, s.head_dim), positions_of(b, s));
+          const Tensor in_place = x.clone(at::MemoryFormat::Contiguous);
+          b(kernels::norm_rope, {{.x = in_place, .y = in_place}}, eps, table(b, s.tokens + 3, s.head_dim),
+            positions_of(b, s));
           return {normed, rstd, in_place};
         });
       }
@@ -211,11 +210,14 @@ TEST_CASE("norm_rope writes nothing but its view", "[gpu]") {
   for (const auto type : types) {
     for (const int64_t shift : {0, 16, 1}) {
       const HeadsSize s{6, 3, 16};
-      Tensor fused = b.output({6, 5 * 16}, type);
-      Tensor y = view_of_fused(fused, s, shift);
-      Tensor rstd = b.output({6, 3}, at::kFloat);
-      b(kernels::norm_rope, fused_input(b, s, type, 1, 0), b.random({16}, at::kFloat, 2), eps,
-        table(b, 9, 16), positions_of(b, s), y, rstd);
+      const Tensor fused = b.output({6, 5 * 16}, type);
+      const Tensor y = view_of_fused(fused, s, shift);
+      b(kernels::norm_rope,
+        {{.x = fused_input(b, s, type, 1, 0),
+          .y = y,
+          .weight = b.random({16}, at::kFloat, 2),
+          .rstd = b.output({6, 3}, at::kFloat)}},
+        eps, table(b, 9, 16), positions_of(b, s));
       CHECK(y.isnan().sum().item<int64_t>() == 0);
       y.zero_();
       CHECK(fused.isnan().sum().item<int64_t>() == 6 * 2 * 16);
@@ -238,16 +240,24 @@ TEST_CASE("norm_rope_backward", "[gpu]") {
               const Tensor weight = b.random({s.head_dim}, at::kFloat, 2);
               const Tensor rstd = b.random({s.tokens, s.heads}, at::kFloat, 4).abs();
               const RopeTable rope = table(b, s.tokens + 3, s.head_dim);
-              Tensor dx = fused_output(b, s, type, shift);
-              Tensor weight_grad = b.random({s.head_dim}, at::kFloat, 5);
-              b(kernels::norm_rope_backward, dy, x, weight, rstd, rope, positions_of(b, s), dx, weight_grad);
-              Tensor in_place = dy.clone();
-              b(kernels::norm_rope_backward, in_place, x, std::nullopt, Tensor(), rope, positions_of(b, s),
-                in_place, std::nullopt);
-              Tensor normed = dy.clone();
-              Tensor same_grad = b.random({s.head_dim}, at::kFloat, 5);
-              b(kernels::norm_rope_backward, normed, x, weight, rstd, rope, positions_of(b, s), normed,
-                same_grad);
+              const auto backward = [&](const Tensor& from, const Tensor& to, const Tensor& weight_grad) {
+                b(kernels::norm_rope_backward,
+                  {{.dy = from,
+                    .dx = to,
+                    .x = x,
+                    .weight = weight,
+                    .rstd = rstd,
+                    .weight_grad = weight_grad}},
+                  rope, positions_of(b, s));
+              };
+              const Tensor dx = fused_output(b, s, type, shift);
+              const Tensor weight_grad = b.random({s.head_dim}, at::kFloat, 5);
+              backward(dy, dx, weight_grad);
+              const Tensor in_place = dy.clone();
+              b(kernels::norm_rope_backward, {{.dy = in_place, .dx = in_place}}, rope, positions_of(b, s));
+              const Tensor normed = dy.clone();
+              const Tensor same_grad = b.random({s.head_dim}, at::kFloat, 5);
+              backward(normed, normed, same_grad);
               CHECK(same_bits(normed, dx));
               CHECK(same_bits(same_grad, weight_grad));
               return {dx, weight_grad, in_place};
@@ -258,16 +268,105 @@ TEST_CASE("norm_rope_backward", "[gpu]") {
   }
 }
 
+namespace {
+
+// q and k of a fused buffer with room for v, `shift` elements in.
+struct FusedSize {
+  int64_t tokens, q_heads, k_heads, head_dim, shift;
+
+  HeadsSize width() const { return {tokens, q_heads + k_heads, head_dim}; }
+  std::vector<Tensor> split(const Tensor& both) const {
+    return {both.narrow(1, 0, q_heads), both.narrow(1, q_heads, k_heads)};
+  }
+};
+// As Qwen3's, one token, strips that end within a token, one head of each, k before many q, no k at all, odd
+// dims, heads of several packs a lane.
+const std::vector<FusedSize> fused_sizes{{70, 16, 8, 128, 0}, {1, 32, 8, 128, 0}, {300, 5, 3, 64, 0},
+                                         {33, 1, 1, 64, 0},   {7, 2, 70, 16, 0},  {9, 3, 0, 32, 0},
+                                         {6, 3, 2, 6, 1},     {5, 3, 2, 128, 1},  {4, 2, 1, 640, 0},
+                                         {3, 1, 2, 1024, 0},  {2100, 2, 1, 8, 0}};
+
+// Outputs of norm_rope and of its gradient, for q and k at once or in a call each.
+std::vector<Tensor> run_fused(const Backend& b, const FusedSize& s, at::ScalarType type, bool norm,
+                              bool at_once) {
+  const HeadsSize width = s.width();
+  const RopeTable rope = table(b, s.tokens + 3, s.head_dim);
+  const Tensor positions = positions_of(b, width);
+  const auto x = s.split(fused_input(b, width, type, 1, s.shift)),
+             dy = s.split(fused_input(b, width, type, 2, 0));
+  const auto y = s.split(fused_output(b, width, type, 0)),
+             dx = s.split(fused_output(b, width, type, s.shift));
+  std::vector<Tensor> results;
+  std::vector<kernels::HeadsPart> parts;
+  std::vector<kernels::HeadsGradient> gradients;
+  for (std::size_t i = 0; i < 2; ++i) {
+    kernels::HeadsPart part{.x = x[i], .y = y[i]};
+    kernels::HeadsGradient gradient{.dy = dy[i], .dx = dx[i]};
+    results.insert(results.end(), {y[i], dx[i]});
+    if (norm) {
+      gradient.x = x[i];
+      gradient.weight = part.weight = b.random({s.head_dim}, at::kFloat, 3 + i);
+      gradient.rstd = part.rstd = b.output({s.tokens, x[i].size(1)}, at::kFloat);
+      gradient.weight_grad = b.random({s.head_dim}, at::kFloat, 5 + i);
+      results.insert(results.end(), {part.rstd, *gradient.weight_grad});
+    }
+    parts.push_back(part);
+    gradients.push_back(gradient);
+  }
+  if (at_once) {
+    b(kernels::norm_rope, parts, eps, rope, positions);
+    b(kernels::norm_rope_backward, gradients, rope, positions);
+  } else {
+    for (std::size_t i = 0; i < 2; ++i) {
+      b(kernels::norm_rope, {parts[i]}, eps, rope, positions);
+      b(kernels::norm_rope_backward, {gradients[i]}, rope, positions);
+    }
+  }
+  return results;
+}
+
+}  // namespace
+
+TEST_CASE("norm_rope of q and k at once", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& s : fused_sizes) {
+      for (const bool norm : {true, false}) {
+        CAPTURE(type, s.tokens, s.q_heads, s.k_heads, s.head_dim, s.shift, norm);
+        compare([&](const Backend& b) { return run_fused(b, s, type, norm, true); }, 3e-4);
+      }
+    }
+  }
+}
+
+// The sums of the weights' gradients are cut at places that depend on all of a call.
+TEST_CASE("norm_rope of q and k at once has the bits of two calls but in sums", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const auto& s : fused_sizes) {
+      CAPTURE(type, s.tokens, s.q_heads, s.k_heads, s.head_dim, s.shift);
+      const auto once = run_fused(subject(), s, type, true, true),
+                 twice = run_fused(subject(), s, type, true, false);
+      for (const std::size_t i : {0, 1, 2, 4, 5, 6}) {
+        CHECK(same_bits(once[i], twice[i]));
+      }
+    }
+  }
+}
+
 TEST_CASE("norm_rope gives NaN for a position outside the table", "[gpu]") {
   if (!can_run()) {
     return;
   }
   const Backend& b = subject();
-  Tensor x = b.random({2, 1, 8}, at::kFloat, 1);
+  const Tensor x = b.random({2, 1, 8}, at::kFloat, 1);
   const Tensor positions = at::full({2}, 3, at::TensorOptions().dtype(at::kInt).device(b.device));
   positions[1].fill_(4);
-  Tensor rstd;
-  b(kernels::norm_rope, x, std::nullopt, eps, table(b, 4, 8), positions, x, rstd);
+  b(kernels::norm_rope, {{.x = x, .y = x}}, eps, table(b, 4, 8), positions);
   CHECK(x[0].isnan().sum().item<int64_t>() == 0);
   CHECK(x[1].isnan().sum().item<int64_t>() == 8);
 }

@@ -31,7 +31,7 @@ HeadsView<T> heads_view(const Tensor& x, T* data) {
 
 template <class T>
 NormRopeArgs<T> norm_rope_args(const Tensor& x, const std::optional<Tensor>& weight, const RopeTable& rope,
-                               const Tensor& positions, Tensor& result, const Tensor& rstd) {
+                               const Tensor& positions, const Tensor& result, const Tensor& rstd) {
   return {.x = heads_view(x, in<T>(x)),
           .dy = {},
           .out = heads_view(result, out<T>(result)),
@@ -73,34 +73,38 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
   });
 }
 
-void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps, const RopeTable& rope,
-               const Tensor& positions, Tensor& y, Tensor& rstd) {
-  by_type(x, [&]<class T>(T) {
-    NormRopeArgs<T> args = norm_rope_args<T>(x, weight, rope, positions, y, rstd);
-    args.eps = static_cast<float>(eps);
-    parallel_for(args.tokens, row_grain(args.heads * args.head_dim),
-                 [&](int64_t first, int64_t last) { typed<T>(loops()).norm_rope(args, first, last); });
-  });
+void norm_rope(const std::vector<HeadsPart>& parts, double eps, const RopeTable& rope,
+               const Tensor& positions) {
+  for (const HeadsPart& part : parts) {
+    by_type(part.x, [&]<class T>(T) {
+      NormRopeArgs<T> args = norm_rope_args<T>(part.x, part.weight, rope, positions, part.y, part.rstd);
+      args.eps = static_cast<float>(eps);
+      parallel_for(args.tokens, row_grain(args.heads * args.head_dim),
+                   [&](int64_t first, int64_t last) { typed<T>(loops()).norm_rope(args, first, last); });
+    });
+  }
 }
 
-void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,
-                        const Tensor& rstd, const RopeTable& rope, const Tensor& positions, Tensor& dx,
-                        const std::optional<Tensor>& weight_grad) {
-  by_type(dy, [&]<class T>(T) {
-    NormRopeArgs<T> args = norm_rope_args<T>(weight ? x : dy, weight, rope, positions, dx, rstd);
-    args.dy = heads_view(dy, in<T>(dy));
-    const auto backward = typed<T>(loops()).norm_rope_backward;
-    if (!weight) {
-      parallel_for(args.tokens, row_grain(args.heads * args.head_dim),
-                   [&](int64_t first, int64_t last) { backward(args, nullptr, nullptr, first, last); });
-      return;
-    }
-    blocked_sum(args.tokens, args.head_dim, out<float>(*weight_grad),
-                [&](float* sum, int64_t first, int64_t last) {
-                  std::vector<float> scratch(static_cast<size_t>(args.head_dim));
-                  backward(args, scratch.data(), sum, first, last);
-                });
-  });
+void norm_rope_backward(const std::vector<HeadsGradient>& parts, const RopeTable& rope,
+                        const Tensor& positions) {
+  for (const HeadsGradient& part : parts) {
+    by_type(part.dy, [&]<class T>(T) {
+      NormRopeArgs<T> args =
+          norm_rope_args<T>(part.weight ? part.x : part.dy, part.weight, rope, positions, part.dx, part.rstd);
+      args.dy = heads_view(part.dy, in<T>(part.dy));
+      const auto backward = typed<T>(loops()).norm_rope_backward;
+      if (!part.weight) {
+        parallel_for(args.tokens, row_grain(args.heads * args.head_dim),
+                     [&](int64_t first, int64_t last) { backward(args, nullptr, nullptr, first, last); });
+        return;
+      }
+      blocked_sum(args.tokens, args.head_dim, out<float>(*part.weight_grad),
+                  [&](float* sum, int64_t first, int64_t last) {
+                    std::vector<float> scratch(static_cast<size_t>(args.head_dim));
+                    backward(args, scratch.data(), sum, first, last);
+                  });
+    });
+  }
 }
 
 void add_norm_kernels() {

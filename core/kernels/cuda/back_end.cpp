@@ -12,6 +12,7 @@ void add_grouped_kernels();
 void add_norm_kernels();
 void add_normal_kernels();
 void add_optim_kernels();
+void add_rope_backward_kernels();
 void add_rope_kernels();
 void add_swiglu_kernels();
 void add_vocabulary_kernels();
@@ -26,6 +27,7 @@ void add_kernels() {
   add_norm_kernels();
   add_normal_kernels();
   add_optim_kernels();
+  add_rope_backward_kernels();
   add_rope_kernels();
   add_swiglu_kernels();
   add_vocabulary_kernels();

@@ -43,16 +43,21 @@ __device__ inline void load(const T* p, int64_t valid, float (&out)[N], float fi
   }
 }
 
-// p[0..min(N, valid)) = in, rounded to T.
+template <typename T, int N>
+__device__ inline Pack<T, N> to_pack(const float (&in)[N]) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    pack.v[j] = static_cast<T>(in[j]);
+  }
+  return pack;
+}
+
+// p[0..min(N, valid)) = in, rounded to T. p: global memory.
 template <bool kVector, int N, typename T>
 __device__ inline void store(T* p, int64_t valid, const float (&in)[N]) {
   if constexpr (kVector) {
-    Pack<T, N> pack;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      pack.v[j] = static_cast<T>(in[j]);
-    }
-    *reinterpret_cast<Pack<T, N>*>(p) = pack;
+    store_wide(p, to_pack<T>(in));
   } else {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -63,7 +68,17 @@ __device__ inline void store(T* p, int64_t valid, const float (&in)[N]) {
   }
 }
 
-// The same without conversion: a pack that is held costs 16 bytes of registers, whatever T is. Elements that
+// The same for float32 in shared or global memory.
+template <bool kVector, int N>
+__device__ inline void store_anywhere(float* p, int64_t valid, const float (&in)[N]) {
+  if constexpr (kVector) {
+    *reinterpret_cast<Pack<float, N>*>(p) = to_pack<float>(in);
+  } else {
+    store<false>(p, valid, in);
+  }
+}
+
+// As load, without conversion: a pack that is held costs 16 bytes of registers, whatever T is. Elements that
 // do not exist read as 0.
 template <bool kVector, int N, typename T>
 __device__ inline Pack<T, N> load_pack(const T* p, int64_t valid) {

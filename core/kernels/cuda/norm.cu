@@ -13,8 +13,11 @@ constexpr int64_t most_shared_bytes = 48 * 1024;
 constexpr int norm_packs = 4;      // of a row, that a thread of rms_norm holds in registers
 constexpr int backward_packs = 2;  // of each operand's row, that a thread of rms_norm_backward holds
 constexpr int64_t rows_of_narrow_block = 4;
-// Of all strips of rms_norm_backward: two blocks of 256 for each of the 132 multiprocessors of an H100.
-constexpr int64_t most_backward_threads = 132 * 2 * 256;
+// Strips of rms_norm_backward at most: the blocks that an H200's 132 multiprocessors hold at once, so that
+// none is left over for a second wave. One holds 512 threads of 128 registers, in whole blocks.
+constexpr int64_t most_strips(unsigned threads) {
+  return 132 * (512 / threads);
+}
 
 struct NormShape {
   int64_t rows, dim;
@@ -292,7 +295,7 @@ __global__ void rms_norm_backward_wide_kernel(const T* dy, const T* x, const flo
   const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
   for (int64_t i = first; i < dim; i += stride) {
     const float zero[N] = {};
-    store<kVector>(sums + i, dim - i, zero);
+    store_anywhere<kVector>(sums + i, dim - i, zero);
   }
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * shape.rows_per_block;
   const int64_t end = begin + shape.rows_per_block < shape.rows ? begin + shape.rows_per_block : shape.rows;
@@ -331,7 +334,7 @@ __global__ void rms_norm_backward_wide_kernel(const T* dy, const T* x, const flo
         s[j] += g[j] * a[j] * r;
         extra[j] += r * (g[j] * w[j] - a[j] * scale);
       }
-      store<kVector>(sums + i, dim - i, s);
+      store_anywhere<kVector>(sums + i, dim - i, s);
       store<kVector>(dx + base + i, dim - i, extra);
     }
   }
@@ -370,7 +373,7 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
     const int64_t packs = ceil_div(dim, N);
     const bool wide = packs > most_threads * backward_packs;
     const unsigned threads = wide ? most_threads : threads_for(ceil_div(packs, backward_packs), most_threads);
-    const Strips strips = split_rows(rows, 4, most_backward_threads / threads);
+    const Strips strips = split_rows(rows, 4, most_strips(threads));
     const Tensor partials = empty_partial_sums(x, strips.count, dim);
     const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
     const BackwardShape shape{rows, strips.rows, dim, bytes <= most_shared_bytes - 1024};

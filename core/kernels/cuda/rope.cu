@@ -1,364 +1,207 @@
+#include "core/kernels/cuda/rope.cuh"
+
 #include <ATen/core/Tensor.h>
 
-#include <bit>
-
-#include "core/kernels/cuda/device.cuh"
-#include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
-#include "core/kernels/cuda/partial_sums.h"
-#include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
 
 constexpr int64_t most_threads = 256;
-constexpr int64_t most_shared_bytes = 48 * 1024;
+// That a lane has on their way: so many bytes that the reads of some 25 warps hide the memory's latency.
+template <int kPairs>
+constexpr int heads_at_once = kPairs == 1 ? 2 : 1;
 
-// A view [tokens, heads, head_dim] whose last stride is 1.
 template <typename T>
-struct Heads {
-  T* data;
-  int64_t token_stride;
-  int64_t head_stride;
+struct PartView {
+  Heads<const T> x;
+  Heads<T> y;
+  const float* weight;
+  float* rstd;
+  int heads;
+};
 
-  __device__ T* at(int64_t token, int64_t head) const {
-    return data + token * token_stride + head * head_stride;
+// What one launch turns: of a token, the heads of the first part, then those of the second.
+template <typename T>
+struct PartViews {
+  PartView<T> parts[most_parts];
+
+  __device__ int heads() const { return parts[0].heads + parts[1].heads; }
+  __device__ bool is_second(int place) const { return place >= parts[0].heads && place < heads(); }
+  __device__ const PartView<T>& part(int place) const { return parts[is_second(place) ? 1 : 0]; }
+  __device__ int head(int place) const { return is_second(place) ? place - parts[0].heads : place; }
+};
+
+// A lane's angles of one token.
+template <int N, int kPairs>
+struct Angles {
+  float cosine[kPairs][N];
+  float sine[kPairs][N];
+};
+
+template <typename T, int kPairs>
+__device__ inline float sum_of_squares(const HeadPacks<T, kPairs>& held) {
+  float squares = 0.0F;
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+#pragma unroll
+    for (int j = 0; j < pack_width<T>; ++j) {
+      const auto a = static_cast<float>(held.low[p].v[j]);
+      const auto b = static_cast<float>(held.high[p].v[j]);
+      squares = fmaf(a, a, fmaf(b, b, squares));
+    }
   }
-};
+  return squares;
+}
 
-// A head is worked on by `lanes` neighbouring lanes of a warp, so several heads share a warp. Lane l takes
-// packs l, l + lanes, ... of the first half and the packs that lie head_dim / 2 further.
-struct HeadShape {
-  int64_t tokens;
-  int64_t heads;
-  int64_t half;  // head_dim / 2
-  int lanes;     // a power of two, at most 32
-};
-
-struct RopeView {
-  const float* cosine;  // [max_position, half]
-  const float* sine;
-  const int* positions;  // [tokens]
-  int64_t max_position;
-};
-
-// Reads the table's angles for elements [i, i + N) of a half. A position outside the table gives NaN, never a
-// read outside it.
-template <bool kVector, int N>
-__device__ inline void load_angles(const RopeView& rope, int64_t token, int64_t half, int64_t i,
-                                   float (&cosine)[N], float (&sine)[N]) {
-  const int64_t position = rope.positions[token];
-  if (position >= 0 && position < rope.max_position) {
-    load<kVector>(rope.cosine + position * half + i, half - i, cosine);
-    load<kVector>(rope.sine + position * half + i, half - i, sine);
-  } else {
+// out = held, times r and the weight with kNorm, rotated by the angles times `direction`.
+template <bool kNorm, bool kVector, typename T, int N, int kPairs>
+__device__ inline void turn_and_store(const HeadPacks<T, kPairs>& held, const Angles<N, kPairs>& angles,
+                                      const Lane& lane, const float* weight, float r, float direction,
+                                      T* out) {
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const int64_t i = lane.at(p);
+    if (i >= lane.half) {
+      continue;
+    }
+    float w[N];
+    float v[N];
+    if constexpr (kNorm) {
+      load<kVector>(weight + i, lane.half - i, w);
+      load<kVector>(weight + lane.half + i, lane.half - i, v);
+    }
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      cosine[j] = sine[j] = NAN;
-    }
-  }
-}
-
-// One block a token.
-template <typename T, bool kNorm, bool kVector>
-__global__ void norm_rope_kernel(Heads<const T> x, const float* weight, float eps, RopeView rope,
-                                 HeadShape shape, Heads<T> y, float* rstd) {
-  constexpr int N = pack_width<T>;
-  const int64_t token = blockIdx.x;
-  const int64_t half = shape.half;
-  const int lane = static_cast<int>(threadIdx.x) % shape.lanes;
-  const int64_t first = static_cast<int64_t>(lane) * N;
-  const int64_t stride = static_cast<int64_t>(shape.lanes) * N;
-  const int64_t group = static_cast<int64_t>(threadIdx.x) / shape.lanes;
-  const int64_t groups = static_cast<int64_t>(blockDim.x) / shape.lanes;
-  // Every lane makes the same number of turns, since group_sum needs whole warps.
-  for (int64_t turn = 0; turn < shape.heads; turn += groups) {
-    const int64_t head = turn + group;
-    const bool active = head < shape.heads;
-    const T* const in = x.at(token, active ? head : 0);
-    T* const out = y.at(token, active ? head : 0);
-    float r = 1.0F;
-    if constexpr (kNorm) {
-      float squares = 0.0F;
-      for (int64_t i = first; active && i < half; i += stride) {
-        float a[N];
-        float b[N];
-        load<kVector>(in + i, half - i, a);
-        load<kVector>(in + half + i, half - i, b);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          squares = fmaf(a[j], a[j], fmaf(b[j], b[j], squares));
-        }
-      }
-      r = 1.0F / sqrtf(group_sum(squares, shape.lanes) / static_cast<float>(2 * half) + eps);
-      if (active && lane == 0) {
-        rstd[token * shape.heads + head] = r;
-      }
-    }
-    for (int64_t i = first; active && i < half; i += stride) {
-      float a[N];
-      float b[N];
-      float cosine[N];
-      float sine[N];
-      load<kVector>(in + i, half - i, a);
-      load<kVector>(in + half + i, half - i, b);
-      load_angles<kVector>(rope, token, half, i, cosine, sine);
+      Pair x{static_cast<float>(held.low[p].v[j]), static_cast<float>(held.high[p].v[j])};
       if constexpr (kNorm) {
-        float w[N];
-        float v[N];
-        load<kVector>(weight + i, half - i, w);
-        load<kVector>(weight + half + i, half - i, v);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          a[j] *= r * w[j];
-          b[j] *= r * v[j];
-        }
+        x.first *= r * w[j];
+        x.second *= r * v[j];
       }
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const Pair turned = rotate({a[j], b[j]}, cosine[j], sine[j]);
-        a[j] = turned.first;
-        b[j] = turned.second;
-      }
-      store<kVector>(out + i, half - i, a);
-      store<kVector>(out + half + i, half - i, b);
+      x = rotate(x, angles.cosine[p][j], direction * angles.sine[p][j]);
+      w[j] = x.first;
+      v[j] = x.second;
     }
+    store<kVector>(out + i, lane.half - i, w);
+    store<kVector>(out + lane.half + i, lane.half - i, v);
   }
 }
 
-// a, b = dy of elements i and i + half, rotated back.
-template <bool kVector, int N, typename T>
-__device__ inline void load_rotated_back(const T* dy, const RopeView& rope, int64_t token, int64_t half,
-                                         int64_t i, float (&a)[N], float (&b)[N]) {
-  float cosine[N];
-  float sine[N];
-  load<kVector>(dy + i, half - i, a);
-  load<kVector>(dy + half + i, half - i, b);
-  load_angles<kVector>(rope, token, half, i, cosine, sine);
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    const Pair turned = rotate({a[j], b[j]}, cosine[j], -sine[j]);
-    a[j] = turned.first;
-    b[j] = turned.second;
-  }
-}
-
-// A block a token: dx = dy rotated back. dx may be dy.
-template <typename T, bool kVector>
-__global__ void rope_backward_kernel(Heads<const T> dy, RopeView rope, HeadShape shape, Heads<T> dx) {
+// One block a token, so that q and k share its angles. Each lane asks for all that it needs of its heads
+// before it computes. `direction` is 1, or -1 to rotate back.
+template <typename T, bool kNorm, bool kVector, int kPairs>
+__global__ void __launch_bounds__(most_threads)
+    norm_rope_kernel(const __grid_constant__ PartViews<T> views, float eps, RopeView rope, HeadShape shape,
+                     float direction) {
   constexpr int N = pack_width<T>;
+  constexpr int kHeads = heads_at_once<kPairs>;
+  const Lane lane(shape, N);
   const int64_t token = blockIdx.x;
-  const int64_t half = shape.half;
-  const int64_t first = static_cast<int64_t>(threadIdx.x % shape.lanes) * N;
-  const int64_t stride = static_cast<int64_t>(shape.lanes) * N;
-  const int64_t groups = static_cast<int64_t>(blockDim.x) / shape.lanes;
-  for (int64_t head = threadIdx.x / shape.lanes; head < shape.heads; head += groups) {
-    const T* const in = dy.at(token, head);
-    T* const out = dx.at(token, head);
-    for (int64_t i = first; i < half; i += stride) {
-      float a[N];
-      float b[N];
-      load_rotated_back<kVector>(in, rope, token, half, i, a, b);
-      store<kVector>(out + i, half - i, a);
-      store<kVector>(out + half + i, half - i, b);
-    }
-  }
-}
-
-// A strip of tokens a block. Each group of lanes keeps its own row of weight gradients in shared memory (a
-// lane owns its columns, so no barrier is needed), and the block adds the groups' rows in order at the end.
-template <typename T, bool kVector>
-__global__ void norm_rope_backward_kernel(Heads<const T> dy, Heads<const T> x, const float* weight,
-                                          const float* rstd, RopeView rope, HeadShape shape,
-                                          int64_t tokens_per_block, Heads<T> dx, float* partials) {
-  constexpr int N = pack_width<T>;
-  const int64_t half = shape.half;
-  const int lane = static_cast<int>(threadIdx.x) % shape.lanes;
-  const int64_t first = static_cast<int64_t>(lane) * N;
-  const int64_t stride = static_cast<int64_t>(shape.lanes) * N;
-  const int64_t group = static_cast<int64_t>(threadIdx.x) / shape.lanes;
-  const int64_t groups = static_cast<int64_t>(blockDim.x) / shape.lanes;
-  float* const all_sums = dynamic_shared<float>();  // [groups, head_dim]
-  float* const sums = all_sums + group * 2 * half;
-  for (int64_t i = first; i < half; i += stride) {
-    const float zero[N] = {};
-    store<kVector>(sums + i, half - i, zero);
-    store<kVector>(sums + half + i, half - i, zero);
-  }
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * tokens_per_block;
-  const int64_t end = begin + tokens_per_block < shape.tokens ? begin + tokens_per_block : shape.tokens;
-  for (int64_t token = begin; token < end; ++token) {
-    for (int64_t turn = 0; turn < shape.heads; turn += groups) {
-      const int64_t head = turn + group;
-      const bool active = head < shape.heads;
-      const T* const gradient = dy.at(token, active ? head : 0);
-      const T* const in = x.at(token, active ? head : 0);
-      T* const out = dx.at(token, active ? head : 0);
-      const float r = rstd[token * shape.heads + (active ? head : 0)];
-      float dot = 0.0F;
-      for (int64_t i = first; active && i < half; i += stride) {
-        float g[N];
-        float h[N];
-        float a[N];
-        float b[N];
-        float w[N];
-        float v[N];
-        load_rotated_back<kVector>(gradient, rope, token, half, i, g, h);
-        load<kVector>(in + i, half - i, a);
-        load<kVector>(in + half + i, half - i, b);
-        load<kVector>(weight + i, half - i, w);
-        load<kVector>(weight + half + i, half - i, v);
+  const int64_t position = rope.positions[token];
+  const int heads = views.heads();
+  // Every lane makes the same number of turns, since group_sum needs whole warps.
+  for (int turn = 0; turn < heads; turn += kHeads * lane.groups) {
+    const auto place = [&](int h) { return turn + h * lane.groups + lane.group; };
+    HeadPacks<T, kPairs> held[kHeads];
 #pragma unroll
-        for (int j = 0; j < N; ++j) {
-          dot = fmaf(g[j] * w[j], a[j], fmaf(h[j] * v[j], b[j], dot));
+    for (int h = 0; h < kHeads; ++h) {
+      const int at = place(h);
+      held[h].template load<kVector>(at < heads ? views.part(at).x.at(token, views.head(at)) : nullptr, lane);
+    }
+    Angles<N, kPairs> angles;
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      if (const int64_t i = lane.at(p); i < lane.half) {
+        load_angles<kVector>(rope, position, lane.half, i, angles.cosine[p], angles.sine[p]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float r = 1.0F;
+      if constexpr (kNorm) {
+        const float squares = group_sum(sum_of_squares(held[h]), shape.lanes);
+        r = 1.0F / sqrtf(squares / static_cast<float>(2 * lane.half) + eps);
+      }
+      if (const int at = place(h); at < heads) {
+        const PartView<T>& part = views.part(at);
+        if (kNorm && lane.in_group == 0) {
+          part.rstd[token * part.heads + views.head(at)] = r;
         }
-      }
-      const float scale = group_sum(dot, shape.lanes) / static_cast<float>(2 * half) * r * r;
-      for (int64_t i = first; active && i < half; i += stride) {
-        float g[N];
-        float h[N];
-        load_rotated_back<kVector>(gradient, rope, token, half, i, g, h);
-        const auto finish = [&](int64_t at, float(&d)[N]) {  // one half: d becomes dx
-          float a[N];
-          float w[N];
-          float s[N];
-          load<kVector>(in + at, half - i, a);
-          load<kVector>(weight + at, half - i, w);
-          load<kVector>(sums + at, half - i, s);
-#pragma unroll
-          for (int j = 0; j < N; ++j) {
-            s[j] += d[j] * a[j] * r;
-            d[j] = r * (d[j] * w[j] - a[j] * scale);
-          }
-          store<kVector>(sums + at, half - i, s);
-          store<kVector>(out + at, half - i, d);
-        };
-        finish(i, g);
-        finish(half + i, h);
+        turn_and_store<kNorm, kVector>(held[h], angles, lane, part.weight, r, direction,
+                                       part.y.at(token, views.head(at)));
       }
     }
   }
-  __syncthreads();
-  for (int64_t column = threadIdx.x; column < 2 * half; column += blockDim.x) {
-    float total = 0.0F;
-    for (int64_t g = 0; g < groups; ++g) {
-      total += all_sums[g * 2 * half + column];
-    }
-    partials[static_cast<int64_t>(blockIdx.x) * 2 * half + column] = total;
-  }
 }
 
-template <typename T>
-Heads<const T> read_view(const Tensor& t) {
-  return {input<T>(t), t.stride(0), t.stride(1)};
+// The block of one token: as few turns as it can, and no more threads than share them evenly.
+unsigned threads_for_heads(int64_t heads, int at_once, int lanes) {
+  const int64_t turns = ceil_div(ceil_div(heads, at_once) * lanes, most_threads);
+  return threads_for(ceil_div(heads, at_once * turns) * lanes, most_threads);
 }
 
-template <typename T>
-Heads<T> write_view(const Tensor& t) {
-  return {output<T>(t), t.stride(0), t.stride(1)};
-}
+struct Turn {
+  const RopeTable& table;
+  const Tensor& positions;
+  float direction;
+};
 
-bool has_strides_of(const Tensor& t, int64_t pack) {
-  return t.stride(0) % pack == 0 && t.stride(1) % pack == 0;
-}
-
-RopeView view_of(const RopeTable& rope, const Tensor& positions) {
-  return {input<float>(rope.cos), input<float>(rope.sin), input<int>(positions), rope.cos.size(0)};
-}
-
-HeadShape shape_of(const Tensor& x, int pack) {
-  const int64_t half = x.size(2) / 2;
-  const auto packs = static_cast<uint64_t>(ceil_div(half, pack));
-  const auto lanes = static_cast<int>(std::min<uint64_t>(std::bit_ceil(packs), warp_size));
-  return {x.size(0), x.size(1), half, lanes};
-}
-
-}  // namespace
-
-void norm_rope(const Tensor& x, const std::optional<Tensor>& weight, double eps, const RopeTable& rope,
-               const Tensor& positions, Tensor& y, Tensor& rstd) {
-  const char* const name = "norm_rope";
-  if (x.numel() == 0) {
+// Parts without heads do nothing. All have weights, or none.
+void run(const char* name, const std::vector<HeadsPart>& parts, double eps, const Turn& turn) {
+  const Tensor& x = parts.front().x;
+  if (x.size(0) == 0 || x.size(2) == 0) {
     return;
   }
   const DeviceGuard guard(x.device());
   with_type(x.scalar_type(), name, [&](auto tag) {
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
-    const HeadShape shape = shape_of(x, N);
-    const bool vector = shape.half % N == 0 && has_strides_of(x, N) && has_strides_of(y, N) &&
-                        are_aligned(input<T>(x), input<float>(weight), input<float>(rope.cos),
-                                    input<float>(rope.sin), input<T>(y));
+    const HeadShape shape = head_shape(x, N, name);
+    PartViews<T> views{};
+    int64_t heads = 0;
+    bool vector =
+        shape.half % N == 0 && are_aligned(input<float>(turn.table.cos), input<float>(turn.table.sin));
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const HeadsPart& part = parts[i];
+      views.parts[i] = {read_view<T>(part.x), write_view<T>(part.y), input<float>(part.weight),
+                        part.weight ? output<float>(part.rstd) : nullptr, static_cast<int>(part.x.size(1))};
+      heads += part.x.size(1);
+      vector = vector && has_aligned_heads<T>(part.x) && has_aligned_heads<T>(part.y) &&
+               are_aligned(input<float>(part.weight));
+    }
+    if (heads == 0) {
+      return;
+    }
     with_bool(vector, [&](auto is_vector) {
-      with_bool(weight.has_value(), [&](auto is_normed) {
-        constexpr bool kNorm = decltype(is_normed)::value;
-        launch(name, norm_rope_kernel<T, kNorm, decltype(is_vector)::value>, grid_size(shape.tokens, name),
-               threads_for(shape.heads * shape.lanes, most_threads), 0, read_view<T>(x), input<float>(weight),
-               static_cast<float>(eps), view_of(rope, positions), shape, write_view<T>(y),
-               kNorm ? output<float>(rstd) : nullptr);
+      with_bool(parts.front().weight.has_value(), [&](auto is_normed) {
+        with_bool(shape.half > warp_size * N, [&](auto is_wide) {
+          constexpr int kPairs = decltype(is_wide)::value ? most_pairs<T> : 1;
+          launch(name, norm_rope_kernel<T, decltype(is_normed)::value, decltype(is_vector)::value, kPairs>,
+                 grid_size(x.size(0), name), threads_for_heads(heads, heads_at_once<kPairs>, shape.lanes), 0,
+                 views, static_cast<float>(eps), view_of(turn.table, turn.positions), shape, turn.direction);
+        });
       });
     });
   });
 }
 
-namespace {
-
-template <typename T, bool kVector>
-void run_norm_rope_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
-                            const RopeView& rope, const HeadShape& shape, const Tensor& dx,
-                            const Tensor& weight_grad) {
-  const char* const name = "norm_rope_backward";
-  const int64_t bytes_per_group = 2 * shape.half * static_cast<int64_t>(sizeof(float));
-  unsigned threads = threads_for(shape.heads * shape.lanes, most_threads);
-  while (threads > warp_size && threads / shape.lanes * bytes_per_group > most_shared_bytes) {
-    threads -= warp_size;
-  }
-  const int64_t shared_bytes = threads / shape.lanes * bytes_per_group;
-  require(shared_bytes <= most_shared_bytes, name, "head_dim up to 12288 with a norm");
-  const Strips strips = split_rows(shape.tokens, 4);
-  const Tensor partials = empty_partial_sums(x, strips.count, 2 * shape.half);
-  launch(name, norm_rope_backward_kernel<T, kVector>, grid_size(strips.count, name), threads, shared_bytes,
-         read_view<T>(dy), read_view<T>(x), input<float>(weight), input<float>(rstd), rope, shape,
-         strips.rows, write_view<T>(dx), output<float>(partials));
-  add_partial_sums(partials, weight_grad);
-}
-
 }  // namespace
 
-void norm_rope_backward(const Tensor& dy, const Tensor& x, const std::optional<Tensor>& weight,
-                        const Tensor& rstd, const RopeTable& rope, const Tensor& positions, Tensor& dx,
-                        const std::optional<Tensor>& weight_grad) {
-  const char* const name = "norm_rope_backward";
-  if (dy.numel() == 0) {
-    return;
+void norm_rope(const std::vector<HeadsPart>& parts, double eps, const RopeTable& rope,
+               const Tensor& positions) {
+  run("norm_rope", parts, eps, {rope, positions, 1.0F});
+}
+
+void rotate_back(const std::vector<HeadsGradient>& parts, const RopeTable& rope, const Tensor& positions) {
+  std::vector<HeadsPart> turned;
+  for (const HeadsGradient& part : parts) {
+    turned.push_back({.x = part.dy, .y = part.dx});
   }
-  const DeviceGuard guard(dy.device());
-  with_type(dy.scalar_type(), name, [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const HeadShape shape = shape_of(dy, N);
-    const RopeView angles = view_of(rope, positions);
-    const bool vector = shape.half % N == 0 && has_strides_of(dy, N) && has_strides_of(dx, N) &&
-                        are_aligned(input<T>(dy), angles.cosine, angles.sine, input<T>(dx));
-    if (!weight) {
-      with_bool(vector, [&](auto is_vector) {
-        launch(name, rope_backward_kernel<T, decltype(is_vector)::value>, grid_size(shape.tokens, name),
-               threads_for(shape.heads * shape.lanes, most_threads), 0, read_view<T>(dy), angles, shape,
-               write_view<T>(dx));
-      });
-      return;
-    }
-    with_bool(vector && has_strides_of(x, N) && are_aligned(input<T>(x), input<float>(weight)),
-              [&](auto is_vector) {
-                run_norm_rope_backward<T, decltype(is_vector)::value>(dy, x, *weight, rstd, angles, shape, dx,
-                                                                      *weight_grad);
-              });
-  });
+  run("norm_rope_backward", turned, 0, {rope, positions, -1.0F});
 }
 
 void add_rope_kernels() {
   kernels::norm_rope.implement(BackEnd::cuda, norm_rope);
-  kernels::norm_rope_backward.implement(BackEnd::cuda, norm_rope_backward);
 }
 
 }  // namespace pptrain::kernels::cuda

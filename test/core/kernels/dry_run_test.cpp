@@ -154,18 +154,26 @@ TEST_CASE("norm_rope records rows of the tables, not the tables", "[dry_run]") {
   const Tensor fused = meta({6, 7, 8}, at::kBFloat16);
   const Tensor x = fused.narrow(1, 1, 5);  // 240 elements
   const kernels::RopeTable table{.cos = meta({4096, 4}), .sin = meta({4096, 4})};
-  Tensor y = meta({6, 5, 8}, at::kBFloat16), dx = y, rstd = meta({6, 5}), undefined;
-  const std::optional<Tensor> weight_grad = meta({8});
+  const Tensor y = meta({6, 5, 8}, at::kBFloat16), rstd = meta({6, 5}), weight_grad = meta({8});
   const double angles = 6 * 4 + 6 * 2 * 4 * 4;  // positions, and a row of cos and sin for each
-  CHECK(cost_of([&] { kernels::norm_rope(x, none, kEps, table, positions, y, undefined); }) ==
-        moved(2 * 480 + angles));
-  CHECK(cost_of([&] { kernels::norm_rope(x, weight, kEps, table, positions, y, rstd); }) ==
-        moved(2 * 480 + angles + 32 + 120));
-  CHECK(cost_of([&] { kernels::norm_rope_backward(y, x, none, undefined, table, positions, dx, none); }) ==
-        moved(2 * 480 + angles));
-  CHECK(cost_of([&] {
-          kernels::norm_rope_backward(y, x, weight, rstd, table, positions, dx, weight_grad);
-        }) == moved(3 * 480 + angles + 32 + 120 + 2 * 32));
+  const auto forward = [&](const std::vector<kernels::HeadsPart>& parts) {
+    return cost_of([&] { kernels::norm_rope(parts, kEps, table, positions); });
+  };
+  const auto backward = [&](const std::vector<kernels::HeadsGradient>& parts) {
+    return cost_of([&] { kernels::norm_rope_backward(parts, table, positions); });
+  };
+  CHECK(forward({{.x = x, .y = y}}) == moved(2 * 480 + angles));
+  CHECK(backward({{.dy = y, .dx = y}}) == moved(2 * 480 + angles));
+
+  const kernels::HeadsPart normed{.x = x, .y = y, .weight = weight, .rstd = rstd};
+  const kernels::HeadsGradient gradient{
+      .dy = y, .dx = y, .x = x, .weight = weight, .rstd = rstd, .weight_grad = weight_grad};
+  const double once = 2 * 480 + 32 + 120, back = 3 * 480 + 32 + 120 + 2 * 32;
+  CHECK(forward({normed}) == moved(once + angles));
+  CHECK(backward({gradient}) == moved(back + angles));
+  // Two parts are one launch, which reads the angles once.
+  CHECK(forward({normed, normed}) == moved(2 * once + angles));
+  CHECK(backward({gradient, gradient}) == moved(2 * back + angles));
 }
 
 TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]") {

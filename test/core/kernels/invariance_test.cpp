@@ -41,8 +41,10 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   const Tensor positions = at::arange(rows, at::kInt), norm = at::rand({head_dim}, f32);
   Tensor rotated = at::empty_like(q), head_rstd = at::empty({rows, heads}, f32), out = at::empty_like(q);
   Tensor norm_grad = at::zeros({head_dim}, f32);
-  kernels::norm_rope(q, norm, 1e-6, table, positions, rotated, head_rstd);
-  kernels::norm_rope_backward(dq, q, norm, head_rstd, table, positions, out, norm_grad);
+  kernels::norm_rope({{.x = q, .y = rotated, .weight = norm, .rstd = head_rstd}}, 1e-6, table, positions);
+  kernels::norm_rope_backward(
+      {{.dy = dq, .dx = out, .x = q, .weight = norm, .rstd = head_rstd, .weight_grad = norm_grad}}, table,
+      positions);
   results.insert(results.end(), {rotated, head_rstd, out, norm_grad});
 
   const Tensor gate_up = random({rows, 2 * dim}, type);

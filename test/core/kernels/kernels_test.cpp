@@ -80,6 +80,29 @@ TEST_CASE("rms_norm and its gradient", "[kernels]") {
   }
 }
 
+namespace {
+
+// One part of norm_rope in float64, by autograd.
+struct HeadsReference {
+  Tensor x, weight, y;
+};
+
+HeadsReference rotated_heads(const Tensor& x, const std::optional<Tensor>& weight,
+                             const kernels::RopeTable& table, const Tensor& positions, const Tensor& dy) {
+  const Tensor order = positions.to(at::kLong);
+  const Tensor cos = table.cos.index({order}).to(at::kDouble), sin = table.sin.index({order}).to(at::kDouble);
+  HeadsReference result{.x = leaf(x), .weight = weight ? leaf(*weight) : Tensor(), .y = {}};
+  result.y = test::rotate(weight ? test::rms_norm(result.x, result.weight, kEps) : result.x, cos, sin);
+  result.y.backward(dy.to(at::kDouble));
+  return result;
+}
+
+kernels::RopeTable random_angles(int64_t head_dim) {
+  return {.cos = at::randn({50, head_dim / 2}, f32), .sin = at::randn({50, head_dim / 2}, f32)};
+}
+
+}  // namespace
+
 TEST_CASE("norm_rope and its gradient", "[kernels]") {
   const SingleThread setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
@@ -90,40 +113,103 @@ TEST_CASE("norm_rope and its gradient", "[kernels]") {
   const Tensor x = fused.narrow(1, 1, heads);  // a view of a wider buffer
   const Tensor dy = random({heads, tokens, head_dim}, type).transpose(0, 1);
   const Tensor weight = at::rand({head_dim}, f32) + 0.5;
-  const kernels::RopeTable table{.cos = at::randn({50, head_dim / 2}, f32),
-                                 .sin = at::randn({50, head_dim / 2}, f32)};
+  const kernels::RopeTable table = random_angles(head_dim);
   const Tensor positions = at::randint(0, 50, {tokens}, at::kInt);
   const std::optional<Tensor> norm = with_norm ? std::optional(weight) : std::nullopt;
+  const HeadsReference o = rotated_heads(x, norm, table, positions, dy);
 
-  const Tensor ox = leaf(x);
-  const Tensor ow = leaf(weight);
-  const Tensor cos = table.cos.index({positions.to(at::kLong)}).to(at::kDouble);
-  const Tensor sin = table.sin.index({positions.to(at::kLong)}).to(at::kDouble);
-  const Tensor oy = test::rotate(with_norm ? test::rms_norm(ox, ow, kEps) : ox, cos, sin);
-  oy.backward(dy.to(at::kDouble));
+  const Tensor y = at::empty({tokens, heads, head_dim}, fused.options());
+  const Tensor rstd = at::empty({tokens, heads}, f32);
+  kernels::norm_rope({{.x = x, .y = y, .weight = norm, .rstd = rstd}}, kEps, table, positions);
+  CHECK(relative_error(y, o.y) < tolerance(type));
 
-  Tensor y = at::empty({tokens, heads, head_dim}, fused.options());
-  Tensor rstd = at::empty({tokens, heads}, f32);
-  kernels::norm_rope(x, norm, kEps, table, positions, y, rstd);
-  CHECK(relative_error(y, oy) < tolerance(type));
-
-  Tensor dfused = at::zeros_like(fused);
-  Tensor dx = dfused.narrow(1, 1, heads);
-  Tensor weight_grad = at::ones({head_dim}, f32);
-  kernels::norm_rope_backward(dy, x, norm, rstd, table, positions, dx,
-                              with_norm ? std::optional(weight_grad) : std::nullopt);
-  CHECK(relative_error(dx, ox.grad()) < 2 * tolerance(type));
+  const Tensor dfused = at::zeros_like(fused);
+  const Tensor dx = dfused.narrow(1, 1, heads);
+  const Tensor weight_grad = at::ones({head_dim}, f32);
+  kernels::norm_rope_backward({{.dy = dy,
+                                .dx = dx,
+                                .x = x,
+                                .weight = norm,
+                                .rstd = rstd,
+                                .weight_grad = with_norm ? std::optional(weight_grad) : std::nullopt}},
+                              table, positions);
+  CHECK(relative_error(dx, o.x.grad()) < 2 * tolerance(type));
   CHECK(dfused.select(1, 0).abs().sum().item<double>() == 0);
   CHECK(dfused.select(1, heads + 1).abs().sum().item<double>() == 0);
   if (with_norm) {
-    CHECK(relative_error(weight_grad - 1, ow.grad()) < 1e-5);
+    CHECK(relative_error(weight_grad - 1, o.weight.grad()) < 1e-5);
   } else {
-    Tensor in_place = fused.clone();
-    Tensor view = in_place.narrow(1, 1, heads);
-    kernels::norm_rope(view, std::nullopt, kEps, table, positions, view, rstd);
+    const Tensor in_place = fused.clone();
+    const Tensor view = in_place.narrow(1, 1, heads);
+    kernels::norm_rope({{.x = view, .y = view}}, kEps, table, positions);
     CHECK(same_bits(view, y));
     CHECK(same_bits(in_place.select(1, 0), fused.select(1, 0)));
   }
+}
+
+TEST_CASE("norm_rope of q and k at once has the bits of two calls, each with its own weight", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const bool with_norm = GENERATE(false, true);
+  const int64_t tokens = 74, dim = 64;
+  const Tensor qkv = random({tokens, 5 + 2 + 2, dim}, type),
+               positions = at::randint(0, 50, {tokens}, at::kInt);
+  const kernels::RopeTable table = random_angles(dim);
+  std::vector<kernels::HeadsPart> parts;
+  std::vector<kernels::HeadsGradient> gradients;
+  for (const auto& [first, heads] : {std::pair{0, 5}, std::pair{5, 2}}) {
+    const Tensor x = qkv.narrow(1, first, heads);
+    kernels::HeadsPart part{.x = x, .y = at::empty(x.sizes(), x.options())};
+    kernels::HeadsGradient gradient{.dy = random(x.sizes(), type), .dx = at::empty(x.sizes(), x.options())};
+    if (with_norm) {
+      gradient.x = x;
+      gradient.weight = part.weight = at::rand({dim}, f32) + 0.5;
+      gradient.rstd = part.rstd = at::empty({tokens, heads}, f32);
+      gradient.weight_grad = at::ones({dim}, f32);
+    }
+    parts.push_back(part);
+    gradients.push_back(gradient);
+  }
+  kernels::norm_rope(parts, kEps, table, positions);
+  kernels::norm_rope_backward(gradients, table, positions);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    CAPTURE(type, with_norm, i);
+    const HeadsReference o = rotated_heads(parts[i].x, parts[i].weight, table, positions, gradients[i].dy);
+    CHECK(relative_error(parts[i].y, o.y) < tolerance(type));
+    CHECK(relative_error(gradients[i].dx, o.x.grad()) < 2 * tolerance(type));
+    kernels::HeadsPart part = parts[i];
+    kernels::HeadsGradient gradient = gradients[i];
+    part.y = at::empty_like(part.y);
+    gradient.dx = at::empty_like(gradient.dx);
+    if (with_norm) {
+      CHECK(relative_error(*gradient.weight_grad - 1, o.weight.grad()) < 1e-5);
+      gradient.weight_grad = at::ones({dim}, f32);
+    }
+    kernels::norm_rope({part}, kEps, table, positions);
+    kernels::norm_rope_backward({gradient}, table, positions);
+    CHECK(same_bits(part.y, parts[i].y));
+    CHECK(same_bits(gradient.dx, gradients[i].dx));
+    if (with_norm) CHECK(same_bits(*gradient.weight_grad, *gradients[i].weight_grad));
+  }
+}
+
+TEST_CASE("norm_rope refuses parts that do not belong together", "[kernels]") {
+  const auto heads = [](int64_t tokens, int64_t dim) { return at::zeros({tokens, 2, dim}, f32); };
+  const kernels::RopeTable table = random_angles(8);
+  const Tensor positions = at::zeros({3}, at::kInt);
+  const auto call = [&](const std::vector<kernels::HeadsPart>& parts) {
+    kernels::norm_rope(parts, kEps, table, positions);
+  };
+  const kernels::HeadsPart q{.x = heads(3, 8), .y = heads(3, 8)};
+  kernels::HeadsPart normed = q;
+  normed.weight = at::ones({8}, f32);
+  normed.rstd = at::empty({3, 2}, f32);
+  CHECK_NOTHROW(call({q, q}));
+  CHECK_THROWS_WITH(call({}), contains_text("norm_rope"));
+  CHECK_THROWS_WITH(call({q, q, q}), contains_text("at most two parts"));
+  CHECK_THROWS_WITH(call({normed, q}), contains_text("all parts have a weight, or none has"));
+  CHECK_THROWS_WITH(call({q, {.x = heads(3, 6), .y = heads(3, 6)}}), contains_text("norm_rope"));
+  CHECK_THROWS_WITH(call({q, {.x = heads(4, 8), .y = heads(4, 8)}}), contains_text("norm_rope"));
 }
 
 TEST_CASE("swiglu and its gradient", "[kernels]") {

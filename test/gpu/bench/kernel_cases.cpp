@@ -67,39 +67,49 @@ void add_norms(std::vector<KernelCase>& cases, int64_t rows, int64_t dim) {
                    }});
 }
 
-// Heads as views of the fused product, turned in place as the program does, or normed into a tensor.
+// q and k as views of the fused product: turned in place as one, or with a norm each into tensors of their
+// own.
+struct HeadsWork {
+  std::vector<kernels::HeadsPart> parts;
+  std::vector<kernels::HeadsGradient> gradients;
+  kernels::RopeTable rope;
+  Tensor positions;
+};
+
+HeadsWork heads_work(at::Device device, const Sizes& sizes, int64_t rows, bool normed) {
+  const int64_t heads = sizes.heads, kv_heads = sizes.kv_heads, dim = sizes.head_dim;
+  const Tensor qkv = Bench::random_on(device, {rows, heads + 2 * kv_heads, dim}, kCompute);
+  HeadsWork work{.parts = {},
+                 .gradients = {},
+                 .rope = nn::make_rope_table(dim, rows, 500000, {}, {}, device),
+                 .positions = at::arange(rows, float_on(device).dtype(at::kInt))};
+  if (!normed) {
+    const Tensor both = qkv.narrow(1, 0, heads + kv_heads);
+    work.parts.push_back({.x = both, .y = both});
+    work.gradients.push_back({.dy = both, .dx = both});
+    return work;
+  }
+  const Tensor dqkv = gradients(device, qkv.sizes());
+  for (const auto& [first, count] : {std::pair{int64_t{0}, heads}, std::pair{heads, kv_heads}}) {
+    const Tensor x = qkv.narrow(1, first, count), dx = dqkv.narrow(1, first, count);
+    const Tensor weight = at::ones({dim}, float_on(device)), rstd = at::ones({rows, count}, float_on(device));
+    work.parts.push_back({.x = x, .y = at::empty(x.sizes(), x.options()), .weight = weight, .rstd = rstd});
+    work.gradients.push_back(
+        {.dy = dx, .dx = dx, .x = x, .weight = weight, .rstd = rstd, .weight_grad = floats(device, {dim})});
+  }
+  return work;
+}
+
 void add_heads(std::vector<KernelCase>& cases, const Sizes& sizes, int64_t rows, bool normed) {
-  const int64_t heads = sizes.heads, dim = sizes.head_dim, all = sizes.heads + 2 * sizes.kv_heads;
   const std::string with = normed ? " with norm" : "";
-  struct Heads {
-    Tensor qkv, q, y, rstd, positions;
-    std::optional<Tensor> weight, weight_grad;
-    kernels::RopeTable rope;
-  };
-  const auto make = [=](at::Device device, double scale) {
-    const Tensor qkv = Bench::random_on(device, {rows, all, dim}, kCompute, scale);
-    const Tensor q = qkv.narrow(1, 0, heads);
-    Heads result{.qkv = qkv,
-                 .q = q,
-                 .y = normed ? at::empty(q.sizes(), q.options()) : q,
-                 .rstd = at::ones({rows, heads}, float_on(device)),
-                 .positions = at::arange(rows, float_on(device).dtype(at::kInt)),
-                 .weight = {},
-                 .weight_grad = {},
-                 .rope = nn::make_rope_table(dim, rows, 500000, {}, {}, device)};
-    if (normed) result.weight = at::ones({dim}, float_on(device));
-    if (normed) result.weight_grad = floats(device, {dim});
-    return result;
-  };
   cases.push_back({"norm_rope" + with, [=](at::Device device) -> Work {
-                     return [h = make(device, 1)]() mutable {
-                       kernels::norm_rope(h.q, h.weight, kEps, h.rope, h.positions, h.y, h.rstd);
+                     return [w = heads_work(device, sizes, rows, normed)] {
+                       kernels::norm_rope(w.parts, kEps, w.rope, w.positions);
                      };
                    }});
   cases.push_back({"norm_rope_backward" + with, [=](at::Device device) -> Work {
-                     return [h = make(device, 1e-3), dy = gradients(device, {rows, heads, dim})]() mutable {
-                       kernels::norm_rope_backward(dy, h.q, h.weight, h.rstd, h.rope, h.positions, h.y,
-                                                   h.weight_grad);
+                     return [w = heads_work(device, sizes, rows, normed)] {
+                       kernels::norm_rope_backward(w.gradients, w.rope, w.positions);
                      };
                    }});
 }

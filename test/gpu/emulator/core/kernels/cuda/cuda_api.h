@@ -9,13 +9,14 @@
 #include <cfloat>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <type_traits>
 
 #define __global__
 #define __device__
 #define __shared__ static  // one block runs at a time
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __grid_constant__
 
 namespace pptrain::kernels::cuda {
@@ -58,6 +59,11 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned
 template <typename T>
 T* dynamic_shared() {
   return static_cast<T*>(emulator::shared_memory());
+}
+
+template <typename Words>
+void store_wide(void* to, const Words& words) {
+  std::memcpy(to, &words, sizeof(Words));
 }
 
 inline void __syncthreads() {
