@@ -7,7 +7,6 @@ import argparse
 import datetime
 import json
 import pathlib
-import shlex
 import sys
 import tempfile
 import time
@@ -56,9 +55,7 @@ def plan(suites, only):
 
 def again(arguments):
     """The command that runs steps of this kind again."""
-    words = [str(HERE / "scripts/gpu.sh"), "run", *arguments.suites]
-    words += ["--device", "cpu"] if arguments.device == "cpu" else []
-    return shlex.join([*words, "--out", str(arguments.out), "--pack", str(arguments.pack)])
+    return " ".join(["scripts/gpu.sh run", *arguments.suites, *(["--device cpu"] if arguments.device == "cpu" else [])])
 
 
 def look_around(arguments):
