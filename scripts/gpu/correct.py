@@ -36,8 +36,8 @@ def catch2(context, name, **environment):
         [text] = context.run(([program, "--durations", "yes"], environment), name=name)
     except Failed as failure:
         words = failed_cases(failure.output)
-        spoilt = [] if words and not DEVICE_LOST.search(failure.output) else [alone(context, program, environment)]
-        raise Failed("\n".join(filter(None, [words or str(failure), *spoilt]))) from None
+        lost = context.left() > 1 and (not words or DEVICE_LOST.search(failure.output))
+        raise Failed("\n".join([words or str(failure), *([alone(context, program, environment)] if lost else [])])) from None
     passed = ALL_PASSED.search(text)
     if not passed or NO_DEVICE in text:
         raise Failed(f"{name} did not run its cases:\n{text[-1000:]}")

@@ -17,6 +17,16 @@ class Outcome:
     text: str = ""  # what was compared; or why it failed or did not run
     advice: str = ""  # what to do, where it failed
 
+    @property
+    def no_time(self):
+        return self.outcome == NOT_RUN and self.text.startswith(NO_TIME)
+
+    @property
+    def words(self):
+        """Outcome and first line of the text, as people read them."""
+        text = self.text.splitlines()[0] if self.text else ""
+        return (f"{NOT_RUN}: time", text.removeprefix(NO_TIME)) if self.no_time else (self.outcome, text)
+
 
 @dataclass
 class Report:
@@ -34,7 +44,7 @@ class Report:
     @property
     def no_time(self):
         """Names of the steps that did not run for want of time."""
-        return [outcome.step for outcome in self.of(NOT_RUN) if outcome.text.startswith(NO_TIME)]
+        return [outcome.step for outcome in self.outcomes if outcome.no_time]
 
     @property
     def exit_code(self):
@@ -64,7 +74,8 @@ class Report:
         lines += [f"- device of the steps: {self.device}", f"- started: {self.started} UTC", ""]
         lines += ["| suite | step | outcome | seconds | what was done |", "|---|---|---|---:|---|"]
         for o in self.outcomes:
-            lines.append(f"| {o.suite} | {o.step} | {o.outcome} | {o.seconds:.1f} | {cell(o.about + ': ' + first_line(o.text))} |")
+            outcome, text = o.words
+            lines.append(f"| {o.suite} | {o.step} | {outcome} | {o.seconds:.1f} | {cell(o.about + ': ' + text)} |")
         for o in self.of(FAILED):
             lines += ["", f"## {o.step} failed", "", "```", o.text, "```", ""]
             lines += [f"What to do: {o.advice} All output: `steps.log`, under `===== {o.step} =====`. "
@@ -90,7 +101,3 @@ def goal_lines(goals):
 
 def cell(text):
     return text.replace("|", "/")
-
-
-def first_line(text):
-    return text.splitlines()[0] if text else ""

@@ -14,7 +14,7 @@ import time
 import bench
 import correct
 import machine
-from report import FAILED, NO_TIME, NOT_RUN, PASSED, Outcome, Report, first_line
+from report import FAILED, NO_TIME, NOT_RUN, PASSED, Outcome, Report
 from step import Context, Failed, NotRun
 
 UNSUITABLE = 4
@@ -115,7 +115,8 @@ def run_steps(arguments, report, context, steps, end):
         outcome = run_step(suite, step, context, arguments.patience, deadline_of(steps[i:], arguments.patience, end), end)
         report.outcomes.append(outcome)
         report.write(arguments.out)
-        print(f"{outcome.outcome:8} {outcome.step:10} {outcome.seconds:6.1f} s  {first_line(outcome.text)}", flush=True)
+        kind, text = outcome.words
+        print(f"{kind:13} {outcome.step:10} {outcome.seconds:6.1f} s  {text}", flush=True)
 
 
 def main():

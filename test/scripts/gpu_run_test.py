@@ -163,7 +163,8 @@ class GpuRun(unittest.TestCase):
         text = (self.folder / "out/report.md").read_text()
         self.assertIn("## Not run: time", text)
         self.assertIn(" --only ".join(["", *names]), text)
-        self.assertIn("not run", self.done.stdout)
+        self.assertIn("| correct | kernels | not run: time |", text)
+        self.assertIn("not run: time kernels", self.done.stdout)
 
     def test_compute_sanitizer_is_missed_by_name(self):
         found, machine.find_tool = machine.find_tool, lambda name: None
