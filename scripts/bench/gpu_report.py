@@ -56,7 +56,8 @@ def goals(parts: dict) -> list[dict]:
     for row in rows_of(parts, "stages"):
         goal = MFU_GOALS.get(row["sequence"])
         if goal is not None:
-            words = [f"{row['name']} stage", f"{row['sequence']} tokens", f"recompute {row['recompute']}", row["backward"], row["attention"]]
+            words = [f"{row['name']} stage", f"{row['sequence']} tokens", f"recompute {row['recompute']}"]
+            words += [row["backward"], row["attention"]]
             found.append({"what": ", ".join(words), "unit": "MFU", "goal": goal, "measured": row.get("mfu")})
     for row in rows_of(parts, "products"):
         if row["kind"] == "burst":
@@ -201,7 +202,8 @@ def as_markdown(parts: dict, reached: list[dict]) -> str:
         lines.append(f"- copy from device to device, read and written: {number(row.get('bytes_per_s'), 1e-12, 3)} TB/s")
     if "torch" in parts:
         lines.append(f"- beside it: torch {parts['torch']['torch']}")
-    lines.append(f"- goals met: {sum(goal['met'] for goal in reached)} of {len(reached)}")
+    met = f"{sum(goal['met'] for goal in reached)} of {len(reached)}" if reached else "none are set for these sizes"
+    lines.append(f"- goals met: {met}")
     lines += [f"- failed: {words}" for words in failures(parts)]
     lines += stage_tables(parts) + whole_table(parts) + product_tables(parts) + attention_table(parts) + kernel_table(parts, reached)
     return "\n".join(lines) + "\n"
