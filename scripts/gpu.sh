@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # One command for a machine with a GPU, CUDA 13, Python with torch 2.11, and nothing else: no packages, no network.
 #   scripts/gpu.sh pack [--headers]       here: builds what such a machine lacks, without MPI, into build-gpu/pack;
-#                                         --headers adds what a build there needs, in pack/offline
-#   scripts/gpu.sh run correct|bench... [--device cuda|cpu] [--out DIR] [--only STEP]... [--quick]
-#                                         there: runs it; leaves report.md, report.json and steps.log in DIR (build-gpu/report)
+#                                         --headers adds what a build there needs, pack/offline.tar.gz
+#   scripts/gpu.sh run [correct|bench]... [--out DIR] [--only STEP]... [--limit SECONDS] [--device cuda|cpu] [--quick]
+#                                         there: runs it, both in 9.5 minutes without a name; leaves report.md, report.json and
+#                                         steps.log in DIR (build-gpu/report)
 #   PPTRAIN_OFFLINE=1 scripts/gpu.sh build [PROGRAM]...
 #                                         there, with a compiler, from a checkout with its pack: builds anew what was packed
-# Exit codes of run: 0 all passed, 1 a step failed, 2 bad arguments, 4 nothing can run here (no GPU, no torch, no pack).
+# Exit codes of run: 0 all passed that can run here, 1 a step failed, 2 bad arguments, 3 no step failed, but the time was over
+# before all had run, or none could run, 4 nothing can run here (no GPU, no torch, no pack, or its programs do not start).
 # The folder build-gpu/pack is whole: it may be copied alone and run as PACK/scripts/gpu.sh run correct.
 # PPTRAIN_PYTHON: the Python that has torch. CUDAARCHS: GPU architectures to compile for, as in CUDAARCHS=90 (default 80;90).
 set -euo pipefail
@@ -40,21 +42,24 @@ build_offline() {
   [[ -n ${PPTRAIN_OFFLINE:-} ]] || exit_code=2 die "build is for machines without a network: set PPTRAIN_OFFLINE=1, or use scripts/build.sh"
   local pack usr program
   pack=$(build_dir gpu)/pack
-  usr=$pack/offline/usr
-  [[ -d $usr ]] || exit_code=4 die "no headers in $usr: make the pack with scripts/gpu.sh pack --headers, and carry it here"
+  usr=$(build_dir gpu)/offline/usr
+  [[ -e $pack/offline.tar.gz ]] ||
+    exit_code=4 die "no headers, $pack/offline.tar.gz: make the pack with scripts/gpu.sh pack --headers, and carry it here"
+  rm -rf "${usr%/usr}" && mkdir -p "${usr%/usr}"
+  tar -xzf "$pack/offline.tar.gz" --no-same-owner -C "${usr%/usr}"
   # Before the compiler's own folders, and before torch's, which hold another fmt.
   export CPATH=$usr/include${CPATH:+:$CPATH} CMAKE_PREFIX_PATH=$usr
-  PATH=$PATH:$(dirname "$(command -v "$python")"):/usr/local/cuda/bin
+  # The CMake of this Python first: that of the system may be too old.
+  PATH=$(dirname "$(command -v "$python")"):$PATH:/usr/local/cuda/bin
   [[ -n ${PPTRAIN_TORCH_DIR:-} ]] || PPTRAIN_TORCH_DIR=$("$python" -B "$here/gpu/machine.py") || exit 4
   export PPTRAIN_TORCH_DIR
   local -a missing=()
   mapfile -t missing < <(missing_packages | grep -vxE 'ccache|libopenmpi-dev|openmpi-bin')
-  for program in cmake ninja nvcc strip; do has_command "$program" || missing+=("$program"); done
+  for program in cmake ninja nvcc strip tar; do has_command "$program" || missing+=("$program"); done
   ((${#missing[@]} == 0)) || exit_code=4 die "without a network nothing is installed; missing here: ${missing[*]}"
   lock_checkout
   build_programs "$@"
-  for program in "${built[@]}"; do strip --strip-unneeded -o "$pack/bin/$program" "$(build_dir gpu)/$program"; done
-  say "built, and put into ${pack#"$root"/}: ${built[*]}"
+  "$python" -B "$here/gpu/pack.py" --replace --root "$root" --build "$(build_dir gpu)" --torch "$PPTRAIN_TORCH_DIR" "${built[@]}"
 }
 
 run_pack() {
@@ -73,6 +78,6 @@ case ${1:-} in
   pack) shift && make_pack "$@" ;;
   build) shift && build_offline "$@" ;;
   run) shift && run_pack "$@" ;;
-  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0" ;;
+  -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0" ;;
   *) echo "pptrain: error: scripts/gpu.sh pack, build or run STEPS; see scripts/gpu.sh --help" >&2 && exit 2 ;;
 esac

@@ -14,6 +14,15 @@ from contest import formatted
 
 MFU_GOALS = {4096: 0.65, 8192: 0.60}  # of a stage, by the tokens of its sequences
 COPY_SHARE_GOAL = 0.85  # of a memory-bound kernel
+PRODUCT_GOAL = 0.97  # of the fastest way that was measured: the program's own, the library's first choice, at::mm
+MODES = ("deterministic", "fastest")  # train.deterministic true and false
+ADVICE = {
+    "MFU": "the stage's row: host ms near device ms asks for CUDA graphs; syncs above 0 are waits of the host; else compare "
+           "products (sustained) and attention with what the stage needs of them",
+    "of the best measured": "at::mm ahead: another layout or algorithm is chosen there (gemm.cu); the first choice ahead: timing chose "
+                            "badly (tune_products.cpp)",
+    "of the copy's rate": "host us near us: the launch bounds it; else its loads (16 bytes a thread, blocks enough), with ncu",
+}
 PARTS = ("bench", "torch", "whole")
 
 
@@ -33,6 +42,12 @@ def rows_of(parts: dict, section: str) -> list[dict]:
     return parts.get("bench", {}).get("sections", {}).get(section, {}).get("rows", [])
 
 
+def product_share(row: dict) -> float | None:
+    """A burst's rate over the fastest measured of its shape."""
+    rates = [row.get(rate) for rate in ("flops_per_s", "first_choice_flops_per_s", "aten_flops_per_s")]
+    return rates[0] / max(filter(None, rates)) if rates[0] else None
+
+
 def goals(parts: dict) -> list[dict]:
     """Each figure that has a goal, with the goal. Small sizes have none."""
     found = []
@@ -41,17 +56,30 @@ def goals(parts: dict) -> list[dict]:
     for row in rows_of(parts, "stages"):
         goal = MFU_GOALS.get(row["sequence"])
         if goal is not None:
-            words = [row["name"], "stage", str(row["sequence"]), f"recompute {row['recompute']}", row["backward"], row["attention"]]
+            words = [f"{row['name']} stage", f"{row['sequence']} tokens", f"recompute {row['recompute']}"]
+            words += [row["backward"], row["attention"]]
             found.append({"what": ", ".join(words), "unit": "MFU", "goal": goal, "measured": row.get("mfu")})
+    for row in rows_of(parts, "products"):
+        if row["kind"] == "burst":
+            what = f"product {row['name']}, {row['kernel']}, {row['rows']} rows"
+            found.append({"what": what, "unit": "of the best measured", "goal": PRODUCT_GOAL, "measured": product_share(row)})
     for row in rows_of(parts, "kernels"):
-        found.append({"what": row["name"], "unit": "share of copy", "goal": COPY_SHARE_GOAL, "measured": row.get("share")})
+        found.append({"what": row["name"], "unit": "of the copy's rate", "goal": COPY_SHARE_GOAL, "measured": row.get("share")})
     for goal in found:
         goal["met"] = goal["measured"] is not None and goal["measured"] >= goal["goal"]
+        goal["advice"] = ADVICE[goal["unit"]]
     return found
 
 
 def table(title: str, names: int, head: list[str], rows: list[list[str]]) -> list[str]:
     return ["", f"## {title}", "", formatted([head, *rows], markdown=True, names=names)] if rows else []
+
+
+def met_word(parts: dict, measured, goal) -> str:
+    """Small sizes have no goals."""
+    if goal is None or parts.get("bench", {}).get("small"):
+        return ""
+    return "yes" if measured is not None and measured >= goal else "no"
 
 
 def product_tables(parts: dict) -> list[str]:
@@ -69,8 +97,10 @@ def product_tables(parts: dict) -> list[str]:
         share = long / peak if long and peak else None
         cells = [row["name"], row["kernel"], number(row["rows"]), tera(long), percent(share)]
         cells += [tera(row.get(rate)) for rate in ("flops_per_s", "first_choice_flops_per_s", "aten_flops_per_s")]
-        lines.append(cells)
-    head = ["product", "kernel", "rows", "sustained, TFLOP/s", "of peak", "burst", "library's first choice", "at::mm"]
+        best = product_share(row)
+        lines.append([*cells, percent(best), met_word(parts, best, PRODUCT_GOAL)])
+    head = ["product", "kernel", "rows", "sustained, TFLOP/s", "of peak", "burst, TFLOP/s", "library's first choice", "at::mm"]
+    head += ["of the best", f"goal {PRODUCT_GOAL:.0%}"]
     blocks = []
     for row in rows:
         if row["name"] == "block":
@@ -119,10 +149,10 @@ def stage_tables(parts: dict) -> list[str]:
         goal, beside = MFU_GOALS.get(row["sequence"]), best.get((row["name"], row["sequence"]))
         rate = row.get("tokens_per_s")
         cells = [row["name"], number(row["sequence"]), row["recompute"], row["backward"], row["attention"], number(rate)]
-        cells += [percent(row.get("mfu")), percent(goal), number(row.get("peak_bytes"), 1e-9, 1)]
+        cells += [percent(row.get("mfu")), percent(goal), met_word(parts, row.get("mfu"), goal), number(row.get("peak_bytes"), 1e-9, 1)]
         cells += [number(row.get("host_s"), 1e3, 2), number(row.get("microbatch_s"), 1e3, 2), number(row.get("host_syncs"))]
         lines.append([*cells, number(rate / beside["tokens_per_s"], 1, 2) if rate and beside else ""])
-    head = ["stage", "sequence", "recompute", "backward", "attention", "tokens/s", "MFU", "goal", "GB", "host ms", "device ms"]
+    head = ["stage", "sequence", "recompute", "backward", "attention", "tokens/s", "MFU", "goal", "met", "GB", "host ms", "device ms"]
     torch = []
     for row in parts.get("torch", {}).get("rows", []):
         mfu = row["flops_per_s"] / peak if peak and "flops_per_s" in row else None
@@ -153,6 +183,9 @@ def failures(parts: dict) -> list[str]:
             words.append(f"{name}: {section['error']}")
     rows = [(name, row) for name, s in parts.get("bench", {}).get("sections", {}).items() for row in s["rows"]]
     rows += [(part, row) for part in ("torch", "whole") for row in parts.get(part, {}).get("rows", [])]
+    if parts.get("whole", {}).get("device") == "cuda":
+        measured = [row["name"] for row in parts["whole"]["rows"]]
+        words += [f"whole: {mode}: not measured" for mode in MODES if mode not in measured]
     for place, row in rows:
         if "error" in row:
             labels = [str(row[key]) for key in ("name", "kernel", "pass", "rows", "sequence", "attention") if key in row]
@@ -169,7 +202,8 @@ def as_markdown(parts: dict, reached: list[dict]) -> str:
         lines.append(f"- copy from device to device, read and written: {number(row.get('bytes_per_s'), 1e-12, 3)} TB/s")
     if "torch" in parts:
         lines.append(f"- beside it: torch {parts['torch']['torch']}")
-    lines.append(f"- goals met: {sum(goal['met'] for goal in reached)} of {len(reached)}")
+    met = f"{sum(goal['met'] for goal in reached)} of {len(reached)}" if reached else "none are set for these sizes"
+    lines.append(f"- goals met: {met}")
     lines += [f"- failed: {words}" for words in failures(parts)]
     lines += stage_tables(parts) + whole_table(parts) + product_tables(parts) + attention_table(parts) + kernel_table(parts, reached)
     return "\n".join(lines) + "\n"

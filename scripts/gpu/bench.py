@@ -1,11 +1,14 @@
-"""The suite `bench`: how fast the device computes. Figures go into files of their own beside the report."""
+"""The suite `bench`: how fast the device computes. Figures go into files beside the report, tables and goals into it."""
 
+import json
 import os
 import shutil
 import sys
 
 import machine
-from step import Skipped, Step, Suite
+from step import Failed, NotRun, Step, Suite
+
+FILES = ("bench", "torch", "whole")  # what gpu_report.py merges
 
 
 def options(context):
@@ -17,7 +20,7 @@ def options(context):
 def script(context, name):
     path = context.pack / "scripts/bench" / name
     if not path.exists():
-        raise Skipped(f"{name} is not in this pack")
+        raise NotRun(f"{name} is not in this pack")
     return [sys.executable, "-B", path]
 
 
@@ -25,43 +28,97 @@ def figures(context, name):
     return context.out / f"{name}.json"
 
 
-def measure(context, name, command, more=None):
-    """Runs command(), which may raise Skipped, with the options that all parts have. Older figures go first."""
-    figures(context, name).unlink(missing_ok=True)
-    context.run(([*command(), *options(context), "--out", figures(context, name)], more or {}), name=name)
+def begin(context):
+    """Figures of an earlier run are never reported."""
+    if "begun" not in context.figures:
+        for name in (*FILES, "bench_all"):
+            figures(context, name).unlink(missing_ok=True)
+        context.figures["begun"] = True
+
+
+def measure(context, name, command, more=None, into=None):
+    """Runs a command that leaves its figures in a file, as it has them, so that one that fails or is stopped leaves some."""
+    try:
+        context.run(([*command, *options(context), "--out", into or figures(context, name)], more or {}), name=name)
+    finally:
+        if into is not None and into.exists():
+            merge(context, into)
+        tables(context)
     return f"{name}.json"
 
 
-def parts(context):
-    seconds = ["--seconds", "0.1"] if context.quick else []
-    return measure(context, "bench", lambda: [context.program("gpu_bench"), *seconds])
-
-
-def torch(context):
-    eager = ["--eager"] if context.device == "cpu" else []
-    if not eager and not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "cc")))):
-        raise Skipped("torch.compile needs a C compiler, and there is none")
-    # The pack's libraries are none of Python's business, the driver's are.
-    folders = [*filter(os.path.isdir, machine.DRIVER_FOLDERS), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    plain = {"LD_LIBRARY_PATH": ":".join(folders)}
-    return measure(context, "torch", lambda: [*script(context, "gpu_torch_stage.py"), *eager], plain)
-
-
-def whole(context):
-    return measure(context, "whole", lambda: [*script(context, "gpu_whole.py"), "--pptrain", context.program("pptrain"),
-                                              "--timeout", "80"])
+def merge(context, path):
+    """Sections of a file of gpu_bench into those that are there."""
+    whole, part = figures(context, "bench"), json.loads(path.read_text())
+    if whole.exists():
+        part["sections"] = json.loads(whole.read_text())["sections"] | part["sections"]
+    whole.write_text(json.dumps(part, indent=1) + "\n")
 
 
 def tables(context):
-    measured = [word for name in ("bench", "torch", "whole") for word in (f"--{name}", figures(context, name))]
-    targets = ["--json", context.out / "bench_all.json", "--markdown", context.out / "bench.md"]
-    context.run(([*script(context, "gpu_report.py"), *measured, *targets], {}), name="tables")
-    return "bench.md, bench_all.json"
+    """All figures so far, with their goals, for the report."""
+    command = script(context, "gpu_report.py")
+    there = [name for name in FILES if figures(context, name).exists()]
+    if not there:
+        return
+    measured = [word for name in there for word in (f"--{name}", figures(context, name))]
+    page = context.work / "bench.md"
+    context.run(([*command, *measured, "--json", figures(context, "bench_all"), "--markdown", page], {}), name="tables", spare=True)
+    context.figures |= {"goals": json.loads(figures(context, "bench_all").read_text())["goals"], "text": "\n" + page.read_text()}
 
 
-SUITE = Suite("bench", 410, [
-    Step("parts", "products, attention, kernels and stages", 200, parts),
-    Step("torch", "the same stages in compiled PyTorch", 150, torch),
-    Step("whole", "training of a model of 1B parameters", 170, whole),
-    Step("tables", "all figures, with their goals", 20, tables),
+def sections(context, names):
+    begin(context)
+    seconds = ["--seconds", "0.1"] if context.quick else []
+    command = [context.program("gpu_bench"), "--sections", names, *seconds]
+    return measure(context, "bench", command, into=context.work / f"bench_{names.replace(',', '_')}.json")
+
+
+def stages(context):
+    """With the products, whose algorithms are timed then, as before a training run. By themselves where that fails."""
+    try:
+        return sections(context, "products,stages")
+    except Failed as failure:
+        bench = figures(context, "bench")
+        if context.left() < 5 or (bench.exists() and json.loads(bench.read_text())["sections"].get("stages", {}).get("rows")):
+            raise
+        try:
+            sections(context, "stages")
+        except Failed as second:
+            raise Failed(f"with products: {failure}\nstages alone: {second}", failure.output + second.output) from None
+        raise Failed(f"{failure}\nstages alone were measured, without timed products", failure.output) from None
+
+
+def parts(context):
+    return sections(context, "copy,attention,kernels")
+
+
+def torch(context):
+    begin(context)
+    eager = ["--eager"] if context.device == "cpu" else []
+    if not eager and not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "cc")))):
+        raise NotRun("torch.compile needs a C compiler, and there is none")
+    # The pack's libraries are none of Python's business, the driver's are.
+    folders = [*filter(os.path.isdir, machine.DRIVER_FOLDERS), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    plain = {"LD_LIBRARY_PATH": ":".join(folders)}
+    return measure(context, "torch", [*script(context, "gpu_torch_stage.py"), *eager], plain)
+
+
+def whole(context):
+    begin(context)
+    # Both modes of train.deterministic: one that hangs leaves the other its time.
+    command = [*script(context, "gpu_whole.py"), "--pptrain", context.program("pptrain"), "--timeout", f"{0.47 * context.left():.0f}"]
+    return measure(context, "whole", [*command, "--steps", "10", "--warmup", "3"])
+
+
+# Limits as in correct.py. The steps' figures are in bench.json, torch.json and whole.json; all of them in bench_all.json.
+SUITE = Suite("bench", [
+    Step("stages", "matrix products, and the MFU of stages of Llama 3 8B", 150, stages,
+         "A row's own `error` is in bench.json. Out of memory: look at `peak_bytes` of the rows before it."),
+    Step("parts", "copy, attention by back end, memory-bound kernels", 50, parts,
+         "A row's own `error` is in bench.json. The same kernel on small shapes: step `kernels` of `correct`."),
+    Step("whole", "training of a model of 1B parameters, train.deterministic on and off", 100, whole,
+         "The end of the program's output is in whole.json. A run by itself: python3 scripts/bench/gpu_whole.py --help"),
+    Step("torch", "the same stages in compiled PyTorch", 110, torch,
+         "It is what we are compared with: nothing of ours fails here. A missing C compiler or Triton ends it."),
 ])

@@ -2,12 +2,15 @@
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import machine
-from jobs import check_equal, torchrun_environments, train, train_all, train_processes
-from step import Failed, Skipped, Step, Suite
+from jobs import check_all, check_equal, torchrun_environments, train, train_all, train_processes
+from step import Failed, NotRun, Parts, Step, Suite
 
 NO_DEVICE = "skipped: no CUDA device"
+# What CUDA says once a kernel has gone wrong, to all that follows in the process.
+DEVICE_LOST = re.compile(r"CUDA error|CUDA_ERROR|cudaError|illegal memory access|misaligned address|unspecified launch failure")
 ALL_PASSED = re.compile(r"All tests passed \((\d+) assertions? in (\d+) test cases?\)")
 # Two stages on each rank in the last two: four stages for four layers.
 LAYOUTS = {
@@ -26,14 +29,40 @@ def beside(context):
 
 
 def catch2(context, name, **environment):
+    """All cases of a program of tests. Where one of them may have spoilt the others, each by itself after that."""
+    program = context.program(name)
     try:
-        [text] = context.run(([context.program(name)], environment), name=name)
+        # With the time of each case, so that the log shows how far a program came that was stopped.
+        [text] = context.run(([program, "--durations", "yes"], environment), name=name)
     except Failed as failure:
-        raise Failed(failed_cases(failure.output) or str(failure)) from None
+        words = failed_cases(failure.output)
+        lost = context.left() > 1 and (not words or DEVICE_LOST.search(failure.output))
+        raise Failed("\n".join([words or str(failure), *([alone(context, program, environment)] if lost else [])])) from None
     passed = ALL_PASSED.search(text)
     if not passed or NO_DEVICE in text:
         raise Failed(f"{name} did not run its cases:\n{text[-1000:]}")
-    return f"{passed[1]} checks in {passed[2]} cases"
+    return f"{name}: {passed[1]} checks in {passed[2]} cases"
+
+
+def alone(context, program, environment):
+    """After an error that leaves the device unusable for the rest of a process: which cases fail in one of their own."""
+    try:
+        [names] = context.run(([program, "--list-test-names-only"], environment), name="list of cases")
+    except Failed as listed:  # Catch2 2 ends with the number of cases
+        names = listed.output
+    outcomes = {"fail": [], "pass": [], "had no time": []}
+
+    def one(name):
+        try:
+            context.run(([program, re.sub(r'([\\,\[\]"])', r"\\\1", name)], environment), name=name)
+            outcomes["pass"].append(name)
+        except Failed:
+            outcomes["fail" if context.left() > 0 else "had no time"].append(name)
+
+    with ThreadPoolExecutor(2 * beside(context)) as pool:
+        list(pool.map(one, filter(None, names.splitlines())))
+    return "each case by itself: " + "; ".join(f"{len(cases)} {kind}{': ' + ', '.join(cases) if cases and kind != 'pass' else ''}"
+                                               for kind, cases in outcomes.items())
 
 
 def failed_cases(text):
@@ -48,22 +77,38 @@ def failed_cases(text):
 
 
 def kernels(context):
-    """All tests for GPUs but that of models, which has a step of its own; test_gpu_kernels first."""
     context.need_gpu()
-    others = sorted(path.name for path in (context.pack / "bin").glob("test_gpu_*"))
-    others = [name for name in others if name not in ("test_gpu_kernels", "test_gpu_model")]
-    return "; ".join(f"{name}: {catch2(context, name)}" for name in ["test_gpu_kernels", *others])
+    return catch2(context, "test_gpu_kernels")
+
+
+def others(context):
+    """All tests for GPUs but those of kernels and of models, which have steps of their own."""
+    context.need_gpu()
+    parts, words = Parts(), []
+    names = sorted(path.name for path in (context.pack / "bin").glob("test_gpu_*"))
+    for name in (name for name in names if name not in ("test_gpu_kernels", "test_gpu_model")):
+        with parts.part(name):
+            words.append(catch2(context, name))
+    parts.check()
+    if not words:
+        raise NotRun("no other test_gpu_* is in this pack")
+    return "; ".join(words)
 
 
 def model(context):
     return catch2(context, "test_gpu_model", **({"PPTRAIN_TEST_DEVICE": "cpu"} if context.device == "cpu" else {}))
 
 
+def agreeing(context, jobs):
+    """All of these jobs, equal to the first of them that ended well."""
+    parts = Parts()
+    results = train_all(context, parts, jobs, beside(context))
+    check_all(parts, results[0] if results else None, results[1:])
+    return equal_bits(results)
+
+
 def layouts(context):
-    reference, *others = train_all(context, {"pp1": {}} | LAYOUTS, beside(context))
-    for other in others:
-        check_equal(reference, other)
-    return equal_bits([reference, *others])
+    return agreeing(context, {"pp1": {}} | LAYOUTS)
 
 
 def resume(context):
@@ -71,21 +116,16 @@ def resume(context):
     middle = 3 if context.quick else 10
     whole = train(context, "whole", distributed__pp=2, checkpoint__interval=middle, checkpoint__keep_last_n=0)
     begun = {"checkpoint__resume": whole.folder / f"checkpoints/step_{middle}"}
-    resumed = train_all(context, {"resumed_pp2": begun | LAYOUTS["pp2_1f1b"], "resumed_pp1": begun,
-                                  "resumed_zbv": begun | LAYOUTS["pp2_zbv"]}, beside(context))
-    for other in resumed:
-        if min(other.metrics) != middle + 1:
-            raise Failed(f"{other.folder.name} began with step {min(other.metrics)}, not {middle + 1}")
-        check_equal(whole, other, first_step=middle + 1)
+    parts = Parts()
+    resumed = train_all(context, parts, {"resumed_pp2": begun | LAYOUTS["pp2_1f1b"], "resumed_pp1": begun,
+                                         "resumed_zbv": begun | LAYOUTS["pp2_zbv"]}, beside(context))
+    check_all(parts, whole, resumed, first_step=middle + 1)
     return f"from step {middle} on, " + equal_bits([whole, *resumed])
 
 
 def repeat(context):
     count = 3 if context.quick else 10
-    runs = train_all(context, {f"run_{i}": LAYOUTS["pp2_zbv"] for i in range(1, count + 1)}, beside(context))
-    for other in runs[1:]:
-        check_equal(runs[0], other)
-    return equal_bits(runs)
+    return agreeing(context, {f"run_{i}": LAYOUTS["pp2_zbv"] for i in range(1, count + 1)})
 
 
 def processes(context):
@@ -95,11 +135,13 @@ def processes(context):
         nccl = {"CUDA_VISIBLE_DEVICES": lambda rank: 0, "PPTRAIN_NCCL_SHARED_GPU": lambda rank: 1,
                 "NCCL_HOSTID": lambda rank: f"pptrain-{rank}", "NCCL_SOCKET_IFNAME": lambda rank: "lo",
                 "NCCL_IB_DISABLE": lambda rank: 1, "NCCL_DEBUG": lambda rank: "WARN"}
-    results = []
+    parts, results = Parts(), []
     for name, layout in {"pp2": LAYOUTS["pp2_1f1b"], "dp2": {"distributed__dp_replicate": 2}}.items():
-        threads = train(context, name + "_threads", **layout)
-        results.append(train_processes(context, name + "_processes", torchrun_environments(2, **nccl), **layout))
-        check_equal(threads, results[-1])
+        with parts.part(name):
+            threads = train(context, name + "_threads", **layout)
+            results.append(train_processes(context, name + "_processes", torchrun_environments(2, **nccl), **layout))
+            check_equal(threads, results[-1])
+    parts.check()
     return ("NCCL" if nccl else "TCP") + " as thread ranks, pp 2 and dp_replicate 2: " + equal_bits(results)
 
 
@@ -107,16 +149,20 @@ def sanitizer(context):
     context.need_gpu()
     tool = machine.find_tool("compute-sanitizer")
     if tool is None:
-        raise Skipped("no compute-sanitizer on this machine")
+        raise NotRun("compute-sanitizer is not on this machine (CUDA's toolkit has it, and the PyPI package nvidia-cuda-sanitizer-api)")
     # Each tensor gets memory of its own, so that an access beyond it is seen.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     # Libraries' kernels are not ours to judge, and calls by which LibTorch finds out what a driver can do may fail.
-    ours = ["--kernel-regex", "kns=pptrain"]
-    for check, which in {"memcheck": [], "racecheck": ours, "synccheck": ours}.items():
-        options = ["--tool", check, "--report-api-errors", "no", "--error-exitcode", "17", *which]
-        [text] = context.run(([tool, *options, context.program("test_gpu_model"), "[small]"], environment), name=check)
-        if not ALL_PASSED.search(text) or NO_DEVICE in text or "SUMMARY: 0 " not in text:
-            raise Failed(f"{check}: no summary without errors\n{text[-1000:]}")
+    ours = ["--kernel-name", "kns=pptrain"]
+    checks, parts = {"memcheck": [], "racecheck": ours, "synccheck": ours}, Parts()
+    for left, (check, which) in zip((3, 2, 1), checks.items()):
+        with parts.part(check):
+            options = ["--tool", check, "--report-api-errors", "no", "--error-exitcode", "17", *which]
+            [text] = context.run(([tool, *options, context.program("test_gpu_model"), "[small]"], environment), name=check,
+                                 timeout=context.left() / left)
+            if not ALL_PASSED.search(text) or NO_DEVICE in text or "SUMMARY: 0 " not in text:
+                raise Failed(f"no summary without errors\n{text[-1000:]}")
+    parts.check()
     return "memcheck of all kernels of a step; racecheck and synccheck of ours"
 
 
@@ -125,12 +171,23 @@ def equal_bits(results):
             "losses, grad norms and checkpoints equal to the bit")
 
 
-SUITE = Suite("correct", 230, [
-    Step("kernels", "every kernel against the CPU", 90, kernels),
-    Step("model", "layers, attention and stages against the CPU in float32", 60, model),
-    Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 60, layouts),
-    Step("resume", "from a checkpoint, on three layouts", 40, resume),
-    Step("repeat", "one job again and again", 60, repeat),
-    Step("processes", "two processes on one device", 60, processes),
-    Step("sanitizer", "compute-sanitizer on small shapes", 90, sanitizer),
+# Limits: the seconds that each has for certain; none has been seen on a GPU. What a step leaves over goes to those after it.
+SUITE = Suite("correct", [
+    Step("kernels", "every kernel against the CPU", 40, kernels,
+         "The case's name says the kernel: core/kernels/cuda. Repair it first: all other steps use it."),
+    Step("model", "layers, attention and stages against the CPU in float32", 30, model,
+         "Where `kernels` passed, suspect attention (core/nn, core/kernels/cuda/cudnn_*) and products (gemm.cu) at these shapes."),
+    Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 40, layouts,
+         "The first step that differs: in step 1 the loss is a forward pass, the grad norm a backward one; later ones the optimizer. "
+         "Where one layout alone differs, look for an event that is missing between streams (parallel/pipeline)."),
+    Step("processes", "two processes on one device", 30, processes,
+         "NCCL's own words are in the log (NCCL_DEBUG=WARN). Where `layouts` passed, the fault is in parallel/comm/nccl or the start."),
+    Step("attention", "every other test for GPUs", 20, others,
+         "A back end that refuses a shape says so in the case; `train.deterministic` chooses between back ends."),
+    Step("repeat", "one job again and again", 30, repeat,
+         "Runs that differ have a race or an atomic sum: compare their first differing step, then run `sanitizer`."),
+    Step("resume", "from a checkpoint, on three layouts", 20, resume,
+         "Where `layouts` passed, what a checkpoint holds is not all of the state: parallel/checkpoint."),
+    Step("sanitizer", "compute-sanitizer on small shapes", 25, sanitizer,
+         "Each report names the kernel, block and thread. Where time was short: --patience 4.", last=True),
 ])

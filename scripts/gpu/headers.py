@@ -1,7 +1,7 @@
-"""Copies what the build takes from Debian's development packages, headers, CMake files and libraries to link, under one
-folder, so that a machine without these packages and without a network can build.
+"""Gathers what the build takes from Debian's development packages, headers, CMake files and libraries to link, and cuDNN's
+frontend from PyPI, in one archive, so that a machine without these packages and without a network can build.
 
-Usage: headers.py FOLDER; leaves FOLDER/usr, laid out as Debian's /usr.
+Usage: headers.py TORCH ARCHIVE.tar.gz; the archive holds usr/, laid out as Debian's /usr.
 """
 
 import os
@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 
 PACKAGES = ["libtomlplusplus-dev", "libcli11-dev", "libspdlog-dev", "libfmt-dev", "catch2", "nlohmann-json3-dev", "libxxhash-dev",
             "libssl-dev", "libpcre2-dev", "libutf8proc-dev", "zlib1g-dev", "libzstd-dev"]
@@ -29,9 +31,8 @@ def place(path, folder):
     return folder / re.sub(r"^/usr/include/\w+-linux-gnu/", "/usr/include/", str(path)).lstrip("/")
 
 
-def main():
-    folder = pathlib.Path(sys.argv[1])
-    for path in (path for package in PACKAGES for path in files_of(package)):
+def add_package(package, folder):
+    for path in files_of(package):
         target = place(path, folder)
         if TAKEN.match(str(path)) or LIBRARY.match(str(path)):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,26 @@ def main():
             file = path.resolve()
             subprocess.run(["strip", "--strip-unneeded", "-o", target.parent / file.name, file], check=True)
             target.symlink_to(file.name)
+
+
+def add_cudnn_frontend(torch, folder):
+    """Headers alone. The package lies beside torch; cuDNN itself comes with torch, there too."""
+    headers = sorted((torch.parent / "include").glob("cudnn_*"))
+    if not any(path.name == "cudnn_frontend.h" for path in headers):
+        sys.exit(f"headers.py: error: no cudnn_frontend.h in {torch.parent / 'include'}: scripts/requirements-cudnn.txt is not installed")
+    for path in headers:
+        (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / "usr/include" / path.name)
+
+
+def main():
+    torch, archive = map(pathlib.Path, sys.argv[1:3])
+    with tempfile.TemporaryDirectory(prefix="pptrain_headers_") as temporary:
+        folder = pathlib.Path(temporary)
+        for package in PACKAGES:
+            add_package(package, folder)
+        add_cudnn_frontend(torch, folder)
+        with tarfile.open(archive, "w:gz") as packed:
+            packed.add(folder / "usr", "usr")
 
 
 if __name__ == "__main__":

@@ -71,20 +71,39 @@ def torchrun_environments(ranks, **by_rank):
              "MASTER_PORT": str(port)} | {name: str(value(rank)) for name, value in by_rank.items()} for rank in range(ranks)]
 
 
-def train_all(context, jobs, beside=1):
-    """jobs: name -> settings. The results in their order; `beside` jobs at a time, but the first by itself: it times
-    the algorithms of products, which the others then find in the cache."""
-    (name, more), *others = jobs.items()
-    results = [train(context, name, **more)]
+def train_all(context, parts, jobs, beside=1):
+    """jobs: name -> settings. The results of those that ended well, by name; `beside` jobs at a time, but the first by
+    itself: it times the algorithms of products, which the others then find in the cache."""
+    results = {}
+
+    def one(name):
+        with parts.part(name):
+            results[name] = train(context, name, **jobs[name])
+
+    first, *others = jobs
+    one(first)
     with ThreadPoolExecutor(beside) as pool:
-        futures = [pool.submit(train, context, name, **more) for name, more in others]
-        return results + [future.result() for future in futures]
+        list(pool.map(one, others))
+    return [results[name] for name in jobs if name in results]
+
+
+def check_all(parts, expected, others, first_step=1):
+    """Each of `others` beside `expected`; which differ is a failure of theirs."""
+    for other in others:
+        name = other.folder.name
+        if name in parts.passed:
+            parts.passed.remove(name)
+        with parts.part(name):
+            check_equal(expected, other, first_step)
+    parts.check()
 
 
 def check_equal(expected, actual, first_step=1):
     """Raises Failed unless all steps from first_step on, and every tensor at the end, are equal to the bit."""
     steps = {step: text for step, text in expected.metrics.items() if step >= first_step}
     names = f"{actual.folder.name} differs from {expected.folder.name}"
+    if first_step > 1 and min(actual.metrics) != first_step:
+        raise Failed(f"{actual.folder.name} began with step {min(actual.metrics)}, not {first_step}")
     if sorted(steps) != sorted(step for step in actual.metrics if step >= first_step):
         raise Failed(f"{names}: steps {sorted(actual.metrics)}, not {sorted(steps)}")
     for step, text in sorted(steps.items()):

@@ -65,6 +65,20 @@ def environment(pack, torch):
     return env
 
 
+def check_start(program, env):
+    """Raises Unsuitable where a program of the pack does not even start, as with an older C library."""
+    if not program.exists():
+        return
+    try:
+        done = subprocess.run([program, "--version"], env=env, capture_output=True, text=True, timeout=60)
+        words = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        words = str(error)
+    if words:
+        raise Unsuitable(f"the pack's pptrain does not start here: {words}. With g++ and nvcc it can be built here, from a checkout "
+                         "with a pack that has headers: PPTRAIN_OFFLINE=1 scripts/gpu.sh build")
+
+
 def load_driver():
     for name in ["libcuda.so.1", *(f"{folder}/libcuda.so.1" for folder in DRIVER_FOLDERS)]:
         try:
@@ -101,15 +115,20 @@ def find_gpu():
 def first_line(*command):
     """What a tool prints, or "" where it is missing or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=15)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
 
 
 def find_tool(name):
-    """A program of the CUDA toolkit: on PATH, or in its usual places; None where there is none."""
-    return shutil.which(name) or next(iter(sorted(glob.glob(f"/usr/local/cuda*/bin/{name}"))), None)
+    """A program of the CUDA toolkit: on PATH, in the toolkit, or in NVIDIA's packages beside torch; None where there is none."""
+    spec = importlib.util.find_spec("torch")
+    folders = [f"/usr/local/cuda*/{folder}" for folder in ("bin", name)] + [f"/opt/cuda/{folder}" for folder in ("bin", f"extras/{name}")]
+    if spec is not None and spec.origin:
+        folders.append(str(pathlib.Path(spec.origin).parents[1] / "nvidia/*/bin"))
+    found = [path for folder in folders for path in sorted(glob.glob(f"{folder}/{name}"))]
+    return shutil.which(name) or next((path for path in found if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 def describe(torch):

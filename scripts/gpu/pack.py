@@ -1,6 +1,6 @@
 """Gathers programs, the libraries that a bare machine lacks, and what the steps read, in one folder that can be carried.
 
-Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER [--headers] PROGRAM...; leaves BUILD/pack.
+Usage: pack.py --root CHECKOUT --build BUILD --torch FOLDER [--headers|--replace] PROGRAM...; leaves BUILD/pack.
 
 Packed are all shared libraries that the programs load, however indirectly, but those that any Linux has (glibc, libstdc++)
 and those that torch brings there: its own and NVIDIA's. All is stripped.
@@ -48,7 +48,11 @@ def add_stripped(source, target):
 
 
 def output(*command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, **options)
+    """What the command prints; "" where it fails or is missing."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+    except OSError:
+        return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
@@ -56,40 +60,53 @@ def describe(root, build):
     cache = (build / "CMakeCache.txt").read_text()
     architectures = re.search(r"^CMAKE_CUDA_ARCHITECTURES:\w+=(.*)$", cache, re.M)
     return {
-        "commit": output("git", "rev-parse", "HEAD", cwd=root),
+        "commit": output("git", "rev-parse", "HEAD", cwd=root) or "unknown: the checkout has no git",
         "changed": bool(output("git", "status", "--porcelain", cwd=root)),
         "architectures": architectures[1] if architectures else "",
         "nvcc": (output("nvcc", "--version").splitlines() or [""])[-1],
     }
 
 
-def main():
+def read_arguments():
     parser = argparse.ArgumentParser()
     for name in ("--root", "--build", "--torch"):
         parser.add_argument(name, type=pathlib.Path, required=True)
-    parser.add_argument("--headers", action="store_true", help="what a build needs, too, in BUILD/pack/offline")
+    parser.add_argument("--headers", action="store_true", help="what a build needs, too, as BUILD/pack/offline.tar.gz")
+    parser.add_argument("--replace", action="store_true", help="the pack is there: these programs alone are put into it")
     parser.add_argument("programs", nargs="+")
-    arguments = parser.parse_args()
-    root, build = arguments.root, arguments.build
-    pack = build / "pack"
+    return parser.parse_args()
+
+
+def fill(pack, arguments):
+    """All but the programs. Returns the names of the libraries."""
+    root = arguments.root
     shutil.rmtree(pack, ignore_errors=True)
     for folder in ("bin", "lib"):
         (pack / folder).mkdir(parents=True)
     needed = {}
     for program in arguments.programs:
-        needed.update(libraries(build / program, arguments.torch))
-        add_stripped(build / program, pack / "bin" / program)
+        needed.update(libraries(arguments.build / program, arguments.torch))
     for name, path in needed.items():
         add_stripped(path, pack / "lib" / name)
     for name in FILES + sorted(str(path.relative_to(root)) for path in root.glob("scripts/*/*.py")):
         (pack / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, pack / name)
     if arguments.headers:
-        subprocess.run([sys.executable, "-B", root / "scripts/gpu/headers.py", pack / "offline"], check=True)
-    (pack / "pack.json").write_text(json.dumps(describe(root, build), indent=2) + "\n")
+        subprocess.run([sys.executable, "-B", root / "scripts/gpu/headers.py", arguments.torch, pack / "offline.tar.gz"], check=True)
+    return sorted(needed)
+
+
+def main():
+    arguments = read_arguments()
+    pack = arguments.build / "pack"
+    names = [] if arguments.replace else fill(pack, arguments)
+    for program in arguments.programs:
+        add_stripped(arguments.build / program, pack / "bin" / program)
+    (pack / "pack.json").write_text(json.dumps(describe(arguments.root, arguments.build), indent=2) + "\n")
     size = sum(path.stat().st_size for path in pack.rglob("*") if path.is_file() and not path.is_symlink())
-    print(f"{pack}: {', '.join(arguments.programs)}; libraries {', '.join(sorted(needed))}; {size / 1e6:.1f} MB")
-    if size > LARGEST:
+    libraries_too = f"; libraries {', '.join(names)}" if names else ""
+    print(f"{pack}: {', '.join(arguments.programs)}{libraries_too}; {size / 1e6:.1f} MB")
+    if size > LARGEST and not arguments.replace:
         sys.exit(f"pack.py: error: the pack has {size} bytes, {LARGEST} at most: compile for fewer architectures (CUDAARCHS=90)")
 
 

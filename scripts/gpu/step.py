@@ -1,5 +1,6 @@
 """A step of a suite, and what it may use: programs of the pack under a time limit, their output in one log."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -8,6 +9,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 from typing import BinaryIO, Callable
+
+DYING = 10  # seconds that a killed process gets to be gone
 
 
 class Failed(Exception):
@@ -18,8 +21,32 @@ class Failed(Exception):
         self.output = output
 
 
-class Skipped(Exception):
+class NotRun(Exception):
     """The step cannot run here; the message says why."""
+
+
+@dataclass
+class Parts:
+    """Parts of a step, of which each shows what it has to show whatever becomes of the others."""
+
+    failures: dict = field(default_factory=dict)  # name -> message
+    passed: list = field(default_factory=list)  # names
+
+    @contextlib.contextmanager
+    def part(self, name):
+        try:
+            yield
+            self.passed.append(name)
+        except Failed as failure:
+            self.failures[name] = str(failure)
+        except (OSError, ValueError, KeyError) as error:  # a file that a program should have left, say
+            self.failures[name] = f"{type(error).__name__}: {error}"
+
+    def check(self):
+        """Raises Failed where a part has failed."""
+        if self.failures:
+            names = f"failed: {', '.join(self.failures)}; passed: {', '.join(self.passed) or 'none'}"
+            raise Failed("\n".join([names, *(f"{name}: {text}" for name, text in self.failures.items())]))
 
 
 @dataclass
@@ -28,12 +55,19 @@ class Step:
     about: str
     limit: int  # seconds
     run: Callable  # of a Context; returns what was compared, in words
+    advice: str  # what to do when it fails
+    last: bool = False  # where several suites run, after all of them
+
 
 @dataclass
 class Suite:
     name: str
-    limit: int  # seconds, of all steps together
-    steps: list[Step]
+    steps: list[Step]  # by their value, the highest first
+
+    @property
+    def limit(self):
+        """Seconds of all steps together: each has its own for certain, whatever the others do."""
+        return sum(step.limit for step in self.steps)
 
 
 @dataclass
@@ -45,12 +79,12 @@ class Context:
     device: str  # cuda or cpu
     quick: bool
     environment: dict
-    suite_deadline: float
-    deadline: float = 0
+    deadline: float = 0  # of the step that runs
+    figures: dict = field(default_factory=dict)  # of the benchmark, for the report
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, name, limit):
-        self.deadline = min(self.suite_deadline, time.monotonic() + limit)
+    def begin(self, name, deadline):
+        self.deadline = deadline
         self.log.write(f"\n===== {name} =====\n".encode())
 
     def left(self):
@@ -59,37 +93,43 @@ class Context:
     def program(self, name):
         path = self.pack / "bin" / name
         if not path.exists():
-            raise Skipped(f"{name} is not in this pack")
+            raise NotRun(f"{name} is not in this pack")
         return str(path)
 
     def need_gpu(self):
         if self.device != "cuda":
-            raise Skipped("needs a GPU")
+            raise NotRun("needs a GPU")
 
-    def run(self, *commands, name="", timeout=None):
+    def run(self, *commands, name="", timeout=None, spare=False):
         """Runs programs beside one another, each an (arguments, more environment) pair, and returns their outputs.
 
-        Raises Failed unless all end with 0 before the step's time is over; the first that fails ends the others.
+        Raises Failed unless all end with 0 before the step's time, or `timeout` seconds, are over; the first that fails
+        ends the others. `spare`: for a second's work after the time is over, such as writing down what was measured.
         """
         deadline = self.deadline if timeout is None else min(self.deadline, time.monotonic() + timeout)
+        deadline = max(deadline, time.monotonic() + DYING) if spare else deadline
+        if time.monotonic() >= deadline:
+            raise Failed(f"{name or commands[0][0][0]}: not started, the step's time was over")
         processes = [self.start(arguments, more) for arguments, more in commands]
-        outputs = [b""] * len(processes)
-        readers = [threading.Thread(target=lambda i=i, p=p: outputs.__setitem__(i, p.stdout.read()))
-                   for i, p in enumerate(processes)]
+        outputs = [bytearray() for _ in processes]
+        readers = [threading.Thread(target=read, args=(process.stdout, output), daemon=True)
+                   for process, output in zip(processes, outputs)]
         for reader in readers:
             reader.start()
         in_time = self.wait(processes, deadline)
-        for process in processes:
-            end(process)
-        for reader in readers:
-            reader.join()
+        ended = [end(process) for process in processes]  # a list: each is ended
+        for reader, process in zip(readers, processes):
+            reader.join(DYING)
+            if not reader.is_alive():
+                process.stdout.close()
         with self.lock:
             for (arguments, _), text in zip(commands, outputs):
                 self.log.write(f"\n--- {name}: {' '.join(map(str, arguments))}\n".encode() + text)
             self.log.flush()
         texts = [text.decode(errors="replace") for text in outputs]
         if not in_time:
-            raise Failed(f"{name or commands[0][0][0]}: not done in time, stopped\n{tail(texts)}", "\n".join(texts))
+            stopped = "stopped" if all(ended) else f"and did not end within {DYING} s of being killed"
+            raise Failed(f"{name or commands[0][0][0]}: not done in time, {stopped}\n{tail(texts)}", "\n".join(texts))
         codes = [process.returncode for process in processes]
         if any(codes):
             raise Failed(f"{name or commands[0][0][0]}: exit code {', '.join(map(str, codes))}\n{tail(texts)}",
@@ -117,13 +157,24 @@ class Context:
         return True
 
 
+def read(pipe, output):
+    """All of it, piece by piece, so that what came is there even if its end never comes."""
+    while piece := pipe.read1():
+        output += piece
+
+
 def end(process):
-    """Ends it with its children, which may hold its output open after it."""
+    """Ends it with its children, which may hold its output open after it. False where it does not end, as a process
+    that waits in a driver may not: then it is left behind."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    process.wait()
+    try:
+        process.wait(DYING)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def tail(texts, lines=12):
