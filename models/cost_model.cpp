@@ -22,7 +22,8 @@ struct Sum {
 };
 
 BatchShape on_device(BatchShape batch, const DeviceModel& device) {
-  batch.device = device.name == "cpu" ? at::kCPU : at::kCUDA;
+  batch.device = device.gpu.is_gpu() ? at::kCUDA : at::kCPU;
+  batch.gpu = device.gpu;
   return batch;
 }
 

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/kernels/gpu_kind.h"
+
 namespace pptrain::models {
 
 // From one rank to others.
@@ -25,6 +27,7 @@ struct DeviceModel {
   int ranks_per_host;       // 0: all ranks are on one host
   double launch;            // s of a kernel that has nothing to do
   double memory;            // bytes; 0: not known
+  kernels::GpuKind gpu;     // what its libraries see; no GPU: a CPU
   // Whoever computes also copies and adds up what ranks exchange, so that nothing travels behind a pass.
   bool copies_itself = false;
 };

@@ -10,6 +10,7 @@
 
 #include "core/kernels/context_plan.h"
 #include "core/kernels/dry_run.h"
+#include "core/kernels/products.h"
 #include "parallel/comm/dry/dry_communicator.h"
 
 namespace pptrain::models {
@@ -37,28 +38,36 @@ data::Microbatch meta_microbatch(const BatchShape& batch) {
 
 // The groups of a rank that is alone with its tensors.
 struct DryGroups {
-  explicit DryGroups(const ParallelShape& shape)
+  DryGroups(const ParallelShape& shape, bool deterministic)
       : tp(comm::make_dry(kernels::Wire::tp, 0, shape.tp)),
         cp(comm::make_dry(kernels::Wire::cp, 0, shape.cp)),
         ep(comm::make_dry(kernels::Wire::ep, 0, shape.ep)),
         stage(comm::make_dry(kernels::Wire::ep, 0, shape.batch * shape.cp * shape.tp)),
-        kind(shape.cp_kind) {}
+        kind(shape.cp_kind),
+        attention{.deterministic = deterministic} {}
 
   Seams seams() const {
-    return make_seams(
-        {.tp = tp.get(), .cp = cp.get(), .ep = ep.get(), .stage = stage.get(), .cp_kind = kind});
+    return make_seams({.tp = tp.get(),
+                       .cp = cp.get(),
+                       .ep = ep.get(),
+                       .stage = stage.get(),
+                       .cp_kind = kind,
+                       .attention = attention});
   }
 
   std::unique_ptr<comm::Communicator> tp, cp, ep, stage;
   ContextKind kind;
+  nn::AttentionOptions attention;
 };
 
 class DryStage {
  public:
   DryStage(const ModelConfig& model, const StageSlice& slice, const BatchShape& batch)
-      : groups_(batch.parallel),
+      : groups_(batch.parallel, batch.deterministic),
         stage_(model, slice, batch.recompute, groups_.seams()),
-        data_(meta_microbatch(batch)) {
+        data_(meta_microbatch(batch)),
+        beside_(batch.overlap && batch.gpu.is_gpu()),
+        run_(batch.gpu) {
     stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
     stage_.size_chunks_for(batch.device);
     if (batch.overlap) stage_.overlap_weight_gradients(side_);
@@ -71,6 +80,8 @@ class DryStage {
     footprint.boundary = static_cast<int64_t>(stage_.empty_boundary(data_).nbytes());
     footprint.forward = forward(footprint.activation);
     footprint.backward = pass(footprint.activation, [&] { stage_.backward(0, gradient()); });
+    // Products on the side stream have scratch memory of their own.
+    if (beside_) footprint.backward.workspace += kernels::most_product_scratch;
     forward(footprint.activation);
     footprint.backward_input = pass(footprint.activation, [&] { stage_.backward_input(0, gradient()); });
     footprint.weight_operands = stage_.pending_bytes();
@@ -131,6 +142,7 @@ class DryStage {
   nn::NoSideStream side_;
   TransformerStage stage_;
   data::Microbatch data_;
+  bool beside_;          // two streams compute in B
   kernels::DryRun run_;  // begins when parameters and microbatch are there
 };
 

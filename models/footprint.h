@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/kernels/cost.h"
+#include "core/kernels/gpu_kind.h"
 #include "core/optim/footprint.h"
 #include "models/model_config.h"
 #include "models/seams.h"
@@ -33,6 +34,8 @@ struct BatchShape {
   bool bfloat16 = true;
   Recompute recompute = Recompute::none;
   at::DeviceType device = at::kCPU;  // that the passes will run on: it sets the chunks of the head
+  kernels::GpuKind gpu = {};         // whose libraries' memory counts; none: a CPU's, or not known
+  bool deterministic = true;         // attention's backward pass on a GPU
   ParallelShape parallel = {};
   bool overlap = false;  // B takes weight gradients beside input gradients, on a device with streams
 
@@ -45,8 +48,8 @@ struct PassFootprint {
   kernels::Cost cost;
   // Bytes that the pass holds at its peak beside the activations (F, B, I) or weight operands (W) of the
   // microbatch. The incoming gradient and what the pass returns count, where they are no part of these.
-  // Tensors alone: libraries' own scratch memory is not known. Attention is counted as the project's CPU
-  // kernel takes it.
+  // Beside tensors, a GPU's libraries count as their sources say (nn/attention_memory.h, products.h). Without
+  // a GPU tensors alone do, and attention as the project's CPU kernel takes it.
   int64_t workspace = 0;
 };
 

@@ -9,10 +9,16 @@
 #include "app/plan/measured_costs.h"
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
+#include "core/base/error.h"
 #include "core/metrics/peak_flops.h"
+#include "core/nn/attention_choice.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::app {
+
+std::string why_no_attention(const config::JobConfig& job, const models::ModelConfig& model) {
+  return nn::why_no_attention(job.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat, model.head_dim);
+}
 
 const models::DeviceModel& default_device(const config::JobConfig& job) {
   return models::find_device(job.run.device == "cpu" ? "cpu" : "h100");
@@ -24,6 +30,10 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
     const std::string name = costs.empty() ? std::string(default_device(base.job).name) : costs;
     return {.device = models::find_device(name), .description = fmt::format("modelled for {}", name)};
   }();
+  if (source.device.gpu.is_gpu()) {
+    const std::string why = why_no_attention(base.job, base.model);
+    if (!why.empty()) throw UsageError(fmt::format("{}: {}", source.device.name, why));
+  }
   const config::DistributedSection& d = base.job.distributed;
   if (d.ranks_per_host > 0) source.device.ranks_per_host = static_cast<int>(d.ranks_per_host);
   if (d.host_link_gbps > 0) source.device.between_hosts.bandwidth = d.host_link_gbps * 1e9 / 8;
@@ -62,6 +72,7 @@ models::Workload workload_of(const PlanBase& base) {
                     .bfloat16 = job.train.dtype == "bf16",
                     .recompute = stage_recompute(job.train.recompute, 0),
                     .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA,
+                    .deterministic = job.train.deterministic,
                     .parallel = models::parallel_shape(base.mesh, context_kind(job.distributed)),
                     .overlap = job.train.overlap_weight_gradients && job.run.device != "cpu"},
           .recompute = recompute_of_stages(job.train.recompute),

@@ -23,12 +23,15 @@ struct CostSource {
 };
 
 // `costs` is a device's name, or the trace of a run of the same model (profile.trace). Empty: the device that
-// the job runs on (run.device; for cuda, h100). Throws UsageError.
+// the job runs on (run.device; for cuda, h100). Throws UsageError, also for a GPU that cannot run the model.
 CostSource make_cost_source(const PlanBase& base, const std::string& costs);
 
 // FLOP/s of one rank that a job's MFU is a fraction of: metrics.peak_tflops, else the data sheet's dense bf16
 // rate of the GPU, or what the CPU's products reach on run.threads; 0 where it is not known.
 double peak_flops(const config::JobConfig& job, const CostSource& source);
+
+// Why no GPU computes the model's attention in train.dtype, and what is allowed; "" where one does.
+std::string why_no_attention(const config::JobConfig& job, const models::ModelConfig& model);
 
 // The device that run.device means where nothing names one.
 const models::DeviceModel& default_device(const config::JobConfig& job);

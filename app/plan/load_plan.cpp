@@ -87,6 +87,7 @@ class Resolver {
   void check_file();
   void check_split();
   void check_groups(const models::ModelConfig& model);
+  void check_heads(const models::ModelConfig& model);
   void check_recompute();
   std::optional<Plan> choose(const PlanBase& base, const CostSource& costs);
   std::optional<Plan> best_plan(const PlanBase& base, const CostSource& costs);
@@ -189,6 +190,16 @@ void Resolver::check_groups(const models::ModelConfig& model) {
     report_({fmt::format("optimizer.groups[{}].match", group)}, text);
 }
 
+// What no library of a GPU computes.
+void Resolver::check_heads(const models::ModelConfig& model) {
+  if (job_.run.device == "cpu") return;
+  const std::string why = why_no_attention(job_, model);
+  if (why.empty()) return;
+  report_({"model.head_dim", "model.num_attention_heads", "model.hidden_size", "model.hf_dir", "run.device",
+           "train.dtype"},
+          why);
+}
+
 void Resolver::check_recompute() {
   if (!compute_) return;  // of auto, or reported already
   try {
@@ -202,6 +213,7 @@ std::optional<Plan> Resolver::plan() {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
   check_groups(base.model);
+  check_heads(base.model);
   check_samples(job_, base.model, report_);
   if (!sound_) return std::nullopt;
   if (compute_ && layers_) {
@@ -239,7 +251,7 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
 
 Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& costs) {
   const config::DistributedSection& d = job_.distributed;
-  const config::TrainSection& train = job_.train;
+  const config::TrainSection& train = base.job.train;
   const Choice choice{.micro_batch_size = train.micro_batch_size,
                       .grad_accum_steps = train.grad_accum_steps,
                       .recompute = train.recompute,

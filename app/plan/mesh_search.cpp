@@ -16,7 +16,6 @@
 #include "app/plan/legal_meshes.h"
 #include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
-#include "core/config/options.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 
@@ -160,14 +159,14 @@ void MeshSearcher::list_layouts_of(size_t mesh) {
                        (base_.model.sparse.experts > 0 && shape.size(mesh::Group::efsdp) > 1);
   for (int64_t size = 1; size <= std::min(samples, largest_microbatch); ++size) {
     if (samples % size != 0) continue;
-    for (const std::string& recompute : config::find_option("train.recompute")->literals) {
+    for (const models::Recompute recompute : models::all_recomputes) {
       for (const bool reshard : {false, true}) {
         for (const bool every : {false, true}) {
           if ((reshard || every) && !divided) continue;
           add_layout(mesh, {.mesh = shape,
                             .micro_batch_size = size,
                             .grad_accum_steps = samples / size,
-                            .recompute = recompute,
+                            .recompute = std::string(models::to_string(recompute)),
                             .reshard = reshard,
                             .every_microbatch = every});
         }

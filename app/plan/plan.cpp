@@ -48,7 +48,10 @@ PlanBase plan_base(const config::JobConfig& job) {
                              .tp = static_cast<int>(d.tp),
                              .ep = static_cast<int>(d.ep)};
   mesh::check_shape(mesh);
-  return {.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
+  PlanBase base{.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
+  base.job.train.recompute = resolved_recompute(job.train.recompute, job.run.device);
+  base.chooses_recompute = base.job.train.recompute != job.train.recompute;
+  return base;
 }
 
 PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh) {

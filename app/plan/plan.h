@@ -23,6 +23,7 @@ struct PlanBase {
   config::JobConfig job;
   models::ModelConfig model;
   mesh::MeshShape mesh;
+  bool chooses_recompute = false;  // train.recompute was auto: stages that do not fit may recompute more
 };
 
 // What auto, cost and the search choose.
@@ -43,7 +44,8 @@ struct Plan : PlanBase {
   std::optional<CostSource> costs;   // that auto or cost chose by; none where the job left nothing open
 };
 
-// Throws UsageError that names the key where the model or the mesh is impossible.
+// Its job says what train.recompute is in the place of auto. Throws UsageError that names the key where the
+// model or the mesh is impossible.
 PlanBase plan_base(const config::JobConfig& job);
 
 // The same job on another mesh.

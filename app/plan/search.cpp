@@ -129,13 +129,12 @@ class Searcher {
     return {dry_runs_, workload, source_.device, source_.calibration};
   }
 
-  // And the same with stages that recompute, where it does not fit.
+  // And the same with stages that recompute more than the job says, where it does not fit.
   void add(Tried tried) {
     Plan plan = make_plan(base_, tried.choice, *tried.lowered);
     Prediction p = predict(plan, cost_model(tried.choice));
     add(tried, p);
-    const bool may_recompute =
-        options_.recompute && base_.job.train.recompute == std::vector<std::string>{"none"};
+    const bool may_recompute = options_.recompute && base_.chooses_recompute;
     if (found_.back().fits || !may_recompute) return;
     RecomputeChoice choice =
         choose_recompute(std::move(plan), std::move(p), source_, options_.budget, dry_runs_);

@@ -8,7 +8,14 @@
 
 namespace pptrain::app {
 
+std::vector<std::string> resolved_recompute(std::vector<std::string> words, const std::string& device) {
+  if (words == std::vector<std::string>{"auto"}) words = {device == "cpu" ? "none" : "cheap"};
+  return words;
+}
+
 void check_recompute(std::span<const std::string> words, int stages) {
+  if (words.size() > 1 && std::ranges::find(words, "auto") != words.end())
+    throw UsageError("auto is for all stages: give each its own word, or one auto");
   if (words.size() == 1 || words.size() == static_cast<size_t>(stages)) return;
   throw UsageError(
       fmt::format("{} words for {} stages: give one for all, or one for each", words.size(), stages));

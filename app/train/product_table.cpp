@@ -110,13 +110,21 @@ Product product_from(const json& object, const std::string& what) {
           .bias = bias.get<bool>()};
 }
 
+std::string quoted(const std::filesystem::path& file) {
+  return fmt::format("'{}'", file.string());
+}
+
+ProductTable read_table(const std::filesystem::path& file) {
+  return product_table_from(io::read_small_file(file, longest_file), quoted(file));
+}
+
 // What the folder has for this device and library; an empty table where nothing serves.
 ProductTable stored(const ProductTuning& tuning) {
   const ProductTable nothing{.device = tuning.device, .library = tuning.library, .algorithms = {}};
   if (!std::filesystem::exists(tuning.file)) return nothing;
   try {
-    const std::string what = fmt::format("'{}'", tuning.file.string());
-    ProductTable table = product_table_from(io::read_small_file(tuning.file, longest_file), what);
+    const std::string what = quoted(tuning.file);
+    ProductTable table = read_table(tuning.file);
     if (table.device == tuning.device && table.library == tuning.library) return table;
     tuning.say(fmt::format("{} is of {} on {}: products are timed anew for {} on {}; it becomes {}", what,
                            table.library, table.device, tuning.library, tuning.device,
@@ -136,8 +144,7 @@ ProductTable shared_table(const ProductTuning& tuning, Damaged damaged) {
   const ProductTable nothing{.device = tuning.device, .library = tuning.library, .algorithms = {}};
   if (tuning.shared.empty() || !std::filesystem::exists(tuning.shared)) return nothing;
   try {
-    ProductTable table = product_table_from(io::read_small_file(tuning.shared, longest_file),
-                                            fmt::format("'{}'", tuning.shared.string()));
+    ProductTable table = read_table(tuning.shared);
     if (table.device == tuning.device && table.library == tuning.library) return table;
   } catch (const Error& error) {
     if (damaged == Damaged::warn) tuning.warn(fmt::format("{}: it is written anew", error.what()));
@@ -197,6 +204,22 @@ ProductTable product_table_from(const std::string& text, const std::string& what
       throw Error(fmt::format("{} is there twice", place));
   }
   return table;
+}
+
+ProductTable kept_products(const std::filesystem::path& file, const std::string& device,
+                           const std::string& library, const std::function<void(const std::string&)>& warn) {
+  const ProductTable nothing{.device = device, .library = library, .algorithms = {}};
+  if (!std::filesystem::exists(file)) return nothing;
+  try {
+    ProductTable table = read_table(file);
+    if (table.device == device && table.library == library) return table;
+    warn(fmt::format(
+        "{} is of {} on {}, not of {} on {}: numbers may differ from the run's in their last bits",
+        quoted(file), table.library, table.device, library, device));
+  } catch (const Error& error) {
+    warn(fmt::format("{}: numbers may differ from the run's in their last bits", error.what()));
+  }
+  return nothing;
 }
 
 ProductTable tune_products(const std::set<Product>& products, const ProductTuning& tuning) {

@@ -35,4 +35,10 @@ std::filesystem::path shared_product_table(const std::string& device, const std:
 // goes on has the same bits. A shared file that cannot be used is left out with a warning.
 kernels::ProductTable tune_products(const std::set<kernels::Product>& products, const ProductTuning& tuning);
 
+// What a run has kept in `file` for this device and library; an empty table where there is no such file, or
+// it is of others, or damaged, which `warn` is told. Nothing is written.
+kernels::ProductTable kept_products(const std::filesystem::path& file, const std::string& device,
+                                    const std::string& library,
+                                    const std::function<void(const std::string&)>& warn);
+
 }  // namespace pptrain::app

@@ -18,6 +18,8 @@ namespace {
 // Below this many multiplications a product takes the time of its launch.
 constexpr double least_multiplications = 1 << 24;
 
+constexpr const char* products_name = "products.json";  // in a run's folder
+
 bool is_worth_timing(const kernels::Product& product) {
   return static_cast<double>(product.m) * static_cast<double>(product.n) * static_cast<double>(product.k) >=
          least_multiplications;
@@ -28,7 +30,7 @@ kernels::ProductTable tuned(const RunContext& context) {
   const std::string device = kernels::device_name(context.device);
   const std::string library = kernels::product_library(context.device);
   const ProductTuning tuning{
-      .file = std::filesystem::path(context.job.run.dir) / "products.json",
+      .file = std::filesystem::path(context.job.run.dir) / products_name,
       .shared = shared_product_table(device, library),
       .device = device,
       .library = library,
@@ -52,9 +54,29 @@ std::set<kernels::Product> products_of(const Plan& plan) {
 void choose_product_algorithms(const RunContext& context, comm::Communicator& patient) {
   if (!context.device.is_cuda()) return;
   if (!context.job.train.tune_products) return kernels::install_products({});
-  const std::string own = context.root() ? to_json(tuned(context)) : std::string();
+  install_on_all(patient, [&] { return tuned(context); });
+}
+
+void use_products_of_run(const RunContext& context, const std::filesystem::path& step_folder) {
+  if (!context.device.is_cuda()) return;
+  if (!context.job.train.tune_products) return kernels::install_products({});
+  install_on_all(context.mesh.world(), [&] {
+    return kept_products(products_file_of(step_folder), kernels::device_name(context.device),
+                         kernels::product_library(context.device),
+                         [](const std::string& line) { spdlog::warn(line); });
+  });
+}
+
+void install_on_all(comm::Communicator& world, const std::function<kernels::ProductTable()>& of_root) {
+  const std::string own = world.rank() == 0 ? to_json(of_root()) : std::string();
   kernels::install_products(
-      product_table_from(comm::broadcast_string(patient, own, 0), "the products that rank 0 has timed"));
+      product_table_from(comm::broadcast_string(world, own, 0), "the products that rank 0 has"));
+}
+
+std::filesystem::path products_file_of(const std::filesystem::path& step_folder) {
+  std::filesystem::path folder = std::filesystem::absolute(step_folder).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();  // it was given with a slash behind it
+  return folder.parent_path().parent_path() / products_name;
 }
 
 }  // namespace pptrain::app

@@ -32,11 +32,14 @@ Backward backward_of(const std::vector<schedule::Action>& list) {
   return backward;
 }
 
-// All ranks that share out a list choose the same one: its documents are known to all of them.
-const data::Microbatch& longest(std::span<const data::Microbatch> microbatches) {
+// The longest and, where another length is there, the shortest. All ranks that share out a list choose the
+// same ones: its documents are known to all of them.
+std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> microbatches) {
   if (microbatches.empty()) throw Error("a warm-up needs a microbatch");
-  return *std::ranges::max_element(microbatches, {},
-                                   [](const data::Microbatch& m) { return m.segments.tokens(); });
+  const auto tokens = [](const data::Microbatch& m) { return m.segments.tokens(); };
+  const auto [shortest, longest] = std::ranges::minmax_element(microbatches, {}, tokens);
+  if (tokens(*shortest) == tokens(*longest)) return {&*longest};
+  return {&*longest, &*shortest};
 }
 
 // Values between -1 and 1, which differ from token to token (a router would send equal ones to the same
@@ -52,13 +55,15 @@ class StageWarmUp {
       : stage_(stage), weights_(weights), data_(data) {}
 
   // The first product of a gradient overwrites it, with another kernel than those that add to it.
-  void run(const Backward& backward) {
+  // `evaluates`: the stage also computes losses without gradients.
+  void run(const Backward& backward, bool evaluates) {
     constexpr int rounds = 2;
     weights_.unshard(Use::forward);
     for (int round = 0; round < rounds; ++round) {
       if (backward.at_once) run_at_once();
       if (backward.split) run_split();
     }
+    if (evaluates) evaluate();
     weights_.reduce_grad();
     weights_.finish();
     weights_.discard();
@@ -81,6 +86,10 @@ class StageWarmUp {
     begin(Use::backward_weight, Use::forward);
     stage_.backward_weight(0);
   }
+  void evaluate() {
+    begin(Use::forward, std::nullopt);
+    stage_.forward_only(data_, stage_.is_first() ? at::Tensor() : boundary());
+  }
   void forward(Use next) {
     begin(Use::forward, next);
     stage_.forward(0, data_, stage_.is_first() ? at::Tensor() : boundary());
@@ -98,11 +107,14 @@ class StageWarmUp {
 void warm_up(const RunContext& context, RankModel& model, std::span<const data::Microbatch> microbatches) {
   const auto rank = static_cast<size_t>(context.mesh.coordinate(mesh::Axis::pp));
   const Backward backward = backward_of(context.plan.schedule.actions.at(rank));
-  const data::Microbatch& data = longest(microbatches);
+  const bool evaluates = context.job.eval.interval > 0;
   const std::vector<pipeline::Stage*> stages = model.stages();
   const std::vector<shard::StageWeights*> weights = model.weights();
   model.zero_grad();
-  for (size_t i = 0; i < stages.size(); ++i) StageWarmUp(*stages[i], *weights[i], data).run(backward);
+  for (const data::Microbatch* data : lengths(microbatches)) {
+    for (size_t i = 0; i < stages.size(); ++i)
+      StageWarmUp(*stages[i], *weights[i], *data).run(backward, evaluates);
+  }
   for (pipeline::Stage* stage : stages) stage->parameters().zero_grad();
   if (context.device.is_cpu()) return;
   c10::impl::VirtualGuardImpl(context.device.type()).getStream(context.device).synchronize();

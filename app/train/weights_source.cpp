@@ -8,6 +8,7 @@
 
 #include "app/run_dir/find_start.h"
 #include "app/run_dir/resume_check.h"
+#include "app/train/product_tuning.h"
 #include "core/base/error.h"
 #include "core/config/field.h"
 #include "core/io/is_there.h"
@@ -95,6 +96,7 @@ std::string load_weights(RunContext& context, RankModel& model, const std::strin
     model.load_weights(reader);
   });
   if (!problem.empty()) throw Error(fmt::format("{}: {}", found, problem));
+  use_products_of_run(context, found);
   return fmt::format("{} (step {})", found, step);
 }
 

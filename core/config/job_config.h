@@ -103,8 +103,8 @@ struct TrainSection {
   int64_t micro_batch_size = 1;
   int64_t grad_accum_steps = 1;  // microbatches per step
   std::string dtype = "bf16";    // bf16 | fp32
-  // none | cheap | selective | full: one word for all stages, or one for each
-  std::vector<std::string> recompute = {"none"};
+  // auto | none | cheap | selective | full: one word for all stages, or one, not auto, for each
+  std::vector<std::string> recompute = {"auto"};
   double grad_clip = 1.0;  // 0: off
   int64_t max_skipped_steps = 10;
   int64_t divergence_steps = 0;     // in a row with a loss above its band, after which the run stops; 0: off

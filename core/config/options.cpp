@@ -436,8 +436,9 @@ void add_train(std::vector<Option>& options) {
            "What a forward pass does not keep for its backward pass, which computes it again, with the same "
            "bits. cheap: the norms' outputs and the MLP's product of gate and up, which take no matrix "
            "product again. selective: the norms' outputs and the MLP's inner activations. full: all but each "
-           "block's input. A list has one for each stage, first to last.")
-      .one_of({"none", "cheap", "selective", "full"})
+           "block's input. auto: cheap on GPUs, none on CPUs, and more on stages that do not fit where "
+           "pp_schedule is auto. A list has one for each stage, first to last.")
+      .one_of({"auto", "none", "cheap", "selective", "full"})
       .decides(Effect::layout);
   train
       .add("overlap_weight_gradients", &TrainSection::overlap_weight_gradients,

@@ -261,6 +261,12 @@ Cost cost_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& weigh
   return cost;
 }
 
+// Of the library, whatever the product.
+template <class... Args>
+int64_t product_scratch(const Args&...) {
+  return most_product_scratch;
+}
+
 void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, const Tensor& bias_grad) {
   checks.compute("dy", dy, 2)
       .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
@@ -401,6 +407,10 @@ void add_contracts() {
   accumulate_weight_gradient.accept(check_weight_gradient, cost_accumulate_weight_gradient,
                                     of_weight_gradient);
   weight_gradient.accept(check_weight_gradient, cost_weight_gradient, of_weight_gradient);
+  matmul.takes_on_gpu(product_scratch);
+  linear.takes_on_gpu(product_scratch);
+  accumulate_weight_gradient.takes_on_gpu(product_scratch);
+  weight_gradient.takes_on_gpu(product_scratch);
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);

@@ -57,7 +57,8 @@ void install_allocator() {
 
 }  // namespace
 
-DryRun::DryRun() : outer_(innermost_run), current_bytes_(std::make_shared<std::atomic<int64_t>>(0)) {
+DryRun::DryRun(GpuKind gpu)
+    : outer_(innermost_run), gpu_(gpu), current_bytes_(std::make_shared<std::atomic<int64_t>>(0)) {
   install_allocator();
   innermost_run = this;
 }
@@ -72,6 +73,15 @@ DryRun* DryRun::innermost() {
 
 void record(const Cost& cost) {
   if (innermost_run != nullptr) innermost_run->cost_ += cost;
+}
+
+void record_scratch(int64_t bytes) {
+  if (!dry_gpu().is_gpu()) return;
+  innermost_run->peak_bytes_ = std::max(innermost_run->peak_bytes_, innermost_run->current_bytes() + bytes);
+}
+
+GpuKind dry_gpu() {
+  return innermost_run == nullptr ? GpuKind() : innermost_run->gpu();
 }
 
 }  // namespace pptrain::kernels

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "core/kernels/cost.h"
+#include "core/kernels/gpu_kind.h"
 
 namespace pptrain::kernels {
 
@@ -18,15 +19,17 @@ namespace pptrain::kernels {
 //
 // The bytes of a tensor are those of its storage, counted once however many views share it, from the tensor's
 // making until the last of them is gone, on whichever thread that happens. Not seen: storage that grows with
-// resize_.
+// resize_, and what a library takes for itself, unless record_scratch says so.
 class DryRun {
  public:
-  DryRun();
+  // `gpu`: that the work is to run on; without one it is a CPU's.
+  explicit DryRun(GpuKind gpu = {});
   ~DryRun();
   DryRun(const DryRun&) = delete;
   DryRun& operator=(const DryRun&) = delete;
 
   const Cost& cost() const { return cost_; }
+  const GpuKind& gpu() const { return gpu_; }
   int64_t current_bytes() const { return *current_bytes_; }
   int64_t peak_bytes() const { return peak_bytes_; }  // the most at any time since reset_peak
   void reset_peak() { peak_bytes_ = current_bytes(); }
@@ -37,8 +40,10 @@ class DryRun {
  private:
   friend class CountingMetaAllocator;
   friend void record(const Cost& cost);
+  friend void record_scratch(int64_t bytes);
 
   DryRun* outer_;
+  GpuKind gpu_;
   Cost cost_;
   std::shared_ptr<std::atomic<int64_t>> current_bytes_;  // tensors that outlive the run still reach it
   int64_t peak_bytes_ = 0;
@@ -47,6 +52,13 @@ class DryRun {
 // Adds to the innermost DryRun of this thread; does nothing without one. Kernels call it themselves; other
 // code that works on meta tensors (attention by a library, say) states its own cost.
 void record(const Cost& cost);
+
+// Counts memory that a GPU's library takes beside its arguments, and gives back before the call returns. In
+// the innermost DryRun of this thread; nothing happens without one, or where that is a CPU's.
+void record_scratch(int64_t bytes);
+
+// That the innermost DryRun of this thread stands for; none without one.
+GpuKind dry_gpu();
 
 // Whether there is nothing to compute, because the tensor has no memory.
 inline bool is_dry(const at::Tensor& tensor) {

@@ -154,6 +154,22 @@ void check_grouped_weight_gradient(const Checks& checks, const Tensor& dy,
       .dense("weight_grad", weight_grad, at::kFloat, {size_of(ends, 0), outputs, inputs});
 }
 
+// Rows that an order names are copied side by side first (cuda/grouped_gemm.cu).
+int64_t bytes_of_copies(const Tensor& x, const std::optional<Tensor>& order) {
+  return order ? order->numel() * x.size(1) * static_cast<int64_t>(x.element_size()) : 0;
+}
+
+int64_t grouped_scratch(const Tensor& a, const std::optional<Tensor>& order, int64_t, const Tensor&,
+                        const Tensor&, const Tensor&) {
+  return bytes_of_copies(a, order) + most_product_scratch;
+}
+
+int64_t grouped_gradient_scratch(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
+                                 const std::optional<Tensor>& x_order, int64_t, const Tensor&,
+                                 const Tensor&) {
+  return bytes_of_copies(dy, dy_order) + bytes_of_copies(x, x_order) + most_product_scratch;
+}
+
 // The gradient is read and written; no weights are.
 Cost cost_accumulate_grouped(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
                              const std::optional<Tensor>& x_order, int64_t, const Tensor& ends,
@@ -188,6 +204,10 @@ void add_expert_contracts() {
   grouped_matmul.accept(check_grouped_matmul, cost_grouped_product);
   accumulate_grouped_weight_gradient.accept(check_grouped_weight_gradient, cost_accumulate_grouped);
   grouped_weight_gradient.accept(check_grouped_weight_gradient, cost_grouped_weight_gradient);
+  grouped_linear.takes_on_gpu(grouped_scratch);
+  grouped_matmul.takes_on_gpu(grouped_scratch);
+  accumulate_grouped_weight_gradient.takes_on_gpu(grouped_gradient_scratch);
+  grouped_weight_gradient.takes_on_gpu(grouped_gradient_scratch);
 }
 
 }  // namespace pptrain::kernels

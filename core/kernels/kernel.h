@@ -33,6 +33,7 @@ class Kernel<void(Args...)> {
   using Check = void (*)(const Checks&, Seen<Args>...);
   using CostOf = Cost (*)(Seen<Args>...);
   using ProductOf = Product (*)(Seen<Args>...);
+  using ScratchOf = int64_t (*)(Seen<Args>...);
 
   // The name is the kernel's in messages. Constant initialisation: kernels exist before any code runs.
   explicit constexpr Kernel(const char* name) : name_(name) {}
@@ -48,7 +49,10 @@ class Kernel<void(Args...)> {
     check_(Checks(name_, first), args...);
     if (product_ != nullptr && ProductRecord::innermost() != nullptr)
       ProductRecord::innermost()->add(product_(args...));
-    if (first.is_meta()) return record(cost_(args...));
+    if (first.is_meta()) {
+      if (scratch_ != nullptr) record_scratch(scratch_(args...));
+      return record(cost_(args...));
+    }
     find(first.is_cuda() ? BackEnd::cuda : BackEnd::cpu)(args...);
   }
 
@@ -68,6 +72,8 @@ class Kernel<void(Args...)> {
     accept(check, cost);
     product_ = product;
   }
+  // Of a kernel that takes much memory on a GPU beside its arguments: how many bytes at most.
+  void takes_on_gpu(ScratchOf scratch) { scratch_ = scratch; }
   // It moves each tensor of its arguments once.
   void accept(Check check) {
     accept(check, [](Seen<Args>... args) { return moving(args...); });
@@ -96,6 +102,7 @@ class Kernel<void(Args...)> {
   Check check_ = nullptr;
   CostOf cost_ = nullptr;
   ProductOf product_ = nullptr;
+  ScratchOf scratch_ = nullptr;
   std::array<Function, 2> functions_{};
 };
 

@@ -31,6 +31,10 @@ struct Product {
   auto operator<=>(const Product&) const = default;
 };
 
+// What an algorithm may take of scratch memory: what cuBLAS itself takes on Hopper. A constant, so that the
+// choice of an algorithm is a function of the product alone.
+inline constexpr int64_t most_product_scratch = int64_t{32} << 20;
+
 // "nt 4096 x 11008 over 4096, BFloat16, with bias", for messages.
 std::string describe(const Product& product);
 

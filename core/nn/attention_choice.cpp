@@ -1,5 +1,7 @@
 #include "core/nn/attention_choice.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -27,6 +29,33 @@ bool offsets_fit(const AttentionCall& call) {
 int64_t cudnn_head_parts(const AttentionCall& call) {
   return kernels::cuda::head_parts(shape_of(call), call.heads, call.kv_heads, call.deterministic,
                                    call.capability);
+}
+
+AttentionCall describe_call(const at::Tensor& q, const at::Tensor& k, const kernels::Segments& segments,
+                            bool deterministic, int capability) {
+  return {.capability = capability,
+          .type = q.scalar_type(),
+          .heads = q.size(1),
+          .kv_heads = k.size(1),
+          .head_dim = q.size(2),
+          .documents = segments.documents(),
+          .longest = segments.longest,
+          .tokens = segments.tokens(),
+          .equal = segments.equal_lengths(),
+          .deterministic = deterministic};
+}
+
+// FlashAttention-2 serves what cuDNN does not; CUTLASS reads four float32 at once.
+std::string why_no_attention(at::ScalarType type, int64_t head_dim) {
+  if (type == at::kBFloat16 && (head_dim % 8 != 0 || head_dim > 256)) {
+    return fmt::format(
+        "heads of {} elements: on a GPU attention in bf16 takes multiples of 8 up to 256 (in fp32 multiples "
+        "of 4)",
+        head_dim);
+  }
+  if (type == at::kFloat && head_dim % 4 != 0)
+    return fmt::format("heads of {} elements: on a GPU attention in fp32 takes multiples of 4", head_dim);
+  return "";
 }
 
 int64_t score_gradient_bytes(const AttentionCall& call) {

@@ -2,9 +2,12 @@
 // all ranks, and a run that is repeated, choose alike.
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
+
+#include "core/kernels/segments.h"
 
 namespace pptrain::nn {
 
@@ -23,6 +26,13 @@ struct AttentionCall {
   bool deterministic = true;  // the backward pass must be
   bool has_cudnn = true;      // this program is built with cuDNN's frontend
 };
+
+// Of q: [tokens, heads, head_dim] and k, over these documents, on a GPU of this capability.
+AttentionCall describe_call(const at::Tensor& q, const at::Tensor& k, const kernels::Segments& segments,
+                            bool deterministic, int capability);
+
+// Why no library of a GPU computes attention of such heads; "" where one does. head_dim is even.
+std::string why_no_attention(at::ScalarType type, int64_t head_dim);
 
 // Never cudnn where its plan cannot be, but it may still refuse one: then flash serves.
 AttentionBackEnd choose_attention(const AttentionCall& call);

@@ -11,6 +11,7 @@
 #include "core/kernels/cpu/attention.h"
 #include "core/kernels/cpu/attention_blocks.h"
 #include "core/kernels/dry_run.h"
+#include "core/nn/attention_memory.h"
 #include "core/nn/cuda_attention.h"
 #include "core/nn/plain_attention.h"
 
@@ -37,6 +38,22 @@ void record(double products, const Tensor& q, Blocks blocks, kernels::Cost moved
   for (const AttentionBlock& block : blocks) pairs += block.pairs();
   moved.attention_flops = products * 2 * pairs * static_cast<double>(q.size(1) * q.size(2));
   kernels::record(moved);
+}
+
+// Of the GPU that a dry run stands for: its libraries' memory for the block that takes most.
+enum class Pass { forward, backward };
+void record_scratch(Pass pass, const Tensor& q, const Tensor& k, Blocks blocks, AttentionOptions options) {
+  const kernels::GpuKind gpu = kernels::dry_gpu();
+  if (!gpu.is_gpu() || q.scalar_type() != at::kBFloat16) return;  // plain operators' is not known
+  const AttentionCall call{.heads = q.size(1),
+                           .kv_heads = k.size(1),
+                           .head_dim = q.size(2),
+                           .deterministic = options.deterministic};
+  for (const AttentionBlock& b : blocks) {
+    kernels::record_scratch(pass == Pass::forward
+                                ? block_forward_scratch(call, b.rows)
+                                : block_backward_scratch(call, b.rows, b.keys, gpu.multiprocessors));
+  }
 }
 
 // --- FlashAttention-2: a call for each block, as a batch of one ---
@@ -81,6 +98,7 @@ void add_attention(const Tensor& q, const Tensor& k, const Tensor& v, Blocks blo
   if (blocks.empty()) return;
   if (kernels::is_dry(q)) {
     record(2, q, blocks, kernels::moving(q, k, v, seen.out, seen.out, seen.logsumexp, seen.logsumexp));
+    record_scratch(Pass::forward, q, k, blocks, {});
   } else if (use_own_kernel(q)) {
     kernels::cpu::add_attention_blocks(q, k, v, blocks, seen.out, seen.logsumexp);
   } else {
@@ -98,6 +116,7 @@ void add_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k
     record(5, q, blocks,
            kernels::moving(dout, q, k, v, out, logsumexp, grads.dq, grads.dq, grads.dk, grads.dk, grads.dv,
                            grads.dv));
+    record_scratch(Pass::backward, q, k, blocks, options);
   } else if (use_own_kernel(q)) {
     kernels::cpu::add_attention_blocks_backward(dout, q, k, v, out, logsumexp, blocks, grads.dq, grads.dk,
                                                 grads.dv);

@@ -23,7 +23,7 @@ PartialAttention no_attention(const at::Tensor& q);
 
 // Adds `blocks`, in their order. q: T [tokens, heads, head_dim]; k, v: T [keys, kv_heads, head_dim], kv_heads
 // a divisor of heads; any strides with the last one 1. On CUDA, bfloat16 needs a head_dim that is a multiple
-// of 8. On the meta device only the cost is recorded: of the blocks given, no more.
+// of 8, of 256 at most. On the meta device only cost and memory are recorded: of the blocks given, no more.
 void add_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    std::span<const kernels::AttentionBlock> blocks, PartialAttention& seen);
 

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "core/kernels/cpu/attention.h"
+#include "core/kernels/cuda/cudnn_shape.h"
 #include "core/kernels/dry_run.h"
+#include "core/nn/attention_memory.h"
 #include "core/nn/library_attention.h"
 
 namespace pptrain::nn {
@@ -34,6 +36,27 @@ void record(double products, const Tensor& q, const kernels::Segments& segments,
   kernels::record(moved);
 }
 
+// Of the GPU that a dry run stands for; nothing where that is a CPU's.
+void record_forward_scratch(const Tensor& q, const Tensor& k, const kernels::Segments& segments,
+                            AttentionOptions options) {
+  const kernels::GpuKind gpu = kernels::dry_gpu();
+  if (!gpu.is_gpu()) return;
+  const AttentionCall call = describe_call(q, k, segments, options.deterministic, gpu.capability);
+  kernels::record_scratch(forward_scratch(choose_attention(call), call));
+}
+
+// Of a dry run.
+AttentionGradients dry_gradients(const Tensor& q, const Tensor& k, const kernels::Segments& segments,
+                                 AttentionOptions options) {
+  const kernels::GpuKind gpu = kernels::dry_gpu();
+  if (!gpu.is_gpu()) return empty_fused_gradients(q, k.size(1));
+  const AttentionCall call = describe_call(q, k, segments, options.deterministic, gpu.capability);
+  const AttentionBackEnd back_end = choose_attention(call);
+  AttentionGradients grads = empty_gradients(back_end, q, k, segments);
+  kernels::record_scratch(backward_scratch(back_end, call, gpu.multiprocessors));
+  return grads;
+}
+
 }  // namespace
 
 AttentionGradients empty_fused_gradients(const Tensor& q, int64_t kv_heads) {
@@ -45,6 +68,14 @@ AttentionGradients empty_fused_gradients(const Tensor& q, int64_t kv_heads) {
           .fused = fused};
 }
 
+AttentionGradients empty_gradients(AttentionBackEnd back_end, const Tensor& q, const Tensor& k,
+                                   const kernels::Segments& s) {
+  const auto shape = kernels::cuda::cudnn_shape(s.documents(), s.longest, s.tokens(), s.equal_lengths());
+  if (back_end == AttentionBackEnd::cudnn && !shape.ragged) return empty_fused_gradients(q, k.size(1));
+  const auto like = [](const Tensor& x) { return at::empty(x.sizes(), x.options()); };
+  return {.dq = like(q), .dk = like(k), .dv = like(k)};
+}
+
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Segments& segments,
                         AttentionStatistics& statistics, AttentionOptions options) {
   statistics.options = options;
@@ -53,6 +84,7 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   Tensor logsumexp = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   if (kernels::is_dry(q)) {
     record(2, q, segments, kernels::moving(q, k, v, out, logsumexp));
+    record_forward_scratch(q, k, segments, options);
   } else {
     kernels::cpu::causal_attention(q, k, v, segments, out, logsumexp);
   }
@@ -64,7 +96,8 @@ AttentionGradients causal_attention_backward(const Tensor& dout, const Tensor& q
                                              const Tensor& v, const kernels::Segments& segments,
                                              const Tensor& out, const AttentionStatistics& statistics) {
   if (use_library(q)) return library_attention_backward(dout, q, k, v, segments, out, statistics);
-  AttentionGradients grads = empty_fused_gradients(q, k.size(1));
+  AttentionGradients grads = kernels::is_dry(q) ? dry_gradients(q, k, segments, statistics.options)
+                                                : empty_fused_gradients(q, k.size(1));
   const Tensor& logsumexp = statistics.calls.front().logsumexp;
   if (kernels::is_dry(q)) {
     record(5, q, segments, kernels::moving(q, k, v, out, dout, logsumexp, grads.dq, grads.dk, grads.dv));

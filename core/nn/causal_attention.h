@@ -40,10 +40,15 @@ struct AttentionGradients {
 // Gradients in one uninitialised tensor, of q: T [tokens, heads, head_dim] and `kv_heads`.
 AttentionGradients empty_fused_gradients(const at::Tensor& q, int64_t kv_heads);
 
+// The same as a GPU's back end leaves them: in one tensor by cuDNN of equal documents, else in three.
+AttentionGradients empty_gradients(AttentionBackEnd back_end, const at::Tensor& q, const at::Tensor& k,
+                                   const kernels::Segments& segments);
+
 // softmax(q k^T / sqrt(head_dim), causal) v within each document by itself: T [tokens, heads, head_dim],
 // contiguous. q: T [tokens, heads, head_dim]; k, v: T [tokens, kv_heads, head_dim], kv_heads a divisor of
-// heads; any strides with the last one 1. On CUDA, bfloat16 needs a head_dim that is a multiple of 8. On the
-// meta device outputs have shapes alone, the CPU kernel's.
+// heads; any strides with the last one 1. On CUDA head_dim is one that why_no_attention has nothing
+// against. On the meta device outputs have shapes alone, the CPU kernel's, or as large as those of the dry
+// run's GPU, whose libraries' memory is counted.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const kernels::Segments& segments, AttentionStatistics& statistics,
                             AttentionOptions options = {});

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "core/kernels/cuda/cudnn_attention.h"
-#include "core/kernels/cuda/cudnn_shape.h"
 #include "core/kernels/device_name.h"
 
 namespace pptrain::nn {
@@ -112,17 +111,10 @@ AttentionGradients efficient_backward(const Tensor& dout, const Tensor& q, const
 
 // --- cuDNN ---
 
-AttentionGradients empty_gradients(const Tensor& q, const Tensor& k, const Segments& s) {
-  const auto shape = kernels::cuda::cudnn_shape(s.documents(), s.longest, s.tokens(), s.equal_lengths());
-  if (!shape.ragged) return empty_fused_gradients(q, k.size(1));
-  const auto like = [&](const Tensor& x) { return at::empty(x.sizes(), x.options()); };
-  return {.dq = like(q), .dk = like(k), .dv = like(k)};
-}
-
 AttentionGradients cudnn_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                                   const Segments& segments, const Tensor& out, const Call& call,
                                   bool deterministic) {
-  AttentionGradients grads = empty_gradients(q, k, segments);
+  AttentionGradients grads = empty_gradients(AttentionBackEnd::cudnn, q, k, segments);
   kernels::cuda::cudnn_attention_backward({q, k, v, segments, deterministic}, dout.contiguous(), out,
                                           call.logsumexp, grads.dq, grads.dk, grads.dv);
   return grads;
@@ -140,17 +132,10 @@ void warn_of_refusal(const std::string& why) {
 // A refusal of cuDNN too is a function of shapes and machine, the same on every rank.
 AttentionBackEnd chosen(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& segments,
                         AttentionOptions options) {
-  const AttentionBackEnd best = choose_attention({.capability = kernels::compute_capability(q.device()),
-                                                  .type = q.scalar_type(),
-                                                  .heads = q.size(1),
-                                                  .kv_heads = k.size(1),
-                                                  .head_dim = q.size(2),
-                                                  .documents = segments.documents(),
-                                                  .longest = segments.longest,
-                                                  .tokens = segments.tokens(),
-                                                  .equal = segments.equal_lengths(),
-                                                  .deterministic = options.deterministic,
-                                                  .has_cudnn = kernels::cuda::has_cudnn_attention()});
+  AttentionCall call =
+      describe_call(q, k, segments, options.deterministic, kernels::compute_capability(q.device()));
+  call.has_cudnn = kernels::cuda::has_cudnn_attention();
+  const AttentionBackEnd best = choose_attention(call);
   if (best != AttentionBackEnd::cudnn) return best;
   const std::string refusal = kernels::cuda::why_not_cudnn({q, k, v, segments, options.deterministic});
   if (refusal.empty()) return best;

@@ -166,3 +166,43 @@ TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
     check("W", predicted.backward_weight, w);
   }
 }
+
+TEST_CASE("on a GPU passes also take what its libraries take") {
+  models::ModelConfig model = small_model("llama", false);
+  model.heads = model.kv_heads = 8;
+  model.head_dim = 64;
+  const models::StageSlice middle{.first_layer = 0, .end_layer = 2, .embedding = false, .head = false};
+  const auto footprint = [&](kernels::GpuKind gpu, bool overlap = false) {
+    return models::dry_run(model, middle,
+                           {.documents = 1,
+                            .length = 2048,
+                            .device = gpu.is_gpu() ? at::kCUDA : at::kCPU,
+                            .gpu = gpu,
+                            .overlap = overlap});
+  };
+  const int64_t product = int64_t{32} << 20;
+  const models::StageFootprint cpu = footprint({}), ampere = footprint({80, 108}),
+                               hopper = footprint({90, 132});
+  for (const auto* gpu : {&ampere, &hopper}) {
+    CHECK(gpu->activation == cpu.activation);
+    CHECK(gpu->weight_operands == cpu.weight_operands);
+    for (const auto pass : {&models::StageFootprint::forward, &models::StageFootprint::backward_weight}) {
+      CHECK((gpu->*pass).workspace >= product);
+      CHECK((gpu->*pass).workspace <= (cpu.*pass).workspace + product);
+    }
+  }
+  for (const auto pass : {&models::StageFootprint::backward, &models::StageFootprint::backward_input}) {
+    // FlashAttention-2 has a sum of dq for every 8 of the multiprocessors: 14, or 25.
+    CHECK((footprint({80, 200}).*pass).workspace - (ampere.*pass).workspace ==
+          int64_t{11} * 2048 * 8 * 64 * 4);
+    // cuDNN has the gradient of the scores.
+    const int64_t scores = int64_t{8} * 2048 * 2048 * 2 + 2048 * 8 * 4;
+    CHECK((hopper.*pass).workspace > scores);
+    CHECK((hopper.*pass).workspace <= scores + (cpu.*pass).workspace);
+  }
+  // Products beside have scratch memory of their own.
+  const int64_t beside = footprint({90, 132}, true).backward.workspace;
+  CHECK(beside >= hopper.backward.workspace + product);
+  CHECK(beside <=
+        int64_t{8} * 2048 * 2048 * 2 + 2048 * 8 * 4 + product + footprint({}, true).backward.workspace);
+}

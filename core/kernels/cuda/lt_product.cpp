@@ -17,6 +17,8 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
+constexpr auto most_scratch = static_cast<size_t>(most_product_scratch);
+
 void check_status(cublasStatus_t status, const char* call) {
   if (status != CUBLAS_STATUS_SUCCESS)
     throw Error(std::string(call) + ": " + cublasLtGetStatusString(status));
@@ -115,7 +117,7 @@ void LtProduct::describe_layouts() {
 std::vector<LtProduct::Proposal> LtProduct::propose(int most) const {
   cublasLtMatmulPreferenceOpaque_t preference{};
   check_status(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{most_workspace});
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{most_scratch});
   // Neither sums in the result's memory, nor partial sums that are rounded to its type.
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE} | uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
@@ -133,7 +135,7 @@ std::vector<LtProduct::Proposal> LtProduct::propose(int most) const {
   std::vector<Proposal> proposals;
   for (int i = 0; i < count; ++i) {
     const cublasLtMatmulHeuristicResult_t& result = results[static_cast<size_t>(i)];
-    if (result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= most_workspace)
+    if (result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= most_scratch)
       proposals.push_back({.algorithm = result.algo, .workspace = result.workspaceSize});
   }
   return proposals;
@@ -143,7 +145,7 @@ std::optional<LtProduct::Proposal> LtProduct::check(const Algorithm& algorithm) 
   cublasLtMatmulHeuristicResult_t result{};
   const cublasStatus_t status =
       cublasLtMatmulAlgoCheck(library_, &operation_, &left_, &right_, &out_, &out_, &algorithm, &result);
-  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > most_workspace) return std::nullopt;
+  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > most_scratch) return std::nullopt;
   return Proposal{.algorithm = algorithm, .workspace = result.workspaceSize};
 }
 

@@ -12,10 +12,6 @@
 
 namespace pptrain::kernels::cuda {
 
-// What an algorithm may take of scratch memory: what cuBLAS itself takes on Hopper. A constant, so that the
-// choice of an algorithm is a function of the product alone.
-inline constexpr size_t most_workspace = size_t{32} << 20;
-
 // Addresses are taken to be aligned to this many bytes at most.
 inline constexpr int best_alignment = 16;
 

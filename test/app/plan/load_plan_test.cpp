@@ -19,6 +19,7 @@
 using pptrain::UsageError;
 using pptrain::test::contains_text;
 using pptrain::test::Overrides;
+using pptrain::test::with;
 
 namespace {
 
@@ -115,6 +116,41 @@ TEST_CASE("recompute is one word, or one for each stage") {
         std::vector<std::string>{"full", "none"});
   CHECK_THAT(refusal(with(R"(["full", "none", "none"])")), contains_text("3 words for 2 stages"));
   CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
+  CHECK_THAT(refusal(with(R"(["full", "auto"])")), contains_text("auto is for all stages"));
+}
+
+TEST_CASE("recompute is none on CPUs and cheap on GPUs where a job leaves it open") {
+  const auto recompute = [](const Overrides& overrides) { return plan_with(overrides).job.train.recompute; };
+  const auto words = [](const char* word) { return std::vector<std::string>{word}; };
+  CHECK(recompute({}) == words("none"));
+  CHECK(recompute({"train.recompute=auto"}) == words("none"));
+  const Overrides gpu = {"run.device=cuda"};
+  CHECK(recompute(gpu) == words("cheap"));
+  CHECK(recompute(with(gpu, {"train.recompute=none"})) == words("none"));
+  CHECK(recompute(with(gpu, {"train.recompute=full"})) == words("full"));
+  for (const char* open : {"distributed.pp_split=cost", "distributed.pp_schedule=auto"})
+    CHECK(recompute(with(gpu, {"distributed.pp=2", "train.grad_accum_steps=2", open})) == words("cheap"));
+  CHECK(plan_with(gpu).chooses_recompute);
+  CHECK_FALSE(plan_with(with(gpu, {"train.recompute=cheap"})).chooses_recompute);
+}
+
+TEST_CASE("heads that no GPU computes are refused before anything starts") {
+  const Overrides odd = {"model.head_dim=12", "train.dtype=bf16"};
+  CHECK(refusal(odd).empty());  // on the CPU
+  CHECK(refusal(with(odd, {"run.device=cuda"})) ==
+        "--set model.head_dim=12: heads of 12 elements: on a GPU attention in bf16 takes multiples of 8 up "
+        "to 256 (in "
+        "fp32 multiples of 4)");
+  CHECK_THAT(refusal({"run.device=cuda", "train.dtype=bf16", "model.head_dim=264"}),
+             contains_text("up to 256"));
+  CHECK(refusal({"run.device=cuda", "train.dtype=bf16", "model.head_dim=256"}).empty());
+  CHECK(refusal({"run.device=cuda", "train.dtype=fp32", "model.head_dim=12"}).empty());
+  CHECK_THAT(refusal({"run.device=cuda", "train.dtype=fp32", "model.head_dim=6"}),
+             contains_text("in fp32 takes multiples of 4"));
+  // A CPU's job whose costs are those of a GPU.
+  const pptrain::app::Plan plan = plan_with(odd);
+  CHECK_NOTHROW(pptrain::app::make_cost_source(plan, "cpu"));
+  CHECK_THROWS_AS(pptrain::app::make_cost_source(plan, "h100"), UsageError);
 }
 
 TEST_CASE("a schedule from a file must be the job's, and sound") {

@@ -81,6 +81,23 @@ TEST_CASE("the parts of a predicted step add up") {
   }
 }
 
+TEST_CASE("on a GPU the memory of attention's library counts") {
+  const Overrides wide = {
+      "run.device=cuda",         "model.hidden_size=64",         "model.intermediate_size=64",
+      "model.head_dim=64",       "model.num_attention_heads=32", "model.num_key_value_heads=32",
+      "train.dtype=bf16",        "train.seq_len=1024",           "train.micro_batch_size=8",
+      "train.grad_accum_steps=1"};
+  const auto activations = [&](const char* device, const char* deterministic) {
+    const app::Plan plan = plan_with(with(wide, {std::string("train.deterministic=") + deterministic}));
+    return app::predict(plan, app::make_cost_source(plan, device)).bytes.front().activations;
+  };
+  // cuDNN: the gradients of 8 documents' scores in bfloat16, or those of q in float32.
+  CHECK(activations("h100", "true") - activations("h100", "false") ==
+        int64_t{8} * 32 * 1024 * 1024 * 2 - int64_t{8192} * 32 * 64 * 4);
+  // FlashAttention-2 has them in float32, for 256 heads and 108 multiprocessors once.
+  CHECK(activations("a100", "true") == activations("a100", "false"));
+}
+
 TEST_CASE("a split by cost is never slower than the even one, and gives the head's rank fewer layers") {
   const app::Plan even = plan_with(bench_sizes());
   const app::Plan cost = plan_with(with(bench_sizes(), {"distributed.pp_split=cost"}));

@@ -1,10 +1,12 @@
 // products.json with a timer that counts in place of the library's.
 #include "app/train/product_table.h"
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "app/train/product_tuning.h"
@@ -197,4 +199,62 @@ TEST_CASE("a plan's products are those of its stages, without the smallest") {
   const app::Plan one = small_plan(small_job_text(), folder.path(), large);
   const app::Plan two = small_plan(small_job_text(), folder.path(), with(large, {"distributed.pp=2"}));
   CHECK(app::products_of(one) == app::products_of(two));  // so that layouts can have equal bits
+}
+
+TEST_CASE("who does not train reads the products of the run whose checkpoint it has, and writes nothing") {
+  Starts run;
+  const auto trained = run.start({forward, backward});
+  const std::string text = run.text();
+  const fs::path step = fs::path(run.folder.path()) / "checkpoints" / "step_20";
+  fs::create_directories(step);
+  for (const fs::path& named : {step, fs::path(step.string() + "/"), step / "." / ".." / "step_20"})
+    CHECK(app::products_file_of(named) == run.file());
+
+  std::vector<std::string> warned;
+  const auto kept = [&](const fs::path& folder, const std::string& device, const std::string& library) {
+    warned.clear();
+    return app::kept_products(app::products_file_of(folder), device, library,
+                              [&](const std::string& line) { warned.push_back(line); });
+  };
+  CHECK(kept(step, "GPU", "lib 1") == trained);
+  CHECK(warned.empty());
+  // Of another kind of GPU or library nothing is taken; the run's own file stays.
+  for (const auto& [device, library] : {std::pair{"other GPU", "lib 1"}, std::pair{"GPU", "lib 2"}}) {
+    const auto table = kept(step, device, library);
+    CHECK(table.algorithms.empty());
+    CHECK(table.device == device);
+    REQUIRE(warned.size() == 1);
+    CHECK(warned[0].find("products.json") != std::string::npos);
+    CHECK(warned[0].find("last bits") != std::string::npos);
+  }
+  CHECK(run.text() == text);
+  // A checkpoint that is in no run's folder.
+  const TemporaryFolder elsewhere;
+  CHECK(kept(fs::path(elsewhere.path()) / "a" / "step_20", "GPU", "lib 1").algorithms.empty());
+  CHECK(warned.empty());
+  std::ofstream(run.file()) << "{";
+  CHECK(kept(step, "GPU", "lib 1").algorithms.empty());
+  CHECK(warned.size() == 1);
+  CHECK(run.text() == "{");
+}
+
+TEST_CASE("all ranks install the products that the first one has") {
+  const TemporaryFolder folder;
+  kernels::ProductTable table{.device = "GPU", .library = "lib 1", .algorithms = {}};
+  table.algorithms[forward] = {1, 2, 3};
+  std::atomic<int> asked = 0, same = 0;
+  const app::Plan plan =
+      small_plan(small_job_text(), folder.path(), {"distributed.pp=2", "train.grad_accum_steps=2"});
+  app::run_ranks(plan, [&](app::RunContext& context) {
+    app::install_on_all(context.mesh.world(), [&] {
+      ++asked;
+      return table;
+    });
+    if (*kernels::installed_products() == table) ++same;
+    context.mesh.world().barrier();
+    return 0;
+  });
+  kernels::install_products({});
+  CHECK(asked == 1);
+  CHECK(same == 2);
 }

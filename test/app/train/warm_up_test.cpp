@@ -137,16 +137,17 @@ const Overrides experts = {"model.arch=qwen3_moe",        "model.num_experts=4",
 }  // namespace
 
 TEST_CASE("a warm-up changes no bit of what follows, nor do weight gradients beside", "[warm_up]") {
-  const Overrides job =
-      GENERATE(Overrides{}, Overrides{"distributed.pp=2", "model.tie_word_embeddings=true"},
-               Overrides{"distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b",
-                         "distributed.dp_shard=2", "distributed.reshard_after_forward=true"},
-               Overrides{"distributed.pp=2", "distributed.pp_schedule=zbv"},
-               Overrides{"distributed.pp=2", "distributed.dp_shard=2",
-                         "distributed.reduce_gradients=microbatch", "train.recompute=full"},
-               Overrides{"distributed.dp_replicate=2", "train.dtype=bf16"},
-               Overrides{"distributed.tp=2", "distributed.cp=2"},
-               with(experts, Overrides{"distributed.dp_shard=2", "distributed.ep=2"}));
+  const Overrides job = GENERATE(
+      Overrides{}, Overrides{"distributed.pp=2", "model.tie_word_embeddings=true"},
+      Overrides{"distributed.pp=2", "distributed.pp_schedule=interleaved_1f1b", "distributed.dp_shard=2",
+                "distributed.reshard_after_forward=true"},
+      Overrides{"distributed.pp=2", "distributed.pp_schedule=zbv"},
+      Overrides{"distributed.pp=2", "distributed.dp_shard=2", "distributed.reduce_gradients=microbatch",
+                "train.recompute=full"},
+      Overrides{"distributed.dp_replicate=2", "train.dtype=bf16"},
+      Overrides{"distributed.tp=2", "distributed.cp=2"},
+      Overrides{"distributed.pp=2", "data.document_end=10", "data.lengths=exact", "data.packing=best_fit"},
+      with(experts, Overrides{"distributed.dp_shard=2", "distributed.ep=2"}));
   const Overrides overrides = with(base, job);
   CAPTURE(job);
   const Outcome expected = run(overrides, {});

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
 #include "core/kernels/products.h"
 #include "test/support/catch.h"
@@ -277,6 +278,44 @@ TEST_CASE("meta tensors count as much as their storages, from making to end", "[
   meta({100});  // gone at once
   CHECK(run.peak_bytes() == bytes - 4000 + 400);
   CHECK(run.current_bytes() == bytes - 4000);
+}
+
+TEST_CASE("what a GPU's libraries take counts while the call lasts, and only on a GPU", "[dry_run]") {
+  const bool gpu = GENERATE(false, true);
+  const kernels::GpuKind kind =
+      gpu ? kernels::GpuKind{.capability = 90, .multiprocessors = 132} : kernels::GpuKind{};
+  const int64_t scratch = gpu ? 32 * 1024 * 1024 : 0;  // of cuBLASLt
+  const Tensor x = meta({6, 10}, at::kBFloat16), weight = meta({20, 10}, at::kBFloat16),
+               grads = meta({3, 20, 10}), experts = meta({3, 20, 10}, at::kBFloat16),
+               ends = meta({3}, at::kInt), order = meta({24}, at::kInt), dy = meta({24, 20}, at::kBFloat16);
+  DryRun run(kind);
+  CHECK(kernels::dry_gpu() == kind);
+  Tensor y = meta({6, 20}, at::kBFloat16);
+  kernels::linear(x, weight, none, y);
+  CHECK(run.current_bytes() == 240);
+  CHECK(run.peak_bytes() == 240 + scratch);
+  run.reset_peak();
+  Tensor dx = meta({6, 10}, at::kBFloat16), grad = meta({20, 10});
+  kernels::matmul(y, weight, dx);
+  CHECK(run.peak_bytes() == 240 + 120 + 800 + scratch);
+  run.reset_peak();
+  kernels::weight_gradient(y, x, grad);
+  kernels::accumulate_weight_gradient(y, x, grad);
+  CHECK(run.peak_bytes() == 240 + 120 + 800 + scratch);
+  // Rows of experts that an order names, 4 for each of x, are copied first.
+  run.reset_peak();
+  Tensor out = meta({24, 20}, at::kBFloat16), all = grads;
+  kernels::grouped_linear(x, order, 4, ends, experts, out);
+  CHECK(run.peak_bytes() == 1160 + 960 + (gpu ? 24 * 10 * 2 : 0) + scratch);
+  run.reset_peak();
+  kernels::grouped_weight_gradient(dy, none, x, order, 4, ends, all);
+  CHECK(run.peak_bytes() == 1160 + 960 + (gpu ? 24 * 10 * 2 : 0) + scratch);
+  {
+    const DryRun inner;  // a CPU's, whatever is around it
+    kernels::record_scratch(1 << 30);
+    CHECK(inner.peak_bytes() == 0);
+  }
+  CHECK(run.current_bytes() == 1160 + 960);
 }
 
 TEST_CASE("memory counts where a tensor was made, wherever it ends", "[dry_run]") {
