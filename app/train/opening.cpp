@@ -1,5 +1,6 @@
 #include "app/train/opening.h"
 
+#include <c10/core/DeviceType.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
@@ -28,7 +29,8 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
   const config::JobConfig& job = context.job;
   spdlog::info("pptrain: {} of {:.2f} M parameters, {} on {} x {} rank{}, {}", job.model.arch,
                static_cast<double>(models::parameter_count(context.model)) / 1e6,
-               context.mesh.shape().describe(), context.mesh.shape().world_size(), context.device.str(),
+               context.mesh.shape().describe(), context.mesh.shape().world_size(),
+               c10::DeviceTypeName(context.device.type(), /*lower_case=*/true),
                context.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
   const int data_ranks = context.mesh.size(mesh::Group::batch);
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",

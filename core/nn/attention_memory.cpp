@@ -40,17 +40,20 @@ int64_t flash_backward(const AttentionCall& call, FlashRows q, int64_t keys, int
 
 // --- cuDNN ---
 
-// Of one part of the heads (cudnn_head_parts): the sums over rows (float32); the gradient of the scores or, where
-// the order of sums is free, dq in float32; of grouped heads also gradients of every head's keys and values. Those
-// of ragged documents lie as all heads do.
+// Of one part of the heads (cudnn_head_parts): the sums over rows (float32); the gradient of the scores or,
+// where the order of sums is free, dq in float32; of grouped heads also gradients of every head's keys and
+// values. Those of ragged documents lie as all heads do.
 int64_t cudnn_backward(const AttentionCall& call) {
   const auto shape = kernels::cuda::cudnn_shape(call.documents, call.longest, call.tokens, call.equal);
-  const int64_t rows = shape.ragged ? shape.tokens : shape.documents * shape.longest;
+  // The frontend (1.32) knows how many tokens ragged documents have together where heads fill whole tiles.
+  const bool packed = shape.ragged && call.head_dim % 16 == 0;
+  const int64_t rows = packed ? shape.tokens : shape.documents * shape.longest;
   const int64_t heads = call.heads / std::max<int64_t>(cudnn_head_parts(call), 1);
-  const bool on_chip = call.deterministic && call.capability >= 100;  // Blackwell: the gradient of the scores
-  const int64_t ordered = call.deterministic ? score_gradient_bytes(call) : rows * heads * call.head_dim * kF32;
-  const int64_t expanded_heads = shape.ragged ? call.heads : heads;
-  const int64_t wide = shape.ragged || on_chip ? kF32 : kBf16;
+  const bool on_chip = call.deterministic && !kernels::cuda::writes_score_gradient(true, call.capability);
+  const int64_t ordered =
+      call.deterministic ? score_gradient_bytes(call) : rows * heads * call.head_dim * kF32;
+  const int64_t expanded_heads = packed ? call.heads : heads;
+  const int64_t wide = packed || on_chip ? kF32 : kBf16;
   const int64_t expanded = is_grouped(call) ? 2 * rows * expanded_heads * call.head_dim * wide : 0;
   return rows * heads * kF32 + ordered + expanded;
 }

@@ -173,7 +173,7 @@ def equal_bits(results):
 
 # Limits: the seconds that each has for certain; none has been seen on a GPU. What a step leaves over goes to those after it.
 SUITE = Suite("correct", [
-    Step("kernels", "every kernel against the CPU", 40, kernels,
+    Step("kernels", "every kernel against the CPU", 35, kernels,
          "The case's name says the kernel: core/kernels/cuda. Repair it first: all other steps use it."),
     Step("model", "layers, attention and stages against the CPU in float32", 30, model,
          "Where `kernels` passed, suspect attention (core/nn, core/kernels/cuda/cudnn_*) and products (gemm.cu) at these shapes."),
@@ -182,12 +182,12 @@ SUITE = Suite("correct", [
          "Where one layout alone differs, look for an event that is missing between streams (parallel/pipeline)."),
     Step("processes", "two processes on one device", 30, processes,
          "NCCL's own words are in the log (NCCL_DEBUG=WARN). Where `layouts` passed, the fault is in parallel/comm/nccl or the start."),
-    Step("attention", "every other test for GPUs", 20, others,
+    Step("attention", "every other test for GPUs", 40, others,
          "A back end that refuses a shape says so in the case; `train.deterministic` chooses between back ends."),
-    Step("repeat", "one job again and again", 30, repeat,
+    Step("repeat", "one job again and again", 25, repeat,
          "Runs that differ have a race or an atomic sum: compare their first differing step, then run `sanitizer`."),
     Step("resume", "from a checkpoint, on three layouts", 20, resume,
          "Where `layouts` passed, what a checkpoint holds is not all of the state: parallel/checkpoint."),
-    Step("sanitizer", "compute-sanitizer on small shapes", 25, sanitizer,
+    Step("sanitizer", "compute-sanitizer on small shapes", 20, sanitizer,
          "Each report names the kernel, block and thread. Where time was short: --patience 4.", last=True),
 ])

@@ -10,9 +10,11 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/kernels/cuda/cudnn_attention.h"
+#include "core/kernels/cuda/cudnn_shape.h"
 #include "core/kernels/device_name.h"
 #include "core/kernels/segments.h"
 #include "core/nn/block_attention.h"
@@ -123,20 +125,24 @@ void check_same(const Result& a, const Result& b) {
   for (size_t part = 0; part < 4; ++part) CHECK(same_bits(a.all()[part], b.all()[part]));
 }
 
+// On this GPU.
+nn::AttentionCall call_of(const Shape& s, bool deterministic) {
+  const auto segments = kernels::make_segments(s.starts, at::kCPU);
+  return {.capability = kernels::compute_capability(subject().device),
+          .heads = s.heads,
+          .kv_heads = s.kv_heads,
+          .head_dim = s.head_dim,
+          .documents = segments.documents(),
+          .longest = segments.longest,
+          .tokens = segments.tokens(),
+          .equal = segments.equal_lengths(),
+          .deterministic = deterministic,
+          .has_cudnn = kernels::cuda::has_cudnn_attention()};
+}
+
 // Whether this GPU is one that the back end is chosen on.
 bool serves(AttentionBackEnd back_end, const Shape& s, bool deterministic) {
-  if (back_end != AttentionBackEnd::cudnn) return true;
-  const auto segments = kernels::make_segments(s.starts, at::kCPU);
-  return nn::choose_attention({.capability = kernels::compute_capability(subject().device),
-                               .heads = s.heads,
-                               .kv_heads = s.kv_heads,
-                               .head_dim = s.head_dim,
-                               .documents = segments.documents(),
-                               .longest = segments.longest,
-                               .tokens = segments.tokens(),
-                               .equal = segments.equal_lengths(),
-                               .deterministic = deterministic,
-                               .has_cudnn = kernels::cuda::has_cudnn_attention()}) == back_end;
+  return back_end != AttentionBackEnd::cudnn || nn::choose_attention(call_of(s, deterministic)) == back_end;
 }
 
 const std::vector<Shape> shapes{
@@ -171,6 +177,8 @@ void check_back_end(AttentionBackEnd back_end, at::ScalarType type, double toler
 TEST_CASE("attention by cuDNN") {
   if (!can_run()) return;
   const c10::InferenceMode inference;
+  const int capability = kernels::compute_capability(subject().device);
+  if (capability >= 90 && capability < 120) REQUIRE(kernels::cuda::has_cudnn_attention());
   check_back_end(AttentionBackEnd::cudnn, at::kBFloat16, 1e-2);
 }
 
@@ -218,8 +226,13 @@ TEST_CASE("cuDNN: heads in parts have the bits of all heads at once") {
   if (!can_run()) return;
   const c10::InferenceMode inference;
   // Scores of 2 and 4 GiB: parts of 8 heads, and of 4.
-  const Shape s = GENERATE(Shape{{0, 8192}, 16, 4, 64}, Shape{{0, 3000, 8000}, 16, 4, 64});
+  const auto [s, parts] =
+      GENERATE(std::pair{Shape{{0, 8192}, 16, 4, 64}, 2}, std::pair{Shape{{0, 3000, 8000}, 16, 4, 64}, 4});
   if (!serves(AttentionBackEnd::cudnn, s, true)) return;
+  const int capability = kernels::compute_capability(subject().device);
+  if (kernels::cuda::writes_score_gradient(true, capability)) {
+    CHECK(nn::cudnn_head_parts(call_of(s, true)) == parts);
+  }
   const Result whole = run(s, at::kBFloat16, AttentionBackEnd::cudnn, true);
   const Operands x = operands(s, at::kBFloat16, subject());
   const auto segments = kernels::make_segments(s.starts, subject().device);

@@ -1,6 +1,7 @@
 // What the kernels of norm_rope share: which lane works on which elements of a head, and the rotary tables.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <vector>

@@ -1,6 +1,6 @@
 #include <ATen/core/Tensor.h>
 
-#include <array>
+#include <algorithm>
 #include <optional>
 
 #include "core/kernels/cuda/math.h"

@@ -61,10 +61,12 @@ NcclGroup::NcclGroup(WatchdogPtr watchdog, const std::string& id, int rank, int 
   watch().add(*this);
   try {
     const std::string call = "the set-up";
+    ncclResult_t result = ncclSuccess;
     {
       const std::lock_guard lock(mutex_);
-      check_nccl(ncclCommInitRankConfig(&comm_, size, unique, rank, &config), named(call).c_str());
+      result = ncclCommInitRankConfig(&comm_, size, unique, rank, &config);
     }
+    if (!accepted(result)) fail(failure_of(result, named(call)));
     wait_until_ready(call, options_.timeout);
   } catch (...) {
     watch().remove(*this);

@@ -5,9 +5,8 @@
 // virtual memory management):
 // - Messages: a pair at its first message, whatever its size, all channels of the pair (enqueue.cc,
 //   p2pTaskAppend).
-// - Collectives: an algorithm at the first collective that takes it, on all channels of the communicator and
-// for
-//   all protocols, LL, LL128 and Simple, together (enqueue.cc, ncclPrepareTasks; group.cc,
+// - Collectives: an algorithm at the first collective that takes it, on all channels of the communicator, and
+//   for all protocols, LL, LL128 and Simple, together (enqueue.cc, ncclPrepareTasks; group.cc,
 //   ncclCollPreconnect; transport/generic.cc).
 // - A broadcast always takes the ring. An all-gather takes the ring, NVLS (a group within one host with
 //   NVSwitch), PAT (one rank a host) or CollNet (where the user asks for it): what a cost of the form

@@ -126,6 +126,8 @@ TEST_CASE("a set-up that NCCL refuses is an error in its words") {
   job.nccl->last_error = "no route to host";
   CHECK_THROWS_WITH(job.make_group(),
                     contains_text("unhandled system error: no route to host") && contains_text("ranks 4, 5"));
+  REQUIRE(job.watchdog->watch().failure());
+  CHECK_THAT(job.watchdog->watch().failure()->text, contains_text("no route to host"));
   job.check_end();
 }
 

@@ -1,0 +1,121 @@
+// What cuDNN itself says of attention on GPUs that are not there: it makes and sizes plans for a device that
+// is only described (its deviceless ahead-of-time compilation), with stand_in/driver.cpp for a driver.
+// Nothing is run.
+#include <spdlog/fmt/fmt.h>
+
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/kernels/cuda/cudnn_graph.h"
+#include "core/kernels/cuda/cudnn_shape.h"
+#include "core/nn/attention_choice.h"
+#include "core/nn/attention_memory.h"
+#include "test/gpu/stand_in/described_device.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::kernels::cuda;
+using nn::AttentionBackEnd;
+using nn::AttentionCall;
+using namespace stand_in;
+
+namespace {
+
+CudnnTarget describe(const Gpu& gpu) {
+  return describe_device(described_device(gpu), gpu.capability);
+}
+
+// As cudnn_attention.cpp has them of q, k and v: of one fused tensor, or apart (after QK-norm).
+CudnnSizes sizes_of(const AttentionCall& call, bool fused) {
+  const int64_t all = (call.heads + 2 * call.kv_heads) * call.head_dim, dim = call.head_dim;
+  return {.shape = cudnn_shape(call.documents, call.longest, call.tokens, call.equal),
+          .heads = call.heads,
+          .kv_heads = call.kv_heads,
+          .head_dim = dim,
+          .q = {fused ? all : call.heads * dim, dim},
+          .k = {fused ? all : call.kv_heads * dim, dim},
+          .v = {all, dim},
+          .deterministic = call.deterministic,
+          .backward_parts = nn::cudnn_head_parts(call)};
+}
+
+AttentionCall call_of(const Gpu& gpu, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t documents,
+                      int64_t longest, int64_t tokens, bool equal, bool deterministic) {
+  return {.capability = gpu.capability,
+          .heads = heads,
+          .kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .documents = documents,
+          .longest = longest,
+          .tokens = tokens,
+          .equal = equal,
+          .deterministic = deterministic};
+}
+
+std::string refusal(const CudnnSizes& sizes, const CudnnTarget& target) {
+  try {
+    make_backward_graph(sizes, target);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuDNN has plans where choose_attention takes it, and their memory is what attention_memory says") {
+  struct Row {
+    int64_t heads, kv_heads, head_dim, documents, longest, tokens;
+    bool equal, fused;
+  };
+  const std::vector<Row> rows{
+      {32, 8, 128, 2, 4096, 8192, true, true},    // Llama 3 8B
+      {32, 8, 128, 1, 8192, 8192, true, false},   // in 4 parts where score gradients are written
+      {32, 32, 128, 1, 4096, 4096, true, true},   // a key-value head for each head
+      {32, 8, 128, 5, 3000, 8192, false, true},   // ragged, in 8 parts
+      {28, 4, 128, 3, 1500, 4000, false, false},  // ragged, 7 heads for each key-value head
+      {8, 2, 72, 3, 1000, 2500, false, true},     // ragged, no whole tiles of 16
+      {16, 16, 64, 4, 1024, 4096, true, true},    // narrow heads
+      {12, 12, 64, 1, 700, 700, true, true},      // one document that is no multiple of 64
+      {8, 2, 96, 6, 128, 768, true, true},        // a width that is filled up
+      {6, 1, 80, 2, 192, 384, true, true},        // no whole tiles of 128
+  };
+  const Gpu& gpu = GENERATE_REF(kH200, kB200);
+  const CudnnTarget target = describe(gpu);
+  for (const Row& r : rows) {
+    // Blackwell's other way has the same plans and no memory of its own to tell.
+    for (const bool deterministic : {true, false}) {
+      if (gpu.capability == kB200.capability && !deterministic) continue;
+      INFO(fmt::format("{}: {} heads, {} key-value heads of {}, {} documents, longest {}, deterministic {}",
+                       gpu.name, r.heads, r.kv_heads, r.head_dim, r.documents, r.longest, deterministic));
+      const AttentionCall call = call_of(gpu, r.heads, r.kv_heads, r.head_dim, r.documents, r.longest,
+                                         r.tokens, r.equal, deterministic);
+      REQUIRE(nn::choose_attention(call) == AttentionBackEnd::cudnn);
+      const CudnnSizes sizes = sizes_of(call, r.fused);
+      if (deterministic) CHECK(workspace_bytes(make_forward_graph(sizes, target)) < 65536);
+      const int64_t bytes = workspace_bytes(make_backward_graph(sizes, target));
+      const int64_t expected = nn::backward_scratch(AttentionBackEnd::cudnn, call, gpu.multiprocessors);
+      CHECK(bytes > expected - 65536);
+      CHECK(bytes < expected + 65536);
+    }
+  }
+}
+
+TEST_CASE("cuDNN's own limits are those that choose_attention knows") {
+  const auto ragged = [](const Gpu& gpu, bool deterministic) {
+    return call_of(gpu, 8, 2, 64, 5, 300, 1000, false, deterministic);
+  };
+  CHECK(refusal(sizes_of(ragged(kA100, true), true), describe(kA100)).find("Deterministic") !=
+        std::string::npos);
+  CHECK(refusal(sizes_of(ragged(kA100, false), true), describe(kA100)).find("ragged") != std::string::npos);
+  const AttentionCall wide = call_of(kB200, 8, 2, 256, 1, 1024, 1024, true, true);
+  CHECK(refusal(sizes_of(wide, true), describe(kB200)).find("hidden_dim") != std::string::npos);
+  for (const AttentionCall& call : {ragged(kA100, true), ragged(kA100, false), wide}) {
+    CHECK(nn::choose_attention(call) == AttentionBackEnd::flash);
+  }
+}
+
+TEST_CASE("a described device that cuDNN does not take") {
+  CHECK_THROWS_AS(describe_device("{}", 90), Error);
+}

@@ -1,0 +1,143 @@
+"""Jobs on a GPU that is not there (stand_in/README.md): what the host asks of it, and the memory that it takes.
+
+Usage: stand_in_test.py PPTRAIN STAND_IN DRIVER_FOLDER [unittest arguments]. Kernels compute nothing, so losses say nothing.
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+STAND_IN = pathlib.Path(sys.argv.pop(1)).resolve()
+DRIVER_FOLDER = pathlib.Path(sys.argv.pop(1)).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test" / "support"))
+import launch  # noqa: E402
+
+PATIENCE = 600  # seconds
+
+JOB = """
+[run]
+dir = "run"
+device = "cuda"
+[model]
+arch = "llama"
+hidden_size = 256
+intermediate_size = 512
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 2
+vocab_size = 256
+[train]
+steps = 3
+seq_len = 128
+micro_batch_size = 2
+grad_accum_steps = 4
+dtype = "bf16"
+grad_clip = 1.0
+[data]
+path = "{text}"
+format = "text"
+val_fraction = 0.1
+[optimizer]
+lr = 1e-3
+""".format(text=ROOT / "configs" / "data" / "tinyshakespeare.txt")
+
+
+class Result:
+    def __init__(self, process, folder):
+        self.code, self.output = process.returncode, process.stdout + process.stderr
+        journal = folder / "journal"  # not there where the program never came to the GPU
+        lines = journal.read_text().splitlines() if journal.exists() else []
+        self.journal = [line.split(" ", 2)[1:] for line in lines]
+
+    def count(self, kind):
+        return sum(line[0] == kind for line in self.journal)
+
+
+def environment(folder, gpus=1, capability=90):
+    return launch.environment(LD_PRELOAD=STAND_IN, LD_LIBRARY_PATH=DRIVER_FOLDER, HOME=folder,
+                              PPTRAIN_GPU_JOURNAL=folder / "journal", PPTRAIN_GPU_COUNT=gpus,
+                              PPTRAIN_GPU_CAPABILITY=capability)
+
+
+class StandIn(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def run_job(self, *settings, **machine):
+        """A short job with `settings` ("section.key=value"), in a folder of its own."""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        (folder / "job.toml").write_text(JOB)
+        command = [PPTRAIN, "--config", "job.toml", *(word for s in settings for word in ("--set", s))]
+        process = subprocess.run(command, cwd=folder, env=environment(folder, **machine), capture_output=True,
+                                 text=True, timeout=PATIENCE)
+        result = Result(process, folder)
+        self.assertEqual(result.code, 0, result.output)
+        self.assertEqual([line for line in result.journal if line[0] == "error"], [], "a GPU would refuse")
+        return result
+
+    def assert_no_default_stream(self, result):
+        """Work on the default stream would wait for that of all threads."""
+        on_default = {line[1] for line in result.journal if line[0] == "work" and line[1].startswith("s0 ")}
+        self.assertEqual(on_default, set())
+
+    def test_settings_that_change_what_the_host_asks_for(self):
+        for capability, settings in (
+                (80, ["distributed.pp=2", 'distributed.pp_schedule="1f1b"']),
+                (90, ["distributed.pp=2", 'distributed.pp_schedule="zbv"', "train.overlap_weight_gradients=false"]),
+                (80, ["distributed.dp_replicate=2", 'optimizer.name="muon"', "train.deterministic=false"]),
+                (80, ["distributed.dp_shard=2", 'train.recompute="full"', "eval.interval=1", "eval.batches=1"]),
+                (80, ["distributed.tp=2", 'train.dtype="fp32"']),
+                (80, ["distributed.cp=2", 'model.arch="qwen3"', "model.head_dim=64"]),
+                (90, ['data.packing="sequential"', 'optimizer.name="lion"', 'train.recompute="none"']),
+        ):
+            with self.subTest(settings=settings):
+                self.assert_no_default_stream(self.run_job(*settings, capability=capability))
+
+    def test_each_gpu_has_its_attention(self):
+        for capability, used, unused in ((80, "flash_bwd", "cudnn"), (90, "cudnn", "flash_bwd")):
+            work = "\n".join(line[1] for line in self.run_job(capability=capability).journal if line[0] == "work")
+            self.assertIn(used, work)
+            self.assertNotIn(unused, work)
+
+    def test_a_step_of_four_layers_and_microbatches(self):
+        """app/train/README.md counts the waits of a dense step; FlashAttention-2 has six launches of each layer's."""
+        short, long = (self.run_job(f"train.steps={steps}", capability=80) for steps in (3, 13))
+        self.assertEqual((long.count("wait") - short.count("wait")) / 10, 2)
+        launches = (long.count("work") - short.count("work")) / 10 / (4 * 4)
+        self.assertGreater(launches, 25)
+        self.assertLess(launches, 40)
+
+    def test_memory_of_llama_3_8b_is_what_plan_foretells(self):
+        recipe, settings = ROOT / "configs" / "llama3_8b_8gpu.toml", ["--set", "train.grad_accum_steps=16"]
+        (self.folder / "data").symlink_to(ROOT / "configs" / "data")
+        settings += ["--set", f"data.path={ROOT / 'configs/data/tinyshakespeare.txt'}", "--set", f"run.dir={self.folder / 'run'}"]
+        plan = subprocess.run([PPTRAIN, "plan", "--config", recipe, *settings], capture_output=True, text=True,
+                              timeout=PATIENCE, env=launch.environment())
+        table = plan.stdout[plan.stdout.index("GB at the worst moment"):].splitlines()[2:10]
+        foretold = max(float(row.split()[-1]) for row in table)
+        run = subprocess.Popen([PPTRAIN, "--config", recipe, *settings], cwd=self.folder, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, env=environment(self.folder, gpus=8))
+        self.addCleanup(run.communicate)
+        self.addCleanup(run.kill)  # the checkpoint would be of 90 GB
+        metrics = self.folder / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + PATIENCE
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+            self.assertIsNone(run.poll(), run.stderr.read() if run.poll() is not None else "")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.1)
+        taken = json.loads(metrics.read_text().splitlines()[1])["memory_gb"]
+        self.assertAlmostEqual(foretold / taken, 1, delta=0.02, msg=f"plan {foretold} GB, taken {taken} GB")
+        self.assertIsNone(re.search(r"^\d+ error ", (self.folder / "journal").read_text(), re.M))
+
+
+if __name__ == "__main__":
+    unittest.main()
