@@ -7,17 +7,17 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "app/generate/sample_check.h"
+#include "app/plan/job_checks.h"
 #include "app/plan/search.h"
 #include "app/plan/split_by_cost.h"
 #include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
-#include "core/optim/groups.h"
 #include "models/hf_config.h"
-#include "models/transformer_stage.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 
@@ -75,7 +75,7 @@ class Resolver {
   void check() {
     check_schedule();
     check_split();
-    check_recompute();
+    report_recompute(job_, compute_ ? std::optional(compute_->stages()) : std::nullopt, report_);
   }
 
   // Nothing where something was reported.
@@ -86,9 +86,6 @@ class Resolver {
   bool is_too_long();
   void check_file();
   void check_split();
-  void check_groups(const models::ModelConfig& model);
-  void check_heads(const models::ModelConfig& model);
-  void check_recompute();
   std::optional<Plan> choose(const PlanBase& base, const CostSource& costs);
   std::optional<Plan> best_plan(const PlanBase& base, const CostSource& costs);
   Plan plan_by_cost(const PlanBase& base, const CostSource& costs);
@@ -181,39 +178,11 @@ void Resolver::check_split() {
   }
 }
 
-// Of optimizer.groups, patterns that nothing is called by.
-void Resolver::check_groups(const models::ModelConfig& model) {
-  if (job_.optimizer.groups.empty()) return;
-  models::TransformerStage whole(
-      model, {.end_layer = static_cast<int>(model.layers), .embedding = true, .head = true});
-  for (const auto& [group, text] : optim::check_groups(job_.optimizer.groups, whole.parameters().specs()))
-    report_({fmt::format("optimizer.groups[{}].match", group)}, text);
-}
-
-// What no library of a GPU computes.
-void Resolver::check_heads(const models::ModelConfig& model) {
-  if (job_.run.device == "cpu") return;
-  const std::string why = why_no_attention(job_, model);
-  if (why.empty()) return;
-  report_({"model.head_dim", "model.num_attention_heads", "model.hidden_size", "model.hf_dir", "run.device",
-           "train.dtype"},
-          why);
-}
-
-void Resolver::check_recompute() {
-  if (!compute_) return;  // of auto, or reported already
-  try {
-    app::check_recompute(job_.train.recompute, compute_->stages());
-  } catch (const UsageError& error) {
-    report_({"train.recompute", stages_key, "distributed.pp"}, error.what());
-  }
-}
-
 std::optional<Plan> Resolver::plan() {
   if (!sound_) return std::nullopt;
   PlanBase base = plan_base(job_);
-  check_groups(base.model);
-  check_heads(base.model);
+  report_groups(job_, base.model, report_);
+  report_heads(job_, base.model, report_);
   check_samples(job_, base.model, report_);
   if (!sound_) return std::nullopt;
   if (compute_ && layers_) {
@@ -240,12 +209,15 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   const std::vector<Candidate> found = search(base, costs, {.budget = budget});
   const Candidate& best = found.front();
   if (best.fits) return make_plan(base, best.choice, *best.lowered);
+  const bool could_recompute =
+      !base.chooses_recompute && base.job.train.recompute != std::vector<std::string>{"full"};
   report_(
       {"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
       fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", needs "
-                  "{:.2f} GB. Use more ranks, or smaller microbatches",
+                  "{:.2f} GB. Use more ranks, or smaller microbatches{}",
                   budget / 1e9, best.choice.schedule, describe_recompute(best.choice.recompute),
-                  static_cast<double>(best.peak_bytes) / 1e9));
+                  static_cast<double>(best.peak_bytes) / 1e9,
+                  could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
 }
 

@@ -13,9 +13,13 @@ std::vector<std::string> resolved_recompute(std::vector<std::string> words, cons
   return words;
 }
 
-void check_recompute(std::span<const std::string> words, int stages) {
+void check_recompute_words(std::span<const std::string> words) {
   if (words.size() > 1 && std::ranges::find(words, "auto") != words.end())
     throw UsageError("auto is for all stages: give each its own word, or one auto");
+}
+
+void check_recompute(std::span<const std::string> words, int stages) {
+  check_recompute_words(words);
   if (words.size() == 1 || words.size() == static_cast<size_t>(stages)) return;
   throw UsageError(
       fmt::format("{} words for {} stages: give one for all, or one for each", words.size(), stages));

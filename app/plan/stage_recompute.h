@@ -14,7 +14,10 @@ namespace pptrain::app {
 // bytes.
 std::vector<std::string> resolved_recompute(std::vector<std::string> words, const std::string& device);
 
-// Throws UsageError if the words are neither one nor as many as the stages, or several with an "auto".
+// Throws UsageError if the words are several with an "auto", whatever the number of stages.
+void check_recompute_words(std::span<const std::string> words);
+
+// The same, and if they are neither one nor as many as the stages.
 void check_recompute(std::span<const std::string> words, int stages);
 
 models::Recompute stage_recompute(std::span<const std::string> words, int stage);

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -74,9 +75,14 @@ void install_on_all(comm::Communicator& world, const std::function<kernels::Prod
 }
 
 std::filesystem::path products_file_of(const std::filesystem::path& step_folder) {
-  std::filesystem::path folder = std::filesystem::absolute(step_folder).lexically_normal();
-  if (!folder.has_filename()) folder = folder.parent_path();  // it was given with a slash behind it
-  return folder.parent_path().parent_path() / products_name;
+  namespace fs = std::filesystem;
+  const auto beside = [](fs::path folder) {
+    if (!folder.has_filename()) folder = folder.parent_path();  // it was given with a slash behind it
+    return folder.parent_path().parent_path() / products_name;
+  };
+  const fs::path as_named = beside(fs::absolute(step_folder).lexically_normal());
+  std::error_code unreadable;
+  return fs::exists(as_named, unreadable) ? as_named : beside(fs::weakly_canonical(step_folder));
 }
 
 }  // namespace pptrain::app

@@ -28,7 +28,8 @@ void use_products_of_run(const RunContext& context, const std::filesystem::path&
 // Installs on all ranks the table that `of_root` gives on the first. Collective over `world`.
 void install_on_all(comm::Communicator& world, const std::function<kernels::ProductTable()>& of_root);
 
-// products.json of the run whose folder holds the checkpoint's folder: RUN/checkpoints/step_N.
+// products.json of the run whose folder holds the checkpoint's folder: RUN/checkpoints/step_N as it is named,
+// or, where no file is there, as it lies behind links.
 std::filesystem::path products_file_of(const std::filesystem::path& step_folder);
 
 }  // namespace pptrain::app

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/config/job_config.h"
+#include "core/data/loader_options.h"
 
 namespace pptrain::app {
 namespace {
@@ -32,13 +34,16 @@ Backward backward_of(const std::vector<schedule::Action>& list) {
   return backward;
 }
 
-// The longest and, where another length is there, the shortest. All ranks that share out a list choose the
-// same ones: its documents are known to all of them.
-std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> microbatches) {
+// The longest and, in jobs of exact lengths, the shortest too, even where it is as long: data ranks have
+// lists of their own, of equal lengths or not, but exchange weights, gradients and experts' rows with each
+// other. So the job alone says how many there are. Ranks that share out a list choose the same one: its
+// documents are known to all of them.
+std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> microbatches,
+                                             const config::JobConfig& job) {
   if (microbatches.empty()) throw Error("a warm-up needs a microbatch");
   const auto tokens = [](const data::Microbatch& m) { return m.segments.tokens(); };
   const auto [shortest, longest] = std::ranges::minmax_element(microbatches, {}, tokens);
-  if (tokens(*shortest) == tokens(*longest)) return {&*longest};
+  if (data::parse_lengths(job.data.lengths) != data::Lengths::exact) return {&*longest};
   return {&*longest, &*shortest};
 }
 
@@ -111,7 +116,7 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   const std::vector<pipeline::Stage*> stages = model.stages();
   const std::vector<shard::StageWeights*> weights = model.weights();
   model.zero_grad();
-  for (const data::Microbatch* data : lengths(microbatches)) {
+  for (const data::Microbatch* data : lengths(microbatches, context.job)) {
     for (size_t i = 0; i < stages.size(); ++i)
       StageWarmUp(*stages[i], *weights[i], *data).run(backward, evaluates);
   }

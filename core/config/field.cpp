@@ -100,6 +100,11 @@ Option& Option::one_of(std::vector<std::string> values) {
   return *this;
 }
 
+Option& Option::alone_in_list(std::string literal) {
+  alone = std::move(literal);
+  return *this;
+}
+
 Option& Option::such_as(std::vector<std::string> values) {
   known_words = std::move(values);
   return *this;

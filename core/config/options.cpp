@@ -437,8 +437,10 @@ void add_train(std::vector<Option>& options) {
            "bits. cheap: the norms' outputs and the MLP's product of gate and up, which take no matrix "
            "product again. selective: the norms' outputs and the MLP's inner activations. full: all but each "
            "block's input. auto: cheap on GPUs, none on CPUs, and more on stages that do not fit where "
-           "pp_schedule is auto. A list has one for each stage, first to last.")
+           "pp_schedule is auto; any other word is kept, also by pp_schedule = auto. A list has one for each "
+           "stage, first to last.")
       .one_of({"auto", "none", "cheap", "selective", "full"})
+      .alone_in_list("auto")
       .decides(Effect::layout);
   train
       .add("overlap_weight_gradients", &TrainSection::overlap_weight_gradients,
@@ -461,11 +463,12 @@ void add_train(std::vector<Option>& options) {
             "run with its parameter's name, unsaved. Costs two readings of these bytes a step: less, the "
             "more tokens a step has.");
   train
-      .add("tune_products", &TrainSection::tune_products,
-           "Before the first step, cuBLASLt's algorithms are timed for each shape of matrix product that the "
-           "job's passes do, and the fastest are kept: in products.json in the run's folder, which resumed "
-           "runs read, and in ~/.cache/pptrain, which all runs of the user read, so that the same job has "
-           "the same bits on every layout. false: the library's first choice for each shape.")
+      .add(
+          "tune_products", &TrainSection::tune_products,
+          "Before the first step, cuBLASLt's algorithms are timed for each shape of matrix product that the "
+          "job's passes do, and the fastest are kept: in products.json in the run's folder, which resumed "
+          "runs, eval and generate read, and in ~/.cache/pptrain, which all runs of the user read, so that "
+          "the same job has the same bits on every layout. false: the library's first choice for each shape.")
       .only_with("run.device", {"cuda"});
   train
       .add("deterministic", &TrainSection::deterministic,

@@ -70,6 +70,16 @@ Json string_schema(const Option& option) {
   return {{"anyOf", {Json{{"type", "string"}, {"enum", option.known_words}}, schema}}};
 }
 
+// One word, or a list of them.
+Json words_schema(const Option& option) {
+  const Json one = string_schema(option);
+  if (option.alone.empty()) return {{"oneOf", {one, list_of(option, one)}}};
+  Option others = option;
+  std::erase(others.literals, option.alone);
+  return {
+      {"oneOf", {one, list_of(option, string_schema(others)), Json{{"const", Json::array({option.alone})}}}}};
+}
+
 Json type_schema(const Option& option) {
   struct Schema {
     const Option& option;
@@ -86,10 +96,7 @@ Json type_schema(const Option& option) {
     Json operator()(const Access<std::vector<int64_t>>&) const {
       return list_of(option, number_schema(option, "integer"));
     }
-    Json operator()(const Access<std::vector<std::string>>&) const {
-      const Json one = string_schema(option);
-      return {{"oneOf", {one, list_of(option, one)}}};
-    }
+    Json operator()(const Access<std::vector<std::string>>&) const { return words_schema(option); }
     Json operator()(const Access<PipelineSplit>&) const {
       return {{"oneOf", {string_schema(option), list_of(option, number_schema(option, "integer"))}}};
     }

@@ -51,8 +51,11 @@ LtProduct::Proposal tuned(const LtProduct& product, const Product& shape, const 
   std::memcpy(algorithm.data, stored.data(), sizeof(algorithm.data));
   const std::optional<LtProduct::Proposal> proposal = product.check(algorithm);
   if (!proposal) {
-    throw Error("cuBLASLt refuses the algorithm that products.json names for the product " + describe(shape) +
-                ": delete that file in the run's folder, and the start will time them anew");
+    throw Error(
+        "cuBLASLt refuses the algorithm that products.json names for the product " + describe(shape) +
+        ": delete that file in the run's folder, and the start will time them anew (a training start; "
+        "eval and generate then take the library's first choice, or use "
+        "--set train.tune_products=false)");
   }
   return *proposal;
 }

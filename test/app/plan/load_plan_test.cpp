@@ -5,6 +5,8 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -116,7 +118,17 @@ TEST_CASE("recompute is one word, or one for each stage") {
         std::vector<std::string>{"full", "none"});
   CHECK_THAT(refusal(with(R"(["full", "none", "none"])")), contains_text("3 words for 2 stages"));
   CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
-  CHECK_THAT(refusal(with(R"(["full", "auto"])")), contains_text("auto is for all stages"));
+  CHECK(plan_with(with(R"(["auto"])")).job.train.recompute == std::vector<std::string>{"none"});
+  // Refused at its key, whether the stages are known or left to the search.
+  const std::string refused = "recompute=[\"full\", \"auto\"]: auto is for all stages";
+  Overrides several = with(R"(["full", "auto"])");
+  CHECK_THAT(refusal(several), contains_text(refused));
+  several.emplace_back("distributed.pp_schedule=auto");
+  CHECK_THAT(refusal(several), contains_text(refused));
+  const pptrain::test::TemporaryFolder folder;
+  const std::filesystem::path job = folder.path() / "job.toml";
+  std::ofstream(job) << pptrain::test::small_job_text();
+  CHECK_THROWS_WITH(pptrain::app::load_plan_base(job.string(), several), contains_text(refused));
 }
 
 TEST_CASE("recompute is none on CPUs and cheap on GPUs where a job leaves it open") {

@@ -219,6 +219,33 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
     CHECK(c.choice.recompute == std::vector<std::string>{"selective"});
 }
 
+TEST_CASE("a job that says how much to recompute is refused where auto would fit, and told so") {
+  const Overrides layout = with(bench_sizes(), {"model.vocab_size=256", "distributed.pp_stages_per_rank=1",
+                                                "distributed.pp_split=even", "distributed.pp_schedule=1f1b"});
+  const auto leanest = [&](const std::string& recompute, double budget) {
+    const app::Plan plan = plan_with(with(layout, {"train.recompute=" + recompute}));
+    const auto found = app::search(plan, app::make_cost_source(plan, ""), {.budget = budget});
+    return std::ranges::min(found, {}, &app::Candidate::peak_bytes).peak_bytes;
+  };
+  const int64_t none = leanest("none", 0);
+  const int64_t most = leanest("auto", 1);  // nothing fits: all that can be is computed again
+  REQUIRE(most < none);
+  const auto chosen = [&](const std::string& recompute, int64_t budget) {
+    return plan_with(
+        with(layout, {"distributed.pp_schedule=auto", "train.recompute=" + recompute,
+                      fmt::format("distributed.pp_memory_gb={}", static_cast<double>(budget) / 1e9)}));
+  };
+  const int64_t between = most + (none - most) / 2;
+  CHECK_THROWS_WITH(chosen("none", between),
+                    contains_text("no schedule fits") && contains_text("with recompute = \"none\"") &&
+                        contains_text("smaller microbatches, or train.recompute = \"auto\""));
+  CHECK(chosen("auto", between).job.train.recompute != std::vector<std::string>{"none"});
+  // Where all is computed again already, that is no help.
+  for (const char* word : {"auto", "full"})
+    CHECK_THROWS_WITH(chosen(word, most / 2),
+                      contains_text("no schedule fits") && !contains_text("or train.recompute = \"auto\""));
+}
+
 TEST_CASE("the search over microbatches keeps the samples of a step") {
   const app::Plan plan = plan_with(bench_sizes());
   const auto found = app::search(plan, app::make_cost_source(plan, ""), {.microbatches = true});

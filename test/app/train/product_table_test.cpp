@@ -209,6 +209,20 @@ TEST_CASE("who does not train reads the products of the run whose checkpoint it 
   fs::create_directories(step);
   for (const fs::path& named : {step, fs::path(step.string() + "/"), step / "." / ".." / "step_20"})
     CHECK(app::products_file_of(named) == run.file());
+  // By a link: to the checkpoint, or to the folder of all; and where the run's own folder of them is a link.
+  const TemporaryFolder other;
+  const fs::path links = other.path() / "links";
+  fs::create_directory(links);
+  fs::create_directory_symlink(step, links / "best");
+  fs::create_directory_symlink(step.parent_path(), links / "all");
+  for (const fs::path& named : {links / "best", links / "best/", links / "all/step_20"}) {
+    CAPTURE(named);
+    CHECK(fs::equivalent(app::products_file_of(named), run.file()));
+  }
+  const TemporaryFolder disk;
+  fs::create_directories(disk.path() / "step_40");
+  fs::create_directory_symlink(disk.path(), fs::path(run.folder.path()) / "elsewhere");
+  CHECK(app::products_file_of(fs::path(run.folder.path()) / "elsewhere" / "step_40") == run.file());
 
   std::vector<std::string> warned;
   const auto kept = [&](const fs::path& folder, const std::string& device, const std::string& library) {

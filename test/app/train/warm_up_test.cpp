@@ -3,8 +3,11 @@
 #include "app/train/warm_up.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,10 +28,12 @@ using pptrain::test::with;
 namespace {
 
 // What two steps left on every rank: masters and states, by rank, file, name and place; and losses and norms.
+// lengths: of each rank, those that its microbatches of the first step have.
 struct Outcome {
   std::map<std::string, at::Tensor> tensors;
   std::vector<double> values;
   size_t beside = 0;  // weight gradients
+  std::map<int, std::set<int64_t>> lengths;
 };
 
 struct Way {
@@ -65,6 +70,9 @@ class Steps {
       const auto loads = model_.take_expert_loads();
       model_.apply(1e-2, 1.0 / static_cast<double>(loss.tokens));
       const std::lock_guard lock(mutex);
+      for (const data::Microbatch& m : data.microbatches) {
+        if (step == 0) outcome.lengths[context_.mesh.rank()].insert(m.segments.tokens());
+      }
       if (!context_.root()) continue;
       outcome.values.insert(outcome.values.end(), {loss.loss, static_cast<double>(loss.tokens), norm});
       for (const auto& load : loads) outcome.values.push_back(load.rows.sum().item<double>());
@@ -158,4 +166,31 @@ TEST_CASE("a warm-up changes no bit of what follows, nor do weight gradients bes
   const bool has_none = job == Overrides{"distributed.pp=2", "distributed.pp_schedule=zbv"} ||
                         job == Overrides{"distributed.tp=2", "distributed.cp=2"};
   if (!has_none) CHECK(beside.beside > 0);
+}
+
+TEST_CASE("ranks whose documents have one length warm up as often as those whose lengths differ",
+          "[warm_up]") {
+  // Eight documents, one of them short: a step takes all of them, and the short one is on one of two ranks.
+  const TemporaryFolder folder;
+  const std::filesystem::path file = folder.path() / "data.txt";
+  {
+    std::ofstream text(file);
+    for (char first = 'a'; first < 'h'; ++first) text << first << "bcdefg\n";
+    text << "hijk\n";
+  }
+  const std::string quoted = '"' + file.string() + '"';
+  const Overrides documents =
+      with(base, {"data.path=" + quoted, "data.val_path=" + quoted, "data.val_fraction=0",
+                  "data.document_end=10", "data.lengths=exact", "data.packing=none"});
+  const Overrides layout =
+      GENERATE(Overrides{"distributed.dp_shard=2", "distributed.reshard_after_forward=true"},
+               Overrides{"distributed.dp_replicate=2"},
+               with(experts, Overrides{"distributed.dp_shard=2", "distributed.ep=2"}));
+  CAPTURE(layout);
+  const Overrides overrides = with(documents, layout);
+  const Outcome expected = run(overrides, {});
+  std::set<size_t> counts;
+  for (const auto& [rank, lengths] : expected.lengths) counts.insert(lengths.size());
+  REQUIRE(counts == std::set<size_t>{1, 2});
+  check_same(expected, run(overrides, {.warm_up = true}));
 }
