@@ -437,8 +437,8 @@ void add_train(std::vector<Option>& options) {
            "bits. cheap: the norms' outputs and the MLP's product of gate and up, which take no matrix "
            "product again. selective: the norms' outputs and the MLP's inner activations. full: all but each "
            "block's input. auto: cheap on GPUs, none on CPUs, and more on stages that do not fit where "
-           "pp_schedule is auto; any other word is kept, also by pp_schedule = auto. A list has one for each "
-           "stage, first to last.")
+           "pp_schedule is auto. Any other word is kept there too. A list has one for each stage, first to "
+           "last.")
       .one_of({"auto", "none", "cheap", "selective", "full"})
       .alone_in_list("auto")
       .decides(Effect::layout);
