@@ -30,7 +30,7 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.cpu().contiguous();
   const at::Tensor y = b.cpu().contiguous();
   return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
-         std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+         (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0);
 }
 
 // A float64 leaf with the values of `tensor`, for the oracle.
