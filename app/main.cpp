@@ -1,16 +1,21 @@
-// pptrain: the one place that catches.
+// The whole program: the one place that catches.
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "app/commands/command_line.h"
 #include "app/commands/commit.h"
+#include "app/commands/version.h"
+#include "app/quick/write_answers.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
+#include "core/io/atomic_file.h"
 #include "core/io/mapped_region.h"
+#include "core/kernels/cpu/loops.h"
 #include "core/kernels/out_of_memory.h"
 
 int main(int argc, char** argv) {
@@ -24,7 +29,15 @@ int main(int argc, char** argv) {
   pptrain::io::report_file_faults();
   pptrain::keep_freed_memory();
   try {
-    return pptrain::app::CommandLine(pptrain::app::commit()).run(argc, argv);
+    pptrain::kernels::cpu::isa();  // refuses a wrong PPTRAIN_ISA before anything starts
+    pptrain::app::CommandLine command_line(pptrain::app::commit());
+    if (argc == 3 && std::strcmp(argv[1], "--write-quick-answers") == 0) {  // from the build
+      pptrain::io::write_file_atomically(
+          argv[2], pptrain::app::quick_answers_source(command_line.cli(),
+                                                      pptrain::app::version_text(pptrain::app::commit())));
+      return 0;
+    }
+    return command_line.run(argc, argv);
   } catch (const pptrain::UsageError& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 2;

@@ -187,7 +187,7 @@ PassFootprint extended(const PassFootprint& a, const PassFootprint& b, int n) {
 // A stage of `n` layers more than `b`, which has one more than `a`; `before`: groups before the first
 // layer's.
 StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n, int before) {
-  StageFootprint c{.groups = b.groups,
+  StageFootprint c{.groups = {b.groups.begin(), b.groups.begin() + before},
                    .parameters = extended(a.parameters, b.parameters, n),
                    .weight_bytes = extended(a.weight_bytes, b.weight_bytes, n),
                    .gradient_bytes = extended(a.gradient_bytes, b.gradient_bytes, n),
@@ -200,7 +200,9 @@ StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n,
                    .backward_weight = extended(a.backward_weight, b.backward_weight, n)};
   const auto layer = b.groups.begin() + before;
   const std::vector<GroupFootprint> more(layer, layer + (std::ssize(b.groups) - std::ssize(a.groups)));
-  for (int i = 0; i < n; ++i) c.groups.insert(c.groups.begin() + before, more.begin(), more.end());
+  c.groups.reserve(b.groups.size() + static_cast<size_t>(n) * more.size());
+  for (int i = 0; i < n; ++i) c.groups.insert(c.groups.end(), more.begin(), more.end());
+  c.groups.insert(c.groups.end(), layer, b.groups.end());
   return c;
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -49,9 +49,11 @@ GroupLink MeshLinks::link_of(const Which& which) const {
   if (result.ranks == 1 || shape_.world_size() <= ranks_per_host_) return result;
   int together = result.ranks;  // the fewest ranks of a group on one host
   for (const int rank : {0, ranks_per_host_ - 1}) {
-    std::map<int, int> members;  // of each host
-    for (const int member : mesh::group(shape_, rank, which)) ++members[host(member)];
-    for (const auto& [host, count] : members) together = std::min(together, count);
+    std::vector<int> members(static_cast<size_t>(host(shape_.world_size() - 1)) + 1);  // [host]
+    for (const int member : mesh::group(shape_, rank, which)) ++members[static_cast<size_t>(host(member))];
+    for (const int count : members) {
+      if (count > 0) together = std::min(together, count);
+    }
   }
   if (together == result.ranks) return result;
   result.between_hosts = true;

@@ -26,6 +26,7 @@ build_programs() {  # build_programs [PROGRAM]...
 
 make_pack() {
   source "$here/lib.sh"
+  export CUDAARCHS=${CUDAARCHS:-"80;90"}  # for whichever machine it is carried to
   local -a headers=()
   [[ ${1:-} != --headers ]] || { headers=(--headers) && shift; }
   (($# == 0)) || exit_code=2 die "pack: unknown argument $1; see scripts/gpu.sh --help"

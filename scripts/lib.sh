@@ -209,6 +209,7 @@ build() {
   local -a arguments=("-DPPTRAIN_TORCH_DIR=$(torch_dir)" "-DPPTRAIN_WERROR=${PPTRAIN_WERROR:-OFF}")
   if has_command ccache; then
     export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1  # another checkout of the same sources finds the same objects
+    export CCACHE_SLOPPINESS=pch_defines,time_macros  # without it nothing that uses precompiled headers is kept
     arguments+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   fi
   options="source=$root ${arguments[*]} CXX=${CXX:-} CUDAARCHS=${CUDAARCHS:-} nvcc=$(command -v nvcc || true) mpicc=$(readlink -f "$(command -v mpicc)" || true)"

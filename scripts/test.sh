@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds and runs the tests, after all the set-up that is missing. The last line is "N passed, N failed".
-#   scripts/test.sh [--gpu] [--preset release|debug|asan|tsan] [ctest option]...
-# --gpu runs the tests that need a GPU, and only those; without it they are left out. Further arguments go to ctest, for
+#   scripts/test.sh [--gpu] [--all] [--preset release|debug|asan|tsan] [ctest option]...
+# --gpu runs the tests that need a GPU, and only those; without it they are left out. --all: tests of many combinations
+# take all of them (PPTRAIN_TESTS_ALL=1), where otherwise every two options meet once. Further arguments go to ctest, for
 # example -R schedule (names that match) or -V (all output). What failed runs once more with nothing beside it, and is
 # named: a test of real processes and time limits may starve on a busy machine. Not so under a sanitizer.
 set -euo pipefail
@@ -13,9 +14,10 @@ options=()
 while (($#)); do
   case $1 in
     --gpu) labels=(-L gpu) && shift ;;
+    --all) export PPTRAIN_TESTS_ALL=1 && shift ;;
     --preset) preset=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
     --preset=*) preset=${1#*=} && shift ;;
-    -h | --help) sed -n '2,7s/^# *//p' "$0" && exit ;;
+    -h | --help) sed -n '2,8s/^# *//p' "$0" && exit ;;
     *) options+=("$1") && shift ;;
   esac
 done

@@ -28,6 +28,7 @@ class CommandLine {
   int run(int argc, char** argv);
 
   const CLI::App& cli() const { return cli_; }
+  CLI::App& cli() { return cli_; }
 
  private:
   // `declare` makes the subcommand, whose parsing fills the arguments with which `run` is called.

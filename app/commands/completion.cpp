@@ -32,9 +32,13 @@ CLI::App* add_completion(CLI::App& cli, CompletionArguments& arguments) {
   return command;
 }
 
-int print_completion(const CompletionArguments& arguments) {
+std::string completion_script(CLI::App& program, const std::string& shell) {
   const std::vector<JobKey> keys = read_job_keys();
-  fmt::print("{}", scripts.at(arguments.shell)(read_command_tree(*arguments.program), keys));
+  return scripts.at(shell)(read_command_tree(program), keys);
+}
+
+int print_completion(const CompletionArguments& arguments) {
+  fmt::print("{}", completion_script(*arguments.program, arguments.shell));
   return 0;
 }
 

@@ -12,6 +12,8 @@ struct CompletionArguments {
 };
 
 CLI::App* add_completion(CLI::App& cli, CompletionArguments& arguments);
+// `program`: whose commands are completed; `shell`: bash, zsh or fish.
+std::string completion_script(CLI::App& program, const std::string& shell);
 int print_completion(const CompletionArguments& arguments);
 
 }  // namespace pptrain::app

@@ -162,14 +162,14 @@ void print_json(const std::vector<Prompt>& prompts, const std::vector<Sequence>&
   }
 }
 
-struct Request {
+struct GenerateRequest {
   std::shared_ptr<const TextCodec> codec;
   std::vector<Prompt> prompts;
   GenerateOptions options;
 };
 
-Request read_request(const GenerateArguments& arguments, const Plan& plan) {
-  Request request{
+GenerateRequest read_generate_request(const GenerateArguments& arguments, const Plan& plan) {
+  GenerateRequest request{
       .codec = make_text_codec(plan.job), .prompts = {}, .options = options_of(arguments, plan.job)};
   if (request.codec) {
     for (const int64_t id : request.codec->stop_ids()) request.options.stop.ids.push_back(id);
@@ -182,7 +182,7 @@ Request read_request(const GenerateArguments& arguments, const Plan& plan) {
   return request;
 }
 
-int generate_rank(RunContext& context, const GenerateArguments& arguments, const Request& request) {
+int generate_rank(RunContext& context, const GenerateArguments& arguments, const GenerateRequest& request) {
   RankModel model(context, Purpose::generate);
   const std::string weights = load_weights(context, model, arguments.checkpoint);
   if (context.root()) spdlog::info("{}; {}", weights, context.mesh.shape().describe());
@@ -269,13 +269,13 @@ CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
 
 // No data is read: the job's may be elsewhere.
 int generate(const GenerateArguments& arguments) {
-  Request request;
+  GenerateRequest request;
   const auto load = [&] {
     log_to_stderr();
     std::vector<std::string> overrides = arguments.set;
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     Plan plan = load_plan(arguments.config, overrides, {.world = world_of(arguments), .needs_files = false});
-    request = read_request(arguments, plan);
+    request = read_generate_request(arguments, plan);
     plan.job.data.path.clear();
     plan.job.data.val_path.clear();
     plan.job.data.sources.clear();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 #include "core/base/source_files.h"
 #include "core/corpus/token_writer.h"
 #include "core/corpus/tokenize_files.h"
@@ -26,10 +27,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using corpus::TokenizeProgress;
 using tokenizer::Tokenizer;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 std::string unescape(std::string_view text) {
   std::string out;

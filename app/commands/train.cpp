@@ -69,8 +69,10 @@ int train(const TrainArguments& arguments) {
     return plan;
   };
   const auto stopped = [&] { return shutdown && shutdown->requested(); };
-  return run_ranks(
+  const int code = run_ranks(
       load, [&](RunContext& context) { return train_rank(context, *shutdown); }, stopped);
+  if (shutdown) shutdown->keep_until_exit();
+  return code;
 }
 
 int refuse(const std::string& fault) {

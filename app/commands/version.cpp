@@ -19,7 +19,6 @@
 #include <string>
 #include <thread>
 
-#include "core/kernels/cpu/amx.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/device_name.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
@@ -80,9 +79,8 @@ std::string processor_name() {
 }
 
 std::string cpu_text() {
-  return fmt::format("{}, {} cores; kernels {}{}, ATen {}", processor_name(),
-                     std::thread::hardware_concurrency(), kernels::cpu::loops().isa,
-                     kernels::cpu::amx::is_supported() ? " and AMX" : "", at::get_cpu_capability());
+  return fmt::format("{}, {} cores; kernels {}, ATen {}", processor_name(),
+                     std::thread::hardware_concurrency(), kernels::cpu::isa().name, at::get_cpu_capability());
 }
 
 std::string gpu_text() {

@@ -10,14 +10,14 @@
 namespace pptrain::app {
 namespace {
 
-constexpr const char* head = R"(# bash completion of pptrain, made by: pptrain completion bash
+constexpr const char* bash_head = R"(# bash completion of pptrain, made by: pptrain completion bash
 #   source <(pptrain completion bash)                  in this shell
 #   pptrain completion bash > ~/.local/share/bash-completion/completions/pptrain        in all new ones
 
 )";
 
 // Shell functions share the local variables of their caller.
-constexpr const char* body = R"(
+constexpr const char* bash_body = R"(
 # Fills `words` with the words up to the cursor, put together again where bash has broken them at = and :.
 _pptrain_words() {
   local i word before
@@ -153,7 +153,7 @@ std::string bash_completion(const CommandTree& program, std::span<const JobKey> 
     names += (names.empty() ? "" : " ") + key.name + "=";
     key_values += case_line(key.name, "takes", describe(key.value));
   }
-  std::string out = head;
+  std::string out = bash_head;
   out += fmt::format("_pptrain_commands={}\n_pptrain_keys={}\n\n", single_quoted(commands),
                      single_quoted(names));
   out += "# Sets `proposed` to the options of the subcommand $1.\n";
@@ -164,7 +164,7 @@ std::string bash_completion(const CommandTree& program, std::span<const JobKey> 
   out += fmt::format("_pptrain_option() {{\n  case \"$1 $2\" in\n{}  esac\n}}\n\n", values);
   out += "# Sets `takes` to what the key $1 of a job takes.\n";
   out += fmt::format("_pptrain_key() {{\n  takes=text\n  case $1 in\n{}  esac\n}}\n", key_values);
-  return out + body;
+  return out + bash_body;
 }
 
 }  // namespace pptrain::app

@@ -10,13 +10,13 @@
 namespace pptrain::app {
 namespace {
 
-constexpr const char* head = R"(# fish completion of pptrain, made by: pptrain completion fish
+constexpr const char* fish_head = R"(# fish completion of pptrain, made by: pptrain completion fish
 #   pptrain completion fish | source                   in this shell
 #   pptrain completion fish > ~/.config/fish/completions/pptrain.fish                   in all new ones
 
 )";
 
-constexpr const char* body = R"(
+constexpr const char* fish_body = R"(
 function __pptrain_in  # true in the subcommand $argv[1]; without an argument, where there is none
   set -l words (commandline -opc)
   set -l command
@@ -109,7 +109,7 @@ std::string fish_completion(const CommandTree& program, std::span<const JobKey> 
                           key.value.words.empty() ? "" : " ", fmt::join(key.value.words, " "));
   }
   names.resize(names.size() - 3);  // no line goes on
-  std::string out = head;
+  std::string out = fish_head;
   out += fmt::format("set -g __pptrain_commands{}\n\n", commands);
   out += fmt::format(
       "function __pptrain_keys  # \"KEY=\", and behind a tab what it is\n  printf '%s\\t%s\\n' "
@@ -117,7 +117,7 @@ std::string fish_completion(const CommandTree& program, std::span<const JobKey> 
       names);
   out += fmt::format(
       "function __pptrain_values  # __pptrain_values KEY TEXT\n  switch $argv[1]\n{}  end\nend\n", values);
-  return out + body + first + lines;
+  return out + fish_body + first + lines;
 }
 
 }  // namespace pptrain::app

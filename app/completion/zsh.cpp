@@ -10,7 +10,7 @@
 namespace pptrain::app {
 namespace {
 
-constexpr const char* head = R"~(#compdef pptrain
+constexpr const char* zsh_head = R"~(#compdef pptrain
 # zsh completion of pptrain, made by: pptrain completion zsh
 #   source <(pptrain completion zsh)                   in this shell, after compinit
 #   pptrain completion zsh > DIR/_pptrain              in all new ones, where DIR is one of $fpath
@@ -30,7 +30,7 @@ _pptrain_value() {
 
 )~";
 
-constexpr const char* body = R"(
+constexpr const char* zsh_body = R"(
 # KEY=VALUE of --set.
 _pptrain_setting() {
   if [[ $PREFIX == *=* ]]; then
@@ -132,12 +132,12 @@ std::string zsh_completion(const CommandTree& program, std::span<const JobKey> k
     names += fmt::format("  {}\n", single_quoted(key.name + ":" + escape(key.help, "\\")));
     key_values += key_case(key);
   }
-  std::string out = head;
+  std::string out = zsh_head;
   out += fmt::format("typeset -ga _pptrain_commands _pptrain_keys\n_pptrain_commands=(\n{})\n", commands);
   out += fmt::format("_pptrain_keys=(\n{})\n\n", names);
   out += fmt::format("_pptrain_key_value() {{  # of the key $1\n  case $1 in\n{}  esac\n}}\n\n", key_values);
   out += fmt::format("_pptrain_arguments() {{  # of the subcommand $1\n  case $1 in\n{}  esac\n}}\n", cases);
-  return out + body;
+  return out + zsh_body;
 }
 
 }  // namespace pptrain::app

@@ -22,7 +22,7 @@
 namespace pptrain::app {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::system_clock;
+using SystemClock = std::chrono::system_clock;
 
 namespace {
 
@@ -179,8 +179,8 @@ RunStatus read_status(const fs::path& run_dir) {
   status.evaluation = tail.evaluation;
   add_speed(tail, status);
   add_checkpoints(run_dir, status);
-  if (tail.last != Clock::time_point{})
-    status.age = std::max(Clock::duration::zero(), Clock::now() - tail.last);
+  if (tail.last != SystemClock::time_point{})
+    status.age = std::max(SystemClock::duration::zero(), SystemClock::now() - tail.last);
   return status;
 }
 

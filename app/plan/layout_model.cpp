@@ -39,6 +39,30 @@ RankBytes combined(const RankBytes& a, const RankBytes& b, const Each& each) {
 
 }  // namespace
 
+const WholeModelCosts::Passes& WholeModelCosts::passes(const Layout& layout, const models::CostModel& costs) {
+  const std::pair key(layout.micro_batch_size, costs.workload().batch.recompute);
+  if (const auto known = passes_.find(key); known != passes_.end()) return known->second;
+  return passes_
+      .emplace(key, Passes{.time = costs.passes(whole_), .activation = costs.footprint(whole_).activation})
+      .first->second;
+}
+
+const WholeModelCosts::Shards& WholeModelCosts::shards(const Layout& layout, const models::CostModel& costs) {
+  const std::pair key(layout.reshard, layout.every_microbatch);
+  if (const auto known = shards_.find(key); known != shards_.end()) return known->second;
+  const models::StageFootprint& own = costs.footprint(whole_);
+  return shards_
+      .emplace(key, Shards{.exchange = costs.exchange(whole_),
+                           .held = models::held_bytes(own, costs.workload().sharding),
+                           .groups = static_cast<double>(own.groups.size())})
+      .first->second;
+}
+
+const models::OptimizerCost& WholeModelCosts::optimizer(const models::CostModel& costs) {
+  if (!optimizer_) optimizer_ = costs.optimizer(whole_);
+  return *optimizer_;
+}
+
 LayoutModel::LayoutModel(const Layout& layout, models::Workload workload, const PlanBase& base,
                          const CostSource& source, models::FootprintCache& dry_runs,
                          std::shared_ptr<const models::MeshLinks> links)
@@ -46,14 +70,6 @@ LayoutModel::LayoutModel(const Layout& layout, models::Workload workload, const 
       base_(base),
       costs_(dry_runs, on_layout(std::move(workload), layout, base), source.device, source.calibration,
              std::move(links)) {}
-
-models::StageSlice LayoutModel::whole() const {
-  return {.index = 0,
-          .first_layer = 0,
-          .end_layer = static_cast<int>(base_.model.layers),
-          .embedding = true,
-          .head = true};
-}
 
 const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
   const models::Footprints::Kind kind = costs_.kind_of(slice);
@@ -65,24 +81,24 @@ const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
                     .within = costs_.within_passes(slice),
                     .bytes = costs_.bytes(slice, costs_.recompute_of(slice)),
                     .held = models::held_bytes(own, costs_.workload().sharding),
-                    .optimizer = costs_.optimizer(slice)};
+                    .optimizer = costs_.optimizer(slice),
+                    .sum_scratch = sum_scratch(costs_, slice)};
   return stages_.emplace(kind, stage).first->second;
 }
 
 // The mean rank's passes, one after the other; before them the last rank waits for the first microbatch,
 // behind them are the optimizer and the norm. Streamed weights bound each pass, but for a group that is there
 // already; gradients reduced after each microbatch go through one channel.
-double LayoutModel::least_time() const {
-  const models::StageSlice model = whole();
-  const models::StagePasses passes = costs_.passes(model);
-  const models::StageExchange exchange = costs_.exchange(model);
+double LayoutModel::least_time(WholeModelCosts& whole) const {
+  const models::StagePasses& passes = whole.passes(layout_, costs_).time;
+  const models::StageExchange& exchange = whole.shards(layout_, costs_).exchange;
   const double ranks = layout_.mesh.pp;
   const auto microbatches = static_cast<double>(layout_.grad_accum_steps);
   double forward = passes.forward.total();
   double backward =
       std::min(passes.backward.total(), passes.backward_input.total() + passes.backward_weight.total());
   if (layout_.reshard) {
-    const double groups = static_cast<double>(costs_.footprint(model).groups.size()) / ranks;
+    const double groups = whole.shards(layout_, costs_).groups / ranks;
     const double gather = exchange.gather * std::max(0.0, 1 - 1 / groups);
     forward = std::max(forward, gather);
     backward = std::max(backward, gather);
@@ -90,19 +106,19 @@ double LayoutModel::least_time() const {
   double pipeline =
       microbatches * (forward + backward) / ranks + (ranks - 1) / ranks * forward / most_stages_per_rank;
   if (layout_.every_microbatch) pipeline = std::max(pipeline, microbatches * exchange.reduce() / ranks);
-  return pipeline + costs_.optimizer(model).seconds / ranks + costs_.norm_exchange() + costs_.overhead();
+  return pipeline + whole.optimizer(costs_).seconds / ranks + costs_.norm_exchange() + costs_.overhead();
 }
 
 // The mean rank's between steps, and of one stage's microbatch.
-RankBytes LayoutModel::least_bytes() const {
-  const models::StageFootprint& model = costs_.footprint(whole());
-  const models::HeldBytes held = models::held_bytes(model, costs_.workload().sharding);
+RankBytes LayoutModel::least_bytes(WholeModelCosts& whole) const {
+  const models::HeldBytes& held = whole.shards(layout_, costs_).held;
   const int64_t ranks = layout_.mesh.pp;
   return {.weights = held.weights / ranks,
           .gathered = layout_.reshard ? held.gathered / 2 : held.gathered / ranks / most_stages_per_rank,
           .gradients = held.gradients / ranks,
-          .optimizer = costs_.optimizer(whole()).held / ranks,
-          .activations = model.activation / ranks / (ranks == 1 ? 1 : most_stages_per_rank),
+          .optimizer = whole.optimizer(costs_).held / ranks,
+          .activations =
+              whole.passes(layout_, costs_).activation / ranks / (ranks == 1 ? 1 : most_stages_per_rank),
           .buffers = 0};
 }
 
@@ -178,6 +194,7 @@ std::vector<RankBytes> LayoutModel::bytes_of(const schedule::Schedule& schedule)
     RankBytes& rank = ranks[static_cast<size_t>(schedule.rank_of(i))];
     rank.weights += own.held.weights;
     rank.gradients += own.held.gradients;
+    rank.buffers = std::max(rank.buffers, own.sum_scratch);
   }
   const std::vector<models::OptimizerCost> optimizers = this->optimizers(schedule);
   const auto peaks = schedule::peak_bytes(schedule, stages);
@@ -189,7 +206,7 @@ std::vector<RankBytes> LayoutModel::bytes_of(const schedule::Schedule& schedule)
         std::max(peak.activations + peak.weight_operands + peak.workspace, optimizers[rank].workspace);
     ranks[rank].optimizer = optimizers[rank].held;
     // Without sends and receives: as one microbatch arrives, another leaves, both ways.
-    ranks[rank].buffers = peak.buffers + (schedule.ranks > 1 ? 4 * stages.front().message : 0);
+    ranks[rank].buffers += peak.buffers + (schedule.ranks > 1 ? 4 * stages.front().message : 0);
   }
   return ranks;
 }

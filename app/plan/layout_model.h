@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "app/plan/mesh_search.h"
@@ -35,6 +36,37 @@ struct Estimate {
   RankBytes bytes;       // of the fullest rank
 };
 
+// Costs of the whole model as one stage, which the bounds of a mesh's layouts share: each is found once.
+class WholeModelCosts {
+ public:
+  struct Passes {  // of a microbatch
+    models::StagePasses time;
+    int64_t activation = 0;  // bytes
+  };
+  struct Shards {  // as weights and gradients are exchanged
+    models::StageExchange exchange;
+    models::HeldBytes held;
+    double groups = 0;  // that are exchanged one by one
+  };
+
+  explicit WholeModelCosts(const models::ModelConfig& model)
+      : whole_{.index = 0,
+               .first_layer = 0,
+               .end_layer = static_cast<int>(model.layers),
+               .embedding = true,
+               .head = true} {}
+
+  const Passes& passes(const Layout& layout, const models::CostModel& costs);
+  const Shards& shards(const Layout& layout, const models::CostModel& costs);
+  const models::OptimizerCost& optimizer(const models::CostModel& costs);
+
+ private:
+  models::StageSlice whole_;
+  std::map<std::pair<int64_t, models::Recompute>, Passes> passes_;  // by samples of a microbatch
+  std::map<std::pair<bool, bool>, Shards> shards_;                  // by reshard, every_microbatch
+  std::optional<models::OptimizerCost> optimizer_;
+};
+
 class LayoutModel {
  public:
   static constexpr int most_stages_per_rank = 4;  // that the search tries
@@ -43,9 +75,10 @@ class LayoutModel {
   LayoutModel(const Layout& layout, models::Workload workload, const PlanBase& base, const CostSource& source,
               models::FootprintCache& dry_runs, std::shared_ptr<const models::MeshLinks> links);
 
-  // No schedule and split takes less: seconds of a step, and bytes of the fullest rank.
-  double least_time() const;
-  RankBytes least_bytes() const;
+  // No schedule and split takes less: seconds of a step, and bytes of the fullest rank. `whole` serves all
+  // layouts of the mesh.
+  double least_time(WholeModelCosts& whole) const;
+  RankBytes least_bytes(WholeModelCosts& whole) const;
 
   // Nothing where the schedule does not exist or is another one's twin, or the model has too few layers.
   std::optional<Estimate> estimate(ScheduleShapes& shapes, const std::string& schedule, int stages_per_rank);
@@ -63,6 +96,7 @@ class LayoutModel {
     schedule::StageBytes bytes;
     models::HeldBytes held;
     models::OptimizerCost optimizer;
+    int64_t sum_scratch = 0;
   };
   struct Shapes {  // of a short step, and of a shorter one
     Stretch stretch;
@@ -70,7 +104,6 @@ class LayoutModel {
   };
 
   const Stage& stage(const models::StageSlice& slice);
-  models::StageSlice whole() const;  // the model as one stage
   std::optional<Shapes> shapes_of(ScheduleShapes& shapes, const std::string& schedule,
                                   int stages_per_rank) const;
   schedule::Costs costs_of(const schedule::Schedule& schedule);

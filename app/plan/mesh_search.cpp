@@ -4,12 +4,17 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
+#include <thread>
 #include <tuple>
 
 #include "app/plan/layout_model.h"
@@ -55,6 +60,28 @@ std::string axes_of(const mesh::MeshShape& mesh) {
   return axes.empty() ? "one rank" : fmt::format("{}", fmt::join(axes, " x "));
 }
 
+// body(0), ..., body(count - 1), on all cores; the last that throws is thrown again.
+void for_each_in_parallel(size_t count, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    try {
+      for (size_t i = next++; i < count; i = next++) body(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    const size_t threads = std::min<size_t>(std::max(1U, std::thread::hardware_concurrency()), count);
+    for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
+    work();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
 class MeshSearcher {
  public:
   MeshSearcher(const PlanBase& base, const CostSource& source, const MeshSearchOptions& options)
@@ -64,11 +91,14 @@ class MeshSearcher {
         workload_(workload_of(base)),
         dry_runs_(base.model),
         meshes_(legal_meshes(base, options.world, samples_of_step(base))) {
-    for (const mesh::MeshShape& mesh : meshes_)
-      links_.push_back(std::make_shared<const models::MeshLinks>(source.device, mesh));
+    links_.resize(meshes_.size());
+    for_each_in_parallel(meshes_.size(), [&](size_t mesh) {
+      links_[mesh] = std::make_shared<const models::MeshLinks>(source_.device, meshes_[mesh]);
+    });
   }
 
   MeshSearchResult run() {
+    run_dry();
     for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) list_layouts(mesh);
     std::ranges::stable_sort(layouts_, {}, &Bounded::time);
     find_best();
@@ -95,9 +125,11 @@ class MeshSearcher {
 
  private:
   // --- what there is, and what it takes at least
+  std::vector<int64_t> microbatch_sizes(const mesh::MeshShape& mesh) const;
+  void run_dry();
   void list_layouts(size_t mesh);
   void list_layouts_of(size_t mesh);
-  void add_layout(size_t mesh, const Layout& layout);
+  void add_layout(size_t mesh, const Layout& layout, WholeModelCosts& whole);
   LayoutModel model_of(const Bounded& bounded) {
     return {bounded.layout, workload_, base_, source_, dry_runs_, links_[bounded.mesh]};
   }
@@ -142,6 +174,47 @@ class MeshSearcher {
   int64_t actions_ = 0;
 };
 
+// Samples of a microbatch, ascending.
+std::vector<int64_t> MeshSearcher::microbatch_sizes(const mesh::MeshShape& mesh) const {
+  const int64_t samples = samples_of_step(base_) / mesh.size(mesh::Group::batch);
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size <= std::min(samples, largest_microbatch); ++size) {
+    if (samples % size == 0) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+// The dry runs that bounds need, most of the search's time, on all cores: each thread takes the microbatches
+// that no other has.
+void MeshSearcher::run_dry() {
+  std::vector<std::pair<models::ParallelShape, int64_t>> known;
+  std::vector<std::vector<LayoutModel>> models;  // [microbatch][recompute]
+  for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) {
+    const auto shape = models::parallel_shape(meshes_[mesh], context_kind(base_.job.distributed));
+    for (const int64_t size : microbatch_sizes(meshes_[mesh])) {
+      if (std::ranges::find(known, std::pair(shape, size)) != known.end()) continue;
+      known.emplace_back(shape, size);
+      std::vector<LayoutModel>& own = models.emplace_back();
+      for (const models::Recompute recompute : models::all_recomputes) {
+        own.push_back(model_of({.layout = {.mesh = meshes_[mesh],
+                                           .micro_batch_size = size,
+                                           .recompute = std::string(models::to_string(recompute))},
+                                .mesh = mesh,
+                                .bytes = {}}));
+      }
+    }
+  }
+  for_each_in_parallel(models.size(), [&](size_t i) {
+    try {
+      for (const LayoutModel& model : models[i]) {
+        WholeModelCosts whole(base_.model);
+        model.least_time(whole);
+      }
+    } catch (const Error&) {  // list_layouts meets it again
+    }
+  });
+}
+
 // Layers themselves refuse what they cannot do on a mesh.
 void MeshSearcher::list_layouts(size_t mesh) {
   try {
@@ -157,29 +230,31 @@ void MeshSearcher::list_layouts_of(size_t mesh) {
   const int64_t samples = samples_of_step(base_) / shape.size(mesh::Group::batch);
   const bool divided = shape.size(mesh::Group::fsdp) > 1 ||
                        (base_.model.sparse.experts > 0 && shape.size(mesh::Group::efsdp) > 1);
-  for (int64_t size = 1; size <= std::min(samples, largest_microbatch); ++size) {
-    if (samples % size != 0) continue;
+  WholeModelCosts whole(base_.model);
+  for (const int64_t size : microbatch_sizes(shape)) {
     for (const models::Recompute recompute : models::all_recomputes) {
       for (const bool reshard : {false, true}) {
         for (const bool every : {false, true}) {
           if ((reshard || every) && !divided) continue;
-          add_layout(mesh, {.mesh = shape,
-                            .micro_batch_size = size,
-                            .grad_accum_steps = samples / size,
-                            .recompute = std::string(models::to_string(recompute)),
-                            .reshard = reshard,
-                            .every_microbatch = every});
+          add_layout(mesh,
+                     {.mesh = shape,
+                      .micro_batch_size = size,
+                      .grad_accum_steps = samples / size,
+                      .recompute = std::string(models::to_string(recompute)),
+                      .reshard = reshard,
+                      .every_microbatch = every},
+                     whole);
         }
       }
     }
   }
 }
 
-void MeshSearcher::add_layout(size_t mesh, const Layout& layout) {
+void MeshSearcher::add_layout(size_t mesh, const Layout& layout, WholeModelCosts& whole) {
   Bounded bounded{.layout = layout, .mesh = mesh, .bytes = {}};
   const LayoutModel model = model_of(bounded);
-  bounded.time = model.least_time();
-  bounded.bytes = model.least_bytes();
+  bounded.time = model.least_time(whole);
+  bounded.bytes = model.least_bytes(whole);
   bounded.has_room = fits(bounded.bytes);
   layouts_.push_back(std::move(bounded));
 }

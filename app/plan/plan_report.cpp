@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/plan/stage_recompute.h"
+#include "core/metrics/peak_flops.h"
 #include "models/flops.h"
 #include "parallel/schedule/cost/in_flight.h"
 #include "parallel/schedule/passes/passes.h"
@@ -112,8 +113,8 @@ std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p)
 }
 
 double model_flops_utilization(const Plan& plan, const Prediction& p, const CostSource& source) {
-  const double peak = peak_flops(plan.job, source) * plan.mesh.world_size();
-  return peak > 0 ? models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s / peak : 0;
+  metrics::PeakRate peak(peak_flops(plan.job, source) * plan.mesh.world_size());
+  return peak.utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s);
 }
 
 std::string summary(const Plan& plan, const Prediction& p, const CostSource& source) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "models/sharding.h"
+#include "parallel/comm/sum_scratch.h"
 #include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::app {
@@ -28,6 +29,7 @@ Held held_by(const Plan& plan, const models::CostModel& costs) {
     held.ranks[rank].gradients += bytes.gradients;
     held.optimizers[rank] += costs.optimizer(slice);
     held.ranks[rank].optimizer = held.optimizers[rank].held;
+    held.ranks[rank].buffers = std::max(held.ranks[rank].buffers, sum_scratch(costs, slice));
     held.stages.push_back(costs.bytes(slice, costs.recompute_of(slice)));
   }
   return held;
@@ -43,7 +45,7 @@ std::vector<RankBytes> at_worst(const Plan& plan, const Held& held) {
     // The optimizer steps when no activations are left.
     ranks[rank].activations =
         std::max(peak.activations + peak.weight_operands + peak.workspace, held.optimizers[rank].workspace);
-    ranks[rank].buffers = peak.buffers;
+    ranks[rank].buffers += peak.buffers;
   }
   return ranks;
 }
@@ -74,6 +76,8 @@ std::vector<ExchangeTime> times_on_wires(const Plan& plan, const models::CostMod
 
 // What the pipeline takes longer because of an exchange.
 double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeCost::*part) {
+  const auto takes_none = [&](const schedule::ExchangeCost& cost) { return cost.*part == 0; };
+  if (std::ranges::all_of(p.costs.exchange, takes_none)) return 0;
   schedule::Costs without = p.costs;
   for (schedule::ExchangeCost& cost : without.exchange) cost.*part = 0;
   return std::max(0.0, p.pipeline.step_time - schedule::simulate(plan.schedule, without).step_time);
@@ -152,6 +156,24 @@ ExchangeTime times_between_stages(const Plan& plan, const Prediction& p) {
 std::vector<std::pair<std::string, int64_t>> RankBytes::kinds() const {
   return {{"weights", weights},     {"gathered", gathered},       {"gradients", gradients},
           {"optimizer", optimizer}, {"activations", activations}, {"buffers", buffers}};
+}
+
+int64_t sum_scratch(const models::CostModel& costs, const models::StageSlice& stage) {
+  const models::Workload& workload = costs.workload();
+  if (workload.batch.device != at::kCPU) return 0;  // NCCL's own buffers are not counted
+  const models::StageFootprint& own = costs.footprint(stage);
+  int64_t dense = 0, experts = 0;  // of the largest buffer of gradients
+  for (const models::GroupFootprint& group : own.groups) {
+    int64_t& largest = group.spread == nn::Spread::experts ? experts : dense;
+    for (const models::BufferFootprint& buffer : group.buffers)
+      largest = std::max(largest, 4 * buffer.elements);
+  }
+  const mesh::MeshShape& mesh = workload.mesh;
+  const auto scratch = [](int64_t bytes, int ranks) {
+    return ranks > 1 ? std::min(bytes, comm::most_sum_scratch(ranks)) : 0;
+  };
+  return scratch(dense, mesh.size(mesh::Group::loss)) + scratch(experts, mesh.size(mesh::Group::eloss)) +
+         scratch(own.boundary * mesh.tp, mesh.tp);
 }
 
 Prediction predict(const Plan& plan, const CostSource& source) {

@@ -17,7 +17,7 @@ struct RankBytes {
   int64_t gradients = 0;  // fp32
   int64_t optimizer = 0;  // moments, and what post-validation keeps
   int64_t activations = 0;  // records, operands of W, and the workspace of the action
-  int64_t buffers = 0;      // messages on their way in and out
+  int64_t buffers = 0;      // messages on their way in and out, and scratch of sums
   int64_t total() const { return weights + gathered + gradients + optimizer + activations + buffers; }
   // The kinds with their names, in this order.
   std::vector<std::pair<std::string, int64_t>> kinds() const;
@@ -46,6 +46,10 @@ struct Prediction {
   int64_t peak_bytes() const;  // of the fullest rank
   const RankBytes& fullest() const;
 };
+
+// Bytes that a CPU rank's sums over ranks take beside their tensors: of the stage's gradients, and of what
+// tensor-parallel ranks add up in its passes. The threads of the communicators keep them.
+int64_t sum_scratch(const models::CostModel& costs, const models::StageSlice& stage);
 
 Prediction predict(const Plan& plan, const CostSource& source);
 // The same with a cost model at hand, of the plan's own workload.

@@ -21,19 +21,18 @@
 namespace pptrain::app {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 namespace {
 
 constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
-double number(const Json& record, const std::string& key) {
+double number(const nlohmann::json& record, const std::string& key) {
   const auto found = record.find(key);
   return found != record.end() && found->is_number() ? found->get<double>() : unknown;
 }
 
 // Seconds since 1970 of "2026-01-31T23:59:59.123Z"; NaN of other texts.
-double time_of(const Json& record) {
+double time_of(const nlohmann::json& record) {
   const auto found = record.find("time");
   if (found == record.end() || !found->is_string()) return unknown;
   int year = 0, hour = 0, minute = 0;
@@ -61,7 +60,7 @@ class Reader {
 
   // False where the line is no record.
   bool take(const std::string& text) {
-    const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object()) return false;
     const auto step = json.find("step");
     if (step == json.end() || !step->is_number_integer()) return false;
@@ -73,20 +72,20 @@ class Reader {
   void finish() { run_.checkpoints.assign(saved_.begin(), saved_.end()); }
 
  private:
-  bool take_start(const Json& json) {
+  bool take_start(const nlohmann::json& json) {
     forget_after(json.at("step").get<int64_t>());
     run_.starts.push_back(json);
     if (const double time = time_of(json); std::isfinite(time)) clock_ = std::max(clock_, time);
     return true;
   }
 
-  bool take_eval(const Json& json, int64_t step) {
+  bool take_eval(const nlohmann::json& json, int64_t step) {
     std::erase_if(run_.evaluations, [&](const Evaluation& e) { return e.step >= step; });
     run_.evaluations.push_back({step, advance(time_of(json), 0), number(json, "eval_loss")});
     return true;
   }
 
-  bool take_step(const Json& json, int64_t step) {
+  bool take_step(const nlohmann::json& json, int64_t step) {
     StepColumns& steps = run_.steps;
     if (!steps.step.empty() && steps.step.back() >= step) forget_after(step - 1);
     const double tokens = number(json, "total_tokens"), seconds = number(json, "step_time_s");

@@ -19,7 +19,7 @@ bool plain(char c) {
          std::string_view("_-./=:,+@%").find(c) != std::string::npos;
 }
 
-std::string quoted(const std::string& word) {
+std::string in_shell_quotes(const std::string& word) {
   if (!word.empty() && std::ranges::all_of(word, plain)) return word;
   std::string out = "'";
   for (const char c : word) {
@@ -43,7 +43,7 @@ std::string command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string command;
   for (std::string word; std::getline(file, word, '\0');)
-    command += (command.empty() ? "" : " ") + quoted(word);
+    command += (command.empty() ? "" : " ") + in_shell_quotes(word);
   return command;
 }
 

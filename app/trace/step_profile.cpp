@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "app/trace/kernel_shares.h"
 #include "app/trace/trace_file.h"
 #include "core/io/atomic_file.h"
 #include "core/kernels/device_name.h"
@@ -21,8 +22,7 @@ constexpr int64_t steps_between_alignments = 100;  // of the hosts' clocks
 StepProfile::StepProfile(RunContext& context, pipeline::Executor& executor)
     : context_(context),
       executor_(executor),
-      pipeline_(context.mesh.along(mesh::Axis::pp).host().split(0, context.mesh.coordinate(mesh::Axis::pp))) {
-}
+      pipeline_(context.mesh.along(mesh::Axis::pp).host().duplicate()) {}
 
 bool StepProfile::traced(int64_t count) const {
   const config::ProfileSection& profile = context_.job.profile;
@@ -55,11 +55,13 @@ void StepProfile::begin_step(int64_t step) {
     context_.report.activity->set(comm::Doing::work, fmt::format("step {}", step));
   }
   executor_.time_on(timed_on());
+  if (context_.device.is_cpu() && traced(count_)) kernel_clock_.emplace(kernel_times_);
   start_marks(timed_on());
   marks_.mark();
 }
 
 void StepProfile::end_step() {
+  kernel_clock_.reset();
   if (timed_on()) {
     marks_.mark();
     StepTrace trace{.step = step_, .span = {}, .actions = {}, .phases = {}};
@@ -139,15 +141,20 @@ void StepProfile::finish() {
 
 void StepProfile::write() {
   const auto gathered = comm::gather(context_.mesh.world(), encode(traces_), 0);
+  std::vector<std::string> shares;
+  if (context_.device.is_cpu()) {
+    shares = gather_kernel_shares(context_.mesh.world(), kernel_times_, static_cast<int64_t>(traces_.size()));
+  }
   if (context_.root()) {
     std::vector<std::vector<StepTrace>> ranks;
     for (const auto& numbers : gathered) ranks.push_back(decode(numbers));
     const auto path = std::filesystem::path(context_.job.run.dir) / "trace.json";
     const std::string device = context_.device.is_cpu() ? "cpu" : kernels::device_name(context_.device);
-    io::write_file_atomically(path, render_trace_file(context_.plan, device, ranks, bubbles_));
+    io::write_file_atomically(path, render_trace_file(context_.plan, device, ranks, bubbles_, shares));
   }
   traces_.clear();
   bubbles_.clear();
+  kernel_times_.clear();
 }
 
 }  // namespace pptrain::app

@@ -9,6 +9,7 @@
 
 #include "app/trace/step_trace.h"
 #include "app/train/run_context.h"
+#include "core/kernels/kernel_times.h"
 #include "core/metrics/step_record.h"
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/pipeline/executor.h"
@@ -71,6 +72,8 @@ class StepProfile {
   std::optional<std::pair<int64_t, StepTrace>> ended_;  // count_ and times of a step not settled yet
   std::vector<StepTrace> traces_;
   std::vector<metrics::Bubble> bubbles_;  // of the traced steps
+  kernels::KernelTimes kernel_times_;     // of the traced steps, on a CPU
+  std::optional<kernels::KernelClock> kernel_clock_;
 };
 
 }  // namespace pptrain::app

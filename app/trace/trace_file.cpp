@@ -293,9 +293,11 @@ TraceSummary summarise(const Json& trace) {
 
 std::string render_trace_file(const Plan& plan, const std::string& device,
                               const std::vector<std::vector<StepTrace>>& ranks,
-                              const std::vector<metrics::Bubble>& bubbles) {
+                              const std::vector<metrics::Bubble>& bubbles,
+                              const std::vector<std::string>& kernels) {
   Json other = to_json(traced_run(plan, device));
   other[keys::steps] = steps_json(ranks, bubbles);
+  for (const std::string& of_rank : kernels) other[keys::kernels].push_back(Json::parse(of_rank));
   return fmt::format("{{\"displayTimeUnit\": \"ms\",\n\"{}\": {},\n\"{}\": [\n{}\n]}}\n", keys::other,
                      other.dump(), keys::events, TraceFile(plan, ranks).events());
 }

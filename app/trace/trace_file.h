@@ -48,9 +48,11 @@ inline int64_t world_size(const TracedRun& run) {
 }
 
 // `device`: cpu, or the GPU's name. `ranks`: [rank of the world][traced step]. `bubbles`: [traced step].
+// `kernels`: kernel_shares_json of each rank of the world; empty on a GPU.
 std::string render_trace_file(const Plan& plan, const std::string& device,
                               const std::vector<std::vector<StepTrace>>& ranks,
-                              const std::vector<metrics::Bubble>& bubbles);
+                              const std::vector<metrics::Bubble>& bubbles,
+                              const std::vector<std::string>& kernels);
 
 // What a trace says, taken together over its steps and ranks. Times in seconds.
 struct TraceSummary {

@@ -25,6 +25,7 @@ inline constexpr const char* model = "model";
 inline constexpr const char* recompute = "recompute";
 inline constexpr const char* steps = "steps";
 inline constexpr const char* step_time = "step_time_s";
+inline constexpr const char* kernels = "kernels";
 }  // namespace keys
 
 // Categories beside those of actions (schedule::trace_category).

@@ -17,8 +17,6 @@
 namespace pptrain::app {
 namespace {
 
-using Json = nlohmann::json;
-
 schedule::Schedule empty_schedule(const TracedRun& run) {
   schedule::Schedule result;
   result.name = run.schedule;
@@ -31,7 +29,7 @@ schedule::Schedule empty_schedule(const TracedRun& run) {
 }
 
 // Is the event a pass of this step? Exchanges, waits and phases are not drawn.
-bool is_pass(const Json& event, int64_t step) {
+bool is_pass(const nlohmann::json& event, int64_t step) {
   if (event.at(keys::phase) != "X") return false;
   const std::string category = event.at(keys::category);
   return (category == "forward" || category.starts_with("backward")) &&
@@ -60,14 +58,14 @@ void finish_times(schedule::Simulation& times) {
   }
 }
 
-TracedStep pick(const Json& trace, const TracedRun& run, size_t most_actions) {
+TracedStep pick(const nlohmann::json& trace, const TracedRun& run, size_t most_actions) {
   TracedStep result{.step = trace.at(keys::other).at(keys::steps).back().at(keys::step),
                     .schedule = empty_schedule(run),
                     .times = {}};
   result.times.spans.resize(static_cast<size_t>(run.pp));
   const int64_t replicas = world_size(run) / run.pp;  // pp is the outermost axis
   size_t actions = 0;
-  for (const Json& event : trace.at(keys::events)) {
+  for (const nlohmann::json& event : trace.at(keys::events)) {
     if (!is_pass(event, result.step)) continue;
     const auto rank = event.at(keys::thread).get<int64_t>();
     if (rank % replicas != 0) continue;
@@ -90,7 +88,7 @@ TracedStep read_traced_step(const std::filesystem::path& path, size_t most_actio
   const TracedRun run = read_trace(path).run;
   std::ifstream file(path);
   try {
-    return pick(Json::parse(file), run, most_actions);
+    return pick(nlohmann::json::parse(file), run, most_actions);
   } catch (const std::exception& error) {
     throw UsageError(fmt::format("{}: {}", path.string(), error.what()));
   }

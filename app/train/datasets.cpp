@@ -145,7 +145,7 @@ data::LoaderOptions loader_options(const RunContext& context) {
           .micro_batch_size = train.micro_batch_size,
           .microbatches = train.grad_accum_steps,
           .dp_size = mesh.size(mesh::Group::batch),
-          .dp_rank = mesh.of(mesh::Group::batch).rank(),
+          .dp_rank = mesh.place(mesh::Group::batch),
           .cp_size = mesh.size(mesh::Axis::cp),
           .cp_rank = mesh.coordinate(mesh::Axis::cp),
           .cp_order = models::order_of(models::parse_context_kind(context.job.distributed.cp_kind)),

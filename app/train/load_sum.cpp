@@ -9,7 +9,7 @@
 namespace pptrain::app {
 
 LoadSum::LoadSum(comm::Communicator& world, const models::ModelConfig& model)
-    : group_(world.host().split(0, world.rank())) {
+    : group_(world.host().duplicate()) {
   for (int layer = 0; layer < model.layers; ++layer) {
     if (model.sparse.contains(layer)) layers_.push_back(layer);
   }

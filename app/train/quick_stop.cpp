@@ -35,7 +35,7 @@ constexpr std::chrono::milliseconds look_again{10};
 QuickStop::QuickStop(comm::Communicator& world, const fault::Shutdown& shutdown,
                      std::chrono::milliseconds patience, const checkpoint::RunState& state, Save save,
                      std::function<void()> take_leave)
-    : world_(world.split(0, world.rank())),
+    : world_(world.duplicate()),
       shutdown_(shutdown),
       patience_(patience),
       save_(std::move(save)),

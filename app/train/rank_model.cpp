@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
+#include "parallel/comm/split.h"
 #include "parallel/pipeline/tied_gradient.h"
 #include "parallel/shard/matrix_exchange.h"
 
@@ -23,10 +24,11 @@ using checkpoint::model_file;
 
 models::Seams seams_of(RunContext& context) {
   mesh::DeviceMesh& mesh = context.mesh;
+  const bool sparse = context.model.sparse.experts > 0;
   return models::make_seams({.tp = &mesh.along(mesh::Axis::tp),
                              .cp = &mesh.along(mesh::Axis::cp),
-                             .ep = &mesh.of(mesh::Group::ep),
-                             .stage = &mesh.of(mesh::Group::stage),
+                             .ep = sparse ? &mesh.of(mesh::Group::ep) : nullptr,
+                             .stage = sparse ? &mesh.of(mesh::Group::stage) : nullptr,
                              .cp_kind = models::parse_context_kind(context.job.distributed.cp_kind),
                              .attention = {.deterministic = context.job.train.deterministic}});
 }
@@ -35,10 +37,9 @@ models::Seams seams_of(RunContext& context) {
 optim::Surroundings optimizer_surroundings(RunContext& context) {
   optim::Surroundings surroundings{.make_exchange = {},
                                    .balance_rate = context.job.model.router_bias_update_rate};
-  comm::Communicator& stage = context.mesh.of(mesh::Group::stage);
-  if (stage.size() > 1) {
-    surroundings.make_exchange = [&stage](std::vector<optim::MatrixPart> parts) {
-      return std::make_unique<shard::MatrixExchange>(stage, std::move(parts));
+  if (context.mesh.size(mesh::Group::stage) > 1) {
+    surroundings.make_exchange = [&mesh = context.mesh](std::vector<optim::MatrixPart> parts) {
+      return std::make_unique<shard::MatrixExchange>(mesh.of(mesh::Group::stage), std::move(parts));
     };
   }
   return surroundings;
@@ -53,7 +54,7 @@ std::unique_ptr<comm::Communicator> kv_copies_of(RunContext& context) {
   comm::Communicator& tp = context.mesh.along(mesh::Axis::tp);
   const auto heads = static_cast<int>(context.model.kv_heads);
   if (tp.size() <= heads) return nullptr;
-  return tp.split(tp.rank() * heads / tp.size(), tp.rank());
+  return comm::split(tp, [&](int rank) { return rank * heads / tp.size(); });
 }
 
 // For weight gradients.
@@ -164,23 +165,26 @@ bool RankModel::reduces_every_microbatch() const {
 
 nn::Divisions RankModel::divisions() {
   const auto of = [&](mesh::Group group) {
-    const comm::Communicator& ranks = context_.mesh.of(group);
-    return nn::Division{
-        .part = ranks.rank(), .parts = ranks.size(), .own_gradient = reduces_every_microbatch()};
+    return nn::Division{.part = context_.mesh.place(group),
+                        .parts = context_.mesh.size(group),
+                        .own_gradient = reduces_every_microbatch()};
   };
   return {.dense = of(mesh::Group::fsdp), .experts = of(mesh::Group::efsdp)};
 }
 
-// Experts have no copies: each is on one rank of its replica's ep group.
+// Experts have no copies: each is on one rank of its replica's ep group. A model without them never asks for
+// their ranks.
 shard::StageRanks RankModel::stage_ranks() {
   mesh::DeviceMesh& mesh = context_.mesh;
   comm::Communicator& replicas = mesh.along(mesh::Axis::dp_replicate);
+  const shard::ShardRanks dense{.pieces = mesh.of(mesh::Group::fsdp),
+                                .replicas = replicas,
+                                .sum = mesh.of(mesh::Group::loss),
+                                .tp_copies = &mesh.along(mesh::Axis::tp),
+                                .kv_copies = kv_copies_.get()};
+  if (context_.model.sparse.experts == 0) return {.dense = dense, .experts = dense};
   return {
-      .dense = {.pieces = mesh.of(mesh::Group::fsdp),
-                .replicas = replicas,
-                .sum = mesh.of(mesh::Group::loss),
-                .tp_copies = &mesh.along(mesh::Axis::tp),
-                .kv_copies = kv_copies_.get()},
+      .dense = dense,
       .experts = {
           .pieces = mesh.of(mesh::Group::efsdp), .replicas = replicas, .sum = mesh.of(mesh::Group::eloss)}};
 }
@@ -229,7 +233,8 @@ size_t RankModel::model_parameters() {
       }
     }
   }
-  counts[1] = comm::all_reduce_sum(context_.mesh.of(mesh::Group::ep), std::vector<double>{counts[1]})[0];
+  if (context_.model.sparse.experts > 0)
+    counts[1] = comm::all_reduce_sum(context_.mesh.of(mesh::Group::ep), std::vector<double>{counts[1]})[0];
   counts = comm::all_reduce_sum(context_.mesh.along(mesh::Axis::pp), counts);
   return static_cast<size_t>(counts[0] + counts[1]);
 }
@@ -290,13 +295,12 @@ void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm)
 
 std::vector<checkpoint::StageContents> RankModel::contents() const {
   if (context_.mesh.coordinate(mesh::Axis::dp_replicate) != 0) return {};
-  const comm::Communicator& replica = context_.mesh.of(mesh::Group::replica);
   std::vector<checkpoint::StageContents> result;
   for (const Part& part : parts_) {
     checkpoint::StageContents& stage = result.emplace_back();
     stage.stage = part.stage->index();
-    stage.part = replica.rank();
-    stage.parts = replica.size();
+    stage.part = context_.mesh.place(mesh::Group::replica);
+    stage.parts = context_.mesh.size(mesh::Group::replica);
     for (const nn::Slice* slice : part.stage->parameters().slices()) {
       if (is_stored_here(*slice))
         stage.files[model_file].push_back({slice->spec.name, slice->shape, slice->master});

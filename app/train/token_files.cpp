@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/seconds_since.h"
 #include "core/data/fingerprint.h"
 #include "core/io/file_descriptor.h"
 #include "core/io/is_there.h"
@@ -22,10 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // How a rank ended its part of the work.
 enum class Outcome { done = 0, failed, bad_job, stopped };

@@ -15,6 +15,7 @@
 #include "app/train/token_files.h"
 #include "app/train/warm_up.h"
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 #include "core/metrics/memory.h"
 #include "models/flops.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -26,10 +27,6 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 namespace {
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // PyTorch's clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below 1.
 double clip_coefficient(double norm, double max_norm) {
@@ -76,7 +73,10 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
   executor_.report_to(context.report.activity, context.device);
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_, sources_);
   if (context.job.eval.generate_interval > 0) samples_.emplace(context, model_);
-  if (context.job.optimizer.post_validation) post_validation_.emplace(context, model_);
+  if (context.job.optimizer.post_validation) {
+    executor_.prepare_validation(context.plan.schedule);
+    post_validation_.emplace(context, model_);
+  }
   if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
   flops_per_token_ = models::flops_per_token(context.model, context.job.train.seq_len);
 }
@@ -204,7 +204,7 @@ void Trainer::open_saver(const checkpoint::Layout& layout) {
 
 void Trainer::open_sinks(const checkpoint::Layout& layout) {
   sinks_ = app::open_sinks(context_, run_dir_.header(state_.step, layout), so_far(), std::move(listener_));
-  peak_flops_ = peak_flops_of_all(context_);
+  peak_rate_ = metrics::PeakRate(peak_flops_of_all(context_));
 }
 
 // What a record says of the run as a whole.
@@ -348,7 +348,7 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
       .padding_tokens = given.padding,
       .tokens_per_s = tokens / seconds.whole,
       .step_time_s = seconds.whole,
-      .mfu = peak_flops_ > 0 ? flops_per_token_ * tokens / seconds.whole / peak_flops_ : 0,
+      .mfu = peak_rate_.utilization(flops_per_token_ * tokens / seconds.whole),
       .memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9,
       .skipped = !step.applied,
       .skipped_steps = run.skipped_steps,

@@ -26,6 +26,7 @@
 #include "core/fault/anomaly.h"
 #include "core/fault/divergence.h"
 #include "core/fault/shutdown.h"
+#include "core/metrics/peak_flops.h"
 #include "core/metrics/sinks.h"
 #include "core/optim/lr_schedule.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -127,7 +128,7 @@ class Trainer {
   std::optional<RunSaver> saver_;  // whose thread answers requests
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_ = 0;
-  double peak_flops_ = 0;  // of all ranks
+  metrics::PeakRate peak_rate_;  // of all ranks
   Patience patience_ = patience_of(comm::detect_launch());
   std::atomic<int64_t> under_way_ = 0;  // the step
   int64_t saved_quickly_ = 0;           // the step

@@ -792,9 +792,11 @@ void add_eval_and_metrics(std::vector<Option>& options) {
   metrics.add("log_interval", &MetricsSection::log_interval, "Steps between two lines of the log.")
       .between(1, max_steps);
   metrics
-      .add("peak_tflops", &MetricsSection::peak_tflops,
-           "TFLOP/s of one rank's device, what mfu is a fraction of. 0: the data sheet's dense bf16 rate of "
-           "a known GPU; on a CPU, a matrix product timed at the start.")
+      .add(
+          "peak_tflops", &MetricsSection::peak_tflops,
+          "Peak TFLOP/s of one rank's device, of which mfu is a fraction. 0: of a known GPU the data sheet's "
+          "dense bf16 rate, of a CPU the rate of its fastest GEMM, timed at the start in 0.3 s at most. A "
+          "step that is faster raises the peak, so mfu is never above 100 %.")
       .between(0.0, 1e6);
   metrics.add("tensorboard", &MetricsSection::tensorboard,
               "Writes the figures of each step and evaluation to run.dir/tensorboard too, as TensorBoard's "

@@ -1,5 +1,6 @@
 #include "core/data/context_part.h"
 
+#include <ATen/core/IListRef.h>
 #include <ATen/ops/cat.h>
 
 #include <spdlog/fmt/fmt.h>

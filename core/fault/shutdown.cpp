@@ -149,6 +149,10 @@ Shutdown::~Shutdown() {
   for (size_t i = 0; i < count_; ++i) sigaction(signals_[i], &previous_[i], nullptr);
 }
 
+void Shutdown::keep_until_exit() {
+  count_ = 0;
+}
+
 bool Shutdown::requested() const {
   return any_request.there;
 }

@@ -41,6 +41,10 @@ class Shutdown {
   bool requested() const;
   std::optional<StopRequest> launchers_request() const;  // the first; no notice
 
+  // The process ends next: the handlers stay after destruction, so that a signal which comes while it ends
+  // does not kill it and change its exit code.
+  void keep_until_exit();
+
   // What is written to standard output before a second SIGINT ends the process: at most 15 characters that
   // bring a terminal's line in order.
   void set_last_words(const char* text);

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "core/kernels/checks.h"
 #include "core/kernels/cost.h"
 #include "core/kernels/dry_run.h"
+#include "core/kernels/kernel_times.h"
 #include "core/kernels/products.h"
 
 namespace pptrain::kernels {
@@ -42,7 +44,7 @@ class Kernel<void(Args...)> {
 
   // Checks the arguments, then runs the implementation for the device of the first one. Throws Error where
   // the check fails, a list has no parts, or that back end lacks the kernel. In a DryRun, with tensors of the
-  // meta device, it records its cost and does nothing else.
+  // meta device, it records its cost and does nothing else. A KernelClock of this thread times it on a CPU.
   void operator()(Args... args) const {
     define_kernels();
     const at::Tensor& first = first_of(args...);
@@ -53,7 +55,10 @@ class Kernel<void(Args...)> {
       if (scratch_ != nullptr) record_scratch(scratch_(args...));
       return record(cost_(args...));
     }
-    find(first.is_cuda() ? BackEnd::cuda : BackEnd::cpu)(args...);
+    const Function function = find(first.is_cuda() ? BackEnd::cuda : BackEnd::cpu);
+    if (!KernelClock::runs() || first.is_cuda()) return function(args...);
+    KernelClock::time({name_, product_ == nullptr ? std::nullopt : std::optional(product_(args...))},
+                      cost_(args...), [&] { function(args...); });
   }
 
   // One back end's implementation, without the checks. Throws Error where there is none.

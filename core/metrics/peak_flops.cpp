@@ -1,15 +1,22 @@
 #include "core/metrics/peak_flops.h"
 
-#include <ATen/ops/mm.h>
-#include <ATen/ops/rand.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <chrono>
+#include <initializer_list>
 #include <iterator>
+#include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "core/base/seconds_since.h"
 #include "core/kernels/device_name.h"
+#include "core/kernels/kernels.h"
 
 namespace pptrain::metrics {
 
@@ -57,16 +64,57 @@ bool has_words(std::string_view text, std::string_view words) {
   return true;
 }
 
-double measured_product_rate(bool bf16) {
-  constexpr int64_t size = 1024;
-  const auto options = at::TensorOptions(bf16 ? at::kBFloat16 : at::kFloat);
-  const at::Tensor a = at::rand({size, size}, options), b = at::rand({size, size}, options);
+using Clock = std::chrono::steady_clock;
+
+// FLOP/s that `multiply` reaches on [size, size] matrices of that type, while sizes double and `budget`
+// seconds last. A size is tried where it must fit, as eight times the operations of the one before, so that
+// a slow type ends at small matrices.
+double gemm_rate(void (*multiply)(const at::Tensor& a, const at::Tensor& b), at::ScalarType type,
+                 double budget) {
+  constexpr int64_t smallest = 32, largest = 4096;
+  constexpr int calls = 3;
   double best = 0;
-  for (int i = 0; i < 5; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    at::mm(a, b);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::max(best, 2.0 * size * size * size / seconds);
+  const auto begin = Clock::now();
+  for (int64_t size = smallest; size <= largest; size *= 2) {
+    // Values near one: denormal results would be slow.
+    const at::Tensor a = at::full({size, size}, 0.5, type), b = at::full({size, size}, 0.25, type);
+    const double flops = 2.0 * static_cast<double>(size * size * size);
+    double shortest = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < calls && (i == 0 || seconds_since(begin) + shortest < budget); ++i) {
+      const auto start = Clock::now();
+      multiply(a, b);
+      shortest = std::min(shortest, seconds_since(start));
+    }
+    best = std::max(best, flops / shortest);
+    if (seconds_since(begin) + 8 * shortest > budget) break;
+  }
+  return best;
+}
+
+double fastest_gemm_rate(bool bf16) {
+  constexpr double budget = 0.24;  // s, of all
+  using Tensor = at::Tensor;
+  const auto forward = [](const Tensor& x, const Tensor& weight) {
+    Tensor y = at::empty_like(x);
+    kernels::linear(x, weight, std::nullopt, y);
+  };
+  const auto input_gradient = [](const Tensor& dy, const Tensor& weight) {
+    Tensor dx = at::empty_like(dy);
+    kernels::matmul(dy, weight, dx);
+  };
+  const auto weight_gradient = [](const Tensor& dy, const Tensor& x) {
+    Tensor gradient = at::empty_like(x, at::kFloat);
+    kernels::weight_gradient(dy, x, gradient);
+  };
+  std::vector<at::ScalarType> types = {at::kFloat};
+  if (bf16) types.push_back(at::kBFloat16);
+  double best = 0;
+  for (const at::ScalarType type : types) {
+    for (const auto multiply : std::initializer_list<void (*)(const Tensor&, const Tensor&)>{
+             forward, input_gradient, weight_gradient}) {
+      gemm_rate(multiply, type, 0);  // libraries prepare themselves in their first call
+      best = std::max(best, gemm_rate(multiply, type, budget / static_cast<double>(3 * types.size())));
+    }
   }
   return best;
 }
@@ -81,7 +129,13 @@ double known_peak_flops(std::string_view device_name) {
 }
 
 double peak_flops(c10::Device device, bool bf16) {
-  return device.is_cpu() ? measured_product_rate(bf16) : known_peak_flops(kernels::device_name(device));
+  return device.is_cpu() ? fastest_gemm_rate(bf16) : known_peak_flops(kernels::device_name(device));
+}
+
+double PeakRate::utilization(double flops) {
+  if (flops_ == 0) return 0;
+  flops_ = std::max(flops_, flops);
+  return flops / flops_;
 }
 
 }  // namespace pptrain::metrics

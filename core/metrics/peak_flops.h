@@ -11,9 +11,25 @@ namespace pptrain::metrics {
 // where it is not in the table. Words count whole: an L40 is no L4.
 double known_peak_flops(std::string_view device_name);
 
-// FLOP/s of one rank's device: the published dense bf16 rate of a known GPU (for float32 jobs too), and on
-// a CPU the best of a few matrix products [1024 x 1024] run now with this thread's number of threads (about
-// 20 ms). 0 for a GPU that is not in the table.
+// FLOP/s of one rank's device. Of a known GPU it is the published dense bf16 rate (for float32 jobs too); 0
+// for a GPU that is not in the table. On a CPU it is the rate of the fastest GEMM that the layers can call,
+// timed now with this thread's number of threads: forward, input gradient and weight gradient, in float32 and
+// for bf16 jobs in bf16 too. That takes at most 0.3 s, however slow one of the types is here. Each rate is
+// the best of several short calls, so that other work on the same cores hardly lowers it.
 double peak_flops(c10::Device device, bool bf16);
+
+// The peak that MFU is a fraction of. A step that is faster than the peak proves it too low, and becomes the
+// peak.
+class PeakRate {
+ public:
+  explicit PeakRate(double flops = 0) : flops_(flops) {}  // FLOP/s; 0: not known
+
+  // MFU, in (0, 1], of a step that did so many useful FLOPs a second; 0 where the peak is not known.
+  double utilization(double flops);
+  double flops() const { return flops_; }
+
+ private:
+  double flops_;
+};
 
 }  // namespace pptrain::metrics

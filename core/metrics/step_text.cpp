@@ -9,7 +9,8 @@ namespace pptrain::metrics {
 std::string with_commas(int64_t value) {
   std::string digits = std::to_string(value);
   const int64_t first = value < 0 ? 1 : 0;
-  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > first; at -= 3) digits.insert(at, ",");
+  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > first; at -= 3)
+    digits.insert(static_cast<size_t>(at), 1, ',');
   return digits;
 }
 

@@ -11,6 +11,7 @@
 #include "core/kernels/cpu/attention.h"
 #include "core/kernels/cpu/attention_blocks.h"
 #include "core/kernels/dry_run.h"
+#include "core/kernels/kernel_times.h"
 #include "core/nn/attention_memory.h"
 #include "core/nn/cuda_attention.h"
 #include "core/nn/plain_attention.h"
@@ -24,20 +25,16 @@ using Blocks = std::span<const AttentionBlock>;
 
 constexpr double kDropout = 0;
 
-bool use_own_kernel(const Tensor& q) {
-  return q.device().is_cpu() && kernels::cpu::has_attention();
-}
-
 bool use_flash(const Tensor& q) {
   return q.is_cuda() && q.scalar_type() == at::kBFloat16;
 }
 
 // `products` of 2 operations for each pair of a query and a key that it sees, head and element.
-void record(double products, const Tensor& q, Blocks blocks, kernels::Cost moved) {
+kernels::Cost cost_of(double products, const Tensor& q, Blocks blocks, kernels::Cost moved) {
   double pairs = 0;
   for (const AttentionBlock& block : blocks) pairs += block.pairs();
   moved.attention_flops = products * 2 * pairs * static_cast<double>(q.size(1) * q.size(2));
-  kernels::record(moved);
+  return moved;
 }
 
 // Of the GPU that a dry run stands for: its libraries' memory for the block that takes most.
@@ -96,11 +93,15 @@ PartialAttention no_attention(const Tensor& q) {
 
 void add_attention(const Tensor& q, const Tensor& k, const Tensor& v, Blocks blocks, PartialAttention& seen) {
   if (blocks.empty()) return;
+  const kernels::Cost cost =
+      cost_of(2, q, blocks, kernels::moving(q, k, v, seen.out, seen.out, seen.logsumexp, seen.logsumexp));
   if (kernels::is_dry(q)) {
-    record(2, q, blocks, kernels::moving(q, k, v, seen.out, seen.out, seen.logsumexp, seen.logsumexp));
+    kernels::record(cost);
     record_scratch(Pass::forward, q, k, blocks, {});
-  } else if (use_own_kernel(q)) {
-    kernels::cpu::add_attention_blocks(q, k, v, blocks, seen.out, seen.logsumexp);
+  } else if (q.is_cpu()) {
+    kernels::KernelClock::time({"add_attention", {}}, cost, [&] {
+      kernels::cpu::add_attention_blocks(q, k, v, blocks, seen.out, seen.logsumexp);
+    });
   } else {
     for (const AttentionBlock& block : blocks) {
       use_flash(q) ? flash_block(q, k, v, block, seen) : add_plain_attention(q, k, v, block, seen);
@@ -112,14 +113,17 @@ void add_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k
                             const Tensor& out, const Tensor& logsumexp, Blocks blocks,
                             AttentionGradients& grads, AttentionOptions options) {
   if (blocks.empty()) return;
+  const kernels::Cost cost = cost_of(5, q, blocks,
+                                     kernels::moving(dout, q, k, v, out, logsumexp, grads.dq, grads.dq,
+                                                     grads.dk, grads.dk, grads.dv, grads.dv));
   if (kernels::is_dry(q)) {
-    record(5, q, blocks,
-           kernels::moving(dout, q, k, v, out, logsumexp, grads.dq, grads.dq, grads.dk, grads.dk, grads.dv,
-                           grads.dv));
+    kernels::record(cost);
     record_scratch(Pass::backward, q, k, blocks, options);
-  } else if (use_own_kernel(q)) {
-    kernels::cpu::add_attention_blocks_backward(dout, q, k, v, out, logsumexp, blocks, grads.dq, grads.dk,
-                                                grads.dv);
+  } else if (q.is_cpu()) {
+    kernels::KernelClock::time({"add_attention_backward", {}}, cost, [&] {
+      kernels::cpu::add_attention_blocks_backward(dout, q, k, v, out, logsumexp, blocks, grads.dq, grads.dk,
+                                                  grads.dv);
+    });
   } else {
     if (use_flash(q)) let_flash_be_deterministic(options);
     for (const AttentionBlock& block : blocks) {

@@ -7,17 +7,14 @@
 #include "core/kernels/cpu/attention.h"
 #include "core/kernels/cuda/cudnn_shape.h"
 #include "core/kernels/dry_run.h"
+#include "core/kernels/kernel_times.h"
 #include "core/nn/attention_memory.h"
-#include "core/nn/library_attention.h"
+#include "core/nn/cuda_attention.h"
 
 namespace pptrain::nn {
 namespace {
 
 using at::Tensor;
-
-bool use_library(const Tensor& q) {
-  return !q.is_meta() && !(q.device().is_cpu() && kernels::cpu::has_attention());
-}
 
 // Operations of one product over all heads: a causal row of a document of n tokens sees n / 2 keys on
 // average.
@@ -31,9 +28,10 @@ double product_flops(const Tensor& q, const kernels::Segments& segments) {
 }
 
 // Two products forward; five backward, where the scores are computed again.
-void record(double products, const Tensor& q, const kernels::Segments& segments, kernels::Cost moved) {
+kernels::Cost cost_of(double products, const Tensor& q, const kernels::Segments& segments,
+                      kernels::Cost moved) {
   moved.attention_flops = products * product_flops(q, segments);
-  kernels::record(moved);
+  return moved;
 }
 
 // Of the GPU that a dry run stands for; nothing where that is a CPU's.
@@ -79,14 +77,16 @@ AttentionGradients empty_gradients(AttentionBackEnd back_end, const Tensor& q, c
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Segments& segments,
                         AttentionStatistics& statistics, AttentionOptions options) {
   statistics.options = options;
-  if (use_library(q)) return library_attention(q, k, v, segments, statistics);
+  if (q.is_cuda()) return cuda_attention(q, k, v, segments, statistics);
   Tensor out = at::empty(q.sizes(), q.options());
   Tensor logsumexp = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
+  const kernels::Cost cost = cost_of(2, q, segments, kernels::moving(q, k, v, out, logsumexp));
   if (kernels::is_dry(q)) {
-    record(2, q, segments, kernels::moving(q, k, v, out, logsumexp));
+    kernels::record(cost);
     record_forward_scratch(q, k, segments, options);
   } else {
-    kernels::cpu::causal_attention(q, k, v, segments, out, logsumexp);
+    kernels::KernelClock::time({"causal_attention", {}}, cost,
+                               [&] { kernels::cpu::causal_attention(q, k, v, segments, out, logsumexp); });
   }
   statistics.calls = {{.logsumexp = std::move(logsumexp), .rng_seed = {}, .rng_offset = {}}};
   return out;
@@ -95,15 +95,19 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
 AttentionGradients causal_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k,
                                              const Tensor& v, const kernels::Segments& segments,
                                              const Tensor& out, const AttentionStatistics& statistics) {
-  if (use_library(q)) return library_attention_backward(dout, q, k, v, segments, out, statistics);
+  if (q.is_cuda()) return cuda_attention_backward(dout, q, k, v, segments, out, statistics);
   AttentionGradients grads = kernels::is_dry(q) ? dry_gradients(q, k, segments, statistics.options)
                                                 : empty_fused_gradients(q, k.size(1));
   const Tensor& logsumexp = statistics.calls.front().logsumexp;
+  const kernels::Cost cost =
+      cost_of(5, q, segments, kernels::moving(q, k, v, out, dout, logsumexp, grads.dq, grads.dk, grads.dv));
   if (kernels::is_dry(q)) {
-    record(5, q, segments, kernels::moving(q, k, v, out, dout, logsumexp, grads.dq, grads.dk, grads.dv));
+    kernels::record(cost);
   } else {
-    kernels::cpu::causal_attention_backward(dout, q, k, v, segments, out, logsumexp, grads.dq, grads.dk,
-                                            grads.dv);
+    kernels::KernelClock::time({"causal_attention_backward", {}}, cost, [&] {
+      kernels::cpu::causal_attention_backward(dout, q, k, v, segments, out, logsumexp, grads.dq, grads.dk,
+                                              grads.dv);
+    });
   }
   return grads;
 }

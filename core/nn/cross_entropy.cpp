@@ -1,5 +1,6 @@
 #include "core/nn/cross_entropy.h"
 
+#include <ATen/core/IListRef.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>

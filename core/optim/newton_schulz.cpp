@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/kernels/cpu/matmul.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::optim {
@@ -24,6 +25,16 @@ void normalise(at::Tensor& x) {
   x.div_(norm.clamp_min(smallest_norm));
 }
 
+// out = beta z + alpha x y
+void add_matmul(const at::Tensor& z, double beta, const at::Tensor& x, const at::Tensor& y, double alpha,
+                at::Tensor& out) {
+  if (x.is_cpu()) {
+    kernels::cpu::add_matmul(z, beta, x, y, alpha, out);
+  } else {
+    at::addmm_out(out, z, x, y, beta, alpha);
+  }
+}
+
 }  // namespace
 
 at::Tensor orthogonalise(at::Tensor x) {
@@ -34,8 +45,8 @@ at::Tensor orthogonalise(at::Tensor x) {
   at::Tensor polynomial = at::empty_like(gram), next = at::empty_like(x);
   for (int step = 0; step < steps; ++step) {
     kernels::linear(x, x, std::nullopt, gram);
-    at::addmm_out(polynomial, gram, gram, gram, b, c);
-    at::addmm_out(next, x, polynomial, x, a, 1);
+    add_matmul(gram, b, gram, gram, c, polynomial);
+    add_matmul(x, a, polynomial, x, 1, next);
     std::swap(x, next);
   }
   return tall ? x.t().contiguous() : x;

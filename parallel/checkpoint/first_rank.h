@@ -9,6 +9,7 @@ namespace pptrain::checkpoint {
 
 // The lowest rank that says true, the same on all; -1 if none does. Collective.
 inline int first_rank(comm::Communicator& world, bool value) {
+  if (!comm::any(world, value)) return -1;
   std::vector<double> flags(static_cast<size_t>(world.size()), 0);
   flags[static_cast<size_t>(world.rank())] = value ? 1 : 0;
   flags = comm::all_reduce_sum(world, flags);

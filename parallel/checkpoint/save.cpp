@@ -185,11 +185,10 @@ FileEntry Save::write_file(const StageContents& stage, const std::string& file,
   return entry;
 }
 
-// Every rank's entries, in rank order, on every rank.
+// Every rank's entries, in rank order, on rank 0.
 std::vector<FileEntry> Save::gather(const std::vector<FileEntry>& mine) {
   std::vector<FileEntry> all;
-  for (int rank = 0; rank < world_.size(); ++rank) {
-    const std::string text = comm::broadcast_string(world_, rank == world_.rank() ? to_text(mine) : "", rank);
+  for (const std::string& text : comm::gather_strings(world_, to_text(mine), root_rank)) {
     for (FileEntry& entry : parse_files(text)) all.push_back(std::move(entry));
   }
   return all;
@@ -294,7 +293,7 @@ void save(comm::Communicator& world, const fs::path& root, const RunState& state
 }
 
 std::unique_ptr<comm::Communicator> patient(comm::Communicator& world) {
-  auto comm = world.host().split(0, world.rank());
+  auto comm = world.host().duplicate();
   comm->set_timeout(std::chrono::hours(24));
   return comm;
 }

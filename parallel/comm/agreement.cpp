@@ -1,54 +1,22 @@
 #include "parallel/comm/agreement.h"
 
-#include <ATen/ops/empty.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 namespace pptrain::comm {
-namespace {
-
-at::Tensor bytes_of(const std::string& text) {
-  const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes;
-}
-
-// The texts of all ranks, by rank. Collective.
-std::vector<std::string> gather_texts(Communicator& comm, const std::string& mine) {
-  const at::Tensor length = at::empty({1}, at::kLong);
-  *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(mine.size());
-  const at::Tensor lengths = at::empty({comm.size(), 1}, at::kLong);
-  comm.all_gather(lengths, length);
-  const std::span<const int64_t> counts(lengths.const_data_ptr<int64_t>(), static_cast<size_t>(comm.size()));
-  int64_t total = 0;
-  for (const int64_t count : counts) total += count;
-  const at::Tensor all = at::empty({total}, at::kByte);
-  comm.iall_gather(all, bytes_of(mine), counts)->wait([] { return "the faults of all ranks"; });
-  std::vector<std::string> texts;
-  const char* next = total > 0 ? static_cast<const char*>(all.const_data_ptr()) : nullptr;
-  for (const int64_t count : counts) {
-    texts.emplace_back(count > 0 ? std::string(next, static_cast<size_t>(count)) : "");
-    if (count > 0) next += count;
-  }
-  return texts;
-}
-
-}  // namespace
-
 bool agree(Communicator& communicator, const std::string& fault,
            const std::function<void(const std::string&)>& say) {
   Communicator& comm = communicator.host();
   if (!any(comm, !fault.empty())) return true;
-  const std::vector<std::string> faults = gather_texts(comm, fault);
+  const std::vector<std::string> faults = gather_strings(comm, fault, 0);
   const std::string report = report_faults(faults);
-  if (comm.rank() == 0 && !report.empty()) say(report);
-  comm.barrier();  // nobody ends before it is said
+  if (!report.empty()) say(report);  // on rank 0: elsewhere nothing is gathered
+  comm.barrier();                    // nobody ends before it is said
   return false;
 }
 

@@ -9,15 +9,16 @@
 
 #include "parallel/comm/operands.h"
 #include "parallel/comm/rank_order_sum.h"
+#include "parallel/comm/sum_scratch.h"
+#include "parallel/comm/tree.h"
 #include "parallel/comm/works.h"
 
 namespace pptrain::comm {
 namespace {
 
-// Scratch of a sum: at most this much, whatever the tensor's size.
-constexpr int64_t piece_bytes = 16 << 20;
-// Up to here every rank receives everybody's whole tensor: one exchange instead of two.
-constexpr int64_t direct_bytes = 32 << 10;
+// Up to here a tensor travels whole: one exchange instead of two, or up and down a tree. Beyond, cutting it
+// up saves more than its messages cost.
+constexpr int64_t whole_bytes = 32 << 10;
 
 using Works = std::vector<std::unique_ptr<Work>>;
 
@@ -59,6 +60,35 @@ void all_reduce_direct(Communicator& comm, at::Tensor flat, const Patience& wait
   sum_in_rank_order(flat, others, comm.rank(), comm.size());
 }
 
+// The rows of the ranks below this one, up to rank 0, where all arrive. rows: [Tree::ranks, n], whose first
+// is this rank's.
+void gather_rows(Communicator& comm, const at::Tensor& rows, const Patience& wait, const char* what) {
+  const int me = comm.rank();
+  const Tree tree(me, comm.size());
+  Works works;
+  for (size_t i = 0; i < tree.children.size(); ++i) {
+    const int child = tree.children[i];
+    works.push_back(comm.irecv(rows.narrow(0, child - me, tree.ranks_below(i, me)), child));
+  }
+  wait_all(works, wait, what);
+  if (me > 0) wait(*comm.isend(rows, tree.parent), what);
+}
+
+// Rank 0 receives everybody's whole tensor, and adds in rank order. In parts, for its scratch is bounded.
+void all_reduce_on_root(Communicator& comm, at::Tensor flat, const Patience& wait) {
+  const int size = comm.size();
+  const int64_t length = std::max<int64_t>(most_sum_scratch(comm.size()) / element_bytes(flat) / size, 1);
+  const int ranks = Tree(comm.rank(), size).ranks;
+  for (int64_t begin = 0; begin < flat.numel(); begin += length) {
+    const at::Tensor part = flat.narrow(0, begin, std::min(length, flat.numel() - begin));
+    const at::Tensor rows = at::empty({ranks, part.numel()}, flat.options());
+    rows.select(0, 0).copy_(part, /*non_blocking=*/true);
+    gather_rows(comm, rows, wait, "all_reduce_sum");
+    if (comm.rank() == 0) sum_in_rank_order(part, rows, 0, size);
+  }
+  run_broadcast(comm, flat, 0, wait);
+}
+
 // Reduce-scatter by exchange of chunks, then all-gather: each rank sends and receives 2 (size - 1) / size of
 // the tensor.
 void all_reduce_chunked(Communicator& comm, at::Tensor flat, at::Tensor scratch, const Patience& wait) {
@@ -88,8 +118,11 @@ void run_all_reduce_sum(Communicator& comm, at::Tensor tensor, const Patience& w
   const c10::InferenceMode inference;
   const int size = comm.size();
   const int64_t n = tensor.numel();
-  if (n * element_bytes(tensor) <= direct_bytes) return all_reduce_direct(comm, tensor, wait);
-  const int64_t piece = std::max<int64_t>(piece_bytes / element_bytes(tensor), size);
+  if (n * element_bytes(tensor) <= whole_bytes) {
+    return size <= direct_ranks ? all_reduce_direct(comm, tensor, wait)
+                                : all_reduce_on_root(comm, tensor, wait);
+  }
+  const int64_t piece = std::max<int64_t>(most_sum_scratch(size) / element_bytes(tensor), size);
   const at::Tensor scratch = at::empty({(std::min(piece, n) + size - 1) / size * size}, tensor.options());
   for (int64_t begin = 0; begin < n; begin += piece) {
     all_reduce_chunked(comm, tensor.narrow(0, begin, std::min(piece, n - begin)), scratch, wait);
@@ -103,8 +136,13 @@ void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor
   const int me = comm.rank();
   const int size = comm.size();
   const Parts parts(tensor, counts);
+  if (size > direct_ranks && tensor.numel() * element_bytes(tensor) <= whole_bytes) {
+    const at::Tensor sum = tensor.clone();
+    all_reduce_on_root(comm, sum, wait);
+    return copy_own_part(out, Parts(sum, counts)[me]);
+  }
   copy_own_part(out, parts[me]);
-  const Windows windows = make_windows(counts, element_bytes(tensor), piece_bytes);
+  const Windows windows = make_windows(counts, element_bytes(tensor), most_sum_scratch(size));
   const at::Tensor scratch = at::empty({size * std::min(windows.length, counts[me])}, tensor.options());
   const Parts outs(out, std::span(&counts[me], 1));
   for (int64_t w = 0; w < windows.count; ++w) {
@@ -118,34 +156,37 @@ void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor
   }
 }
 
-// Binomial tree: in the round of distance d = 1, 2, 4, ..., ranks below d (relative to the root) send to rank
-// + d.
-void run_broadcast(Communicator& comm, at::Tensor tensor, int root) {
+// Of the tree's ranks, counted from the root on.
+void run_broadcast(Communicator& comm, at::Tensor tensor, int root, const Patience& wait) {
   const int size = comm.size();
   const int relative = (comm.rank() - root + size) % size;
   const auto absolute = [&](int r) { return (r + root) % size; };
-  int distance = 1;
-  while (distance <= relative) distance *= 2;
-  if (relative > 0) {
-    comm.irecv(tensor, absolute(relative - distance / 2))->wait([] { return "broadcast"; });
-  }
+  const Tree tree(relative, size);
+  if (relative > 0) wait(*comm.irecv(tensor, absolute(tree.parent)), "broadcast");
   Works works;
-  for (; relative + distance < size; distance *= 2) {
-    works.push_back(comm.isend(tensor, absolute(relative + distance)));
-  }
-  wait_all(works, wait_for_message, "broadcast");
+  for (auto child = tree.children.rbegin(); child != tree.children.rend(); ++child)
+    works.push_back(comm.isend(tensor, absolute(*child)));
+  wait_all(works, wait, "broadcast");
 }
 
-// Dissemination barrier (Hensgen, Finkel, Manber 1988): ceil(log2(size)) rounds.
 void run_barrier(Communicator& comm) {
-  const int size = comm.size();
-  const auto options = at::TensorOptions().dtype(at::kByte).device(at::kCPU);
-  for (int distance = 1; distance < size; distance *= 2) {
-    Works works;
-    works.push_back(comm.irecv(at::empty({1}, options), (comm.rank() + size - distance) % size));
-    works.push_back(comm.isend(at::zeros({1}, options), (comm.rank() + distance) % size));
-    wait_all(works, wait_for_message, "barrier");
+  run_all_reduce_sum(comm, at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(at::kCPU)),
+                     [](Work& work, const char* /*what*/) { wait_for_message(work, "barrier"); });
+}
+
+void run_all_gather(Communicator& comm, at::Tensor out, const at::Tensor& tensor) {
+  const c10::InferenceMode inference;
+  const int me = comm.rank();
+  const int64_t n = tensor.numel();
+  if (n == 0) return;
+  if (comm.size() <= direct_ranks || n * element_bytes(tensor) > whole_bytes) {
+    const std::vector<int64_t> counts(static_cast<size_t>(comm.size()), n);
+    return start_all_gather(comm, std::move(out), tensor, counts)->wait([] { return "all_gather"; });
   }
+  const at::Tensor rows = out.view({comm.size(), n}).narrow(0, me, Tree(me, comm.size()).ranks);
+  copy_own_part(rows.select(0, 0), tensor);
+  gather_rows(comm, rows, wait_for_message, "all_gather");
+  run_broadcast(comm, out, 0);
 }
 
 std::unique_ptr<Work> start_all_gather(Communicator& comm, at::Tensor out, const at::Tensor& tensor,

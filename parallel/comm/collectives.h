@@ -20,8 +20,9 @@ void wait_for_message(Work& work, const char* what);
 void run_all_reduce_sum(Communicator& comm, at::Tensor tensor, const Patience& wait);
 void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor& tensor,
                             std::span<const int64_t> counts, const Patience& wait);
-void run_broadcast(Communicator& comm, at::Tensor tensor, int root);
+void run_broadcast(Communicator& comm, at::Tensor tensor, int root, const Patience& wait = wait_for_message);
 void run_barrier(Communicator& comm);
+void run_all_gather(Communicator& comm, at::Tensor out, const at::Tensor& tensor);
 
 // --- one exchange of messages, so all are posted at once; tensors are flat ---
 std::unique_ptr<Work> start_all_gather(Communicator& comm, at::Tensor out, const at::Tensor& tensor,

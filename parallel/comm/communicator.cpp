@@ -3,6 +3,8 @@
 
 #include <c10/core/InferenceMode.h>
 
+#include <numeric>
+
 #include "parallel/comm/operands.h"
 #include "parallel/comm/works.h"
 
@@ -38,6 +40,12 @@ std::unique_ptr<Work> copy_alone(at::Tensor out, const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+std::unique_ptr<Communicator> Communicator::duplicate() {
+  std::vector<int> all(static_cast<size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return subgroup(all);
+}
 
 std::unique_ptr<Work> Communicator::iall_reduce_sum(at::Tensor tensor) {
   check_contiguous(tensor, "iall_reduce_sum");

@@ -63,8 +63,12 @@ class Communicator {
   // Gives transfers under way a chance to move on while the caller computes. Cheap; never waits.
   virtual void progress() {}
 
-  // Splits into groups of equal color, ordered by key then rank. Collective over this communicator.
-  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+  // The communicator of some ranks of this one, in the order of `members`, of which this rank is one. What
+  // `members` holds needs no agreement: all of them give the same list. Collective over them alone; a rank
+  // that is in several groups makes them in an order that all can follow. Threads and TCP send nothing.
+  virtual std::unique_ptr<Communicator> subgroup(std::span<const int> members) = 0;
+  // The same ranks, whose operations meet none of this communicator's. Collective.
+  std::unique_ptr<Communicator> duplicate();
 
   // --- collectives; tensors are contiguous ---
   // Sums are taken in rank order, so that they do not depend on the transport or on the way they are asked
@@ -126,7 +130,9 @@ class Communicator {
 std::vector<double> all_reduce_sum(Communicator& comm, std::span<const double> values);
 void broadcast(Communicator& comm, std::span<double> values, int root);
 std::string broadcast_string(Communicator& comm, const std::string& value, int root);
-// The values of every rank, by rank, on `root`; nothing elsewhere. Ranks may give different numbers of them.
+// The text of every rank, by rank, on `root`; nothing elsewhere. It travels by isend and irecv.
+std::vector<std::string> gather_strings(Communicator& comm, const std::string& mine, int root);
+// The same of values. Ranks may give different numbers of them.
 std::vector<std::vector<double>> gather(Communicator& comm, std::span<const double> values, int root);
 // True where any rank says true.
 bool any(Communicator& comm, bool value);

@@ -11,7 +11,7 @@
 namespace pptrain::comm {
 
 Exchange::Exchange(Communicator& group, std::vector<size_t> counts)
-    : counts_(std::move(counts)), group_(group.host().split(0, group.rank())) {
+    : counts_(std::move(counts)), group_(group.host().duplicate()) {
   if (counts_.size() != static_cast<size_t>(group_->size()))
     throw Error("exchange: one count per rank is needed");
 }

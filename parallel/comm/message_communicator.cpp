@@ -50,7 +50,7 @@ void MessageCommunicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
   check_contiguous(tensor, "all_gather");
   check_contiguous(out, "all_gather");
   check_rows(out, tensor, size());
-  iall_gather(std::move(out), tensor)->wait([] { return "all_gather"; });
+  run_all_gather(collectives(), out.view({-1}), tensor.view({-1}));
 }
 
 std::unique_ptr<Work> MessageCommunicator::start_all_reduce_sum(at::Tensor tensor) {

@@ -28,6 +28,18 @@ inline void check_root(int root, int size) {
   }
 }
 
+// The place of `rank` among `members`, the ranks of a group to be made of a communicator of `size`.
+inline int place_in_group(std::span<const int> members, int rank, int size) {
+  int place = -1;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i] < 0 || members[i] >= size)
+      throw Error(fmt::format("subgroup: rank {} is not in a communicator of {}", members[i], size));
+    if (members[i] == rank) place = static_cast<int>(i);
+  }
+  if (place < 0) throw Error(fmt::format("subgroup: rank {} is no member of the group that it makes", rank));
+  return place;
+}
+
 inline void check_contiguous(const at::Tensor& tensor, const char* what) {
   if (!tensor.defined() || !tensor.is_contiguous()) {
     throw Error(fmt::format("{}: the tensor must be defined and contiguous; call contiguous() first", what));

@@ -17,7 +17,10 @@ class SelfCommunicator final : public Communicator {
     refuse(destination, "isend");
   }
   std::unique_ptr<Work> irecv(at::Tensor /*tensor*/, int source) override { refuse(source, "irecv"); }
-  std::unique_ptr<Communicator> split(int /*color*/, int /*key*/) override { return make_self(job_); }
+  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
+    place_in_group(members, 0, 1);
+    return make_self(job_);
+  }
 
   void all_reduce_sum(at::Tensor tensor) override { check_contiguous(tensor, "all_reduce_sum"); }
   void broadcast(at::Tensor tensor, int root) override {

@@ -124,7 +124,7 @@ class RingAttention final : public nn::AttentionProduct {
                  Saved& saved) override {
     if (!tokens.context) return local_->forward(q, k, v, tokens, saved);
     check_shared_tokens(group_, tokens, q);
-    const RingPlan plan = plan_ring(*tokens.context, tokens.segments);
+    const RingPlan& plan = plan_of(tokens);
     TravellingKeys keys(group_, *tokens.context, plan, k, v);
     nn::PartialAttention seen = nn::no_attention(q);
     for (int step = 0; step < plan.steps_count(); ++step) {
@@ -139,7 +139,7 @@ class RingAttention final : public nn::AttentionProduct {
 
   nn::AttentionGradients backward(const Tensor& dout, const nn::TokenInfo& tokens, Saved saved) override {
     if (!tokens.context) return local_->backward(dout, tokens, std::move(saved));
-    const RingPlan plan = plan_ring(*tokens.context, tokens.segments);
+    const RingPlan& plan = plan_of(tokens);
     const Tensor &q = saved.q, &k = saved.k;
     const Tensor& logsumexp = saved.statistics.calls.front().logsumexp;
     const auto f32 = q.options().dtype(at::kFloat);
@@ -169,9 +169,22 @@ class RingAttention final : public nn::AttentionProduct {
   }
 
  private:
+  // All layers go through a microbatch with one plan.
+  const RingPlan& plan_of(const nn::TokenInfo& tokens) {
+    if (planned_context_ != tokens.context || planned_starts_ != tokens.segments.host_starts) {
+      plan_ = plan_ring(*tokens.context, tokens.segments);
+      planned_context_ = tokens.context;
+      planned_starts_ = tokens.segments.host_starts;
+    }
+    return plan_;
+  }
+
   comm::Communicator& group_;
   nn::AttentionOptions options_;
   std::shared_ptr<nn::AttentionProduct> local_;
+  RingPlan plan_;  // of the tokens that came last
+  std::shared_ptr<const kernels::ContextSplit> planned_context_;
+  std::vector<int32_t> planned_starts_;
 };
 
 // Keys go to the next rank; gradients may go to any.

@@ -250,17 +250,28 @@ void check_world_size(const MeshShape& shape, int ranks) {
 DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {
   check_world_size(shape, world.size());
   at_ = coordinates(shape, world.rank());
-  for (const Axis axis : axes) axes_[static_cast<int>(axis)] = make(group(shape, world.rank(), axis));
-  for (const Group span : groups) groups_[static_cast<int>(span)] = make(group(shape, world.rank(), span));
   along(Axis::pp).connect(ring(shape.pp));
 }
 
-// A split names a group by its smallest rank. Groups of one name have one size, so either all ranks split or
-// none.
+int DeviceMesh::place(Group group) const {
+  const std::vector<int> ranks = mesh::group(shape_, rank(), group);
+  return static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+}
+
+comm::Communicator& DeviceMesh::along(Axis axis) {
+  auto& made = axes_[static_cast<int>(axis)];
+  if (!made) made = make(mesh::group(shape_, rank(), axis));
+  return *made;
+}
+
+comm::Communicator& DeviceMesh::of(Group group) {
+  auto& made = groups_[static_cast<int>(group)];
+  if (!made) made = make(mesh::group(shape_, rank(), group));
+  return *made;
+}
+
 std::unique_ptr<comm::Communicator> DeviceMesh::make(const std::vector<int>& ranks) {
-  if (ranks.size() == 1) return comm::make_self(world_);
-  const auto place = static_cast<int>(std::ranges::find(ranks, world_.rank()) - ranks.begin());
-  return world_.split(std::ranges::min(ranks), place);
+  return ranks.size() == 1 ? comm::make_self(world_) : world_.subgroup(ranks);
 }
 
 }  // namespace pptrain::mesh

@@ -61,10 +61,12 @@ int rank_at(const MeshShape& shape, const Coordinates& at);
 std::vector<int> group(const MeshShape& shape, int rank, Axis axis);
 std::vector<int> group(const MeshShape& shape, int rank, Group group);
 
-// One rank's communicators. All are set up eagerly, in the same order on every rank.
+// One rank's communicators. That of an axis or group is made when it is first asked for, so that a job has
+// those that it needs: all ranks of the group ask for it, and all ranks ask for theirs in one order, which is
+// that of the program. What is only to be known of a group (`size`, `place`) makes none.
 class DeviceMesh {
  public:
-  // Throws as check_world_size does. `world` must outlive the mesh.
+  // Connects the ring of pp. Throws as check_world_size does. `world` must outlive the mesh.
   DeviceMesh(comm::Communicator& world, const MeshShape& shape);
 
   const MeshShape& shape() const { return shape_; }
@@ -72,9 +74,11 @@ class DeviceMesh {
   int coordinate(Axis axis) const { return at_[static_cast<int>(axis)]; }
   int size(Axis axis) const { return shape_.size(axis); }
   int size(Group group) const { return shape_.size(group); }
+  // This rank's rank in its group.
+  int place(Group group) const;
   comm::Communicator& world() { return world_; }
-  comm::Communicator& along(Axis axis) { return *axes_[static_cast<int>(axis)]; }
-  comm::Communicator& of(Group group) { return *groups_[static_cast<int>(group)]; }
+  comm::Communicator& along(Axis axis);
+  comm::Communicator& of(Group group);
 
  private:
   std::unique_ptr<comm::Communicator> make(const std::vector<int>& ranks);

@@ -40,13 +40,9 @@ auto take(Map& map, const typename Map::key_type& key, const char* what) {
 
 }  // namespace
 
-Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule,
-                   Mode mode)
-    : stages_(std::move(stages)),
-      pipeline_(pipeline),
-      schedule_(std::move(schedule)),
-      speculation_(schedule::speculate(schedule_)),
-      mode_(mode) {
+Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline,
+                   const schedule::Schedule& schedule, Mode mode)
+    : stages_(std::move(stages)), pipeline_(pipeline), schedule_(schedule.without_actions()), mode_(mode) {
   if (schedule_.ranks != pipeline_.size()) {
     throw Error(fmt::format("the schedule is for {} pipeline ranks, the mesh has {}", schedule_.ranks,
                             pipeline_.size()));
@@ -55,7 +51,13 @@ Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, sch
   const bool same = std::ranges::equal(stages_, expected, {}, [](const Stage* s) { return s->index(); });
   if (!same)
     throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
+  // Every rank's list on every rank would grow with their square.
+  schedule_.actions[pipeline_.rank()] = schedule.actions[pipeline_.rank()];
   places_ = find_places(schedule_.actions[pipeline_.rank()]);
+}
+
+void Executor::prepare_validation(const schedule::Schedule& schedule) {
+  speculation_ = schedule::speculate(schedule);
 }
 
 // From the end of the list to its beginning: what lies ahead of each action of a stage.
@@ -98,7 +100,8 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
   const comm::ActivityScope walking(activity_, comm::Doing::work, "the schedule's list");
   size_t begin = 0;
   if (validate) {
-    const size_t prefix = speculation_.prefix[pipeline_.rank()];
+    if (!speculation_) throw Error("validation of a step in the next one was not prepared");
+    const size_t prefix = speculation_->prefix[pipeline_.rank()];
     run_range(0, prefix);
     for_all_stages(stage_actions_.settle);
     begin = prefix;
@@ -142,7 +145,7 @@ void Executor::mark_on_device(const Action& action) {
 // All ranks do so together. A message that one side alone has begun is completed by the other, with values
 // that nobody reads; after that the channels are as they were before the step.
 void Executor::throw_away_prefix() {
-  for (const Action& action : speculation_.drain[pipeline_.rank()]) {
+  for (const Action& action : speculation_->drain[pipeline_.rank()]) {
     if (schedule::is_receive(action.kind)) {
       post_receive(action);
     } else {

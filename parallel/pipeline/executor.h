@@ -44,9 +44,10 @@ class Executor {
   enum class Mode { train, evaluate };
 
   // `stages`: this rank's, by ascending index; they must be the schedule's for this rank. `pipeline`: the
-  // communicator along pp; its rank is the schedule's rank. `schedule`: lowered and validated. All must
-  // outlive the executor.
-  Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, schedule::Schedule schedule, Mode mode);
+  // communicator along pp; its rank is the schedule's rank. Both must outlive the executor. `schedule`:
+  // lowered and validated; it keeps this rank's list.
+  Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, const schedule::Schedule& schedule,
+           Mode mode);
 
   // What comes next on one stage, for who gathers its weights and sums its gradients.
   struct PassPlace {
@@ -78,14 +79,17 @@ class Executor {
   // Times what runs from now on by the host's clock (the CPU, as at first), by a device's, or not at all.
   void time_on(std::optional<c10::Device> device) { timed_on_ = device; }
 
+  // Before the first run() with `validate`. schedule: that of the executor.
+  void prepare_validation(const schedule::Schedule& schedule);
+
   // Runs every action once over schedule.microbatches microbatches. Returns when the list is done and every
   // send has left. Throws Error that names rank, action and stage; stages then hold stale records
   // (Stage::discard).
   //
-  // `validate` is called once, where this rank's prefix ends (schedule::Speculation): before it, the run
-  // leaves gradients alone, so that it may begin on weights that are still to be confirmed. Where it returns
-  // false, which it must on all ranks of `pipeline` together, what was run is thrown away and the list begins
-  // anew.
+  // `validate` (after prepare_validation) is called once, where this rank's prefix ends
+  // (schedule::Speculation): before it, the run leaves gradients alone, so that it may begin on weights that
+  // are still to be confirmed. Where it returns false, which it must on all ranks of `pipeline` together,
+  // what was run is thrown away and the list begins anew.
   ExecutorStats run(std::span<const data::Microbatch> microbatches,
                     const std::function<bool()>& validate = {});
 
@@ -130,8 +134,8 @@ class Executor {
 
   std::vector<Stage*> stages_;
   comm::Communicator& pipeline_;
-  schedule::Schedule schedule_;
-  schedule::Speculation speculation_;
+  schedule::Schedule schedule_;  // with the list of this rank alone
+  std::optional<schedule::Speculation> speculation_;
   Mode mode_;
   StageActions stage_actions_;
   comm::Activity* activity_ = nullptr;

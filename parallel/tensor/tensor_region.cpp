@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/self_communicator.h"
+#include "parallel/comm/split.h"
 
 namespace pptrain::tensor {
 namespace {
@@ -61,7 +62,7 @@ std::unique_ptr<comm::Communicator> make_kv_group(comm::Communicator& tp, int64_
   }
   if (kv_heads >= tp.size()) return comm::make_self(tp);
   const auto neighbours = static_cast<int>(tp.size() / kv_heads);
-  return tp.split(tp.rank() / neighbours, tp.rank());
+  return comm::split(tp, [&](int rank) { return rank / neighbours; });
 }
 
 }  // namespace pptrain::tensor

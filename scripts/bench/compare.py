@@ -1,16 +1,19 @@
 """pptrain beside torch.distributed.pipelining, schedule by schedule: the same job, machine and sitting, in turns.
 
-    .venv/bin/python scripts/bench/compare.py [--schedules all] [--rounds 3] [--compile] [--threads] [--markdown]
+    .venv/bin/python scripts/bench/compare.py [--schedules all] [--dtype bf16 fp32] [--isa all] [--size wide]
+        [--rounds 3] [--compile] [--threads] [--markdown]
 
 Each round runs every contender once: of each schedule pptrain under mpirun (two processes) and, where it has the schedule,
 torch under torchrun (two processes, Gloo); with --threads also pptrain with its ranks as threads, with --compile also torch
 under torch.compile. All run the same model, shapes and numbers of warm-up and measured steps, one CPU thread a rank. Prints
 one table: the median tokens/s over all measured steps and the peak resident memory of all ranks together. "auto" is the
-schedule and split that pptrain chooses itself. A contender that fails is shown as failed, with its reason, and left out of
+schedule and split that pptrain chooses itself. Each instruction set and dtype has rows of its own; below them the fastest of pptrain
+stands beside the fastest of torch, in whichever dtype that is. A contender that fails is shown as failed, with its reason, and left out of
 later rounds; the losses of the others must agree. Exits with 1 unless all is well.
 """
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -20,10 +23,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from contest import (
+    ISAS,
     JOB,
+    SIZES,
     Figures,
     formatted,
     machine,
+    own_isas,
     parse_arguments,
     run_pptrain,
     run_round,
@@ -58,12 +64,17 @@ SAME_DRAW, OTHER_DRAW = 0.003, 0.05
 class Contender:
     schedule: str  # pptrain's name
     kind: str
+    dtype: str
+    isa: str  # "": the processor's best
     figures: Figures = field(default_factory=Figures)
     loss: float = math.nan
     chosen: str = ""  # the schedule and split that auto stands for
 
     def name(self) -> str:
-        return f"{self.schedule}, {self.kind}"
+        return ", ".join(word for word in (self.schedule, self.kind, self.dtype, self.isa) if word)
+
+    def is_torch(self) -> bool:
+        return self.kind in (TORCH, COMPILED)
 
 
 def arguments() -> argparse.Namespace:
@@ -71,12 +82,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--schedules", nargs="+", choices=(*SCHEDULES, "all"), default=["1f1b"], metavar="NAME",
                         help=f"all, or some of {', '.join(SCHEDULES)}; 1f1b without it")
     parser.add_argument("--split", help="layers per stage for both, such as 5,3; even without it")
-    return parse_arguments(parser)
+    parser.add_argument("--dtype", nargs="+", choices=("bf16", "fp32"), default=["bf16"])
+    parser.add_argument("--isa", nargs="+", choices=(*ISAS, "all"), default=[""], metavar="NAME",
+                        help=f"instruction sets that both keep to: all that the processor has, or some of {', '.join(ISAS)}; its best without it")
+    parser.add_argument("--size", choices=SIZES, default="small", help="of the model; small is that of the job file")
+    args = parse_arguments(parser)
+    args.isa = own_isas() if "all" in args.isa else args.isa
+    return args
 
 
 def contenders(args) -> list[Contender]:
     entries = []
-    for schedule in SCHEDULES if "all" in args.schedules else dict.fromkeys(args.schedules):
+    schedules = SCHEDULES if "all" in args.schedules else dict.fromkeys(args.schedules)
+    for isa, dtype, schedule in itertools.product(args.isa, args.dtype, schedules):
         has_torch = SCHEDULES[schedule] is not None
         takes_part = {
             PPTRAIN: args.only != "torch",
@@ -84,16 +102,16 @@ def contenders(args) -> list[Contender]:
             TORCH: args.only != "pptrain" and has_torch,
             COMPILED: args.only != "pptrain" and args.compile and schedule in COMPILABLE,
         }
-        entries += [Contender(schedule, kind) for kind in KINDS if takes_part[kind]]
+        entries += [Contender(schedule, kind, dtype, isa) for kind in KINDS if takes_part[kind]]
     return entries
 
 
 def measure_pptrain(args, contender: Contender, folder: Path) -> None:
-    settings = {"distributed.pp_schedule": contender.schedule}
+    settings = SIZES[args.size].pptrain() | {"distributed.pp_schedule": contender.schedule, "train.dtype": contender.dtype}
     if args.split:
         settings["distributed.pp_split"] = f"[{args.split}]"
     processes = 2 if contender.kind == PPTRAIN else 1
-    records, peaks = run_pptrain(args, settings, folder, args.warmup + args.steps, processes)
+    records, peaks = run_pptrain(args, settings, folder, args.warmup + args.steps, processes, contender.isa)
     contender.figures.tokens_per_s += [record["tokens_per_s"] for record in records[args.warmup :]]
     contender.loss = records[-1]["loss"]
     contender.figures.peak_bytes.append(peaks)
@@ -103,17 +121,17 @@ def measure_pptrain(args, contender: Contender, folder: Path) -> None:
 
 
 def measure_torch(args, contender: Contender) -> None:
-    options = ["--schedule", SCHEDULES[contender.schedule]]
+    options = [*SIZES[args.size].torch(), "--schedule", SCHEDULES[contender.schedule], "--dtype", contender.dtype]
     options += ["--split", args.split] if args.split else []
     options += ["--compile"] if contender.kind == COMPILED else []
-    report = run_torch(args, "pipelining_baseline.py", options)
+    report = run_torch(args, "pipelining_baseline.py", options, contender.isa)
     contender.figures.tokens_per_s += report["all_tokens_per_s"]
     contender.loss = report["loss"]
     contender.figures.peak_bytes.append(report["peak_bytes"])
 
 
 def measure(args, contender: Contender, folder: Path) -> None:
-    if contender.kind in (TORCH, COMPILED):
+    if contender.is_torch():
         measure_torch(args, contender)
     else:
         measure_pptrain(args, contender, folder)
@@ -125,7 +143,7 @@ def disagreements(entries: list[Contender]) -> list[str]:
     found = []
     for c in finished:
         first = finished[0]
-        same_side = next(other for other in finished if other.kind.split(",")[0] == c.kind.split(",")[0])
+        same_side = next(other for other in finished if (other.is_torch(), other.dtype) == (c.is_torch(), c.dtype))
         for other, limit in ((first, OTHER_DRAW), (same_side, SAME_DRAW)):
             if not abs(c.loss - other.loss) <= limit:  # a loss that is not a number agrees with none
                 found.append(f"{c.name()}: loss {c.loss:.4f}, but {other.loss:.4f} of {other.name()}")
@@ -150,13 +168,26 @@ def cells(of_schedule: dict[str, Contender], kinds: list[str], figure, digits: i
 
 def table(entries: list[Contender]) -> list[list[str]]:
     kinds = [kind for kind in KINDS if any(c.kind == kind for c in entries)]
-    rows = [["schedule", *(f"{kind}: tokens/s" for kind in kinds), *(f"{kind}: GiB" for kind in kinds)]]
-    for schedule in dict.fromkeys(c.schedule for c in entries):
-        of_schedule = {c.kind: c for c in entries if c.schedule == schedule}
+    rows = [["schedule", "dtype", "instructions", *(f"{kind}: tokens/s" for kind in kinds), *(f"{kind}: GiB" for kind in kinds)]]
+    for schedule, dtype, isa in dict.fromkeys((c.schedule, c.dtype, c.isa) for c in entries):
+        of_schedule = {c.kind: c for c in entries if (c.schedule, c.dtype, c.isa) == (schedule, dtype, isa)}
         speeds = cells(of_schedule, kinds, lambda c: c.figures.speed(), digits=0)
         peaks = cells(of_schedule, kinds, lambda c: c.figures.peak() / 2**30, digits=2)
-        rows.append([schedule, *speeds, *peaks])
+        rows.append([schedule, dtype, isa or "best", *speeds, *peaks])
     return rows
+
+
+def fastest(entries: list[Contender]) -> list[str]:
+    """Of each instruction set and schedule, pptrain's fastest beside the fastest of torch, whose schedule is 1F1B for what only pptrain has."""
+    lines = []
+    for isa, schedule in dict.fromkeys((c.isa, c.schedule) for c in entries):
+        ours = [c for c in entries if (c.isa, c.schedule) == (isa, schedule) and not c.is_torch()]
+        peers = schedule if SCHEDULES[schedule] else "1f1b"
+        theirs = [c for c in entries if (c.isa, c.schedule) == (isa, peers) and c.is_torch()]
+        if ours and theirs:
+            best, rival = (max(group, key=lambda c: c.figures.speed()) for group in (ours, theirs))
+            lines.append(f"{best.name()}: {best.figures.speed() / rival.figures.speed():.2f} times the speed of {rival.name()}")
+    return lines
 
 
 def losses(entries: list[Contender]) -> str:
@@ -168,11 +199,13 @@ def report(args, entries: list[Contender], name: str) -> None:
     import torch  # only for its version
 
     print(f"machine: {name}")
-    print(f"job: {JOB.name}, {args.dtype}, split {args.split or 'even'}, torch {torch.__version__},")
+    print(f"job: {JOB.name}, size {args.size}, split {args.split or 'even'}, torch {torch.__version__},")
     print(f"     {args.rounds} rounds of {args.steps} steps after {args.warmup} to warm up\n")
-    print(formatted(table(entries), args.markdown))
+    print(formatted(table(entries), args.markdown, names=3))
     print("\nIn brackets: pptrain's as a multiple of torch's. GiB: peak resident memory of all ranks together.")
     finished = [c for c in entries if not c.figures.failure]
+    for line in fastest(finished):
+        print(line)
     if finished:
         print(f"{spread(finished)}; {losses(finished)}")
     for c in entries:
@@ -189,7 +222,7 @@ def main() -> int:
     entries, name = contenders(args), machine()
     with tempfile.TemporaryDirectory(prefix="pptrain-bench-") as temporary:
         folder = Path(temporary)
-        write_tokens(folder / "tokens.bin", args.warmup + args.steps)
+        write_tokens(folder / "tokens.bin", args.warmup + args.steps, SIZES[args.size].vocab)
         for turn in range(args.rounds):
             run_round(args, entries, lambda contender: measure(args, contender, folder), f"round {turn + 1}")
     report(args, entries, name)

@@ -70,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axes", nargs="+", choices=AXES, default=AXES, help="all of them without it")
     parser.add_argument("--casts", choices=("autocast", "fsdp"), default="autocast", help="see tp_baseline.py")
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     args = parse_arguments(parser)
     if args.warmup + args.steps < CHECKED_STEPS:
         sys.exit(f"--warmup and --steps: at least {CHECKED_STEPS} together")
@@ -113,7 +114,7 @@ def contenders(args) -> list[Contender]:
 
 
 def pptrain_steps(args, contender: Contender, folder: Path, steps: int, keys: dict | None = None):
-    settings = {"distributed.pp": 1} | contender.keys | (keys or {})
+    settings = {"train.dtype": args.dtype, "distributed.pp": 1} | contender.keys | (keys or {})
     return run_pptrain(args, settings, folder, steps, 1 if contender.program == THREADS else 2)
 
 
@@ -146,7 +147,7 @@ def measure(args, contender: Contender, folder: Path) -> None:
     if contender.is_torch():
         script, *options = contender.command
         compiled = ["--compile"] if contender.program == COMPILED else []
-        outcome = run_torch(args, script, ["--tokens", str(folder / "tokens.bin"), *options, *compiled])
+        outcome = run_torch(args, script, ["--dtype", args.dtype, "--tokens", str(folder / "tokens.bin"), *options, *compiled])
         speeds, peaks = outcome["all_tokens_per_s"], outcome["peak_bytes"]
         contender.course = list(zip(outcome["losses"], outcome["norms"]))
     else:

@@ -17,8 +17,43 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 JOB = HERE / "llama_bench.toml"
-VOCAB, SEQ, MICROBATCHES = 32000, 512, 8  # as in llama_bench.toml
+SEQ, MICROBATCHES = 512, 8  # as in llama_bench.toml
 TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Size:
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    vocab: int
+
+    def pptrain(self) -> dict:
+        """Settings of the job."""
+        return {
+            "model.num_hidden_layers": self.layers,
+            "model.hidden_size": self.hidden,
+            "model.intermediate_size": self.ffn,
+            "model.num_attention_heads": self.heads,
+            "model.num_key_value_heads": self.heads,
+            "model.vocab_size": self.vocab,
+        }
+
+    def torch(self) -> list[str]:
+        """Options of the baseline."""
+        return [word for name, value in vars(self).items() for word in (f"--{name}", str(value))]
+
+
+SIZES = {"small": Size(8, 512, 1408, 8, 32000), "wide": Size(4, 1024, 2816, 16, 16000)}  # small: as in llama_bench.toml
+# pptrain's instruction sets, and what makes the libraries under torch use no more than that. MKL heeds it on Intel's processors alone.
+ISAS = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+    "avx512bf16": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512_E2"},
+    "amx": {},
+}
+FLAGS = {"avx2": "avx2", "avx512": "avx512f", "avx512bf16": "avx512_bf16", "amx": "amx_bf16"}  # in /proc/cpuinfo
 
 
 class RunFailed(Exception):
@@ -41,17 +76,34 @@ class Figures:
         return max(sum(run) for run in self.peak_bytes)
 
 
+def cpu_facts() -> dict[str, str]:
+    facts = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())
+    return facts
+
+
+def own_isas() -> list[str]:
+    """The instruction sets that this processor has, the best one last."""
+    flags = cpu_facts().get("flags", "").split()
+    return [isa for isa in ISAS if FLAGS[isa] in flags]
+
+
+def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pptrain", type=Path, default=ROOT / "build" / "pptrain", help="the executable")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to pptrain")
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
+
+
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program_arguments(parser)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--warmup", type=int, default=2, help="steps of each run that are not measured")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each run")
     parser.add_argument("--threads", action="store_true", help="time pptrain with its ranks as threads as well")
     parser.add_argument("--compile", action="store_true", help="time torch under torch.compile as well, where it allows it")
     parser.add_argument("--only", choices=("pptrain", "torch"), help="leave the other side out")
-    parser.add_argument("--pptrain", type=Path, default=ROOT / "build" / "pptrain", help="the executable")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to pptrain")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--json", type=Path, help="also write all figures here")
 
 
@@ -64,8 +116,11 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def environment() -> dict[str, str]:
+def environment(isa: str = "") -> dict[str, str]:
+    """isa: instructions that pptrain and torch keep to; "": the processor's best."""
     env = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    if isa:
+        env |= ISAS[isa] | {"PPTRAIN_ISA": isa}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     if os.geteuid() == 0:
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -79,10 +134,10 @@ def reason(errors: str) -> str:
     return next(exceptions, lines[0] if lines else "no message")
 
 
-def execute(command: list[str]) -> str:
+def execute(command: list[str], isa: str = "") -> str:
     """Standard output of the command."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env=environment(), cwd=ROOT, start_new_session=True, **pipes)
+    process = subprocess.Popen(command, env=environment(isa), cwd=ROOT, start_new_session=True, **pipes)
     try:
         output, errors = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -97,18 +152,18 @@ def execute(command: list[str]) -> str:
     return output
 
 
-def write_tokens(path: Path, steps: int) -> None:
+def write_tokens(path: Path, steps: int, vocab: int = SIZES["small"].vocab) -> None:
     generator = random.Random(0)
     count = steps * MICROBATCHES * SEQ + 1
-    path.write_bytes(array.array("H", (generator.randrange(VOCAB) for _ in range(count))).tobytes())
+    path.write_bytes(array.array("H", (generator.randrange(vocab) for _ in range(count))).tobytes())
 
 
 def set_options(settings: dict) -> list[str]:
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def run_pptrain(args, settings: dict, folder: Path, steps: int, processes: int) -> tuple[list[dict], list[int]]:
-    """The records of the run's steps, and each process's peak memory in bytes. Its output stays in folder / "run"."""
+def run_pptrain(args, settings: dict, folder: Path, steps: int, processes: int, isa: str = "") -> tuple[list[dict], list[int]]:
+    """settings: with train.dtype. The records of the run's steps, and each process's peak memory in bytes. Its output stays in folder / "run"."""
     run_dir, peaks = folder / "run", folder / "peaks"
     shutil.rmtree(run_dir, ignore_errors=True)
     peaks.unlink(missing_ok=True)
@@ -116,13 +171,12 @@ def run_pptrain(args, settings: dict, folder: Path, steps: int, processes: int) 
         "run.dir": run_dir,
         "data.path": folder / "tokens.bin",
         "train.steps": steps,
-        "train.dtype": args.dtype,
     } | settings
     command = [sys.executable, str(HERE / "peak_rss.py"), str(peaks), str(args.pptrain), "--config", str(JOB)]
     command += set_options(settings) + [word for setting in args.set for word in ("--set", setting)]
     if processes > 1:
         command = ["mpirun", "-np", str(processes), "--bind-to", "none", *command]
-    execute(command)
+    execute(command, isa)
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     records = [record for record in records if "tokens_per_s" in record]
     if len(records) != steps:
@@ -130,11 +184,11 @@ def run_pptrain(args, settings: dict, folder: Path, steps: int, processes: int) 
     return records, [int(line) for line in peaks.read_text().splitlines()]
 
 
-def run_torch(args, script: str, options: list[str]) -> dict:
-    """What the baseline reports."""
-    command = ["torchrun", "--standalone", "--nproc-per-node", "2", str(HERE / script), "--dtype", args.dtype]
+def run_torch(args, script: str, options: list[str], isa: str = "") -> dict:
+    """options: with --dtype. What the baseline reports."""
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", str(HERE / script)]
     command += ["--warmup", str(args.warmup), "--steps", str(args.steps), *options]
-    return json.loads(execute(command).splitlines()[-1])
+    return json.loads(execute(command, isa).splitlines()[-1])
 
 
 def run_round(args, entries: list, run, label: str) -> None:
@@ -152,15 +206,11 @@ def run_round(args, entries: list, run, label: str) -> None:
 
 
 def machine() -> str:
-    facts = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        facts.setdefault(key.strip(), value.strip())
-    features = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in facts.get("flags", "").split()]
+    facts = cpu_facts()
     total = next(int(x.split()[1]) for x in Path("/proc/meminfo").read_text().splitlines() if x.startswith("MemTotal"))
     model = f"{facts.get('model name', 'unknown CPU')} (family {facts.get('cpu family')}, model {facts.get('model')})"
     cores = len(os.sched_getaffinity(0))
-    return f"{model}, {cores} cores, {' '.join(features)}, {total / 2**20:.0f} GiB, load {os.getloadavg()[0]:.1f}"
+    return f"{model}, {cores} cores, {' '.join(own_isas())}, {total / 2**20:.0f} GiB, load {os.getloadavg()[0]:.1f}"
 
 
 def formatted(rows: list[list[str]], markdown: bool, names: int = 1) -> str:

@@ -70,7 +70,7 @@ def check_start(program, env):
     if not program.exists():
         return
     try:
-        done = subprocess.run([program, "--version"], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([program, "--help"], env=env, capture_output=True, text=True, timeout=60)
         words = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     except (OSError, subprocess.TimeoutExpired) as error:
         words = str(error)

@@ -98,6 +98,8 @@ def fill(pack, arguments):
 
 def main():
     arguments = read_arguments()
+    if "pptrain" in arguments.programs:
+        arguments.programs.append("pptrain_whole")  # which pptrain becomes
     pack = arguments.build / "pack"
     names = [] if arguments.replace else fill(pack, arguments)
     for program in arguments.programs:

@@ -52,6 +52,8 @@ interval = 10
 batches = 2
 [checkpoint]
 interval = 40
+[metrics]
+peak_tflops = 1
 """
 
 with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
@@ -163,7 +165,8 @@ class MpiJob(Job):
         found = {}
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             try:
-                if os.readlink(folder / "exe") != str(PPTRAIN) or str(self.folder).encode() not in (folder / "cmdline").read_bytes():
+                # pptrain becomes pptrain_whole for all that needs LibTorch.
+                if os.readlink(folder / "exe") != f"{PPTRAIN}_whole" or str(self.folder).encode() not in (folder / "cmdline").read_bytes():
                     continue
                 env = (folder / "environ").read_bytes()
             except OSError:

@@ -1,6 +1,7 @@
 // The kernels of a training step against plain expressions of LibTorch in float64, their gradients by
 // autograd.
 #include <ATen/Functions.h>
+#include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
 
 #include <cmath>

@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cstddef>

@@ -119,7 +119,6 @@ TEST_CASE("what sparse layers keep between passes does not depend on the routing
 }
 
 TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
-  if (!kernels::cpu::has_attention()) return;  // ATen's attention takes more
   const c10::InferenceMode inference;
   const WithoutOneDnn tensors_alone;
   at::set_num_threads(1);

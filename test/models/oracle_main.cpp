@@ -1,13 +1,14 @@
 // The models and the optimizer as a program, for transformers_test.py:
 //
-//   model_oracle HF_DIR INPUT OUTPUT STAGES
+//   model_oracle INPUT OUTPUT STAGES HF_DIR...
 //
-// Loads the Hugging Face directory into STAGES stages. INPUT (safetensors): `tokens` and `labels`, int64
-// [steps, microbatches, batch, seq]; `lr`, `weight_decay`, float64 [1]; `losses`, float64 [2], the
-// coefficients of the routers' balance loss and z-loss. Trains a step on each, and writes to OUTPUT: `loss`,
-// float64 [steps]: the mean over valid tokens before each step; `norm`, float64 [steps]: the global gradient
-// norm before clipping at 1; `logits`, float32 [batch, seq, vocab], of the first microbatch, and
-// `gradient.NAME`, by Hugging Face name, of the mean loss, both before the first step.
+// INPUT (safetensors): `tokens` and `labels`, int64 [steps, microbatches, batch, seq]; `lr`, `weight_decay`,
+// float64 [1]; `losses`, float64 [2], the coefficients of the routers' balance loss and z-loss. Trains a step
+// on each, in STAGES stages: each begins at the weights of its own Hugging Face directory, with the
+// optimizer's state of the steps before. Writes to OUTPUT: `loss`, float64 [steps]: the mean over valid
+// tokens before each step; `norm`, float64 [steps]: the global gradient norm before clipping at 1; `logits`,
+// float32 [batch, seq, vocab], of the first microbatch, and `gradient.NAME`, by Hugging Face name, of the
+// mean loss, both before the first step; `weight.STEP.NAME`: after each step.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -22,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/io/safetensors.h"
 #include "core/optim/optimizer.h"
 #include "core/optim/squared_norms.h"
@@ -40,16 +42,19 @@ namespace {
 
 class Model {
  public:
-  Model(const models::ModelConfig& model, const std::string& hf_dir, int stages, double weight_decay) {
+  Model(const models::ModelConfig& model, int stages, double weight_decay) {
     const auto assignment = pipeline::compute_layer_assignment(static_cast<int>(model.layers), stages);
     const config::OptimizerSection options{.weight_decay = weight_decay};
     for (int i = 0; i < stages; ++i) {
       stages_.push_back(
           std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, i)));
       stages_.back()->materialise(at::kCPU, at::kFloat);
-      models::load_hf_weights(*stages_.back(), hf_dir);
       optimizers_.push_back(optim::make_optimizer(options, stages_.back()->parameters().shards()));
     }
+  }
+
+  void load(const std::string& hf_dir) {
+    for (auto& stage : stages_) models::load_hf_weights(*stage, hf_dir);
   }
 
   // [documents, longest, vocab]; all documents are of one length.
@@ -78,14 +83,17 @@ class Model {
   }
 
   // Each of the model's parameters once: without the copy that a tied head is.
-  NamedTensors gradients(int64_t tokens) {
-    const auto names = models::find_architecture(stages_.front()->model().arch).weights;
-    NamedTensors result;
+  void add_gradients(NamedTensors& output, int64_t tokens) {
     for_each([&](const nn::Slice& parameter) {
-      result.emplace_back("gradient." + models::hf_name(names, parameter.spec.name, false),
-                          parameter.grad / static_cast<double>(tokens));
+      output.emplace_back("gradient." + name_of(parameter), parameter.grad / static_cast<double>(tokens));
     });
-    return result;
+  }
+
+  void add_weights(NamedTensors& output, int64_t step) {
+    for_each([&](const nn::Slice& parameter) {
+      output.emplace_back("weight." + std::to_string(step) + "." + name_of(parameter),
+                          parameter.master.clone());
+    });
   }
 
   double gradient_norm() {
@@ -94,11 +102,21 @@ class Model {
     return std::sqrt(optim::sum_of_squares(counted).rounded());
   }
 
+  // Throws Error if a tied head's weights are not the embedding's then.
   void step(double lr, double grad_scale) {
     for (auto& optimizer : optimizers_) optimizer->step(lr, grad_scale);
+    if (stages_.front()->tied() &&
+        !at::equal(stages_.front()->embedding_weight()->compute, stages_.back()->head_weight()->compute)) {
+      throw Error("after a step the tied head is no longer the embedding");
+    }
   }
 
  private:
+  std::string name_of(const nn::Slice& parameter) const {
+    const auto names = models::find_architecture(stages_.front()->model().arch).weights;
+    return models::hf_name(names, parameter.spec.name, false);
+  }
+
   template <class Visit>
   void for_each(const Visit& visit) {
     for (auto& stage : stages_) {
@@ -129,21 +147,22 @@ std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at
   return result;
 }
 
-void train(const std::string& hf_dir, const std::string& input_path, const std::string& output_path,
-           int stages) {
+void train(const std::string& input_path, const std::string& output_path, int stages,
+           const std::vector<std::string>& hf_dirs) {
   const io::SafetensorsReader input(input_path);
   const at::Tensor tokens = input.view("tokens");
   const at::Tensor labels = input.view("labels");
   const double lr = input.view("lr").item<double>();
-  config::ModelSection section = models::read_hf_config(hf_dir);
+  config::ModelSection section = models::read_hf_config(hf_dirs.front());
   section.router_aux_loss_coef = input.view("losses")[0].item<double>();
   section.router_z_loss_coef = input.view("losses")[1].item<double>();
-  Model model(models::make_model_config(section, tokens.size(3)), hf_dir, stages,
+  Model model(models::make_model_config(section, tokens.size(3)), stages,
               input.view("weight_decay").item<double>());
   NamedTensors output;
   const at::Tensor losses = at::empty({tokens.size(0)}, at::kDouble);
   const at::Tensor norms = at::empty({tokens.size(0)}, at::kDouble);
   for (int64_t step = 0; step < tokens.size(0); ++step) {
+    model.load(hf_dirs.at(step));
     const auto microbatches = microbatches_of(tokens[step], labels[step]);
     if (step == 0) output.emplace_back("logits", model.logits(microbatches.front()));
     const pipeline::LossSum sum = model.run(microbatches);
@@ -151,10 +170,9 @@ void train(const std::string& hf_dir, const std::string& input_path, const std::
     const double norm = model.gradient_norm() / valid;
     losses[step] = sum.loss / valid;
     norms[step] = norm;
-    if (step == 0) {
-      for (auto& gradient : model.gradients(sum.tokens)) output.push_back(std::move(gradient));
-    }
+    if (step == 0) model.add_gradients(output, sum.tokens);
     model.step(lr, std::min(1.0, 1.0 / (norm + 1e-6)) / valid);
+    model.add_weights(output, step);
   }
   output.emplace_back("loss", losses);
   output.emplace_back("norm", norms);
@@ -164,14 +182,14 @@ void train(const std::string& hf_dir, const std::string& input_path, const std::
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: %s HF_DIR INPUT OUTPUT STAGES\n", argv[0]);
+  if (argc < 5) {
+    std::fprintf(stderr, "usage: %s INPUT OUTPUT STAGES HF_DIR...\n", argv[0]);
     return 2;
   }
   try {
     at::set_num_threads(1);
     const c10::InferenceMode inference;
-    train(argv[1], argv[2], argv[3], std::atoi(argv[4]));
+    train(argv[1], argv[2], std::atoi(argv[3]), {argv + 4, argv + argc});
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

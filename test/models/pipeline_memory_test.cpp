@@ -137,7 +137,7 @@ void check_schedule(const schedule::Schedule& lowered, models::Recompute recompu
     const int64_t message = lowered.ranks == 1 ? 0 : stages.front().message;
     const int64_t messages = 2 * lowered.microbatches * lowered.stages_per_rank * message;
     CHECK(counter.peak() + 2 * message >= bytes[r].peak.total());
-    if (kernels::cpu::has_attention()) CHECK(counter.peak() <= bytes[r].peak.total() + messages + 64);
+    CHECK(counter.peak() <= bytes[r].peak.total() + messages + 64);
     for (const pipeline::Stage* stage : rank.stages()) {
       CHECK(stage->saved_microbatches() + stage->pending_weight_gradients() == 0);
     }

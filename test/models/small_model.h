@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/Functions.h>
+#include <ATen/core/IListRef.h>
 
 #include <cstdint>
 #include <memory>

@@ -1,6 +1,7 @@
 // Stages of tensor-parallel ranks against the same stages of a rank alone.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>

@@ -46,7 +46,7 @@ assertions: 9 | 8 passed | 1 failed
 # A program whose runs end well and differ: what it trains is the name of its folder.
 DIFFERENT = """#!/usr/bin/env python3
 import json, pathlib, sys
-if sys.argv[1] in ("verify", "--version"):
+if sys.argv[1] in ("verify", "--version", "--help"):
     sys.exit()
 folder = pathlib.Path([text for text in sys.argv if text.startswith("run.dir=")][0].split("=", 1)[1])
 (folder / "checkpoints/step_2").mkdir(parents=True)

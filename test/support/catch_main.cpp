@@ -1,4 +1,5 @@
-// Entry point of every test executable.
+// Entry point of every test executable. A filter names files too ("[#layouts_test]"), and one that no case
+// fits is an error.
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #else
@@ -7,5 +8,11 @@
 #endif
 
 int main(int argc, char** argv) {
-  return Catch::Session().run(argc, argv);
+  Catch::Session session;
+  session.configData().filenamesAsTags = true;
+#ifdef CATCH_CONFIG_RUNNER  // version 3 fails without being told
+  session.configData().warnings = Catch::WarnAbout::NoTests;
+#endif
+  if (const int bad_arguments = session.applyCommandLine(argc, argv)) return bad_arguments;
+  return session.run();
 }

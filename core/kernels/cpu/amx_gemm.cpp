@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
-#include <memory>
-#include <new>
+
+#include "core/kernels/cpu/buffer.h"
 
 namespace pptrain::kernels::cpu::amx {
 namespace {
@@ -17,29 +16,6 @@ constexpr int64_t kBlock = int64_t{1} << 19;  // elements of a packed block of c
 int64_t panels(int64_t size) {
   return (size + kPanel - 1) / kPanel;
 }
-
-// Memory on a cache line's boundary, kept for the thread's next product.
-template <class T>
-class Buffer {
- public:
-  T* reserve(int64_t elements) {
-    constexpr size_t kLine = 64;
-    const size_t bytes = (static_cast<size_t>(elements) * sizeof(T) + kLine - 1) / kLine * kLine;
-    if (bytes > bytes_) {
-      data_.reset(static_cast<T*>(std::aligned_alloc(kLine, bytes)));
-      if (data_ == nullptr) throw std::bad_alloc();
-      bytes_ = bytes;
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(T* data) const { std::free(data); }
-  };
-  std::unique_ptr<T, Free> data_;
-  size_t bytes_ = 0;
-};
 
 struct Tiles {
   Tiles() { begin(); }

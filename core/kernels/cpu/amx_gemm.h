@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/kernels/cpu/amx.h"
+#include "core/kernels/cpu/gemm.h"
 
 namespace pptrain::kernels::cpu::amx {
 
@@ -13,9 +14,6 @@ enum class Inner { along, across };
 // out [rows, n] = x [rows, k] times the weight, summed in float32, rounded once. out's rows are n apart.
 void product(const Rows& x, int64_t rows, int64_t k, const uint16_t* weight, Inner inner, int64_t n,
              uint16_t* out);
-
-// Whether a result is added to what is there, or takes its place, unread.
-enum class Result { added, written };
 
 // grad [m, n] += or = dy^T x over `rows` rows, of which there is one at least. dy has m columns, x has n.
 void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, int64_t n, Result result,

@@ -58,7 +58,8 @@ void forward_head(const Shape& s, Matrix<const T> q, Matrix<const T> k, Matrix<c
   for (int64_t first = 0; first < s.seq; first += s.block) {
     const int64_t rows = s.rows(first);
     const int64_t keys = s.keys(first);
-    gemm<T>(Op::none, Op::transpose, {rows, keys, s.head_dim}, from_row(q, first), k, 0, {scores, keys});
+    gemm<T>(Op::none, Op::transpose, {rows, keys, s.head_dim}, from_row(q, first), k, Result::written,
+            {scores, keys});
     table.attention_softmax({.scores = scores,
                              .weights = weights,
                              .sums = workspace.sums.get(),
@@ -67,7 +68,8 @@ void forward_head(const Shape& s, Matrix<const T> q, Matrix<const T> k, Matrix<c
                              .rows = rows,
                              .keys = keys,
                              .scale = s.scale});
-    gemm<T>(Op::none, Op::none, {rows, s.head_dim, keys}, {weights, keys}, v, 0, {product, s.head_dim});
+    gemm<T>(Op::none, Op::none, {rows, s.head_dim, keys}, {weights, keys}, v, Result::written,
+            {product, s.head_dim});
     table.divide_rows(product, workspace.sums.get(), from_row(out, first).data, out.stride, rows, s.head_dim);
   }
 }
@@ -94,8 +96,8 @@ void backward_head(const Shape& s, const BackwardHead<T>& h, Workspace<T>& works
     const int64_t keys = s.keys(first);
     const Matrix<const T> q = from_row(h.q, first);
     const Matrix<const T> dout = from_row(h.dout, first);
-    gemm<T>(Op::none, Op::transpose, {rows, keys, s.head_dim}, q, h.k, 0, {scores, keys});
-    gemm<T>(Op::none, Op::transpose, {rows, keys, s.head_dim}, dout, h.v, 0, {dweights, keys});
+    gemm<T>(Op::none, Op::transpose, {rows, keys, s.head_dim}, q, h.k, Result::written, {scores, keys});
+    gemm<T>(Op::none, Op::transpose, {rows, keys, s.head_dim}, dout, h.v, Result::written, {dweights, keys});
     table.attention_gradient({.scores = scores,
                               .dweights = dweights,
                               .logsumexp = h.logsumexp + first,
@@ -110,18 +112,17 @@ void backward_head(const Shape& s, const BackwardHead<T>& h, Workspace<T>& works
                               .keys = keys,
                               .head_dim = s.head_dim,
                               .scale = s.scale});
-    gemm<T>(Op::transpose, Op::none, {keys, s.head_dim, rows}, {weights, keys}, dout, 1, {h.dv, s.head_dim});
-    gemm<T>(Op::transpose, Op::none, {keys, s.head_dim, rows}, {dscores, keys}, q, 1, {h.dk, s.head_dim});
-    gemm<T>(Op::none, Op::none, {rows, s.head_dim, keys}, {dscores, keys}, h.k, 0, {product, s.head_dim});
+    gemm<T>(Op::transpose, Op::none, {keys, s.head_dim, rows}, {weights, keys}, dout, Result::added,
+            {h.dv, s.head_dim});
+    gemm<T>(Op::transpose, Op::none, {keys, s.head_dim, rows}, {dscores, keys}, q, Result::added,
+            {h.dk, s.head_dim});
+    gemm<T>(Op::none, Op::none, {rows, s.head_dim, keys}, {dscores, keys}, h.k, Result::written,
+            {product, s.head_dim});
     table.divide_rows(product, nullptr, from_row(h.dq, first).data, h.dq.stride, rows, s.head_dim);
   }
 }
 
 }  // namespace
-
-bool has_attention() {
-  return has_gemm();
-}
 
 // Threads share heads first, and documents within a head: so each gets a share of every document, long or
 // short.

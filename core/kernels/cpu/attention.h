@@ -10,10 +10,6 @@
 
 namespace pptrain::kernels::cpu {
 
-// Whether this can run here (see has_gemm); ATen's attention serves otherwise, several times slower in
-// bfloat16.
-bool has_attention();
-
 // out = softmax(q k^T / sqrt(head_dim), causal) v, within each document of `segments` by itself. q, out: T
 // [tokens, heads, head_dim]; k, v: T [tokens, kv_heads, head_dim]; any strides with the last one 1.
 // logsumexp: float32 [heads, tokens], contiguous. A document's results do not depend on those beside it.

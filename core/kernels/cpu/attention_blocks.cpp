@@ -81,7 +81,7 @@ void forward_tile(const ForwardHead<T>& h, const Tile& tile, int64_t head_dim, W
   float* product = workspace.product.get();
   float logsumexp[kMostRows];
   gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, head_dim}, from_row(h.q, tile.query),
-          from_row(h.k, tile.key), 0, {scores, tile.keys});
+          from_row(h.k, tile.key), Result::written, {scores, tile.keys});
   typed<T>(loops()).attention_softmax({.scores = scores,
                                        .weights = weights,
                                        .sums = workspace.sums.get(),
@@ -91,7 +91,7 @@ void forward_tile(const ForwardHead<T>& h, const Tile& tile, int64_t head_dim, W
                                        .keys = tile.keys,
                                        .scale = scale_of(head_dim)});
   gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys}, {weights, tile.keys}, from_row(h.v, tile.key),
-          0, {product, head_dim});
+          Result::written, {product, head_dim});
   loops().attention_merge({.part = product,
                            .part_sums = workspace.sums.get(),
                            .part_logsumexp = logsumexp,
@@ -103,22 +103,24 @@ void forward_tile(const ForwardHead<T>& h, const Tile& tile, int64_t head_dim, W
 }
 
 template <class T>
-struct BackwardHead {
+struct BackwardBlock {
   Matrix<const T> dout, q, k, v, out;
   const float* logsumexp;
   Matrix<float> dq, dk, dv;
 };
 
 template <class T>
-void backward_tile(const BackwardHead<T>& h, const Tile& tile, int64_t head_dim, Workspace<T>& workspace) {
+void backward_tile(const BackwardBlock<T>& h, const Tile& tile, int64_t head_dim, Workspace<T>& workspace) {
   float* scores = workspace.scores.get();
   float* dweights = workspace.dweights.get();
   T* weights = workspace.weights.get();
   T* dscores = workspace.dscores.get();
   const Matrix<const T> q = from_row(h.q, tile.query), dout = from_row(h.dout, tile.query);
   const Matrix<const T> k = from_row(h.k, tile.key), v = from_row(h.v, tile.key);
-  gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, head_dim}, q, k, 0, {scores, tile.keys});
-  gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, head_dim}, dout, v, 0, {dweights, tile.keys});
+  gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, head_dim}, q, k, Result::written,
+          {scores, tile.keys});
+  gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, head_dim}, dout, v, Result::written,
+          {dweights, tile.keys});
   typed<T>(loops()).attention_gradient({.scores = scores,
                                         .dweights = dweights,
                                         .logsumexp = h.logsumexp + tile.query,
@@ -133,11 +135,11 @@ void backward_tile(const BackwardHead<T>& h, const Tile& tile, int64_t head_dim,
                                         .keys = tile.keys,
                                         .head_dim = head_dim,
                                         .scale = scale_of(head_dim)});
-  gemm<T>(Op::transpose, Op::none, {tile.keys, head_dim, tile.rows}, {weights, tile.keys}, dout, 1,
-          from_row(h.dv, tile.key));
-  gemm<T>(Op::transpose, Op::none, {tile.keys, head_dim, tile.rows}, {dscores, tile.keys}, q, 1,
+  gemm<T>(Op::transpose, Op::none, {tile.keys, head_dim, tile.rows}, {weights, tile.keys}, dout,
+          Result::added, from_row(h.dv, tile.key));
+  gemm<T>(Op::transpose, Op::none, {tile.keys, head_dim, tile.rows}, {dscores, tile.keys}, q, Result::added,
           from_row(h.dk, tile.key));
-  gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys}, {dscores, tile.keys}, k, 1,
+  gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys}, {dscores, tile.keys}, k, Result::added,
           from_row(h.dq, tile.query));
 }
 
@@ -180,15 +182,15 @@ void add_attention_blocks_backward(const Tensor& dout, const Tensor& q, const Te
       for (int64_t i = begin; i < end; ++i) {
         const int64_t kv_head = i / count;
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          const BackwardHead<T> args{.dout = head_in<T>(dout, 0, head),
-                                     .q = head_in<T>(q, 0, head),
-                                     .k = head_in<T>(k, 0, kv_head),
-                                     .v = head_in<T>(v, 0, kv_head),
-                                     .out = head_in<T>(out, 0, head),
-                                     .logsumexp = in<float>(logsumexp) + head * q.size(0),
-                                     .dq = head_out<float>(dq, 0, head),
-                                     .dk = head_out<float>(dk, 0, kv_head),
-                                     .dv = head_out<float>(dv, 0, kv_head)};
+          const BackwardBlock<T> args{.dout = head_in<T>(dout, 0, head),
+                                      .q = head_in<T>(q, 0, head),
+                                      .k = head_in<T>(k, 0, kv_head),
+                                      .v = head_in<T>(v, 0, kv_head),
+                                      .out = head_in<T>(out, 0, head),
+                                      .logsumexp = in<float>(logsumexp) + head * q.size(0),
+                                      .dq = head_out<float>(dq, 0, head),
+                                      .dk = head_out<float>(dk, 0, kv_head),
+                                      .dv = head_out<float>(dv, 0, kv_head)};
           for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
             for_tiles(block, [&](const Tile& tile) { backward_tile(args, tile, q.size(2), workspace); });
           }

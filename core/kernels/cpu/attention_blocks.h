@@ -10,7 +10,7 @@
 
 namespace pptrain::kernels::cpu {
 
-// Needs has_attention(). Adds `blocks` of the product of q with k and v to `out` and `logsumexp`, in their
+// Adds `blocks` of the product of q with k and v to `out` and `logsumexp`, in their
 // order, so that out = softmax(q k^T / sqrt(head_dim)) v over all keys that a query has seen so far, and
 // logsumexp is that of their scaled scores. Before the first keys out is 0 and logsumexp minus infinity. q: T
 // [queries, heads, head_dim]; k, v: T [keys, kv_heads, head_dim]; any strides with the last one 1. out:

@@ -1,11 +1,10 @@
 #include "core/kernels/cpu/gemm.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <limits>
 #include <memory>
-#include <new>
 
-#include "core/kernels/cpu/loops.h"
+#include "core/kernels/cpu/buffer.h"
 #include "core/kernels/cpu/parallel.h"
 
 // LibTorch for x86-64 is linked with MKL and exports these; they are null elsewhere. MKL's names: SGEMM is
@@ -22,88 +21,174 @@ extern "C" {
 namespace pptrain::kernels::cpu {
 namespace {
 
-// Sizes of packed blocks: of b 512 KiB, for the second-level cache, and of a 128 KiB.
-constexpr int64_t kInner = 512;
-constexpr int64_t kColumns = 512;
-constexpr int64_t kRows = 10 * kBf16Rows;
+// Sizes of packed blocks, in values of 32 bits. Of a: a fraction of the second-level cache, in which it stays
+// while it meets all columns of a block of b. Of b: 2 MiB, read from the third level once for a block of a.
+constexpr int64_t kSteps = 256;  // of a block; of twice as many inner indices where a step has two
+constexpr int64_t kRows = 144;
+constexpr int64_t kSpan = 8 * kSteps;                 // for which b is packed at a time
+constexpr int64_t kPackedColumns = int64_t{1} << 19;  // values of b packed at a time
+constexpr int64_t kRoundedColumns = 512;  // whose sums stay in the second-level cache until they are rounded
 
-// Memory for packed blocks on a cache line's boundary, kept for the next product of the thread.
-class PackedBlock {
- public:
-  uint32_t* reserve(int64_t rows, int64_t inner, int64_t panel) {
-    constexpr size_t kLine = 64;
-    const int64_t panels = (rows + panel - 1) / panel;
-    const auto bytes = static_cast<size_t>(panels * panel * ((inner + 1) / 2)) * sizeof(uint32_t);
-    if (bytes > bytes_) {
-      bytes_ = (bytes + kLine - 1) / kLine * kLine;
-      data_.reset(static_cast<uint32_t*>(std::aligned_alloc(kLine, bytes_)));
-      if (data_ == nullptr) throw std::bad_alloc();
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(uint32_t* data) const { std::free(data); }
-  };
-  std::unique_ptr<uint32_t, Free> data_;
-  size_t bytes_ = 0;
-};
-
-// op(x) from inner index `inner` and row (column) `other` on. Untransposed, the inner indices of op_a(a) run
-// along memory's rows, and those of op_b(b) across them.
-Bf16Operand operand(Matrix<const uint16_t> x, bool neighbours, int64_t inner, int64_t other) {
-  const int64_t offset = neighbours ? other * x.stride + inner : inner * x.stride + other;
-  return {.data = x.data + offset, .stride = x.stride, .pairs_are_neighbours = neighbours};
+constexpr int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+constexpr int64_t round_up(int64_t a, int64_t b) {
+  return divide_up(a, b) * b;
 }
 
-}  // namespace
-
-void packed_gemm(const Bf16Gemm& own, Op op_a, Op op_b, GemmShape s, Matrix<const uint16_t> a,
-                 Matrix<const uint16_t> b, float beta, Matrix<float> c) {
-  thread_local PackedBlock block_of_a, block_of_b;
-  uint32_t* const packed_b = block_of_b.reserve(std::min(s.n, kColumns), std::min(s.k, kInner), kBf16Columns);
-  for (int64_t k = 0; k < s.k; k += kInner) {
-    const int64_t inner = std::min(kInner, s.k - k), pairs = (inner + 1) / 2;
-    const float factor = k == 0 ? beta : 1;
-    for (int64_t n = 0; n < s.n; n += kColumns) {
-      const int64_t columns = std::min(kColumns, s.n - n);
-      own.pack_columns(operand(b, op_b == Op::transpose, k, n), inner, columns, packed_b);
-      parallel_for((s.m + kRows - 1) / kRows, 1, [&](int64_t first_block, int64_t last_block) {
-        uint32_t* const packed_a = block_of_a.reserve(std::min(s.m, kRows), inner, kBf16Rows);
-        for (int64_t m = first_block * kRows; m < std::min(s.m, last_block * kRows); m += kRows) {
-          const int64_t rows = std::min(kRows, s.m - m);
-          own.pack_rows(operand(a, op_a == Op::none, k, m), inner, rows, packed_a);
-          for (int64_t j = 0; j < columns; j += kBf16Columns) {
-            for (int64_t i = 0; i < rows; i += kBf16Rows) {
-              own.multiply(packed_a + i * pairs, packed_b + j * pairs, pairs, factor,
-                           c.data + (m + i) * c.stride + n + j, c.stride, std::min(kBf16Rows, rows - i),
-                           std::min(kBf16Columns, columns - j));
-            }
-          }
-        }
-      });
-    }
-  }
-}
-
-bool has_gemm() {
-  return cblas_gemm_bf16bf16f32 != nullptr && SGEMM != nullptr;
-}
-
-bool has_own_bf16_gemm() {
+bool is_intel() {
 #if defined(__x86_64__)
-  static const bool own = loops().bf16_gemm.multiply != nullptr && !__builtin_cpu_is("intel");
-  return own;
+  return __builtin_cpu_is("intel") != 0;
 #else
   return false;
 #endif
 }
 
-template <>
-void gemm(Op op_a, Op op_b, GemmShape s, Matrix<const uint16_t> a, Matrix<const uint16_t> b, float beta,
-          Matrix<float> c) {
-  if (has_own_bf16_gemm()) return packed_gemm(loops().bf16_gemm, op_a, op_b, s, a, b, beta, c);
+template <class T>
+struct Operands {
+  Op op_a, op_b;
+  Matrix<const T> a, b;
+
+  // From inner index k and row m (column n) on. Untransposed, the inner indices of op_a(a) run along memory's
+  // rows, and those of op_b(b) across them.
+  GemmOperand<T> rows(int64_t k, int64_t m) const { return operand(a, op_a == Op::none, k, m); }
+  GemmOperand<T> columns(int64_t k, int64_t n) const { return operand(b, op_b == Op::transpose, k, n); }
+
+ private:
+  static GemmOperand<T> operand(Matrix<const T> x, bool along, int64_t inner, int64_t other) {
+    return {.data = x.data + (along ? other * x.stride + inner : inner * x.stride + other),
+            .stride = x.stride,
+            .along = along};
+  }
+};
+
+// The blocks of one thread's part of a product.
+template <class T>
+class Blocks {
+ public:
+  Blocks(const GemmLoops<T>& loops, const Operands<T>& operands, int64_t k)
+      : loops_(loops),
+        operands_(operands),
+        k_(k),
+        inner_(kSteps * loops.inner),
+        span_(kSpan * loops.inner),
+        height_(round_up(kRows, loops.rows)),
+        a_panel_(panel(loops.rows)),
+        b_panel_(panel(loops.columns)) {}
+
+  int64_t most_rows() const { return height_; }
+  // Columns of b that are packed at a time.
+  int64_t most_columns() const {
+    const int64_t columns = kPackedColumns / steps(std::min(k_, span_));
+    return std::max(loops_.columns, columns / loops_.columns * loops_.columns);
+  }
+  // Whether a block's sums are complete before the next block is begun.
+  bool is_whole() const { return k_ <= span_; }
+
+  // Multiplies the blocks of `range`, whose sums go where sums(block) says, and calls done(block) when they
+  // are complete.
+  template <class Sums, class Done>
+  void run(const Range& range, int64_t width, bool add, const Sums& sums, const Done& done) {
+    for (int64_t n = 0; n < range.columns; n += width) {
+      const int64_t columns = std::min(width, range.columns - n);
+      for (int64_t first = 0; first < k_; first += span_) {
+        const int64_t last = std::min(k_, first + span_);
+        pack_columns(first, last, range.n + n, columns);
+        for (int64_t m = 0; m < range.rows; m += height_) {
+          const Range block{range.m + m, std::min(height_, range.rows - m), range.n + n, columns};
+          multiply(first, last, block, add, sums(block));
+          if (last == k_) done(block);
+        }
+      }
+    }
+  }
+
+ private:
+  int64_t panel(int64_t width) const {
+    constexpr int64_t kLine = 16,
+                      kOver = 16;  // values of a cache line, and that a panel's last store runs over
+    return round_up(kSteps * width + kOver, kLine);
+  }
+  int64_t steps(int64_t inner) const { return divide_up(inner, loops_.inner); }
+  int64_t block_of_columns(int64_t columns) const { return divide_up(columns, loops_.columns) * b_panel_; }
+
+  void pack_columns(int64_t first, int64_t last, int64_t n, int64_t columns) {
+    const int64_t size = block_of_columns(columns);
+    uint32_t* to = buffers().b.reserve(divide_up(last - first, inner_) * size);
+    for (int64_t k = first; k < last; k += inner_, to += size)
+      loops_.pack_columns(operands_.columns(k, n), std::min(inner_, last - k), columns, b_panel_, to);
+  }
+
+  void multiply(int64_t first, int64_t last, const Range& block, bool add, Matrix<float> sums) {
+    uint32_t* const a = buffers().a.reserve(divide_up(block.rows, loops_.rows) * a_panel_);
+    const uint32_t* b = buffers().b.reserve(0);
+    for (int64_t k = first; k < last; k += inner_, b += block_of_columns(block.columns)) {
+      const int64_t inner = std::min(inner_, last - k);
+      loops_.pack_rows(operands_.rows(k, block.m), inner, block.rows, a_panel_, a);
+      loops_.multiply({.a = a,
+                       .b = b,
+                       .a_panel = a_panel_,
+                       .b_panel = b_panel_,
+                       .steps = steps(inner),
+                       .add = add || k > 0,
+                       .c = sums.data,
+                       .stride = sums.stride,
+                       .rows = block.rows,
+                       .columns = block.columns});
+    }
+  }
+
+  struct Buffers {
+    Buffer<uint32_t> a, b;
+  };
+  static Buffers& buffers() {
+    thread_local Buffers of_this_thread;
+    return of_this_thread;
+  }
+
+  const GemmLoops<T>& loops_;
+  const Operands<T>& operands_;
+  int64_t k_, inner_, span_, height_, a_panel_, b_panel_;
+};
+
+// Calls body(range) for the cells of a grid over the result, one for each thread. Packing costs each cell its
+// rows and its columns, so that cells are as square as they can be.
+template <class Body>
+void for_cells(GemmShape s, int64_t tile_rows, int64_t tile_columns, const Body& body) {
+  constexpr double kPacking = 16;  // products that packing a value costs
+  if (s.m == 0 || s.n == 0) return;
+  const int64_t count = threads(s.m * s.n * s.k);
+  int64_t down = 1, height = s.m, width = s.n;
+  double best = std::numeric_limits<double>::max();
+  for (int64_t i = 1; i <= count; ++i) {
+    const int64_t h = round_up(divide_up(s.m, i), tile_rows),
+                  w = round_up(divide_up(s.n, count / i), tile_columns);
+    const double cost =
+        static_cast<double>(h) * static_cast<double>(w) + kPacking * static_cast<double>(h + w);
+    if (cost < best) {
+      best = cost;
+      down = divide_up(s.m, h);
+      height = h;
+      width = w;
+    }
+  }
+  parallel_for(down * divide_up(s.n, width), 1, [&](int64_t first, int64_t last) {
+    for (int64_t cell = first; cell < last; ++cell) {
+      const int64_t m = cell % down * height, n = cell / down * width;
+      body(Range{m, std::min(height, s.m - m), n, std::min(width, s.n - n)});
+    }
+  });
+}
+
+bool fits_int(int64_t n) {
+  return n <= std::numeric_limits<int>::max();
+}
+bool fits_mkl(GemmShape s) {
+  return fits_int(s.m) && fits_int(s.n) && fits_int(s.k);
+}
+
+void mkl_gemm(Op op_a, Op op_b, GemmShape s, Matrix<const uint16_t> a, Matrix<const uint16_t> b, float beta,
+              Matrix<float> c) {
   constexpr int kRowMajor = 101;
   cblas_gemm_bf16bf16f32(kRowMajor, static_cast<int>(op_a), static_cast<int>(op_b), static_cast<int>(s.m),
                          static_cast<int>(s.n), static_cast<int>(s.k), 1.0F, a.data,
@@ -112,9 +197,8 @@ void gemm(Op op_a, Op op_b, GemmShape s, Matrix<const uint16_t> a, Matrix<const 
 }
 
 // A row-major matrix is the transpose of the column-major one in the same memory: c^T = op_b(b)^T op_a(a)^T.
-template <>
-void gemm(Op op_a, Op op_b, GemmShape s, Matrix<const float> a, Matrix<const float> b, float beta,
-          Matrix<float> c) {
+void mkl_gemm(Op op_a, Op op_b, GemmShape s, Matrix<const float> a, Matrix<const float> b, float beta,
+              Matrix<float> c) {
   const auto letter = [](Op op) { return op == Op::none ? "N" : "T"; };
   const int m = static_cast<int>(s.m), n = static_cast<int>(s.n), k = static_cast<int>(s.k);
   const int lda = static_cast<int>(a.stride), ldb = static_cast<int>(b.stride),
@@ -122,5 +206,80 @@ void gemm(Op op_a, Op op_b, GemmShape s, Matrix<const float> a, Matrix<const flo
   const float alpha = 1;
   SGEMM(letter(op_b), letter(op_a), &n, &m, &k, &alpha, b.data, &ldb, a.data, &lda, &beta, c.data, &ldc);
 }
+
+}  // namespace
+
+bool multiplies_bfloat16() {
+  return loops().bf16.gemm.inner == 2;
+}
+
+bool has_mkl_bfloat16() {
+  return multiplies_bfloat16() && is_intel() && cblas_gemm_bf16bf16f32 != nullptr;
+}
+
+template <>
+bool has_own_gemm<uint16_t>() {
+  return !has_mkl_bfloat16();
+}
+
+template <>
+bool has_own_gemm<float>() {
+  return SGEMM == nullptr || !(is_intel() || multiplies_bfloat16());
+}
+
+template <class T>
+void packed_gemm(const GemmLoops<T>& loops, Op op_a, Op op_b, GemmShape s, Matrix<const T> a,
+                 Matrix<const T> b, Result result, Matrix<float> c) {
+  const Operands<T> operands{op_a, op_b, a, b};
+  for_cells(s, loops.rows, loops.columns, [&](const Range& cell) {
+    Blocks<T> blocks(loops, operands, s.k);
+    const auto sums = [&](const Range& x) { return Matrix<float>{c.data + x.m * c.stride + x.n, c.stride}; };
+    blocks.run(cell, blocks.most_columns(), result == Result::added, sums, [](const Range&) {});
+  });
+}
+
+template <class T>
+void packed_rounded_gemm(const TypedLoops<T>& loops, Op op_a, Op op_b, GemmShape s, Matrix<const T> a,
+                         Matrix<const T> b, Matrix<T> out,
+                         c10::function_ref<void(const Range&, float*)> finish) {
+  const Operands<T> operands{op_a, op_b, a, b};
+  for_cells(s, loops.gemm.rows, loops.gemm.columns, [&](const Range& cell) {
+    thread_local Buffer<float> buffer;
+    Blocks<T> blocks(loops.gemm, operands, s.k);
+    const int64_t width = std::min(blocks.most_columns(), kRoundedColumns);
+    const int64_t height = blocks.is_whole() ? blocks.most_rows() : cell.rows;
+    float* const memory = buffer.reserve(std::min(height, cell.rows) * std::min(width, cell.columns));
+    const auto sums = [&](const Range& x) {
+      return Matrix<float>{memory + (blocks.is_whole() ? 0 : (x.m - cell.m) * x.columns), x.columns};
+    };
+    blocks.run(cell, width, /*add=*/false, sums, [&](const Range& x) {
+      float* const from = sums(x).data;
+      finish(x, from);
+      loops.divide_rows(from, nullptr, out.data + x.m * out.stride + x.n, out.stride, x.rows, x.columns);
+    });
+  });
+}
+
+template void packed_gemm(const GemmLoops<float>&, Op, Op, GemmShape, Matrix<const float>,
+                          Matrix<const float>, Result, Matrix<float>);
+template void packed_gemm(const GemmLoops<uint16_t>&, Op, Op, GemmShape, Matrix<const uint16_t>,
+                          Matrix<const uint16_t>, Result, Matrix<float>);
+template void packed_rounded_gemm(const TypedLoops<float>&, Op, Op, GemmShape, Matrix<const float>,
+                                  Matrix<const float>, Matrix<float>,
+                                  c10::function_ref<void(const Range&, float*)>);
+template void packed_rounded_gemm(const TypedLoops<uint16_t>&, Op, Op, GemmShape, Matrix<const uint16_t>,
+                                  Matrix<const uint16_t>, Matrix<uint16_t>,
+                                  c10::function_ref<void(const Range&, float*)>);
+
+template <class T>
+void gemm(Op op_a, Op op_b, GemmShape s, Matrix<const T> a, Matrix<const T> b, Result result,
+          Matrix<float> c) {
+  if (has_own_gemm<T>() || !fits_mkl(s))
+    return packed_gemm(typed<T>(loops()).gemm, op_a, op_b, s, a, b, result, c);
+  mkl_gemm(op_a, op_b, s, a, b, result == Result::added ? 1.0F : 0.0F, c);
+}
+
+template void gemm(Op, Op, GemmShape, Matrix<const float>, Matrix<const float>, Result, Matrix<float>);
+template void gemm(Op, Op, GemmShape, Matrix<const uint16_t>, Matrix<const uint16_t>, Result, Matrix<float>);
 
 }  // namespace pptrain::kernels::cpu

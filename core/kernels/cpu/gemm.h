@@ -1,20 +1,18 @@
-// Matrix products with float32 results, for where ATen has none that accumulates or reads strided heads:
-// MKL's, or our own of bfloat16 where MKL would convert to float32 first.
+// Matrix products: our own, and MKL's where that is faster.
 #pragma once
+
+#include <c10/util/FunctionRef.h>
 
 #include <cstdint>
 
+#include "core/kernels/cpu/loops.h"
+
 namespace pptrain::kernels::cpu {
 
-// Whether the LibTorch in use brings MKL: that for x86-64 does, others may not.
-bool has_gemm();
-
-// Whether products of bfloat16 are our own. MKL has fast ones for Intel's processors alone: on an AMD EPYC of
-// family 25 it makes 100 GFLOP/s a core, the rate of float32, where ours makes 190 and oneDNN (which does not
-// accumulate) 220.
-bool has_own_bf16_gemm();
-
 enum class Op : int { none = 111, transpose = 112 };  // as CBLAS numbers them
+
+// Whether a result takes the place of what is there, unread, or is added to it.
+enum class Result { written, added };
 
 struct GemmShape {
   int64_t m, n, k;
@@ -27,15 +25,40 @@ struct Matrix {
   int64_t stride;
 };
 
-// c = op_a(a) op_b(b) + beta c, summed in float32. op_a(a): [m, k]; op_b(b): [k, n]; c: [m, n]. T is float or
-// uint16_t (bfloat16). Needs has_gemm() and sizes below 2^31. The order of sums depends on the shape alone.
+// c (+)= op_a(a) op_b(b), summed in float32. op_a(a): [m, k]; op_b(b): [k, n]; c: [m, n]. T is float or
+// uint16_t (bfloat16); k > 0. The order of an element's sum depends on the shape alone; where the product is
+// our own, on k alone.
 template <class T>
-void gemm(Op op_a, Op op_b, GemmShape shape, Matrix<const T> a, Matrix<const T> b, float beta,
+void gemm(Op op_a, Op op_b, GemmShape shape, Matrix<const T> a, Matrix<const T> b, Result result,
           Matrix<float> c);
 
-// Our own of bfloat16, with the pieces of an instruction set that has them.
-struct Bf16Gemm;
-void packed_gemm(const Bf16Gemm& own, Op op_a, Op op_b, GemmShape shape, Matrix<const uint16_t> a,
-                 Matrix<const uint16_t> b, float beta, Matrix<float> c);
+// Whether gemm<T> is our own product. What is measured and what is not: README.md.
+template <class T>
+bool has_own_gemm();
+
+// Whether the loops in use multiply bfloat16 by instructions of the processor. Where they do not, libraries
+// convert operands to float32 at each product or go through plain loops, and packed_rounded_gemm is faster
+// than they are.
+bool multiplies_bfloat16();
+
+// Whether MKL's product of bfloat16 is there and made for this processor.
+bool has_mkl_bfloat16();
+
+// Our own, with the loops of one instruction set.
+template <class T>
+void packed_gemm(const GemmLoops<T>& loops, Op op_a, Op op_b, GemmShape shape, Matrix<const T> a,
+                 Matrix<const T> b, Result result, Matrix<float> c);
+
+// Rows [m, m + rows) and columns [n, n + columns) of a result.
+struct Range {
+  int64_t m, rows, n, columns;
+};
+
+// out = op_a(a) op_b(b), summed in float32 and rounded once; finish(range, sums) may change a block's sums,
+// float [rows, columns], before that.
+template <class T>
+void packed_rounded_gemm(const TypedLoops<T>& loops, Op op_a, Op op_b, GemmShape shape, Matrix<const T> a,
+                         Matrix<const T> b, Matrix<T> out,
+                         c10::function_ref<void(const Range&, float*)> finish);
 
 }  // namespace pptrain::kernels::cpu

@@ -3,6 +3,7 @@
 
 #include "core/base/error.h"
 #include "core/kernels/cpu/amx_gemm.h"
+#include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/matmul.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
@@ -56,7 +57,7 @@ Tensor rows_of(const Tensor& x, const std::optional<Tensor>& order, int64_t each
 // Whether products of a tensor are our own on tile registers. oneDNN's and MKL's reach half of their speed
 // where each weight meets a few hundred rows.
 bool on_tiles(const Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 && amx::is_supported();
+  return x.scalar_type() == at::kBFloat16 && isa().tiles;
 }
 
 amx::Rows tile_rows(const Tensor& x, const std::optional<Tensor>& order, int64_t each, int64_t first) {
@@ -100,8 +101,8 @@ namespace {
 
 // Of each expert with rows.
 void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
-                    const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
-                    amx::Result result, Tensor& weight_grad) {
+                    const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends, Result result,
+                    Tensor& weight_grad) {
   const int64_t all = dy_order ? dy_order->numel() : dy.size(0), m = dy.size(1), n = x.size(1);
   if (on_tiles(dy)) {
     return for_each_group_in_parallel(ends, all, [&](int64_t e, int64_t first, int64_t rows) {
@@ -109,7 +110,7 @@ void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, con
                             n, result, out<float>(weight_grad) + e * m * n);
     });
   }
-  const auto product = result == amx::Result::added ? accumulate_weight_gradient : weight_gradient;
+  const auto product = result == Result::added ? accumulate_weight_gradient : weight_gradient;
   for_each_group(ends, all, [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = weight_grad[e];
     product(rows_of(dy, dy_order, each, first, rows), rows_of(x, x_order, each, first, rows), part);
@@ -121,13 +122,13 @@ void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, con
 void accumulate_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order,
                                         const Tensor& x, const std::optional<Tensor>& x_order, int64_t each,
                                         const Tensor& ends, Tensor& weight_grad) {
-  outer_products(dy, dy_order, x, x_order, each, ends, amx::Result::added, weight_grad);
+  outer_products(dy, dy_order, x, x_order, each, ends, Result::added, weight_grad);
 }
 
 void grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
                              const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
                              Tensor& weight_grad) {
-  outer_products(dy, dy_order, x, x_order, each, ends, amx::Result::written, weight_grad);
+  outer_products(dy, dy_order, x, x_order, each, ends, Result::written, weight_grad);
   const auto* const end = in<int32_t>(ends);
   for (int64_t e = 0; e < ends.size(0); ++e) {
     if (end[e] == (e == 0 ? 0 : end[e - 1])) weight_grad[e].zero_();

@@ -1,24 +1,39 @@
 #include "core/kernels/cpu/loops.h"
 
-#include <initializer_list>
+#include <spdlog/fmt/fmt.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/kernels/cpu/amx.h"
 
 namespace pptrain::kernels::cpu {
-namespace {
 
-const Loops* best_loops() {
-  for (const Loops* table : {avx512bf16_loops(), avx512_loops(), avx2_loops()}) {
-    if (table != nullptr) {
-      return table;
-    }
+Isa choose_isa(std::string_view name) {
+  const Isa all[] = {{"amx", amx::is_supported() ? avx512bf16_loops() : nullptr, true},
+                     {"avx512bf16", avx512bf16_loops(), false},
+                     {"avx512", avx512_loops(), false},
+                     {"avx2", avx2_loops(), false},
+                     {"baseline", baseline_loops(), false}};
+  std::string names;
+  for (const Isa& isa : all) {
+    if (isa.loops == nullptr) continue;
+    if (name.empty() || name == isa.name) return isa;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", isa.name);
   }
-  return baseline_loops();
+  throw UsageError(
+      fmt::format("PPTRAIN_ISA is \"{}\", but this processor has: {}. Name one of these, or unset "
+                  "PPTRAIN_ISA for the first",
+                  name, names));
 }
 
-}  // namespace
-
-const Loops& loops() {
-  static const Loops& best = *best_loops();
-  return best;
+const Isa& isa() {
+  static const Isa chosen = [] {
+    const char* const name = std::getenv("PPTRAIN_ISA");
+    return choose_isa(name == nullptr ? "" : name);
+  }();
+  return chosen;
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace pptrain::kernels::cpu {
 
@@ -208,6 +209,36 @@ struct AttentionMergeArgs {
   int64_t rows, head_dim;
 };
 
+// An operand of a matrix product, from its first inner index and row (of op_a(a)) or column (of op_b(b)).
+template <class T>
+struct GemmOperand {
+  const T* data;
+  int64_t stride;
+  bool along;  // inner indices run along memory's rows, not across them
+};
+
+// c [rows, columns] (+)= a b, of packed blocks whose panels are a_panel and b_panel values apart.
+struct GemmBlocks {
+  const uint32_t *a, *b;
+  int64_t a_panel, b_panel, steps;
+  bool add;  // otherwise c is written, unread
+  float* c;
+  int64_t stride, rows, columns;
+};
+
+// The pieces of gemm.cpp's products. A packed panel has `rows` rows of the first operand, or `columns`
+// columns of the second. For each step it holds 32 bits of each of them: of `inner` inner indices, one
+// float32 or two bfloat16.
+template <class T>
+struct GemmLoops {
+  int64_t rows, columns, inner;
+  // Pack rows (columns) into panels that are `panel` values apart. 16 values after the last panel are
+  // overwritten.
+  void (*pack_rows)(const GemmOperand<T>&, int64_t inner, int64_t rows, int64_t panel, uint32_t* to);
+  void (*pack_columns)(const GemmOperand<T>&, int64_t inner, int64_t columns, int64_t panel, uint32_t* to);
+  void (*multiply)(const GemmBlocks&);
+};
+
 // Loops whose tensors have the compute type T. begin and end count rows (tokens for norm_rope) or columns, as
 // said.
 template <class T>
@@ -246,6 +277,7 @@ struct TypedLoops {
   void (*weighted_swiglu_backward)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
   void (*momentum)(const MomentumLoopArgs<T>&, int64_t begin, int64_t end);
   void (*descend)(const DescentLoopArgs<T>&, int64_t begin, int64_t end);
+  GemmLoops<T> gemm;
 };
 
 struct AdamWLoopArgs {
@@ -272,26 +304,6 @@ struct LionLoopArgs {
   float grad_scale, decay, one_minus_beta1, one_minus_beta2, negative_lr;
 };
 
-// A bfloat16 operand of a product, from its first inner index and row (of op_a(a)) or column (of op_b(b)).
-struct Bf16Operand {
-  const uint16_t* data;
-  int64_t stride;
-  bool pairs_are_neighbours;  // inner indices run along memory's rows
-};
-
-constexpr int64_t kBf16Rows = 12;  // of a panel of op_a(a)
-constexpr int64_t kBf16Columns = 32;
-
-// The pieces of gemm.cpp's own product; null but where the processor multiplies bfloat16.
-struct Bf16Gemm {
-  // Pack rows (columns) into panels of (inner + 1) / 2 pairs.
-  void (*pack_rows)(const Bf16Operand&, int64_t inner, int64_t rows, uint32_t* to);
-  void (*pack_columns)(const Bf16Operand&, int64_t inner, int64_t columns, uint32_t* to);
-  // c [rows, columns] = panel a panel b + beta c, at most a panel of each. c is not read where beta is 0.
-  void (*multiply)(const uint32_t* a, const uint32_t* b, int64_t pairs, float beta, float* c, int64_t stride,
-                   int64_t rows, int64_t columns);
-};
-
 struct Loops {
   const char* isa;
   TypedLoops<float> f32;
@@ -302,7 +314,6 @@ struct Loops {
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
   void (*route_backward)(const RouteBackwardArgs&, int64_t begin, int64_t end);
   void (*attention_merge)(const AttentionMergeArgs&);
-  Bf16Gemm bf16_gemm;
 };
 
 template <class T>
@@ -322,7 +333,21 @@ const Loops* avx2_loops();
 const Loops* avx512_loops();
 const Loops* avx512bf16_loops();
 
-// The best of them.
-const Loops& loops();
+// An instruction set's table, and whether the tiles of amx.h go with it.
+struct Isa {
+  std::string_view name;
+  const Loops* loops;
+  bool tiles;
+};
+
+// By name: baseline, avx2, avx512, avx512bf16, or amx (avx512bf16 with tiles); "" is the best that this
+// processor has. Throws UsageError for any other, and for what the processor lacks.
+Isa choose_isa(std::string_view name);
+
+// That which the environment variable PPTRAIN_ISA names, or the best.
+const Isa& isa();
+inline const Loops& loops() {
+  return *isa().loops;
+}
 
 }  // namespace pptrain::kernels::cpu

@@ -1,8 +1,8 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
-#include <limits>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "core/kernels/cpu/gemm.h"
@@ -15,11 +15,53 @@
 namespace pptrain::kernels::cpu {
 namespace {
 
-bool fits_int(int64_t n) {
-  return n <= std::numeric_limits<int>::max();
+// Whether no library's product of this type is faster than our own.
+bool is_own(const Tensor& x) {
+#if defined(__x86_64__)
+  return x.scalar_type() == at::kBFloat16 ? !multiplies_bfloat16() : has_own_gemm<float>();
+#else
+  return false;
+#endif
 }
 
-// out = a b where MKL is the faster library for the shape (measured: a third faster than oneDNN at 256 x
+// result = a op_b(b) by our own product, with finish(range, sums) before it is rounded. Rows of a may lie
+// apart.
+template <class T, class Finish>
+void own_product(const Tensor& a, Op op_b, const Tensor& b, Tensor& result, const Finish& finish) {
+  const int64_t columns = result.size(1);
+  packed_rounded_gemm<T>(typed<T>(loops()), Op::none, op_b, {.m = a.size(0), .n = columns, .k = a.size(1)},
+                         {in<T>(a), a.stride(0)}, {in<T>(b), b.size(1)}, {out<T>(result), columns}, finish);
+}
+
+void own_product(const Tensor& a, Op op_b, const Tensor& b, Tensor& result) {
+  by_type(a, [&]<class T>(T) {
+    if constexpr (std::is_same_v<T, float>) {
+      gemm<float>(Op::none, op_b, {.m = a.size(0), .n = result.size(1), .k = a.size(1)},
+                  {in<float>(a), a.stride(0)}, {in<float>(b), b.size(1)}, Result::written,
+                  {out<float>(result), result.size(1)});
+    } else {
+      own_product<T>(a, op_b, b, result, [](const Range&, float*) {});
+    }
+  });
+}
+
+// sums [rows, columns] = alpha sums + beta x, whose rows are x_stride apart.
+template <class T>
+void add_rows(const T* x, int64_t x_stride, float beta, float alpha, const Range& range, float* sums) {
+  x += range.m * x_stride + range.n;
+  for (int64_t i = 0; i < range.rows; ++i, x += x_stride, sums += range.columns) {
+    for (int64_t j = 0; j < range.columns; ++j) sums[j] = alpha * sums[j] + beta * to_float(x[j]);
+  }
+}
+
+void own_product_with_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& result) {
+  by_type(x, [&]<class T>(T) {
+    own_product<T>(x, Op::transpose, weight, result,
+                   [&](const Range& range, float* sums) { add_rows(in<T>(bias), 0, 1, 1, range, sums); });
+  });
+}
+
+// result = a b where MKL is the faster library for the shape (measured: a third faster than oneDNN at 256 x
 // 32000 x 512); otherwise returns false and does nothing. These are products with a long inner dimension, in
 // bfloat16: the input gradients of the head and of wide projections. The choice depends on type, shapes and
 // the processor's maker alone.
@@ -28,13 +70,10 @@ bool long_matmul(const Tensor& a, const Tensor& b, Tensor& result) {
   const int64_t inner = a.size(1);
   const int64_t cols = b.size(1);
   const bool is_long = inner >= 2048 && inner >= 4 * cols && rows >= 32;
-  if (a.scalar_type() != at::kBFloat16 || !is_long || !has_gemm() || has_own_bf16_gemm() || !fits_int(rows) ||
-      !fits_int(inner)) {
-    return false;
-  }
+  if (a.scalar_type() != at::kBFloat16 || !is_long || !has_mkl_bfloat16()) return false;
   const auto sums = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows * cols));
   gemm<uint16_t>(Op::none, Op::none, {.m = rows, .n = cols, .k = inner}, {in<uint16_t>(a), inner},
-                 {in<uint16_t>(b), cols}, 0.0F, {sums.get(), cols});
+                 {in<uint16_t>(b), cols}, Result::written, {sums.get(), cols});
   parallel_for(rows, row_grain(cols), [&](int64_t first, int64_t last) {
     loops().bf16.divide_rows(sums.get() + first * cols, nullptr, out<uint16_t>(result) + first * cols, cols,
                              last - first, cols);
@@ -67,12 +106,18 @@ void linear_of_few_rows(const Tensor& x, const Tensor& weight, const std::option
 }  // namespace
 
 void matmul(const Tensor& a, const Tensor& b, Tensor& result) {
-  if (!long_matmul(a, b, result)) at::mm_out(result, a, b);
+  if (is_own(a) && a.size(1) > 0) {
+    own_product(a, Op::none, b, result);
+  } else if (!long_matmul(a, b, result)) {
+    at::mm_out(result, a, b);
+  }
 }
 
 void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& result) {
   if (x.size(0) <= few_rows) {
     linear_of_few_rows(x, weight, bias, result);
+  } else if (is_own(x) && x.size(1) > 0) {
+    bias ? own_product_with_bias(x, weight, *bias, result) : own_product(x, Op::transpose, weight, result);
   } else if (bias) {
     at::addmm_out(result, *bias, x, weight.t());
   } else {
@@ -80,27 +125,34 @@ void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
   }
 }
 
-namespace {
-
-// weight_grad = dy^T x + beta weight_grad; with beta = 0 what it held is not read.
-void add_outer_products(const Tensor& dy, const Tensor& x, float beta, Tensor& weight_grad) {
-  const int64_t rows = dy.size(0);
-  const int64_t outputs = dy.size(1);
-  const int64_t inputs = x.size(1);
-  if (!has_gemm() || !fits_int(rows) || !fits_int(outputs) || !fits_int(inputs)) {
-    weight_grad.addmm_(dy.to(at::kFloat).t(), x.to(at::kFloat), beta);
+void add_matmul(const Tensor& c, double beta, const Tensor& a, const Tensor& b, double alpha,
+                Tensor& result) {
+  if (!is_own(a) || a.size(1) == 0) {
+    at::addmm_out(result, c, a, b, beta, alpha);
     return;
   }
+  by_type(a, [&]<class T>(T) {
+    own_product<T>(a, Op::none, b, result, [&](const Range& range, float* sums) {
+      add_rows(in<T>(c), c.size(1), static_cast<float>(beta), static_cast<float>(alpha), range, sums);
+    });
+  });
+}
+
+namespace {
+
+// weight_grad (+)= dy^T x
+void outer_products(const Tensor& dy, const Tensor& x, Result result, Tensor& weight_grad) {
+  const int64_t outputs = dy.size(1), inputs = x.size(1);
   by_type(dy, [&]<class T>(T) {
-    gemm<T>(Op::transpose, Op::none, {.m = outputs, .n = inputs, .k = rows}, {in<T>(dy), outputs},
-            {in<T>(x), inputs}, beta, {out<float>(weight_grad), inputs});
+    gemm<T>(Op::transpose, Op::none, {.m = outputs, .n = inputs, .k = dy.size(0)}, {in<T>(dy), outputs},
+            {in<T>(x), inputs}, result, {out<float>(weight_grad), inputs});
   });
 }
 
 }  // namespace
 
 void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
-  add_outer_products(dy, x, 1, weight_grad);
+  if (dy.size(0) > 0) outer_products(dy, x, Result::added, weight_grad);
 }
 
 void weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
@@ -108,7 +160,7 @@ void weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
     weight_grad.zero_();
     return;
   }
-  add_outer_products(dy, x, 0, weight_grad);
+  outer_products(dy, x, Result::written, weight_grad);
 }
 
 void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {

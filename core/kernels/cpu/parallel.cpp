@@ -48,6 +48,12 @@ void parallel_for(int64_t size, int64_t grain, c10::function_ref<void(int64_t, i
   order.acquire();
 }
 
+int64_t threads(int64_t operations) {
+  constexpr int64_t kWorthwhile = int64_t{1} << 18;  // some 5 microseconds of one thread
+  if (at::in_parallel_region()) return 1;
+  return std::clamp<int64_t>(operations / kWorthwhile, 1, at::get_num_threads());
+}
+
 int64_t row_grain(int64_t width) {
   constexpr int64_t kElements = int64_t{1} << 15;
   return std::max<int64_t>(1, kElements / std::max<int64_t>(width, 1));

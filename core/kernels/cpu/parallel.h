@@ -11,6 +11,9 @@ namespace pptrain::kernels::cpu {
 // threads or this one.
 void parallel_for(int64_t size, int64_t grain, c10::function_ref<void(int64_t, int64_t)> body);
 
+// How many threads a kernel of so many multiply-adds may divide its work among; 1 inside of a parallel_for.
+int64_t threads(int64_t operations);
+
 // Rows (of `width` elements) that are worth a thread's while.
 int64_t row_grain(int64_t width);
 

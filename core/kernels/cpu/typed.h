@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 
@@ -16,6 +17,13 @@ void by_type(const at::Tensor& tensor, F f) {
   } else {
     f(float{});
   }
+}
+
+inline float to_float(float value) {
+  return value;
+}
+inline float to_float(uint16_t bfloat16) {
+  return std::bit_cast<float>(uint32_t{bfloat16} << 16);
 }
 
 template <class T>

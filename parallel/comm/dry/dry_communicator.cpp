@@ -25,8 +25,8 @@ class DryCommunicator final : public Communicator {
     check_root(source, size_);
     return sent(tensor, 0, 0);
   }
-  std::unique_ptr<Communicator> split(int /*color*/, int /*key*/) override {
-    throw Error("a dry group of ranks cannot be split: its other ranks say nothing");
+  std::unique_ptr<Communicator> subgroup(std::span<const int> /*members*/) override {
+    throw Error("a dry group of ranks has no other groups: its other ranks say nothing");
   }
 
   // As a ring takes them: twice the other ranks' parts.

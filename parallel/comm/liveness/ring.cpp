@@ -1,7 +1,5 @@
 #include "parallel/comm/liveness/ring.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -25,6 +23,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "parallel/comm/gather_values.h"
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/comm/liveness/timed_socket.h"
 #include "parallel/comm/signal_block.h"
@@ -123,18 +122,6 @@ Card own_card() {
     std::memcpy(card.secret.data() + i, &word, sizeof(word));
   }
   return card;
-}
-
-// One `mine` of each rank, by rank. Collective.
-template <typename T>
-std::vector<T> exchange(Communicator& world, const T& mine) {
-  const at::Tensor row = at::zeros({static_cast<int64_t>(sizeof(T))}, at::kByte);
-  std::memcpy(row.mutable_data_ptr(), &mine, sizeof(T));
-  const at::Tensor rows = at::empty({world.size(), row.numel()}, at::kByte);
-  world.all_gather(rows, row);
-  std::vector<T> all(static_cast<size_t>(world.size()));
-  std::memcpy(all.data(), rows.const_data_ptr(), all.size() * sizeof(T));
-  return all;
 }
 
 bool same_machine(const Card& a, const Card& b) {
@@ -257,7 +244,7 @@ Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience) {
   Communicator& world = communicator.host();
   const int size = world.size(), rank = world.rank();
   const int after = (rank + 1) % size, before = (rank + size - 1) % size;
-  const std::vector<Card> cards = exchange(world, own_card());
+  const std::vector<Card> cards = gather_values(world, own_card());
   Ring ring{.hosts = host_names(cards), .previous = {}, .next = {}, .fault = {}};
   const bool one_machine =
       std::ranges::all_of(cards, [&](const Card& card) { return same_machine(card, cards[0]); });
@@ -268,7 +255,7 @@ Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience) {
     ring.fault = error.what();
   }
   const std::vector<int32_t> ports =
-      exchange(world, listener.open() ? int32_t{port_of(listener)} : int32_t{0});
+      gather_values(world, listener.open() ? int32_t{port_of(listener)} : int32_t{0});
   if (!listener.open() || ports[after] == 0) return ring;
 
   const Deadline deadline = Clock::now() + patience;

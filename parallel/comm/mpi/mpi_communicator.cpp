@@ -40,19 +40,26 @@ void check(int code, const char* call) {
   throw Error(fmt::format("{} failed: {}", call, std::string(text, length)));
 }
 
-// Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, so
-// that ranks that share a core do not starve each other.
+// Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, and
+// to a thousandth of what the wait has lasted. A yield after which others had the core says that the host is
+// busy: there whoever yields waits for whole time slices of the others, and whoever sleeps is woken before
+// they end.
 class Backoff {
  public:
   void pause() {
     ++rounds_;
     if (rounds_ < spins) return;
-    if (rounds_ < spins + yields) {
+    const auto now = Clock::now();
+    if (rounds_ == spins) start_ = now;
+    if (rounds_ < spins + yields && !busy_) {
       sched_yield();
+      busy_ = Clock::now() - now > others_turn;
       return;
     }
     std::this_thread::sleep_for(nap_);
-    nap_ = std::min(nap_ * 2, std::chrono::microseconds(200));
+    const auto longest = std::clamp<Clock::duration>((now - start_) / 1000, std::chrono::microseconds(200),
+                                                     std::chrono::milliseconds(5));
+    nap_ = std::min<Clock::duration>(nap_ * 2, longest);
   }
   // Past the spin: the clock may be looked at.
   bool patient() const { return rounds_ >= spins; }
@@ -60,8 +67,11 @@ class Backoff {
  private:
   static constexpr int spins = 100;
   static constexpr int yields = 2000;
+  static constexpr std::chrono::microseconds others_turn{50};
   int rounds_ = 0;
-  std::chrono::microseconds nap_{10};
+  bool busy_ = false;
+  Clock::time_point start_;
+  Clock::duration nap_ = std::chrono::microseconds(10);
 };
 
 // The tags of messages: the lane, the message's number between two ranks (modulo 16), and its size. So a
@@ -181,15 +191,26 @@ class Session {
   // After a first test().
   void count(Transfer& transfer) {
     transfer.pending = true;
-    if (++pending_ == 1 && idle_) wake_.notify_all();
+    ++pending_;
+    wake_thread();
+  }
+
+  // A thread that waits for a transfer calls MPI all the time: the session's own need not.
+  void begin_wait() { ++waiting_; }
+  void end_wait() {
+    --waiting_;
+    wake_thread();
   }
 
   std::optional<Tags> tags;
   std::mutex mutex;     // one thread at a time calls MPI
   bool failed = false;  // after a failed wait, collective clean-up could hang
-  int waiting = 0;      // threads that wait for a transfer, and so call MPI all the time
 
  private:
+  bool has_work() const { return pending_ > 0 && waiting_ == 0; }
+  void wake_thread() {
+    if (idle_ && has_work()) wake_.notify_all();
+  }
   void forget(Transfer& transfer) {
     if (std::exchange(transfer.pending, false)) --pending_;
   }
@@ -200,10 +221,10 @@ class Session {
     std::unique_lock lock(mutex);
     while (!stop_) {
       idle_ = true;
-      wake_.wait(lock, [this] { return stop_ || pending_ > 0; });
+      wake_.wait(lock, [this] { return stop_ || has_work(); });
       idle_ = false;
       int found = 0;
-      for (int i = 0; i < calls && waiting == 0 && !stop_; ++i) {
+      for (int i = 0; i < calls && !stop_; ++i) {
         // Errors show on the transfers.
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
       }
@@ -213,6 +234,7 @@ class Session {
 
   int unwinding_ = std::uncaught_exceptions();
   int pending_ = 0;
+  int waiting_ = 0;
   bool idle_ = false;
   bool stop_ = false;
   std::condition_variable wake_;
@@ -295,9 +317,9 @@ class MpiWork final : public Work {
   class Waiting {
    public:
     Waiting(Session& session, const std::unique_lock<std::mutex>& /*lock*/) : session_(session) {
-      ++session_.waiting;
+      session_.begin_wait();
     }
-    ~Waiting() { --session_.waiting; }
+    ~Waiting() { session_.end_wait(); }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
 
@@ -391,13 +413,20 @@ class MpiCommunicator final : public MessageCommunicator {
     return start(std::move(tensor), source, /*is_send=*/false);
   }
 
-  std::unique_ptr<Communicator> split(int color, int key) override {
+  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
+    place_in_group(members, rank_, size_);
     MPI_Comm part = MPI_COMM_NULL;
-    // MPI's colours are not negative.
-    if (color < 0) throw Error(fmt::format("split: color {} is negative", color));
-    std::unique_lock lock(channel_->session->mutex);
-    check(MPI_Comm_split(channel_->comm, color, key, &part), "MPI_Comm_split");
-    lock.unlock();
+    {
+      const std::lock_guard lock(channel_->session->mutex);
+      MPI_Group own = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
+      check(MPI_Comm_group(channel_->comm, &own), "MPI_Comm_group");
+      check(MPI_Group_incl(own, static_cast<int>(members.size()), members.data(), &group), "MPI_Group_incl");
+      // Members alone take part. Its messages are on MPI_COMM_WORLD, which carries no others: some MPIs give
+      // them a tag of the caller's.
+      check(MPI_Comm_create_group(MPI_COMM_WORLD, group, /*tag=*/0, &part), "MPI_Comm_create_group");
+      MPI_Group_free(&group);
+      MPI_Group_free(&own);
+    }
     return std::make_unique<MpiCommunicator>(std::make_shared<Channel>(part, channel_->session), timeout());
   }
 

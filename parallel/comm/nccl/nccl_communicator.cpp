@@ -64,7 +64,7 @@ class NcclCommunicator final : public Communicator {
   }
   std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override;
   std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override;
-  std::unique_ptr<Communicator> split(int color, int key) override;
+  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override;
 
   void all_reduce_sum(at::Tensor tensor) override;
   void broadcast(at::Tensor tensor, int root) override;
@@ -119,8 +119,8 @@ std::unique_ptr<Work> NcclCommunicator::irecv(at::Tensor tensor, int source) {
   return links_->start(std::move(tensor), source, rank());
 }
 
-std::unique_ptr<Communicator> NcclCommunicator::split(int color, int key) {
-  auto part = host_.split(color, key);
+std::unique_ptr<Communicator> NcclCommunicator::subgroup(std::span<const int> members) {
+  auto part = host_.subgroup(members);
   Communicator& host = *part;
   return std::make_unique<NcclCommunicator>(host, std::move(part), member_.job_rank(), member_.device,
                                             member_.watchdog, member_.timeout);

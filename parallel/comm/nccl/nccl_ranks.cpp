@@ -1,17 +1,16 @@
 #include "parallel/comm/nccl/nccl_ranks.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
 
 #include "core/base/error.h"
+#include "parallel/comm/gather_values.h"
 
 namespace pptrain::comm {
 namespace {
@@ -38,29 +37,17 @@ Card own_card(const cudaDeviceProp& properties) {
           .blocking = is_one("NCCL_COMM_BLOCKING")};
 }
 
-// Of each rank, by rank.
-template <typename T>
-std::vector<T> gather_all(Communicator& host, const T& mine) {
-  const at::Tensor own = at::empty({static_cast<int64_t>(sizeof(T))}, at::kByte);
-  std::memcpy(own.mutable_data_ptr(), &mine, sizeof(T));
-  const at::Tensor all = at::empty({host.size(), own.numel()}, at::kByte);
-  host.all_gather(all, own);
-  std::vector<T> values(static_cast<size_t>(host.size()));
-  std::memcpy(values.data(), all.const_data_ptr(), all.nbytes());
-  return values;
-}
-
 }  // namespace
 
 std::vector<int> ranks_of_job(Communicator& host, int mine) {
-  return gather_all(host, mine);
+  return gather_values(host, mine);
 }
 
 // All ranks see the same, and decide alike. NCCL's own message for two ranks on one GPU names neither.
 void check_ranks(Communicator& host, c10::Device device) {
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
-  const std::vector<Card> cards = gather_all(host, own_card(properties));
+  const std::vector<Card> cards = gather_values(host, own_card(properties));
   std::map<std::string, int> owners;
   for (int r = 0; r < host.size(); ++r) {
     const Card& card = cards[static_cast<size_t>(r)];

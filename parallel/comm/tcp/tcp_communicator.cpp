@@ -1,12 +1,15 @@
 #include "parallel/comm/tcp/tcp_communicator.h"
 
-#include <algorithm>
-#include <numeric>
+#include <ATen/ops/empty.h>
 
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "parallel/comm/group_numbers.h"
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/patient_deadline.h"
-#include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_engine.h"
 #include "parallel/comm/tcp/tcp_rendezvous.h"
 #include "parallel/comm/wait_timeout.h"
@@ -67,18 +70,12 @@ class TcpWork final : public Work {
   std::chrono::milliseconds timeout_;
 };
 
-// Mixes bits so that the channels of different splits and lanes do not meet (the finaliser of SplitMix64,
-// Steele et al. 2014).
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
 class TcpCommunicator final : public MessageCommunicator {
  public:
-  // members: world ranks of the group.
-  TcpCommunicator(EnginePtr engine, uint64_t channel, std::vector<int> members, int rank,
+  // The world ranks of the group; its lanes share the list.
+  using Members = std::shared_ptr<const std::vector<int>>;
+
+  TcpCommunicator(EnginePtr engine, uint64_t channel, Members members, int rank,
                   std::chrono::milliseconds timeout)
       : MessageCommunicator(timeout),
         engine_(std::move(engine)),
@@ -87,65 +84,74 @@ class TcpCommunicator final : public MessageCommunicator {
         rank_(rank) {}
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(members_.size()); }
+  int size() const override { return static_cast<int>(members_->size()); }
 
   std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override {
     check_peer(destination, rank_, size(), "isend");
     check_cpu(tensor, "TCP");
-    const int peer = members_[destination];
+    const int peer = (*members_)[destination];
     return work(engine_->send(channel_, tensor, peer), peer, /*is_send=*/true);
   }
 
   std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override {
     check_peer(source, rank_, size(), "irecv");
     check_cpu(tensor, "TCP");
-    const int peer = members_[source];
+    const int peer = (*members_)[source];
     return work(engine_->receive(channel_, std::move(tensor), peer), peer, /*is_send=*/false);
   }
 
-  // Every rank computes the same channel from what it knows: the parent's, how many splits came before, the
-  // colour.
-  std::unique_ptr<Communicator> split(int color, int key) override {
-    const std::vector<int> ranks = ranks_of_color(*this, color, key);
-    std::vector<int> members;
-    for (const int r : ranks) members.push_back(members_[r]);
-    const int new_rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
-    const uint64_t channel =
-        mix(mix(channel_ + ++splits_) + static_cast<uint64_t>(static_cast<uint32_t>(color)));
-    return std::make_unique<TcpCommunicator>(engine_, channel, std::move(members), new_rank, timeout());
+  // Every rank computes the same channel from what it knows.
+  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
+    const int place = place_in_group(members, rank_, size());
+    std::vector<int> ranks;
+    for (const int member : members) ranks.push_back((*members_)[member]);
+    return std::make_unique<TcpCommunicator>(engine_, mix(channel_ ^ groups_.next(members)),
+                                             std::make_shared<const std::vector<int>>(std::move(ranks)),
+                                             place, timeout());
+  }
+
+  void connect(std::span<const std::pair<int, int>> pairs) override {
+    const at::Tensor nothing = at::empty({0}, at::kByte);
+    std::vector<std::unique_ptr<Work>> works;
+    for (const auto& [from, to] : pairs) {
+      if (from == rank_) works.push_back(isend(nothing, to));
+      if (to == rank_) works.push_back(irecv(nothing, from));
+    }
+    for (const auto& work : works) work->wait([] { return "a first message along the pipeline"; });
   }
 
   void abort(const std::string& message) override {
-    engine_->fail(fmt::format("rank {} failed: {}", members_[rank_], message));
+    engine_->fail(fmt::format("rank {} failed: {}", world_rank(), message));
   }
   std::string failure() const override { return engine_->failure(); }
 
  private:
-  // Splits count from 1 up, so a lane's number with the highest bit set is no split's.
+  int world_rank() const { return (*members_)[rank_]; }
+
   std::unique_ptr<Communicator> on_lane(Lane lane) const override {
     const uint64_t channel = mix(channel_ + ((uint64_t{1} << 63) | static_cast<uint64_t>(lane)));
     return std::make_unique<TcpCommunicator>(engine_, channel, members_, rank_, timeout());
   }
 
   std::unique_ptr<Work> work(TcpEngine::OperationPtr operation, int peer, bool is_send) const {
-    return std::make_unique<TcpWork>(engine_, std::move(operation), members_[rank_], peer, is_send,
-                                     timeout());
+    return std::make_unique<TcpWork>(engine_, std::move(operation), world_rank(), peer, is_send, timeout());
   }
 
   EnginePtr engine_;
   uint64_t channel_;
-  std::vector<int> members_;
+  Members members_;
   int rank_;
-  uint64_t splits_ = 0;
+  GroupNumbers groups_;
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_tcp_world(int rank, int size, const Rendezvous& rendezvous) {
-  auto engine = std::make_shared<TcpEngine>(rank, meet(rank, size, rendezvous));
+  auto engine = std::make_shared<TcpEngine>(meet(rank, size, rendezvous));
   std::vector<int> members(size);
   std::iota(members.begin(), members.end(), 0);
-  return std::make_unique<TcpCommunicator>(std::move(engine), /*channel=*/0, std::move(members), rank,
+  return std::make_unique<TcpCommunicator>(std::move(engine), /*channel=*/0,
+                                           std::make_shared<const std::vector<int>>(std::move(members)), rank,
                                            default_timeout);
 }
 

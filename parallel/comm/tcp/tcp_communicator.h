@@ -1,8 +1,8 @@
 // Plain TCP sockets for CPU tensors, where ranks are started without an MPI (torchrun, Slurm without PMI).
 //
-// Every pair of ranks is connected at set-up. One thread per process moves the bytes, so that messages travel
-// while the rank computes. A peer that dies closes its connections: all waits end with PeerFailure that names
-// it.
+// At set-up ranks are connected along a tree, so that a failure reaches all; other pairs when they first
+// exchange something. One thread per process moves the bytes, so that messages travel while the rank
+// computes. A peer that dies closes its connections: all waits end with PeerFailure that names it.
 #pragma once
 
 #include <chrono>

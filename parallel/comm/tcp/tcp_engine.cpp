@@ -14,17 +14,33 @@
 #include "parallel/comm/signal_block.h"
 
 namespace pptrain::comm {
+namespace {
 
-TcpEngine::TcpEngine(int rank, std::vector<Socket> links, TcpInbox::Limits limits)
-    : rank_(rank), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), unwinding_(std::uncaught_exceptions()) {
+using Clock = std::chrono::steady_clock;
+
+// Nobody is called again who refuses: all ranks listen from the start of the run to their own end.
+constexpr TcpContacts::Patience call_patience{.refused = std::chrono::milliseconds(0),
+                                              .silent = std::chrono::seconds(8)};
+// So long a receive waits for its sender's call.
+constexpr std::chrono::seconds receivers_call{1};
+
+}  // namespace
+
+TcpEngine::TcpEngine(Met met, TcpInbox::Limits limits)
+    : rank_(met.me.rank),
+      addresses_(std::move(met.addresses)),
+      limits_(limits),
+      contacts_(met.contacts
+                    ? std::move(met.contacts)
+                    : std::make_unique<TcpContacts>(met.me, Socket(), call_patience, TcpContacts::Ends{})),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      unwinding_(std::uncaught_exceptions()) {
   if (!wake_.open()) throw Error("eventfd failed: too many open files; raise the limit with ulimit -n");
-  const auto end = [this](TcpOperation& operation, std::string error, bool peer_ended) {
-    complete(operation, std::move(error), peer_ended);
-  };
-  for (size_t r = 0; r < links.size(); ++r) {
-    links_.emplace_back(static_cast<int>(r), end, limits);
-    links_[r].socket = std::move(links[r]);
-  }
+  contacts_->hand_over(
+      call_patience,
+      {.linked = [this](int peer, Socket socket) { linked(peer, std::move(socket)); },
+       .unreachable = [this](int peer, const std::string& reason) { unreachable(peer, reason); }});
+  for (auto& [peer, socket] : met.links) linked(peer, std::move(socket));
   const SignalBlock block;
   thread_ = std::jthread([this] { run(); });
 }
@@ -33,14 +49,31 @@ TcpEngine::~TcpEngine() {
   const bool unwinding = std::uncaught_exceptions() > unwinding_;
   take_leave_ = !failed_ && !unwinding;
   if (take_leave_) {
-    for (Link& link : links_) {
-      const std::lock_guard lock(link.mutex);
-      enqueue(link, {.header = {.kind = FrameKind::goodbye}, .operation = {}, .text = {}});
+    for (const auto& [peer, link] : links()) {
+      const std::lock_guard lock(link->mutex);
+      if (link->socket.open() || !link->outgoing.empty()) take_leave(*link);
     }
   }
   closing_ = true;
   wake();
   thread_.join();
+}
+
+TcpEngine::Link& TcpEngine::link_to(int peer) {
+  const std::lock_guard lock(links_mutex_);
+  const auto found = links_.find(peer);
+  if (found != links_.end()) return found->second;
+  const auto end = [this](TcpOperation& operation, std::string error, bool peer_ended) {
+    complete(operation, std::move(error), peer_ended);
+  };
+  return links_.try_emplace(peer, peer, end, limits_).first->second;
+}
+
+TcpEngine::Links TcpEngine::links() {
+  const std::lock_guard lock(links_mutex_);
+  Links all;
+  for (auto& [peer, link] : links_) all.emplace_back(peer, &link);
+  return all;
 }
 
 void TcpEngine::wake() {
@@ -53,8 +86,8 @@ TcpEngine::OperationPtr TcpEngine::send(uint64_t channel, const at::Tensor& tens
   if (failed_) throw_failure();
   auto operation = std::make_shared<TcpOperation>();
   operation->tensor = tensor;
-  Link& link = links_[peer];
-  if (link.inbox.ended()) throw PeerFailure(TcpInbox::ended_message(peer));
+  Link& link = link_to(peer);
+  if (link.inbox.ended()) throw PeerFailure(link.inbox.end_reason());
   bool left_over = false;
   {
     const std::lock_guard lock(link.mutex);
@@ -62,6 +95,7 @@ TcpEngine::OperationPtr TcpEngine::send(uint64_t channel, const at::Tensor& tens
                    .operation = operation,
                    .text = {}});
     left_over = !link.outgoing.empty();
+    if (left_over && !link.socket.open()) link.call_at = std::min(link.call_at, Clock::now());
   }
   if (left_over) wake();
   return operation;
@@ -71,7 +105,16 @@ TcpEngine::OperationPtr TcpEngine::receive(uint64_t channel, at::Tensor tensor, 
   if (failed_) throw_failure();
   auto operation = std::make_shared<TcpOperation>();
   operation->tensor = std::move(tensor);
-  if (links_[peer].inbox.receive(channel, operation)) wake();
+  Link& link = link_to(peer);
+  bool wakes = link.inbox.receive(channel, operation);
+  {
+    const std::lock_guard lock(link.mutex);
+    if (!link.socket.open() && !link.lost && link.call_at == never) {
+      link.call_at = Clock::now() + receivers_call;
+      wakes = true;
+    }
+  }
+  if (wakes) wake();
   return operation;
 }
 
@@ -119,7 +162,8 @@ void TcpEngine::fail(const std::string& failure) {
     failed_ = true;
   }
   done_.notify_all();
-  for (Link& link : links_) {
+  for (const auto& [peer, known] : links()) {
+    Link& link = *known;
     if (link.inbox.ended()) continue;
     const std::lock_guard lock(link.mutex);
     // What has not begun is not sent any more.
@@ -132,12 +176,17 @@ void TcpEngine::fail(const std::string& failure) {
 }
 
 void TcpEngine::enqueue(Link& link, Outgoing frame) {
-  if (!link.socket.open()) {
+  if (link.lost) {
     if (frame.operation) complete(*frame.operation, "its connection has ended", /*peer_ended=*/true);
     return;
   }
   link.outgoing.push_back(std::move(frame));
   if (link.outgoing.size() == 1) flush(link);
+}
+
+void TcpEngine::take_leave(Link& link) {
+  if (std::exchange(link.left, true)) return;
+  enqueue(link, {.header = {.kind = FrameKind::goodbye}, .operation = {}, .text = {}});
 }
 
 // Sends until the socket is full. Errors are left to the reading side, which may yet find the peer's last

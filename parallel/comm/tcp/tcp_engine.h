@@ -1,5 +1,10 @@
 // Moves the bytes of all TCP communicators of this process: one link per peer, one thread for all links.
 //
+// A link is connected when a message is first sent on it, by its sender. A receive waits for the sender's
+// call, and calls itself when none has come after a second: so it ends, too, where the peer cannot be reached
+// or has ended, and so a connection that is possible in one direction alone is found. Where both sides call
+// at once there are two connections; each side then sends on the one that it had first.
+//
 // On a link, frames of all communicators travel in the order of their sends; a frame names its communicator
 // (channel). A frame goes straight into the tensor of its receive, or into memory of its own when it comes
 // before the receive (TcpInbox), so that one communicator never holds up another. A send is tried at once by
@@ -13,13 +18,18 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "parallel/comm/tcp/tcp_contacts.h"
 #include "parallel/comm/tcp/tcp_frame.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
+#include "parallel/comm/tcp/tcp_meeting.h"
 #include "parallel/comm/tcp/tcp_socket.h"
 
 namespace pptrain::comm {
@@ -29,8 +39,7 @@ class TcpEngine {
   using OperationPtr = TcpInbox::OperationPtr;
   enum class Outcome { complete, failed, timeout };
 
-  // links[r]: the connection to rank r; links[rank] is closed.
-  TcpEngine(int rank, std::vector<Socket> links, TcpInbox::Limits limits = {});
+  explicit TcpEngine(Met met, TcpInbox::Limits limits = {});
   // Sends what is pending and takes leave, and waits up to 10 s for the peers to do so; after a failure it
   // only passes the failure on; while an exception unwinds it just closes.
   ~TcpEngine();
@@ -53,6 +62,7 @@ class TcpEngine {
 
  private:
   enum class Read { more, later, lost };
+  static constexpr Deadline never = Deadline::max();
   struct Outgoing {
     FrameHeader header;
     OperationPtr operation;  // data
@@ -63,27 +73,45 @@ class TcpEngine {
     Link(int peer, const TcpInbox::Complete& complete, TcpInbox::Limits limits)
         : inbox(peer, complete, limits) {}
     TcpInbox inbox;
-    // Guards what follows; the socket is closed by the engine's thread alone.
+    // Guards what follows; the sockets are opened and closed by the engine's thread alone.
     std::mutex mutex;
-    Socket socket;
+    Socket socket;             // the one to send on
+    Socket second;             // where both sides called
+    Deadline call_at = never;  // while there is no connection
+    bool lost = false;         // its connection has ended, or cannot be had
+    bool left = false;         // this side has taken leave
     std::deque<Outgoing> outgoing;
   };
 
+  using Links = std::vector<std::pair<int, Link*>>;  // by peer
+
+  Link& link_to(int peer);
+  Links links();
   void run();
   void serve();
-  void watch(std::vector<pollfd>& entries);
-  bool may_stop();
+  void call_peers(const Links& links);
+  void linked(int peer, Socket socket);
+  void unreachable(int peer, const std::string& reason);
+  int patience(const Links& links);
+  void watch(std::vector<pollfd>& entries, const Links& links);
+  bool may_stop(const Links& links);
   void flush(Link& link);  // under the link's lock
-  void read_turn(int peer, bool to_the_end);
-  Read read_some(Link& link, size_t& bytes_read, std::string& reason);
-  void lose(int peer, const std::string& reason);
-  void enqueue(Link& link, Outgoing frame);
+  void read_turn(int peer, Link& link, Socket& socket, bool to_the_end);
+  Read read_some(Link& link, const Socket& socket, size_t& bytes_read, std::string& reason);
+  void lose(int peer, Link& link, Socket& socket, const std::string& reason);
+  void drop_outgoing(Link& link, const std::string& reason);  // under the link's lock
+  void enqueue(Link& link, Outgoing frame);                   // under the link's lock
+  void take_leave(Link& link);                                // under the link's lock
   void complete(TcpOperation& operation, std::string error = "", bool peer_ended = false);
   void wake();
 
   const int rank_;
-  std::deque<Link> links_;
-  Socket wake_;  // an eventfd
+  const std::vector<LinkAddress> addresses_;  // by rank
+  const TcpInbox::Limits limits_;
+  const std::unique_ptr<TcpContacts> contacts_;  // the thread's own
+  std::mutex links_mutex_;
+  std::map<int, Link> links_;  // made when they are first used; none goes before the engine
+  Socket wake_;                // an eventfd
 
   std::mutex done_mutex_;  // taken last, after a link's and an inbox's
   std::condition_variable done_;

@@ -49,66 +49,139 @@ void TcpEngine::run() {
 
 void TcpEngine::serve() {
   std::vector<pollfd> entries;
-  Deadline give_up = Deadline::max();
+  Deadline give_up = never;
   while (true) {
-    if (closing_ && give_up == Deadline::max()) {
+    if (closing_ && give_up == never) {
       give_up = Clock::now() + (take_leave_ ? leave_time : failure_time);
+      contacts_->close_door();
     }
-    if (closing_ && (may_stop() || Clock::now() >= give_up)) return;
-    watch(entries);
-    if (::poll(entries.data(), entries.size(), closing_ ? 50 : -1) < 0) continue;
+    const Links known = links();
+    if (closing_ && (may_stop(known) || Clock::now() >= give_up)) return;
+    call_peers(known);
+    entries.assign(1, {wake_.get(), POLLIN, 0});
+    contacts_->watch(entries);
+    const size_t first = entries.size();
+    watch(entries, known);
+    if (::poll(entries.data(), entries.size(), patience(known)) < 0) continue;
     uint64_t count = 0;
     if (entries[0].revents != 0) static_cast<void>(::read(wake_.get(), &count, sizeof(count)));
-    for (size_t peer = 0; peer < links_.size(); ++peer) {
-      const short ready = entries[peer + 1].revents;
-      if ((ready & POLLOUT) != 0) {
-        const std::lock_guard lock(links_[peer].mutex);
-        flush(links_[peer]);
+    for (size_t i = 0; i < known.size(); ++i) {
+      const auto& [peer, link] = known[i];
+      for (Socket* socket : {&link->socket, &link->second}) {
+        const short ready = entries[first + 2 * i + (socket == &link->second)].revents;
+        if ((ready & POLLOUT) != 0) {
+          const std::lock_guard lock(link->mutex);
+          flush(*link);
+        }
+        // A peer that is gone sends no more: what it left is little, and behind it lies the reason.
+        const bool gone = (ready & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+        if ((ready & ~POLLOUT) != 0) read_turn(peer, *link, *socket, gone);
       }
-      // A peer that is gone sends no more: what it left is little, and behind it lies the reason.
-      const bool gone = (ready & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
-      if ((ready & ~POLLOUT) != 0) read_turn(static_cast<int>(peer), gone);
     }
+    contacts_->handle(std::span(entries).subspan(1, first - 1));
   }
 }
 
-// What to wait for: on every link for bytes where they are wanted, and always for its end.
-void TcpEngine::watch(std::vector<pollfd>& entries) {
-  entries.assign(1, {wake_.get(), POLLIN, 0});
-  for (Link& link : links_) {
-    const bool reads = link.inbox.wants_bytes();
+void TcpEngine::call_peers(const Links& links) {
+  for (const auto& [peer, link] : links) {
+    {
+      const std::lock_guard lock(link->mutex);
+      const bool wanted = !closing_ || (take_leave_ && !link->outgoing.empty());
+      if (link->call_at > Clock::now() || link->socket.open() || link->lost || !wanted) continue;
+      link->call_at = never;
+    }
+    contacts_->call(peer, addresses_.at(static_cast<size_t>(peer)));
+  }
+}
+
+void TcpEngine::linked(int peer, Socket socket) {
+  make_link(socket);
+  Link& link = link_to(peer);
+  const std::lock_guard lock(link.mutex);
+  if (link.lost) return;
+  (link.socket.open() ? link.second : link.socket) = std::move(socket);
+  link.call_at = never;
+  flush(link);
+  if (take_leave_) take_leave(link);
+}
+
+void TcpEngine::unreachable(int peer, const std::string& reason) {
+  Link& link = link_to(peer);
+  {
     const std::lock_guard lock(link.mutex);
-    const int events = POLLRDHUP | (reads ? POLLIN : 0) | (link.outgoing.empty() ? 0 : POLLOUT);
-    entries.push_back({link.socket.get(), static_cast<short>(events), 0});  // poll() skips negative ones
+    if (link.socket.open()) return;  // the peer called meanwhile
+    link.lost = true;
+    drop_outgoing(link, reason);
+  }
+  link.inbox.end(reason);
+}
+
+void TcpEngine::drop_outgoing(Link& link, const std::string& reason) {
+  for (const Outgoing& frame : link.outgoing) {
+    if (frame.operation) complete(*frame.operation, reason, /*peer_ended=*/true);
+  }
+  link.outgoing.clear();
+}
+
+// How long poll() may wait, in milliseconds.
+int TcpEngine::patience(const Links& links) {
+  constexpr int closing_ms = 50;
+  if (contacts_->has_contacts()) return static_cast<int>(TcpContacts::look_every.count());
+  if (closing_) return closing_ms;
+  Deadline next = never;
+  for (const auto& [peer, link] : links) {
+    const std::lock_guard lock(link->mutex);
+    next = std::min(next, link->call_at);
+  }
+  if (next == never) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
+  return static_cast<int>(std::max<int64_t>(left, 0));
+}
+
+// What to wait for: on every link for bytes where they are wanted, and always for its end. poll() skips
+// sockets that are closed.
+void TcpEngine::watch(std::vector<pollfd>& entries, const Links& links) {
+  for (const auto& [peer, link] : links) {
+    const bool reads = link->inbox.wants_bytes();
+    const std::lock_guard lock(link->mutex);
+    const int events = POLLRDHUP | (reads ? POLLIN : 0);
+    const int writes = link->outgoing.empty() ? 0 : POLLOUT;
+    entries.push_back({link->socket.get(), static_cast<short>(events | writes), 0});
+    entries.push_back({link->second.get(), static_cast<short>(events), 0});
   }
 }
 
 // Closing is over when all is sent and, in good order, every peer has taken leave too: a socket closed with
-// data still coming in would make the system drop what the peer has not read yet.
-bool TcpEngine::may_stop() {
+// data still coming in would make the system drop what the peer has not read yet. A call is brought to its
+// end: the peer may have taken the link for made already.
+bool TcpEngine::may_stop(const Links& links) {
   if (!take_leave_ && !failed_) return true;
-  return std::ranges::all_of(links_, [&](Link& link) {
+  if (!failed_ && !contacts_->idle()) return false;
+  return std::ranges::all_of(links, [&](const auto& known) {
+    Link& link = *known.second;
     const std::lock_guard lock(link.mutex);
-    return !link.socket.open() || (link.outgoing.empty() && (link.inbox.ended() || failed_));
+    if (link.lost) return true;
+    if (!link.socket.open()) return link.outgoing.empty() || failed_;
+    return link.outgoing.empty() && (link.inbox.ended() || failed_);
   });
 }
 
-void TcpEngine::read_turn(int peer, bool to_the_end) {
-  Link& link = links_[peer];
+void TcpEngine::read_turn(int peer, Link& link, Socket& socket, bool to_the_end) {
   size_t bytes_read = 0;
-  while (link.socket.open() && bytes_read < turn_bytes) {
+  while (socket.open() && bytes_read < turn_bytes) {
     if (!to_the_end && !link.inbox.wants_bytes()) return;
     std::string reason;
-    const Read result = read_some(link, bytes_read, reason);
+    const Read result = read_some(link, socket, bytes_read, reason);
     if (result == Read::later) return;
-    if (result == Read::lost) return lose(peer, reason);
+    if (result == Read::lost) return lose(peer, link, socket, reason);
   }
 }
 
 // One recv() into the header or the body, whichever is not full yet.
-TcpEngine::Read TcpEngine::read_some(Link& link, size_t& bytes_read, std::string& reason) {
+TcpEngine::Read TcpEngine::read_some(Link& link, const Socket& socket, size_t& bytes_read,
+                                     std::string& reason) {
   const std::span<char> room = link.inbox.room();
-  const ssize_t got = ::recv(link.socket.get(), room.data(), room.size(), MSG_DONTWAIT);
+  const ssize_t got = ::recv(socket.get(), room.data(), room.size(), MSG_DONTWAIT);
   if (got < 0 && errno == EINTR) return Read::more;
   if (got < 0 && errno == EAGAIN) return Read::later;
   if (got <= 0) {
@@ -126,15 +199,14 @@ TcpEngine::Read TcpEngine::read_some(Link& link, size_t& bytes_read, std::string
   return Read::more;
 }
 
-void TcpEngine::lose(int peer, const std::string& reason) {
-  Link& link = links_[peer];
+// Of two connections a peer sends on one; where the other ends first, what comes on that one tells why.
+void TcpEngine::lose(int peer, Link& link, Socket& socket, const std::string& reason) {
   {
     const std::lock_guard lock(link.mutex);
-    link.socket.close();
-    for (const Outgoing& frame : link.outgoing) {
-      if (frame.operation) complete(*frame.operation, TcpInbox::ended_message(peer), /*peer_ended=*/true);
-    }
-    link.outgoing.clear();
+    socket.close();
+    if (link.socket.open() || link.second.open()) return;
+    link.lost = true;
+    drop_outgoing(link, TcpInbox::ended_message(peer));
   }
   if (!link.inbox.ended() && !closing_) {
     fail(fmt::format("rank {} {} (noticed by rank {})", peer, reason, rank_));

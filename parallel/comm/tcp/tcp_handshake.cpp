@@ -85,7 +85,7 @@ void Handshake::check_hello() {
   if (calls_ && rank != static_cast<uint32_t>(peer_)) {
     throw Error(fmt::format("says it is rank {} where rank {} was called", rank, peer_));
   }
-  if (!calls_ && (rank <= static_cast<uint32_t>(me_.rank) || rank >= size)) {
+  if (!calls_ && (rank == static_cast<uint32_t>(me_.rank) || rank >= size)) {
     throw Error(fmt::format("says it is rank {}, which does not call rank {}", rank, me_.rank));
   }
   peer_ = static_cast<int>(rank);

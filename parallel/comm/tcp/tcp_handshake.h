@@ -36,7 +36,7 @@ class Handshake {
 
   // The side that calls rank `peer`; opening() is the first to be sent.
   static Handshake calling(const RunIdentity& me, int peer) { return {me, peer, /*calls=*/true}; }
-  // The side that is called, by a rank above its own.
+  // The side that is called.
   static Handshake called(const RunIdentity& me) { return {me, -1, /*calls=*/false}; }
 
   std::vector<uint8_t> opening() const { return calls_ ? bytes_of(mine_) : std::vector<uint8_t>(); }

@@ -36,7 +36,7 @@ bool TcpInbox::receive(uint64_t channel, OperationPtr operation) {
   const auto found = channels_.find(channel);
   if (found == channels_.end() || found->second.early.empty()) {
     if (ended_) {
-      complete_(*operation, ended_message(peer_), /*peer_ended=*/true);
+      complete_(*operation, end_reason_, /*peer_ended=*/true);
     } else {
       channels_[channel].receives.push_back(std::move(operation));
       ++waiting_;
@@ -143,7 +143,7 @@ void TcpInbox::keep_early(Channel& channel) {
 TcpInbox::Frame TcpInbox::end_body() {
   const FrameKind kind = header_.kind;
   if (kind == FrameKind::data) end_data();
-  if (kind == FrameKind::goodbye) peer_took_leave();
+  if (kind == FrameKind::goodbye) end(ended_message(peer_));
   header_ = {};
   header_read_ = body_read_ = 0;
   target_ = nullptr;
@@ -170,12 +170,14 @@ void TcpInbox::end_data() {
 }
 
 // Only messages that can no more come are in error; other ranks go on.
-void TcpInbox::peer_took_leave() {
+void TcpInbox::end(const std::string& reason) {
   const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  end_reason_ = reason;
   ended_ = true;
   for (auto& [id, channel] : channels_) {
     for (const OperationPtr& operation : channel.receives) {
-      complete_(*operation, ended_message(peer_), /*peer_ended=*/true);
+      complete_(*operation, end_reason_, /*peer_ended=*/true);
     }
     channel.receives.clear();
   }

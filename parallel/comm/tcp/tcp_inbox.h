@@ -54,8 +54,11 @@ class TcpInbox {
   // --- any thread ---
   // True where bytes that were not wanted are wanted now.
   bool receive(uint64_t channel, OperationPtr operation);
-  // The peer took leave.
+  // The peer took leave, or cannot be reached.
   bool ended() const;
+  // No more messages come: ends the receives that are posted, and those to come. reason: a sentence.
+  void end(const std::string& reason);
+  const std::string& end_reason() const { return end_reason_; }  // after ended()
 
   // --- the one thread that reads the link ---
   bool wants_bytes() const;
@@ -87,7 +90,6 @@ class TcpInbox {
   void keep_early(Channel& channel);
   Frame end_body();
   void end_data();
-  void peer_took_leave();
   void deliver(const Early& message, TcpOperation& operation);
 
   const int peer_;
@@ -100,6 +102,7 @@ class TcpInbox {
   size_t early_bytes_ = 0;   // of early messages that no receive has taken
   bool delivering_ = false;  // the body that is coming in has its receive
   bool ended_ = false;
+  std::string end_reason_;
 
   // The frame that is coming in: the reading thread's alone.
   FrameHeader header_;

@@ -58,7 +58,7 @@ std::string read_secret(const std::function<const char*(const char*)>& env) {
   if (!text.empty() && !path.empty()) {
     throw UsageError(fmt::format("environment variables {} and {} are both set: give one", in_text, in_file));
   }
-  std::string secret = path.empty() ? text : read_file(path);
+  const std::string secret = path.empty() ? text : read_file(path);
   if (secret.size() < least_bytes) {
     throw UsageError(fmt::format(
         "environment variable {}: a secret of {} bytes can be guessed; give {} or more, for instance "

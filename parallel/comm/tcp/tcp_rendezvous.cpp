@@ -12,7 +12,6 @@
 #include "parallel/comm/tcp/tcp_address.h"
 #include "parallel/comm/tcp/tcp_frame.h"
 #include "parallel/comm/tcp/tcp_key.h"
-#include "parallel/comm/tcp/tcp_meeting.h"
 #include "parallel/comm/tcp/tcp_store.h"
 
 namespace pptrain::comm {
@@ -71,8 +70,8 @@ Socket listen_for_ranks(const std::string& address, int rank) {
                           std::generic_category().message(error)));
 }
 
-std::vector<Socket> connect_all(int rank, int size, const Rendezvous& rendezvous, const std::string& host,
-                                TcpStore& store, const StartPatience& patience) {
+Met connect_all(int rank, int size, const Rendezvous& rendezvous, const std::string& host, TcpStore& store,
+                const StartPatience& patience) {
   const RunIdentity me = agree_on_run(rank, size, rendezvous, store, patience);
   const std::string address = own_address(rendezvous, host);
   Socket listener = listen_for_ranks(address, rank);
@@ -103,8 +102,8 @@ std::optional<std::string> word_of_others(TcpStore& store, const StartPatience& 
 
 }  // namespace
 
-std::vector<Socket> meet(int rank, int size, const Rendezvous& rendezvous) {
-  if (size == 1) return std::vector<Socket>(1);
+Met meet(int rank, int size, const Rendezvous& rendezvous) {
+  if (size == 1) return {};
   const StartPatience patience(rank, rendezvous);
   const std::string host = meeting_host(rendezvous);
   const bool serves = rank == 0 && !rendezvous.served_by_launcher;
@@ -112,11 +111,7 @@ std::vector<Socket> meet(int rank, int size, const Rendezvous& rendezvous) {
   Socket door = serves ? listen_at_meeting_point(rendezvous, host, meeting_address) : Socket();
   TcpStore store(rendezvous, meeting_address, std::move(door), patience);
   try {
-    std::vector<Socket> links = connect_all(rank, size, rendezvous, host, store, patience);
-    for (const Socket& link : links) {
-      if (link.open()) make_link(link);
-    }
-    return links;
+    return connect_all(rank, size, rendezvous, host, store, patience);
   } catch (const PeerFailure&) {
     throw;
   } catch (const StartStopped& e) {

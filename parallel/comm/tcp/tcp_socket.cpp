@@ -24,7 +24,7 @@ void set_option(const Socket& socket, int level, int option, int value) {
 }
 
 // Null where `address` is no address.
-AddressList read_address(const std::string& address, int port) {
+AddressList resolve_address(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -44,7 +44,7 @@ void Socket::close() {
 }
 
 Socket listen_at(const std::string& address, int port, int& error) {
-  const AddressList list = read_address(address, port);
+  const AddressList list = resolve_address(address, port);
   error = EADDRNOTAVAIL;
   if (!list) return {};
   Socket socket = new_socket(list->ai_family);
@@ -77,7 +77,7 @@ Socket accept_now(const Socket& listener, int& error) {
 }
 
 Socket start_connecting(const std::string& address, int port, int& error) {
-  const AddressList list = read_address(address, port);
+  const AddressList list = resolve_address(address, port);
   error = EADDRNOTAVAIL;
   if (!list) return {};
   Socket socket = new_socket(list->ai_family);

@@ -149,6 +149,20 @@ void TcpStore::set(const std::string& key, const std::string& value, const Start
       patience, "the meeting point " + name_);
 }
 
+std::vector<std::string> TcpStore::find_all(int count, std::string (*key)(int),
+                                            const StartPatience& patience) {
+  std::vector<std::string> keys;
+  for (int i = 0; i < count; ++i) keys.push_back(prefix_ + "/" + key(i));
+  return patiently(
+      [store = store_, keys = std::move(keys)] {
+        std::vector<std::string> values;
+        for (const std::vector<uint8_t>& value : store->multiGet(keys))
+          values.emplace_back(value.begin(), value.end());
+        return values;
+      },
+      patience, "the meeting point " + name_);
+}
+
 std::optional<std::string> TcpStore::find(const std::string& key, const StartPatience& patience) {
   return patiently(
       [store = store_, name = prefix_ + "/" + key]() -> std::optional<std::string> {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "parallel/comm/tcp/tcp_communicator.h"
 #include "parallel/comm/tcp/tcp_socket.h"
@@ -47,6 +48,8 @@ class TcpStore {
            const StartPatience& patience);
 
   void set(const std::string& key, const std::string& value, const StartPatience& patience);
+  // The values of key(0), key(1), ..., which are there, in one answer.
+  std::vector<std::string> find_all(int count, std::string (*key)(int), const StartPatience& patience);
   // Nothing where the key is not there yet.
   std::optional<std::string> find(const std::string& key, const StartPatience& patience);
 

@@ -9,16 +9,19 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <list>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
+#include "parallel/comm/group_numbers.h"
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/patient_deadline.h"
-#include "parallel/comm/split.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
@@ -34,8 +37,8 @@ struct Signal {
   std::condition_variable wake;
 };
 
-// One side of a message. `done` and `error` are guarded by the owner's signal; `finished` is set by the
-// copying thread.
+// One side of a message. `done`, `error` and `awaited` are guarded by the owner's signal; `finished` is set
+// by the copying thread.
 struct Operation {
   Operation(at::Tensor t, Signal& s) : tensor(std::move(t)), owner(s) {}
   at::Tensor tensor;
@@ -43,29 +46,32 @@ struct Operation {
   std::optional<c10::Event> ready;       // CUDA: recorded when the operation was posted
   std::shared_ptr<c10::Event> finished;  // CUDA: recorded after the copy
   bool done = false;
+  int awaited = 0;  // by so many threads that sleep
   std::string error;
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
-// The messages of one directed pair on one lane; at most one of the two queues is not empty.
+// The messages of one directed pair on one lane.
 struct Mailbox {
-  std::mutex mutex;
-  std::deque<OperationPtr> sends;
-  std::deque<OperationPtr> receives;
+  std::list<OperationPtr> waiting;  // sends or receives: where both are there, they have met
+  bool waiting_sends = false;
   std::mutex stream_mutex;  // one CUDA copy is enqueued at a time
   std::optional<c10::Stream> from_stream;
   std::optional<c10::Stream> to_stream;
 };
 
+// Wakes nobody who waits for something else.
 void complete(Operation& operation, const std::string& error) {
+  bool awaited = false;
   {
     const std::lock_guard lock(operation.owner.mutex);
     // Before `done`: the owner, which goes on then, is the last to let the tensor go.
     operation.tensor.reset();
     operation.error = error;
     operation.done = true;
+    awaited = operation.awaited > 0;
   }
-  operation.owner.wake.notify_all();
+  if (awaited) operation.owner.wake.notify_all();
 }
 
 // Enqueues the copy on side streams of the two devices, after both operations' `ready`.
@@ -120,15 +126,18 @@ void transfer(Mailbox& box, Operation& send, Operation& receive) {
   complete(receive, error);
 }
 
-// The ranks of one communicator, as world ranks, and their mailboxes.
+// What is sent to one rank of a communicator. A mailbox is made when it is first used: of the pairs of a
+// large group most never exchange anything.
+struct Inbox {
+  std::mutex mutex;  // guards what waits in the boxes too
+  std::unordered_map<int, Mailbox> boxes;
+};
+
+// The ranks of one communicator, as world ranks, and their inboxes.
 struct Group {
-  explicit Group(std::vector<int> ranks)
-      : members(std::move(ranks)), boxes(lane_count * members.size() * members.size()) {}
-  Mailbox& box(Lane lane, int from, int to) {
-    return boxes[(static_cast<size_t>(lane) * members.size() + from) * members.size() + to];
-  }
+  explicit Group(std::vector<int> ranks) : members(std::move(ranks)), inboxes(members.size()) {}
   const std::vector<int> members;
-  std::deque<Mailbox> boxes;
+  std::deque<Inbox> inboxes;
 };
 
 }  // namespace
@@ -157,14 +166,18 @@ struct ThreadWorldState {
     throw PeerFailure(failure);
   }
 
-  // The group of one colour of one split: made by the first of its ranks to come, given to each of them once.
-  std::shared_ptr<Group> meet(const Group* parent, int64_t split, const std::vector<int>& members) {
+  // A group of some ranks of `parent`: made by the first of them to come, given to each of them once.
+  std::shared_ptr<Group> meet(const Group& parent, uint64_t number, std::span<const int> members) {
     const std::lock_guard lock(mutex);
-    const auto key = std::make_tuple(parent, split, members.front());
+    const auto key = std::make_pair(&parent, number);
     auto& [group, taken] = meeting[key];
-    if (!group) group = std::make_shared<Group>(members);
+    if (!group) {
+      std::vector<int> ranks;
+      for (const int member : members) ranks.push_back(parent.members[member]);
+      group = std::make_shared<Group>(std::move(ranks));
+    }
     const auto result = group;
-    if (++taken == static_cast<int>(members.size())) meeting.erase(key);
+    if (++taken == members.size()) meeting.erase(key);
     return result;
   }
 
@@ -173,7 +186,7 @@ struct ThreadWorldState {
   std::mutex mutex;
   std::string failure;
   std::shared_ptr<Group> all;
-  std::map<std::tuple<const Group*, int64_t, int>, std::pair<std::shared_ptr<Group>, int>> meeting;
+  std::map<std::pair<const Group*, uint64_t>, std::pair<std::shared_ptr<Group>, size_t>> meeting;
 };
 
 namespace {
@@ -225,7 +238,11 @@ class ThreadWork final : public Work {
 
  private:
   bool wait_for(std::chrono::milliseconds time, std::unique_lock<std::mutex>& lock) {
-    return operation_->owner.wake.wait_for(lock, time, [&] { return operation_->done || world_->failed; });
+    ++operation_->awaited;
+    const bool ended =
+        operation_->owner.wake.wait_for(lock, time, [&] { return operation_->done || world_->failed; });
+    --operation_->awaited;
+    return ended;
   }
 
   std::string description() const {
@@ -257,15 +274,19 @@ class ThreadCommunicator final : public MessageCommunicator {
 
   std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override {
     check_peer(destination, rank_, size(), "isend");
-    return post(tensor, group_->box(lane_, rank_, destination), destination, /*is_send=*/true);
+    return post(tensor, rank_, destination, /*is_send=*/true);
   }
 
   std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override {
     check_peer(source, rank_, size(), "irecv");
-    return post(std::move(tensor), group_->box(lane_, source, rank_), source, /*is_send=*/false);
+    return post(std::move(tensor), source, rank_, /*is_send=*/false);
   }
 
-  std::unique_ptr<Communicator> split(int color, int key) override;
+  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
+    const int place = place_in_group(members, rank_, size());
+    auto group = world_->meet(*group_, groups_.next(members), members);
+    return std::make_unique<ThreadCommunicator>(world_, std::move(group), place, timeout());
+  }
 
   void abort(const std::string& message) override { world_->fail(world_rank(), message); }
   std::string failure() const override {
@@ -280,7 +301,7 @@ class ThreadCommunicator final : public MessageCommunicator {
 
   int world_rank() const { return group_->members[rank_]; }
 
-  std::unique_ptr<Work> post(at::Tensor tensor, Mailbox& box, int peer, bool is_send) {
+  std::unique_ptr<Work> post(at::Tensor tensor, int from, int to, bool is_send) {
     check_contiguous(tensor, is_send ? "isend" : "irecv");
     world_->throw_if_failed();
     const c10::Device device = tensor.device();
@@ -289,21 +310,21 @@ class ThreadCommunicator final : public MessageCommunicator {
       mine->ready.emplace(device.type());
       mine->ready->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     }
-    auto work = std::make_unique<ThreadWork>(world_, group_, mine, world_rank(), group_->members[peer],
-                                             is_send, timeout());
+    auto work = std::make_unique<ThreadWork>(world_, group_, mine, world_rank(),
+                                             group_->members[is_send ? to : from], is_send, timeout());
     work->set_device(device);
-    OperationPtr other;
-    {
-      const std::lock_guard lock(box.mutex);
-      auto& waiting = is_send ? box.receives : box.sends;
-      if (waiting.empty()) {
-        (is_send ? box.sends : box.receives).push_back(mine);
-      } else {
-        other = std::move(waiting.front());
-        waiting.pop_front();
-      }
+    Inbox& inbox = group_->inboxes[to];
+    std::unique_lock lock(inbox.mutex);
+    Mailbox& box = inbox.boxes[from * lane_count + static_cast<int>(lane_)];
+    if (box.waiting.empty() || box.waiting_sends == is_send) {
+      box.waiting_sends = is_send;
+      box.waiting.push_back(mine);
+      return work;
     }
-    if (other) is_send ? transfer(box, *mine, *other) : transfer(box, *other, *mine);
+    const OperationPtr other = std::move(box.waiting.front());
+    box.waiting.pop_front();
+    lock.unlock();
+    is_send ? transfer(box, *mine, *other) : transfer(box, *other, *mine);
     return work;
   }
 
@@ -311,20 +332,8 @@ class ThreadCommunicator final : public MessageCommunicator {
   std::shared_ptr<Group> group_;
   int rank_;
   Lane lane_;
-  int64_t splits_ = 0;
+  GroupNumbers groups_;
 };
-
-std::unique_ptr<Communicator> ThreadCommunicator::split(int color, int key) {
-  const std::vector<int> ranks = ranks_of_color(*this, color, key);
-  std::vector<int> members;
-  int new_rank = 0;
-  for (const int r : ranks) {
-    if (r == rank_) new_rank = static_cast<int>(members.size());
-    members.push_back(group_->members[r]);
-  }
-  auto group = world_->meet(group_.get(), splits_++, members);
-  return std::make_unique<ThreadCommunicator>(world_, std::move(group), new_rank, timeout());
-}
 
 }  // namespace
 }  // namespace detail

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -9,9 +11,14 @@
 namespace pptrain::schedule {
 namespace {
 
+// Half the size of an action and its place: a step has a million of them.
 struct PlacedReceive {
-  size_t before;  // this compute action of the rank, by its number
-  Action action;
+  uint32_t before;  // this compute action of the rank, by its number
+  ActionKind kind;
+  int stage;
+  int microbatch;
+
+  Action action() const { return {kind, stage, microbatch}; }
 };
 
 // What one rank receives from another, in the order of the sends.
@@ -59,14 +66,18 @@ class CommunicationPass {
     for (const Action& action : s_.actions[rank]) {
       for_each_send(action, [&](const Action& send) {
         const Action receive = receive_of(send);
-        channel(table_.rank_of[receive.stage], rank).receives.push_back({consumers_.of(receive), receive});
+        channel(table_.rank_of[receive.stage], rank)
+            .receives.push_back({consumers_.of(receive), receive.kind, receive.stage, receive.microbatch});
       });
     }
   }
 
   Channel& channel(int to, int from) {
     auto& incoming = channels_[to];
-    if (incoming.empty() || incoming.back().from != from) incoming.push_back({from, {}});
+    if (incoming.empty() || incoming.back().from != from) {
+      incoming.push_back({from, {}});
+      incoming.back().receives.reserve(static_cast<size_t>(s_.microbatches));
+    }
     return incoming.back();
   }
 
@@ -77,6 +88,10 @@ class CommunicationPass {
       auto& receives = channel.receives;
       for (size_t i = receives.size(); i-- > 1;) {
         receives[i - 1].before = std::min(receives[i - 1].before, receives[i].before);
+      }
+      if (placed.empty()) {
+        placed = std::move(receives);
+        continue;
       }
       std::vector<PlacedReceive> merged;
       merged.reserve(placed.size() + receives.size());
@@ -97,7 +112,7 @@ class CommunicationPass {
     for (const Action& action : list) {
       if (is_compute(action.kind)) {
         for (; receive != receives.end() && receive->before == computes; ++receive) {
-          result.push_back(receive->action);
+          result.push_back(receive->action());
         }
         ++computes;
       }

@@ -15,7 +15,7 @@ class Consumers {
 
   // The F, or the B or I, that uses what the receive brings: its number among the compute actions of its
   // rank.
-  size_t of(const Action& receive) const {
+  uint32_t of(const Action& receive) const {
     const auto& numbers = receive.kind == ActionKind::recv_f ? forward_ : gradient_;
     return numbers[s_.cell(receive.stage, receive.microbatch)];
   }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <unordered_map>
 #include <vector>
 
 #include "parallel/schedule/passes/consumers.h"
@@ -10,6 +9,7 @@ namespace {
 
 // The receives of one channel that are posted, by the compute action that uses them.
 struct ChannelState {
+  int from;  // rank
   std::vector<size_t> waiting;
   size_t last_place = 0;  // receives stay in order: none goes before this compute action
 };
@@ -53,10 +53,17 @@ class Hoist {
 
   void place(const Action& receive) {
     const bool is_f = receive.kind == ActionKind::recv_f;
-    ChannelState& channel = channels_[table_.rank_of[is_f ? receive.stage - 1 : receive.stage + 1]];
+    ChannelState& channel = channel_from(table_.rank_of[is_f ? receive.stage - 1 : receive.stage + 1]);
     channel.last_place = place_in(channel);
     channel.waiting.push_back(consumers_.of(receive));
     (channel.last_place < computes_ ? result_ : staying_).push_back(receive);
+  }
+
+  // A rank receives from few others.
+  ChannelState& channel_from(int rank) {
+    const auto known = std::ranges::find(channels_, rank, &ChannelState::from);
+    return known != channels_.end() ? *known
+                                    : channels_.emplace_back(ChannelState{.from = rank, .waiting = {}});
   }
 
   // The compute action that the receive goes before: the next one, or the one before that.
@@ -70,8 +77,8 @@ class Hoist {
   const Consumers& consumers_;
   const std::vector<Action>& list_;
   size_t lookahead_;
-  size_t computes_ = 0;                             // compute actions so far
-  std::unordered_map<int, ChannelState> channels_;  // by the sender's rank
+  size_t computes_ = 0;  // compute actions so far
+  std::vector<ChannelState> channels_;
   std::vector<Action> last_, staying_, result_;
 };
 

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <future>
 #include <iterator>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,26 @@ bool has(const Schedule& schedule, ActionKind kind) {
     return std::ranges::find(list, kind, &Action::kind) != list.end();
   });
 }
+
+// Proofs of long lists, which go on while the next pass does: a pass needs the places of actions alone, which
+// the proof of the list that came in has checked.
+class Proofs {
+ public:
+  void begin(const std::shared_ptr<const Schedule>& schedule,
+             ReceiveModel model = ReceiveModel::at_consumer) {
+    constexpr size_t most_at_once = size_t{1} << 14;  // passes: 2 ms
+    const auto prove = [schedule, model] { validate(*schedule, model); };
+    if (schedule->cells() <= most_at_once) return prove();
+    proofs_.push_back(std::async(std::launch::async, prove));
+  }
+  // Throws what the first that failed has thrown.
+  void end() {
+    for (std::future<void>& proof : proofs_) proof.get();
+  }
+
+ private:
+  std::vector<std::future<void>> proofs_;
+};
 
 // Does every stage have at least one of the kind, or exactly `number`?
 constexpr int any_number = -1;
@@ -37,25 +59,19 @@ Schedule filtered(const Schedule& schedule, Keep&& keep) {
   return result;
 }
 
-Schedule without(Schedule schedule, ActionKind a, ActionKind b) {
-  if (!has(schedule, a) && !has(schedule, b)) return schedule;
+Schedule without(const Schedule& schedule, ActionKind a, ActionKind b) {
   return filtered(schedule, [&](ActionKind kind) { return kind != a && kind != b; });
 }
 
-Schedule with_weights_gathered(Schedule schedule, bool streamed) {
-  if (every_stage_has(schedule, ActionKind::unshard, any_number)) return schedule;
-  schedule = add_unshard(without(std::move(schedule), ActionKind::unshard, ActionKind::reshard), streamed);
-  validate(schedule);
-  return schedule;
+Schedule with_weights_gathered(const Schedule& schedule, bool streamed) {
+  if (!has(schedule, ActionKind::unshard) && !has(schedule, ActionKind::reshard))
+    return add_unshard(schedule, streamed);
+  return add_unshard(without(schedule, ActionKind::unshard, ActionKind::reshard), streamed);
 }
 
-Schedule with_gradients_reduced(Schedule schedule, Reduce reduce) {
-  const int wanted = reduce == Reduce::step ? 1 : schedule.microbatches;
-  if (every_stage_has(schedule, ActionKind::reduce_grad, wanted)) return schedule;
-  schedule =
-      add_reduce_grad(without(std::move(schedule), ActionKind::reduce_grad, ActionKind::reduce_grad), reduce);
-  validate(schedule);
-  return schedule;
+Schedule with_gradients_reduced(const Schedule& schedule, Reduce reduce) {
+  if (!has(schedule, ActionKind::reduce_grad)) return add_reduce_grad(schedule, reduce);
+  return add_reduce_grad(without(schedule, ActionKind::reduce_grad, ActionKind::reduce_grad), reduce);
 }
 
 }  // namespace
@@ -64,23 +80,28 @@ Schedule compute_only(const Schedule& schedule) {
   return filtered(schedule, is_compute);
 }
 
-Schedule lower(Schedule schedule, const LowerOptions& options) {
-  validate(schedule);
-  if (has(schedule, ActionKind::overlapped_pair)) {
-    schedule = split_pairs(schedule);
-    validate(schedule);
-  }
-  if (!schedule.has_communication()) {
-    schedule = add_communication(schedule);
-    validate(schedule, ReceiveModel::in_place);
-    schedule = hoist_receives(schedule, options.lookahead);
-    validate(schedule);
+Schedule lower(Schedule given, const LowerOptions& options) {
+  validate(given);
+  Proofs proofs;
+  auto schedule = std::make_shared<Schedule>(std::move(given));
+  const auto pass = [&](Schedule result, ReceiveModel model = ReceiveModel::at_consumer) {
+    schedule = std::make_shared<Schedule>(std::move(result));
+    proofs.begin(schedule, model);
+  };
+  if (has(*schedule, ActionKind::overlapped_pair)) pass(split_pairs(*schedule));
+  if (!schedule->has_communication()) {
+    pass(add_communication(*schedule), ReceiveModel::in_place);
+    pass(hoist_receives(*schedule, options.lookahead));
   }
   const ShardOptions& shard = options.shard;
-  if (shard.reduce != Reduce::none && !schedule.forward_only)
-    schedule = with_gradients_reduced(std::move(schedule), shard.reduce);
-  if (shard.unshard) schedule = with_weights_gathered(std::move(schedule), shard.streamed);
-  return schedule;
+  const int reductions = shard.reduce == Reduce::step ? 1 : schedule->microbatches;
+  if (shard.reduce != Reduce::none && !schedule->forward_only &&
+      !every_stage_has(*schedule, ActionKind::reduce_grad, reductions))
+    pass(with_gradients_reduced(*schedule, shard.reduce));
+  if (shard.unshard && !every_stage_has(*schedule, ActionKind::unshard, any_number))
+    pass(with_weights_gathered(*schedule, shard.streamed));
+  proofs.end();
+  return std::move(*schedule);
 }
 
 }  // namespace pptrain::schedule

@@ -80,7 +80,7 @@ class Grid {
     const size_t room = std::max((width - margin_) / cell_, size_t{1}) * cell_;
     const size_t shown = std::min(length_, room * static_cast<size_t>(std::max(options_.bands, 1)));
     std::vector<Row> rows;
-    for (int rank = 0; rank < s_.ranks; ++rank) rows.push_back(row(rank));
+    for (int rank = 0; rank < s_.ranks; ++rank) rows.push_back(row(rank, shown));
     std::string text;
     for (size_t begin = 0; begin < shown; begin += room) {
       const size_t end = std::min(begin + room, shown);
@@ -112,20 +112,40 @@ class Grid {
   // Mean times of the passes, and how long a character is: such that the shortest pass has room for its
   // label, unless it is much shorter than most.
   void measure() {
-    std::map<PassKind, std::pair<double, int>> sums;
+    struct Sum {
+      double time = 0;
+      int count = 0;
+      Action widest;  // of the largest microbatch
+    };
+    // A list has millions of passes: those that are no pairs are looked up without the map.
+    constexpr size_t kinds = static_cast<size_t>(ActionKind::backward_weight) + 1;
+    std::vector<Sum> singles(static_cast<size_t>(s_.stages()) * kinds);
+    std::map<PassKind, Sum> sums;
     for (int rank = 0; rank < s_.ranks; ++rank) {
       for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
         const Action& action = s_.actions[rank][i];
         if (!is_compute(action.kind)) continue;
-        auto& [sum, count] = sums[kind_of(action)];
-        sum += simulation_.spans[rank][i].end - simulation_.spans[rank][i].start;
-        ++count;
-        cell_ = std::max(cell_, label_width(s_, action) + 1);
+        Sum& sum =
+            action.kind == ActionKind::overlapped_pair
+                ? sums[kind_of(action)]
+                : singles[static_cast<size_t>(action.stage) * kinds + static_cast<size_t>(action.kind)];
+        sum.time += simulation_.spans[rank][i].end - simulation_.spans[rank][i].start;
+        ++sum.count;
+        if (action.kind == ActionKind::overlapped_pair) {
+          cell_ = std::max(cell_, label_width(s_, action) + 1);
+        } else if (action.microbatch >= sum.widest.microbatch) {
+          sum.widest = action;
+        }
       }
+    }
+    for (const Sum& sum : singles) {
+      if (sum.count == 0) continue;
+      cell_ = std::max(cell_, label_width(s_, sum.widest) + 1);
+      sums[kind_of(sum.widest)] = sum;
     }
     std::vector<double> times;
     for (const auto& [kind, sum] : sums) {
-      means_[kind] = sum.first / sum.second;
+      means_[kind] = sum.time / sum.count;
       if (means_[kind] > 0) times.push_back(means_[kind]);
     }
     std::ranges::sort(times);
@@ -170,23 +190,25 @@ class Grid {
     if (back.backward_input == 0) back.backward_input = characters(given(backward_stage).backward_input);
   }
 
-  Row row(int rank) const {
-    Row row{.text = std::string(length_, ' '), .actions = std::vector<const Action*>(length_, nullptr)};
+  // The first `shown` characters of a rank.
+  Row row(int rank, size_t shown) const {
+    Row row{.text = std::string(shown, ' '), .actions = std::vector<const Action*>(shown, nullptr)};
     size_t at = 0;
-    for (size_t i = 0; i < s_.actions[rank].size(); ++i) {
+    for (size_t i = 0; i < s_.actions[rank].size() && at < shown; ++i) {
       const Action& action = s_.actions[rank][i];
       if (!is_compute(action.kind)) continue;
       const Span& span = drawn_.spans[rank][i];
       const auto first = static_cast<size_t>(std::lround(span.start));
       const size_t last = std::min(static_cast<size_t>(std::lround(span.end)), length_);
-      idle(row.text, at, first);
-      for (size_t c = first; c < last; ++c) row.actions[c] = &action;
+      idle(row.text, at, std::min(first, shown));
+      for (size_t c = first; c < std::min(last, shown); ++c) row.actions[c] = &action;
       const std::string name = label(s_, action);
       const size_t end = last - first == 1 ? last : last - 1;  // a space to the next, where there is room
-      for (size_t c = first; c < end; ++c) row.text[c] = c - first < name.size() ? name[c - first] : '-';
+      for (size_t c = first; c < std::min(end, shown); ++c)
+        row.text[c] = c - first < name.size() ? name[c - first] : '-';
       at = std::max(at, last);
     }
-    idle(row.text, at, length_);
+    idle(row.text, at, shown);
     return row;
   }
 

@@ -45,7 +45,8 @@ std::string format_seconds(double seconds) {
 
 std::string with_commas(double value) {
   std::string digits = fmt::format("{:.0f}", value);
-  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
+  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<size_t>(at), 1, ',');
   return digits;
 }
 

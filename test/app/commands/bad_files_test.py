@@ -44,6 +44,8 @@ grad_accum_steps = 4
 path = "data.txt"
 [lr_schedule]
 warmup_steps = 2
+[metrics]
+peak_tflops = 1
 """
 
 

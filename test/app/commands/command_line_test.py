@@ -55,7 +55,14 @@ interval = 2
 batches = 2
 [metrics]
 log_interval = 1
+peak_tflops = 1
 """
+
+
+def seconds(work):
+    before = time.monotonic()
+    work()
+    return time.monotonic() - before
 
 
 with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
@@ -124,6 +131,27 @@ class CommandLine(unittest.TestCase):
         if "commit" in facts:
             commits = subprocess.run(["git", "-C", SOURCE, "rev-parse", facts["commit"].split(",")[0]], capture_output=True)
             self.assertEqual(commits.returncode, 0, facts["commit"])
+
+    def test_quick_answers(self):
+        whole = PPTRAIN.with_name("pptrain_whole")
+        for arguments in (["--version"], ["config"], ["config", "--reference"], ["config", "--schema"],
+                          ["completion", "bash"], ["completion", "zsh"], ["completion", "fish"]):
+            with self.subTest(arguments):
+                self.assertEqual(self.pptrain(*arguments).stdout, self.run_command(whole, *arguments).stdout)
+                # Without the whole program beside it: it answered by itself, and fast.
+                alone = self.folder / "pptrain"
+                shutil.copy(PPTRAIN, alone)
+                if arguments != ["--version"] or not pathlib.Path("/dev/nvidiactl").exists():
+                    self.assertLess(min(seconds(lambda: self.run_command(alone, *arguments)) for _ in range(5)), 0.2)
+
+    def test_what_is_no_quick_answer_needs_the_whole_program(self):
+        alone = self.folder / "pptrain"
+        shutil.copy(PPTRAIN, alone)
+        self.assertIn("pptrain_whole", self.run_command(alone, "check", "--config", self.job, code=1).stderr)
+        # The processor is asked anew, not the machine of the build.
+        self.assertIn("pptrain_whole", self.run_command(alone, "--version", ATEN_CPU_CAPABILITY="default", code=1).stderr)
+        self.assertIn("ATen DEFAULT", self.pptrain("--version", ATEN_CPU_CAPABILITY="default").stdout)
+        self.pptrain("config", "--nothing", code=2)
 
     def test_check_prints_the_resolved_job_and_its_sizes(self):
         out = self.pptrain("check", "--config", self.job).stdout
@@ -226,7 +254,7 @@ class CommandLine(unittest.TestCase):
                 if "cuda" in recipe.read_text() or recipe.name == "text_to_text.toml":  # whose data test/scripts makes
                     continue
                 self.run_command(PPTRAIN, "--config", recipe, "--set", f"run.dir={self.folder / recipe.stem}",
-                                 "--set", "train.steps=2", "--set", "eval.interval=0", cwd=SOURCE)
+                                 "--set", "train.steps=2", "--set", "eval.interval=0", "--set", "metrics.peak_tflops=1", cwd=SOURCE)
 
     def test_bad_arguments(self):
         self.pptrain("--config", self.folder / "absent.toml", code=2)
@@ -365,14 +393,9 @@ class CommandLine(unittest.TestCase):
         def mpirun():
             self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config", missing, code=2)
 
-        def seconds(launch):
-            before = time.monotonic()
-            launch()
-            return time.monotonic() - before
-
         for launch in [torchrun, mpirun] if MPIEXEC else [torchrun]:
             with self.subTest(launch.__name__):
-                start_up = min(seconds(lambda: self.pptrain("--version")) for _ in range(3))
+                start_up = min(seconds(lambda: self.pptrain("--help")) for _ in range(3))
                 self.assertLess(min(seconds(launch) for _ in range(3)), start_up + 2.5)
 
     def test_a_rank_alone(self):

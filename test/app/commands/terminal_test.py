@@ -48,6 +48,7 @@ interval = 20
 batches = 40
 [metrics]
 log_interval = 10
+peak_tflops = 1
 """
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")

@@ -106,6 +106,8 @@ class Tokenize(unittest.TestCase):
             format = "bin"
             dtype = "uint16"
             document_end = {end}
+            [metrics]
+            peak_tflops = 1
             """)
         self.assertIn("done: 2 steps", self.pptrain("--config", "job.toml"))
 

@@ -77,6 +77,8 @@ path = "{folder}/tokens.bin"
 format = "bin"
 val_fraction = 0.5
 {data}
+[metrics]
+peak_tflops = 1
 [model]
 {model}
 """
@@ -183,7 +185,7 @@ class CheckpointToHf(Case):
         source, target = self.folder / "input.st", self.folder / "output.st"
         save_file({"tokens": tokens[None, None], "labels": tokens[None, None].clone(), "lr": torch.zeros(1).double(),
                    "weight_decay": torch.zeros(1).double(), "losses": torch.zeros(2).double()}, source)
-        done = subprocess.run([ORACLE, folder, source, target, "2"], capture_output=True, text=True)
+        done = subprocess.run([ORACLE, source, target, "2", folder], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         return load_file(target)["logits"]
 

@@ -80,6 +80,8 @@ dtype = "fp32"
 path = "{folder}/tokens.bin"
 format = "bin"
 val_fraction = 0.5
+[metrics]
+peak_tflops = 1
 """
 
 

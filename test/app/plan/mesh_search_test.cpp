@@ -190,8 +190,9 @@ TEST_CASE("estimates of the search are what whole predictions say") {
         CHECK(estimate->step_time == Approx(p.step_time).epsilon(0.02));
         CHECK(static_cast<double>(estimate->bytes.total()) ==
               Approx(static_cast<double>(p.peak_bytes())).epsilon(0.05));
-        CHECK(estimate->step_time >= model.least_time());
-        CHECK(p.peak_bytes() >= model.least_bytes().total());
+        app::WholeModelCosts whole(base.model);
+        CHECK(estimate->step_time >= model.least_time(whole));
+        CHECK(p.peak_bytes() >= model.least_bytes(whole).total());
         ++compared;
         const app::TimeSplit split = model.split(shapes, *estimate);
         double sum = 0;
@@ -362,7 +363,7 @@ TEST_CASE("a mesh of 1,024 GPUs for 70 B parameters is found in seconds") {
   const app::MeshSearchResult found = app::search_meshes(base, source, options);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   REQUIRE(!found.ranking.empty());
-  CHECK(seconds < 20);
+  CHECK(seconds < 16);
   const app::MeshCandidate& best = found.ranking.front();
   CHECK(static_cast<double>(best.bytes.total()) <= 80e9);
   CHECK(best.mesh.tp <= 8);

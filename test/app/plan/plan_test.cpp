@@ -328,6 +328,15 @@ TEST_CASE("MFU is of the data sheet's rate, of the job's, or of the CPU's produc
         2 * models::find_device("cpu").bfloat16_flops);
 }
 
+TEST_CASE("a plan that is faster than the peak of its job has an MFU of 100 %, not more") {
+  const app::Plan plan = plan_with({"metrics.peak_tflops=1e-9"});
+  const CostSource source = app::make_cost_source(plan, "cpu");
+  const models::CostModel costs = app::make_cost_model(plan, source);
+  const app::Prediction p = app::predict(plan, costs);
+  CHECK_THAT(app::render_plan(plan, p, costs, source, {.width = 200}), contains_text("MFU 100.0 %;"));
+  CHECK(app::plan_json(plan, p, costs, source).at("predicted_mfu") == 1);
+}
+
 TEST_CASE("costs are measured on this machine, and scale the model to it") {
   const app::Plan plan =
       plan_with({"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=128",

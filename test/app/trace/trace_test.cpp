@@ -1,4 +1,5 @@
 // profile.trace: what trace.json and metrics.jsonl say of the time, and that asking changes no number.
+#include <array>
 #include <set>
 
 #include "parallel/schedule/cost/measured_step.h"
@@ -56,6 +57,25 @@ void check_rank(const json& trace, int rank, const std::vector<schedule::Action>
   }
 }
 
+// What a rank's kernels took fits into its passes and phases, and is that of one step.
+void check_kernels(const json& trace, int rank, int layers, int microbatches) {
+  double all = 0, kernels = 0;
+  for (const json& event : events_of(trace, rank)) all += event.at("dur").get<double>() * 1e-6;
+  double backward = 0;
+  for (const json& kernel : trace.at("otherData").at("kernels").at(static_cast<size_t>(rank))) {
+    const double seconds = kernel.at("seconds");
+    CHECK(seconds > 0);
+    kernels += seconds;
+    if (kernel.at("kernel") == "swiglu_backward") backward += kernel.at("calls").get<double>();
+    if (kernel.at("kernel") != "linear") continue;
+    const auto [m, n, k] = kernel.at("product").get<std::array<double, 3>>();
+    CHECK(kernel.at("flops") == 2 * m * n * k * kernel.at("calls").get<double>());
+  }
+  CHECK(backward == layers * microbatches);
+  CHECK(kernels > 0);
+  CHECK(kernels < all / static_cast<double>(trace.at("otherData").at("steps").size()));
+}
+
 // Arrows begin and end in pairs, each pair from one rank to another.
 void check_arrows(const json& trace, size_t expected) {
   std::map<std::string, int> begins, ends;
@@ -93,6 +113,7 @@ TEST_CASE("a trace has every action of its steps once, and changes no number") {
           schedule::lower(schedule::make_schedule({.name = "1f1b", .ranks = pp, .microbatches = m}));
       for (int rank = 0; rank < pp * replicas; ++rank) {
         check_rank(trace, rank, schedule::timed_actions(s.actions[rank / replicas]), {2, 3});
+        check_kernels(trace, rank, pp == 2 || rank / replicas == 0 ? 2 : 1, m);
       }
       check_arrows(trace, static_cast<size_t>(2 * replicas * 2 * m * (pp - 1)));
       const json& other = trace.at("otherData");

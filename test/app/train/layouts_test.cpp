@@ -1,14 +1,22 @@
 // Losses, grad norms and weights must be equal bit for bit whatever the pipeline layout.
+#include <array>
+
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
+#include "test/support/covering.h"
 
 using pptrain::UsageError;
+using pptrain::test::all_combinations;
+using pptrain::test::Combination;
+using pptrain::test::covering_combinations;
 using pptrain::test::JobResult;
+using pptrain::test::missing_pairs;
 using pptrain::test::Overrides;
 using pptrain::test::run_small_job;
 using pptrain::test::small_job_text;
+using pptrain::test::take_pairs;
 using pptrain::test::TemporaryFolder;
 using pptrain::test::with;
 
@@ -45,82 +53,128 @@ struct Layout {
     return {"distributed.pp_schedule=" + schedule, fmt::format("distributed.pp={}", pp),
             fmt::format("distributed.pp_stages_per_rank={}", stages_per_rank)};
   }
-  bool exists(int microbatches) const {
+  // Of all ranks; 0 where the schedule does not exist for so many microbatches.
+  int stages(int microbatches) const {
     try {
-      pptrain::schedule::make_schedule(
-          {.name = schedule, .ranks = pp, .microbatches = microbatches, .stages_per_rank = stages_per_rank});
-      return true;
+      return pptrain::schedule::make_schedule({.name = schedule,
+                                               .ranks = pp,
+                                               .microbatches = microbatches,
+                                               .stages_per_rank = stages_per_rank})
+          .stages();
     } catch (const UsageError&) {
-      return false;
+      return 0;
     }
   }
 };
 
-std::vector<Layout> every_schedule() {
-  std::vector<Layout> layouts;
-  for (const std::string& schedule : pptrain::schedule::training_schedule_names()) {
-    for (const int pp : {1, 2, 3, 4}) layouts.push_back({schedule, pp, 0});
-  }
-  return layouts;
-}
+const std::vector<std::string> schedules = pptrain::schedule::training_schedule_names();
+constexpr size_t most_ranks = 4;
 
-// Each layout against one rank, which runs the same microbatches in turn.
+// Compares jobs on several layouts with the same job on one rank, which runs once for each job.
+class Comparison {
+ public:
+  void check(const Layout& layout, const Overrides& job) {
+    CAPTURE(layout.schedule, layout.pp, layout.stages_per_rank, job);
+    const JobResult& reference = reference_of(job);
+    const auto run_dir = folder_.path() / "run";
+    std::filesystem::remove_all(run_dir);
+    check_equal(reference, run_small_job(text_, run_dir, with(job, layout.overrides())));
+  }
+
+ private:
+  const JobResult& reference_of(const Overrides& job) {
+    const auto [known, first] = references_.try_emplace(job);
+    if (first) {
+      known->second = run_small_job(text_, folder_.path() / "reference", job);
+      std::filesystem::remove_all(folder_.path() / "reference");
+    }
+    return known->second;
+  }
+
+  std::string text_ = small_job_text();
+  TemporaryFolder folder_;
+  std::map<Overrides, JobResult> references_;
+};
+
+// Each layout with each number of microbatches that it takes.
 void check_layouts(const std::vector<Layout>& layouts, const std::vector<int>& microbatches,
                    const Overrides& common) {
-  const std::string text = small_job_text();
+  Comparison comparison;
   size_t compared = 0;
   for (const int m : microbatches) {
-    const TemporaryFolder folder;
-    const Overrides base = with(common, {fmt::format("train.grad_accum_steps={}", m)});
-    const JobResult reference = run_small_job(text, folder.path() / "reference", base);
     for (const Layout& layout : layouts) {
-      if (!layout.exists(m)) continue;
-      CAPTURE(m, layout.schedule, layout.pp, layout.stages_per_rank);
-      const auto run_dir = folder.path() / fmt::format("{}_{}", layout.schedule, layout.pp);
-      std::filesystem::remove_all(run_dir);
-      check_equal(reference, run_small_job(text, run_dir, with(base, layout.overrides())));
+      if (layout.stages(m) == 0) continue;
+      comparison.check(layout, with(common, {fmt::format("train.grad_accum_steps={}", m)}));
       ++compared;
     }
   }
   REQUIRE(compared >= layouts.size());
 }
 
+std::vector<int> microbatches_up_to_32() {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return {1, 4, 8};  // ten times slower, and the same code on every m
+#else
+  std::vector<int> result;
+  for (int m = 1; m <= 32; ++m) result.push_back(m);
+  // Around the numbers of ranks and stages, and far above them.
+  return pptrain::test::all_wanted() ? result : std::vector{1, 2, 3, 4, 5, 7, 8, 9, 16, 32};
+#endif
+}
+
 }  // namespace
 
+// Each schedule and number of ranks with the fewest microbatches that it takes, and all pairs of the three.
 TEST_CASE("every schedule gives the bits of one rank, for m from 1 to 32", "[schedules]") {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  const std::vector<int> microbatches = {1, 4, 8};  // ten times slower, and the same code on every m
-#else
-  std::vector<int> microbatches;
-  for (int m = 1; m <= 32; ++m) microbatches.push_back(m);
-#endif
-  std::vector<Layout> shallow, deep;  // by the stages that their layers must fill
-  for (const Layout& layout : every_schedule()) {
-    const int m = 2 * layout.pp;  // which every schedule takes
-    const int stages =
-        pptrain::schedule::make_schedule(
-            {.name = layout.schedule, .ranks = layout.pp, .microbatches = m, .stages_per_rank = 0})
-            .stages();
-    (stages <= 4 ? shallow : deep).push_back(layout);
+  const std::vector<int> microbatches = microbatches_up_to_32();
+  const auto layout_of = [](const Combination& row) {
+    return Layout{schedules[row[0]], static_cast<int>(row[1]) + 1};
+  };
+  const auto legal = all_combinations(
+      std::array{schedules.size(), most_ranks, microbatches.size()},
+      [&](const Combination& row) { return layout_of(row).stages(microbatches[row[2]]) > 0; });
+  std::vector<Combination> rows;
+  for (const Combination& row : legal) {
+    if (rows.empty() || row[0] != rows.back()[0] || row[1] != rows.back()[1]) rows.push_back(row);
   }
-  check_layouts(shallow, microbatches, with(tiny, {"model.num_hidden_layers=4"}));
-  check_layouts(deep, microbatches, tiny);
+  CHECK(rows.size() == schedules.size() * most_ranks);
+  for (const Combination& row : covering_combinations(legal, rows)) rows.push_back(row);
+  CHECK(missing_pairs(legal, rows) == 0);
+  Comparison comparison;
+  for (const Combination& row : rows) {
+    const Layout layout = layout_of(row);
+    const int m = microbatches[row[2]];
+    comparison.check(layout, with(tiny, {fmt::format("train.grad_accum_steps={}", m),
+                                         layout.stages(m) <= 4 ? "model.num_hidden_layers=4"
+                                                               : "model.num_hidden_layers=8"}));
+  }
 }
 
-TEST_CASE("every schedule gives the bits of one rank in bfloat16 with tied embeddings", "[layouts]") {
-  check_layouts(every_schedule(), {3, 8}, with(tiny, {"train.dtype=bf16", "model.tie_word_embeddings=true"}));
-}
-
-TEST_CASE("every schedule gives the bits of one rank for qwen3", "[layouts]") {
-  check_layouts(every_schedule(), {2, 8}, with(tiny, {"model.arch=qwen3", "train.dtype=bf16"}));
-}
-
-TEST_CASE("every schedule gives the bits of one rank for experts among dense layers", "[layouts]") {
-  check_layouts(every_schedule(), {2, 8},
-                with(tiny, {"model.arch=qwen3_moe", "train.dtype=bf16", "model.num_experts=4",
-                            "model.num_experts_per_tok=2", "model.moe_intermediate_size=16",
-                            "model.mlp_only_layers=[2]", "model.router_aux_loss_coef=0.1",
-                            "model.router_z_loss_coef=0.01"}));
+TEST_CASE("every schedule gives the bits of one rank for every architecture in bfloat16", "[layouts]") {
+  const std::vector<Overrides> models = {
+      {"model.tie_word_embeddings=true"},
+      {"model.arch=qwen3"},
+      // Experts among dense layers.
+      {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+       "model.moe_intermediate_size=16", "model.mlp_only_layers=[2]", "model.router_aux_loss_coef=0.1",
+       "model.router_z_loss_coef=0.01"}};
+  const std::vector<int> microbatches = {2, 3, 8};
+  const auto layout_of = [](const Combination& row) {
+    return Layout{schedules[row[0]], static_cast<int>(row[1]) + 1};
+  };
+  const auto legal = all_combinations(
+      std::array{schedules.size(), most_ranks, models.size(), microbatches.size()},
+      [&](const Combination& row) { return layout_of(row).stages(microbatches[row[3]]) > 0; });
+  const auto rows = covering_combinations(legal);
+  CHECK(missing_pairs(legal, rows) == 0);
+  CHECK(rows.size() >= schedules.size() * most_ranks);
+  Comparison comparison;
+  for (const Combination& row : rows) {
+    comparison.check(
+        layout_of(row),
+        with(tiny, models[row[2]],
+             Overrides{"train.dtype=bf16", fmt::format("train.grad_accum_steps={}", microbatches[row[3]])}));
+  }
 }
 
 TEST_CASE("any number of stages per rank gives the same bits", "[layouts]") {
@@ -135,10 +189,14 @@ TEST_CASE("any number of stages per rank gives the same bits", "[layouts]") {
 }
 
 TEST_CASE("gpipe and 1f1b give the bits of one rank at larger sizes, with evaluation", "[layouts]") {
-  for (const std::string dtype : {"fp32", "bf16"}) {
-    check_layouts(
-        {{"gpipe", 2}, {"gpipe", 3}, {"gpipe", 4}, {"1f1b", 2}, {"1f1b", 3}, {"1f1b", 4}, {"zbv", 2}}, {4, 7},
-        {"train.dtype=" + dtype});
+  const std::vector<Layout> layouts = {{"gpipe", 2}, {"gpipe", 3}, {"gpipe", 4}, {"1f1b", 2},
+                                       {"1f1b", 3},  {"1f1b", 4},  {"zbv", 2}};
+  const std::array dtypes{"fp32", "bf16"};
+  const std::array microbatches{4, 7};
+  Comparison comparison;
+  for (const Combination& row : take_pairs(std::array{layouts.size(), dtypes.size(), microbatches.size()})) {
+    comparison.check(layouts[row[0]], {fmt::format("train.dtype={}", dtypes[row[1]]),
+                                       fmt::format("train.grad_accum_steps={}", microbatches[row[2]])});
   }
 }
 
@@ -186,25 +244,29 @@ TEST_CASE("data-parallel replicas give equal bits across pp, and nearly those of
 }
 
 TEST_CASE("recomputing activations gives the same bits on every layout", "[layouts]") {
+  const std::array archs{"llama", "qwen3"};
+  const std::array recomputes{"cheap", "selective", "full"};
+  const std::vector<Layout> layouts = {
+      {"1f1b", 1}, {"1f1b", 2}, {"zb_h1", 3}, {"zbv", 2}, {"interleaved_zb", 2}};
+  const auto rows = take_pairs(std::array{archs.size(), recomputes.size(), layouts.size()});
   const std::string text = small_job_text();
   const TemporaryFolder folder;
-  for (const std::string arch : {"llama", "qwen3"}) {
-    const Overrides base = {"train.grad_accum_steps=4", "train.dtype=bf16", "model.arch=" + arch};
-    const JobResult reference = run_small_job(text, folder.path() / (arch + "_reference"), base);
-    for (const std::string recompute : {"cheap", "selective", "full"}) {
-      for (const Layout& layout :
-           std::vector<Layout>{{"1f1b", 1}, {"1f1b", 2}, {"zb_h1", 3}, {"zbv", 2}, {"interleaved_zb", 2}}) {
-        CAPTURE(arch, recompute, layout.schedule, layout.pp);
-        const auto run_dir =
-            folder.path() / fmt::format("{}_{}_{}_{}", arch, recompute, layout.schedule, layout.pp);
-        check_equal(reference,
-                    run_small_job(text, run_dir,
-                                  with(base, layout.overrides(), Overrides{"train.recompute=" + recompute})));
-      }
+  for (size_t i = 0; i < archs.size(); ++i) {
+    const Overrides base = {"train.grad_accum_steps=4", "train.dtype=bf16",
+                            fmt::format("model.arch={}", archs[i])};
+    const auto run = [&](const Overrides& overrides) {
+      return run_small_job(text, folder.path() / "run", with(base, overrides));
+    };
+    const JobResult reference = run({});
+    for (const Combination& row : rows) {
+      if (row[0] != i) continue;
+      const Layout& layout = layouts[row[2]];
+      CAPTURE(archs[i], recomputes[row[1]], layout.schedule, layout.pp);
+      check_equal(reference,
+                  run(with(layout.overrides(), {fmt::format("train.recompute={}", recomputes[row[1]])})));
     }
-    const Overrides each = {"distributed.pp=2", "distributed.pp_schedule=zbv",
-                            R"(train.recompute=["full", "none", "cheap", "selective"])"};
-    check_equal(reference, run_small_job(text, folder.path() / (arch + "_each"), with(base, each)));
+    check_equal(reference, run({"distributed.pp=2", "distributed.pp_schedule=zbv",
+                                R"(train.recompute=["full", "none", "cheap", "selective"])"}));
   }
 }
 

@@ -1,9 +1,13 @@
 #include "test/app/train/mesh_grid.h"
 
+#include <algorithm>
 #include <array>
+#include <map>
+#include <set>
 
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
+#include "test/support/covering.h"
 
 namespace pptrain::test {
 namespace {
@@ -96,6 +100,33 @@ void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh, bool exper
   job.experts = experts;
   jobs.push_back(job);
 }
+
+Combination axis_sizes(const GridJob& job) {
+  Combination row;
+  for (const int size :
+       {job.mesh.pp, job.mesh.dp_replicate, job.mesh.dp_shard, job.mesh.cp, job.mesh.tp, job.mesh.ep}) {
+    row.push_back(static_cast<size_t>(size));
+  }
+  return row;
+}
+
+class OptionRows {
+ public:
+  Combination row(const GridJob& job) {
+    Combination row = axis_sizes(job);
+    for (size_t& size : row) size = std::min<size_t>(size, 3);
+    for (const std::string& value : {job.schedule, fmt::format("tied {}", job.tied),
+                                     job.documents ? job.packing + " " + job.lengths : "no documents",
+                                     job.recompute, "reshard " + job.reshard, job.reduce_gradients,
+                                     job.cp_kind, fmt::format("post-validation {}", job.post_validation)}) {
+      row.push_back(numbers_.try_emplace(value, numbers_.size()).first->second);
+    }
+    return row;
+  }
+
+ private:
+  std::map<std::string, size_t> numbers_;
+};
 
 template <typename Visit>
 void each_mesh(const Visit& visit) {
@@ -214,6 +245,40 @@ std::vector<GridJob> grid_jobs(bool experts) {
     }
   });
   return jobs;
+}
+
+std::vector<GridJob> covering_jobs(const std::vector<GridJob>& jobs) {
+  if (all_wanted()) return jobs;
+  std::vector<Combination> axes, options;
+  OptionRows rows;
+  for (const GridJob& job : jobs) {
+    axes.push_back(axis_sizes(job));
+    options.push_back(rows.row(job));
+  }
+  // All whose bits are to be those of another one.
+  std::map<std::string, std::vector<size_t>> classes;
+  for (size_t i = 0; i < jobs.size(); ++i) classes[jobs[i].bit_class()].push_back(i);
+  std::set<size_t> taken;
+  for (const auto& [name, members] : classes) {
+    if (members.size() > 1) taken.insert(members.begin(), members.end());
+  }
+  const auto take = [&](const std::vector<Combination>& all, const std::vector<Combination>& given) {
+    for (const Combination& row : covering_combinations(all, given)) {
+      taken.insert(static_cast<size_t>(std::ranges::find(all, row) - all.begin()));
+    }
+  };
+  const auto of_taken = [&](const std::vector<Combination>& all) {
+    std::vector<Combination> result;
+    for (const size_t index : taken) result.push_back(all[index]);
+    return result;
+  };
+  take(axes, of_taken(axes));
+  take(options, of_taken(options));
+  if (missing_pairs(axes, of_taken(axes)) + missing_pairs(options, of_taken(options)) > 0)
+    throw Error("the jobs that were taken lack pairs");
+  std::vector<GridJob> result;
+  for (const size_t index : taken) result.push_back(jobs[index]);
+  return result;
 }
 
 }  // namespace pptrain::test

@@ -45,5 +45,8 @@ struct GridJob {
 // The job's text; the model is Llama, or Qwen3-MoE.
 std::string grid_job_text(bool experts);
 std::vector<GridJob> grid_jobs(bool experts);
+// Of these few in which still all pairs of axis sizes occur, all pairs of options and of axes with one, two
+// and more ranks, and all jobs whose bits are to be those of another one.
+std::vector<GridJob> covering_jobs(const std::vector<GridJob>& jobs);
 
 }  // namespace pptrain::test

@@ -1,5 +1,5 @@
-// Every legal mesh of up to eight ranks trains as one rank does: losses, gradients and norms agree closely,
-// and to the bit where the same sums are taken in the same order.
+// A mesh of up to eight ranks trains as one rank does: losses, gradients and norms agree closely, and to the
+// bit where the same sums are taken in the same order.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/norm.h>
 
@@ -136,18 +136,18 @@ void check_relay(bool experts, const std::vector<mesh::MeshShape>& meshes, const
 
 }  // namespace
 
-TEST_CASE("a dense model on every legal mesh of up to eight ranks", "[dense]") {
+TEST_CASE("a dense model on meshes of up to eight ranks, all pairs of axes and options", "[dense]") {
   Grid grid(false);
-  const std::vector<GridJob> jobs = test::grid_jobs(false);
-  REQUIRE(jobs.size() > 70);
+  const std::vector<GridJob> jobs = test::covering_jobs(test::grid_jobs(false));
+  REQUIRE(jobs.size() > 50);
   for (const GridJob& job : jobs) grid.check(job);
   CHECK(grid.equal_bits() > 5);
 }
 
-TEST_CASE("a model with experts on every legal mesh of up to eight ranks", "[experts]") {
+TEST_CASE("a model with experts on meshes of up to eight ranks, all pairs of axes and options", "[experts]") {
   Grid grid(true);
-  const std::vector<GridJob> jobs = test::grid_jobs(true);
-  REQUIRE(jobs.size() > 120);
+  const std::vector<GridJob> jobs = test::covering_jobs(test::grid_jobs(true));
+  REQUIRE(jobs.size() > 80);
   for (const GridJob& job : jobs) grid.check(job);
   CHECK(grid.equal_bits() > 5);
 }

@@ -1,5 +1,6 @@
 // With post-validation a run leaves the same bits as with the barrier, whatever is clipped or skipped.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <csignal>
 #include <utility>
@@ -7,11 +8,14 @@
 #include "parallel/checkpoint/checkpoint.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
+#include "test/support/covering.h"
 
 using namespace pptrain;
+using pptrain::test::Combination;
 using pptrain::test::JobResult;
 using pptrain::test::Overrides;
 using pptrain::test::small_job_text;
+using pptrain::test::take_pairs;
 using pptrain::test::TemporaryFolder;
 using pptrain::test::with;
 
@@ -22,14 +26,9 @@ struct Layout {
   int pp;
 };
 
-const std::vector<Layout> layouts = [] {
-  std::vector<Layout> result;
-  for (const std::string schedule :
-       {"gpipe", "1f1b", "zb_h1", "zb_h2", "zbv", "dualpipe_v", "interleaved_zb"}) {
-    for (const int pp : {1, 2, 3, 4}) result.push_back({schedule, pp});
-  }
-  return result;
-}();
+const std::vector<std::string> schedules = {"gpipe", "1f1b",       "zb_h1",         "zb_h2",
+                                            "zbv",   "dualpipe_v", "interleaved_zb"};
+constexpr size_t most_ranks = 4;
 
 app::Plan plan_of(const Layout& layout, bool post_validation, const std::filesystem::path& run_dir,
                   const Overrides& overrides) {
@@ -74,13 +73,19 @@ double middle_norm(const TemporaryFolder& folder, const Overrides& overrides) {
   return norms[norms.size() / 2];
 }
 
-void check_layouts(const Overrides& overrides) {
-  const TemporaryFolder folder;
-  const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", overrides);
-  for (const Layout& layout : layouts) {
-    CAPTURE(layout.schedule, layout.pp, overrides);
-    check_equal(reference,
-                run(layout, true, folder.path() / (layout.schedule + std::to_string(layout.pp)), overrides));
+// Each job with post-validation against the same with the barrier on one rank: all pairs of job, schedule and
+// number of ranks.
+void check_jobs(const std::vector<Overrides>& jobs) {
+  const auto rows = take_pairs(std::array{jobs.size(), schedules.size(), most_ranks});
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    const TemporaryFolder folder;
+    const JobResult reference = run({"gpipe", 1}, false, folder.path() / "reference", jobs[j]);
+    for (const Combination& row : rows) {
+      if (row[0] != j) continue;
+      const Layout layout{schedules[row[1]], static_cast<int>(row[2]) + 1};
+      CAPTURE(layout.schedule, layout.pp, jobs[j]);
+      check_equal(reference, run(layout, true, folder.path() / "run", jobs[j]));
+    }
   }
 }
 
@@ -103,30 +108,21 @@ std::filesystem::path poisoned_checkpoint(const std::filesystem::path& root, con
 
 }  // namespace
 
-TEST_CASE("post-validation gives the bits of the barrier where nothing is clipped") {
-  check_layouts(with(base, {"train.grad_clip=0"}));
-  check_layouts(with(base, {"train.grad_clip=1e6", "train.dtype=bf16", "model.tie_word_embeddings=true"}));
-}
-
-TEST_CASE("post-validation gives the bits of the barrier where some steps or all are clipped") {
+TEST_CASE("post-validation gives the bits of the barrier, whatever is clipped or not finite") {
   const TemporaryFolder folder;
-  const std::string clip = "train.grad_clip=" + std::to_string(middle_norm(folder, base));
-  check_layouts(with(base, {clip}));
-  check_layouts(with(base, {clip, "train.dtype=bf16", "model.tie_word_embeddings=true"}));
-  check_layouts(with(base, {"train.grad_clip=1e-3"}));
-}
-
-TEST_CASE("post-validation gives the bits of the barrier where some steps are not finite") {
-  const TemporaryFolder folder;
+  const Overrides bf16 = {"train.dtype=bf16", "model.tie_word_embeddings=true"};
+  const std::string sometimes = "train.grad_clip=" + std::to_string(middle_norm(folder, base));
   const std::string start =
       "checkpoint.resume=" + poisoned_checkpoint(folder.path() / "poisoned", base).string();
-  const Overrides overrides =
+  const Overrides poisoned =
       with(base, {start, "train.grad_clip=0", "train.max_skipped_steps=100", "train.steps=12"});
-  const JobResult once = run({"gpipe", 1}, false, folder.path() / "once", overrides);
+  const JobResult once = run({"gpipe", 1}, false, folder.path() / "once", poisoned);
   int skipped = 0;
   for (const auto& step : steps_of(once)) skipped += step.at("skipped").get<bool>();
   REQUIRE((skipped > 2 && skipped < 10));
-  check_layouts(overrides);
+  check_jobs({with(base, {"train.grad_clip=0"}), with(base, bf16, Overrides{"train.grad_clip=1e6"}),
+              with(base, {sometimes}), with(base, bf16, Overrides{sometimes}),
+              with(base, {"train.grad_clip=1e-3"}), poisoned});
 }
 
 TEST_CASE("too many skipped steps end a run as they do with the barrier") {

@@ -46,6 +46,7 @@ lr = 1e-2
 warmup_steps = 2
 [metrics]
 log_interval = 1
+peak_tflops = 1
 """
 
 

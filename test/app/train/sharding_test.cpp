@@ -1,6 +1,7 @@
 // Sharded data parallelism gives the bits of as many replicas, whatever the schedule and the policy, and
 // holds its part alone.
 #include <algorithm>
+#include <array>
 #include <mutex>
 
 #include "app/train/datasets.h"
@@ -11,13 +12,16 @@
 #include "test/app/checkpoint_elements.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
+#include "test/support/covering.h"
 
 using namespace pptrain;
 using pptrain::test::checkpoint_elements;
+using pptrain::test::Combination;
 using pptrain::test::JobResult;
 using pptrain::test::Overrides;
 using pptrain::test::run_small_job;
 using pptrain::test::small_job_text;
+using pptrain::test::take_pairs;
 using pptrain::test::TemporaryFolder;
 using pptrain::test::with;
 
@@ -78,21 +82,26 @@ const std::vector<std::string> schedules = {"1f1b", "gpipe", "zb_h1", "zbv", "in
 
 TEST_CASE("dp_shard gives the bits of dp_replicate under every schedule and policy", "[sharding]") {
   const TemporaryFolder folder;
-  for (const int ranks : {2, 3, 4}) {
-    for (const Overrides& reduce : {Overrides{}, every_microbatch}) {
-      const Overrides base = with(tiny, reduce);
+  const std::vector<Overrides> reduces = {{}, every_microbatch};
+  const std::vector<Overrides> policies = {keep, reshard};
+  constexpr int fewest = 2, counts = 3, pipelines = 2;
+  const auto rows =
+      take_pairs(std::array<size_t, 5>{counts, reduces.size(), schedules.size(), pipelines, policies.size()});
+  for (size_t r = 0; r < counts; ++r) {
+    const int ranks = fewest + static_cast<int>(r);
+    for (size_t i = 0; i < reduces.size(); ++i) {
+      const Overrides base = with(tiny, reduces[i]);
       const Result reference = run(folder.path() / "reference", with(base, shards(1, ranks)));
-      for (const std::string& schedule : schedules) {
-        for (const int pp : {1, 2}) {
-          const Overrides layout = with(base, schedule_of(schedule, pp));
-          CAPTURE(ranks, reduce, schedule, pp);
-          check_equal(reference, run(folder.path() / "kept", with(layout, shards(ranks), keep)));
-          check_equal(reference, run(folder.path() / "streamed", with(layout, shards(ranks), reshard)));
-        }
+      for (const Combination& row : rows) {
+        if (row[0] != r || row[1] != i) continue;
+        const Overrides layout = schedule_of(schedules[row[2]], static_cast<int>(row[3]) + 1);
+        CAPTURE(ranks, reduces[i], layout, policies[row[4]]);
+        check_equal(reference,
+                    run(folder.path() / "shards", with(base, layout, shards(ranks), policies[row[4]])));
       }
       if (ranks != 4) continue;
-      for (const Overrides& policy : {keep, reshard}) {
-        CAPTURE(reduce, policy);
+      for (const Overrides& policy : policies) {
+        CAPTURE(reduces[i], policy);
         check_equal(reference, run(folder.path() / "hybrid", with(base, shards(2, 2), policy)));
         check_equal(reference,
                     run(folder.path() / "hybrid", with(base, shards(2, 2), schedule_of("zbv", 2), policy)));
@@ -105,28 +114,29 @@ TEST_CASE("dp_shard gives the bits of dp_replicate under every schedule and poli
 
 TEST_CASE("tied, bfloat16, recomputed and post-validated jobs are no exceptions", "[sharding]") {
   const TemporaryFolder folder;
-  int cases = 0;
-  for (const Overrides& extra :
-       {Overrides{"train.dtype=bf16", "model.tie_word_embeddings=true"},
-        Overrides{"train.dtype=bf16", "train.recompute=full", "model.arch=qwen3"},
-        Overrides{"model.tie_word_embeddings=true", "optimizer.post_validation=true", "train.steps=5"},
-        Overrides{"optimizer.post_validation=true", "train.steps=5", "train.grad_clip=0",
-                  "train.dtype=bf16"}}) {
-    for (const Overrides& reduce : {Overrides{}, every_microbatch}) {
-      const Overrides base = with(tiny, extra, reduce);
+  const std::vector<Overrides> extras = {
+      {"train.dtype=bf16", "model.tie_word_embeddings=true"},
+      {"train.dtype=bf16", "train.recompute=full", "model.arch=qwen3"},
+      {"model.tie_word_embeddings=true", "optimizer.post_validation=true", "train.steps=5"},
+      {"optimizer.post_validation=true", "train.steps=5", "train.grad_clip=0", "train.dtype=bf16"}};
+  const std::vector<Overrides> reduces = {{}, every_microbatch};
+  const std::vector<Overrides> layouts = {schedule_of("1f1b", 1), schedule_of("1f1b", 2),
+                                          schedule_of("zb_h2", 2), schedule_of("zbv", 2)};
+  const std::vector<Overrides> policies = {keep, reshard};
+  const auto rows = take_pairs(std::array{extras.size(), reduces.size(), layouts.size(), policies.size()});
+  CHECK(rows.size() >= 16);
+  for (size_t e = 0; e < extras.size(); ++e) {
+    for (size_t r = 0; r < reduces.size(); ++r) {
+      const Overrides base = with(tiny, extras[e], reduces[r]);
       const Result reference = run(folder.path() / "reference", with(base, shards(1, 2)));
-      for (const auto& [schedule, pp] :
-           std::vector<std::pair<std::string, int>>{{"1f1b", 1}, {"1f1b", 2}, {"zb_h2", 2}, {"zbv", 2}}) {
-        for (const Overrides& policy : {keep, reshard}) {
-          CAPTURE(extra, reduce, schedule, pp, policy);
-          check_equal(reference, run(folder.path() / "shards",
-                                     with(base, schedule_of(schedule, pp), shards(2), policy)));
-          ++cases;
-        }
+      for (const Combination& row : rows) {
+        if (row[0] != e || row[1] != r) continue;
+        const Overrides layout = with(layouts[row[2]], policies[row[3]]);
+        CAPTURE(base, layout);
+        check_equal(reference, run(folder.path() / "shards", with(base, layout, shards(2))));
       }
     }
   }
-  CHECK(cases == 64);
 }
 
 TEST_CASE("PyTorch's own UNSHARD and RESHARD gather and free shards", "[sharding]") {

@@ -159,6 +159,19 @@ TEST_CASE("what a launcher passes on is no second SIGINT") {
   CHECK(exit_code_of(child, [](pid_t pid) { kill(pid, SIGINT); }) == 42);
 }
 
+TEST_CASE("a signal that comes while the process ends does not kill it") {
+  const auto child = [](const std::function<void()>& ready) {
+    {
+      Shutdown shutdown;
+      shutdown.keep_until_exit();
+    }
+    ready();
+    raise(SIGTERM);
+    return 3;
+  };
+  CHECK(exit_code_of(child, [](pid_t) {}) == 3);
+}
+
 TEST_CASE("a second SIGINT ends the process at once, with its last words") {
   int out[2];
   REQUIRE(pipe(out) == 0);

@@ -4,6 +4,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstring>

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/kernels/cpu/gemm.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/kernels.h"
 #include "test/core/kernels/compare.h"
@@ -166,47 +165,6 @@ TEST_CASE("all instruction sets agree", "[kernels]") {
       CHECK(relative_error(fused.back().second, loss) < 1e-6);
       CHECK(same_bits(fused.back().first, fused.front().first));
       CHECK(same_bits(fused.back().second, fused.front().second));
-    }
-  }
-}
-
-TEST_CASE("our own product of bfloat16 is the product, of any shape and on any number of threads",
-          "[kernels]") {
-  if (cpu::avx512bf16_loops() == nullptr) return;
-  at::manual_seed(13);
-  struct Shape {
-    int64_t m, n, k;
-  };
-  // Within a panel, its edges, several panels, and several blocks along each side.
-  for (const Shape s :
-       {Shape{1, 1, 1}, {12, 32, 8}, {13, 33, 7}, {11, 16, 2}, {5, 17, 513}, {250, 530, 1030}}) {
-    for (const auto op_a : {cpu::Op::none, cpu::Op::transpose}) {
-      for (const auto op_b : {cpu::Op::none, cpu::Op::transpose}) {
-        CAPTURE(s.m, s.n, s.k, static_cast<int>(op_a), static_cast<int>(op_b));
-        const Tensor a = random({s.m, s.k}, at::kBFloat16), b = random({s.k, s.n}, at::kBFloat16);
-        const Tensor c = at::randn({s.m, s.n + 3}, f32);
-        const Tensor product = at::mm(a.to(at::kDouble), b.to(at::kDouble));
-        const Tensor stored_a = op_a == cpu::Op::none ? a : a.t().contiguous();
-        const Tensor stored_b = op_b == cpu::Op::none ? b : b.t().contiguous();
-        const auto run = [&](float beta, Tensor to) {
-          cpu::packed_gemm(cpu::avx512bf16_loops()->bf16_gemm, op_a, op_b, {s.m, s.n, s.k},
-                           {static_cast<const uint16_t*>(stored_a.const_data_ptr()), stored_a.size(1)},
-                           {static_cast<const uint16_t*>(stored_b.const_data_ptr()), stored_b.size(1)}, beta,
-                           {to.mutable_data_ptr<float>(), to.size(1)});
-          return to;
-        };
-        const auto inside = [&](const Tensor& x) { return x.narrow(1, 0, s.n); };
-        at::set_num_threads(1);
-        const Tensor fresh = run(0, at::full_like(c, NAN)), added = run(1, c.clone());
-        CHECK(relative_error(inside(fresh), product) < 1e-5);
-        CHECK(relative_error(inside(added), product + inside(c)) < 1e-5);
-        CHECK(same_bits(added.narrow(1, s.n, 3).contiguous(), c.narrow(1, s.n, 3).contiguous()));
-        for (const int threads : {2, 3}) {
-          at::set_num_threads(threads);
-          CHECK(same_bits(run(1, c.clone()), added));
-        }
-        at::set_num_threads(1);
-      }
     }
   }
 }

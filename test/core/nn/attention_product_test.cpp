@@ -90,7 +90,6 @@ Result run(bool qk_norm, std::shared_ptr<nn::AttentionProduct> product) {
 }  // namespace
 
 TEST_CASE("a layer works with another product, which keeps operands of its own", "[nn]") {
-  if (!kernels::cpu::has_attention()) return;  // a library might take heads together
   const c10::InferenceMode inference;
   at::set_num_threads(1);
   const bool qk_norm = GENERATE(false, true);

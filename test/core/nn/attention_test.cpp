@@ -2,6 +2,8 @@
 #include "core/nn/attention.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorIndexing.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <cmath>
@@ -12,7 +14,6 @@
 
 #include "core/base/error.h"
 #include "core/kernels/cpu/attention.h"
-#include "core/nn/library_attention.h"
 #include "core/nn/rope.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
@@ -136,27 +137,18 @@ TEST_CASE("causal_attention: values and gradients, each document by itself", "[n
   const double noise = tolerance(type) * dout.to(at::kDouble).norm().item<double>();
 
   const c10::InferenceMode inference;
-  const auto check = [&](auto forward, auto backward) {
-    nn::AttentionStatistics stats;
-    const Tensor out = forward(q, k, v, segments, stats);
-    CHECK(out.is_contiguous());
-    CHECK(out.sizes() == q.sizes());
-    CHECK(relative_error(out, oout) < tolerance(type));
-    const nn::AttentionGradients grads = backward(dout, q, k, v, segments, out, stats);
-    CHECK((grads.dq.to(at::kDouble) - oq.grad()).norm().template item<double>() < noise);
-    CHECK((grads.dk.to(at::kDouble) - ok.grad()).norm().template item<double>() < noise);
-    CHECK(relative_error(grads.dv, ov.grad()) < tolerance(type));
-  };
-  SECTION("by what is best here") {
-    check([](auto&&... x) { return nn::causal_attention(x...); }, nn::causal_attention_backward);
-  }
-  SECTION("by ATen's library") {
-    check(nn::library_attention, nn::library_attention_backward);
-  }
+  nn::AttentionStatistics stats;
+  const Tensor out = nn::causal_attention(q, k, v, segments, stats);
+  CHECK(out.is_contiguous());
+  CHECK(out.sizes() == q.sizes());
+  CHECK(relative_error(out, oout) < tolerance(type));
+  const nn::AttentionGradients grads = nn::causal_attention_backward(dout, q, k, v, segments, out, stats);
+  CHECK((grads.dq.to(at::kDouble) - oq.grad()).norm().item<double>() < noise);
+  CHECK((grads.dk.to(at::kDouble) - ok.grad()).norm().item<double>() < noise);
+  CHECK(relative_error(grads.dv, ov.grad()) < tolerance(type));
 }
 
 TEST_CASE("a document's attention has the same bits alone and among others", "[nn]") {
-  if (!kernels::cpu::has_attention()) return;
   at::set_num_threads(1);
   at::manual_seed(8);
   const c10::InferenceMode inference;
@@ -193,16 +185,14 @@ TEST_CASE("causal_attention does not look ahead, passes NaN on, and ignores the 
   const Tensor out = nn::causal_attention(q, k, v, segments, stats);
   const nn::AttentionGradients grads = nn::causal_attention_backward(dout, q, k, v, segments, out, stats);
 
-  if (kernels::cpu::has_attention()) {
-    at::set_num_threads(2);
-    nn::AttentionStatistics other;
-    CHECK(same_bits(nn::causal_attention(q, k, v, segments, other), out));
-    const nn::AttentionGradients again = nn::causal_attention_backward(dout, q, k, v, segments, out, other);
-    CHECK(same_bits(again.dq, grads.dq));
-    CHECK(same_bits(again.dk, grads.dk));
-    CHECK(same_bits(again.dv, grads.dv));
-    at::set_num_threads(1);
-  }
+  at::set_num_threads(2);
+  nn::AttentionStatistics other;
+  CHECK(same_bits(nn::causal_attention(q, k, v, segments, other), out));
+  const nn::AttentionGradients again = nn::causal_attention_backward(dout, q, k, v, segments, out, other);
+  CHECK(same_bits(again.dq, grads.dq));
+  CHECK(same_bits(again.dk, grads.dk));
+  CHECK(same_bits(again.dv, grads.dv));
+  at::set_num_threads(1);
   k.narrow(0, 150, 50).fill_(30);
   v.narrow(0, 150, 50).fill_(100);
   const Tensor later = nn::causal_attention(q, k, v, segments, stats);

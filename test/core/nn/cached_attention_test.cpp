@@ -2,6 +2,7 @@
 #include "core/nn/cached_attention.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>

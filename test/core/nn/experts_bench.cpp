@@ -14,6 +14,7 @@
 #include "core/nn/swiglu.h"
 #include "test/core/nn/expert_layer.h"
 #include "test/support/catch.h"
+#include "test/support/thread_seconds.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -22,17 +23,6 @@ using at::Tensor;
 namespace {
 
 constexpr int64_t kHidden = 2048, kIntermediate = 768, kExperts = 64, kChosen = 8;
-
-double seconds(const std::function<void()>& work) {
-  const auto now = [] {
-    timespec time{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-  };
-  const double begin = now();
-  work();
-  return now() - begin;
-}
 
 struct Times {
   double forward = 1e9, backward = 1e9;
@@ -44,8 +34,8 @@ void take_turn(nn::FeedForward& layer, const Tensor& x, const Tensor& dy, Times&
   const c10::InferenceMode inference;
   const nn::TokenInfo tokens = tokens_of(x.size(0), x.size(0));
   const auto saved = layer.make_saved();
-  best.forward = std::min(best.forward, seconds([&] { layer.forward(x, tokens, *saved); }));
-  best.backward = std::min(best.backward, seconds([&] {
+  best.forward = std::min(best.forward, test::thread_seconds([&] { layer.forward(x, tokens, *saved); }));
+  best.backward = std::min(best.backward, test::thread_seconds([&] {
                              nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::immediate);
                              layer.backward_input(*saved, dy, tokens, queue);
                            }));

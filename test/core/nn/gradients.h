@@ -1,6 +1,7 @@
 // All main gradients of a group, for comparisons.
 #pragma once
 
+#include <ATen/core/IListRef.h>
 #include <ATen/ops/cat.h>
 
 #include <vector>

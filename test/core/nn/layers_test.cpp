@@ -1,5 +1,6 @@
 // Linear, RmsNorm, SwiGlu, Embedding and the weight gradient queue, against LibTorch's autograd in float64.
 #include <ATen/Parallel.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <optional>

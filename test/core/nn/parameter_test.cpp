@@ -1,6 +1,7 @@
 #include "core/nn/parameter.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/IListRef.h>
 
 #include <cmath>
 #include <map>

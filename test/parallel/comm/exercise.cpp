@@ -98,9 +98,11 @@ void abandoned_works(Communicator& world) {
 
 // A message of one communicator that nobody takes yet holds up no other.
 void independent_communicators(Communicator& world) {
-  const auto a = world.split(0, world.rank());
-  const auto b = world.split(0, -world.rank());
-  expect(b->rank() == world.size() - 1 - world.rank(), "split orders by key");
+  const auto a = world.duplicate();
+  std::vector<int> reversed;
+  for (int rank = world.size() - 1; rank >= 0; --rank) reversed.push_back(rank);
+  const auto b = world.subgroup(reversed);
+  expect(b->rank() == world.size() - 1 - world.rank(), "a group has the order that it is given");
   const auto in_b = [&](int rank) { return world.size() - 1 - rank; };
   const int next = (world.rank() + 1) % world.size();
   const int previous = (world.rank() + world.size() - 1) % world.size();
@@ -205,18 +207,50 @@ void barrier_waits(Communicator& world) {
   }
 }
 
-void splits(Communicator& world) {
-  const int color = world.rank() % 2;
-  const auto half = world.split(color, /*key=*/-world.rank());
+template <typename Body>
+void expect_error(Body&& body, const std::string& what) {
+  bool thrown = false;
+  try {
+    body();
+  } catch (const Error&) {
+    thrown = true;
+  }
+  expect(thrown, what);
+}
+
+void groups(Communicator& world) {
   std::vector<int> members;
   for (int r = world.size() - 1; r >= 0; --r) {
-    if (r % 2 == color) members.push_back(r);
+    if (r % 2 == world.rank() % 2) members.push_back(r);
   }
-  expect(half->size() == static_cast<int>(members.size()) && members[half->rank()] == world.rank(), "split");
+  const auto half = world.subgroup(members);
+  expect(half->size() == static_cast<int>(members.size()) && members[half->rank()] == world.rank(),
+         "a group of some ranks");
   check_sums(*half, members);
-  const auto one = half->split(half->rank(), 0);
-  expect(one->size() == 1 && one->rank() == 0, "split of a split");
+  const auto one = half->subgroup(std::vector{half->rank()});
+  expect(one->size() == 1 && one->rank() == 0, "a group of a group");
   one->barrier();
+}
+
+// Ranks are in different numbers of groups, and of one list there are several.
+void overlapping_groups(Communicator& world) {
+  for (int other = 1; other < world.size(); ++other) {
+    if (world.rank() != 0 && world.rank() != other) continue;
+    const auto first = world.subgroup(std::vector{0, other}), second = world.subgroup(std::vector{0, other});
+    const double one = 1, ten = 10;
+    if (world.rank() == 0) {
+      const auto later = second->isend(at::full({1}, ten, at::kDouble), 1);
+      first->isend(at::full({1}, one, at::kDouble), 1)->wait({});
+      later->wait({});
+    } else {
+      const at::Tensor of_first = at::empty({1}, at::kDouble), of_second = at::empty({1}, at::kDouble);
+      first->irecv(of_first, 0)->wait({});
+      second->irecv(of_second, 0)->wait({});
+      expect(of_first.item<double>() == one && of_second.item<double>() == ten, "two groups of one list");
+    }
+  }
+  expect_error([&] { world.subgroup(std::vector<int>()); }, "a group without the rank that makes it");
+  expect_error([&] { world.subgroup(std::vector{world.rank(), world.size()}); }, "a group with a stranger");
 }
 
 void helpers(Communicator& world) {
@@ -248,17 +282,6 @@ void clocks(Communicator& world) {
   expect(std::chrono::abs(measured) < std::chrono::seconds(1), "a clock that is measured");
 }
 
-template <typename Body>
-void expect_error(Body&& body, const std::string& what) {
-  bool thrown = false;
-  try {
-    body();
-  } catch (const Error&) {
-    thrown = true;
-  }
-  expect(thrown, what);
-}
-
 void bad_calls(Communicator& world) {
   const at::Tensor tensor = at::zeros({4, 4});
   expect_error([&] { world.isend(tensor, world.rank()); }, "isend to oneself is an error");
@@ -284,7 +307,8 @@ void exercise(Communicator& world) {
   collectives(world);
   exercise_collectives(world);
   barrier_waits(world);
-  splits(world);
+  groups(world);
+  overlapping_groups(world);
   helpers(world);
   clocks(world);
   bad_calls(world);

@@ -1,5 +1,6 @@
 // Collectives with handles, against plain loops over what every rank is known to give.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/IListRef.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -224,7 +225,7 @@ void sums_without_waiting(Communicator& comm) {
 void abandoned_collectives(Communicator& comm) {
   const at::Tensor tensor = operand(comm.rank(), 100'003, 8, at::kFloat);
   {
-    const auto apart = comm.split(0, comm.rank());
+    const auto apart = comm.duplicate();
     static_cast<void>(apart->iall_reduce_sum(tensor));
     static_cast<void>(nth(*apart, 3));
   }

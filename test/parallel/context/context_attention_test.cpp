@@ -1,5 +1,6 @@
 // Attention over token lists that ranks share out, against autograd in float64 over the whole list.
 #include <ATen/Parallel.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <time.h>

@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <map>
@@ -13,6 +14,7 @@
 
 #include "core/kernels/dry_run.h"
 #include "parallel/comm/dry/dry_communicator.h"
+#include "parallel/comm/split.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/nn/expert_layer.h"
 #include "test/support/catch.h"
@@ -90,7 +92,7 @@ Outcome shared_out(const Case& c, const Tensor& x, const Tensor& dy, std::option
     at::set_num_threads(1);
     const c10::InferenceMode inference;
     const auto r = static_cast<size_t>(world.rank());
-    const auto ep = world.split(world.rank() / c.ep, world.rank());
+    const auto ep = comm::split(world, [&](int rank) { return rank / c.ep; });
     ExpertLayer model(config_of(c), at::kFloat, std::make_shared<expert::RankExchange>(ep.get(), &world));
     const auto rows = [&](const Tensor& all) {
       return all.narrow(0, c.begins[r], c.begins[r + 1] - c.begins[r]).contiguous();

@@ -288,6 +288,7 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
           pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+          executor.prepare_validation(lowered);
           for (const bool confirmed : {false, true, false, false}) {
             int asked = 0;
             const double before = stage.gradient;

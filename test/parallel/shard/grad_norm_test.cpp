@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parallel/comm/exchange.h"
+#include "parallel/comm/split.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
 
@@ -25,9 +26,8 @@ TEST_CASE("the norm has the same bits whoever holds what") {
     std::mutex mutex;
     const int ranks = stages * shards;
     comm::run_thread_ranks(ranks, [&, stages = stages, shards = shards](comm::Communicator& world) {
-      const int stage = world.rank() / shards;
-      const auto replica = world.split(stage, world.rank());
-      const auto pipeline = world.split(world.rank() % shards, stage);
+      const auto replica = comm::split(world, [&](int rank) { return rank / shards; });
+      const auto pipeline = comm::split(world, [&](int rank) { return rank % shards; });
       kernels::ExactSum own;
       for (size_t i = 0; i < squares.size(); ++i) {
         if (static_cast<int>(i * 5 % ranks) == world.rank()) own.add(squares[i]);
@@ -54,8 +54,8 @@ TEST_CASE("the norm has the same bits whoever holds what") {
 TEST_CASE("a gradient that is not finite anywhere shows everywhere") {
   std::mutex mutex;
   comm::run_thread_ranks(4, [&](comm::Communicator& world) {
-    const auto replica = world.split(world.rank() / 2, world.rank());
-    const auto pipeline = world.split(world.rank() % 2, world.rank());
+    const auto replica = comm::split(world, [](int rank) { return rank / 2; });
+    const auto pipeline = comm::split(world, [](int rank) { return rank % 2; });
     kernels::ExactSum own;
     own.add(world.rank() == 3 ? std::numeric_limits<double>::infinity() : 1.0);
     const double value = shard::GradNorm(*replica, *pipeline)(own);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/comm/split.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/shard/gradient_sums.h"
 #include "test/core/kernels/compare.h"
@@ -100,8 +101,8 @@ TEST_CASE("gradients of copies are summed over the ranks that hold them first") 
   std::mutex mutex;
   comm::run_thread_ranks(4, [&](comm::Communicator& world) {
     const int tp = world.rank() % 2;
-    const auto column = world.split(tp, world.rank());
-    const auto copies = world.split(world.rank() / 2, tp);
+    const auto column = comm::split(world, [](int rank) { return rank % 2; });
+    const auto copies = comm::split(world, [](int rank) { return rank / 2; });
     const ThreadGroups groups(*column, 1);
     nn::ParameterGroup group("layers.0");
     declare(group, nn::Copies::tp);
@@ -130,7 +131,7 @@ TEST_CASE("gradients of copies are summed over the ranks that hold them first") 
 TEST_CASE("a group that is divided otherwise is refused by name") {
   const auto run = [](bool divided) {
     comm::run_thread_ranks(2, [&](comm::Communicator& world) {
-      const auto alone = world.split(world.rank(), 0);
+      const auto alone = comm::split(world, [](int rank) { return rank; });
       nn::ParameterGroup group("layers.7");
       declare(group);
       const nn::Division division{.part = divided ? world.rank() : 0, .parts = divided ? 2 : 1};

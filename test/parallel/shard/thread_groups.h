@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/split.h"
 #include "parallel/shard/stage_weights.h"
 
 namespace pptrain::test {
@@ -14,9 +15,9 @@ struct ThreadGroups {
   ThreadGroups(comm::Communicator& world, int replicas)
       : piece(world.rank() / replicas),
         replica(world.rank() % replicas),
-        pieces(world.split(replica, piece)),
-        same_piece(world.split(piece, replica)),
-        sum(world.split(0, world.rank())) {}
+        pieces(comm::split(world, [=](int rank) { return rank % replicas; })),
+        same_piece(comm::split(world, [=](int rank) { return rank / replicas; })),
+        sum(world.duplicate()) {}
 
   shard::ShardRanks ranks() const { return {.pieces = *pieces, .replicas = *same_piece, .sum = *sum}; }
   shard::StageRanks stage_ranks() const { return {.dense = ranks(), .experts = ranks()}; }

@@ -2,6 +2,7 @@
 // rows, embedding and head by parts of the vocabulary.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <functional>

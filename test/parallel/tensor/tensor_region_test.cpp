@@ -1,6 +1,7 @@
 #include "parallel/tensor/tensor_region.h"
 
 #include <ATen/Functions.h>
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
 #include <mutex>

@@ -17,6 +17,7 @@
 #include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"
+#include "test/support/wait_until.h"
 
 namespace pptrain::comm {
 namespace {
@@ -24,6 +25,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using pptrain::test::contains_text;
+using pptrain::test::wait_until;
 
 constexpr std::chrono::milliseconds limit = 700ms;
 
@@ -40,13 +42,6 @@ struct Rank {
   Activity activity;
   std::atomic<bool> ended = false;
 };
-
-// Waits until `done`, at most 10 s.
-template <typename Done>
-void wait_until(Done&& done) {
-  const auto deadline = Clock::now() + 10s;
-  while (!done() && Clock::now() < deadline) std::this_thread::sleep_for(2ms);
-}
 
 // `size` ranks with heartbeats, of which rank `dead` behaves as `die` says; it gets the sockets of its ring.
 template <typename Die>

@@ -12,12 +12,14 @@
 #include "core/base/error.h"
 #include "parallel/comm/liveness/activity.h"
 #include "test/support/catch.h"
+#include "test/support/wait_until.h"
 
 namespace pptrain::comm {
 namespace {
 
 using namespace std::chrono_literals;
 using pptrain::test::contains_text;
+using pptrain::test::wait_until;
 
 // What a watchdog said and did at its end.
 struct Outcome {
@@ -37,13 +39,6 @@ struct Outcome {
             .end = [this](int c) { code = c; }};
   }
 };
-
-template <typename Done>
-bool wait_until(Done&& done) {
-  const auto deadline = std::chrono::steady_clock::now() + 120s;
-  while (!done() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(2ms);
-  return done();
-}
 
 TEST_CASE("the thread sees what the host's transport knows, and leaves a rank that comes back alone") {
   Outcome outcome;

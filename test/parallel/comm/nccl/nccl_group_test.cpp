@@ -15,12 +15,14 @@
 #include "parallel/comm/wait_timeout.h"
 #include "test/parallel/comm/nccl/fake_nccl.h"
 #include "test/support/catch.h"
+#include "test/support/wait_until.h"
 
 namespace pptrain::comm {
 namespace {
 
 using namespace std::chrono_literals;
 using pptrain::test::contains_text;
+using pptrain::test::wait_until;
 using test::FakeNccl;
 using Calls = std::vector<std::string>;
 
@@ -69,13 +71,6 @@ struct Job {
     CHECK(nccl->misused == "");
   }
 };
-
-template <typename Done>
-bool wait_until(Done&& done) {
-  const auto deadline = std::chrono::steady_clock::now() + 120s;
-  while (!done() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
-  return done();
-}
 
 TEST_CASE("a group is set up without blocking, and ends in order") {
   Job job;

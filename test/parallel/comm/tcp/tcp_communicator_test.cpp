@@ -107,7 +107,7 @@ TEST_CASE("TCP: a wait for a silent process ends with the timeout and says what 
 TEST_CASE("TCP: a world of one needs nobody") {
   const auto world = make_tcp_world(0, 1, {.host = "nowhere.invalid", .port = 1});
   world->barrier();
-  REQUIRE(world->split(3, 0)->size() == 1);
+  REQUIRE(world->duplicate()->size() == 1);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/base/error.h"
 #include "test/support/catch.h"
@@ -29,18 +30,20 @@ struct Pair {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     other = Socket(ends[1]);
-    std::vector<Socket> links(2);
-    links[1] = Socket(ends[0]);
-    engine = std::make_unique<TcpEngine>(0, std::move(links), limits);
+    engine = std::make_unique<TcpEngine>(met(0, Socket(ends[0])), limits);
+  }
+  static Met met(int rank, Socket link) {
+    Met met{.me = {.key = "k", .run = "r", .rank = rank, .size = 2},
+            .contacts = {},
+            .addresses = {},
+            .links = {}};
+    met.links[1 - rank] = std::move(link);
+    return met;
   }
   void say(const void* bytes, size_t count) const {
     REQUIRE(::send(other.get(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
   }
-  std::unique_ptr<TcpEngine> peer() {
-    std::vector<Socket> links(2);
-    links[0] = std::move(other);
-    return std::make_unique<TcpEngine>(1, std::move(links));
-  }
+  std::unique_ptr<TcpEngine> peer() { return std::make_unique<TcpEngine>(met(1, std::move(other))); }
   Socket other;
   std::unique_ptr<TcpEngine> engine;
 };
@@ -159,6 +162,115 @@ TEST_CASE("whatever bytes a link brings, waits end") {
     pair.other.close();
     REQUIRE(pair.engine->wait(operation, Clock::now() + std::chrono::seconds(5)) != Outcome::timeout);
   }
+}
+
+// Ranks that know each other's addresses and have no link yet.
+std::vector<Met> strangers(int size) {
+  std::vector<Met> ranks(static_cast<size_t>(size));
+  std::vector<LinkAddress> addresses;
+  for (int rank = 0; rank < size; ++rank) {
+    Met& met = ranks[static_cast<size_t>(rank)];
+    met.me = {.key = "the key of this run", .run = "r", .rank = rank, .size = size};
+    int error = 0;
+    Socket listener = listen_at("127.0.0.1", 0, error);
+    REQUIRE(listener.open());
+    addresses.push_back({"127.0.0.1", port_of(listener)});
+    met.contacts = std::make_unique<TcpContacts>(met.me, std::move(listener), TcpContacts::Patience{},
+                                                 TcpContacts::Ends{});
+  }
+  for (Met& met : ranks) met.addresses = addresses;
+  return ranks;
+}
+
+void leave_together(std::vector<std::unique_ptr<TcpEngine>>& engines) {
+  std::vector<std::jthread> leave;  // a rank waits for the others' leave
+  for (auto& engine : engines) leave.emplace_back([e = std::move(engine)]() mutable { e.reset(); });
+}
+
+TEST_CASE("a link is made by its first message, whoever calls, and by both at once") {
+  constexpr int messages = 20;
+  for (int round = 0; round < 30; ++round) {
+    const bool both = round % 3 != 0;
+    const int first = round % 2;
+    std::vector<std::unique_ptr<TcpEngine>> engines;
+    for (Met& met : strangers(2)) engines.push_back(std::make_unique<TcpEngine>(std::move(met)));
+    std::vector<std::jthread> senders;
+    for (const int from : {first, 1 - first}) {
+      if (from != first && !both) continue;
+      senders.emplace_back([&engine = *engines[from], from] {
+        for (int i = 0; i < messages; ++i)
+          engine.send(7, at::full({1000 * i}, 10 * i + from, at::kInt), 1 - from);
+      });
+    }
+    senders.clear();
+    for (const int from : {first, 1 - first}) {
+      if (from != first && !both) continue;
+      for (int i = 0; i < messages; ++i) {
+        const at::Tensor received = at::empty({1000 * i}, at::kInt);
+        const auto operation = engines[1 - from]->receive(7, received, from);
+        REQUIRE(engines[1 - from]->wait(operation, Clock::now() + std::chrono::seconds(10)) ==
+                Outcome::complete);
+        REQUIRE(operation->error.empty());
+        REQUIRE(at::equal(received, at::full({1000 * i}, 10 * i + from, at::kInt)));
+      }
+    }
+    leave_together(engines);
+  }
+}
+
+TEST_CASE("ranks take leave of those alone that they have links with, and a late receive hears of it") {
+  std::vector<std::unique_ptr<TcpEngine>> engines;
+  for (Met& met : strangers(3)) engines.push_back(std::make_unique<TcpEngine>(std::move(met)));
+  const auto start = Clock::now();
+  engines[2].reset();
+  REQUIRE(Clock::now() - start < std::chrono::seconds(2));
+  const auto operation = engines[1]->receive(7, at::empty({1}, at::kInt), 2);
+  REQUIRE(engines[1]->wait(operation, Clock::now() + std::chrono::seconds(10)) == Outcome::complete);
+  REQUIRE(operation->peer_ended);
+  REQUIRE_THAT(operation->error, contains_text("rank 1 cannot reach rank 2 at 127.0.0.1 port"));
+  engines.pop_back();
+  leave_together(engines);
+}
+
+TEST_CASE("a peer that refuses is named at once") {
+  std::vector<Met> ranks = strangers(2);
+  ranks[1].contacts.reset();
+  TcpEngine engine(std::move(ranks[0]));
+  const auto start = Clock::now();
+  const auto operation = engine.send(7, at::full({5}, 1, at::kInt), 1);
+  REQUIRE(engine.wait(operation, start + std::chrono::seconds(10)) == Outcome::complete);
+  REQUIRE(Clock::now() - start < std::chrono::seconds(3));
+  REQUIRE_THAT(operation->error, contains_text("rank 0 cannot reach rank 1 at 127.0.0.1 port") &&
+                                     contains_text("a firewall between the hosts?"));
+  REQUIRE_THROWS_WITH(engine.send(7, at::full({5}, 1, at::kInt), 1), contains_text("cannot reach rank 1"));
+}
+
+TEST_CASE("a peer that takes calls and says nothing is given up, and so is a stranger in its place") {
+  int error = 0;
+  const Socket listener = listen_at("127.0.0.1", 0, error);
+  const bool speaks = GENERATE(false, true);
+  std::string reason;
+  TcpContacts contacts(
+      {.key = "k", .run = "r", .rank = 0, .size = 2}, Socket(),
+      {.refused = std::chrono::milliseconds(0), .silent = std::chrono::milliseconds(300)},
+      {.linked = [](int, Socket) { FAIL("a stranger is no rank"); },
+       .unreachable = [&](int peer,
+                          const std::string& text) { reason = std::to_string(peer) + " " + text; }});
+  contacts.call(1, {"127.0.0.1", port_of(listener)});
+  Socket taken;
+  const auto start = Clock::now();
+  while (reason.empty() && Clock::now() - start < std::chrono::seconds(10)) {
+    std::vector<pollfd> entries;
+    contacts.watch(entries);
+    ::poll(entries.data(), entries.size(), 10);
+    contacts.handle(entries);
+    if (!speaks || taken.open()) continue;
+    taken = accept_now(listener, error);
+    const std::string words = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    if (taken.open()) static_cast<void>(::send(taken.get(), words.data(), words.size(), MSG_NOSIGNAL));
+  }
+  REQUIRE_THAT(reason, contains_text("1 rank 0") && contains_text(speaks ? "is no pptrain" : "no answer"));
+  REQUIRE(contacts.idle());
 }
 
 }  // namespace

@@ -59,11 +59,13 @@ TEST_CASE("HMAC-SHA256 gives the digests of RFC 4231") {
 }
 
 TEST_CASE("two ranks with one key come to know each other") {
-  Handshake caller = Handshake::calling(identity(3), 1);
-  Handshake called = Handshake::called(identity(1));
+  const bool upwards = GENERATE(false, true);
+  const int low = 1, high = 3;
+  Handshake caller = Handshake::calling(identity(upwards ? low : high), upwards ? high : low);
+  Handshake called = Handshake::called(identity(upwards ? high : low));
   talk(caller, called);
-  REQUIRE(caller.peer() == 1);
-  REQUIRE(called.peer() == 3);
+  REQUIRE(caller.peer() == (upwards ? high : low));
+  REQUIRE(called.peer() == (upwards ? low : high));
   REQUIRE(caller.wanted() + called.wanted() == 0);
 }
 
@@ -72,7 +74,7 @@ TEST_CASE("what differs between two ranks is said, and the called side tells a s
   require_refusal(identity(3, 4, "the key of this run", "run 2"), 1, identity(1), "does not know the key");
   require_refusal(identity(3, 5), 1, identity(1), "rank 3 of 5, but this run has 4 ranks");
   require_refusal(identity(3), 2, identity(1), "rank 1 where rank 2 was called");
-  require_refusal(identity(0), 1, identity(1), "does not call rank 1");
+  require_refusal(identity(1), 1, identity(1), "does not call rank 1");
   Handshake called = Handshake::called(identity(1));
   const Bytes answer = called.take(Handshake::calling(identity(3, 4, "guess"), 1).opening());
   REQUIRE(answer.size() == Handshake::hello_bytes);  // random, without a proof

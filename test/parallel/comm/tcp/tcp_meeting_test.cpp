@@ -30,25 +30,25 @@ using pptrain::test::contains_text;
 
 const std::string secret = "a secret of this test";
 
-struct Met {
-  std::vector<Socket> links;
+struct Came {
+  Met met;
   std::string error;
   bool stopped = false;
   std::chrono::duration<double> time{};
 };
 
-std::future<Met> start(int rank, int size, const Rendezvous& rendezvous) {
+std::future<Came> start(int rank, int size, const Rendezvous& rendezvous) {
   return std::async(std::launch::async, [=] {
     const auto begin = Clock::now();
-    Met met;
+    Came came;
     try {
-      met.links = meet(rank, size, rendezvous);
+      came.met = meet(rank, size, rendezvous);
     } catch (const std::exception& e) {
-      met.error = e.what();
-      met.stopped = dynamic_cast<const StartStopped*>(&e) != nullptr;
+      came.error = e.what();
+      came.stopped = dynamic_cast<const StartStopped*>(&e) != nullptr;
     }
-    met.time = Clock::now() - begin;
-    return met;
+    came.time = Clock::now() - begin;
+    return came;
   });
 }
 
@@ -92,14 +92,14 @@ Socket connect_to(const std::string& host, int port) {
   return socket;
 }
 
-void require_links(std::vector<std::future<Met>>& ranks, std::chrono::duration<double> within) {
+void require_links(std::vector<std::future<Came>>& ranks, std::chrono::duration<double> within) {
   std::vector<std::unique_ptr<TcpEngine>> engines;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    Met met = ranks[r].get();
+    Came met = ranks[r].get();
     INFO("rank " << r << ": " << met.error);
     REQUIRE(met.error.empty());
     REQUIRE(met.time < within);
-    engines.push_back(std::make_unique<TcpEngine>(static_cast<int>(r), std::move(met.links)));
+    engines.push_back(std::make_unique<TcpEngine>(std::move(met.met)));
   }
   const int size = static_cast<int>(ranks.size());
   for (int from = 0; from < size; ++from) {
@@ -119,16 +119,36 @@ void require_links(std::vector<std::future<Met>>& ranks, std::chrono::duration<d
 TEST_CASE("ranks meet with a secret and without one") {
   Rendezvous rendezvous = somewhere();
   if (GENERATE(false, true)) rendezvous.secret = secret;
-  std::vector<std::future<Met>> ranks;
+  std::vector<std::future<Came>> ranks;
   for (const int r : {3, 1, 0, 2}) ranks.push_back(start(r, 4, rendezvous));
   std::swap(ranks[0], ranks[2]);
   std::swap(ranks[2], ranks[3]);
   require_links(ranks, 5s);
 }
 
+TEST_CASE("ranks meet along a tree, and any two of them can then be connected") {
+  const Rendezvous rendezvous = somewhere();
+  constexpr int size = 12;
+  std::vector<std::future<Came>> futures;
+  for (int rank = 0; rank < size; ++rank) futures.push_back(start(rank, size, rendezvous));
+  size_t ends = 0;
+  std::vector<std::future<Came>> ranks;
+  for (auto& future : futures) {
+    Came came = future.get();
+    REQUIRE(came.error.empty());
+    ends += came.met.links.size();
+    REQUIRE(came.met.addresses.size() == size);
+    std::promise<Came> again;
+    again.set_value(std::move(came));
+    ranks.push_back(again.get_future());
+  }
+  REQUIRE(ends == 2 * (size - 1));  // of a full mesh: size (size - 1)
+  require_links(ranks, 10s);
+}
+
 TEST_CASE("strangers, silent or not, keep nobody out and hold nobody up") {
   const Rendezvous rendezvous = somewhere();
-  std::vector<std::future<Met>> ranks;
+  std::vector<std::future<Came>> ranks;
   for (const int r : {0, 1}) ranks.push_back(start(r, 3, rendezvous));
   std::vector<Socket> strangers;
   {
@@ -153,7 +173,7 @@ TEST_CASE("strangers, silent or not, keep nobody out and hold nobody up") {
 
 TEST_CASE("ranks listen at the address that is used, and nowhere else") {
   const Rendezvous rendezvous = somewhere();
-  std::vector<std::future<Met>> ranks;
+  std::vector<std::future<Came>> ranks;
   ranks.push_back(start(0, 2, rendezvous));
   const LinkAddress address = Intruder(rendezvous).address(0);
   REQUIRE(address.host == "127.0.0.1");
@@ -179,9 +199,9 @@ TEST_CASE("a secret does not travel, and whoever lacks it stays out") {
   const std::string run = Intruder(rendezvous).get("run");
   REQUIRE(run.find(secret) == std::string::npos);
   REQUIRE(run.ends_with(" secret"));
-  const Met second = start(1, 2, other).get();
+  const Came second = start(1, 2, other).get();
   REQUIRE_THAT(second.error, contains_text("PPTRAIN_SECRET"));
-  const Met met = first.get();
+  const Came met = first.get();
   REQUIRE_THAT(met.error, contains_text("PPTRAIN_SECRET"));
   REQUIRE(met.time < 10s);
 }
@@ -224,19 +244,19 @@ TEST_CASE("what the store holds is checked") {
 
 TEST_CASE("a rank alone ends with its time, and says who is missing") {
   const Rendezvous rendezvous = somewhere(400ms);
-  const Met first = start(0, 3, rendezvous).get();
+  const Came first = start(0, 3, rendezvous).get();
   REQUIRE_THAT(first.error,
                contains_text("rank 0 waited 0.4 s for ranks 1, 2, which did not come to 127.0.0.1"));
-  const Met second = start(1, 3, rendezvous).get();
+  const Came second = start(1, 3, rendezvous).get();
   REQUIRE_THAT(second.error, contains_text("rank 1 waited 0.4 s for rank 0, which serves the meeting point"));
-  for (const Met& met : {std::cref(first), std::cref(second)}) REQUIRE(met.time < 2s);
+  for (const Came& met : {std::cref(first), std::cref(second)}) REQUIRE(met.time < 2s);
 }
 
 TEST_CASE("the time counts where something else answers, or nothing does") {
   Rendezvous rendezvous = somewhere(400ms);
   int error = 0;
   const Socket silent = listen_at("127.0.0.1", rendezvous.port, error);
-  const Met met = start(1, 2, rendezvous).get();
+  const Came met = start(1, 2, rendezvous).get();
   REQUIRE_THAT(met.error, contains_text("waited 0.4 s"));
   REQUIRE(met.time < 2s);
   REQUIRE_THAT(start(0, 2, rendezvous).get().error, contains_text("choose another MASTER_PORT"));
@@ -248,18 +268,18 @@ TEST_CASE("a rank that is told to stop does so at once, and its peers with it") 
   Rendezvous told = rendezvous;
   told.stopped = [&] { return stop.load(); };
   const int who = GENERATE(0, 1, 2);  // 2: rank 1 without a rank 0
-  std::optional<std::future<Met>> peer;
+  std::optional<std::future<Came>> peer;
   if (who < 2) peer = start(1 - who, 3, rendezvous);
   auto rank = start(who == 0 ? 0 : 1, 3, told);
   std::this_thread::sleep_for(300ms);
   const auto before = Clock::now();
   stop = true;
-  const Met met = rank.get();
+  const Came met = rank.get();
   REQUIRE(Clock::now() - before < 1500ms);
   REQUIRE(met.stopped);
   REQUIRE_THAT(met.error, contains_text("told to stop while it waited for rank"));
   if (!peer) return;
-  const Met other = peer->get();
+  const Came other = peer->get();
   REQUIRE(Clock::now() - before < 2s);
   REQUIRE_THAT(other.error, contains_text(who == 0 ? "rank 0" : "rank 1"));
 }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "parallel/comm/split.h"
 #include "test/parallel/comm/exercise.h"
 #include "test/support/catch.h"
 
@@ -67,7 +68,7 @@ TEST_CASE("a rank that fails does not wait for its own sums") {
   const auto start = Clock::now();
   const auto run = [] {
     run_thread_ranks(2, [](Communicator& world) {
-      const auto apart = world.split(0, 0);
+      const auto apart = world.duplicate();
       if (world.rank() == 1) return;
       const auto work = apart->iall_reduce_sum(at::zeros({100'000}));
       throw UsageError("a wrong job");
@@ -106,7 +107,7 @@ TEST_CASE("a rank that throws wakes all others at once, and its exception is the
   const auto start = Clock::now();
   const auto run = [&] {
     run_thread_ranks(4, [&](Communicator& world) {
-      const auto pair = world.split(world.rank() / 2, 0);
+      const auto pair = split(world, [](int rank) { return rank / 2; });
       if (world.rank() == 2) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         throw UsageError("no such file");

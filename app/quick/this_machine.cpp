@@ -1,0 +1,28 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "app/quick/answers.h"
+
+namespace pptrain::app {
+
+std::string this_machine() {
+  for (const char* driver : {"/dev/nvidiactl", "/dev/dxg"}) {
+    if (access(driver, F_OK) == 0) return "";
+  }
+  std::string text;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line) && !line.empty();) {  // of the first core
+    if (line.starts_with("model name") || line.starts_with("flags")) text += line + '\n';
+  }
+  for (const char* name : {"PPTRAIN_ISA", "ATEN_CPU_CAPABILITY"}) {
+    const char* const value = std::getenv(name);
+    text += std::string(name) + '=' + (value == nullptr ? "" : value) + '\n';
+  }
+  return text + std::to_string(std::thread::hardware_concurrency()) + " cores";
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,30 @@
+// What a run says of its speed.
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+
+TEST_CASE("a run's MFU is above 0 and never above 100 %, also where the job's peak is too low") {
+  for (const char* peak : {"1e-12", "0"}) {
+    CAPTURE(peak);
+    const TemporaryFolder folder;
+    run_small_job(
+        small_job_text(), folder.path(),
+        {"distributed.pp=2", "train.grad_accum_steps=2", std::string("metrics.peak_tflops=") + peak});
+    std::ifstream lines(folder.path() / "metrics.jsonl");
+    double fastest = 0;
+    int steps = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const auto record = nlohmann::json::parse(line);
+      if (!record.contains("mfu")) continue;
+      const double mfu = record.at("mfu"), rate = record.at("tokens_per_s");
+      CHECK((mfu > 0 && mfu <= 1));
+      // A peak of 1 FLOP/s is no peak: each step that is faster than those before it becomes the peak.
+      if (std::string(peak) != "0") CHECK((mfu == 1) == (rate > fastest));
+      fastest = std::max(fastest, rate);
+      ++steps;
+    }
+    CHECK(steps == 3);
+  }
+}

@@ -1,0 +1,59 @@
+// One rank of a world of any size whose other ranks are not there: counts what it sends.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "parallel/comm/message_communicator.h"
+#include "parallel/comm/operands.h"
+#include "parallel/comm/works.h"
+
+namespace pptrain::comm::test {
+
+struct Sent {
+  int64_t messages = 0;
+  int64_t bytes = 0;
+  std::set<int> peers;  // that it sends to or receives from, in the communicator's own numbers
+};
+
+// What it receives is zeros: for code that sends the same whatever it receives.
+class CountingCommunicator final : public MessageCommunicator {
+ public:
+  CountingCommunicator(int rank, int size, Sent& sent)
+      : MessageCommunicator(std::chrono::seconds(1)), rank_(rank), size_(size), sent_(sent) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override {
+    check_peer(destination, rank_, size_, "isend");
+    ++sent_.messages;
+    sent_.bytes += static_cast<int64_t>(tensor.nbytes());
+    sent_.peers.insert(destination);
+    return std::make_unique<DoneWork>();
+  }
+  std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override {
+    check_peer(source, rank_, size_, "irecv");
+    tensor.zero_();
+    sent_.peers.insert(source);
+    return std::make_unique<DoneWork>();
+  }
+  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
+    return std::make_unique<CountingCommunicator>(place_in_group(members, rank_, size_),
+                                                  static_cast<int>(members.size()), sent_);
+  }
+  void abort(const std::string& message) override { throw Error(message); }
+
+ private:
+  std::unique_ptr<Communicator> on_lane(Lane /*lane*/) const override {
+    return std::make_unique<CountingCommunicator>(rank_, size_, sent_);
+  }
+
+  int rank_, size_;
+  Sent& sent_;
+};
+
+}  // namespace pptrain::comm::test
