@@ -107,13 +107,11 @@ void TcpEngine::linked(int peer, Socket socket) {
 
 void TcpEngine::unreachable(int peer, const std::string& reason) {
   Link& link = link_to(peer);
-  {
-    const std::lock_guard lock(link.mutex);
-    if (link.socket.open()) return;  // the peer called meanwhile
-    link.lost = true;
-    drop_outgoing(link, reason);
-  }
-  link.inbox.end(reason);
+  const std::lock_guard lock(link.mutex);
+  if (link.socket.open()) return;  // the peer called meanwhile
+  link.lost = true;
+  link.inbox.end(reason);  // first: who hears of a send's failure and sends again is told the same reason
+  drop_outgoing(link, reason);
 }
 
 void TcpEngine::drop_outgoing(Link& link, const std::string& reason) {

@@ -73,6 +73,7 @@ double measured(const schedule::Schedule& s, StepBoundary boundary) {
     }
     const std::vector<data::Microbatch> microbatches(s.microbatches);
     pipeline::Executor executor(stages, world, s, pipeline::Executor::Mode::train);
+    if (boundary == StepBoundary::post_validation) executor.prepare_validation(s);
     comm::Exchange exchange(world, std::vector<size_t>(s.ranks, 1));
     const std::array<double, 1> value = {1};
     const auto validate = [&] { return exchange.wait("the step").size() > 0; };
