@@ -109,7 +109,7 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
            "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
            "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
-           "ranks together. Only its gradient acts: the reported loss is without it. Never from hf_dir.")
+           "ranks together, without padding. Only its gradient acts: the reported loss is without it. Never from hf_dir.")
       .between(0, 1000)
       .only_with(arch, sparse)
       .decides(Effect::course);
