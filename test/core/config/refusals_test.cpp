@@ -502,7 +502,7 @@ TEST_CASE("an override gives all of a list of tables, or one key of one of them"
             "optimizer.groups has 2 elements, optimizer.groups[0] to optimizer.groups[1]"},
            {"data.sources[0].weight=2", "the job has no [[data.sources]]"},
            {"optimizer.groups[0].lr_skale=2", "unknown key; did you mean optimizer.groups.lr_scale?"},
-           {"optimizer.groups[0].lr_scale=-2", "optimizer.groups[0].lr_scale: -2 is out of range"},
+           {"optimizer.groups[0].lr_scale=-2", "-2 is out of range"},
            {"optimizer.groups[0]=2", "names a table; expected optimizer.groups[0].key=value"},
            {"optimizer.groups[x].match=2", "unknown section"}})
     CHECK_THAT(refusal(file, with(text)), contains_text("--set " + text) && contains_text(words));
