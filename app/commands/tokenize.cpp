@@ -51,8 +51,8 @@ std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& w
   const auto [end, error] = std::from_chars(wanted.data(), wanted.data() + wanted.size(), id);
   if (error == std::errc() && end == wanted.data() + wanted.size() && tokenizer.token_of(id)) return id;
   if (const auto token = tokenizer.id_of(wanted)) return token;
-  throw UsageError(fmt::format(
-      "--eos {}: neither the id of a token of the tokenizer nor one of its tokens, nor none", wanted));
+  throw UsageError(
+      fmt::format("--eos {}: neither a token of the tokenizer nor the id of one, nor none", wanted));
 }
 
 // With control characters as JSON writes them.
