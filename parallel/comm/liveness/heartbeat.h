@@ -43,6 +43,8 @@ class Heartbeat {
     std::chrono::milliseconds limit{7000};
     // For processes that a person started each in a terminal of its own: otherwise one rank has the word.
     bool every_rank_speaks = false;
+    // RingPlace's.
+    std::function<std::string()> address = {};
     // Both are called by the heartbeat's thread, `end` as the last thing it does. By default the text goes to
     // standard error, and the process ends at once: the rank's own thread may be where nothing can wake it.
     std::function<void(const std::string& text)> say = print_now;

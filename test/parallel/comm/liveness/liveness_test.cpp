@@ -1,4 +1,5 @@
 // Heartbeats between thread ranks, which all are alive; some of them play dead.
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -229,6 +230,70 @@ TEST_CASE("heartbeats that nobody can read are no frames") {
   CHECK_FALSE(decode_beat(frames[0].body));
   CHECK_FALSE(decode_verdict(frames[0].body + "x"));
   CHECK(encode_beat({Doing::work, std::string(100'000, 'x'), 0}).size() < 5000);
+}
+
+TEST_CASE("a rank on another machine is reached at the one address that it names") {
+  const auto address = [](int rank) { return "127.0.0." + std::to_string(10 + rank); };
+  std::mutex mutex;
+  run_thread_ranks(3, [&](Communicator& world) {
+    const int r = world.rank();
+    const Ring ring = make_ring(
+        world, 5s, {.address = [&] { return address(r); }, .machine = "machine " + std::to_string(r)});
+    const std::lock_guard lock(mutex);
+    CHECK(ring.fault.empty());
+    CHECK(peer_address(ring.next) == address((r + 1) % 3));
+  });
+}
+
+TEST_CASE("an address that a host has not leaves the job without heartbeats, and is said") {
+  std::mutex mutex;
+  std::string warning;
+  run_thread_ranks(2, [&](Communicator& world) {
+    Activity activity;
+    Heartbeat::Options options;
+    if (world.rank() == 1) options.address = []() -> std::string { throw Error("no interface ib7 here"); };
+    const auto heartbeat = Heartbeat::start(world, activity, options, [&](const std::string& text) {
+      const std::lock_guard lock(mutex);
+      warning += text;
+    });
+    const std::lock_guard lock(mutex);
+    CHECK(heartbeat == nullptr);
+  });
+  CHECK_THAT(warning, contains_text("no heartbeats") && contains_text("no interface ib7 here"));
+}
+
+TEST_CASE("of several addresses the one that answers is found at once, whatever the others do") {
+  const std::string greeting = "hello", answer = "right";
+  int error = 0;
+  const Socket right = listen_at("127.0.0.1", 0, error);
+  REQUIRE(right.open());
+  const int port = port_of(right);
+  std::vector<std::string> addresses{"127.0.0.9"};  // refuses
+  std::vector<Socket> silent;                       // take the call and say nothing
+  for (const char* address : {"127.0.0.2", "127.0.0.3", "127.0.0.4"}) {
+    silent.push_back(listen_at(address, port, error));
+    REQUIRE(silent.back().open());
+    addresses.emplace_back(address);
+  }
+  addresses.emplace_back("127.0.0.1");
+  std::string heard(greeting.size(), ' ');
+  std::jthread answers([&] {
+    Socket caller;
+    wait_until([&] { return (caller = accept_now(right, error)).open(); });
+    wait_until([&] { return recv(caller.get(), heard.data(), heard.size(), 0) > 0; });
+    send_all(caller, answer.data(), answer.size(), Clock::now() + 1s, "the caller");
+  });
+  std::string reason;
+  const auto start = Clock::now();
+  const Socket found = call_any(addresses, port, greeting, answer, start + 8s, reason);
+  CHECK(Clock::now() - start < 1500ms);
+  REQUIRE(found.open());
+  CHECK(peer_address(found) == "127.0.0.1");
+  answers.join();
+  CHECK(heard == greeting);
+  CHECK_FALSE(call_any({"127.0.0.2"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
+  CHECK_FALSE(call_any({"127.0.0.9"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
+  CHECK_THAT(reason, contains_text("127.0.0.9: Connection refused"));
 }
 
 // The parent of a vfork waits for its child in the very state in which a thread waits for a dead disk.

@@ -169,7 +169,7 @@ TEST_CASE("what comes early on all links of a process is bounded together") {
 }
 
 TEST_CASE("the memory that a process may use is that of its control groups, where they have less") {
-  const pptrain::test::ScratchFolder folder;
+  const ScratchFolder folder;
   const auto write = [&](const std::filesystem::path& file, const std::string& text) {
     std::filesystem::create_directories((folder.path() / file).parent_path());
     std::ofstream(folder.path() / file) << text << "\n";
