@@ -116,6 +116,20 @@ void Heartbeat::end_with_others(milliseconds patience) {
   if (verdict_ && !failed_here_) changed_.wait_for(lock, std::chrono::seconds(5), [] { return false; });
 }
 
+void Heartbeat::summon() {
+  {
+    const std::lock_guard lock(mutex_);
+    summons_wanted_ = true;
+  }
+  wake();
+}
+
+void Heartbeat::on_summons(std::function<void()> heard) {
+  const std::lock_guard lock(mutex_);
+  on_summons_ = std::move(heard);
+  if (on_summons_ && summoned_) on_summons_();
+}
+
 std::vector<RankState> Heartbeat::roll_call() {
   std::unique_lock lock(mutex_);
   const uint32_t number = ++calls_;

@@ -73,6 +73,12 @@ class Heartbeat {
   // the heartbeat's thread ends the process.
   void end_with_others(std::chrono::milliseconds patience);
 
+  // Tells all other ranks that this one was asked to end. Any thread.
+  void summon();
+  // Calls `heard` in the heartbeat's thread when another rank's summons has come, or now if it has already.
+  // Empty: nobody is called any more when this returns.
+  void on_summons(std::function<void()> heard);
+
   // What every rank does now; waits for the answers for a second at most. Empty where the ring is broken.
   std::vector<RankState> roll_call();
 
@@ -99,6 +105,7 @@ class Heartbeat {
   void take(Link& link, const Frame& frame);
   void take_roll_call(RollCall call);
   void take_requests();
+  void take_summons();
   void send(Link& link, const std::string& bytes);
   void flush(Link& link);
   void look(Clock::time_point now);
@@ -129,6 +136,7 @@ class Heartbeat {
   Clock::time_point next_beat_{}, next_own_look_{};
   std::chrono::milliseconds speak_after_{0};  // of this rank, from decided_at_ on
   bool spoke_ = false;
+  bool summons_passed_ = false;  // to the next rank: once
   Clock::time_point decided_at_{}, said_at_{};
 
   // Between the thread and the rank's.
@@ -139,6 +147,9 @@ class Heartbeat {
   std::optional<Verdict> own_failure_;   // to be told
   std::optional<uint32_t> wanted_call_;  // to be sent
   uint32_t calls_ = 0;
+  bool summons_wanted_ = false;       // to be sent
+  bool summoned_ = false;             // by another rank
+  std::function<void()> on_summons_;  // called under the mutex
   std::optional<RollCall> answered_call_;
   Leave leave_ = Leave::no;
 

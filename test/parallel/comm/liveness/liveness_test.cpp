@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -203,6 +204,28 @@ TEST_CASE("a roll call tells what every rank does") {
                          contains_text("2 more ranks wait"));
     CHECK(text.find("thing 3") < text.find("thing 1"));
   });
+}
+
+TEST_CASE("a summons comes to every rank once, however many ranks send one, and whenever a rank listens") {
+  std::array<std::atomic<int>, 5> heard{};
+  run_thread_ranks(5, [&](Communicator& world) {
+    Activity activity;
+    const auto heartbeat = Heartbeat::start(world, activity, {}, [](const std::string&) {});
+    std::atomic<int>& mine = heard[static_cast<size_t>(world.rank())];
+    const auto listen = [&] { heartbeat->on_summons([&mine] { ++mine; }); };
+    if (world.rank() != 4) listen();
+    world.barrier();
+    if (world.rank() == 1 || world.rank() == 3) heartbeat->summon();
+    if (world.rank() == 1) heartbeat->summon();
+    if (world.rank() == 4) {
+      wait_until([&] { return heard[0] > 0 && heard[1] > 0; });  // it has come here before
+      listen();
+    }
+    wait_until([&] { return mine > 0; });
+    world.barrier();
+    heartbeat->on_summons({});
+  });
+  for (const auto& count : heard) CHECK(count == 1);
 }
 
 TEST_CASE("heartbeats that nobody can read are no frames") {
