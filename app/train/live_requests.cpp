@@ -21,7 +21,7 @@ LiveRequests::LiveRequests(fs::path run_dir, LockHolder self)
   try {
     make_requests_folder(run_dir_);
   } catch (const std::exception& error) {
-    spdlog::warn("the run cannot be asked to save or stop by pptrain save and pptrain stop: {}", error.what());
+    spdlog::warn("pptrain save and pptrain stop cannot ask this run: {}", error.what());
   }
   remove_old_answers(run_dir_);
   search();

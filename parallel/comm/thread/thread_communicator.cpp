@@ -384,8 +384,8 @@ void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_m
       return true;
     } catch (const std::system_error& e) {
       const std::string text = fmt::format(
-          "cannot start the thread of rank {}: {}; a limit on processes (ulimit -u, the container's pids) must "
-          "leave room for all {} ranks and their threads",
+          "cannot start the thread of rank {}: {}. The limit on processes (ulimit -u, the container's pids) "
+          "must leave room for all {} ranks and their threads",
           rank, e.what(), size);
       {
         const std::lock_guard lock(mutex);
