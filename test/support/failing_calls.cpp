@@ -1,15 +1,15 @@
 // A library to be preloaded (LD_PRELOAD): one chosen input or output call of the program fails, or ends it.
 //
 // Calls on files and folders below FAILING_FOLDER are counted from 1, over all threads. Those that are
-// counted can be narrowed by name (FAILING_CALLS=fsync,rename), by a part of the path (FAILING_NAME) and by rank of Open MPI (FAILING_RANK=1). What
-// happens at call number FAILING_AT is FAILING_ACTION:
+// counted can be narrowed by name (FAILING_CALLS=fsync,rename), by a part of the path (FAILING_NAME=end.json)
+// and by rank of Open MPI (FAILING_RANK=1). What happens at call number FAILING_AT is FAILING_ACTION:
 //
 //   EIO, ENOSPC, EACCES, EBUSY, ...   it does nothing and fails with this errno
 //   short                             it reads or writes half of the bytes (others: as usual)
 //   kill                              SIGKILL for this process; kill-parent: for its parent
 //   stop                              SIGSTOP for this process
 //   sleep:SECONDS                     it comes later
-//   hang:SECONDS                      the same, in a sleep that nothing interrupts, as on a disk that does not answer
+//   hang:SECONDS                      the same, in a sleep that nothing interrupts, as on a dead disk
 //
 // FAILING_FROM=1: and at all that follow. FAILING_LOG=FILE: each counted call adds a line "NUMBER CALL PATH".
 #include <dlfcn.h>

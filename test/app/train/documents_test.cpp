@@ -227,11 +227,12 @@ TEST_CASE("a step without a valid token leaves weights and moments as they are, 
   const TemporaryFolder folder;
   const auto corpus = folder.path() / "corpus.txt";
   // Of a document of one token, nothing is predicted.
-  std::ofstream(corpus) << "the first of them\n" << "and the second one\n" << "\n" << "a fourth that counts\n";
-  const Overrides one_a_step = {"data.document_end=10",       "data.packing=none",   "data.lengths=exact",
-                                "data.shuffle=false",         "data.val_fraction=0", "train.micro_batch_size=1",
-                                "train.seq_len=32",           "eval.interval=0",     "lr_schedule.name=constant",
-                                "lr_schedule.warmup_steps=0", "train.max_skipped_steps=0"};
+  std::ofstream(corpus) << "the first of them\nand the second one\n\na fourth that counts\n";
+  const Overrides one_a_step = {
+      "data.document_end=10",      "data.packing=none",         "data.lengths=exact",
+      "data.shuffle=false",        "data.val_fraction=0",       "train.micro_batch_size=1",
+      "train.seq_len=32",          "eval.interval=0",           "train.max_skipped_steps=0",
+      "lr_schedule.name=constant", "lr_schedule.warmup_steps=0"};
   const bool post_validation = GENERATE(false, true);
   const auto run = [&](int steps) {
     return run_small_job(small_job_text(corpus), folder.path() / "run",
