@@ -46,6 +46,17 @@ data::DataLoader open_training_data(const RunContext& context, const std::vector
           static_cast<uint64_t>(context.job.run.seed)};
 }
 
+void warn_of_no_targets(const std::vector<metrics::SourceLoss>& sources, int64_t step) {
+  for (const metrics::SourceLoss& source : sources) {
+    if (source.tokens == 0)
+      spdlog::warn(
+          "step {}: the validation data{} have no token to predict: all are prompts, first tokens of "
+          "documents "
+          "or padding. There is no loss of them",
+          step, source.name.empty() ? "" : fmt::format(" of {}", source.name));
+  }
+}
+
 // Of the checkpoint of a step, for those who look at the run's folder; before the first step there is none.
 std::string name_of(int64_t step) {
   return step > 0 ? checkpoint::step_folder_name(step) : "";
@@ -392,7 +403,10 @@ std::optional<double> Trainer::evaluate() {
   const auto begin = Clock::now();
   Evaluator::Result result = evaluator_->run();
   const double loss = result.all.loss();
+  if (context_.root()) warn_of_no_targets(result.sources, state_.step);
+  if (result.all.tokens == 0) return std::nullopt;         // no loss, and none that could be the best
   if (result.sources.size() == 1) result.sources.clear();  // it is all
+  std::erase_if(result.sources, [](const metrics::SourceLoss& source) { return source.tokens == 0; });
   const metrics::EvalRecord record{.step = state_.step,
                                    .loss = loss,
                                    .tokens = result.all.tokens,

@@ -20,6 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -87,6 +88,14 @@ def random_data(vocab):
     return tokens.repeat(STEPS, 1, 1, 1), labels.repeat(STEPS, 1, 1, 1)
 
 
+def random_filling(labels):
+    """Rows that end in filling: token 0 again and again, and no label."""
+    filling = torch.zeros_like(labels, dtype=torch.bool)
+    for row, own in enumerate((SEQ, SEQ // 3, 2 * SEQ // 3, SEQ // 2)):
+        filling.flatten(1, 2)[:, row, own:] = True
+    return filling
+
+
 def parts_of(config, name, tensor):
     """The tensors that a parameter is in the usual Hugging Face directory: of all experts, one each."""
     block, gate, up, down = ("mlp", "gate_proj", "up_proj", "down_proj")
@@ -106,18 +115,14 @@ def parts_of(config, name, tensor):
         yield name, tensor
 
 
-def balance_loss(model, logits, coefficient):
-    """coefficient * experts * sum of f_e P_e of each layer (Switch Transformer, eq. 4), f summed over choices."""
-    total = 0
-    for layer in logits:
-        probabilities = layer.softmax(-1)
-        chosen = probabilities.topk(model.config.num_experts_per_tok, dim=-1).indices
-        share = torch.nn.functional.one_hot(chosen, layer.shape[-1]).sum(1).double().mean(0)
-        total = total + coefficient * layer.shape[-1] * (share * probabilities.mean(0)).sum()
-    return total
+def balance_loss(model, logits, coefficient, attention_mask):
+    """Of each layer by itself: transformers' own takes the means over the tokens of all layers together."""
+    return coefficient * sum(
+        load_balancing_loss_func((layer,), layer.shape[-1], model.config.num_experts_per_tok, attention_mask)
+        for layer in logits)
 
 
-def gradients(model, tokens, labels, balance, z):
+def gradients(model, tokens, labels, filling, balance, z):
     """Leaves those of one step's mean loss in the parameters; returns the loss and the first microbatch's logits."""
     valid = labels.ne(-100)
     model.zero_grad()
@@ -129,9 +134,10 @@ def gradients(model, tokens, labels, balance, z):
         extra = 0.0
         if balance or z:
             weight = valid[i].sum() / valid.sum()
-            extra = weight * balance_loss(model, output.router_logits, balance)
+            own = filling[i].logical_not()
+            extra = weight * balance_loss(model, output.router_logits, balance, own.double())
             for layer in output.router_logits:
-                extra = extra + weight * z * layer.logsumexp(-1).square().mean()
+                extra = extra + weight * z * layer[own.flatten()].logsumexp(-1).square().mean()
         (nats + extra).backward()
         loss += nats.item()
         first = output.logits.detach() if first is None else first
@@ -158,7 +164,7 @@ class ClosestTie:
         self.distance = min(self.distance, (order[:, chosen - 1] - order[:, chosen]).min().item())
 
 
-def train(model, tokens, labels, balance, z):
+def train(model, tokens, labels, filling, balance, z):
     """What model_oracle computes, by transformers and torch.optim, and the path: the parameters before each step, which
     float32 holds exactly. `slack.STEP.NAME` is how far a weight may be off if each gradient is off by SLACK of the
     tensor's largest one: AdamW divides by the root of the mean square."""
@@ -173,7 +179,7 @@ def train(model, tokens, labels, balance, z):
     for step in range(STEPS):
         place = path[step]
         go_to(model, place)
-        loss, logits = gradients(model, tokens[step], labels[step], balance, z)
+        loss, logits = gradients(model, tokens[step], labels[step], filling[step], balance, z)
         result["loss"].append(loss)
         if step == 0:
             result["logits"] = logits
@@ -196,7 +202,7 @@ def train(model, tokens, labels, balance, z):
     return result, path[:STEPS]
 
 
-def run_oracle(model, path, tokens, labels, stages, balance, z, **save_options):
+def run_oracle(model, path, tokens, labels, filling, stages, balance, z, **save_options):
     with tempfile.TemporaryDirectory() as folder:
         model = model.float()
         folders = [os.path.join(folder, f"step_{step}") for step in range(STEPS)]
@@ -204,7 +210,7 @@ def run_oracle(model, path, tokens, labels, stages, balance, z, **save_options):
             go_to(model, place)
             model.save_pretrained(step, **save_options)
         source, target = os.path.join(folder, "input.st"), os.path.join(folder, "output.st")
-        save_file({"tokens": tokens, "labels": labels, "losses": torch.tensor([balance, z], dtype=torch.float64), "lr": torch.tensor([LR], dtype=torch.float64),
+        save_file({"tokens": tokens, "labels": labels, "filling": filling, "losses": torch.tensor([balance, z], dtype=torch.float64), "lr": torch.tensor([LR], dtype=torch.float64),
                    "weight_decay": torch.tensor([WEIGHT_DECAY], dtype=torch.float64)}, source)
         run = subprocess.run([ORACLE, source, target, str(stages), *folders], capture_output=True, text=True)
         if run.returncode != 0:
@@ -213,17 +219,19 @@ def run_oracle(model, path, tokens, labels, stages, balance, z, **save_options):
 
 
 class TransformersTest(unittest.TestCase):
-    def check(self, kind, stages=1, save_options=None, balance=0.0, z=0.0, **changes):
+    def check(self, kind, stages=1, save_options=None, balance=0.0, z=0.0, padded=False, **changes):
         torch.set_num_threads(1)
         model = build(kind, **changes)
         tokens, labels = random_data(model.config.vocab_size)
+        filling = random_filling(labels) if padded else torch.zeros_like(labels, dtype=torch.bool)
+        tokens[filling], labels[filling] = 0, -100
         tie = ClosestTie(model)
-        expected, path = train(model, tokens, labels, balance, z)
+        expected, path = train(model, tokens, labels, filling, balance, z)
         self.assertGreater(expected["norm"].max().item(), 1.0, "clipping must act")
         self.assertLess(expected["loss"][-1].item(), expected["loss"][0].item() - 0.1, "the steps must matter")
         self.assertGreater(tie.distance, 1e-5, "float32 may choose other experts: take another seed")
         slack = {name.replace("slack", "weight"): expected.pop(name) for name in list(expected) if name.startswith("slack.")}
-        actual = run_oracle(model, path, tokens, labels, stages, balance, z, **(save_options or {}))
+        actual = run_oracle(model, path, tokens, labels, filling, stages, balance, z, **(save_options or {}))
         self.assertEqual(set(actual), set(expected))
         self.near(actual["logits"], expected["logits"], 1e-5, "logits")
         for name in expected:
@@ -284,6 +292,9 @@ class TransformersTest(unittest.TestCase):
 
     def test_qwen3_moe_router_losses(self):
         self.check("qwen3_moe", stages=2, balance=0.3, z=0.02, norm_topk_prob=True, **QWEN3_MOE)
+
+    def test_qwen3_moe_router_losses_of_padded_rows(self):
+        self.check("qwen3_moe", stages=2, balance=0.3, z=0.02, norm_topk_prob=True, padded=True, **QWEN3_MOE)
 
     def test_mixtral(self):
         self.check("mixtral", stages=2, **MIXTRAL)

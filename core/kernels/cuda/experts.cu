@@ -108,16 +108,18 @@ __global__ void route_kernel(const float* all_logits, const float* bias, RouteSh
 // The derivation stands with the CPU's loop (cpu/expert_loops.inc).
 __global__ void route_backward_kernel(const float* all_dweights, const float* all_probabilities,
                                       const float* logsumexp, const int* all_chosen, const float* slopes,
-                                      float z_slope, RouteShape shape, float* all_dlogits) {
+                                      float z_slope, const bool* all_filling, RouteShape shape,
+                                      float* all_dlogits) {
   const int64_t token = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
   const int experts = shape.experts;
   const float* const dweights = all_dweights + token * shape.k;
   const float* const probabilities = all_probabilities + token * experts;
   const int* const chosen = all_chosen + token * shape.k;
+  const bool filling = all_filling != nullptr && all_filling[token];
   float* const d = dynamic_shared<float>();
   for (int e = lane; e < experts; e += warp_size) {
-    d[e] = slopes == nullptr ? 0.0F : slopes[e];
+    d[e] = slopes == nullptr || filling ? 0.0F : slopes[e];
   }
   __syncthreads();
   if (lane == 0) {
@@ -144,7 +146,8 @@ __global__ void route_backward_kernel(const float* all_dweights, const float* al
     dot = fmaf(probabilities[e], d[e], dot);
   }
   dot = group_sum(dot, warp_size);
-  const float shift = 2.0F * z_slope * logsumexp[token] - dot;
+  const float own_z_slope = filling ? 0.0F : z_slope;
+  const float shift = 2.0F * own_z_slope * logsumexp[token] - dot;
   for (int e = lane; e < experts; e += warp_size) {
     all_dlogits[token * experts + e] = probabilities[e] * (d[e] + shift);
   }
@@ -304,8 +307,8 @@ void route(const Tensor& logits, const std::optional<Tensor>& bias, bool normali
 }
 
 void route_backward(const Tensor& dweights, const Tensor& probabilities, const Tensor& logsumexp,
-                    const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope, bool normalise,
-                    Tensor& dlogits) {
+                    const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope,
+                    const std::optional<Tensor>& filling, bool normalise, Tensor& dlogits) {
   const char* const name = "route_backward";
   const int64_t experts = probabilities.size(1);
   require(experts <= most_experts, name, "at most 4096 experts");
@@ -316,7 +319,8 @@ void route_backward(const Tensor& dweights, const Tensor& probabilities, const T
   const RouteShape shape{static_cast<int>(experts), static_cast<int>(chosen.size(1)), normalise};
   launch(name, route_backward_kernel, grid_size(dlogits.size(0), name), warp_size, experts * sizeof(float),
          input<float>(dweights), input<float>(probabilities), input<float>(logsumexp), input<int>(chosen),
-         input<float>(slopes), static_cast<float>(z_slope), shape, output<float>(dlogits));
+         input<float>(slopes), static_cast<float>(z_slope), input<bool>(filling), shape,
+         output<float>(dlogits));
 }
 
 // A stable sort keeps the assignments of one expert in order.
