@@ -28,39 +28,40 @@ DOCUMENT_END = 7
 
 
 class Layouts(unittest.TestCase):
-    def check(self, layout, *settings, **changes):
+    def check(self, layout, *layouts_of_pptrain, **changes):
+        """Each of the latter: settings of [distributed]."""
         job = dataclasses.replace(JOB, **changes)
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_oracle_layouts_"))
-        self.addCleanup(shutil.rmtree, folder)
-        write_data(folder)
+        root = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_oracle_layouts_"))
+        self.addCleanup(shutil.rmtree, root)
         model = build(job.arch)
-        model.save_pretrained(folder / "hf")
-        expected = layouts.on_two_ranks(layout, job, folder)
+        model.save_pretrained(root / "hf")
+        expected = layouts.on_two_ranks(layout, job, root)
         self.assertGreater(max(expected.norm), job.clip, "clipping must act")
-        actual = run_pptrain(PPTRAIN, folder, job, 'hf_dir = "hf"\ninit = "hf"', *settings)
-        same(self, actual, expected, way(saved(model), expected.weights))
+        keys = f'hf_dir = "{root / "hf"}"\ninit = "hf"'
+        for settings in layouts_of_pptrain:
+            folder = root / " ".join(settings)
+            folder.mkdir()
+            write_data(folder)
+            with self.subTest(settings):
+                actual = run_pptrain(PPTRAIN, folder, job, keys, *(f"distributed.{setting}" for setting in settings))
+                same(self, actual, expected, way(saved(model), expected.weights))
 
-    def test_dp_shard_of_documents(self):
-        self.check(layouts.data_parallel, "distributed.dp_shard=2", arch="qwen3", document_end=DOCUMENT_END, data_ranks=2)
-
-    def test_dp_replicate(self):
-        self.check(layouts.data_parallel, "distributed.dp_replicate=2", data_ranks=2)
+    def test_dp_of_documents(self):
+        self.check(layouts.data_parallel, ["dp_shard=2"], ["dp_replicate=2"], arch="qwen3", document_end=DOCUMENT_END,
+                   data_ranks=2)
 
     def test_tp(self):
-        self.check(layouts.tensor_parallel, "distributed.tp=2")
+        self.check(layouts.tensor_parallel, ["tp=2"])
 
     def test_cp_of_documents(self):
-        for kind in ("ring", "ulysses"):
-            with self.subTest(kind):
-                self.check(layouts.context_parallel, "distributed.cp=2", f"distributed.cp_kind={kind}", arch="qwen3",
-                           document_end=DOCUMENT_END)
+        self.check(layouts.context_parallel, ["cp=2", "cp_kind=ring"], ["cp=2", "cp_kind=ulysses"], arch="qwen3",
+                   document_end=DOCUMENT_END)
 
     def test_pp(self):
-        self.check(layouts.pipeline_parallel, "distributed.pp=2")
+        self.check(layouts.pipeline_parallel, ["pp=2"], ["pp=2", "pp_schedule=zb_h1"])
 
     def test_ep_with_router_losses(self):
-        self.check(layouts.expert_parallel, "distributed.dp_shard=2", "distributed.ep=2", arch="qwen3_moe", data_ranks=2,
-                   balance=0.02, z=0.003)
+        self.check(layouts.expert_parallel, ["dp_shard=2", "ep=2"], arch="qwen3_moe", data_ranks=2, balance=0.02, z=0.003)
 
 
 if __name__ == "__main__":

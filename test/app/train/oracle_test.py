@@ -9,6 +9,7 @@ small one, a gradient that is zero but for rounding would become a whole step.
 
 import copy
 import dataclasses
+import math
 import pathlib
 import shutil
 import sys
@@ -26,19 +27,19 @@ from oracle.reference import CLASSES, SIZES, build, saved, train  # noqa: E402
 from transformers_models import ClosestTie  # noqa: E402
 
 torch.set_num_threads(1)
-HF = 'hf_dir = "hf"\ninit = "hf"'
 DOCUMENT_END = 7
-BF16 = 1.2  # errors in bf16 over those of transformers
+# Errors in bf16 over those of transformers: of a few figures, which are partly chance, and of all weights together.
+BF16_FIGURES, BF16_WEIGHTS = 1.75, 1.15
 
 
 def errors(result, truth, start):
-    """Root mean squares, of each kind of figures."""
-    moved = sum((truth.weights[name] - start[name]).square().sum() for name in start)
-    off = sum((result.weights[name].double() - truth.weights[name]).square().sum() for name in start)
-    mean = lambda pairs: torch.tensor([relative(a, b) for a, b in pairs]).square().mean().sqrt().item()
-    validations = [(result.validation[step][""][0], truth.validation[step][""][0]) for step in truth.validation]
-    return {"losses": mean(zip(result.loss, truth.loss)), "norms": mean(zip(result.norm, truth.norm)),
-            "validation losses": mean(validations), "weights": (off / moved).sqrt().item()}
+    """Of all losses, of the norms, and of the weights as a part of how far they went."""
+    validations = [(result.validation[step][name][0], loss)
+                   for step, sources in truth.validation.items() for name, (loss, _) in sources.items()]
+    pairs = {"losses": [*zip(result.loss, truth.loss), *validations], "norms": [*zip(result.norm, truth.norm)]}
+    found = {what: math.hypot(*(relative(*pair) for pair in both)) / math.sqrt(len(both)) for what, both in pairs.items()}
+    off = math.hypot(*((result.weights[name].double() - truth.weights[name]).norm() for name in start))
+    return {**found, "weights": off / math.hypot(*((truth.weights[name] - start[name]).norm() for name in start))}
 
 
 def pptrain_name(name):
@@ -59,35 +60,40 @@ class Oracle(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_oracle_"))
         self.addCleanup(shutil.rmtree, self.folder)
-        write_data(self.folder)
 
-    def check(self, job):
+    def run_in(self, name, job, model_keys, *settings):
+        folder = self.folder / name
+        folder.mkdir()
+        write_data(folder)
+        return run_pptrain(PPTRAIN, folder, job, model_keys, *settings)
+
+    def prepare(self, job):
+        """The model, its weights, and keys of a job that begins with it."""
         model = build(job.arch)
         model.save_pretrained(self.folder / "hf")
-        data, start = Data(job), saved(model)
+        return model, saved(model), f'hf_dir = "{self.folder / "hf"}"\ninit = "hf"'
+
+    def check(self, job):
+        model, start, keys = self.prepare(job)
         wide = copy.deepcopy(model).double()
         tie = ClosestTie(wide)
-        truth = train(job, wide, data)
-        clipped = [norm > job.clip for norm in truth.norm]
-        self.assertGreater(sum(clipped), 3, f"clipping must act: {truth.norm}")
-        self.assertLess(sum(clipped), job.steps - 2, f"and not always: {truth.norm}")
+        truth = train(job, wide, Data(job))
+        clipped = sum(norm > job.clip for norm in truth.norm)
+        self.assertGreater(clipped, 3, f"clipping must act: {truth.norm}")
+        self.assertLess(clipped, job.steps - 2, f"and not always: {truth.norm}")
         self.assertLess(truth.loss[-1], truth.loss[0] - 0.2, "the steps must matter")
         self.assertGreater(tie.distance, 3e-5, "float32 may choose other experts: take another seed")
+        same(self, self.run_in("fp32", job, keys), truth, way(start, truth.weights))
 
-        same(self, run_pptrain(PPTRAIN, self.folder, job, HF), truth, way(start, truth.weights))
-        self.as_good_in_bf16(job, model, truth, start)
-
-    def as_good_in_bf16(self, job, model, truth, start):
+        # Slower, so that errors add up and do not grow: what they would grow to is chance.
+        job = dataclasses.replace(job, lr=1e-3)
+        truth = train(job, copy.deepcopy(model).double(), Data(job))
         plain = errors(train(job, model, Data(job), plain_bf16=True), truth, start)
-        job = dataclasses.replace(job, dtype="bf16")
-        other = self.folder / "bf16"
-        other.mkdir()
-        write_data(other)
-        model_keys = HF.replace('"hf"', f'"{self.folder / "hf"}"', 1)
-        actual = errors(run_pptrain(PPTRAIN, other, job, model_keys), truth, start)
-        for what, error in actual.items():
-            self.assertLess(error, BF16 * plain[what], f"{what}: {actual}, transformers {plain}")
-            self.assertGreater(error, 0.02 * plain[what], f"{what}: is this bf16? {actual}, transformers {plain}")
+        actual = errors(self.run_in("bf16", dataclasses.replace(job, dtype="bf16"), keys), truth, start)
+        told = f"{actual}, transformers {plain}"
+        self.assertGreater(actual["weights"], 0.1 * plain["weights"], f"is this bf16? {told}")
+        for what, bound in (("losses", BF16_FIGURES), ("norms", BF16_FIGURES), ("weights", BF16_WEIGHTS)):
+            self.assertLess(actual[what], bound * plain[what], told)
 
     def test_llama(self):
         self.check(Job())
@@ -96,24 +102,32 @@ class Oracle(unittest.TestCase):
         self.check(Job(arch="qwen3", seed=11, document_end=DOCUMENT_END, eval_batches=2))
 
     def test_qwen3_moe(self):
-        self.check(Job(arch="qwen3_moe", seed=3, balance=0.02, z=0.003))
+        self.check(Job(arch="qwen3_moe", seed=5, balance=0.02, z=0.003))
+
+    def test_what_a_setting_does_is_seen(self):
+        job = Job()
+        model, start, keys = self.prepare(job)
+        truth = train(job, model.double(), Data(job))
+        settings = ("lr_schedule.name=constant", "lr_schedule.warmup_steps=1", "train.grad_clip=0", "run.seed=0",
+                    "optimizer.betas=0.8,0.95", "optimizer.eps=1e-8")
+        for number, setting in enumerate(settings):
+            other = self.run_in(str(number), job, keys, setting)
+            with self.subTest(setting), self.assertRaises(AssertionError):
+                same(self, other, truth, way(start, truth.weights))
 
     def test_a_seed_decides_initial_weights_and_order(self):
         seen = []
         for seed in (5, 9):
             # A step of nothing, so that the weights are those of the start.
             job = Job(arch="qwen3_moe", seed=seed, steps=1, warmup=1, lr=0.0, eval_interval=0)
-            folder = self.folder / str(seed)
-            folder.mkdir()
-            write_data(folder)
-            actual = run_pptrain(PPTRAIN, folder, job, sizes_toml(job.arch))
+            actual = self.run_in(str(seed), job, sizes_toml(job.arch))
             for name, weight in actual.weights.items():
                 drawn = torch.ones(weight.shape)
                 if "norm" not in name:
                     std = SIZES["initializer_range"]
                     drawn = torch.from_numpy(initial_values(pptrain_name(name), weight.shape, seed, std))
                 self.assertTrue(torch.allclose(weight, drawn, rtol=2e-7, atol=0), name)
-            model = CLASSES[job.arch][0].from_pretrained(folder / "trained", attn_implementation="eager")
+            model = CLASSES[job.arch][0].from_pretrained(self.folder / str(seed) / "trained", attn_implementation="eager")
             model.config._experts_implementation = "eager"
             expected = train(job, model.double(), Data(job))
             self.assertLess(relative(actual.loss[0], expected.loss[0]), LOSS)

@@ -19,7 +19,7 @@ disable_progress_bar()
 
 # Sizes that share no factors, so that one taken for another does not go unseen; two ranks divide what they cut.
 SIZES = {
-    "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "hidden_size": 48, "intermediate_size": 52, "num_hidden_layers": 3, "num_attention_heads": 6,
     "num_key_value_heads": 2, "head_dim": 12, "vocab_size": VOCAB, "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5, "initializer_range": 0.1, "tie_word_embeddings": False, "bos_token_id": None,
     "eos_token_id": None,
