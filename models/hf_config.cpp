@@ -62,12 +62,18 @@ void refuse_unsupported(const HfJson& json) {
   }
 }
 
-config::RopeScaling read_rope_scaling(const HfJson& rope, int64_t max_position_embeddings) {
+// As in transformers: the factor in `rope` counts before one beside it.
+void check_rotated_part(const HfJson& rope, const HfJson& json) {
+  const bool inside = rope.has("partial_rotary_factor");
+  const HfJson& where = inside ? rope : json;
+  if (where.number("partial_rotary_factor", 1) != 1)
+    where.fail("partial_rotary_factor", "only 1 is supported: every dimension of a head is rotated");
+}
+
+config::RopeScaling read_rope_scaling(const HfJson& rope, const HfJson& json,
+                                      int64_t max_position_embeddings) {
   config::RopeScaling scaling;
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
-  if (rope.number("partial_rotary_factor", 1) != 1) {
-    rope.fail("partial_rotary_factor", "only 1 is supported: every dimension of a head is rotated");
-  }
   if (type == "default") return scaling;
   if (type != "linear" && type != "llama3") {
     rope.fail("rope_type", fmt::format("\"{}\" is not supported; supported: default, linear, llama3", type));
@@ -78,8 +84,9 @@ config::RopeScaling read_rope_scaling(const HfJson& rope, int64_t max_position_e
   if (type == "llama3") {
     scaling.low_freq_factor = rope.positive("low_freq_factor", 1);
     scaling.high_freq_factor = rope.positive("high_freq_factor", 4);
+    constexpr const char* original = "original_max_position_embeddings";  // beside `rope` before in it
     scaling.original_max_position_embeddings =
-        rope.size("original_max_position_embeddings", max_position_embeddings);
+        json.size(original, rope.size(original, max_position_embeddings));
     if (scaling.high_freq_factor <= scaling.low_freq_factor) {
       rope.fail("high_freq_factor", "is not above low_freq_factor");
     }
@@ -87,19 +94,26 @@ config::RopeScaling read_rope_scaling(const HfJson& rope, int64_t max_position_e
   return scaling;
 }
 
+// Where both are there, transformers takes the older one, unless it is empty.
+const char* rope_key(const HfJson& json) {
+  return json.is_filled("rope_scaling") ? "rope_scaling" : "rope_parameters";
+}
+
+// model.rope_theta is the architecture's default.
 void read_rope(const HfJson& json, config::ModelSection& model) {
-  model.rope_theta = json.positive("rope_theta", 10000);
-  const char* key = json.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  if (!json.has(key)) return;
+  model.rope_theta = json.positive("rope_theta", model.rope_theta);
+  const char* key = rope_key(json);
+  if (!json.has(key)) return check_rotated_part(json, json);
   const HfJson rope = json.object(key);
+  check_rotated_part(rope, json);
   model.rope_theta = rope.positive("rope_theta", model.rope_theta);
-  model.rope_scaling = read_rope_scaling(rope, model.max_position_embeddings);
+  model.rope_scaling = read_rope_scaling(rope, json, model.max_position_embeddings);
 }
 
 // The key of config.json that an option of [model] is read from.
 std::string key_of(const HfJson& json, const config::Option& option) {
   if (option.key == "num_experts" && json.has("num_local_experts")) return "num_local_experts";
-  const char* rope = json.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const char* rope = rope_key(json);
   const bool moved = option.key == "rope_theta" && json.has(rope) && json.object(rope).has("rope_theta");
   return moved || option.section == "model.rope_scaling" ? fmt::format("{}: {}", rope, option.key)
                                                          : option.key;
@@ -149,6 +163,8 @@ config::ModelSection parse_hf_config(std::string_view text, const std::string& p
   model.initializer_range = json.number("initializer_range", 0.02);
   model.tie_word_embeddings = json.flag("tie_word_embeddings", false);
   architecture.read_hf(json, model);
+  // Missing, it is the architecture's default; null, it is this for all of them.
+  if (json.is_null("num_key_value_heads")) model.num_key_value_heads = model.num_attention_heads;
   read_rope(json, model);
   check_ranges(json, model);
   return model;

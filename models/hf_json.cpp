@@ -18,6 +18,14 @@ bool HfJson::has(const char* key) const {
   return object_.contains(key) && !object_.at(key).is_null();
 }
 
+bool HfJson::is_null(const char* key) const {
+  return object_.contains(key) && object_.at(key).is_null();
+}
+
+bool HfJson::is_filled(const char* key) const {
+  return has(key) && !object_.at(key).empty();
+}
+
 int64_t HfJson::size(const char* key) const {
   if (!has(key)) fail(key, "is missing");
   return size(key, 0);

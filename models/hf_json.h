@@ -10,15 +10,17 @@
 
 namespace pptrain::models {
 
-// A key that is null counts as absent, as in transformers. Every function throws UsageError that names the
-// file and the key where the value is not what the function reads.
+// A key that is null counts as absent, as in transformers for most keys. Every function throws UsageError
+// that names the file and the key where the value is not what the function reads.
 class HfJson {
  public:
   // `where` begins each message. `object` must outlive this.
   HfJson(const nlohmann::json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
   bool has(const char* key) const;
-  int64_t size(const char* key) const;  // from 1; required
+  bool is_null(const char* key) const;
+  bool is_filled(const char* key) const;  // there, and no empty object
+  int64_t size(const char* key) const;    // from 1; required
   int64_t size(const char* key, int64_t fallback) const;
   double number(const char* key, double fallback) const;
   double positive(const char* key, double fallback) const;

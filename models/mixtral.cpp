@@ -9,12 +9,14 @@
 namespace pptrain::models {
 namespace {
 
+// transformers calls the number of experts either, and takes num_experts where both are there.
 void read_hf(const HfJson& json, config::ModelSection& model) {
   model.num_key_value_heads = json.size("num_key_value_heads", 8);
   model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
   model.max_position_embeddings = json.size("max_position_embeddings", 131072);
   model.rms_norm_eps = json.number("rms_norm_eps", 1e-5);
-  model.num_experts = json.size("num_local_experts", 8);
+  model.rope_theta = 1e6;  // where config.json has none
+  model.num_experts = json.size(json.has("num_experts") ? "num_experts" : "num_local_experts", 8);
   model.num_experts_per_tok = json.size("num_experts_per_tok", 2);
   if (json.has("sliding_window")) json.fail("sliding_window", "sliding-window attention is not supported");
   if (json.number("router_jitter_noise", 0) != 0)

@@ -16,7 +16,7 @@ BlockConfig block(const ModelConfig& model, int64_t layer) {
   return config;
 }
 
-// transformers has called the number of experts either.
+// transformers calls the number of experts either, and takes num_local_experts where both are there.
 int64_t number_of_experts(const HfJson& json) {
   return json.size(json.has("num_local_experts") ? "num_local_experts" : "num_experts", 128);
 }

@@ -8,6 +8,12 @@
 
 namespace pptrain::app {
 
+namespace {
+
+constexpr int64_t most_ranks = 1 << 20;  // as of distributed.pp and the other axes
+
+}  // namespace
+
 CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments) {
   CLI::Option* config = command.add_option("--config", arguments.config, "The job, a TOML file")
                             ->required()
@@ -19,7 +25,7 @@ CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments) {
       .add_option("--world", arguments.world,
                   "Ranks of the job, which distributed.dp_shard = -1 fills; a launcher says it too")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
+      ->check(CLI::Range(int64_t{1}, most_ranks));
   return config;
 }
 

@@ -9,17 +9,30 @@ namespace {
 // Longer rings are left out: what a rank computes in a dry run of one grows with the square of the ranks.
 constexpr int most_context_ranks = 64;
 
+// Ascending.
 std::vector<int> divisors(int n) {
-  std::vector<int> result;
-  for (int d = 1; d <= n; ++d) {
-    if (n % d == 0) result.push_back(d);
+  std::vector<int> small, large;
+  for (int d = 1; d <= n / d; ++d) {
+    if (n % d != 0) continue;
+    small.push_back(d);
+    if (d != n / d) large.push_back(n / d);
   }
-  return result;
+  small.insert(small.end(), large.rbegin(), large.rend());
+  return small;
 }
 
-bool cuts_heads(const models::ModelConfig& model, int tp) {
+bool has_dense_layers(const models::ModelConfig& model) {
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    if (!model.sparse.contains(layer)) return true;
+  }
+  return false;
+}
+
+// Tensor-parallel ranks cut the MLP of dense layers, and no expert.
+bool cuts_model(const models::ModelConfig& model, int tp) {
   const bool key_values = model.kv_heads % tp == 0 || tp % model.kv_heads == 0;
-  return model.heads % tp == 0 && key_values && model.intermediate % tp == 0 && tp <= model.vocab;
+  const bool mlp = !has_dense_layers(model) || model.intermediate % tp == 0;
+  return model.heads % tp == 0 && key_values && mlp && tp <= model.vocab;
 }
 
 bool cuts_samples(const models::ModelConfig& model, int64_t length, models::ContextKind kind, int tp,
@@ -49,7 +62,7 @@ std::vector<mesh::MeshShape> legal_meshes(const PlanBase& base, int world, int64
   for (const int pp : divisors(world)) {
     if (pp > base.model.layers) break;
     for (const int tp : divisors(world / pp)) {
-      if (!cuts_heads(base.model, tp)) continue;
+      if (!cuts_model(base.model, tp)) continue;
       for (const int cp : divisors(world / pp / tp)) {
         if (!cuts_samples(base.model, base.job.train.seq_len, kind, tp, cp)) continue;
         const int data = world / pp / tp / cp;

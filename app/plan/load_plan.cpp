@@ -78,6 +78,17 @@ class Resolver {
     report_recompute(job_, compute_ ? std::optional(compute_->stages()) : std::nullopt, report_);
   }
 
+  // Of a job whose schedule, stages per rank and microbatches the search chooses: what the job says of the
+  // schedule must be a name, and need not exist for the job's microbatches.
+  void check_for_search() {
+    config::DistributedSection& d = job_.distributed;
+    if (config::to_lower(d.pp_schedule) != "auto" && !is_schedule_file(d.pp_schedule))
+      schedule_name(d.pp_schedule, report_);
+    d.pp_schedule = "auto";
+    check_split();
+    report_recompute(job_, std::nullopt, report_);
+  }
+
   // Nothing where something was reported.
   std::optional<Plan> plan();
 
@@ -278,7 +289,7 @@ PlanBase load_plan_base(const std::string& path, std::span<const std::string> ov
                         const LoadOptions& options) {
   return plan_base(config::load_job(path, overrides,
                                     hooks([](JobConfig& job, const ReportConflict& report,
-                                             bool sound) { Resolver(job, report, sound).check(); },
+                                             bool sound) { Resolver(job, report, sound).check_for_search(); },
                                           options)));
 }
 

@@ -29,7 +29,8 @@ Plan load_plan(const std::string& path, std::span<const std::string> overrides,
 Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,
                 const LoadOptions& options = {});
 
-// The same for the search, which chooses everything: what auto and cost leave open stays open.
+// The same for the search, which chooses everything: what auto and cost leave open stays open, and so does
+// the schedule that the job names.
 PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides,
                         const LoadOptions& options = {});
 

@@ -1,6 +1,7 @@
 #include "app/plan/measured_costs.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <utility>
 
@@ -83,6 +84,11 @@ void check_same_model(const PlanBase& base, const TracedRun& run, const std::str
   check("num_key_value_heads", base.model.kv_heads, run.model.kv_heads);
   check("head_dim", base.model.head_dim, run.model.head_dim);
   check("vocab_size", base.model.vocab, run.model.vocab);
+  check("num_experts", base.model.sparse.experts, run.model.sparse.experts);
+  check("num_experts_per_tok", base.model.sparse.chosen, run.model.sparse.chosen);
+  check("the experts' width", base.model.sparse.intermediate, run.model.sparse.intermediate);
+  check("decoder_sparse_step", base.model.sparse.step, run.model.sparse.step);
+  check("mlp_only_layers", base.model.sparse.dense, run.model.sparse.dense);
   check("train.seq_len", base.job.train.seq_len, run.seq_len);
   check("train.dtype", base.job.train.dtype, run.dtype);
   check("run.device", base.job.run.device, std::string(run.device == "cpu" ? "cpu" : "cuda"));

@@ -103,19 +103,20 @@ class MeshSearcher {
     std::ranges::stable_sort(layouts_, {}, &Bounded::time);
     find_best();
     cover_families();
+    std::optional<Prediction> whole;
+    const std::vector<size_t> ranking = rank_what_fits(whole);
     MeshSearchResult result{.samples = samples_of_step(base_),
                             .meshes = std::ssize(meshes_),
                             .layouts = std::ssize(layouts_),
                             .ranking = {},
                             .time = {},
                             .losers = {}};
-    std::vector<size_t> ranking = rank_meshes();
     if (!ranking.empty()) {
       for (const size_t found : ranking) result.ranking.push_back(candidate(found_[found]));
       try_neighbours(found_[ranking.front()].layout);
       result.time = split(found_[ranking.front()]);
       add_losers(ranking.front(), result.losers);
-      predict_first(result);
+      if (whole) put_first(*whole, result);
     } else {
       add_losers(std::nullopt, result.losers);
     }
@@ -143,6 +144,7 @@ class MeshSearcher {
   bool simulate_until_one_fits(std::span<const size_t> layouts);
   void try_neighbours(size_t best);
   void simulate(size_t layout);
+  void add_to_mesh(size_t mesh, double step_time);
   double worst_ranked() const;
 
   // --- what comes of it
@@ -152,7 +154,10 @@ class MeshSearcher {
   TimeSplit split(const Found& found) {
     return model_of(layouts_[found.layout]).split(shapes_, found.estimate);
   }
-  void predict_first(MeshSearchResult& result);
+  std::vector<size_t> rank_what_fits(std::optional<Prediction>& whole);
+  std::optional<Prediction> predict_whole(const MeshCandidate& first) const;
+  void refuse(Found& found, const RankBytes& bytes);
+  static void put_first(const Prediction& whole, MeshSearchResult& result);
   void add_losers(std::optional<size_t> best, std::vector<Loser>& losers);
   std::optional<std::string> difference(const Found& other, const Found* best) const;
   static bool better(const Found& a, const Found& b);
@@ -272,12 +277,15 @@ void MeshSearcher::simulate(size_t layout) {
       if (!estimate) continue;
       const bool has_room = fits(estimate->bytes);
       found_.push_back({.layout = layout, .estimate = *estimate, .fits = has_room});
-      if (!has_room) continue;
-      const auto [best, first] = best_of_mesh_.try_emplace(layouts_[layout].mesh, never);
-      best->second = std::min(best->second, estimate->step_time);
+      if (has_room) add_to_mesh(layouts_[layout].mesh, estimate->step_time);
     }
   }
   actions_ += model.actions();
+}
+
+void MeshSearcher::add_to_mesh(size_t mesh, double step_time) {
+  const auto [best, first] = best_of_mesh_.try_emplace(mesh, step_time);
+  if (!first) best->second = std::min(best->second, step_time);
 }
 
 // The slowest of the meshes that would be listed.
@@ -397,11 +405,36 @@ MeshCandidate MeshSearcher::candidate(const Found& found) {
           .fits = found.fits};
 }
 
-// Lowers and proves the first candidate, and predicts its step whole, unless that has too many actions.
-void MeshSearcher::predict_first(MeshSearchResult& result) {
-  MeshCandidate& first = result.ranking.front();
+// The ranking whose first, predicted whole, fits. Estimates may be too low: a first that exceeds the budget
+// is refused, and the search goes on without it. `whole`: of the first; none where its step has too many
+// actions.
+std::vector<size_t> MeshSearcher::rank_what_fits(std::optional<Prediction>& whole) {
+  while (true) {
+    std::vector<size_t> ranking = rank_meshes();
+    if (ranking.empty()) return ranking;
+    Found& first = found_[ranking.front()];
+    whole = predict_whole(candidate(first));
+    if (!whole || fits(whole->fullest())) return ranking;
+    refuse(first, whole->fullest());
+    find_best();
+  }
+}
+
+// What was found takes more than there is: its mesh has what else was found on it.
+void MeshSearcher::refuse(Found& found, const RankBytes& bytes) {
+  found.fits = false;
+  found.estimate.bytes = bytes;
+  const size_t mesh = layouts_[found.layout].mesh;
+  best_of_mesh_.erase(mesh);
+  for (const Found& other : found_) {
+    if (other.fits && layouts_[other.layout].mesh == mesh) add_to_mesh(mesh, other.estimate.step_time);
+  }
+}
+
+// Lowered, proven and predicted, unless its step has too many actions.
+std::optional<Prediction> MeshSearcher::predict_whole(const MeshCandidate& first) const {
   const int64_t actions = first.choice.grad_accum_steps * first.mesh.pp * first.choice.stages_per_rank * 6;
-  if (actions > most_exact_actions) return;
+  if (actions > most_exact_actions) return std::nullopt;
   PlanBase base = on_mesh(base_, first.mesh);
   base.job.distributed.reshard_after_forward = first.reshard;
   base.job.distributed.reduce_gradients = first.every_microbatch ? "microbatch" : "step";
@@ -411,11 +444,15 @@ void MeshSearcher::predict_first(MeshSearchResult& result) {
                                .microbatches = static_cast<int>(first.choice.grad_accum_steps),
                                .stages_per_rank = static_cast<int>(first.choice.stages_per_rank)});
   schedule::Schedule lowered = schedule::lower(std::move(lists), lower_options(base));
-  const Prediction p = predict(make_plan(std::move(base), first.choice, std::move(lowered)), source_);
-  result.time.bubble += p.step_time - first.step_time;
-  first.step_time = p.step_time;
-  first.tokens_per_s = p.tokens_per_s;
-  first.bytes = p.fullest();
+  return predict(make_plan(std::move(base), first.choice, std::move(lowered)), source_);
+}
+
+void MeshSearcher::put_first(const Prediction& whole, MeshSearchResult& result) {
+  MeshCandidate& first = result.ranking.front();
+  result.time.bubble += whole.step_time - first.step_time;
+  first.step_time = whole.step_time;
+  first.tokens_per_s = whole.tokens_per_s;
+  first.bytes = whole.fullest();
 }
 
 std::string MeshSearcher::why(const Found& loser, const std::optional<Found>& best) {
@@ -526,10 +563,10 @@ std::vector<std::string> MeshCandidate::overrides() const {
     keys.push_back(fmt::format("distributed.{}={}", mesh::name(axis), mesh.size(axis)));
   }
   keys.push_back(fmt::format("distributed.ep={}", mesh.ep));
-  if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1) {
+  if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1)
     keys.push_back(fmt::format("distributed.reshard_after_forward={}", reshard));
+  if (mesh.size(mesh::Group::stage) > 1)
     keys.push_back(fmt::format("distributed.reduce_gradients={}", every_microbatch ? "microbatch" : "step"));
-  }
   keys.push_back(fmt::format("distributed.pp_schedule={}", choice.schedule));
   keys.push_back(fmt::format("distributed.pp_stages_per_rank={}", choice.stages_per_rank));
   keys.push_back(choice.layers.size() == 1

@@ -68,9 +68,9 @@ struct MeshSearchResult {
 // Searches every mesh of the ranks x microbatch size x recompute x reshard_after_forward x reduce_gradients x
 // schedule x stages per rank. The samples of a step are kept, and what the job says of these keys is not.
 // Steps of many microbatches are stretched from short ones (see Stretch), within 2 % of what predict() says;
-// the first of the ranking has been lowered, proven and predicted whole. All stages of a layout recompute
-// alike; search() on the mesh that was found chooses by stage. Throws UsageError where no mesh is legal; the
-// ranking is empty where none fits.
+// the first of the ranking has been lowered, proven and predicted whole, and fits by that. All stages of a
+// layout recompute alike; search() on the mesh that was found chooses by stage. Throws UsageError where no
+// mesh is legal; the ranking is empty where none fits.
 MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
                                const MeshSearchOptions& options);
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "parallel/schedule/generators/interleaved_order.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
@@ -48,17 +49,22 @@ class ScheduleShapes {
 };
 
 // A step of many microbatches as two short ones: at `few` and at `more` microbatches it is simulated, and
-// beyond that it grows in proportion. Both are all of them where there are few.
+// beyond that it grows in proportion. Both are all of them where there are few. They are two and three rounds
+// of interleaved schedules as long as the step's own, on which depends how much is in flight.
 struct Stretch {
-  explicit Stretch(int ranks, int microbatches)
-      : few(std::min(2 * ranks, microbatches)), more(std::min(3 * ranks, microbatches)), all(microbatches) {}
+  explicit Stretch(int ranks, int microbatches) : all(microbatches) {
+    const int rounds = schedule::microbatches_per_round(ranks, microbatches);
+    const int round = rounds > 0 ? rounds : ranks;
+    few = std::min(2 * round, microbatches);
+    more = std::min(3 * round, microbatches);
+  }
 
   bool is_whole() const { return more == all; }
   double at_all(double of_few, double of_more) const {
     return is_whole() ? of_more : of_more + (of_more - of_few) / (more - few) * (all - more);
   }
 
-  int few, more, all;
+  int few = 0, more = 0, all = 0;
 };
 
 }  // namespace pptrain::app

@@ -61,6 +61,11 @@ void for_each_model_key(Model& model, const Visit& visit) {
   visit("head_dim", model.head_dim);
   visit("vocab", model.vocab);
   visit("tied", model.tied);
+  visit("experts", model.sparse.experts);
+  visit("experts_per_token", model.sparse.chosen);
+  visit("expert_intermediate", model.sparse.intermediate);
+  visit("sparse_step", model.sparse.step);
+  visit("dense_layers", model.sparse.dense);
 }
 
 TracedRun traced_run(const Plan& plan, const std::string& device) {
@@ -223,7 +228,12 @@ TracedRun to_run(const Json& other) {
                                         : recompute.get<std::vector<std::string>>();
   check_recompute(run.recompute, static_cast<int>(run.layers_per_stage.size()));
   const Json& model = other.at(keys::model);
-  for_each_model_key(run.model, [&](const char* key, auto& field) { model.at(key).get_to(field); });
+  const std::string_view of_experts[] = {"experts", "experts_per_token", "expert_intermediate", "sparse_step",
+                                         "dense_layers"};
+  for_each_model_key(run.model, [&](const char* key, auto& field) {
+    const bool optional = std::ranges::find(of_experts, key) != std::end(of_experts);
+    if (!optional || model.contains(key)) model.at(key).get_to(field);
+  });
   pipeline::explicit_layer_assignment(static_cast<int>(run.model.layers),
                                       static_cast<int>(run.layers_per_stage.size()), run.layers_per_stage);
   return run;

@@ -39,7 +39,7 @@ struct TracedRun {
   bool post_validation = false;
   std::string device;  // cpu, or the GPU's name
   int64_t threads = 1;
-  models::ModelConfig model;  // its arch, sizes and `tied` alone
+  models::ModelConfig model;  // its arch, sizes, `tied` and experts alone
 };
 
 // Ranks of its world.

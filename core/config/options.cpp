@@ -109,8 +109,9 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
            "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
            "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
-           "ranks together, without padding. Only its gradient acts: the reported loss is without it. Never "
-           "from hf_dir.")
+           "ranks together, without padding; the sum over the sparse layers counts. transformers takes the means of all "
+           "layers first: its router_aux_loss_coef divided by the number of sparse layers does about the "
+           "same here. Only the gradient acts: the reported loss is without it. Never from hf_dir.")
       .between(0, 1000)
       .only_with(arch, sparse)
       .decides(Effect::course);
@@ -125,8 +126,8 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add(
           "router_bias_update_rate", &ModelSection::router_bias_update_rate,
           "By which, in each step, a bias on each expert's probability falls (rises) where the expert's load "
-          "is above (below) the mean; the bias counts for the choice alone. It balances without a loss. 0: "
-          "no bias.")
+          "is above (below) the mean; the bias counts for the choice alone. It balances without a loss, and "
+          "moves as far in every step, whatever [lr_schedule] says. 0: no bias.")
       .between(0, 1)
       .only_with(arch, sparse)
       .decides(Effect::course);
@@ -730,7 +731,7 @@ void add_lr_schedule(std::vector<Option>& options) {
       .only_with(name, {"cosine", "linear", "wsd"});
   schedule
       .add("decay_fraction", &LrScheduleSection::decay_fraction,
-           "The last part of the run over which the learning rate falls.")
+           "The last part of the run over which the learning rate falls, one step at least.")
       .above_up_to(0, 1)
       .only_with(name, {"wsd"});
 }

@@ -177,6 +177,7 @@ class Reader {
   }
 
   void read_option(const Option& option, const toml::node& node) {
+    if (fixed_) forget_other_form(option);
     read_value(option, option.name(), node, document_.job);
   }
 
@@ -245,6 +246,18 @@ class Reader {
       if (!list.find(key.str()) && meant_option(list.section, key.str()) == field.name()) return true;
     }
     return false;
+  }
+
+  // An override of dp or dp_shard counts in the place of either in the file: both say the same.
+  void forget_other_form(const Option& option) {
+    const std::string name = option.name();
+    if (name != "distributed.dp" && name != "distributed.dp_shard") return;
+    const char* const other = name == "distributed.dp" ? "distributed.dp_shard" : "distributed.dp";
+    const auto given = document_.options.find(other);
+    if (given == document_.options.end() || given->second.from_override) return;
+    document_.options.erase(given);
+    document_.broken.erase(other);
+    copy_value(*find_option(other), JobConfig(), document_.job);
   }
 
   // A section under a name that is reported is read as the one meant, so that its keys are checked, and not

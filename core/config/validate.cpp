@@ -112,8 +112,14 @@ void check_axes(Document& document) {
   }
 }
 
-// Tensor-parallel ranks share out heads, inner width, vocabulary and rows. Sizes that are missing are
-// reported elsewhere.
+// Has a layer an MLP? intermediate_size acts for mixtral too: it is the width of its experts, which
+// tensor-parallel ranks do not cut.
+bool has_mlp(const JobConfig& job) {
+  return job.model.arch != "mixtral" && holds(*find_option("model.intermediate_size")->acts_when, job);
+}
+
+// Tensor-parallel ranks share out heads, the MLP's inner width, vocabulary and rows. Sizes that are missing
+// are reported elsewhere.
 void check_tensor_parallel(Document& document) {
   const JobConfig& job = document.job;
   const ModelSection& model = job.model;
@@ -132,7 +138,7 @@ void check_tensor_parallel(Document& document) {
     report("model.num_key_value_heads",
            fmt::format("neither divides num_key_value_heads = {} nor is a multiple of it", kv_heads));
   }
-  if (model.intermediate_size % tp != 0) {
+  if (has_mlp(job) && model.intermediate_size % tp != 0) {
     report("model.intermediate_size",
            fmt::format("does not divide intermediate_size = {}", model.intermediate_size));
   }

@@ -31,9 +31,9 @@ LrSchedule::LrSchedule(double lr, const config::LrScheduleSection& options, int6
   }
   decay_start_ = std::max<int64_t>(warmup_ - 1, 0);
   if (shape_ == Shape::wsd) {
-    const auto decay_steps =
-        static_cast<int64_t>(std::llround(options.decay_fraction * static_cast<double>(total_steps)));
-    decay_start_ = std::max(decay_start_, last_ - decay_steps);
+    const double decay_steps = options.decay_fraction * static_cast<double>(total_steps);
+    const int64_t least = decay_steps > 0 ? 1 : 0;  // the last step is at the lowest rate in any case
+    decay_start_ = std::max(decay_start_, last_ - std::max<int64_t>(least, std::llround(decay_steps)));
   }
 }
 

@@ -12,7 +12,7 @@ namespace pptrain::optim {
 //   constant  the peak
 //   linear    a straight line
 //   cosine    half a period (Loshchilov & Hutter, arXiv 1608.03983)
-//   wsd       the peak, then a straight line over the last decay_fraction of the run
+//   wsd       the peak, then a straight line over the last decay_fraction of the run, one step at least
 //             (warm-up, stable, decay: Hu et al., arXiv 2404.06395)
 // A function of the step alone: it has no state to save.
 class LrSchedule {

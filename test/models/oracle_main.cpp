@@ -1,6 +1,9 @@
-// The models and the optimizer as a program, for transformers_test.py:
+// The models and the optimizer as a program, for transformers_test.py and hf_facts_test.py:
 //
 //   model_oracle INPUT OUTPUT STAGES HF_DIR...
+//   model_oracle facts HF_DIR...
+//
+// facts: writes [model] of each directory's config.json to job.toml in it, or to refused.txt why not.
 //
 // INPUT (safetensors): `tokens` and `labels`, int64 [steps, microbatches, batch, seq]; `filling`, bool, of
 // that shape: tokens of no document; `lr`, `weight_decay`, float64 [1]; `losses`, float64 [2], the
@@ -20,11 +23,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/config/loader.h"
 #include "core/io/safetensors.h"
 #include "core/optim/optimizer.h"
 #include "core/optim/squared_norms.h"
@@ -184,14 +189,29 @@ void train(const std::string& input_path, const std::string& output_path, int st
   io::write_safetensors(output_path, output);
 }
 
+void write_facts(const std::string& hf_dir) {
+  try {
+    config::JobConfig job;
+    job.model = models::read_hf_config(hf_dir);
+    std::ofstream(hf_dir + "/job.toml") << config::to_toml(job);
+  } catch (const UsageError& error) {
+    std::ofstream(hf_dir + "/refused.txt") << error.what();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 5) {
-    std::fprintf(stderr, "usage: %s INPUT OUTPUT STAGES HF_DIR...\n", argv[0]);
+  const bool facts = argc > 2 && std::string(argv[1]) == "facts";
+  if (!facts && argc < 5) {
+    std::fprintf(stderr, "usage: %s INPUT OUTPUT STAGES HF_DIR... | facts HF_DIR...\n", argv[0]);
     return 2;
   }
   try {
+    if (facts) {
+      std::for_each(argv + 2, argv + argc, write_facts);
+      return 0;
+    }
     at::set_num_threads(1);
     const c10::InferenceMode inference;
     train(argv[1], argv[2], std::atoi(argv[3]), {argv + 4, argv + argc});

@@ -8,8 +8,8 @@ token's third and fourth expert change places. At given weights the routing is t
 losses, gradients, the norm and the step itself, of moments over all steps so far, are compared closely.
 """
 
-import math
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -20,9 +20,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
-from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils.logging import disable_progress_bar
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from transformers_models import ClosestTie, balance_loss, shake_norms  # noqa: E402
 
 disable_progress_bar()
 ORACLE = sys.argv.pop(1)
@@ -69,10 +71,7 @@ def build(kind, **changes):
     config = config_class(**{**SIZES, **changes}, attn_implementation="eager", bos_token_id=1, eos_token_id=2)
     config._experts_implementation = "eager"  # the others know no float64
     model = model_class(config).double()
-    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+    shake_norms(model)
     return model
 
 
@@ -115,13 +114,6 @@ def parts_of(config, name, tensor):
         yield name, tensor
 
 
-def balance_loss(model, logits, coefficient, attention_mask):
-    """Of each layer by itself: transformers' own takes the means over the tokens of all layers together."""
-    return coefficient * sum(
-        load_balancing_loss_func((layer,), layer.shape[-1], model.config.num_experts_per_tok, attention_mask)
-        for layer in logits)
-
-
 def gradients(model, tokens, labels, filling, balance, z):
     """Leaves those of one step's mean loss in the parameters; returns the loss and the first microbatch's logits."""
     valid = labels.ne(-100)
@@ -148,20 +140,6 @@ def go_to(model, place):
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), place):
             parameter.copy_(value)
-
-
-class ClosestTie:
-    """The least distance, in nats, of a token's last chosen expert from the next one, over all that a model routes."""
-
-    def __init__(self, model):
-        self.distance = math.inf
-        for name, module in model.named_modules():
-            if name.endswith("mlp.gate"):
-                module.register_forward_hook(lambda gate, _, output: self.look(gate.top_k, output[0]))
-
-    def look(self, chosen, logits):
-        order = logits.detach().sort(-1, descending=True).values
-        self.distance = min(self.distance, (order[:, chosen - 1] - order[:, chosen]).min().item())
 
 
 def train(model, tokens, labels, filling, balance, z):

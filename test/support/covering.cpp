@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <random>
 #include <set>
 #include <utility>
 
+#include "core/base/error.h"
 #include "test/support/catch.h"
 
 namespace pptrain::test {
@@ -80,6 +82,127 @@ size_t missing_pairs(const std::vector<Combination>& legal, const std::vector<Co
   Pairs missing = pairs_of(legal);
   remove_pairs(missing, taken);
   return missing.size();
+}
+
+namespace {
+
+class RowSearch {
+ public:
+  RowSearch(std::span<const size_t> values, const Test& admits, uint64_t seed, const Test& counts)
+      : values_(values), admits_(admits), counts_(counts), random_(seed) {
+    Combination row(values.size(), open_value);
+    for (size_t b = 1; b < values.size(); ++b) {
+      for (size_t a = 0; a < b; ++a) add_pairs(row, a, b);
+    }
+  }
+
+  std::vector<Combination> run(const std::vector<Combination>& wanted) {
+    std::vector<Combination> rows;
+    for (const Combination& row : wanted) take(row, rows);
+    while (!missing_.empty()) {
+      const auto& [a, b] = *std::next(missing_.begin(), static_cast<ptrdiff_t>(random(missing_.size())));
+      Combination row(values_.size(), open_value);
+      row[a.first] = a.second;
+      row[b.first] = b.second;
+      take(row, rows);
+    }
+    return rows;
+  }
+
+ private:
+  static constexpr int candidates = 60;  // of which the row with most new pairs is taken
+
+  size_t random(size_t count) { return static_cast<size_t>(random_() % count); }
+
+  // The pairs of two options that some row has.
+  void add_pairs(Combination& row, size_t a, size_t b) {
+    for (row[a] = 0; row[a] < values_[a]; ++row[a]) {
+      for (row[b] = 0; row[b] < values_[b]; ++row[b]) {
+        Combination whole = row;
+        if (counts_(row) && complete(whole)) missing_.emplace(Value{a, row[a]}, Value{b, row[b]});
+      }
+    }
+    row[a] = row[b] = open_value;
+  }
+
+  // Fills what is open with the first values that are admitted. False where there are none.
+  bool complete(Combination& row) const {
+    if (!admits_(row)) return false;
+    const auto next = std::ranges::find(row, open_value);
+    if (next == row.end()) return true;
+    const auto option = static_cast<size_t>(next - row.begin());
+    for (row[option] = 0; row[option] < values_[option]; ++row[option]) {
+      if (complete(row)) return true;
+    }
+    row[option] = open_value;
+    return false;
+  }
+
+  size_t new_pairs(const Combination& row, size_t option) const {
+    size_t count = 0;
+    for (size_t other = 0; other < row.size(); ++other) {
+      if (other == option || row[other] == open_value) continue;
+      const size_t a = std::min(option, other), b = std::max(option, other);
+      count += missing_.contains({Value{a, row[a]}, Value{b, row[b]}});
+    }
+    return count;
+  }
+
+  size_t new_pairs(const Combination& row) const {
+    size_t count = 0;
+    each_pair(row, [&](const auto& pair) { count += missing_.contains(pair); });
+    return count;
+  }
+
+  // The open options in any order, each with a value that brings most new pairs; of equals often the first.
+  Combination filled(Combination row) {
+    std::vector<size_t> order;
+    for (size_t option = 0; option < row.size(); ++option) {
+      if (row[option] == open_value) order.push_back(option);
+    }
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random(i)]);
+    for (const size_t option : order) {
+      std::vector<size_t> best;
+      size_t most = 0;
+      for (size_t value = 0; value < values_[option]; ++value) {
+        row[option] = value;
+        const size_t count = new_pairs(row, option);
+        if (count < most && !best.empty()) continue;
+        Combination whole = row;
+        if (!complete(whole)) continue;
+        if (count > most) best.clear();
+        most = count;
+        best.push_back(value);
+      }
+      row[option] = random(2) == 0 ? best.at(0) : best.at(random(best.size()));
+    }
+    return row;
+  }
+
+  void take(const Combination& part, std::vector<Combination>& rows) {
+    Combination whole = part;
+    if (!complete(whole)) throw Error("a wanted combination is not admitted");
+    Combination best = filled(part);
+    for (int i = 1; i < candidates; ++i) {
+      Combination row = filled(part);
+      if (new_pairs(row) > new_pairs(best)) best = std::move(row);
+    }
+    remove_pairs(missing_, {best});
+    rows.push_back(std::move(best));
+  }
+
+  std::span<const size_t> values_;
+  const Test& admits_;
+  const Test& counts_;
+  std::mt19937_64 random_;
+  Pairs missing_;
+};
+
+}  // namespace
+
+std::vector<Combination> covering_rows(std::span<const size_t> values, const Test& admits, uint64_t seed,
+                                       const std::vector<Combination>& wanted, const Test& counts) {
+  return RowSearch(values, admits, seed, counts).run(wanted);
 }
 
 std::vector<Combination> take_pairs(std::span<const size_t> values,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
@@ -30,6 +31,20 @@ size_t missing_pairs(const std::vector<Combination>& legal, const std::vector<Co
 std::vector<Combination> take_pairs(
     std::span<const size_t> values,
     const std::function<bool(const Combination&)>& legal = [](const Combination&) { return true; });
+
+// Of a value that is not chosen yet.
+inline constexpr size_t open_value = static_cast<size_t>(-1);
+
+// The same for options whose combinations are too many to be listed. `admits` says whether the values that a
+// row has so far, the others being open_value, may stand together: a row that it refuses stays refused
+// whatever is chosen beside. The rows are whole; every pair of values that occurs in any row it admits occurs
+// in one of them, if the row of these two alone `counts`; and each of `wanted`, rows with open values, is
+// part of one. The choice depends on `seed` alone. Throws Error for a wanted row that cannot be.
+using Test = std::function<bool(const Combination&)>;
+std::vector<Combination> covering_rows(
+    std::span<const size_t> values, const Test& admits, uint64_t seed,
+    const std::vector<Combination>& wanted = {},
+    const Test& counts = [](const Combination&) { return true; });
 
 // PPTRAIN_TESTS_ALL is set: tests take full ranges.
 bool all_wanted();

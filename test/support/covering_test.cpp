@@ -42,3 +42,27 @@ TEST_CASE("pairs of given combinations are not taken again") {
   taken.insert(taken.end(), given.begin(), given.end());
   CHECK(missing_pairs(legal, taken) == 0);
 }
+
+TEST_CASE("rows that are not listed have all pairs that are admitted, and what is wanted") {
+  const std::array<size_t, 5> values = {5, 4, 3, 2, 2};
+  // Some pairs exist with one value of a third option alone, some not at all.
+  const auto admits = [](const Combination& row) {
+    if (row[0] == 4 && row[1] == 3) return false;
+    if (row[0] == 1 && row[1] == 1 && row[2] != open_value) return row[2] == 2;
+    return true;
+  };
+  const auto legal = all_combinations(values, admits);
+  const Combination wanted = {2, open_value, open_value, 1, 1};
+  const auto rows = covering_rows(values, admits, 1, {wanted});
+  CHECK(missing_pairs(legal, rows) == 0);
+  for (const Combination& row : rows) CHECK(std::ranges::find(legal, row) != legal.end());
+  CHECK(std::ranges::any_of(
+      rows, [](const Combination& row) { return row[0] == 2 && row[3] == 1 && row[4] == 1; }));
+  CHECK(rows.size() <= 30);
+  CHECK(covering_rows(values, admits, 1, {wanted}) == rows);
+  CHECK(covering_rows(values, admits, 2, {wanted}) != rows);
+  // Fewer where some pairs do not count.
+  const auto counts = [](const Combination& row) { return row[0] == open_value || row[0] < 2; };
+  CHECK(covering_rows(values, admits, 1, {}, counts).size() < rows.size());
+  CHECK_THROWS(covering_rows(values, admits, 1, {{4, 3, open_value, open_value, open_value}}));
+}

@@ -13,7 +13,7 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr int64_t most_threads = 256;
+constexpr int64_t most_expert_threads = 256;
 constexpr int64_t most_experts = 4096;  // a row's scores lie in shared memory
 
 // --- Router: one warp a token ---
@@ -335,9 +335,9 @@ void group_rows(const Tensor& chosen, Tensor& ends, Tensor& order, Tensor& place
   const DeviceGuard guard(chosen.device());
   const auto [sorted, assignments] =
       at::sort(chosen.view({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  launch(name, place_rows_kernel, grid_size(ceil_div(rows, most_threads), name), most_threads, 0,
+  launch(name, place_rows_kernel, grid_size(ceil_div(rows, most_expert_threads), name), most_expert_threads, 0,
          input<int64_t>(assignments), rows, output<int>(order), output<int>(place));
-  launch(name, ends_kernel, grid_size(ceil_div(experts, most_threads), name), most_threads, 0,
+  launch(name, ends_kernel, grid_size(ceil_div(experts, most_expert_threads), name), most_expert_threads, 0,
          input<int>(sorted), rows, static_cast<int>(experts), output<int>(ends));
 }
 
@@ -353,7 +353,7 @@ void gather_rows(const Tensor& x, const Tensor& order, int64_t each, Tensor& out
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(x), input<T>(out)), [&](auto is_vector) {
       launch(name, gather_rows_kernel<T, decltype(is_vector)::value>, grid_size(order.size(0), name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(x), input<int>(order), each, dim,
+             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(x), input<int>(order), each, dim,
              output<T>(out));
     });
   });
@@ -372,7 +372,7 @@ void sum_rows(const Tensor& x, const Tensor& place, const std::optional<Tensor>&
     const bool vector = dim % N == 0 && are_aligned(input<T>(x), input<float>(residual), input<T>(out));
     with_bool(vector, [&](auto is_vector) {
       launch(name, sum_rows_kernel<T, decltype(is_vector)::value>, grid_size(place.size(0), name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(x), input<int>(place),
+             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(x), input<int>(place),
              input<float>(residual), place.size(1), dim, output<T>(out));
     });
   });
@@ -390,7 +390,7 @@ void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(gate_up), input<T>(y)), [&](auto is_vector) {
       launch(name, weighted_swiglu_kernel<T, decltype(is_vector)::value>, grid_size(y.size(0), name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(gate_up), input<float>(weights), dim,
+             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(gate_up), input<float>(weights), dim,
              output<T>(y));
     });
   });
@@ -411,7 +411,7 @@ void weighted_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const Ten
         dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up), input<T>(y));
     with_bool(vector, [&](auto is_vector) {
       launch(name, weighted_swiglu_backward_kernel<T, decltype(is_vector)::value>,
-             grid_size(dy.size(0), name), threads_for(ceil_div(dim, N), most_threads), 0, input<T>(dy),
+             grid_size(dy.size(0), name), threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(dy),
              input<T>(gate_up), input<float>(weights), dim, output<T>(dgate_up), output<float>(dweights),
              output<T>(y));
     });

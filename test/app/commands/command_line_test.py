@@ -244,6 +244,8 @@ class CommandLine(unittest.TestCase):
         self.assertAlmostEqual(plan["predicted_step_time"], best["step_time"])
         self.assertEqual({key: plan["mesh"][key] for key in plan["mesh"]}, {key: best[key] for key in plan["mesh"]})
         self.assertEqual(max(rank["bytes"]["total"] for rank in plan["per_rank"]), best["bytes"]["total"])
+        for world in ("2147483647", "2147483648", "0"):
+            self.assertIn("--world", self.pptrain(*search[:-4], "--world", world, code=2).stderr)
 
     def test_the_recipes(self):
         for recipe in sorted((SOURCE / "configs").glob("*.toml")):

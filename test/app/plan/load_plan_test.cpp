@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "app/plan/search.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/options.h"
@@ -129,6 +131,35 @@ TEST_CASE("recompute is one word, or one for each stage") {
   const std::filesystem::path job = folder.path() / "job.toml";
   std::ofstream(job) << pptrain::test::small_job_text();
   CHECK_THROWS_WITH(pptrain::app::load_plan_base(job.string(), several), contains_text(refused));
+}
+
+TEST_CASE("the search asks nothing of the schedule that it replaces") {
+  const pptrain::test::TemporaryFolder folder;
+  const std::filesystem::path file = folder.path() / "job.toml";
+  std::ofstream(file) << pptrain::test::small_job_text();
+  const auto base = [&](const Overrides& overrides) {
+    return pptrain::app::load_plan_base(file.string(), overrides);
+  };
+  const auto found = [&](const Overrides& overrides) {
+    const pptrain::app::PlanBase job = base(overrides);
+    return pptrain::app::search(job, pptrain::app::make_cost_source(job, "cpu"), {.microbatches = true});
+  };
+  // 1f1b needs 4 microbatches; 4 samples a step are these.
+  const Overrides few = {"distributed.pp=4", "train.grad_accum_steps=2", "train.micro_batch_size=2"};
+  CHECK_THAT(refusal(few), contains_text("1f1b on 4 ranks needs at least 4 microbatches"));
+  CHECK(found(few).front().choice.grad_accum_steps == 4);
+  CHECK(base(with(few, {"distributed.pp_schedule=/nowhere.csv"})).mesh.pp == 4);
+  // It tries several stages per rank, unless the job says how many.
+  const Overrides two = {"distributed.pp=2", "train.grad_accum_steps=4"};
+  const auto stages = [&](const Overrides& overrides) {
+    std::set<int64_t> counts;
+    for (const auto& candidate : found(overrides)) counts.insert(candidate.choice.stages_per_rank);
+    return counts;
+  };
+  CHECK(stages(two) == std::set<int64_t>{1, 2});
+  CHECK(stages(with(two, {"distributed.pp_stages_per_rank=2"})) == std::set<int64_t>{2});
+  // A name that is none is a mistake all the same.
+  CHECK_THROWS_WITH(base({"distributed.pp_schedule=1f2b"}), contains_text("did you mean \"1f1b\"?"));
 }
 
 TEST_CASE("recompute is none on CPUs and cheap on GPUs where a job leaves it open") {

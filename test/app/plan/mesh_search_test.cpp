@@ -100,6 +100,17 @@ TEST_CASE("legal meshes use all ranks, and cut what they cut into whole parts") 
   CHECK(app::legal_meshes(base, 7, 8).empty());
 }
 
+TEST_CASE(
+    "meshes are legal where tensor-parallel ranks cut no width of experts, and of any number of ranks") {
+  const Overrides mixtral = {"model.arch=mixtral", "model.num_experts=4", "model.num_experts_per_tok=2",
+                             "model.intermediate_size=50", "train.seq_len=15"};
+  const auto meshes = app::legal_meshes(small_base(mixtral), 4, 1);
+  CHECK(std::ranges::any_of(meshes, [](const MeshShape& mesh) { return mesh.tp == 4; }));
+  const Overrides dense = {"model.intermediate_size=50", "train.seq_len=15"};
+  for (const MeshShape& mesh : app::legal_meshes(small_base(dense), 4, 1)) CHECK(mesh.tp <= 2);
+  CHECK(app::legal_meshes(small_base(), 2147483647, 8).empty());  // a prime
+}
+
 TEST_CASE("every legal mesh of up to 8 ranks is predicted, and nothing is lost on the way") {
   const app::PlanBase base = small_base();
   const CostSource source = app::make_cost_source(base, "cpu");
@@ -264,6 +275,68 @@ TEST_CASE("tight memory makes ranks share parameters") {
              contains_text("nothing fits"));
 }
 
+TEST_CASE("the first of the ranking fits by what it takes exactly") {
+  // Of 15 samples, 4 ranks take rounds of 5 microbatches: more in flight than 4.
+  const app::PlanBase base =
+      small_base({"train.grad_accum_steps=15", "train.seq_len=15", "model.num_hidden_layers=8",
+                  "model.num_attention_heads=1", "model.num_key_value_heads=1"});
+  const CostSource source = source_with(1e11, 1e11, 0);
+  const auto first = [&](double budget) {
+    const app::MeshSearchResult found =
+        app::search_meshes(base, source, {.world = 4, .budget = budget, .rows = 1});
+    return found.ranking.empty() ? std::nullopt : std::optional(found.ranking.front());
+  };
+  const auto exact = [&](const app::MeshCandidate& candidate) {
+    return app::predict(
+        plan_on(base, candidate.mesh, candidate.choice, candidate.reshard, candidate.every_microbatch),
+        source);
+  };
+  double budget = 0;
+  int searches = 0;
+  for (auto candidate = first(budget); candidate; candidate = first(budget)) {
+    const app::Prediction p = exact(*candidate);
+    CAPTURE(budget, candidate->overrides());
+    CHECK(candidate->fits);
+    CHECK(candidate->bytes.total() == p.peak_bytes());
+    CHECK(candidate->step_time == p.step_time);
+    if (budget > 0) CHECK(static_cast<double>(p.peak_bytes()) <= budget);
+    budget = static_cast<double>(p.peak_bytes()) - 1;  // the next one takes less
+    ++searches;
+  }
+  CHECK(searches > 5);
+}
+
+TEST_CASE("steps that interleaved schedules take in longer rounds are estimated as well as others") {
+  const app::PlanBase base = small_base({"train.grad_accum_steps=45", "model.num_hidden_layers=8"});
+  const CostSource source = source_with(2e9, 5e8, 2);
+  models::FootprintCache dry_runs(base.model);
+  app::ScheduleShapes shapes;
+  const MeshShape mesh{.pp = 4};
+  for (const int m : {15, 18, 45}) {  // rounds of 5, none, 45 = 9 of 5
+    const app::Layout layout{.mesh = mesh, .micro_batch_size = 1, .grad_accum_steps = m, .recompute = "none"};
+    app::LayoutModel model(layout, app::workload_of(base), base, source, dry_runs,
+                           std::make_shared<const models::MeshLinks>(source.device, mesh));
+    for (const std::string schedule : {"interleaved_1f1b", "interleaved_zb", "1f1b", "zbv"}) {
+      const int stages = schedule == "1f1b" ? 1 : 2;
+      const auto estimate = model.estimate(shapes, schedule, stages);
+      if (!estimate) continue;
+      CAPTURE(m, schedule);
+      app::Choice choice = even_choice(base, mesh, schedule);
+      choice.grad_accum_steps = m;
+      choice.stages_per_rank = stages;
+      choice.layers = model.layers(mesh.pp * stages);
+      try {
+        const app::Prediction p = app::predict(plan_on(base, mesh, choice), source);
+        CHECK(estimate->step_time == Approx(p.step_time).epsilon(0.02));
+        CHECK(static_cast<double>(estimate->bytes.total()) ==
+              Approx(static_cast<double>(p.peak_bytes())).epsilon(0.02));
+      } catch (const UsageError&) {
+        CHECK(m == 18);  // there is no such round; the search leaves it out too
+      }
+    }
+  }
+}
+
 TEST_CASE("slow links between hosts carry a pipeline, not sums of gradients") {
   const app::PlanBase base = small_base({"train.grad_accum_steps=64", "train.seq_len=15"});
   const CostSource slow = source_with(1e11, 2e6, 4);
@@ -327,10 +400,16 @@ TEST_CASE("each mesh of the ranking is a job, with the step that the search says
   CHECK(all.ranking.size() > 10);
   CHECK(all.ranking.size() <= static_cast<size_t>(all.meshes));
   CHECK(all.ranking.front().step_time == few.ranking.front().step_time);
+  // Of any job: also of one that says dp, or what acts on its own layout alone.
+  const std::string texts[] = {
+      small_job_text(), small_job_text() + "[distributed]\ndp = 2\nreduce_gradients = \"microbatch\"\n",
+      small_job_text() + "[distributed]\npp = 2\npp_head_weight = 1\n"};
+  size_t turn = 0;
   for (const app::MeshCandidate& candidate : all.ranking) {
     const Overrides keys = candidate.overrides();
     CAPTURE(keys);
-    const app::Plan plan = small_plan(small_job_text(), "run", keys);
+    const std::string& text = texts[turn++ % std::size(texts)];
+    const app::Plan plan = small_plan(text, "run", keys);
     CHECK(plan.mesh == candidate.mesh);
     CHECK(pipeline::layers_per_stage(plan.layers) == pipeline::layers_per_stage(candidate.choice.layers));
     CHECK(app::predict(plan, source).step_time == Approx(candidate.step_time).epsilon(0.02));

@@ -415,6 +415,34 @@ TEST_CASE("costs from a run's trace give back its own times") {
                   UsageError);
 }
 
+TEST_CASE("a trace of a mixture with other experts is none of the job's costs") {
+  const TemporaryFolder folder;
+  const Overrides job = {"model.arch=qwen3_moe",
+                         "model.num_experts=4",
+                         "model.num_experts_per_tok=2",
+                         "model.moe_intermediate_size=16",
+                         "model.mlp_only_layers=[1]",
+                         "train.grad_accum_steps=2",
+                         "train.steps=4",
+                         "profile.trace=true"};
+  run_small_job(small_job_text(), folder.path() / "run", job);
+  const std::string path = (folder.path() / "run/trace.json").string();
+  CHECK_NOTHROW(app::make_cost_source(plan_with(job), path));
+  const auto refused = [&](const std::string& change) {
+    try {
+      app::make_cost_source(plan_with(with(job, Overrides{change})), path);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK_THAT(refused("model.num_experts=8"), contains_text("num_experts = 4, but the job has 8"));
+  CHECK_THAT(refused("model.num_experts_per_tok=1"), contains_text("num_experts_per_tok = 2"));
+  CHECK_THAT(refused("model.moe_intermediate_size=64"), contains_text("width = 16, but the job has 64"));
+  CHECK_THAT(refused("model.decoder_sparse_step=2"), contains_text("decoder_sparse_step = 1"));
+  CHECK_THAT(refused("model.mlp_only_layers=[]"), contains_text("mlp_only_layers = [1], but the job has []"));
+}
+
 TEST_CASE("costs from a trace of one mesh predict another") {
   const TemporaryFolder folder;
   const Overrides job = {"train.grad_accum_steps=4", "train.steps=5", "train.seq_len=64"};

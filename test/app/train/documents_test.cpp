@@ -250,3 +250,35 @@ TEST_CASE("packing and lengths act only where documents are known, and decide th
         contains_text(fmt::format("data.{} was", key)) && contains_text("checkpoint.data"));
   }
 }
+
+TEST_CASE("a step without a valid token leaves weights and moments as they are, and says so") {
+  const TemporaryFolder folder;
+  const auto corpus = folder.path() / "corpus.txt";
+  // Of a document of one token, nothing is predicted.
+  std::ofstream(corpus) << "the first of them\nand the second one\n\na fourth that counts\n";
+  const Overrides one_a_step = {
+      "data.document_end=10",      "data.packing=none",         "data.lengths=exact",
+      "data.shuffle=false",        "data.val_fraction=0",       "train.micro_batch_size=1",
+      "train.seq_len=32",          "eval.interval=0",           "train.max_skipped_steps=0",
+      "lr_schedule.name=constant", "lr_schedule.warmup_steps=0"};
+  const bool post_validation = GENERATE(false, true);
+  const auto run = [&](int steps) {
+    return run_small_job(small_job_text(corpus), folder.path() / "run",
+                         with(one_a_step, {fmt::format("train.steps={}", steps), "distributed.pp=2",
+                                           fmt::format("optimizer.post_validation={}", post_validation)}));
+  };
+  const JobResult two = run(2), three = run(3);
+  REQUIRE(two.checksums.size() > 30);
+  CHECK(three.checksums == two.checksums);
+  run(4);
+  const std::vector<Json> steps = steps_in(folder.path() / "run");
+  REQUIRE(steps.size() == 4);
+  for (const Json& step : steps) {
+    const bool empty = step.at("step") == 3;
+    CAPTURE(step.dump());
+    CHECK(step.at("skipped") == empty);
+    CHECK(step.at("loss").is_null() == empty);
+    CHECK((step.at("tokens") == 0) == empty);
+    CHECK(step.at("skipped_steps") == (step.at("step") >= 3 ? 1 : 0));
+  }
+}

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <map>
-#include <set>
+#include <string_view>
 
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
@@ -53,127 +54,249 @@ bool legal(const mesh::MeshShape& mesh, const std::string& cp_kind) {
   return mesh.cp == 1 || seq_len % (2 * mesh.cp) == 0;
 }
 
-// The schedule of the `turn`-th job, or the next one that this pipeline can run.
-void choose_schedule(GridJob& job, size_t turn) {
-  job.microbatches = job.mesh.pp == 1 ? 2 : 2 * job.mesh.pp;
-  if (job.mesh.pp == 1) return;
-  for (size_t i = 0; i < placements.size(); ++i) {
-    const Placement& placement = placements[(turn + i) % placements.size()];
-    job.schedule = placement.schedule;
-    job.stages_per_rank = placement.stages_per_rank;
-    if (schedule_exists(job)) return;
-  }
-  throw Error("no schedule for this pipeline");
+int microbatches_on(int ranks) {
+  return ranks == 1 ? 2 : 2 * ranks;
 }
 
-// By what numbers depend on, so that jobs whose bits are to be equal have equal lengths.
-void choose_lengths(GridJob& job) {
-  struct Mode {
-    const char *packing, *lengths;
-  };
-  constexpr std::array modes{Mode{"best_fit", "exact"}, Mode{"sequential", "fixed"}, Mode{"none", "exact"},
-                             Mode{"sequential", "padded"}};
-  const auto kind = static_cast<size_t>(job.data_ranks() + 2 * job.mesh.cp + 3 * job.mesh.tp);
-  const Mode& mode = modes[kind % modes.size()];
-  job.packing = mode.packing;
-  job.lengths = mode.lengths;
+// Places of a combination's values.
+enum Axis : size_t {
+  pp,
+  dp_replicate,
+  dp_shard,
+  cp,
+  tp,
+  ep,
+  placement,
+  packing,
+  lengths,
+  dtype,
+  optimizer,
+  recompute,
+  post_validation,
+  tied,
+  reshard,
+  reduce,
+  cp_kind,
+  generates,
+  resumed,
+  axis_count
+};
+
+constexpr std::array sizes{1, 2, 3, 4, 8};
+constexpr std::array power_sizes{1, 2, 4, 8};  // of tp and ep, which divide heads and experts
+constexpr std::array packings{"", "sequential", "best_fit", "none"};  // the first: rows without documents
+constexpr std::array length_words{"fixed", "exact", "padded"};
+constexpr std::array dtypes{"fp32", "bf16"};
+constexpr std::array optimizers{"adamw", "muon", "lion"};
+constexpr std::array recomputes{"none", "cheap", "selective", "full"};
+constexpr std::array reshards{"", "true", "false"};
+constexpr std::array reduces{"step", "microbatch"};
+constexpr std::array kinds{"ring", "ulysses"};
+
+constexpr std::array<size_t, axis_count> value_counts(bool experts) {
+  return {sizes.size(),
+          sizes.size(),
+          sizes.size(),
+          sizes.size(),
+          power_sizes.size(),
+          experts ? power_sizes.size() : 1,
+          placements.size(),
+          packings.size(),
+          length_words.size(),
+          dtypes.size(),
+          optimizers.size(),
+          recomputes.size(),
+          2,
+          2,
+          reshards.size(),
+          reduces.size(),
+          kinds.size(),
+          2,
+          resumed_count};
 }
 
-void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh, bool experts) {
-  constexpr std::array recomputes{"none", "cheap", "selective", "full"};
-  constexpr std::array reshards{"", "true", "false"};
-  const size_t turn = jobs.size();
-  GridJob job{.mesh = mesh};
-  job.cp_kind = turn % 2 == 1 && legal(mesh, "ulysses") ? "ulysses" : "ring";
-  if (!legal(mesh, job.cp_kind)) return;
-  choose_schedule(job, turn);
-  job.tied = turn % 3 == 1;
-  job.documents = turn % 2 == 1;
-  if (job.documents) choose_lengths(job);
-  job.recompute = recomputes[turn % recomputes.size()];
-  job.reshard = reshards[turn / 2 % reshards.size()];
-  job.reduce_gradients = turn / 3 % 2 == 1 ? "microbatch" : "step";
-  job.post_validation = turn % 5 == 2;
-  job.experts = experts;
-  jobs.push_back(job);
-}
-
-Combination axis_sizes(const GridJob& job) {
-  Combination row;
-  for (const int size :
-       {job.mesh.pp, job.mesh.dp_replicate, job.mesh.dp_shard, job.mesh.cp, job.mesh.tp, job.mesh.ep}) {
-    row.push_back(static_cast<size_t>(size));
-  }
-  return row;
-}
-
-class OptionRows {
+// What a row with open values says so far: an open size is 1, which refuses least.
+class Partial {
  public:
-  Combination row(const GridJob& job) {
-    Combination row = axis_sizes(job);
-    for (size_t& size : row) size = std::min<size_t>(size, 3);
-    for (const std::string& value : {job.schedule, fmt::format("tied {}", job.tied),
-                                     job.documents ? job.packing + " " + job.lengths : "no documents",
-                                     job.recompute, "reshard " + job.reshard, job.reduce_gradients,
-                                     job.cp_kind, fmt::format("post-validation {}", job.post_validation)}) {
-      row.push_back(numbers_.try_emplace(value, numbers_.size()).first->second);
-    }
-    return row;
+  explicit Partial(const Combination& row) : row_(row) {}
+
+  bool has(Axis axis) const { return row_[axis] != open_value; }
+  bool all(std::initializer_list<Axis> axes) const {
+    return std::ranges::all_of(axes, [&](Axis axis) { return has(axis); });
+  }
+  size_t index(Axis axis) const { return has(axis) ? row_[axis] : 0; }
+  template <typename Values>
+  auto at(Axis axis, const Values& values) const {
+    return values[index(axis)];
+  }
+  bool is(Axis axis, size_t value) const { return row_[axis] == value; }
+
+  mesh::MeshShape mesh() const {
+    return {.pp = at(pp, sizes),
+            .dp_replicate = at(dp_replicate, sizes),
+            .dp_shard = at(dp_shard, sizes),
+            .cp = at(cp, sizes),
+            .tp = at(tp, power_sizes),
+            .ep = at(ep, power_sizes)};
   }
 
  private:
-  std::map<std::string, size_t> numbers_;
+  const Combination& row_;
 };
 
-template <typename Visit>
-void each_mesh(const Visit& visit) {
-  for (int ranks = 1; ranks <= most_ranks; ++ranks) {
-    for (int pp = 1; pp <= ranks; ++pp) {
-      for (int replicate = 1; replicate <= ranks; ++replicate) {
-        for (int shard = 1; shard <= ranks; ++shard) {
-          for (int cp = 1; cp <= ranks; ++cp) {
-            for (int tp = 1; tp <= ranks; ++tp) {
-              const mesh::MeshShape mesh{
-                  .pp = pp, .dp_replicate = replicate, .dp_shard = shard, .cp = cp, .tp = tp};
-              if (pp * replicate * shard * cp * tp == ranks) visit(mesh);
-            }
-          }
-        }
-      }
-    }
+bool admits_mesh(const Partial& row, bool experts) {
+  const mesh::MeshShape mesh = row.mesh();
+  if (mesh.world_size() > most_ranks) return false;
+  if (row.has(ep) && row.all({dp_shard, cp, tp}) && mesh.size(mesh::Group::replica) % mesh.ep != 0)
+    return false;
+  if (mesh.ep > most_ranks / mesh.pp / mesh.dp_replicate) return false;
+  if (row.has(cp_kind)) {
+    const std::string kind = row.at(cp_kind, kinds);
+    if (kind == "ulysses" && row.is(cp, 0)) return false;  // it would be refused
+    if (row.all({cp, tp}) && !legal(mesh, kind)) return false;
   }
+  // Where they have nothing to act on, these two would be refused.
+  const bool whole = row.all({dp_replicate, dp_shard, cp, tp, ep});
+  const bool shares = mesh.dp_shard * mesh.cp > 1 || (experts && mesh.tp > mesh.ep);
+  if (whole && row.has(reshard) && !row.is(reshard, 0) && !shares) return false;
+  return !whole || !row.is(reduce, 1) || mesh.size(mesh::Group::stage) > 1;
+}
+
+bool admits_schedule(const Partial& row) {
+  if (!row.all({pp, placement})) return true;
+  const Placement& chosen = placements[row.index(placement)];
+  const int ranks = row.mesh().pp;
+  if (ranks == 1) return row.is(placement, 0);  // all schedules are one
+  GridJob job{.mesh = row.mesh(), .schedule = chosen.schedule, .stages_per_rank = chosen.stages_per_rank};
+  job.microbatches = microbatches_on(ranks);
+  return schedule_exists(job);
+}
+
+bool admits_documents(const Partial& row) {
+  return !row.is(packing, 0) || !row.has(lengths) || row.is(lengths, 0);
+}
+
+bool admits(const Combination& values, bool experts) {
+  const Partial row(values);
+  return admits_mesh(row, experts) && admits_documents(row) && admits_schedule(row);
+}
+
+GridJob job_of(const Combination& values, bool experts) {
+  const Partial row(values);
+  const Placement& chosen = placements[row.index(placement)];
+  const std::string documents = row.at(packing, packings);
+  GridJob job{.mesh = row.mesh()};
+  job.schedule = chosen.schedule;
+  job.stages_per_rank = job.mesh.pp == 1 ? 0 : chosen.stages_per_rank;
+  job.microbatches = microbatches_on(job.mesh.pp);
+  job.tied = row.is(tied, 1);
+  job.documents = !documents.empty();
+  if (job.documents) job.packing = documents;
+  job.lengths = row.at(lengths, length_words);
+  job.dtype = row.at(dtype, dtypes);
+  job.optimizer = row.at(optimizer, optimizers);
+  job.recompute = row.at(recompute, recomputes);
+  job.reshard = row.at(reshard, reshards);
+  job.reduce_gradients = row.at(reduce, reduces);
+  job.cp_kind = row.at(cp_kind, kinds);
+  job.post_validation = row.is(post_validation, 1);
+  job.generates = row.is(generates, 1);
+  job.resumed = static_cast<Resumed>(row.index(resumed));
+  job.experts = experts;
+  return job;
+}
+
+// Sizes of which each mesh is one of few: they meet the sizes of other axes, not every option.
+bool is_rare(const Partial& row) {
+  const mesh::MeshShape mesh = row.mesh();
+  const int others = std::max({mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep});
+  return mesh.pp == 3 || mesh.pp > 4 || others > 2;
+}
+
+// Does the pair of values have to occur?
+bool counts(const Combination& pair) {
+  const bool of_mesh = std::ranges::all_of(pair.begin() + placement, pair.end(),
+                                           [](size_t value) { return value == open_value; });
+  return of_mesh || !is_rare(Partial(pair));
+}
+
+// Three options and more at once that are worth a job of their own.
+std::vector<Combination> risky(bool experts) {
+  using Values = std::map<Axis, size_t>;
+  const auto schedule_at = [](std::string_view name) {
+    size_t index = 0;
+    while (placements.at(index).schedule != name) ++index;
+    return index;
+  };
+  const size_t two = 1;  // of a list of sizes
+  const size_t no_packing = 3, bf16 = 1, muon = 1, lion = 2, ulysses = 1;
+  std::vector<Values> wanted = {
+      {{pp, two}, {cp, two}, {tp, two}, {packing, no_packing}},
+      {{dp_shard, two}, {cp, two}, {tp, two}, {packing, 2}, {recompute, 0}},
+      {{pp, two}, {tp, two}, {placement, schedule_at("zbv")}, {dtype, bf16}},
+      {{pp, two}, {tp, two}, {placement, schedule_at("zb_h1")}, {recompute, 2}},
+      {{pp, two}, {tp, two}, {placement, schedule_at("zb_h2")}, {post_validation, 1}},
+      {{pp, two}, {tp, two}, {placement, schedule_at("dualpipe_v")}, {dtype, bf16}},
+      {{cp, two}, {cp_kind, ulysses}, {packing, 0}, {dtype, bf16}},
+      {{cp, two}, {tp, two}, {cp_kind, ulysses}, {packing, 1}, {lengths, 1}},
+      {{dp_shard, two}, {optimizer, muon}, {dtype, bf16}, {resumed, 1}},
+      {{dp_shard, two}, {tp, two}, {optimizer, muon}, {resumed, 2}},
+      {{dp_shard, two}, {optimizer, lion}, {post_validation, 1}, {resumed, 2}},
+      {{pp, two}, {tied, 1}, {dtype, bf16}, {optimizer, muon}, {placement, schedule_at("zbv")}}};
+  if (experts) {
+    for (Values& row : wanted) row.try_emplace(ep, row.contains(tp) || row.contains(cp) ? two : 0);
+    wanted.push_back({{pp, two}, {dp_shard, two}, {tp, two}, {ep, 2}, {packing, no_packing}, {lengths, 1}});
+    wanted.push_back({{dp_shard, two}, {cp, two}, {ep, 2}, {dtype, bf16}, {optimizer, muon}});
+  }
+  std::vector<Combination> rows;
+  for (const Values& values : wanted) {
+    Combination& row = rows.emplace_back(axis_count, open_value);
+    for (const auto& [axis, value] : values) row[axis] = value;
+  }
+  return rows;
 }
 
 }  // namespace
 
 std::string GridJob::name() const {
-  return fmt::format("pp{}_r{}_s{}_cp{}_tp{}_ep{}_{}_{}{}{}_{}_{}_{}{}", mesh.pp, mesh.dp_replicate,
-                     mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep, schedule, recompute, tied ? "_tied" : "",
-                     documents ? "_" + packing + "_" + lengths : "", reshard.empty() ? "unset" : reshard,
-                     reduce_gradients, cp_kind, post_validation ? "_post_validation" : "");
+  std::string text =
+      fmt::format("pp{}_r{}_s{}_cp{}_tp{}_ep{}_{}_{}_{}_{}", mesh.pp, mesh.dp_replicate, mesh.dp_shard,
+                  mesh.cp, mesh.tp, mesh.ep, schedule, recompute, dtype, optimizer);
+  if (tied) text += "_tied";
+  if (documents) text += "_" + packing + "_" + lengths;
+  text += "_reshard" + (reshard.empty() ? "unset" : reshard) + "_" + reduce_gradients + "_" + cp_kind;
+  if (post_validation) text += "_post_validation";
+  if (generates) text += "_generates";
+  return text + fmt::format("_resumed{}", static_cast<int>(resumed));
 }
 
 std::vector<std::string> GridJob::common() const {
-  return {fmt::format("train.grad_accum_steps={}", microbatches),
-          fmt::format("model.tie_word_embeddings={}", tied),
-          fmt::format("data.document_end={}", documents ? int{'\n'} : -1), "data.packing=" + packing,
-          "data.lengths=" + lengths};
+  Overrides result = {fmt::format("train.grad_accum_steps={}", microbatches),
+                      fmt::format("model.tie_word_embeddings={}", tied),
+                      fmt::format("data.document_end={}", documents ? int{'\n'} : -1), "train.dtype=" + dtype,
+                      "optimizer.name=" + optimizer};
+  // Where there are no documents these would be refused.
+  if (documents) result.insert(result.end(), {"data.packing=" + packing, "data.lengths=" + lengths});
+  // A step that is no sign of the gradient, so that weights can be compared.
+  if (optimizer != "lion") result.emplace_back("optimizer.eps=1e-3");
+  if (generates)
+    result.insert(result.end(), {"data.val_fraction=0.1", "eval.interval=3", "eval.batches=1",
+                                 "eval.generate_interval=3", "eval.generate_tokens=6"});
+  return result;
 }
 
 std::vector<std::string> GridJob::layout() const {
-  std::vector<std::string> result = {fmt::format("distributed.pp={}", mesh.pp),
-                                     fmt::format("distributed.dp_replicate={}", mesh.dp_replicate),
-                                     fmt::format("distributed.dp_shard={}", mesh.dp_shard),
-                                     fmt::format("distributed.cp={}", mesh.cp),
-                                     fmt::format("distributed.tp={}", mesh.tp),
-                                     fmt::format("distributed.ep={}", mesh.ep),
-                                     "distributed.pp_schedule=" + schedule,
-                                     fmt::format("distributed.pp_stages_per_rank={}", stages_per_rank),
-                                     "train.recompute=" + recompute,
-                                     fmt::format("optimizer.post_validation={}", post_validation)};
-  // Where they have nothing to act on, the last two would be refused.
-  const bool shares = mesh.dp_shard * mesh.cp > 1 || (experts && mesh.tp > mesh.ep);
-  if (!reshard.empty() && shares) result.push_back("distributed.reshard_after_forward=" + reshard);
+  Overrides result = {fmt::format("distributed.pp={}", mesh.pp),
+                      fmt::format("distributed.dp_replicate={}", mesh.dp_replicate),
+                      fmt::format("distributed.dp_shard={}", mesh.dp_shard),
+                      fmt::format("distributed.cp={}", mesh.cp),
+                      fmt::format("distributed.tp={}", mesh.tp),
+                      fmt::format("distributed.ep={}", mesh.ep),
+                      "distributed.pp_schedule=" + schedule,
+                      fmt::format("distributed.pp_stages_per_rank={}", stages_per_rank),
+                      "train.recompute=" + recompute,
+                      fmt::format("optimizer.post_validation={}", post_validation)};
+  if (!reshard.empty()) result.push_back("distributed.reshard_after_forward=" + reshard);
   if (mesh.size(mesh::Group::stage) > 1) result.push_back("distributed.reduce_gradients=" + reduce_gradients);
   if (mesh.cp > 1) result.push_back("distributed.cp_kind=" + cp_kind);
   return result;
@@ -183,13 +306,27 @@ std::vector<std::string> GridJob::one_rank() const {
   return {fmt::format("train.micro_batch_size={}", data_ranks())};
 }
 
+std::vector<std::string> GridJob::layout_after() const {
+  GridJob other{.mesh = {.pp = 2, .tp = 2}, .experts = experts};
+  if (resumed == Resumed::context_sharded) other.mesh = {.dp_shard = data_ranks(), .cp = 2};
+  if (experts) other.mesh.ep = 2;
+  if (other.mesh.pp > 1) other.schedule = microbatches < 4 ? "1f1b" : "zbv";
+  return with(other.layout(), resumed == Resumed::tensor ? one_rank() : Overrides{});
+}
+
 // Where experts are shared out over data ranks, their gradients are summed within these first.
-std::string GridJob::bit_class() const {
-  const int shards = mesh.cp * mesh.tp % mesh.ep == 0 ? 0 : mesh.dp_shard;
-  return fmt::format(
-      "{} data ranks ({} shards), {} microbatches, cp {} {}, tp {}, ep {}, {}, tied {}, documents {} {} {}",
-      data_ranks(), shards, microbatches, mesh.cp, cp_kind, mesh.tp, mesh.ep, reduce_gradients, tied,
-      documents, packing, lengths);
+std::optional<GridJob> GridJob::twin() const {
+  const bool shares_experts = mesh.ep > 1 && mesh.cp * mesh.tp % mesh.ep != 0;
+  GridJob other = *this;
+  other.mesh.pp = 1;
+  if (!shares_experts && !experts) std::swap(other.mesh.dp_replicate, other.mesh.dp_shard);
+  if (other.mesh == mesh) return std::nullopt;
+  other.schedule = "1f1b";
+  other.stages_per_rank = 0;
+  other.recompute = recompute == "none" ? "full" : "none";
+  other.reshard.clear();
+  other.post_validation = !post_validation;
+  return other;
 }
 
 std::string grid_job_text(bool experts) {
@@ -210,7 +347,6 @@ steps = 3
 seq_len = {}
 micro_batch_size = 1
 grad_clip = 0.5
-dtype = "fp32"
 [data]
 path = "{}"
 [optimizer]
@@ -234,48 +370,14 @@ peak_tflops = 1
 }
 
 std::vector<GridJob> grid_jobs(bool experts) {
+  const auto values = value_counts(experts);
+  const auto admitted = [&](const Combination& part) { return admits(part, experts); };
   std::vector<GridJob> jobs;
-  each_mesh([&](mesh::MeshShape mesh) {
-    const int replica = mesh.dp_shard * mesh.cp * mesh.tp;
-    for (mesh.ep = 1; mesh.ep <= (experts ? replica : 1); ++mesh.ep) {
-      if (replica % mesh.ep == 0 && grid_experts % mesh.ep == 0) add_job(jobs, mesh, experts);
-    }
-  });
+  for (uint64_t seed = 1; seed <= (all_wanted() ? 8 : 1); ++seed) {
+    for (const Combination& row : covering_rows(values, admitted, seed, risky(experts), counts))
+      jobs.push_back(job_of(row, experts));
+  }
   return jobs;
-}
-
-std::vector<GridJob> covering_jobs(const std::vector<GridJob>& jobs) {
-  if (all_wanted()) return jobs;
-  std::vector<Combination> axes, options;
-  OptionRows rows;
-  for (const GridJob& job : jobs) {
-    axes.push_back(axis_sizes(job));
-    options.push_back(rows.row(job));
-  }
-  // All whose bits are to be those of another one.
-  std::map<std::string, std::vector<size_t>> classes;
-  for (size_t i = 0; i < jobs.size(); ++i) classes[jobs[i].bit_class()].push_back(i);
-  std::set<size_t> taken;
-  for (const auto& [name, members] : classes) {
-    if (members.size() > 1) taken.insert(members.begin(), members.end());
-  }
-  const auto take = [&](const std::vector<Combination>& all, const std::vector<Combination>& given) {
-    for (const Combination& row : covering_combinations(all, given)) {
-      taken.insert(static_cast<size_t>(std::ranges::find(all, row) - all.begin()));
-    }
-  };
-  const auto of_taken = [&](const std::vector<Combination>& all) {
-    std::vector<Combination> result;
-    for (const size_t index : taken) result.push_back(all[index]);
-    return result;
-  };
-  take(axes, of_taken(axes));
-  take(options, of_taken(options));
-  if (missing_pairs(axes, of_taken(axes)) + missing_pairs(options, of_taken(options)) > 0)
-    throw Error("the jobs that were taken lack pairs");
-  std::vector<GridJob> result;
-  for (const size_t index : taken) result.push_back(jobs[index]);
-  return result;
 }
 
 }  // namespace pptrain::test

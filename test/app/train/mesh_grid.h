@@ -1,7 +1,9 @@
-// Small jobs on every legal mesh of up to eight ranks, and the job of one rank that each must agree with.
+// Small jobs on meshes of up to eight ranks, in which all pairs of options meet, and the job of one rank that
+// each must agree with.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,8 +15,11 @@ namespace pptrain::test {
 inline constexpr int most_ranks = 8;
 inline constexpr int grid_experts = 8;
 
-// A mesh and how it is used: options that must not matter change from one mesh to the next, so that each of
-// them meets most axes.
+// On what mesh the last step is taken again, from the checkpoint before it.
+enum class Resumed { no, tensor, context_sharded };
+inline constexpr size_t resumed_count = 3;
+
+// A mesh and how it is used.
 struct GridJob {
   mesh::MeshShape mesh;
   std::string schedule = "1f1b";
@@ -24,11 +29,15 @@ struct GridJob {
   bool documents = false;  // of unequal length
   std::string packing = "sequential";
   std::string lengths = "fixed";
+  std::string dtype = "fp32";
+  std::string optimizer = "adamw";
   std::string recompute = "none";
   std::string reshard = {};  // empty: unset
   std::string reduce_gradients = "step";
   std::string cp_kind = "ring";
   bool post_validation = false;
+  bool generates = false;  // and validates, after the last step
+  Resumed resumed = Resumed::no;
   bool experts = false;
 
   int data_ranks() const { return mesh.dp_replicate * mesh.dp_shard; }
@@ -38,15 +47,17 @@ struct GridJob {
   std::vector<std::string> layout() const;
   // The same samples on one rank: a microbatch holds those of all data ranks.
   std::vector<std::string> one_rank() const;
-  // Jobs of one class have equal bits: only pp, schedule and what shares out the data ranks differ.
-  std::string bit_class() const;
+  // Where the last step is taken again.
+  std::vector<std::string> layout_after() const;
+  // A job with the same bits on another layout: only pp, schedule, recompute, post-validation and what shares
+  // out the data ranks differ. None where that is this layout.
+  std::optional<GridJob> twin() const;
 };
 
 // The job's text; the model is Llama, or Qwen3-MoE.
 std::string grid_job_text(bool experts);
+// All pairs of values occur that can: of axis sizes, schedule, packing, lengths, dtype, optimizer and the
+// other fields of a GridJob; and some triples. With PPTRAIN_TESTS_ALL so several times, with other triples.
 std::vector<GridJob> grid_jobs(bool experts);
-// Of these few in which still all pairs of axis sizes occur, all pairs of options and of axes with one, two
-// and more ranks, and all jobs whose bits are to be those of another one.
-std::vector<GridJob> covering_jobs(const std::vector<GridJob>& jobs);
 
 }  // namespace pptrain::test

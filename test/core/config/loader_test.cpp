@@ -191,6 +191,19 @@ TEST_CASE(
   CHECK_THAT(refusal(wsd, both), StartsWith("--set lr_schedule.decay_fraction=0.4: acts only with"));
 }
 
+TEST_CASE("an override of dp or dp_shard counts in the place of either") {
+  const Folder folder;
+  const std::string dp = "[distributed]\ndp = 2\n", dp_shard = "[distributed]\ndp_shard = 2\n";
+  CHECK(accepted(folder, "distributed.dp_shard=3", dp).distributed.dp_shard == 3);
+  CHECK(accepted(folder, "distributed.dp=3", dp_shard).distributed.dp_shard == 3);
+  CHECK(accepted(folder, "distributed={dp_shard=3}", dp).distributed.dp_shard == 3);
+  CHECK(accepted(folder, "distributed.dp_shard=3", dp_shard).distributed.dp_shard == 3);
+  CHECK(accepted(folder, "distributed.pp=1", dp).distributed.dp_shard == 2);
+  Overrides both = essentials(folder);
+  both.insert(both.end(), {"distributed.dp=2", "distributed.dp_shard=3"});
+  CHECK_THAT(refusal("", both), contains_text("dp is short for dp_shard: give one of the two"));
+}
+
 TEST_CASE("text that is not TOML is refused with its place") {
   CHECK_THAT(refusal("[run]\nseed = = 3\n"), StartsWith("job.toml:2:8: not valid TOML: "));
   CHECK_THAT(refusal("[run]\nseed = 1\nseed = 2\n"), StartsWith("job.toml:3:8: not valid TOML: "));

@@ -440,6 +440,18 @@ TEST_CASE("tensor-parallel ranks must be able to share out heads, inner width, v
         start + "neither divides num_key_value_heads = 6 nor is a multiple of it");
   CHECK(refused({"model.intermediate_size=126"}) == start + "does not divide intermediate_size = 126");
   CHECK(refused({"train.seq_len=3"}) == start + "is more than the 3 tokens of a rank's microbatch");
+  // Experts are not cut: mixtral's width is theirs, and qwen3_moe's that of dense layers, if there are any.
+  CHECK(refused({"model.arch=mixtral", "model.num_experts=4", "model.num_experts_per_tok=2",
+                 "model.intermediate_size=126"}) == "");
+  const std::vector<std::string> sparse = {"model.arch=qwen3_moe", "model.num_experts=4",
+                                           "model.num_experts_per_tok=2", "model.moe_intermediate_size=50"};
+  const auto with = [](std::vector<std::string> list, const std::string& more) {
+    list.push_back(more);
+    return list;
+  };
+  CHECK(refused(sparse) == "");
+  CHECK(refused(with(with(sparse, "model.mlp_only_layers=[1]"), "model.intermediate_size=126")) ==
+        start + "does not divide intermediate_size = 126");
 }
 
 TEST_CASE("a value that could not be taken starts no contradiction of its own") {

@@ -58,6 +58,16 @@ TEST_CASE("short and odd runs stay finite", "[optim]") {
   CHECK(schedule("wsd", 0, 11, 1).at(5) == Approx(2.0 * (0.25 + 0.75 * 0.5)));
 }
 
+TEST_CASE("wsd falls in the last step of a run that is too short for its fraction", "[optim]") {
+  for (const int64_t steps : {2, 4}) {  // 0.1 of 4 steps is no step
+    const optim::LrSchedule wsd = schedule("wsd", 0, steps, 0.1);
+    CHECK(wsd.at(steps - 2) == 2.0);
+    CHECK(wsd.at(steps - 1) == Approx(0.5));
+  }
+  CHECK(schedule("wsd", 0, 100, 1e-9).at(99) == Approx(0.5));
+  CHECK(schedule("wsd", 0, 16, 0.1).at(14) == Approx(2.0 * (0.25 + 0.75 * 0.5)));  // of 1.6 steps, 2
+}
+
 TEST_CASE("bad schedules are refused", "[optim]") {
   CHECK_THROWS_AS(schedule("triangle", 0, 10), UsageError);
   CHECK_THROWS_AS(schedule("cosine", -1, 10), UsageError);

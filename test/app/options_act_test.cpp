@@ -1,0 +1,540 @@
+// Every key of the reference acts: changed once, a job gives another result, or is refused as the key says.
+#include <algorithm>
+#include <exception>
+#include <set>
+
+#include "app/plan/prediction.h"
+#include "core/base/error.h"
+#include "core/config/options.h"
+#include "test/app/captured_log.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using pptrain::test::contains_text;
+using pptrain::test::Overrides;
+using pptrain::test::with;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// In which result of a job a change is seen.
+enum class In {
+  numbers,  // what metrics.jsonl says of each step: losses, norms, rates, tokens
+  weights,  // the last checkpoint: weights and the optimizer's state
+  files,    // what lies in the run's folder, and which steps a trace is of
+  log,      // the log, but for its numbers
+  end,      // whether the run fails, and its exit code
+  plan,     // predicted times and bytes: of what changes no number, or acts on a GPU alone
+  refusal,  // the job is refused
+  other     // another test sees it, since it takes processes or damage
+};
+
+struct Row {
+  std::string key;
+  In seen;
+  Overrides before, after;  // of the key changed, and what it acts with
+  std::string text = {};    // of the refusal or failure; of other: the test's file
+};
+
+// `change` beside what the key acts with.
+Row changed(const std::string& key, In seen, const Overrides& setup, const Overrides& change,
+            const std::string& text = {}) {
+  return {key, seen, setup, with(setup, change), text};
+}
+
+Row by_value(const std::string& key, In seen, const std::string& value, const Overrides& setup = {},
+             const std::string& text = {}) {
+  return changed(key, seen, setup, {key + "=" + value}, text);
+}
+
+const Overrides sparse = {"model.arch=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2",
+                          "model.moe_intermediate_size=16"};
+const Overrides llama3 = {"model.rope_scaling.rope_type=llama3", "model.rope_scaling.factor=8",
+                          "model.rope_scaling.original_max_position_embeddings=64"};
+const Overrides two_stages = {"distributed.pp=2", "train.grad_accum_steps=4", "model.num_hidden_layers=4"};
+const Overrides gpu = {"run.device=cuda"};
+const Overrides hosts = {"run.device=cuda", "distributed.dp_replicate=4"};
+const Overrides drifting = {"optimizer.lr=0", "train.steps=20"};  // losses go up and down
+const Overrides watched =
+    with(drifting, {"train.divergence_steps=1", "train.divergence_window=8", "train.divergence_band=1e-9"});
+const Overrides tokens = {"data.path={files}/tokens.bin"};
+const Overrides texts = {"data.path={files}/texts.jsonl", "data.format=jsonl", "data.tokenizer={tokenizer}",
+                         "model.vocab_size=1024"};
+const Overrides prompts = with(texts, {"data.prompt_key=text", "data.completion_key=answer"});
+const Overrides documents = {"data.document_end=10"};
+const Overrides validated = {"data.val_fraction=0.2", "eval.interval=1", "eval.batches=1"};
+const Overrides muon = {"optimizer.name=muon"};
+const Overrides six_steps = {"train.steps=6"};
+const Overrides started = {"checkpoint.resume={files}/start/checkpoints/step_3", "train.steps=5"};
+const Overrides sampled = {"eval.generate_interval=1"};
+const Overrides traced = {"profile.trace=true", "train.steps=6"};
+
+Overrides sources(const std::string& first, const Overrides& more = {}) {
+  return with(more, {"data.sources=[{" + first + R"(}, {name="b", path="{files}/b.txt"}])"});
+}
+
+// A key of the first source, before and after.
+Row of_source(const std::string& key, In seen, const std::string& setup, const std::string& before,
+              const std::string& after, const Overrides& more = {}) {
+  const auto fields = [&](const std::string& own) {
+    std::string all = key == "name" ? "" : R"(name="a")";
+    for (const std::string& part : {setup, own}) all += (all.empty() || part.empty() ? "" : ", ") + part;
+    return sources(all, more);
+  };
+  return {"data.sources." + key, seen, fields(before), fields(after)};
+}
+
+std::vector<Row> model_rows() {
+  using enum In;
+  return {
+      by_value("model.arch", numbers, "qwen3"),
+      by_value("model.hf_dir", numbers, "{files}/hf"),
+      by_value("model.init", refusal, "hf", {}, "init = \"hf\" needs model.hf_dir"),
+      by_value("model.initializer_range", numbers, "0.5"),
+      by_value("model.hidden_size", numbers, "32"),
+      by_value("model.intermediate_size", numbers, "32"),
+      by_value("model.num_hidden_layers", numbers, "3"),
+      by_value("model.num_attention_heads", numbers, "4"),
+      by_value("model.num_key_value_heads", numbers, "2"),
+      by_value("model.head_dim", numbers, "4"),
+      by_value("model.vocab_size", numbers, "300"),
+      by_value("model.rope_theta", numbers, "10"),
+      by_value("model.rms_norm_eps", numbers, "0.5"),
+      by_value("model.tie_word_embeddings", numbers, "true"),
+      by_value("model.max_position_embeddings", refusal, "4", {},
+               "seq_len = 8 is longer than model.max_position_embeddings = 4"),
+      by_value("model.attention_bias", numbers, "true"),
+      by_value("model.mlp_bias", numbers, "true"),
+      by_value("model.num_experts", numbers, "8", sparse),
+      by_value("model.num_experts_per_tok", numbers, "1", sparse),
+      by_value("model.moe_intermediate_size", numbers, "32", sparse),
+      by_value("model.norm_topk_prob", numbers, "true", sparse),
+      by_value("model.decoder_sparse_step", numbers, "2", sparse),
+      by_value("model.mlp_only_layers", numbers, "[0]", sparse),
+      by_value("model.router_aux_loss_coef", numbers, "1", sparse),
+      by_value("model.router_z_loss_coef", numbers, "1", sparse),
+      by_value("model.router_bias_update_rate", weights, "0.1",
+               with(sparse, {"model.router_bias_update_rate=0.2"})),
+      by_value("model.rope_scaling.rope_type", numbers, "llama3",
+               {"model.rope_scaling.rope_type=linear", "model.rope_scaling.factor=8"}),
+      by_value("model.rope_scaling.factor", numbers, "8", {"model.rope_scaling.rope_type=linear"}),
+      by_value("model.rope_scaling.low_freq_factor", numbers, "2", llama3),
+      by_value("model.rope_scaling.high_freq_factor", numbers, "9", llama3),
+      by_value("model.rope_scaling.original_max_position_embeddings", numbers, "32", llama3),
+  };
+}
+
+std::vector<Row> run_and_distributed_rows() {
+  using enum In;
+  return {
+      by_value("run.dir", files, "{work}/other"),
+      by_value("run.seed", numbers, "1"),
+      by_value("run.device", plan, "cuda"),
+      by_value("run.threads", plan, "2"),
+      by_value("distributed.pp", plan, "2", {"train.grad_accum_steps=2"}),
+      by_value("distributed.dp", numbers, "2"),
+      by_value("distributed.dp_replicate", numbers, "2"),
+      by_value("distributed.dp_shard", numbers, "2"),
+      by_value("distributed.cp", plan, "2"),
+      by_value("distributed.cp_kind", plan, "ulysses", {"distributed.cp=2"}),
+      by_value("distributed.tp", plan, "2"),
+      by_value("distributed.ep", plan, "2", with(sparse, {"distributed.dp_shard=2"})),
+      by_value("distributed.reshard_after_forward", plan, "true",
+               with(two_stages, {"distributed.dp_shard=2"})),
+      by_value("distributed.reduce_gradients", plan, "microbatch",
+               {"distributed.dp_replicate=2", "train.grad_accum_steps=2"}),
+      by_value("distributed.pp_schedule", plan, "gpipe", two_stages),
+      by_value("distributed.pp_stages_per_rank", plan, "1",
+               with(two_stages, {"distributed.pp_schedule=interleaved_1f1b"})),
+      by_value("distributed.pp_split", plan, "[3,1]", two_stages),
+      by_value("distributed.pp_embedding_weight", plan, "2", two_stages),
+      by_value("distributed.pp_head_weight", plan, "2", two_stages),
+      by_value("distributed.pp_costs", plan, "h100"),
+      by_value("distributed.pp_memory_gb", refusal, "1e-6", {"distributed.pp_schedule=auto"},
+               "no schedule fits into"),
+      by_value("distributed.ranks_per_host", plan, "2", hosts),
+      by_value("distributed.host_link_gbps", plan, "1", with(hosts, {"distributed.ranks_per_host=1"})),
+      by_value("distributed.timeout_s", end, "1e-6", two_stages, "distributed.timeout_s"),
+      by_value("distributed.heartbeat_s", other, "0", {}, "test/app/liveness_test.py"),
+      by_value("distributed.start_timeout_s", other, "1", {}, "test/app/liveness_test.py"),
+  };
+}
+
+std::vector<Row> train_rows() {
+  using enum In;
+  return {
+      by_value("train.steps", numbers, "4"),
+      by_value("train.seq_len", numbers, "16"),
+      by_value("train.micro_batch_size", numbers, "2"),
+      by_value("train.grad_accum_steps", numbers, "2"),
+      by_value("train.dtype", numbers, "bf16"),
+      by_value("train.recompute", plan, "full"),
+      by_value("train.overlap_weight_gradients", plan, "false", gpu),
+      by_value("train.grad_clip", weights, "0.01"),
+      by_value("train.max_skipped_steps", end, "1", with(six_steps, {"optimizer.lr=1e38"}), "in a row"),
+      changed("train.divergence_steps", end, drifting, watched),
+      by_value("train.divergence_window", numbers, "16", watched),
+      by_value("train.divergence_band", end, "1e5", watched),
+      by_value("train.check_weights", other, "true", {}, "test/app/train/check_weights_test.cpp"),
+      by_value("train.tune_products", refusal, "false", {}, "acts only with run.device = cuda"),
+      by_value("train.deterministic", plan, "false", with(gpu, {"train.dtype=bf16"})),
+      by_value("optimizer.name", weights, "lion"),
+      by_value("optimizer.lr", weights, "1e-3"),
+      by_value("optimizer.betas", weights, "[0.5,0.95]"),
+      by_value("optimizer.eps", weights, "1"),
+      by_value("optimizer.weight_decay", weights, "1"),
+      by_value("optimizer.muon_momentum", weights, "0.5", muon),
+      by_value("optimizer.muon_lr_scale", weights, "0.5", muon),
+      by_value("optimizer.muon_weight_decay", weights, "1", muon),
+      by_value("optimizer.post_validation", plan, "true", two_stages),
+      {"optimizer.groups.match",
+       weights,
+       {R"(optimizer.groups=[{match="head", lr_scale=0.1}])"},
+       {R"(optimizer.groups=[{match="embedding", lr_scale=0.1}])"}},
+      {"optimizer.groups.lr_scale",
+       weights,
+       {R"(optimizer.groups=[{match="head", lr_scale=0.1}])"},
+       {R"(optimizer.groups=[{match="head", lr_scale=0.2}])"}},
+      {"optimizer.groups.weight_decay",
+       weights,
+       {R"(optimizer.groups=[{match="head"}])"},
+       {R"(optimizer.groups=[{match="head", weight_decay=1}])"}},
+      by_value("lr_schedule.name", numbers, "linear", six_steps),
+      by_value("lr_schedule.warmup_steps", numbers, "1"),
+      by_value("lr_schedule.min_lr_ratio", numbers, "0.5"),
+      by_value("lr_schedule.decay_fraction", numbers, "0.5", with(six_steps, {"lr_schedule.name=wsd"})),
+  };
+}
+
+std::vector<Row> data_rows() {
+  using enum In;
+  const std::string jsonl = R"(path="{files}/texts.jsonl", format="jsonl")";
+  const std::string file = R"(path="{files}/a.txt")";
+  const Overrides with_tokenizer = {"data.tokenizer={tokenizer}", "model.vocab_size=1024"};
+  const Overrides template_of = {"data.tokenizer={files}/template"};
+  const std::string separator = R"(document_separator="\n\n")";
+  return {
+      by_value("data.path", numbers, "{files}/b.txt"),
+      by_value("data.format", numbers, "bin", tokens),
+      by_value("data.dtype", numbers, "uint32", with(tokens, {"data.format=bin"})),
+      by_value("data.text_key", numbers, "answer", texts),
+      by_value("data.prompt_key", numbers, "question", prompts),
+      by_value("data.completion_key", numbers, "question", prompts),
+      changed("data.document_separator", numbers, with_tokenizer, {"data." + separator}),
+      by_value("data.cache", files, "{work}/cache", texts),
+      by_value("data.add_special", numbers, "false", with(texts, template_of)),
+      by_value("data.document_end", numbers, "10"),
+      by_value("data.packing", numbers, "best_fit", documents),
+      by_value("data.lengths", numbers, "exact", with(documents, {"data.packing=none"})),
+      by_value("data.pad_to_multiple_of", other, "8", {}, "test/core/data/document_loader_test.cpp"),
+      by_value("data.shuffle", numbers, "false"),
+      by_value("data.val_fraction", numbers, "0.5", validated),
+      {"data.val_path",
+       numbers,
+       validated,
+       {"data.val_path={files}/b.txt", "eval.interval=1", "eval.batches=1"}},
+      changed("data.tokenizer", numbers, texts, template_of),
+      of_source("name", log, file, R"(name="a")", R"(name="other")"),
+      of_source("path", numbers, "", file, R"(path="{files}/c.txt")"),
+      of_source("weight", numbers, file, "", "weight=3"),
+      of_source("format", numbers, R"(path="{files}/tokens.bin")", "", R"(format="bin")"),
+      of_source("dtype", numbers, R"(path="{files}/tokens.bin", format="bin")", "", R"(dtype="uint32")"),
+      of_source("text_key", numbers, jsonl, "", R"(text_key="answer")", with_tokenizer),
+      of_source("prompt_key", numbers, jsonl + R"(, completion_key="answer")", R"(prompt_key="text")",
+                R"(prompt_key="question")", with_tokenizer),
+      of_source("completion_key", numbers, jsonl + R"(, prompt_key="text")", R"(completion_key="answer")",
+                R"(completion_key="question")", with_tokenizer),
+      of_source("document_separator", numbers, file, "", separator, with_tokenizer),
+      of_source("val_fraction", numbers, file, "val_fraction=0.2", "val_fraction=0.5",
+                {"eval.interval=1", "eval.batches=1"}),
+      of_source("val_path", numbers, file, R"(val_path="{files}/b.txt")", R"(val_path="{files}/c.txt")",
+                {"eval.interval=1", "eval.batches=1"}),
+  };
+}
+
+std::vector<Row> output_rows() {
+  using enum In;
+  return {
+      by_value("checkpoint.interval", files, "1"),
+      by_value("checkpoint.minutes", files, "1e-9"),
+      by_value("checkpoint.async", other, "false", {}, "test/app/train/saving_test.cpp"),
+      by_value("checkpoint.keep_last_n", files, "1", {"checkpoint.interval=1"}),
+      by_value("checkpoint.keep_best_n", files, "1", validated),
+      {"checkpoint.resume", numbers, {"train.steps=5"}, started},
+      by_value("checkpoint.data", end, "continue", with(started, {"run.seed=5"})),
+      {"eval.interval", numbers, {"data.val_fraction=0.2"}, {"data.val_fraction=0.2", "eval.interval=1"}},
+      by_value("eval.batches", numbers, "3", validated),
+      changed("eval.generate_interval", log, {}, sampled),
+      by_value("eval.generate_prompt", log, "To be", sampled),
+      by_value("eval.generate_tokens", log, "5", sampled),
+      by_value("metrics.log_interval", log, "1", six_steps),
+      by_value("metrics.peak_tflops", plan, "2"),
+      by_value("metrics.tensorboard", files, "true"),
+      by_value("metrics.prometheus", log, "0"),
+      changed("profile.trace", files, six_steps, traced),
+      by_value("profile.first_step", files, "4", traced),
+      by_value("profile.steps", files, "1", traced),
+  };
+}
+
+std::vector<Row> all_rows() {
+  std::vector<Row> rows;
+  for (const auto& some :
+       {model_rows(), run_and_distributed_rows(), train_rows(), data_rows(), output_rows()})
+    rows.insert(rows.end(), some.begin(), some.end());
+  return rows;
+}
+
+std::set<std::string> all_keys() {
+  std::set<std::string> keys;
+  for (const config::Option& option : config::options()) keys.insert(option.name());
+  for (const config::TableList& list : config::table_lists()) {
+    for (const config::Option& field : list.fields) keys.insert(field.name());
+  }
+  return keys;
+}
+
+constexpr const char* job_text = R"([model]
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 8
+vocab_size = 256
+initializer_range = 0.2
+[train]
+steps = 3
+seq_len = 8
+dtype = "fp32"
+grad_clip = 0.2
+[optimizer]
+lr = 1e-2
+[lr_schedule]
+warmup_steps = 2
+[checkpoint]
+interval = 0
+resume = "none"
+[metrics]
+peak_tflops = 1
+)";
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+// Each number in its place as #: times and rates differ from run to run.
+std::string without_numbers(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    const bool digit =
+        (c >= '0' && c <= '9') || (c == '.' && out.ends_with('#')) || (c == ',' && out.ends_with('#'));
+    if (!digit) out += c;
+    if (digit && !out.ends_with('#')) out += '#';
+  }
+  return out;
+}
+
+using Seen = std::map<In, std::string>;
+
+// Runs jobs beside the files that they read.
+class Bench {
+ public:
+  Bench() {
+    fs::create_directories(files_ / "hf");
+    fs::create_directories(files_ / "template");
+    write_texts();
+    write_tokenizer();
+    std::ofstream(files_ / "hf/config.json")
+        << R"({"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+               "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 256,
+               "rms_norm_eps": 0.5})";
+    run({});
+    fs::rename(work_ / "run", files_ / "start");
+  }
+
+  std::string refusal(const Overrides& overrides) {
+    try {
+      plan_of(overrides);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  // What is predicted of the job.
+  std::string predicted(const Overrides& overrides) {
+    const app::Plan plan = plan_of(overrides);
+    const app::CostSource source = app::make_cost_source(plan, plan.job.distributed.pp_costs);
+    const app::Prediction p = app::predict(plan, source);
+    std::string text =
+        fmt::format("{} s, {} of the peak", p.step_time, p.tokens_per_s / app::peak_flops(plan.job, source));
+    for (size_t rank = 0; rank < p.bytes.size(); ++rank) {
+      text += fmt::format("; {} s", p.optimizer_time[rank]);
+      for (const auto& [kind, bytes] : p.bytes[rank].kinds()) text += fmt::format(" {} {}", kind, bytes);
+    }
+    return text;
+  }
+
+  // What a run leaves. Known jobs are not run again.
+  const Seen& result(const Overrides& overrides) {
+    const auto [known, first] = known_.try_emplace(overrides);
+    if (first) known->second = run(overrides);
+    return known->second;
+  }
+
+  Seen run(const Overrides& overrides) {
+    fs::remove_all(work_);
+    const app::Plan job = plan_of(overrides);
+    const test::CapturedLog log;
+    Seen seen;
+    test::JobResult result;
+    try {
+      result = test::start_plan(job);
+      seen[In::end] = fmt::format("exit code {}", result.exit_code);
+    } catch (const std::exception& error) {
+      seen[In::end] = fmt::format("failed: {}", without_numbers(error.what()));
+    }
+    seen[In::log] = without_numbers(log.text());
+    for (const std::string& line : result.metrics) seen[In::numbers] += line + '\n';
+    for (const auto& [name, sum] : result.checksums) seen[In::weights] += name + ' ' + sum + '\n';
+    seen[In::files] = files_of(job.job.run.dir);
+    return seen;
+  }
+
+ private:
+  app::Plan plan_of(Overrides overrides) const {
+    if (std::ranges::none_of(overrides, [](const std::string& o) { return o.starts_with("data.sources="); }))
+      overrides.insert(overrides.begin(), "data.path={files}/a.txt");
+    overrides.insert(overrides.begin(), "run.dir={work}/run");
+    for (std::string& text : overrides) {
+      text = replaced(text, "{files}", files_.string());
+      text = replaced(text, "{work}", work_.string());
+      text = replaced(text, "{tokenizer}", tokenizer.string());
+    }
+    return app::parse_plan(job_text, "options.toml", overrides);
+  }
+
+  std::string files_of(const fs::path& run_dir) const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::recursive_directory_iterator(work_))
+      names.push_back(without_numbers(fs::relative(entry.path(), work_).string()));
+    std::ranges::sort(names);
+    std::string text;
+    for (const std::string& name : names) text += name + '\n';
+    std::ifstream trace(run_dir / "trace.json");
+    if (!trace) return text;
+    for (const auto& step : nlohmann::json::parse(trace).at("otherData").at("steps"))
+      text += fmt::format("traced step {}\n", step.at("step").get<int64_t>());
+    return text;
+  }
+
+  void write_texts() const {
+    std::ifstream file(test::shakespeare);
+    std::string text(60000, ' ');
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    size_t begin = 0;
+    for (const char* name : {"a.txt", "b.txt", "c.txt"}) {
+      std::ofstream(files_ / name) << text.substr(begin, 20000);
+      begin += 20000;
+    }
+    std::ofstream bin(files_ / "tokens.bin", std::ios::binary);  // as uint16 every second one is 0
+    for (size_t i = 0; i < 8000; ++i) bin.write((std::string(1, text[i]) + std::string(3, '\0')).data(), 4);
+    std::ofstream jsonl(files_ / "texts.jsonl");
+    for (size_t i = 0; i < 40; ++i) {
+      const auto part = [&](size_t which) { return text.substr(1000 * i + 200 * which, 100 + 10 * which); };
+      jsonl << nlohmann::json{{"text", part(0)}, {"question", part(1)}, {"answer", part(2)}}.dump() << '\n';
+    }
+  }
+
+  // The same tokens, and one before each text.
+  void write_tokenizer() const {
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+      fs::copy_file(tokenizer / name, files_ / "template" / name);
+    std::ifstream file(tokenizer / "tokenizer.json");
+    nlohmann::json json = nlohmann::json::parse(file);
+    json["post_processor"] = nlohmann::json::parse(R"({"type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+      "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}})");
+    std::ofstream(files_ / "template/tokenizer.json") << json.dump();
+  }
+
+  const fs::path tokenizer = fs::path(PPTRAIN_SOURCE_DIR) / "configs/data/tokenizer";
+  test::TemporaryFolder folder_;
+  fs::path files_ = folder_.path() / "files", work_ = folder_.path() / "work";
+  std::map<Overrides, Seen> known_;
+};
+
+void check_run(Bench& bench, const Row& row, std::set<Overrides>& repeated) {
+  const Seen before = bench.result(row.before), after = bench.result(row.after);
+  if (row.seen == In::end) {
+    CHECK(before.at(In::end) != after.at(In::end));
+    CHECK_THAT(before.at(In::end) + after.at(In::end), contains_text(row.text));
+  } else {
+    CHECK_THAT(before.at(In::end), !contains_text("failed"));
+    CHECK_THAT(after.at(In::end), !contains_text("failed"));
+    const bool differ = before.at(row.seen) != after.at(row.seen);
+    CHECK(differ);  // the texts themselves are long
+  }
+  // What differs is not what differs from run to run.
+  if (!repeated.insert(row.before).second) return;
+  const Seen again = bench.run(row.before);
+  for (const In in : {In::numbers, In::weights, In::files, In::log, In::end}) {
+    CAPTURE(static_cast<int>(in));
+    const bool same = (again.contains(in) ? again.at(in) : "") == (before.contains(in) ? before.at(in) : "");
+    CHECK(same);
+  }
+}
+
+void check_other_test(const Row& row) {
+  std::ifstream file(fs::path(PPTRAIN_SOURCE_DIR) / row.text);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  CHECK_THAT(text, contains_text(row.key.substr(row.key.rfind('.') + 1)));
+}
+
+}  // namespace
+
+TEST_CASE("every key of the reference has a row here, and every row a key") {
+  std::set<std::string> rows;
+  for (const Row& row : all_rows()) {
+    CAPTURE(row.key);
+    CHECK(rows.insert(row.key).second);
+    const std::string key = row.key.substr(row.key.rfind('.') + 1);
+    const auto changes = [&](const std::string& text) { return text.find(key) != std::string::npos; };
+    CHECK(std::ranges::any_of(row.after, changes));
+    CHECK(row.before != row.after);
+  }
+  for (const std::string& key : all_keys()) {
+    INFO(key << " has no row: say with what it acts, and where that is seen");
+    CHECK(rows.contains(key));
+    rows.erase(key);
+  }
+  CHECK(rows.empty());
+}
+
+TEST_CASE("every key acts") {
+  Bench bench;
+  std::set<Overrides> repeated;
+  for (const Row& row : all_rows()) {
+    CAPTURE(row.key);
+    switch (row.seen) {
+      case In::plan:
+        CHECK(bench.predicted(row.before) != bench.predicted(row.after));
+        break;
+      case In::refusal:
+        CHECK(bench.refusal(row.before).empty());
+        CHECK_THAT(bench.refusal(row.after), contains_text(row.text));
+        break;
+      case In::other:
+        check_other_test(row);
+        break;
+      default:
+        check_run(bench, row, repeated);
+    }
+  }
+}

@@ -1,0 +1,145 @@
+"""A job by transformers and torch.optim: what pptrain's run is compared with."""
+
+import copy
+import os
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from oracle.job import IGNORED, VOCAB, Result
+from transformers_models import balance_loss, shake_norms
+
+disable_progress_bar()
+
+# Sizes that share no factors, so that one taken for another does not go unseen; two ranks divide what they cut.
+SIZES = {
+    "hidden_size": 48, "intermediate_size": 52, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 12, "vocab_size": VOCAB, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "initializer_range": 0.1, "tie_word_embeddings": False, "bos_token_id": None,
+    "eos_token_id": None,
+}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "norm_topk_prob": True,
+           "mlp_only_layers": [1]}
+CLASSES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),
+}
+
+
+def build(arch):
+    """In float32, on seed 2."""
+    torch.manual_seed(2)
+    model_class, config_class, changes = CLASSES[arch]
+    config = config_class(**SIZES, **changes, attn_implementation="eager")
+    config._experts_implementation = "eager"  # the others know no float64
+    model = model_class(config)
+    shake_norms(model)
+    return model
+
+
+def saved(model):
+    """Its weights by the names, and in the parts, that they have in a Hugging Face directory."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(os.path.join(folder, "model.safetensors"))
+
+
+def optimizer_of(job, parameters):
+    """AdamW over (name, parameter) pairs, and the schedule of its rate."""
+    groups = []
+    for name, parameter in parameters:
+        lr_scale, weight_decay = job.group_of(name)
+        groups.append({"params": [parameter], "lr": job.lr * lr_scale, "weight_decay": weight_decay})
+    optimizer = torch.optim.AdamW(groups, betas=job.betas, eps=job.eps, foreach=False)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, job.lr_at)
+
+
+def sum_of_losses(logits, labels):
+    """In nats, of all targets."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return torch.nn.functional.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def run_model(model, rows, **options):
+    if rows.attention is not None:
+        options.update(position_ids=rows.positions, attention_mask=rows.attention.to(model.dtype))
+    return model(input_ids=rows.tokens, use_cache=False, **options)
+
+
+def router_losses(job, model, router_logits):
+    """Means over the microbatch's tokens, of each sparse layer."""
+    z = sum(layer.logsumexp(-1).square().mean() for layer in router_logits)
+    return balance_loss(model, router_logits, job.balance) + job.z * z
+
+
+def add_gradients(job, model, rows, targets):
+    """Of a microbatch's part in the mean loss of a step of so many targets; returns its sum of losses."""
+    output = run_model(model, rows, **({"output_router_logits": True} if job.balance else {}))
+    nats = sum_of_losses(output.logits, rows.labels)
+    extra = rows.valid * router_losses(job, model, output.router_logits) if job.balance else 0
+    ((nats + extra) / targets).backward()
+    return nats.item()
+
+
+class PlainBf16:
+    """The gradients of a model in bf16 whose weights are those of `master`, in float32, rounded."""
+
+    def __init__(self, master):
+        self.master = master
+        self.model = copy.deepcopy(master).bfloat16()
+
+    def round(self):
+        with torch.no_grad():
+            for mine, parameter in zip(self.model.parameters(), self.master.parameters()):
+                mine.copy_(parameter)
+
+    def add_gradients(self, job, rows, targets):
+        self.model.zero_grad()
+        nats = add_gradients(job, self.model, rows, targets)
+        for mine, parameter in zip(self.model.parameters(), self.master.parameters()):
+            parameter.grad = mine.grad.float() if parameter.grad is None else parameter.grad + mine.grad
+        return nats
+
+
+def validate(model, data):
+    """By source, and "" for all: the mean loss and its number of targets."""
+    found, all_nats, all_targets = {}, 0.0, 0
+    for name, batches in data.validations():
+        nats, targets = 0.0, 0
+        for rows in batches:
+            with torch.inference_mode():
+                nats += sum_of_losses(run_model(model, rows).logits, rows.labels).item()
+            targets += rows.valid
+        found[name] = (nats / targets, targets)
+        all_nats, all_targets = all_nats + nats, all_targets + targets
+    return {"": (all_nats / all_targets, all_targets), **found}
+
+
+def train(job, model, data, plain_bf16=False):
+    """Steps `model`, in its own type; with plain_bf16 its passes are those of a copy in bf16."""
+    optimizer, schedule = optimizer_of(job, model.named_parameters())
+    copied = PlainBf16(model) if plain_bf16 else None
+    result = Result([], [], [], {}, {})
+    for step in range(job.steps):
+        targets = data.valid(step)
+        optimizer.zero_grad()
+        nats = [copied.add_gradients(job, rows, targets) if copied else add_gradients(job, model, rows, targets)
+                for rows in data.step(step)]
+        result.loss.append(sum(nats) / targets)
+        result.norm.append(torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip).item())
+        result.lr.append(job.lr * job.lr_at(step))
+        optimizer.step()
+        schedule.step()
+        if copied:
+            copied.round()
+        if job.eval_interval and ((step + 1) % job.eval_interval == 0 or step + 1 == job.steps):
+            result.validation[step + 1] = validate(copied.model if copied else model, data)
+    result.weights = saved(model)
+    return result
