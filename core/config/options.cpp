@@ -109,7 +109,8 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
            "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
            "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
-           "ranks together, without padding; the sum over the sparse layers counts. transformers takes the means of all "
+           "ranks together, without padding; the sum over the sparse layers counts. transformers takes the "
+           "means of all "
            "layers first: its router_aux_loss_coef divided by the number of sparse layers does about the "
            "same here. Only the gradient acts: the reported loss is without it. Never from hf_dir.")
       .between(0, 1000)

@@ -225,6 +225,7 @@ std::vector<Row> data_rows() {
       changed("data.document_separator", numbers, with_tokenizer, {"data." + separator}),
       by_value("data.cache", files, "{work}/cache", texts),
       by_value("data.add_special", numbers, "false", with(texts, template_of)),
+      by_value("data.bad_lines", end, "skip", with(texts, {"data.text_key=nothing"}), "bad_lines"),
       by_value("data.document_end", numbers, "10"),
       by_value("data.packing", numbers, "best_fit", documents),
       by_value("data.lengths", numbers, "exact", with(documents, {"data.packing=none"})),
