@@ -12,6 +12,7 @@ namespace pptrain::test {
 
 inline constexpr int most_ranks = 8;
 inline constexpr int grid_experts = 8;
+inline constexpr double grid_clip = 0.5;  // the jobs' train.grad_clip
 
 // A mesh and how it is used: options that must not matter change from one mesh to the next, so that each of
 // them meets most axes.

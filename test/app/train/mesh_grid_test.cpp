@@ -95,7 +95,11 @@ class Grid {
     const Overrides overrides = test::with(job.common(), job.one_rank());
     const auto [known, first] =
         references_.emplace(overrides, folder_.path() / fmt::format("reference_{}", references_.size()));
-    if (first) REQUIRE(test::run_small_job(text_, known->second, overrides).exit_code == 0);
+    if (first) {
+      const test::JobResult result = test::run_small_job(text_, known->second, overrides);
+      REQUIRE(result.exit_code == 0);
+      REQUIRE(test::steps_over(result, test::grid_clip) > 0);
+    }
     return known->second;
   }
 
