@@ -13,6 +13,7 @@
 #include "app/quick/write_answers.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
+#include "core/base/printable.h"
 #include "core/io/atomic_file.h"
 #include "core/io/mapped_region.h"
 #include "core/kernels/cpu/loops.h"
@@ -39,10 +40,10 @@ int main(int argc, char** argv) {
     }
     return command_line.run(argc, argv);
   } catch (const pptrain::UsageError& error) {
-    fmt::print(stderr, "{}\n", error.what());
+    fmt::print(stderr, "{}\n", pptrain::printable(error.what()));
     return 2;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "pptrain: {}\n", pptrain::kernels::plain_message(error));
+    fmt::print(stderr, "pptrain: {}\n", pptrain::printable(pptrain::kernels::plain_message(error)));
     return 1;
   }
 }

@@ -207,6 +207,7 @@ build() {
   dir=$(build_dir "$preset")
   stamp=$dir/configured
   local -a arguments=("-DPPTRAIN_TORCH_DIR=$(torch_dir)" "-DPPTRAIN_WERROR=${PPTRAIN_WERROR:-OFF}")
+  [[ -z ${PPTRAIN_TEST_PATIENCE:-} ]] || arguments+=("-DPPTRAIN_TEST_PATIENCE=$PPTRAIN_TEST_PATIENCE")
   if has_command ccache; then
     export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1  # another checkout of the same sources finds the same objects
     export CCACHE_SLOPPINESS=pch_defines,time_macros  # without it nothing that uses precompiled headers is kept

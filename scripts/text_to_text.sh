@@ -50,7 +50,7 @@ step "Tokens of the text" "$PPTRAIN" tokenize --tokenizer configs/data/tokenizer
 step "Training" "$PPTRAIN" "${job[@]}"
 step "Loss on text that was held out" "$PPTRAIN" eval "${job[@]}"
 step "Text that goes on from a prompt" "$PPTRAIN" generate "${job[@]}" --prompt "$prompt" --max-tokens 120 --temperature 0.8 --top-k 50
-step "Export" "$PPTRAIN" convert --from "$out/model" --to "$out/huggingface" --overwrite
+step "Export" "$PPTRAIN" convert --from "$out/model" --to "$out/huggingface" --tokenizer configs/data/tokenizer --overwrite
 
 cat <<END
 

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "app/commands/launched_world.h"
+#include "core/base/printable.h"
 
 namespace pptrain::app {
 
@@ -44,8 +45,8 @@ CLI::App* add_convert(CLI::App& cli, ConvertArguments& arguments) {
 int run_convert(const ConvertArguments& arguments) {
   log_to_stderr();
   const std::vector<std::string> lines = convert(arguments);
-  fmt::print("{}\n", lines.front());
-  for (size_t i = 1; i < lines.size(); ++i) fmt::print(stderr, "{}\n", lines[i]);
+  fmt::print("{}\n", printable(lines.front()));
+  for (size_t i = 1; i < lines.size(); ++i) fmt::print(stderr, "{}\n", printable(lines[i]));
   return 0;
 }
 

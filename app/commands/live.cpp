@@ -11,6 +11,7 @@
 
 #include "app/live/ask.h"
 #include "app/live/run_status.h"
+#include "core/base/printable.h"
 #include "core/fault/shutdown.h"
 
 namespace pptrain::app {
@@ -41,7 +42,7 @@ std::string describe(const std::filesystem::path& run, const Outcome& outcome) {
   if (!outcome.checkpoint.empty())
     text += fmt::format(": {}", (run / "checkpoints" / outcome.checkpoint).string());
   if (!outcome.message.empty()) text += fmt::format(" ({})", outcome.message);
-  return text;
+  return printable(text);
 }
 
 std::string to_json(const std::filesystem::path& run, const Outcome& outcome) {
@@ -59,7 +60,7 @@ int request(RequestKind kind, const LiveArguments& arguments) {
           {.patience = std::chrono::duration<double>(arguments.wait_s),
            .waits = !arguments.no_wait,
            .interrupted = [&] { return shutdown.requested(); },
-           .progress = [](const std::string& line) { fmt::print(stderr, "{}\n", line); }});
+           .progress = [](const std::string& line) { fmt::print(stderr, "{}\n", printable(line)); }});
   if (arguments.json) {
     fmt::print("{}\n", to_json(arguments.run, outcome));
   } else {

@@ -240,7 +240,7 @@ int plan(const PlanArguments& arguments) {
   if (arguments.output.empty()) {
     fmt::print("{}", text);
   } else {
-    io::write_file_atomically(arguments.output, text);
+    io::write_output(arguments.output, text);
   }
   return 0;
 }

@@ -31,7 +31,7 @@ int report(const ReportArguments& arguments) {
                  read.damaged == 1 ? " is" : "s are", read.first_damaged);
     }
   }
-  io::write_file_atomically(arguments.output, render_report(runs));
+  io::write_output(arguments.output, render_report(runs));
   fmt::print("{}\n", arguments.output);
   return 0;
 }

@@ -9,6 +9,7 @@
 
 #include "app/commands/commands.h"
 #include "core/base/error.h"
+#include "core/base/printable.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/step_folders.h"
 
@@ -40,7 +41,7 @@ int verify(const VerifyArguments& arguments) {
       continue;
     }
     sound = false;
-    for (const std::string& problem : problems) fmt::print("{}: {}\n", folder.string(), problem);
+    for (const std::string& problem : problems) fmt::print("{}: {}\n", folder.string(), printable(problem));
   }
   return sound ? 0 : 1;
 }

@@ -6,14 +6,27 @@
 #include <optional>
 #include <system_error>
 
+#include "core/io/inner_path.h"
+
 namespace pptrain::app {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Why an entry is not carried; nothing where it is.
-std::optional<std::string> reason_to_leave(const fs::directory_entry& entry, uint64_t largest) {
+// Whether a link leads to where a Hugging Face directory's own files may lie: the directory itself, or the blobs beside
+// the snapshots of the Hub's cache (.../snapshots/REVISION/file -> ../../blobs/HASH).
+bool leads_to_own_file(const fs::path& link, const fs::path& hf_dir) {
+  if (io::lies_in(link, hf_dir)) return true;
   std::error_code error;
+  const fs::path snapshots = fs::canonical(hf_dir, error).parent_path();
+  return !error && snapshots.filename() == "snapshots" && io::lies_in(link, snapshots.parent_path() / "blobs");
+}
+
+// Why an entry is not carried; nothing where it is.
+std::optional<std::string> reason_to_leave(const fs::directory_entry& entry, const fs::path& hf_dir,
+                                           uint64_t largest) {
+  std::error_code error;
+  if (entry.is_symlink() && !leads_to_own_file(entry.path(), hf_dir)) return "a link out of the directory";
   if (!entry.is_regular_file(error)) return error ? error.message() : "no file";
   const uintmax_t bytes = entry.file_size(error);
   if (error) return error.message();
@@ -34,7 +47,7 @@ OtherFiles list_other_files(const fs::path& hf_dir, const std::set<std::string>&
       files.left_out.push_back(
           fmt::format("{}: a {} folder", relative.string(), hidden ? "hidden" : "linked"));
     } else if (!shards.contains(relative.string())) {
-      if (const auto reason = reason_to_leave(*entry, largest)) {
+      if (const auto reason = reason_to_leave(*entry, hf_dir, largest)) {
         files.left_out.push_back(fmt::format("{}: {}", relative.string(), *reason));
       } else {
         files.carried.push_back(relative);

@@ -22,8 +22,8 @@ struct OtherFiles {
   std::vector<std::string> left_out;           // in words: which, and why
 };
 
-// The files of a directory and its folders that are not among `shards` (relative names). Links to files are
-// files; linked and hidden folders are left out, and so is what is larger than `largest`.
+// The files of a directory and its folders that are not among `shards` (relative names). Links to files of
+// the directory (or of the Hub's cache that it lies in) are files; other links, linked and hidden folders are left out, and so is what is larger than `largest`.
 OtherFiles list_other_files(const std::filesystem::path& hf_dir, const std::set<std::string>& shards,
                             uint64_t largest = largest_carried);
 

@@ -13,6 +13,7 @@
 #include "app/convert/parameter_source.h"
 #include "core/base/error.h"
 #include "core/io/copy_file.h"
+#include "core/io/inner_path.h"
 #include "core/io/input_file.h"
 #include "core/io/is_there.h"
 #include "core/io/mapped_file.h"
@@ -27,10 +28,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What of an attachment's path is below `folder`; nothing where it is not.
+// What of an attachment's path is below `folder`; nothing where it is not. Attachments are inner paths.
 std::optional<std::string> below(std::string_view folder, std::string_view path) {
   if (!path.starts_with(folder) || !path.substr(folder.size()).starts_with('/')) return std::nullopt;
-  return std::string(path.substr(folder.size() + 1));
+  std::string rest(path.substr(folder.size() + 1));
+  if (!io::is_inner_path(rest)) throw Error(fmt::format("'{}' leads out of the folder '{}'", path, folder));
+  return rest;
 }
 
 class Rewrite {
@@ -71,7 +74,7 @@ io::SafetensorsWriter::Fill Rewrite::fill(const io::TensorSpec& spec, const std:
 }
 
 void Rewrite::write_shard(const std::string& name) {
-  const io::MappedFile header(step_folder_ / carried_headers / name);
+  const io::MappedFile header(io::inner_path(step_folder_ / carried_headers, name));
   const std::string file = fmt::format("'{}'", header.path().string());
   fs::create_directories((folder_ / name).parent_path());
   auto writer = io::SafetensorsWriter::with_header(folder_ / name, header.bytes());
@@ -90,7 +93,7 @@ Conversion Rewrite::run() {
       write_shard(*name);
       ++shards;
     } else if (const auto other = below(carried_files, attachment.path)) {
-      io::copy_file(step_folder_ / attachment.path, folder_ / *other);
+      io::copy_file(io::inner_path(step_folder_, attachment.path), folder_ / *other);
       ++files;
     }
   }

@@ -79,7 +79,7 @@ bool is_hf_file(const std::string& name) {
 }
 
 fs::path real_path(const fs::path& path) {
-  const fs::path real = fs::weakly_canonical(path);
+  const fs::path real = fs::weakly_canonical(fs::absolute(path));
   return real.has_filename() ? real : real.parent_path();  // "out/"
 }
 

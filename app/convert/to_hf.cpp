@@ -14,10 +14,12 @@
 #include "app/convert/parameter_source.h"
 #include "app/convert/rewrite_hf.h"
 #include "app/convert/shard_plan.h"
+#include "app/convert/target_folder.h"
 #include "app/generate/text_codec.h"
 #include "app/run_dir/find_start.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "core/io/inner_path.h"
 #include "core/io/is_there.h"
 #include "models/flops.h"
 #include "models/hf_writer.h"
@@ -101,21 +103,22 @@ void Export::check_parameters() {
   }
 }
 
-// The tokenizer named, or that of the directory that the checkpoint was made of, or the job's.
+// The tokenizer named on the command line, or that of the directory that the checkpoint was made of. A path in the
+// checkpoint is not followed: whoever wrote it could name any file here, and the output is made to be published.
 void Export::write_companions() {
   const fs::path carried = step_folder_ / carried_files;
   if (!options_.tokenizer.empty()) {
     copy_tokenizer(options_.tokenizer, folder_, "--tokenizer");
   } else if (io::is_there(carried / "tokenizer.json")) {
+    for (const std::string& name : tokenizer_files())
+      if (io::is_there(carried / name)) io::inner_path(carried, name);  // no link out of the checkpoint
     copy_tokenizer(carried, folder_, step_folder_.string());
-  } else if (const fs::path named = tokenizer_of(job_); named.empty() || !io::is_there(named)) {
-    done_.notes.push_back(
-        named.empty() ? "no tokenizer is written: the job names none; --tokenizer does"
-                      : fmt::format("no tokenizer is written: the job's, {}, is not there; --tokenizer "
-                                    "names another",
-                                    named.string()));
   } else {
-    copy_tokenizer(named, folder_, "data.tokenizer");
+    const fs::path named = tokenizer_of(job_);
+    done_.notes.push_back("no tokenizer is written: " +
+                          (named.empty() ? std::string("the job names none; --tokenizer PATH adds one")
+                                         : fmt::format("--tokenizer {} adds the one that the job names",
+                                                       named.string())));
   }
   const models::TextEnds ends = read_text_ends(folder_, job_.model, done_.notes);
   write_generation_config(ends, folder_);

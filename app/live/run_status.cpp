@@ -38,10 +38,9 @@ RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const
   if (end && end->how == "diverged") return RunPhase::diverged;
   if (end) return RunPhase::failed;
   if (lock.held == LockState::Held::cannot_tell) return RunPhase::cannot_tell;
-  // Who is killed leaves its name in the lock. Who ends in order takes it out, even where it ends before it
-  // has begun and so tells no end.
-  if (lock.holder) return RunPhase::dead;
-  return tail.steps.empty() ? RunPhase::failed : RunPhase::stopped;
+  // A killed process leaves its name in the lock. One that ends by itself takes it out; without an end it ended before
+  // it had begun, or the disk had no room for the file.
+  return lock.holder ? RunPhase::dead : RunPhase::failed;
 }
 
 std::optional<int64_t> planned_steps(const fs::path& run_dir) {

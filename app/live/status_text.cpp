@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "app/live/run_status.h"
+#include "core/base/printable.h"
 #include "core/metrics/step_text.h"
 #include "core/metrics/utc_time.h"
 
@@ -13,15 +14,6 @@ namespace pptrain::app {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Texts of files are printed: no character of them may act on a terminal.
-std::string printable(std::string text) {
-  for (char& c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if ((code < 0x20 && c != '\n') || code == 0x7f) c = '?';
-  }
-  return text;
-}
 
 void add(std::string& text, std::string_view name, const std::string& value) {
   text += fmt::format("{:<11} {}\n", name, value);

@@ -65,6 +65,7 @@ class Reader {
     const auto step = json.find("step");
     if (step == json.end() || !step->is_number_integer()) return false;
     if (json.contains("start")) return take_start(json);
+    if (json.contains("note")) return true;  // for people: why lines are missing
     if (json.contains("eval_loss")) return take_eval(json, step->get<int64_t>());
     return json.contains("loss") && take_step(json, step->get<int64_t>());
   }

@@ -3,8 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
+#include <limits>
 #include <system_error>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "core/io/atomic_file.h"
 #include "core/io/is_there.h"
 #include "core/io/numbered_path.h"
+#include "core/io/small_file.h"
 #include "core/metrics/metrics_file.h"
 #include "parallel/checkpoint/step_folders.h"
 
@@ -87,9 +87,8 @@ void make_room_for_file(const fs::path& file, const Report& report) {
 }
 
 void keep_job(const fs::path& file, const std::string& job) {
-  std::ifstream in(file, std::ios::binary);
-  if (in) {
-    const std::string earlier{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (io::is_there(file)) {
+    const std::string earlier = io::read_small_file(file, std::numeric_limits<size_t>::max());
     if (earlier == job) return;
     io::write_file_atomically(io::first_free(file), earlier);
   }

@@ -84,7 +84,7 @@ RunLock::~RunLock() {
 bool RunLock::try_take(const fs::path& folder, const std::function<void(const std::string&)>& warn,
                        const std::function<int(int)>& lock_file) {
   const fs::path path = folder / "lock";
-  io::FileDescriptor file = io::open_file(path, O_RDWR | O_CREAT);
+  io::FileDescriptor file = io::open_own_file(path, O_RDWR | O_CREAT);
   const int error = lock_file(file.get());
   if (error == EAGAIN) {
     holder_ = read_holder(file.get());

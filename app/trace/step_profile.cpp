@@ -7,6 +7,7 @@
 
 #include "app/trace/kernel_shares.h"
 #include "app/trace/trace_file.h"
+#include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/kernels/device_name.h"
 #include "parallel/comm/clock_offset.h"
@@ -151,7 +152,12 @@ void StepProfile::write() {
     const auto path = std::filesystem::path(context_.job.run.dir) / "trace.json";
     const std::string device = context_.device.is_cpu() ? "cpu" : kernels::device_name(context_.device);
     const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the trace");
-    io::write_file_atomically(path, render_trace_file(context_.plan, device, ranks, bubbles_, shares));
+    const std::string text = render_trace_file(context_.plan, device, ranks, bubbles_, shares);
+    try {
+      io::write_file_atomically(path, text);
+    } catch (const Error& error) {  // such as a full disk, which ends no training
+      spdlog::warn("the trace is not written: {}", error.what());
+    }
   }
   traces_.clear();
   bubbles_.clear();

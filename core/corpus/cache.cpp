@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -17,6 +16,7 @@
 #include "core/io/checksum.h"
 #include "core/io/is_there.h"
 #include "core/io/mapped_file.h"
+#include "core/io/process_space.h"
 #include "core/io/strict_json.h"
 #include "core/tokenizer/tokenizer.h"
 
@@ -29,12 +29,6 @@ constexpr int version = 2;  // of the tokens that are made of one request
 
 std::string hex_of(const std::string& text) {
   return io::checksum_hex(std::as_bytes(std::span(text)));
-}
-
-std::string host() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 fs::path tokenizer_file(const fs::path& given) {
@@ -77,9 +71,9 @@ class Part {
   fs::path path_;
 };
 
-// Of a cache `name`, made by process `pid` of this host.
+// Of a cache `name`; the id of the process that makes it follows. Parts of other containers and hosts have another one.
 std::string part_prefix(const std::string& name) {
-  return fmt::format("{}.part-{}-", name, host());
+  return fmt::format("{}.part-{}-", name, io::process_space());
 }
 
 void remove_dead_parts(const fs::path& folder, const std::string& name) {

@@ -8,8 +8,11 @@
 #include <span>
 #include <string>
 
+#include "core/base/special_file.h"
 #include "core/io/file_descriptor.h"
+#include "core/io/numbered_path.h"
 #include "core/io/output_file.h"
+#include "core/io/process_space.h"
 
 namespace pptrain::io {
 namespace {
@@ -24,6 +27,21 @@ void rename_path(const std::filesystem::path& from, const std::filesystem::path&
   }
 }
 
+// Where the file system cannot exchange two names (NFS): `to` is absent for an instant between the renames. What was
+// there waits beside it under a name that is not temporary, so that after a kill nobody removes it as left over: one of
+// the two is complete under a name that people see.
+void replace_in_steps(const std::filesystem::path& from, const std::filesystem::path& to) {
+  const std::filesystem::path aside = first_free(to.string() + ".replaced");
+  rename_path(to, aside);
+  try {
+    rename_path(from, to);
+  } catch (...) {
+    rename_path(aside, to);
+    throw;
+  }
+  rename_path(aside, from);
+}
+
 }  // namespace
 
 void sync_folder(const std::filesystem::path& folder) {
@@ -32,11 +50,21 @@ void sync_folder(const std::filesystem::path& folder) {
   if (::fsync(file.get()) != 0 && errno != EINVAL) throw file_error("cannot sync the folder", folder, errno);
 }
 
+void write_output(const std::filesystem::path& path, std::string_view content) {
+  const std::string kind = special_file(path);
+  if (kind.empty() || kind == "a directory") return write_file_atomically(path, content);
+  const FileDescriptor file = open_file(path, O_WRONLY | O_NOCTTY);
+  while (!content.empty()) {
+    const ssize_t written = ::write(file.get(), content.data(), content.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) throw file_error("cannot write to", path, written < 0 ? errno : ENOSPC);
+    content.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-  const auto temporary =
-      parent_folder(path) / (".tmp_" + path.filename().string() + "." + std::to_string(::getpid()));
+  const auto temporary = parent_folder(path) / (".tmp_" + path.filename().string() + "." + unique_suffix());
   std::error_code ignored;
-  std::filesystem::remove(temporary, ignored);  // of a killed process that had the same id
   try {
     OutputFile file(temporary);
     file.write(std::as_bytes(std::span(content)));
@@ -54,10 +82,7 @@ bool rename_folder_synced(const std::filesystem::path& from, const std::filesyst
   if (std::filesystem::exists(std::filesystem::symlink_status(to))) {
     if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
       // No exchange on this file system: `to` is absent for an instant between the renames.
-      const std::filesystem::path aside = from.string() + ".old";
-      rename_path(to, aside);
-      rename_path(from, to);
-      rename_path(aside, from);
+      replace_in_steps(from, to);
     }
     swapped = true;
   } else {

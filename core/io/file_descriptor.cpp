@@ -1,6 +1,7 @@
 #include "core/io/file_descriptor.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,6 +26,14 @@ FileDescriptor open_file(const std::filesystem::path& path, int flags) {
   } while (fd < 0 && errno == EINTR);
   if (fd < 0) throw file_error((flags & O_CREAT) != 0 ? "cannot create" : "cannot open", path, errno);
   return FileDescriptor(fd);
+}
+
+FileDescriptor open_own_file(const std::filesystem::path& path, int flags) {
+  FileDescriptor file = open_file(path, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) throw file_error("cannot look at", path, errno);
+  if (!S_ISREG(info.st_mode)) throw Error(fmt::format("'{}' is not a regular file: move it away", path.string()));
+  return file;
 }
 
 }  // namespace pptrain::io

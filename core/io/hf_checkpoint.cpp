@@ -7,21 +7,12 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/io/inner_path.h"
 #include "core/io/mapped_file.h"
 #include "core/io/strict_json.h"
 
 namespace pptrain::io {
-namespace {
-
 namespace fs = std::filesystem;
-
-// A shard lies in the index's folder or below it. The system would read a name up to a NUL.
-bool stays_inside(const fs::path& file) {
-  return !file.empty() && file.native().find('\0') == std::string::npos && file.is_relative() &&
-         std::ranges::find(file, fs::path("..")) == file.end();
-}
-
-}  // namespace
 
 HfCheckpoint::HfCheckpoint(const fs::path& folder) : folder_(folder) {
   const fs::path single = folder / "model.safetensors";
@@ -51,7 +42,7 @@ void HfCheckpoint::open_index(const fs::path& index) {
     const auto& shard_name = value.get_ref<const std::string&>();
     auto found = shards_.find(shard_name);
     if (found == shards_.end()) {
-      if (!stays_inside(shard_name)) {
+      if (!is_inner_path(shard_name)) {
         throw Error(
             fmt::format("{}: the file '{}' of tensor '{}' leads out of the folder", what, shard_name, name));
       }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/io/regular_file.h"
 #include "core/io/safetensors.h"
 #include "core/io/safetensors_format.h"
 #include "core/io/strict_json.h"
@@ -122,10 +123,25 @@ Header parse_header(std::span<const std::byte> bytes, const std::string& file) {
   return header;
 }
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
-    : file_(std::make_shared<const MappedFile>(path)) {
+// The file's first bytes, as many as its header takes. Read, not mapped: a bad sector is an Error that the caller can
+// answer by another file, where a mapping would end the process.
+static std::vector<std::byte> read_header(const std::filesystem::path& path) {
+  const RegularFile file(path);
+  uint64_t length = 0;
+  std::vector<std::byte> bytes(std::min<uint64_t>(sizeof(length), file.size()));
+  file.read(0, bytes);
+  if (bytes.size() < sizeof(length)) return bytes;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  bytes.resize(std::min(sizeof(length) + std::min(length, max_header_bytes), file.size()));
+  file.read(0, bytes);
+  return bytes;
+}
+
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) {
   const std::string file = fmt::format("'{}'", path.string());
-  Header header = parse_header(file_->bytes(), file);
+  Header header = parse_header(read_header(path), file);
+  file_ = std::make_shared<const MappedFile>(path);
+  if (file_->bytes().size() < header.bytes) throw Error(file + ": it was shortened while it was opened");
   header_bytes_ = header.bytes;
   metadata_ = std::move(header.metadata);
   const std::span<const std::byte> data = file_->bytes().subspan(header.bytes);

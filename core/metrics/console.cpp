@@ -12,6 +12,8 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/printable.h"
+
 namespace pptrain::metrics {
 
 bool wants_color(Color color) {
@@ -59,7 +61,10 @@ Console::~Console() {
 void Console::log(const spdlog::details::log_msg& message) {
   const std::lock_guard lock(status_mutex_);
   std::fputs(erase().c_str(), stdout);
-  ansicolor_sink::log(message);
+  const std::string text = printable({message.payload.data(), message.payload.size()});
+  spdlog::details::log_msg shown = message;
+  shown.payload = text;
+  ansicolor_sink::log(shown);
   draw();
 }
 

@@ -1,19 +1,21 @@
 #include "core/metrics/jsonl_sink.h"
 
-#include <cerrno>
+#include <spdlog/fmt/fmt.h>
 
-#include "core/io/file_descriptor.h"
+#include <nlohmann/json.hpp>
+
 #include "core/metrics/record_json.h"
 
 namespace pptrain::metrics {
 
-JsonlSink::JsonlSink(const std::filesystem::path& file, const RunHeader& header) : path_(file) {
-  file_.reset(std::fopen(file.c_str(), "ae"));
-  if (!file_) throw io::file_error("cannot write", path_, errno);
+JsonlSink::JsonlSink(const std::filesystem::path& file, const RunHeader& header)
+    : step_(header.step),
+      file_(file, [this](const std::string& reason, int64_t lost) { return note(reason, lost); }) {
   write(to_json(header));
 }
 
 void JsonlSink::step(const StepRecord& record) {
+  step_ = record.step;
   write(to_json(record));
 }
 
@@ -22,10 +24,13 @@ void JsonlSink::eval(const EvalRecord& record) {
 }
 
 void JsonlSink::write(const std::string& line) {
-  const std::string text = line + '\n';
-  const bool ok =
-      std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() && std::fflush(file_.get()) == 0;
-  if (!ok) throw io::file_error("cannot write", path_, errno);
+  file_.add(line + '\n');
+}
+
+std::string JsonlSink::note(const std::string& reason, int64_t lost) const {
+  const std::string text = fmt::format("lines before this one were written late: {}{}", reason,
+                                       lost > 0 ? fmt::format("; {} line(s) are lost", lost) : "");
+  return nlohmann::json{{"step", step_}, {"note", text}}.dump() + '\n';
 }
 
 }  // namespace pptrain::metrics

@@ -6,6 +6,9 @@
 #include <cerrno>
 #include <utility>
 
+#include "core/base/printable.h"
+#include "core/io/file_descriptor.h"
+
 namespace pptrain::metrics {
 
 LogFile::LogFile(std::string name)
@@ -22,14 +25,17 @@ void LogFile::open(const std::filesystem::path& folder) {
 void LogFile::sink_it_(const spdlog::details::log_msg& message) {
   constexpr size_t most_kept = size_t{1} << 20;
   spdlog::memory_buf_t line;
-  formatter_->format(message, line);
+  const std::string shown = printable({message.payload.data(), message.payload.size()});  // it is read on terminals
+  spdlog::details::log_msg harmless = message;
+  harmless.payload = shown;
+  formatter_->format(harmless, line);
   const std::string text(line.data(), line.size());
   if (!path_.empty()) return write(text);
   if (kept_.size() < most_kept) kept_ += text;
 }
 
 void LogFile::write(const std::string& text) {
-  if (!file_) file_.reset(std::fopen(path_.c_str(), "ae"));
+  if (!file_) file_.reset(::fdopen(io::open_own_file(path_, O_WRONLY | O_CREAT | O_APPEND).release(), "a"));
   const bool ok = file_ && std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() &&
                   std::fflush(file_.get()) == 0;
   if (!ok) spdlog::throw_spdlog_ex("cannot write " + path_.string(), errno);

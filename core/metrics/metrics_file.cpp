@@ -1,7 +1,6 @@
 #include "core/metrics/metrics_file.h"
 
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include "core/io/file_descriptor.h"
 #include "core/io/numbered_path.h"
 #include "core/io/output_file.h"
+#include "core/io/process_space.h"
 
 namespace pptrain::metrics {
 
@@ -86,9 +86,7 @@ class NewFile {
  public:
   explicit NewFile(const fs::path& target)
       : target_(target),
-        temporary_(target.parent_path() / fmt::format(".tmp_{}.{}", target.filename().string(), ::getpid())) {
-    std::error_code ignored;
-    fs::remove(temporary_, ignored);  // of a killed process that had the same id
+        temporary_(target.parent_path() / fmt::format(".tmp_{}.{}", target.filename().string(), io::unique_suffix())) {
     file_.emplace(temporary_);
   }
   ~NewFile() {

@@ -15,7 +15,8 @@
 #include "core/base/error.h"
 #include "core/io/checksum.h"
 #include "core/io/copy_file.h"
-#include "core/io/mapped_file.h"
+#include "core/io/inner_path.h"
+#include "core/io/small_file.h"
 #include "core/io/strict_json.h"
 
 namespace pptrain::checkpoint {
@@ -129,9 +130,7 @@ void from_json(const json& j, Attachment& a) {
   j.at("path").get_to(a.path);
   a.bytes = static_cast<uint64_t>(number(j, "bytes"));
   j.at("xxh3_128").get_to(a.checksum);
-  const std::filesystem::path path = a.path;
-  if (a.path.empty() || a.path.find('\0') != std::string::npos || path.is_absolute() ||
-      std::ranges::find(path, std::filesystem::path("..")) != path.end()) {
+  if (!io::is_inner_path(a.path)) {
     throw Error(fmt::format("'{}' is not the path of a file below the checkpoint's folder", a.path));
   }
 }
@@ -249,8 +248,8 @@ std::vector<FileEntry> parse_files(const std::string& text) {
 Manifest read_manifest(const std::filesystem::path& step_dir) {
   const std::filesystem::path path = step_dir / manifest_name;
   const std::string what = fmt::format("'{}'", path.string());
-  const io::MappedFile file(path);
-  return parse_manifest({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, what);
+  // Read, not mapped: a bad sector is then an error of this checkpoint, behind which an older one is looked at.
+  return parse_manifest(io::read_small_file(path, std::numeric_limits<size_t>::max()), what);
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& what) {
@@ -263,7 +262,7 @@ Manifest parse_manifest(std::string_view text, const std::string& what) {
 }
 
 void check_attachment(const std::filesystem::path& step_dir, const Attachment& entry) {
-  const std::filesystem::path path = step_dir / entry.path;
+  const std::filesystem::path path = io::inner_path(step_dir, entry.path);
   if (io::file_checksum(path) == entry.checksum) return;
   throw Unusable(fmt::format("'{}' is damaged (its checksum is not the manifest's)", path.string()));
 }

@@ -5,6 +5,8 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
@@ -117,6 +119,15 @@ inline JobResult read_result(const fs::path& run_dir, int exit_code) {
     }
   }
   return result;
+}
+
+// Steps whose grad norm is over `limit`: with that as train.grad_clip, those that were clipped.
+inline int64_t steps_over(const JobResult& result, double limit) {
+  return std::ranges::count_if(result.metrics, [&](const std::string& line) {
+    const auto record = nlohmann::json::parse(line);
+    return record.contains("grad_norm") && record.at("grad_norm").is_number() &&
+           record.at("grad_norm").get<double>() > limit;
+  });
 }
 
 inline app::Plan small_plan(const std::string& text, const fs::path& run_dir, Overrides overrides) {

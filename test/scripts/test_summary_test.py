@@ -66,16 +66,28 @@ class Summary(unittest.TestCase):
                                              "not run: only_mpi: MPI: built without MPI", "not run: python", "3 not run",
                                              "2 passed, 0 failed"]))
 
-    def test_what_failed_and_ran_again(self):
+    def test_what_passed_at_the_second_time_is_counted_apart(self):
         failed = "test cases:  7 |  6 passed | 1 failed\nassertions: 9 | 8 passed | 1 failed\n"
         passed = "All tests passed (40 assertions in 7 test cases)\n"
         first = [("a", "run", passed), ("b", "fail", failed), ("c", "fail", failed)]
         code, lines = summary(*first, again=[("b", "run", passed), ("c", "run", passed)])
-        self.assertEqual((code, lines), (0, ["failed beside other tests, passed by itself: b",
-                                             "failed beside other tests, passed by itself: c", "21 passed, 0 failed"]))
+        self.assertEqual((code, lines), (0, ["depends on a clock, failed at first and passed by itself: b: 1",
+                                             "depends on a clock, failed at first and passed by itself: c: 1",
+                                             "2 passed at the second time", "19 passed, 0 failed"]))
         code, lines = summary(*first, again=[("b", "run", passed), ("c", "fail", failed)])
-        self.assertEqual((code, lines), (1, ["failed beside other tests, passed by itself: b", "failed: c",
-                                             "20 passed, 1 failed"]))
+        self.assertEqual((code, lines), (1, ["depends on a clock, failed at first and passed by itself: b: 1", "failed: c",
+                                             "1 passed at the second time", "19 passed, 1 failed"]))
+        code, lines = summary(*first, again=[("b", "run", passed)])  # c depends on no clock
+        self.assertEqual((code, lines), (1, ["depends on a clock, failed at first and passed by itself: b: 1", "failed: c",
+                                             "1 passed at the second time", "19 passed, 1 failed"]))
+        self.assertEqual(summary(("d", "fail", "killed"), ("a", "run", passed), again=[("d", "run", "well")])[1][1:],
+                         ["1 passed at the second time", "7 passed, 0 failed"])
+
+    def test_what_is_to_run_again(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".xml") as report:
+            write_report(report, [("a", "fail", ""), ("b.c", "fail", ""), ("d", "run", ""), ("e", "fail", "")])
+            self.assertEqual(test_summary.failed_of(report.name, ["b.c", "d", "e", "unknown"]), r"^(b\.c|e)$")
+            self.assertEqual(test_summary.failed_of(report.name, ["d"]), "")
 
     def test_nothing_at_all_is_a_failure(self):
         self.assertEqual(summary()[0], 1)

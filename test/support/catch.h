@@ -7,6 +7,7 @@
 #include <catch2/catch_all.hpp>
 using Catch::Approx;
 namespace pptrain::test {
+using EventListener = Catch::EventListenerBase;
 inline auto contains_text(const std::string& text) {
   return Catch::Matchers::ContainsSubstring(text);
 }
@@ -14,6 +15,9 @@ inline auto contains_text(const std::string& text) {
 #else
 #include <catch2/catch.hpp>
 namespace pptrain::test {
+#ifdef CATCH_CONFIG_EXTERNAL_INTERFACES
+using EventListener = Catch::TestEventListenerBase;
+#endif
 inline auto contains_text(const std::string& text) {
   return Catch::Matchers::Contains(text);
 }

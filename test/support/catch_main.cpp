@@ -1,5 +1,5 @@
 // Entry point of every test executable. A filter names files too ("[#layouts_test]"), and one that no case
-// fits is an error.
+// fits is an error, also where another filter beside it finds cases.
 #if __has_include(<catch2/catch_session.hpp>)
 #include <catch2/catch_session.hpp>
 #else
@@ -10,8 +10,10 @@
 int main(int argc, char** argv) {
   Catch::Session session;
   session.configData().filenamesAsTags = true;
-#ifdef CATCH_CONFIG_RUNNER  // version 3 fails without being told
+#ifdef CATCH_CONFIG_RUNNER
   session.configData().warnings = Catch::WarnAbout::NoTests;
+#else
+  session.configData().warnings = Catch::WarnAbout::UnmatchedTestSpec;
 #endif
   if (const int bad_arguments = session.applyCommandLine(argc, argv)) return bad_arguments;
   return session.run();

@@ -6,7 +6,6 @@
 #include <cctype>
 #include <charconv>
 #include <iterator>
-#include <span>
 #include <system_error>
 #include <vector>
 
@@ -83,7 +82,7 @@ void TensorboardSink::eval(const EvalRecord& record) {
 
 void TensorboardSink::write(const std::string& event) {
   const std::string record = framed(event);
-  file_->write(std::as_bytes(std::span(record)));
+  file_->add(record);
 }
 
 }  // namespace pptrain::metrics

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "core/io/output_file.h"
+#include "core/metrics/patient_file.h"
 #include "core/metrics/run_header.h"
 #include "core/metrics/sinks.h"
 
@@ -16,7 +16,8 @@ class TensorboardSink : public Sink {
   // Makes a new file in `folder`, which is created: events.out.tfevents.TIME.HOST.PID.N, TIME later than
   // those of the files that are there, so that readers, which go by names, take it last. Where the start goes
   // on from a step, the file says that what others have of later steps counts no more. Each record is handed
-  // to the system whole. Throws Error that names the file.
+  // to the system whole; where the disk is full, records wait in memory (patient_file.h). Throws Error that names the
+  // file where it cannot be made.
   TensorboardSink(const std::filesystem::path& folder, const RunHeader& header);
 
   void step(const StepRecord& record) override;
@@ -27,7 +28,7 @@ class TensorboardSink : public Sink {
  private:
   void write(const std::string& event);
 
-  std::optional<io::OutputFile> file_;
+  std::optional<PatientFile> file_;
 };
 
 }  // namespace pptrain::metrics

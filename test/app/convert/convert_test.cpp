@@ -107,13 +107,26 @@ TEST_CASE("what lies beside the weights is listed with what stays behind") {
   fs::create_symlink(elsewhere, root / "linked");
   fs::create_symlink(elsewhere / "c.txt", root / "c.txt");
   fs::create_symlink(elsewhere / "none", root / "dangling");
+  fs::create_symlink("a/b.txt", root / "inside.txt");
   const OtherFiles files = list_other_files(root, {"model.safetensors"}, 10);
-  CHECK(files.carried == std::vector<fs::path>{".gitattributes", "a/b.txt", "c.txt", "config.json"});
-  REQUIRE(files.left_out.size() == 4);
+  CHECK(files.carried == std::vector<fs::path>{".gitattributes", "a/b.txt", "config.json", "inside.txt"});
+  REQUIRE(files.left_out.size() == 5);
   CHECK_THAT(files.left_out[0], contains_text(".git: a hidden folder"));
-  CHECK_THAT(files.left_out[1], contains_text("dangling: "));
-  CHECK_THAT(files.left_out[2], contains_text("large.bin: "));
-  CHECK_THAT(files.left_out[3], contains_text("linked: a linked folder"));
+  CHECK_THAT(files.left_out[1], contains_text("c.txt: a link out of the directory"));
+  CHECK_THAT(files.left_out[2], contains_text("dangling: "));
+  CHECK_THAT(files.left_out[3], contains_text("large.bin: "));
+  CHECK_THAT(files.left_out[4], contains_text("linked: a linked folder"));
+}
+
+TEST_CASE("a snapshot of the Hub's cache may link to the blobs beside it") {
+  const ScratchFolder folder;
+  const fs::path root = folder / "models--a/snapshots/main", blobs = folder / "models--a/blobs";
+  write(root / "config.json");
+  write(blobs / "1234");
+  write(folder / "secret");
+  fs::create_symlink("../../blobs/1234", root / "linked.txt");
+  fs::create_symlink("../../../secret", root / "secret.txt");
+  CHECK(list_other_files(root, {}, 10).carried == std::vector<fs::path>{"config.json", "linked.txt"});
 }
 
 TEST_CASE("a folder that was not published leaves nothing behind") {
@@ -130,6 +143,20 @@ TEST_CASE("a folder that was not published leaves nothing behind") {
   done.publish();
   CHECK(fs::exists(folder / "new/out/a/b.txt"));
   CHECK(std::distance(fs::directory_iterator(folder / "new"), fs::directory_iterator()) == 1);
+}
+
+TEST_CASE("a folder may be named by one word that nothing has yet") {
+  const ScratchFolder folder;
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
+  CHECK(real_path("out") == fs::canonical(folder.path()) / "out");
+  {
+    TargetFolder target("out", false, {});
+    write(target.folder() / "config.json");
+    target.publish();
+  }
+  fs::current_path(before);
+  CHECK(fs::exists(folder / "out/config.json"));
 }
 
 TEST_CASE("a folder takes an earlier one's place, and no other's") {

@@ -251,7 +251,11 @@ class CheckpointToHf(Case):
         make_tokenizer(self.folder / "tok")
         self.train(data=f'tokenizer = "{self.folder}/tok/tokenizer.json"')
         out = self.folder / "out"
-        done = self.convert(self.folder / "run/checkpoints", out, "--dtype", "bf16", "--max-shard-gb", 100e3 / 1e9)
+        bare = self.convert(self.folder / "run", self.folder / "bare")
+        self.assertIn("--tokenizer", bare.stdout + bare.stderr)
+        self.assertFalse((self.folder / "bare/tokenizer.json").exists(), "a path of the checkpoint is not followed")
+        done = self.convert(self.folder / "run/checkpoints", out, "--dtype", "bf16", "--max-shard-gb", 100e3 / 1e9,
+                            "--tokenizer", self.folder / "tok/tokenizer.json")
         self.assertIn("step 2", done.stdout)
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             self.assertEqual((out / name).read_bytes(), (self.folder / "tok" / name).read_bytes())
@@ -299,7 +303,8 @@ class HfAndBack(Case):
 
     def test_a_snapshot_of_the_hub_with_all_that_lies_there(self):
         # Links to blobs, folders, a header of another writer, tensors that are no parameters, a tied head.
-        blobs, source = self.folder / "blobs", self.folder / "hf"
+        blobs, source = self.folder / "hub/blobs", self.folder / "hub/snapshots/main"
+        source.parent.mkdir(parents=True)
         model = save_hf("llama", blobs, torch.bfloat16)
         make_tokenizer(source)
         tensors = {**load_file(blobs / "model.safetensors"),

@@ -16,6 +16,7 @@ using pptrain::test::missing_pairs;
 using pptrain::test::Overrides;
 using pptrain::test::run_small_job;
 using pptrain::test::small_job_text;
+using pptrain::test::steps_over;
 using pptrain::test::take_pairs;
 using pptrain::test::TemporaryFolder;
 using pptrain::test::with;
@@ -24,8 +25,9 @@ namespace {
 
 const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
 
-// Eight layers, so that four ranks can hold two stages each; small enough for thousands of runs. Clipping is
-// active.
+constexpr double grad_clip = 0.2;  // Comparison checks that it acts
+
+// Eight layers, so that four ranks can hold two stages each; small enough for thousands of runs.
 const Overrides tiny = {"model.hidden_size=16",
                         "model.intermediate_size=24",
                         "model.num_hidden_layers=8",
@@ -35,7 +37,7 @@ const Overrides tiny = {"model.hidden_size=16",
                         "train.micro_batch_size=1",
                         "train.steps=2",
                         "eval.interval=0",
-                        "train.grad_clip=0.2"};
+                        fmt::format("train.grad_clip={}", grad_clip)};
 
 void check_equal(const JobResult& reference, const JobResult& other) {
   REQUIRE(other.exit_code == 0);
@@ -86,6 +88,7 @@ class Comparison {
     const auto [known, first] = references_.try_emplace(job);
     if (first) {
       known->second = run_small_job(text_, folder_.path() / "reference", job);
+      REQUIRE(steps_over(known->second, grad_clip) > 0);
       std::filesystem::remove_all(folder_.path() / "reference");
     }
     return known->second;

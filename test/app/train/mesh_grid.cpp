@@ -346,7 +346,7 @@ initializer_range = 0.1
 steps = 3
 seq_len = {}
 micro_batch_size = 1
-grad_clip = 0.5
+grad_clip = {}
 [data]
 path = "{}"
 [optimizer]
@@ -366,7 +366,7 @@ peak_tflops = 1
                             "router_z_loss_coef = 0.001\nrouter_bias_update_rate = 0.001",
                             grid_experts)
               : "",
-      seq_len, shakespeare.string());
+      seq_len, grid_clip, shakespeare.string());
 }
 
 std::vector<GridJob> grid_jobs(bool experts) {

@@ -14,6 +14,7 @@ namespace pptrain::test {
 
 inline constexpr int most_ranks = 8;
 inline constexpr int grid_experts = 8;
+inline constexpr double grid_clip = 0.5;  // the jobs' train.grad_clip
 
 // On what mesh the last step is taken again, from the checkpoint before it.
 enum class Resumed { no, tensor, context_sharded };

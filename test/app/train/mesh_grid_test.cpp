@@ -183,6 +183,7 @@ class Grid {
                          const GridJob& job) {
     REQUIRE(made.result.exit_code == 0);
     REQUIRE(reference.result.exit_code == 0);
+    CHECK(test::steps_over(reference.result, test::grid_clip) > 0);
     check_steps(steps_of(made.result), steps_of(reference.result), tolerance);
     const std::vector<double> losses = validation_losses(made.result),
                               expected = validation_losses(reference.result);

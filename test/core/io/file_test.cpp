@@ -1,4 +1,6 @@
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
@@ -8,10 +10,14 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/printable.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checksum.h"
+#include "core/io/file_descriptor.h"
+#include "core/io/inner_path.h"
 #include "core/io/mapped_file.h"
 #include "core/io/output_file.h"
+#include "core/io/process_space.h"
 #include "core/io/strict_json.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
@@ -50,6 +56,73 @@ TEST_CASE("a mapped file shows the file's bytes") {
   CHECK(text_of(other) == "hello");
   CHECK_THROWS_WITH(MappedFile(folder / "absent"), contains_text("absent") && contains_text("No such file"));
   CHECK_THROWS_WITH(MappedFile(folder.path()), contains_text("not a regular file"));
+}
+
+TEST_CASE("a path that a file gives stays inside the file's folder") {
+  const ScratchFolder folder;
+  for (const char* path : {"a", "a/b.txt", "..a/b..", ".hidden/a b"}) {
+    INFO(path);
+    CHECK(is_inner_path(path));
+  }
+  for (const std::string path : {"", "/", "/etc/passwd", "a//etc/passwd", "a/", "..", "a/../b", "./a"}) {
+    INFO(path);
+    CHECK_FALSE(is_inner_path(path));
+    CHECK_THROWS_WITH(inner_path(folder.path(), path), contains_text("is not the path of a file inside"));
+  }
+  CHECK_FALSE(is_inner_path(std::string_view("a\0b", 3)));
+  const ScratchFolder elsewhere;
+  elsewhere.write("secret", "x");
+  std::filesystem::create_symlink(elsewhere / "secret", folder / "link");
+  std::filesystem::create_directory_symlink(elsewhere.path(), folder / "linked");
+  for (const char* path : {"link", "linked/secret", "linked/new"}) {
+    INFO(path);
+    CHECK_THROWS_WITH(inner_path(folder.path(), path), contains_text("leads out of"));
+  }
+  folder.write("own", "x");
+  std::filesystem::create_symlink("own", folder / "inner");
+  CHECK(inner_path(folder.path(), "inner") == folder / "inner");
+  CHECK(inner_path(folder.path(), "new/file") == folder / "new/file");
+}
+
+TEST_CASE("output goes through a device or a pipe, which stays what it is") {
+  const ScratchFolder folder;
+  const std::filesystem::path pipe = folder / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const FileDescriptor reader = open_file(pipe, O_RDONLY | O_NONBLOCK);
+  write_output(pipe, "some text");
+  std::string got(9, '\0');
+  REQUIRE(::read(reader.get(), got.data(), got.size()) == 9);
+  CHECK(got == "some text");
+  CHECK(std::filesystem::is_fifo(pipe));
+  write_output("/dev/null", "lost");
+  CHECK(std::filesystem::is_character_file("/dev/null"));
+  write_output(folder / "file", "kept");
+  CHECK(ScratchFolder::read_file(folder / "file") == "kept");
+}
+
+TEST_CASE("a file of the program's own is opened through no link, and no pipe is waited for") {
+  const ScratchFolder folder;
+  folder.write("victim", "text");
+  std::filesystem::create_symlink(folder / "victim", folder / "lock");
+  CHECK_THROWS_WITH(open_own_file(folder / "lock", O_RDWR | O_CREAT), contains_text("lock"));
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(open_own_file(folder / "pipe", O_RDWR), contains_text("not a regular file"));
+  CHECK_NOTHROW(open_own_file(folder / "new", O_WRONLY | O_CREAT));
+  CHECK(ScratchFolder::read_file(folder / "victim") == "text");
+}
+
+TEST_CASE("no text from outside acts on a terminal") {
+  CHECK(printable("step 3:\tdone\n") == "step 3:\tdone\n");
+  CHECK(printable("na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x99\x82") == "na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x99\x82");
+  CHECK(printable("\x1b]0;title\x07\r\x7f") == "?]0;title???");
+  CHECK(printable("\xC2\x9B" "2J") == "?2J");  // CSI as one character
+  CHECK(printable("\x9B" "2J \xE2\x82") == "?2J ??");
+}
+
+TEST_CASE("temporary names differ from call to call, and between spaces of process ids") {
+  CHECK(unique_suffix() != unique_suffix());
+  CHECK(unique_suffix().starts_with(process_space() + "." + std::to_string(::getpid()) + "."));
+  CHECK(process_space().size() == 16);
 }
 
 TEST_CASE("an output file appends, writes at offsets and refuses what is there") {

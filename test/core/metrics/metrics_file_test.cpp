@@ -1,6 +1,10 @@
 // The course of metrics.jsonl over starts: nothing is lost, and a bad line stops nobody.
 #include "core/metrics/metrics_file.h"
 
+#include <spdlog/fmt/fmt.h>
+#include <sys/resource.h>
+
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/metrics/jsonl_sink.h"
+#include "core/metrics/patient_file.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -151,6 +156,54 @@ TEST_CASE("what cannot be read or written is named, and loses nothing") {
   fs::create_directory(folder.file());
   CHECK_THROWS_WITH(metrics::set_aside_after(folder.file(), 2, reports.hear()),
                     contains_text("metrics.jsonl"));
+}
+
+TEST_CASE("records wait for room on a full disk, and a note tells of it") {
+  const Folder folder;
+  const rlimit before = [] {
+    rlimit limit{};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    return limit;
+  }();
+  const auto limit_files = [&](rlim_t bytes) {
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  };
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    metrics::JsonlSink sink(folder.file(), {});
+    sink.step({.step = 1, .loss = 3});
+    limit_files(fs::file_size(folder.file()) + 10);  // half a line fits
+    sink.step({.step = 2, .loss = 2});
+    sink.step({.step = 3, .loss = 1});
+    limit_files(before.rlim_cur);
+    sink.step({.step = 4, .loss = 0.5});
+  }
+  std::signal(SIGXFSZ, handler);
+  std::vector<nlohmann::json> lines;
+  std::ifstream in(folder.file());
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  REQUIRE(lines.size() == 6);
+  for (int step = 1; step <= 4; ++step) CHECK(lines[step].at("step") == step);
+  CHECK_THAT(lines[5].at("note").get<std::string>(), contains_text("File too large"));
+}
+
+TEST_CASE("records beyond what may wait are lost, the oldest first, and counted") {
+  const Folder folder;
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    metrics::PatientFile file(
+        folder.file(), [](const std::string&, int64_t lost) { return fmt::format("lost {}\n", lost); }, 8);
+    const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &none) == 0);
+    for (const char* record : {"aaa\n", "bbb\n", "ccc\n", "ddd\n"}) file.add(record);
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
+  }
+  std::signal(SIGXFSZ, handler);
+  std::ifstream in(folder.file());
+  CHECK(std::string(std::istreambuf_iterator<char>(in), {}) == "ccc\nddd\nlost 2\n");
 }
 
 TEST_CASE("each start adds a header, whose lines any reader can tell from those of steps") {

@@ -81,7 +81,7 @@ TEST_CASE("an MFU that is not known is null, and said") {
   CHECK(pptrain::metrics::format_line(record, 2).find("mfu unknown") != std::string::npos);
 }
 
-TEST_CASE("the peak of a CPU is found in 0.3 s, whatever types are slow there") {
+TEST_CASE("the peak of a CPU is found in 0.3 s, whatever types are slow there", "[clock]") {
   at::set_num_threads(1);
   for (const bool bf16 : {false, true}) {
     CAPTURE(bf16);
@@ -93,7 +93,7 @@ TEST_CASE("the peak of a CPU is found in 0.3 s, whatever types are slow there") 
   }
 }
 
-TEST_CASE("ranks that look for their peaks on the same cores hardly lower them") {
+TEST_CASE("ranks that look for their peaks on the same cores hardly lower them", "[clock]") {
   at::set_num_threads(1);
   const double alone = peak_flops(at::kCPU, false);
   const size_t ranks = 2 * std::max(1U, std::thread::hardware_concurrency());

@@ -202,6 +202,9 @@ TEST_CASE("what a rank has of an optimizer", "[optim]") {
   CHECK(share({}).flops == flops / 2);
   CHECK(share({.shards = 2, .replicas = 2}).flops == flops / 8);
   CHECK(share({}).sent == 0);
+  CHECK(share({}).received == 0);
+  CHECK(share({.shards = 2}).sent == 2 * 16 / 2);
+  CHECK(share({.shards = 2}).received == 2 * 16 / 2);
   CHECK(share({.shards = 2, .replicas = 2}).sent == 2 * 16 / 4);
   CHECK(share({.shards = 2, .replicas = 2}).received == 2 * 16 / 2);
   CHECK(share({}).workspace == 2 * 32 + 2 * (3 * 32 + 2 * 16));

@@ -1,7 +1,7 @@
 // Wall time from step to step against what schedule::steady_step_time predicts. Stages sleep instead of
 // computing, so it does not depend on the number of cores; the machine's load can only make it longer, so the
-// shortest of a few tries is what counts. Run alone, as parallel_pipeline_wall:
-//   build/test_parallel_pipeline "[wall]"
+// shortest of a few tries is what counts. Run alone, as parallel_pipeline_clock:
+//   build/test_parallel_pipeline "[clock]"
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -98,7 +98,7 @@ double measured(const schedule::Schedule& s, StepBoundary boundary) {
 
 }  // namespace
 
-TEST_CASE("the wall bubble of zb_h2 and zbv falls as predicted", "[wall]") {
+TEST_CASE("the wall bubble of zb_h2 and zbv falls as predicted", "[clock]") {
   constexpr int tries = 8;
   constexpr double tolerance = 0.03;
   for (const std::string name : {"1f1b", "zb_h1", "zb_h2", "zbv"}) {

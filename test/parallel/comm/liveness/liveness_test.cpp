@@ -98,7 +98,7 @@ void check_outcome(const Outcome& outcome, int dead, Clock::duration within) {
   }
 }
 
-TEST_CASE("a rank that is gone ends all others at once, and one of them says so") {
+TEST_CASE("a rank that is gone ends all others at once, and one of them says so", "[clock]") {
   const int size = GENERATE(2, 3, 5);
   const int dead = GENERATE(0, 1);
   CAPTURE(size, dead);
@@ -114,7 +114,7 @@ TEST_CASE("a rank that is gone ends all others at once, and one of them says so"
                                   contains_text("F stage " + std::to_string(dead) + " microbatch 9"));
 }
 
-TEST_CASE("a rank that falls silent is found after the limit") {
+TEST_CASE("a rank that falls silent is found after the limit", "[clock]") {
   Outcome outcome;
   run_with_dead_rank(4, 2, outcome, [](Ring&) {});
   check_outcome(outcome, 2, limit + 3s);
@@ -125,7 +125,7 @@ TEST_CASE("a rank that falls silent is found after the limit") {
   for (const int r : {0, 1, 3}) CHECK(outcome.after[r] > limit - limit / 14 - 50ms);
 }
 
-TEST_CASE("a rank that sends nonsense is not listened to") {
+TEST_CASE("a rank that sends nonsense is not listened to", "[clock]") {
   Outcome outcome;
   run_with_dead_rank(3, 1, outcome, [](Ring& ring) {
     const std::string nonsense(100, 'x');
@@ -137,7 +137,7 @@ TEST_CASE("a rank that sends nonsense is not listened to") {
 }
 
 // A rank's own words are left to it; who fails behind another rank is told to be silent.
-TEST_CASE("a failure is told to all, and the first one counts") {
+TEST_CASE("a failure is told to all, and the first one counts", "[clock]") {
   std::mutex mutex;
   std::vector<int> ended, first;
   std::vector<std::string> said;
@@ -167,7 +167,7 @@ TEST_CASE("a failure is told to all, and the first one counts") {
   CHECK(said.empty());
 }
 
-TEST_CASE("ranks that take leave at different times are not missed") {
+TEST_CASE("ranks that take leave at different times are not missed", "[clock]") {
   std::atomic<int> ends = 0;
   run_thread_ranks(4, [&](Communicator& world) {
     Activity activity;
@@ -183,7 +183,7 @@ TEST_CASE("ranks that take leave at different times are not missed") {
   CHECK(ends == 0);
 }
 
-TEST_CASE("a roll call tells what every rank does") {
+TEST_CASE("a roll call tells what every rank does", "[clock]") {
   std::mutex mutex;
   run_thread_ranks(5, [&](Communicator& world) {
     Activity activity;
@@ -321,7 +321,7 @@ TEST_CASE("of several addresses the one that answers is found at once, whatever 
 }
 
 // The parent of a vfork waits for its child in the very state in which a thread waits for a dead disk.
-TEST_CASE("a thread that hangs in the kernel is told from one that waits or computes") {
+TEST_CASE("a thread that hangs in the kernel is told from one that waits or computes", "[clock]") {
   std::atomic<pid_t> stuck = 0, asleep = 0, busy = 0;
   std::atomic<bool> stop = false;
   std::array<int, 2> pipe_ends{};

@@ -97,7 +97,7 @@ TEST_CASE("any thread may end all waits, with a text that is bounded") {
   }
 }
 
-TEST_CASE("a rank far ahead of the other waits for it, and all that it sent arrives") {
+TEST_CASE("a rank far ahead of the other waits for it, and all that it sent arrives", "[clock]") {
   constexpr int64_t size = 1 << 20;
   constexpr int count = 40;
   Pair pair({.early = 2 << 20, .most = 6 << 20});
@@ -124,7 +124,7 @@ TEST_CASE("a rank far ahead of the other waits for it, and all that it sent arri
   other.join();
 }
 
-TEST_CASE("a peer that dies while it is made to wait is noticed") {
+TEST_CASE("a peer that dies while it is made to wait is noticed", "[clock]") {
   Pair pair({.early = 1000, .most = 1 << 20});
   const std::string body(2000, 'x');
   const FrameHeader header{.kind = FrameKind::data, .channel = 7, .bytes = body.size()};
@@ -285,7 +285,7 @@ TEST_CASE("a link is made by its first message, whoever calls, and by both at on
   }
 }
 
-TEST_CASE("ranks take leave of those alone that they have links with, and a late receive hears of it") {
+TEST_CASE("ranks take leave of those alone that they have links with, and a late receive hears of it", "[clock]") {
   std::vector<std::unique_ptr<TcpEngine>> engines;
   for (Met& met : strangers(3)) engines.push_back(std::make_unique<TcpEngine>(std::move(met)));
   const auto start = Clock::now();
@@ -299,7 +299,7 @@ TEST_CASE("ranks take leave of those alone that they have links with, and a late
   leave_together(engines);
 }
 
-TEST_CASE("a peer that refuses is named at once") {
+TEST_CASE("a peer that refuses is named at once", "[clock]") {
   std::vector<Met> ranks = strangers(2);
   ranks[1].contacts.reset();
   TcpEngine engine(std::move(ranks[0]));
@@ -312,7 +312,7 @@ TEST_CASE("a peer that refuses is named at once") {
   REQUIRE_THROWS_WITH(engine.send(7, at::full({5}, 1, at::kInt), 1), contains_text("cannot reach rank 1"));
 }
 
-TEST_CASE("a peer that takes calls and says nothing is given up, and so is a stranger in its place") {
+TEST_CASE("a peer that takes calls and says nothing is given up, and so is a stranger in its place", "[clock]") {
   int error = 0;
   const Socket listener = listen_at("127.0.0.1", 0, error);
   const bool speaks = GENERATE(false, true);

@@ -146,7 +146,7 @@ TEST_CASE("ranks meet along a tree, and any two of them can then be connected") 
   require_links(ranks, 10s);
 }
 
-TEST_CASE("strangers, silent or not, keep nobody out and hold nobody up") {
+TEST_CASE("strangers, silent or not, keep nobody out and hold nobody up", "[clock]") {
   const Rendezvous rendezvous = somewhere();
   std::vector<std::future<Came>> ranks;
   for (const int r : {0, 1}) ranks.push_back(start(r, 3, rendezvous));
@@ -242,7 +242,7 @@ TEST_CASE("what the store holds is checked") {
   REQUIRE(read_address("10.0.0.5 41234", 3).port == 41234);
 }
 
-TEST_CASE("a rank alone ends with its time, and says who is missing") {
+TEST_CASE("a rank alone ends with its time, and says who is missing", "[clock]") {
   const Rendezvous rendezvous = somewhere(400ms);
   const Came first = start(0, 3, rendezvous).get();
   REQUIRE_THAT(first.error,
@@ -252,7 +252,7 @@ TEST_CASE("a rank alone ends with its time, and says who is missing") {
   for (const Came& met : {std::cref(first), std::cref(second)}) REQUIRE(met.time < 2s);
 }
 
-TEST_CASE("the time counts where something else answers, or nothing does") {
+TEST_CASE("the time counts where something else answers, or nothing does", "[clock]") {
   Rendezvous rendezvous = somewhere(400ms);
   int error = 0;
   const Socket silent = listen_at("127.0.0.1", rendezvous.port, error);
@@ -262,7 +262,7 @@ TEST_CASE("the time counts where something else answers, or nothing does") {
   REQUIRE_THAT(start(0, 2, rendezvous).get().error, contains_text("choose another MASTER_PORT"));
 }
 
-TEST_CASE("a rank that is told to stop does so at once, and its peers with it") {
+TEST_CASE("a rank that is told to stop does so at once, and its peers with it", "[clock]") {
   std::atomic<bool> stop = false;
   Rendezvous rendezvous = somewhere();
   Rendezvous told = rendezvous;

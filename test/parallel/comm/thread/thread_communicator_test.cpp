@@ -43,7 +43,7 @@ TEST_CASE("a world of one thread needs no partner") {
   });
 }
 
-TEST_CASE("a failed rank ends the sums that are under way") {
+TEST_CASE("a failed rank ends the sums that are under way", "[clock]") {
   std::atomic<int> woken = 0;
   const auto start = Clock::now();
   const auto run = [&] {
@@ -70,7 +70,7 @@ TEST_CASE("a failed rank ends the sums that are under way") {
   REQUIRE(Clock::now() - start < std::chrono::seconds(5));
 }
 
-TEST_CASE("a rank that fails does not wait for its own sums") {
+TEST_CASE("a rank that fails does not wait for its own sums", "[clock]") {
   const auto start = Clock::now();
   const auto run = [] {
     run_thread_ranks(2, [](Communicator& world) {
@@ -108,7 +108,7 @@ TEST_CASE("parts that do not fit each other are an error on both sides") {
   REQUIRE_THROWS_WITH(wants_three->wait({}), contains_text("does not fit"));
 }
 
-TEST_CASE("a rank that throws wakes all others at once, and its exception is the one to see") {
+TEST_CASE("a rank that throws wakes all others at once, and its exception is the one to see", "[clock]") {
   std::atomic<int> woken = 0;
   const auto start = Clock::now();
   const auto run = [&] {

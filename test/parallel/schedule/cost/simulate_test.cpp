@@ -172,7 +172,7 @@ TEST_CASE("forward only: fill before the first forward, barrier after the last")
   CHECK(result.ranks[1].barrier == 0);
 }
 
-TEST_CASE("64 ranks and 4096 microbatches take under two seconds") {
+TEST_CASE("64 ranks and 4096 microbatches take under two seconds", "[clock]") {
   const auto begin = std::chrono::steady_clock::now();
   const Schedule s = make_schedule({.name = "1f1b", .ranks = 64, .microbatches = 4096});
   validate(s);

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Would the tests notice? Makes small changes (mutants) to the code, one at a time, and runs the tests that cover them; prints
+# those that no test noticed (survivors) and the score, after all the set-up that is missing.
+#   scripts/mutate.sh [--mutants N] [--seed S] [--base COMMIT | --all] [PATH]...
+# By default 200 mutants of the lines that changed since the branch left main (--base: since COMMIT; --all: of every line), in
+# app/train, core/optim, core/data, parallel and models, or in the PATHs. The same seed takes the same mutants of the same code.
+# Exits with 1 if one survived, with 2 if the tests fail without a mutant.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+for argument; do
+  [[ $argument != -h && $argument != --help ]] || { sed -n '2,7s/^# *//p' "$0" && exit; }
+done
+lock_checkout
+ensure_packages
+ensure_toolchain
+[[ -n ${PPTRAIN_TORCH_DIR:-} ]] || ensure_requirements requirements-test
+build release all
+unlock_checkout
+cd "$root"
+exec python3 "$scripts/mutate.py" --build "$(build_dir release)" "$@"

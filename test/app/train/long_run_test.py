@@ -1,0 +1,139 @@
+"""A run of many steps takes no more memory, descriptors or threads at its end than after its first steps.
+
+Usage: long_run_test.py PPTRAIN [unittest arguments]
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from launch import environment  # noqa: E402
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+STEPS = 2000
+WARM_UP = 400  # until then caches fill, and the allocator's arenas reach their sizes
+
+JOB = f"""
+[model]
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 1
+vocab_size = 256
+[distributed]
+pp = 2
+[train]
+steps = {STEPS}
+seq_len = 16
+micro_batch_size = 1
+grad_accum_steps = 2
+[data]
+path = "{SOURCE / "configs/data/tinyshakespeare.txt"}"
+val_fraction = 0.1
+[eval]
+interval = 20
+batches = 1
+generate_interval = 40
+generate_prompt = "ROMEO:"
+generate_tokens = 4
+[optimizer]
+lr = 1e-3
+[checkpoint]
+interval = 20
+keep_last_n = 2
+[metrics]
+log_interval = 100
+peak_tflops = 1
+"""
+
+
+class Sample:
+    """What the process holds: bytes of anonymous memory, descriptors and threads."""
+
+    def __init__(self, pid, step):
+        status = dict(line.split(":", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
+        self.step = step
+        self.memory = int(status["RssAnon"].split()[0]) * 1024
+        self.threads = int(status["Threads"])
+        self.descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+
+
+class Steps:
+    """The last step of a metrics.jsonl that grows."""
+
+    def __init__(self, file):
+        self.file, self.position, self.step = file, 0, 0
+
+    def read(self):
+        if self.file.exists():
+            with self.file.open("rb") as lines:
+                lines.seek(self.position)
+                text = lines.read()
+            whole = text[:text.rfind(b"\n") + 1]
+            self.position += len(whole)
+            for line in whole.splitlines():
+                self.step = json.loads(line).get("step", self.step)
+        return self.step
+
+
+class LongRun(unittest.TestCase):
+    def samples_of_run(self, folder):
+        (folder / "job.toml").write_text(JOB)
+        with (folder / "output.txt").open("w") as output:
+            process = subprocess.Popen([PPTRAIN, "--config", "job.toml", "--set", "run.dir=run"], stdout=output,
+                                       stderr=subprocess.STDOUT, cwd=folder, env=environment())
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        steps, samples = Steps(folder / "run/metrics.jsonl"), []
+        while process.poll() is None:
+            try:
+                samples.append(Sample(process.pid, steps.read()))
+            except (OSError, KeyError):
+                pass  # it ended meanwhile
+            time.sleep(0.01)
+        self.assertEqual(process.returncode, 0, (folder / "output.txt").read_text())
+        self.assertEqual(steps.read(), STEPS)
+        return samples
+
+    def check_output(self, run_dir):
+        records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual(sum("grad_norm" in record for record in records), STEPS)
+        self.assertEqual(sum("eval_loss" in record for record in records), STEPS // 20)
+        self.assertEqual({folder.name for folder in (run_dir / "checkpoints").iterdir() if folder.is_dir()},
+                         {f"step_{STEPS - 20}", f"step_{STEPS}"})
+        self.assertGreaterEqual((run_dir / "log.txt").read_text().count("ROMEO:"), STEPS // 40)
+
+    def test_memory_descriptors_and_threads_stay_the_same(self):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_long_"))
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        samples = self.samples_of_run(folder)
+        self.check_output(folder / "run")
+
+        early = [s for s in samples if WARM_UP <= s.step < 2 * WARM_UP]
+        late = [s for s in samples if STEPS - WARM_UP <= s.step < STEPS]
+        self.assertGreater(min(len(early), len(late)), 20, "too few samples to compare")
+
+        def figures(some):
+            return {"memory": statistics.median(s.memory for s in some), "most memory": max(s.memory for s in some),
+                    "most descriptors": max(s.descriptors for s in some), "most threads": max(s.threads for s in some)}
+        before, after = figures(early), figures(late)
+        print(f"{len(samples)} samples; early {before}, late {after}")
+        self.assertLessEqual(after["memory"], 1.01 * before["memory"])
+        # A save in progress holds some of each; which save a sample meets is chance, so all are compared at their most.
+        self.assertLessEqual(after["most memory"], 1.01 * before["most memory"])
+        self.assertEqual(after["most descriptors"], before["most descriptors"])
+        self.assertEqual(after["most threads"], before["most threads"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
