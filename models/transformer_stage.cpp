@@ -123,6 +123,13 @@ at::Tensor TransformerStage::empty_boundary(const data::Microbatch& data) const 
                    at::TensorOptions(store_.compute_dtype()).device(data.positions.device()));
 }
 
+// This rank's share of a list, if it is defined.
+at::Tensor TransformerStage::own_rows(const at::Tensor& list, int64_t tokens) const {
+  if (!list.defined()) return {};
+  const nn::TensorCut& cut = region_->cut();
+  return list.narrow(0, cut.begin(tokens, cut.rank), cut.count(tokens));
+}
+
 // The rotary tables must reach every position. Reading the positions themselves would wait for a GPU, whose
 // kernel gives NaN beyond the tables.
 nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
@@ -150,6 +157,7 @@ nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
           .segments = data.segments,
           .rope = rope_,
           .context = data.context,
+          .filling = own_rows(data.filling, tokens),
           .global_tokens = data.global_tokens,
           .global_targets = data.global_targets};
 }

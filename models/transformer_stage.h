@@ -147,6 +147,7 @@ class TransformerStage final : public pipeline::Stage {
   GroupSpan declare(const Declare& declare);
 
   nn::TokenInfo info_of(const data::Microbatch& data) const;
+  at::Tensor own_rows(const at::Tensor& list, int64_t tokens) const;
   int64_t share(const data::Microbatch& data) const;  // rows of this rank
   // normed: T [share, hidden] -> the rows that `rows` names among all tokens, or all; on every rank.
   at::Tensor chosen_rows(const at::Tensor& normed, int64_t tokens, const at::Tensor& rows) const;

@@ -59,7 +59,9 @@ int check(const JobArguments& arguments) {
                copy ? "  (holds a copy of the tied embedding)" : "");
   }
   fmt::print("# parameters  {}\n", models::parameter_count(plan.model));
-  for (const std::string& warning : config::warnings(job)) fmt::print("# warning: {}\n", warning);
+  for (const auto& warnings : {config::warnings(job), data_warnings(job)}) {
+    for (const std::string& warning : warnings) fmt::print("# warning: {}\n", warning);
+  }
   return 0;
 }
 

@@ -50,8 +50,12 @@ std::vector<std::string> places_of(const config::JobConfig& job) {
 }
 
 nlohmann::ordered_json json_of(const metrics::SourceLoss& loss) {
-  nlohmann::ordered_json json = {{"loss", loss.loss()}, {"perplexity", loss.perplexity()}};
-  if (const auto bits = loss.bits_per_byte()) json["bits_per_byte"] = *bits;
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  if (loss.tokens > 0) {
+    json["loss"] = loss.loss();
+    json["perplexity"] = loss.perplexity();
+    if (const auto bits = loss.bits_per_byte()) json["bits_per_byte"] = *bits;
+  }
   json["tokens"] = loss.tokens;
   return json;
 }
@@ -80,6 +84,10 @@ void print_text(const Result& result) {
   fmt::print("tokens         {}\ntime           {:.1f} s\n", result.all.tokens, result.seconds);
   if (result.sources.size() < 2) return;
   for (const auto& [place, loss] : result.sources) {
+    if (loss.tokens == 0) {
+      fmt::print("{:<14} no token to predict\n", loss.name);
+      continue;
+    }
     const auto own_bits = loss.bits_per_byte();
     fmt::print("{:<14} loss {:.4f}  perplexity {:.4f}{}  tokens {}\n", loss.name, loss.loss(),
                loss.perplexity(), own_bits ? fmt::format("  bits per byte {:.4f}", *own_bits) : "",
@@ -98,6 +106,10 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   const Evaluator::Result found = evaluator.run();
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   result.all = found.all;
+  if (found.all.tokens == 0)
+    throw CommonFault(
+        "the validation data have no token to predict: all are prompts, first tokens of documents or "
+        "padding");
   const std::vector<std::string> places = places_of(context.job);
   for (size_t i = 0; i < places.size(); ++i) result.sources.emplace_back(places[i], found.sources[i]);
   if (!context.root()) return 0;

@@ -51,6 +51,8 @@ const TextCodec& needed(const TextCodec* codec, const char* argument, const conf
 std::vector<int64_t> parse_ids(const std::string& text) {
   std::vector<int64_t> ids;
   std::string_view rest = text;
+  if (rest.starts_with('[') && rest.ends_with(']'))
+    rest = rest.substr(1, rest.size() - 2);  // as --json prints
   while (true) {
     const std::string_view word = rest.substr(0, rest.find(','));
     int64_t id = 0;
@@ -239,26 +241,18 @@ CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
   CLI::App* generate = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
   add_job_options(*generate, a);
   add_checkpoint(*generate, a.checkpoint);
-  generate->add_option("--prompt", a.prompts, "A text to go on from (repeatable)")
-      ->option_text("TEXT")
-      ->expected(1)
-      ->take_all();
+  repeatable(generate->add_option("--prompt", a.prompts, "A text to go on from (repeatable)"))
+      ->option_text("TEXT");
   generate->add_option("--prompts", a.prompts_file, "A file of prompts, one a line")->option_text("FILE");
-  generate->add_option("--prompt-ids", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)")
-      ->option_text("IDS")
-      ->expected(1)
-      ->take_all();
+  repeatable(generate->add_option("--prompt-ids", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)"))
+      ->option_text("IDS");
   add_sampling(*generate, a);
-  generate->add_option("--stop", a.stop, "A text that ends the output, and is no part of it (repeatable)")
-      ->option_text("TEXT")
-      ->expected(1)
-      ->take_all();
-  generate
-      ->add_option("--stop-id", a.stop_ids,
-                   "A token that ends the output (repeatable), beside data.document_end")
-      ->option_text("ID")
-      ->expected(1)
-      ->take_all();
+  repeatable(generate->add_option("--stop", a.stop,
+                                  "A text that ends the output, and is no part of it (repeatable)"))
+      ->option_text("TEXT");
+  repeatable(generate->add_option("--stop-id", a.stop_ids,
+                                  "A token that ends the output (repeatable), beside data.document_end"))
+      ->option_text("ID");
   generate->add_option("--in-flight", a.in_flight, "Prompts at a time; more go in waves. Bounds memory")
       ->option_text("N")
       ->check(CLI::PositiveNumber)

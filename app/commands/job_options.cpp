@@ -12,16 +12,19 @@ CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments) {
   CLI::Option* config = command.add_option("--config", arguments.config, "The job, a TOML file")
                             ->required()
                             ->option_text("JOB.toml");
-  command.add_option("--set", arguments.set, "Overrides a key of the job: section.key=value (repeatable)")
-      ->option_text("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
+  repeatable(command.add_option("--set", arguments.set,
+                                "Overrides a key of the job: section.key=value (repeatable)"))
+      ->option_text("KEY=VALUE");
   command
       .add_option("--world", arguments.world,
                   "Ranks of the job, which distributed.dp_shard = -1 fills; a launcher says it too")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
   return config;
+}
+
+CLI::Option* repeatable(CLI::Option* option) {
+  return option->expected(1)->take_all()->allow_extra_args(false);
 }
 
 CLI::Validator such_as(const std::vector<std::string>& words) {

@@ -12,6 +12,10 @@ namespace pptrain::app {
 // --config, --set and --world. Returns --config, which is required.
 CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments);
 
+// The option may be repeated, and takes one value each time, as it stands: CLI11 would else take "[a,b]" for
+// two.
+CLI::Option* repeatable(CLI::Option* option);
+
 // For completion: values to propose, where others are allowed too. Refuses nothing.
 CLI::Validator such_as(const std::vector<std::string>& words);
 

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <chrono>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <thread>
@@ -42,21 +43,36 @@ std::string unescape(std::string_view text) {
   return out;
 }
 
+// A number is an id, also where a token is spelled so.
 std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& wanted) {
   if (wanted == "none") return std::nullopt;
   if (wanted.empty()) return tokenizer.eos_id();
-  if (const auto id = tokenizer.id_of(wanted)) return id;
   int32_t id = -1;
   const auto [end, error] = std::from_chars(wanted.data(), wanted.data() + wanted.size(), id);
-  if (error != std::errc() || end != wanted.data() + wanted.size() || !tokenizer.token_of(id)) {
-    throw UsageError(
-        fmt::format("--eos {}: neither a token of the tokenizer nor the id of one, nor none", wanted));
-  }
-  return id;
+  if (error == std::errc() && end == wanted.data() + wanted.size() && tokenizer.token_of(id)) return id;
+  if (const auto token = tokenizer.id_of(wanted)) return token;
+  throw UsageError(fmt::format(
+      "--eos {}: neither the id of a token of the tokenizer nor one of its tokens, nor none", wanted));
+}
+
+// With control characters as JSON writes them.
+std::string shown(const std::string& token) {
+  return nlohmann::json(token).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 bool has_ending(const std::string& name, std::string_view format) {
   return std::ranges::any_of(file_endings(format), [&](std::string_view e) { return name.ends_with(e); });
+}
+
+// Is it a file of the format, or a folder that holds one?
+bool is_of(const std::string& name, std::string_view format) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(name, ignored)) return has_ending(name, format);
+  for (std::filesystem::directory_iterator entry(name, ignored), end; !ignored && entry != end;
+       entry.increment(ignored)) {
+    if (has_ending(entry->path().filename().string(), format)) return true;
+  }
+  return false;
 }
 
 // What the files are: of their names, and of the keys given.
@@ -72,14 +88,20 @@ corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
       throw UsageError(fmt::format("{}: a {} file needs --key, under which its texts are (--key text)", *file,
                                    format == std::string_view("jsonl") ? "JSONL" : "Parquet"));
   }
-  const bool parquet = any("parquet") != arguments.files.end();
+  const auto none_of = [&](std::string_view format) {
+    return std::ranges::none_of(arguments.files,
+                                [&](const std::string& name) { return is_of(name, format); });
+  };
+  const bool parquet =
+      any("parquet") != arguments.files.end() || (keys && !none_of("parquet") && none_of("jsonl"));
   return {.kind = parquet ? corpus::Kind::parquet
                   : keys  ? corpus::Kind::jsonl
                           : corpus::Kind::text,
           .key = arguments.key,
           .prompt_key = arguments.prompt_key,
           .completion_key = arguments.completion_key,
-          .separator = unescape(arguments.separator)};
+          .separator = unescape(arguments.separator),
+          .skip_bad_lines = arguments.bad_lines == "skip"};
 }
 
 // A folder stands for its files of this kind.
@@ -124,6 +146,9 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
       seconds > 0 ? bytes / seconds / 1e6 : 0);
   if (result.empty > 0)
     fmt::print("{} documents without a text were left out\n", metrics::with_commas(result.empty));
+  if (result.bad > 0)
+    fmt::print("{} lines without a document were left out, the first: {}\n", metrics::with_commas(result.bad),
+               result.first_bad);
   fmt::print("to train on it: data.path=\"{}.bin\" data.format=\"megatron\" model.vocab_size={} or more\n",
              arguments.out, tokenizer.vocab_size());
 }
@@ -164,10 +189,18 @@ CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
       ->excludes(key)
       ->excludes(prompt);
   command
-      ->add_option("--eos", arguments.eos,
-                   "Token (or its id) behind each document, or none; default: eos_token of the "
-                   "tokenizer_config.json beside, if there is one")
+      ->add_option(
+          "--eos", arguments.eos,
+          "Id of the token behind each document, or the token itself, or none; default: eos_token of the "
+          "tokenizer_config.json beside, if there is one")
       ->option_text("TOKEN");
+  command
+      ->add_option(
+          "--bad-lines", arguments.bad_lines,
+          "Lines of JSONL that hold no document: refuse, or skip, which says how many and where the first is")
+      ->option_text("WORD")
+      ->check(CLI::IsMember({"refuse", "skip"}))
+      ->capture_default_str();
   command->add_flag("--no-special", arguments.no_special,
                     "Without the tokens that tokenizer.json puts around a text (its post_processor)");
   command->add_option("--threads", arguments.threads, "Default: one for each core")
@@ -189,7 +222,10 @@ int tokenize(const TokenizeArguments& arguments) {
   options.encode = {.add_special = !arguments.no_special, .end_id = find_end(tokenizer, arguments.eos)};
   const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
   options.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : cores);
-  if (arguments.eos.empty() && !options.encode.end_id) {
+  if (const auto end = options.encode.end_id) {
+    fmt::print("each document ends with the token {}, {}\n", *end,
+               shown(tokenizer.token_of(*end).value_or("")));
+  } else if (arguments.eos.empty()) {
     fmt::print(
         "no token ends a document (no eos_token in a tokenizer_config.json beside; --eos TOKEN gives one): "
         "only "

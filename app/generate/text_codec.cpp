@@ -44,9 +44,10 @@ class TokenDecoder final : public TextCodec::Decoder {
 
 class TokenizerCodec final : public TextCodec {
  public:
-  explicit TokenizerCodec(tokenizer::Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
+  TokenizerCodec(tokenizer::Tokenizer tokenizer, bool add_special)
+      : tokenizer_(std::move(tokenizer)), add_special_(add_special) {}
   std::vector<int64_t> encode(std::string_view text) const override {
-    const std::vector<int32_t> ids = tokenizer_.encode_prompt(text, /*add_special=*/true);
+    const std::vector<int32_t> ids = tokenizer_.encode_prompt(text, add_special_);
     return {ids.begin(), ids.end()};
   }
   std::unique_ptr<Decoder> decoder() const override { return std::make_unique<TokenDecoder>(tokenizer_); }
@@ -56,6 +57,7 @@ class TokenizerCodec final : public TextCodec {
 
  private:
   tokenizer::Tokenizer tokenizer_;
+  bool add_special_;
 };
 
 }  // namespace
@@ -74,10 +76,6 @@ std::shared_ptr<const TextCodec> make_byte_codec() {
   return std::make_shared<ByteCodec>();
 }
 
-std::shared_ptr<const TextCodec> make_tokenizer_codec(const std::string& path) {
-  return std::make_shared<TokenizerCodec>(tokenizer::Tokenizer::load(path));
-}
-
 std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job) {
   const std::filesystem::path path = tokenizer_of(job);
   if (path.empty()) return config::all_of_bytes(job) ? make_byte_codec() : nullptr;
@@ -86,7 +84,7 @@ std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job) {
     throw UsageError(fmt::format("{} has ids up to {}, but model.vocab_size = {}: it is another model's",
                                  path.string(), tokenizer.vocab_size() - 1, job.model.vocab_size));
   }
-  return std::make_shared<TokenizerCodec>(std::move(tokenizer));
+  return std::make_shared<TokenizerCodec>(std::move(tokenizer), job.data.add_special);
 }
 
 }  // namespace pptrain::app

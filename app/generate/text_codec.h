@@ -35,16 +35,14 @@ class TextCodec {
 // Every byte is a token (data.format = "text"). Ids from 256 on, which a model may have, are shown as U+FFFD.
 std::shared_ptr<const TextCodec> make_byte_codec();
 
-// That of a tokenizer.json; a folder stands for the one in it. Throws Error where it cannot be used.
-std::shared_ptr<const TextCodec> make_tokenizer_codec(const std::string& path);
-
 // The job's tokenizer.json: data.tokenizer, or else the one beside the weights of model.hf_dir; "" where
 // there is none, or tokens are bytes.
 std::filesystem::path tokenizer_of(const config::JobConfig& job);
 
-// That of the job's tokens: data.tokenizer, or else what model.hf_dir has beside its weights, or else bytes
-// where the data are text; null where none of them says how tokens are read: then there are ids alone. Throws
-// UsageError where the tokenizer has more ids than the model.
+// That of the job's tokens, with data.add_special as training took them: data.tokenizer, or else what
+// model.hf_dir has beside its weights, or else bytes where the data are text; null where none of them says
+// how tokens are read: then there are ids alone. Throws UsageError where the tokenizer has more ids than the
+// model.
 std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job);
 
 }  // namespace pptrain::app

@@ -108,7 +108,7 @@ Request make_request(RequestKind kind, const LockHolder& run) {
   return {.kind = kind, .id = new_id(), .run = run, .pid = ::getpid(), .host = host_name()};
 }
 
-void post(const fs::path& run_dir, const Request& request) {
+void make_requests_folder(const fs::path& run_dir) {
   const fs::path folder = requests_folder(run_dir);
   std::error_code error;
   fs::create_directory(folder, error);
@@ -116,11 +116,15 @@ void post(const fs::path& run_dir, const Request& request) {
     throw Error(fmt::format("cannot make the folder '{}': {}", folder.string(),
                             error ? error.message() : "something else is there"));
   }
+}
+
+void post(const fs::path& run_dir, const Request& request) {
+  make_requests_folder(run_dir);
   const Json json{
       {"run", {{"pid", request.run.pid}, {"host", request.run.host}, {"since", request.run.since}}},
       {"pid", request.pid},
       {"host", request.host}};
-  io::write_file_atomically(folder / request.file_name(),
+  io::write_file_atomically(requests_folder(run_dir) / request.file_name(),
                             json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
@@ -171,9 +175,9 @@ void answer(const fs::path& run_dir, const Request& request, const Answer& answe
                   {"step", answer.step},
                   {"checkpoint", answer.checkpoint},
                   {"message", answer.message.substr(0, 4096)}};
+  withdraw(run_dir, request);
   io::write_file_atomically(answer_file(run_dir, request.id),
                             json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-  withdraw(run_dir, request);
 }
 
 void remove_old_answers(const fs::path& run_dir) {

@@ -36,13 +36,15 @@ struct Answer {
 };
 
 std::filesystem::path requests_folder(const std::filesystem::path& run_dir);
+// A run makes it at its start: then it is the run's own, who can remove what others put there. Throws Error
+// that names what cannot be made, or is a link.
+void make_requests_folder(const std::filesystem::path& run_dir);
 
 // With an id of its own, by this process.
 Request make_request(RequestKind kind, const LockHolder& run);
 
 // --- who asks ---
-// Puts the request into the folder, which is made where it is not there. Throws Error that names what cannot
-// be written, or is a link.
+// Puts the request into the folder, which is made where it is not there (see make_requests_folder).
 void post(const std::filesystem::path& run_dir, const Request& request);
 // Takes it back. False: it is not there any more, so it was answered.
 bool withdraw(const std::filesystem::path& run_dir, const Request& request);
@@ -54,7 +56,7 @@ std::optional<Answer> take_answer(const std::filesystem::path& run_dir, const st
 bool is_request_name(const std::string& name);
 // Throws Error that says what is wrong with it: no regular file (a link is none), too long, no such object.
 Request read_request(const std::filesystem::path& file);
-// Writes the answer and removes the request. Does nothing where that was withdrawn. Throws Error.
+// Removes the request and writes the answer. Does nothing where the request was withdrawn. Throws Error.
 void answer(const std::filesystem::path& run_dir, const Request& request, const Answer& answer);
 // Removes answers that nobody has fetched for an hour.
 void remove_old_answers(const std::filesystem::path& run_dir);

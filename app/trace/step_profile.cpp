@@ -150,6 +150,7 @@ void StepProfile::write() {
     for (const auto& numbers : gathered) ranks.push_back(decode(numbers));
     const auto path = std::filesystem::path(context_.job.run.dir) / "trace.json";
     const std::string device = context_.device.is_cpu() ? "cpu" : kernels::device_name(context_.device);
+    const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the trace");
     io::write_file_atomically(path, render_trace_file(context_.plan, device, ranks, bubbles_, shares));
   }
   traces_.clear();

@@ -44,20 +44,21 @@ data::Source data_source(const StreamFiles& stream) {
           .token_bytes = data::parse_token_bytes(stream.options.dtype)};
 }
 
-corpus::DocumentFormat document_format(const config::DataSource& source) {
+corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source) {
   return {.kind = source.format == "jsonl"     ? corpus::Kind::jsonl
                   : source.format == "parquet" ? corpus::Kind::parquet
                                                : corpus::Kind::text,
           .key = source.text_key,
           .prompt_key = source.prompt_key,
           .completion_key = source.completion_key,
-          .separator = source.document_separator};
+          .separator = source.document_separator,
+          .skip_bad_lines = source.format == "jsonl" && job.data.bad_lines == "skip"};
 }
 
 corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
   corpus::CacheRequest request{.files = stream.files(),
                                .tokenizer = tokenizer_of(job),
-                               .format = document_format(stream.options),
+                               .format = document_format(job, stream.options),
                                .add_special = job.data.add_special,
                                .end_id = std::nullopt};
   if (request.tokenizer.empty())

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,6 +72,23 @@ void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
   }
 }
 
+// The weights of model.hf_dir know its tokenizer's tokens, and would be trained on bytes.
+void check_bytes(const config::JobConfig& job, const config::ReportConflict& report) {
+  const fs::path beside = fs::path(job.model.hf_dir) / "tokenizer.json";
+  if (job.model.init != "hf" || !io::is_there(beside)) return;
+  const std::vector<config::DataSource> sources = config::data_sources(job);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (!config::is_of_bytes(job, sources[i])) continue;
+    const std::string path = config::source_key(job, i, "path"),
+                      format = config::source_key(job, i, "format");
+    report({format, path, "data.sources", "model.init"},
+           fmt::format(
+               "{} = \"text\" takes each byte for a token, which the weights of model.hf_dir do not know: "
+               "write data.tokenizer = \"{}\", which makes tokens of the text",
+               format, beside.string()));
+  }
+}
+
 // Texts are not made tokens here, so that how many there are is not known yet.
 bool inspect_stream(const Plan& plan, const StreamFiles& stream, const config::ReportConflict& report) {
   const std::string format = config::source_key(plan.job, stream.source, "format");
@@ -82,6 +100,14 @@ bool inspect_stream(const Plan& plan, const StreamFiles& stream, const config::R
       data::inspect(data_source(stream), plan.model.vocab);
     }
   });
+}
+
+// The files of a stream, each under the one name that it has without links.
+std::vector<fs::path> files_of(const config::JobConfig& job, const StreamFiles& stream) {
+  std::vector<fs::path> files =
+      config::is_tokenized(job, stream.options) ? stream.files() : data::token_files(data_source(stream));
+  for (fs::path& file : files) file = fs::weakly_canonical(file);
+  return files;
 }
 
 bool holds_checkpoint(const fs::path& path) {
@@ -107,6 +133,7 @@ void inspect_resume(const config::JobConfig& job, const config::ReportConflict& 
 
 void inspect_data(const Plan& plan, const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
+  check_bytes(job, report);
   if (!job.data.tokenizer.empty() || config::any_tokenized(job))
     sound(report, {"data.tokenizer", "model.hf_dir"}, [&] { make_text_codec(job); });
   bool all_sound = true, any_texts = false;
@@ -117,6 +144,31 @@ void inspect_data(const Plan& plan, const config::ReportConflict& report) {
   if (!all_sound || any_texts) return;
   const std::vector<OpenSource> sources = open_data(job, plan.model.vocab, {}, Wanted::all);
   for (size_t i = 0; i < sources.size(); ++i) check_lengths(plan, sources[i], i, report);
+}
+
+std::vector<std::string> data_warnings(const config::JobConfig& job) {
+  std::vector<std::string> warnings;
+  std::map<fs::path, std::string> trained;  // files, and the key that names each
+  for (const StreamFiles& stream : streams_of(job, Wanted::all)) {
+    const bool texts = config::is_tokenized(job, stream.options);
+    if (!texts && data::looks_like_uint32(data_source(stream)))
+      warnings.push_back(fmt::format(
+          "{0}: every second token is 0, as where ids of uint32 are read as uint16: is it {1} = \"uint32\"?",
+          stream.key, config::source_key(job, stream.source, "dtype")));
+    if (stream.validation) continue;
+    for (const fs::path& file : files_of(job, stream)) trained.emplace(file, stream.key);
+  }
+  for (const StreamFiles& stream : streams_of(job, Wanted::all)) {
+    if (!stream.validation) continue;
+    for (const fs::path& file : files_of(job, stream)) {
+      const auto found = trained.find(file);
+      if (found == trained.end()) continue;
+      warnings.push_back(fmt::format("{} has \"{}\", which {} has too: what is validated on is trained on",
+                                     stream.key, file.string(), found->second));
+      break;
+    }
+  }
+  return warnings;
 }
 
 void inspect_all(const Plan& plan, const config::ReportConflict& report) {

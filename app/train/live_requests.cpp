@@ -18,6 +18,11 @@ constexpr std::chrono::milliseconds between_looks{500};
 
 LiveRequests::LiveRequests(fs::path run_dir, LockHolder self)
     : run_dir_(std::move(run_dir)), self_(std::move(self)) {
+  try {
+    make_requests_folder(run_dir_);
+  } catch (const std::exception& error) {
+    spdlog::warn("pptrain save and pptrain stop cannot ask this run: {}", error.what());
+  }
   remove_old_answers(run_dir_);
   search();
 }
@@ -43,22 +48,16 @@ void LiveRequests::search() {
   std::vector<fs::path> files;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (is_request_name(name) && !ignored_.contains(name)) files.push_back(entry->path());
+    if (is_request_name(name) && !known_.contains(name)) files.push_back(entry->path());
   }
   std::ranges::sort(files);
   for (const fs::path& file : files) take(file);
 }
 
 void LiveRequests::take(const fs::path& file) {
-  const std::string name = file.filename().string();
-  const auto is_this = [&](const Request& request) { return request.file_name() == name; };
-  if (std::ranges::any_of(seen_, is_this)) return;
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::ranges::any_of(agreed_, is_this, &Agreed::request)) return;
-  }
   try {
     Request request = read_request(file);
+    known_.insert(request.file_name());
     if (!request.run.same_process(self_)) {
       spdlog::info("discarded a request for an earlier run: {}", request.describe());
       withdraw(run_dir_, request);
@@ -68,13 +67,15 @@ void LiveRequests::take(const fs::path& file) {
     seen_.push_back(std::move(request));
   } catch (const std::exception& error) {
     std::error_code gone;
-    if (fs::exists(fs::symlink_status(file, gone))) ignore(name, error.what());  // else it was withdrawn
+    if (!fs::exists(fs::symlink_status(file, gone))) return;  // it was withdrawn
+    known_.insert(file.filename().string());
+    ignore(error.what());
   }
 }
 
-void LiveRequests::ignore(const std::string& name, const std::string& reason) {
-  if (ignored_.empty()) spdlog::warn("a request is ignored: {}. Others like it are not mentioned", reason);
-  ignored_.insert(name);
+void LiveRequests::ignore(const std::string& reason) {
+  if (!std::exchange(told_of_ignored_, true))
+    spdlog::warn("a request is ignored: {}. Others like it are not mentioned", reason);
 }
 
 bool LiveRequests::wants(RequestKind kind) const {

@@ -15,10 +15,12 @@
 namespace pptrain::app {
 
 // A request goes three ways: seen, agreed on (all ranks act on it after a step), answered when what it asks
-// for is done or has failed. Nothing here throws or ends a run.
+// for is done or has failed. Each is taken once, whatever becomes of its file: that may stay, where it cannot
+// be removed, or come again. Nothing here throws or ends a run.
 class LiveRequests {
  public:
-  // `self`: the run, as its lock has it. Requests for earlier runs that lie there are discarded.
+  // `self`: the run, as its lock has it. Makes the folder; requests for earlier runs that lie there are
+  // discarded.
   LiveRequests(std::filesystem::path run_dir, LockHolder self);
   // Takes away what is left: the run has ended, and its end is what those who wait look at then.
   ~LiveRequests();
@@ -44,13 +46,14 @@ class LiveRequests {
 
   void search();
   void take(const std::filesystem::path& file);
-  void ignore(const std::string& name, const std::string& reason);
+  void ignore(const std::string& reason);
   void reply(const Request& request, const Answer& answer) const;
 
   std::filesystem::path run_dir_;
   LockHolder self_;
   Clock::time_point looked_{};
-  std::set<std::string> ignored_;  // names
+  std::set<std::string> known_;  // names of all that were looked at: taken, discarded or ignored
+  bool told_of_ignored_ = false;
   std::vector<Request> seen_;
   mutable std::mutex mutex_;  // of agreed_
   std::vector<Agreed> agreed_;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <thread>
@@ -34,18 +35,21 @@ constexpr std::chrono::milliseconds look_again{10};
 
 QuickStop::QuickStop(comm::Communicator& world, const fault::Shutdown& shutdown,
                      std::chrono::milliseconds patience, const checkpoint::RunState& state, Save save,
-                     std::function<void()> take_leave)
+                     std::function<void()> take_leave, comm::Summons summons)
     : world_(world.duplicate()),
       shutdown_(shutdown),
       patience_(patience),
       save_(std::move(save)),
       take_leave_(std::move(take_leave)),
+      summons_(std::move(summons)),
       state_(state),
       begun_(state.step) {
   listener_.emplace(shutdown, [this](const fault::StopRequest& request) { run(request); });
+  if (summons_.hear) summons_.hear([this] { shutdown_.take_launchers_request(SIGTERM); });
 }
 
 QuickStop::~QuickStop() {
+  if (summons_.hear) summons_.hear({});
   {
     Lock lock(mutex_);
     leaving_ = true;
@@ -87,9 +91,10 @@ void QuickStop::stopping() {
 void QuickStop::run(const fault::StopRequest& request) {
   if (!request.from_launcher) return;
   const c10::InferenceMode inference;
+  if (!request.notice && summons_.send) summons_.send();
   if (!sleep_until(request.time + patience_ / 4)) return;
   try {
-    if (!decide()) return;
+    if (!all_are_asked() || !decide()) return;
     const std::string saved = save();
     if (!request.notice || request_follows(request)) end(saved);
     release();
@@ -103,6 +108,12 @@ void QuickStop::run(const fault::StopRequest& request) {
 bool QuickStop::sleep_until(std::chrono::steady_clock::time_point time) {
   Lock lock(mutex_);
   return !changed_.wait_until(lock, time, [&] { return leaving_; });
+}
+
+// Waits, while the main thread goes on, until the quick stops of all ranks have come here: one that holds its
+// main thread for others that nobody has asked would wait for ever.
+bool QuickStop::all_are_asked() {
+  return highest_unless_one_ended({}).has_value();
 }
 
 bool QuickStop::decide() {

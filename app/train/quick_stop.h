@@ -13,6 +13,7 @@
 #include "core/fault/shutdown.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/liveness/activity.h"
 
 namespace pptrain::app {
 
@@ -22,6 +23,10 @@ namespace pptrain::app {
 // ranks agree on the newest step that one of them has begun to apply, which all can then finish (its gradient
 // norm is known, so every rank has done its part), save it through a communicator of their own while the main
 // threads are held, and end with exit code 3.
+//
+// The launcher's agent on one host may ask alone (a pod is evicted, a node drained). So a rank that is asked
+// summons all others, which then act as if they had been asked. Where that does not reach them (without
+// heartbeats), nothing is held: the main threads finish the step under way and stop in order.
 //
 // After a notice the same is done, except that the process waits for the request before it ends. If none
 // comes in time, the main threads go on from where they were held.
@@ -35,7 +40,8 @@ class QuickStop {
   // signal to SIGKILL; a notice comes half of it before the request. `state`: of the last finished step.
   // `take_leave` is called before the process ends, so that others do not take it for dead; it may be empty.
   QuickStop(comm::Communicator& world, const fault::Shutdown& shutdown, std::chrono::milliseconds patience,
-            const checkpoint::RunState& state, Save save, std::function<void()> take_leave);
+            const checkpoint::RunState& state, Save save, std::function<void()> take_leave,
+            comm::Summons summons);
   // Does not return once the quick stop is under way: it ends the process.
   ~QuickStop();
   QuickStop(const QuickStop&) = delete;
@@ -57,6 +63,7 @@ class QuickStop {
   using Lock = std::unique_lock<std::mutex>;
 
   void run(const fault::StopRequest& request);
+  bool all_are_asked();
   bool sleep_until(std::chrono::steady_clock::time_point time);  // false: this object is being destroyed
   bool decide();                                                 // true: this thread saves the state
   std::string save();
@@ -75,6 +82,7 @@ class QuickStop {
   const std::chrono::milliseconds patience_;
   const Save save_;
   const std::function<void()> take_leave_;
+  const comm::Summons summons_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

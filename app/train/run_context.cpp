@@ -31,6 +31,7 @@
 #include "parallel/comm/bootstrap.h"
 #include "parallel/comm/liveness/start_watch.h"
 #include "parallel/comm/nccl/nccl_communicator.h"
+#include "parallel/comm/tcp/tcp_address.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/comm/wait_timeout.h"
 
@@ -230,6 +231,7 @@ class Gathering {
     options.limit = milliseconds_of(seconds);
     options.every_rank_speaks = launch_.kind == comm::LaunchKind::torchrun &&
                                 std::getenv("TORCHELASTIC_RUN_ID") == nullptr && isatty(STDERR_FILENO) == 1;
+    options.address = [this] { return address_of_ranks(); };
     return comm::Heartbeat::start(world, activity, std::move(options),
                                   [](const std::string& warning) { spdlog::warn(warning); });
   }
@@ -240,6 +242,13 @@ class Gathering {
   static std::chrono::milliseconds heartbeat_limit(const std::optional<Plan>& plan) {
     return milliseconds_of(plan ? plan->job.distributed.heartbeat_s
                                 : config::DistributedSection().heartbeat_s);
+  }
+
+  // Where this rank's transport listens; MPI does not say, so there "" unless the user has named an address.
+  std::string address_of_ranks() const {
+    const comm::Rendezvous& rendezvous = launch_.rendezvous;
+    if (!comm::starts_our_mpi(launch_)) return comm::own_address(rendezvous, comm::meeting_host(rendezvous));
+    return rendezvous.host_address.empty() ? "" : comm::own_address(rendezvous, rendezvous.host);
   }
 
   comm::Launch launch_;
@@ -293,6 +302,10 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
   if (heartbeat != nullptr) {
     report.roll_call = [heartbeat] { return heartbeat->roll_call(); };
     report.take_leave = [heartbeat] { heartbeat->leave(); };
+    report.summons = {.send = [heartbeat] { heartbeat->summon(); },
+                      .hear = [heartbeat](std::function<void()> heard) {
+                        heartbeat->on_summons(std::move(heard));
+                      }};
   }
   const auto fail = [&](const std::exception& error, int code) {
     const std::string text = kernels::plain_message(error);

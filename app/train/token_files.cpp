@@ -91,6 +91,7 @@ class Reporter {
 
   void operator()(const corpus::TokenizeProgress& progress) {
     if (stopped_()) throw StoppedAtStart("stopped by a signal while texts were made tokens");
+    latest_ = progress;
     constexpr double interval = 10;  // s
     if (seconds_since(said_) < interval) return;
     said_ = Clock::now();
@@ -100,6 +101,14 @@ class Reporter {
   }
   void finish(const fs::path& cache) {
     spdlog::info("{}: tokens in {} (made in {:.1f} s)", wish_.key, cache.string(), seconds_since(begin_));
+    if (latest_.bad > 0)
+      spdlog::warn("{}: {} lines without a document were left out (data.bad_lines = \"skip\"); the first: {}",
+                   wish_.key, metrics::with_commas(latest_.bad), latest_.first_bad);
+    if (!latest_.end_id)
+      spdlog::warn(
+          "{}: no token ends a document, so that a model does not learn to end one: the tokenizer's "
+          "eos_token is not known (no tokenizer_config.json beside it says one); data.document_end gives it",
+          wish_.key);
   }
 
  private:
@@ -107,6 +116,7 @@ class Reporter {
 
   const Wish& wish_;
   const std::function<bool()>& stopped_;
+  corpus::TokenizeProgress latest_;
   Clock::time_point begin_ = Clock::now(), said_ = begin_;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "app/train/datasets.h"
@@ -45,6 +46,17 @@ data::DataLoader open_training_data(const RunContext& context, const std::vector
           static_cast<uint64_t>(context.job.run.seed)};
 }
 
+void warn_of_no_targets(const std::vector<metrics::SourceLoss>& sources, int64_t step) {
+  for (const metrics::SourceLoss& source : sources) {
+    if (source.tokens == 0)
+      spdlog::warn(
+          "step {}: the validation data{} have no token to predict: all are prompts, first tokens of "
+          "documents "
+          "or padding. There is no loss of them",
+          step, source.name.empty() ? "" : fmt::format(" of {}", source.name));
+  }
+}
+
 // Of the checkpoint of a step, for those who look at the run's folder; before the first step there is none.
 std::string name_of(int64_t step) {
   return step > 0 ? checkpoint::step_folder_name(step) : "";
@@ -81,13 +93,19 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
   flops_per_token_ = models::flops_per_token(context.model, context.job.train.seq_len);
 }
 
-Trainer::~Trainer() = default;
+// Requests that have not been answered are taken back, and threads write what is left.
+Trainer::~Trainer() {
+  if (context_.report.activity != nullptr)
+    context_.report.activity->set(comm::Doing::storage, "the end of the run");
+}
 
 int Trainer::run() {
   try {
     return train();
   } catch (const std::exception& error) {
-    if (context_.root()) run_dir_.end({.how = "failed", .step = state_.step, .message = error.what()});
+    // Does not return where the quick stop has saved: then this is only another rank's leaving.
+    quick_stop_.reset();
+    end_run_dir({.how = "failed", .step = state_.step, .message = error.what()});
     throw;
   }
 }
@@ -101,7 +119,7 @@ int Trainer::train() {
           "nothing to do: {} is at step {} of {}. Start over with --set checkpoint.resume=restart, or train "
           "on with a larger train.steps.",
           context_.job.run.dir, state_.step, steps);
-      run_dir_.end({.how = "finished", .step = state_.step, .checkpoint = name_of(state_.step)});
+      end_run_dir({.how = "finished", .step = state_.step, .checkpoint = name_of(state_.step)});
     }
     return 0;
   }
@@ -267,9 +285,15 @@ bool Trainer::validate() {
   const PostValidation::Pending pending = *post_validation_->pending();
   const PostValidation::Totals totals =
       profile_.timed(Phase::norm_exchange, [&] { return post_validation_->wait(); });
+  bool stands = false;
+  const auto correct = [&](const std::optional<double>& scale) {
+    stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });
+  };
+  // A step that is not finite is taken back first: the weights are looked at as they were before it.
+  const bool finite = std::isfinite(totals.loss.loss) && std::isfinite(totals.norm);
+  if (!finite) correct(std::nullopt);
   const Step step = judge(totals.loss, totals.norm);
-  const std::optional<double> scale = step.applied ? std::optional(step.grad_scale) : std::nullopt;
-  const bool stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });
+  if (finite) correct(step.applied ? std::optional(step.grad_scale) : std::nullopt);
   settle(step, pending.step, pending_given_, pending_seconds_);
   zero_gradients();
   return stands;
@@ -284,6 +308,10 @@ Trainer::Step Trainer::judge(const pipeline::LossSum& loss, double norm) {
   Step step{.loss = loss, .norm = norm / tokens};
   // Every rank holds the same bits of loss and norm, so all take the same branch.
   const std::string where = find_not_finite(loss.loss / tokens, step.norm);
+  if (loss.tokens == 0 && where.empty()) {
+    anomaly_.skip_empty();
+    return step;
+  }
   step.applied = anomaly_.accept(loss.loss / tokens, step.norm, where);
   if (step.applied) step.grad_scale = clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens;
   return step;
@@ -322,6 +350,7 @@ bool Trainer::may_save() const {
 
 bool Trainer::is_asked() {
   if (!requests_ || !may_save()) return false;
+  const comm::ActivityScope looking(context_.report.activity, comm::Doing::storage, "a look for requests");
   requests_->look();
   return requests_->wants_any();
 }
@@ -336,11 +365,12 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
                      const std::optional<metrics::Bubble>& bubble) {
   auto expert_loads = expert_loads_ ? expert_loads_->wait() : std::vector<metrics::ExpertLoad>{};
   if (!context_.root()) return;
+  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing metrics");
   const double tokens = static_cast<double>(step.loss.tokens);
   const metrics::StepRecord run = so_far();
   metrics::StepRecord record{
       .step = number,
-      .loss = step.loss.loss / std::max(tokens, 1.0),
+      .loss = tokens > 0 ? step.loss.loss / tokens : std::numeric_limits<double>::quiet_NaN(),
       .grad_norm = step.norm,
       .lr = lr_.at(number - 1),
       .tokens = step.loss.tokens,
@@ -373,7 +403,10 @@ std::optional<double> Trainer::evaluate() {
   const auto begin = Clock::now();
   Evaluator::Result result = evaluator_->run();
   const double loss = result.all.loss();
+  if (context_.root()) warn_of_no_targets(result.sources, state_.step);
+  if (result.all.tokens == 0) return std::nullopt;         // no loss, and none that could be the best
   if (result.sources.size() == 1) result.sources.clear();  // it is all
+  std::erase_if(result.sources, [](const metrics::SourceLoss& source) { return source.tokens == 0; });
   const metrics::EvalRecord record{.step = state_.step,
                                    .loss = loss,
                                    .tokens = result.all.tokens,
@@ -393,12 +426,12 @@ void Trainer::save(bool is_last) {
 
 void Trainer::listen() {
   under_way_ = state_.step + 1;
-  if (context_.root())
-    stop_listener_.emplace(shutdown_, [this](const fault::StopRequest& request) { tell_of(request); });
   // A step that post-validation may still take back is no state to save; a GPU's stream is not waited for
   // here.
-  const bool possible = !post_validation_ && context_.device.is_cpu();
-  if (!patience_.time || !possible) return;
+  stops_quickly_ = patience_.time && !post_validation_ && context_.device.is_cpu();
+  if (context_.root())
+    stop_listener_.emplace(shutdown_, [this](const fault::StopRequest& request) { tell_of(request); });
+  if (!stops_quickly_) return;
   quick_stop_.emplace(
       context_.mesh.world(), shutdown_, *patience_.time, state_,
       [this](comm::Communicator& world, const checkpoint::RunState& state) {
@@ -409,14 +442,15 @@ void Trainer::listen() {
         if (context_.root())
           run_dir_.end({.how = "stopped", .step = saved_quickly_, .checkpoint = name_of(saved_quickly_)});
         if (context_.report.take_leave) context_.report.take_leave();
-      });
+      },
+      context_.report.summons);
   if (context_.root() && !patience_.advice.empty()) spdlog::info("{}", patience_.advice);
 }
 
 void Trainer::tell_of(const fault::StopRequest& request) const {
   if (request.notice) return;  // it may mean nothing
   const std::string signal = fault::signal_name(request.signal);
-  if (request.from_launcher && quick_stop_) {
+  if (request.from_launcher && stops_quickly_) {
     spdlog::info("{} from the launcher: saving the last finished step", signal);
   } else {
     spdlog::info("{}: finishing step {}, then saving; {} to stop at once", signal, under_way_.load(),
@@ -438,13 +472,25 @@ Trainer::Wishes Trainer::agree_on_wishes() {
   return {.stop = ranks[0] > 0, .save = ranks[1] > 0};
 }
 
-int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
+// In the main thread, which may wait for the disk then.
+void Trainer::end_run_dir(const RunEnd& end) {
+  if (!context_.root()) return;
+  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing end.json");
+  run_dir_.end(end);
+}
+
+void Trainer::close_sinks() {
+  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing metrics");
   for (const auto& sink : sinks_) sink->end();
   sinks_.clear();
+}
+
+int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
+  close_sinks();
   profile_.finish();
   if (!context_.root()) return stopped ? 3 : 0;
   const std::string folder = (saver_->root() / name_of(state_.step)).string();
-  run_dir_.end(
+  end_run_dir(
       {.how = stopped ? "stopped" : "finished", .step = state_.step, .checkpoint = name_of(state_.step)});
   if (stopped) {
     spdlog::info("stopped {} at step {}; saved {}. Run the same command to resume.",
@@ -463,13 +509,12 @@ int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
 // The loss left its band and stayed away. Nobody goes on from here by himself.
 int Trainer::give_up() {
   const std::optional<DivergedCheckpoints> left = saver_->save_diverged(state_);
-  for (const auto& sink : sinks_) sink->end();
-  sinks_.clear();
+  close_sinks();
   profile_.finish();
   if (!left) return 1;
   const std::string report = describe_divergence(state_.step, divergence_.describe(), *left);
   spdlog::error("{}", report);
-  run_dir_.end({.how = "diverged", .step = state_.step, .checkpoint = left->saved, .message = report});
+  end_run_dir({.how = "diverged", .step = state_.step, .checkpoint = left->saved, .message = report});
   return 1;
 }
 

@@ -96,6 +96,8 @@ class Trainer {
   Wishes agree_on_wishes();
   void listen();  // for who asks the run to stop: tells the user, and is ready for a launcher in a hurry
   void tell_of(const fault::StopRequest& request) const;
+  void end_run_dir(const RunEnd& end);  // on rank 0
+  void close_sinks();
   int finish(bool stopped, const std::optional<double>& eval_loss);
   int give_up();  // the run has diverged
 
@@ -130,6 +132,7 @@ class Trainer {
   double flops_per_token_ = 0;
   metrics::PeakRate peak_rate_;  // of all ranks
   Patience patience_ = patience_of(comm::detect_launch());
+  bool stops_quickly_ = false;
   std::atomic<int64_t> under_way_ = 0;  // the step
   int64_t saved_quickly_ = 0;           // the step
   // Last: their threads use the rest.

@@ -144,8 +144,9 @@ struct DataSection {
   std::string completion_key;
   std::string document_separator;
   std::vector<DataSource> sources = {};
-  std::string cache;          // folder of token files made from texts; "": beside the data, or in run.dir
-  bool add_special = true;    // the tokens that the tokenizer puts around a text
+  std::string cache;        // folder of token files made from texts; "": beside the data, or in run.dir
+  bool add_special = true;  // the tokens that the tokenizer puts around a text
+  std::string bad_lines = "refuse";  // refuse | skip; of JSONL
   int64_t document_end = -1;  // id of the token that ends a document; -1: none, or the files' index says
   std::string packing = "sequential";  // none | sequential | best_fit
   std::string lengths = "fixed";       // exact | padded | fixed

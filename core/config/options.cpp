@@ -109,7 +109,8 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
            "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
            "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
-           "ranks together. Only its gradient acts: the reported loss is without it. Never from hf_dir.")
+           "ranks together, without padding. Only its gradient acts: the reported loss is without it. Never "
+           "from hf_dir.")
       .between(0, 1000)
       .only_with(arch, sparse)
       .decides(Effect::course);
@@ -488,6 +489,10 @@ bool generates(const JobConfig& job) {
   return job.eval.generate_interval > 0;
 }
 
+bool has_lines(const JobConfig& job) {
+  return std::ranges::any_of(data_sources(job), [](const DataSource& s) { return s.format == "jsonl"; });
+}
+
 // What [data] and [[data.sources]] say alike of one source's files. `with` lets an option act only with these
 // formats of the source.
 template <class Section>
@@ -541,6 +546,15 @@ void add_data(std::vector<Option>& options) {
       .decides(Effect::none);
   data.add("add_special", &DataSection::add_special,
            "Texts are made tokens with those that the tokenizer puts around a text (its post_processor).");
+  data.add("bad_lines", &DataSection::bad_lines,
+           "What to do with a line of JSONL that holds no document: no JSON, no object, or without a text "
+           "under "
+           "its key. refuse: the run does not start. skip: such lines are left out; how many there are and "
+           "where "
+           "the first is, is said when the texts are made tokens.")
+      .one_of({"refuse", "skip"})
+      .only_if("lines of texts: a source of format = jsonl", {"data.format"}, has_lines)
+      .decides(Effect::none);
   data.add("document_end", &DataSection::document_end,
            "Id of the token that ends a document, such as a tokenizer's end of text. Rows then hold several "
            "documents: attention stays inside a document, positions restart with it, and what follows its "
@@ -584,7 +598,9 @@ void add_data(std::vector<Option>& options) {
            "Hugging Face's tokenizer.json, or a folder with one: it makes tokens of texts, or made those of "
            "token files, and is needed for prompts, samples and the text of what is generated. Empty: the "
            "one "
-           "in model.hf_dir, if there is one; but then data.format = \"text\" is bytes.")
+           "in model.hf_dir, if there is one; but then data.format = \"text\" is bytes, which model.init = "
+           "\"hf\" "
+           "refuses.")
       .decides(Effect::none);
 }
 

@@ -3,6 +3,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -196,6 +197,15 @@ class Reader {
     for (size_t i = 0; i < array->size(); ++i) {
       read_element(list, fmt::format("{}[{}]", list.section, i), *(*array)[i].as_table());
     }
+  }
+
+  // One field of one element, which the list has.
+  void read_field(const TableList& list, size_t index, const Option& field, const toml::node& node) {
+    std::vector<JobConfig> elements;
+    for (size_t i = 0; i < list.size(document_.job); ++i) elements.push_back(list.only(document_.job, i));
+    read_value(field, fmt::format("{}[{}].{}", list.section, index, field.key), node, elements.at(index));
+    list.clear(document_.job);
+    for (const JobConfig& element : elements) list.append(document_.job, element);
   }
 
   // Returns what is most likely meant: a section or an option; empty if nothing is near. `table`: what the
@@ -474,6 +484,26 @@ std::optional<toml::table> parse_override(const std::string& value, const Option
   return parse_value(toml_string(value));
 }
 
+// "data.sources[1].weight", taken apart; nothing unless it is of a list of tables.
+struct ElementKey {
+  const TableList* list = nullptr;
+  size_t index = 0;
+  std::string key;  // "": all of the element
+};
+
+std::optional<ElementKey> element_key(std::string_view name) {
+  const size_t open = name.find('['), close = name.find(']', std::min(open, name.size()));
+  const TableList* list = find_table_list(name.substr(0, std::min(open, name.size())));
+  if (list == nullptr || close == std::string_view::npos) return std::nullopt;
+  ElementKey element{.list = list, .index = 0, .key = {}};
+  const std::string_view number = name.substr(open + 1, close - open - 1), rest = name.substr(close + 1);
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), element.index);
+  if (error != std::errc() || end != number.data() + number.size() || number.empty()) return std::nullopt;
+  if (!rest.empty() && !rest.starts_with('.')) return std::nullopt;
+  if (!rest.empty()) element.key = rest.substr(1);
+  return element;
+}
+
 void read_override(Document& document, const std::string& text) {
   const Origin origin{.where = "--set " + text, .from_override = true};
   const auto refuse = [&](const std::string& reason) { document.problems.push_back({origin, "", reason}); };
@@ -483,7 +513,8 @@ void read_override(Document& document, const std::string& text) {
     return refuse("expected section.key=value");
   }
   Reader reader(document, origin);
-  const Option* option = find_option(name);
+  const std::optional<ElementKey> element = element_key(name);
+  const Option* option = element ? element->list->find(element->key) : find_option(name);
   const std::optional<toml::table> parsed = parse_override(trim(text.substr(equals + 1)), option);
   if (!parsed) {
     return refuse("the value is not UTF-8 text");
@@ -491,7 +522,22 @@ void read_override(Document& document, const std::string& text) {
   const toml::node& node = *parsed->get("v");
   const size_t dot = name.rfind('.');
   const std::string section = name.substr(0, dot == std::string::npos ? 0 : dot);
-  if (option) {
+  if (element) {
+    const std::string& list = element->list->section;
+    const size_t size = element->list->size(document.job);
+    if (element->index >= size) {
+      refuse(size == 0 ? fmt::format("the job has no [[{}]]", list)
+                       : fmt::format("{0} has {1} element{2}, {0}[0] to {0}[{3}]", list, size,
+                                     size == 1 ? "" : "s", size - 1));
+    } else if (option) {
+      reader.read_field(*element->list, element->index, *option, node);
+    } else if (element->key.empty()) {
+      refuse(fmt::format("names a table; expected {}[{}].key=value, with a key of: {}", list, element->index,
+                         fmt::join(keys_of(list), ", ")));
+    } else {
+      reader.unknown_key(list, element->key, origin);
+    }
+  } else if (option) {
     reader.read_option(*option, node);
   } else if (const TableList* list = find_table_list(name)) {
     reader.read_list(*list, node);
@@ -501,7 +547,9 @@ void read_override(Document& document, const std::string& text) {
     refuse(fmt::format("names a section; expected {}.key=value, with a key of: {}", name,
                        fmt::join(keys_of(name), ", ")));
   } else if (find_table_list(section)) {
-    refuse(fmt::format("{0} is a list of tables: give all of it, {0}=[{{...}}, ...]", section));
+    refuse(fmt::format(
+        "{0} is a list of tables: give all of it, {0}=[{{...}}, ...], or a key of one, {0}[0].{1}=...",
+        section, name.substr(dot + 1)));
   } else if (is_section(section)) {
     reader.unknown_key(section, name.substr(dot + 1), origin);
   } else {

@@ -17,6 +17,7 @@
 #include "core/io/checksum.h"
 #include "core/io/is_there.h"
 #include "core/io/mapped_file.h"
+#include "core/io/strict_json.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::corpus {
@@ -24,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int version = 1;  // of the tokens that are made of one request
+constexpr int version = 2;  // of the tokens that are made of one request
 
 std::string hex_of(const std::string& text) {
   return io::checksum_hex(std::as_bytes(std::span(text)));
@@ -36,21 +37,28 @@ std::string host() {
   return name.data();
 }
 
-// tokenizer.json, and what is beside it that says where a text ends.
-std::vector<fs::path> tokenizer_files(const fs::path& given) {
-  const fs::path main = fs::is_directory(given) ? given / "tokenizer.json" : given;
-  std::vector<fs::path> files = {main};
-  for (const char* name : {"tokenizer_config.json", "generation_config.json"}) {
-    if (const fs::path beside = main.parent_path() / name; io::is_there(beside)) files.push_back(beside);
-  }
-  return files;
+fs::path tokenizer_file(const fs::path& given) {
+  return fs::is_directory(given) ? given / "tokenizer.json" : given;
 }
 
-// Of all their bytes: a tokenizer that differs in one merge is another one.
-std::string checksum_of(const std::vector<fs::path>& files) {
-  io::Checksum checksum;
-  for (const fs::path& file : files) checksum.add(io::MappedFile(file).bytes());
-  return checksum.hex();
+// The value under a key of a file's object; null where there is none.
+nlohmann::json value_in(const fs::path& file, const char* key) {
+  if (!io::is_there(file)) return {};
+  const io::MappedFile mapped(file);
+  const std::string_view text(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
+  nlohmann::json all = io::parse_strict_json(text, file.string());
+  return all.is_object() && all.contains(key) ? std::move(all[key]) : nlohmann::json();
+}
+
+// What the files beside tokenizer.json say of the token that ends a text, as Tokenizer::eos_id takes it.
+// Nothing else in them changes a token: no chat template, no temperature.
+nlohmann::json end_beside(const fs::path& folder) {
+  nlohmann::json token = value_in(folder / "tokenizer_config.json", "eos_token");
+  if (token.is_object()) token = nlohmann::json(token.value("content", nlohmann::json()));
+  if (!token.is_null()) return token;
+  const nlohmann::json ids = value_in(folder / "generation_config.json", "eos_token_id");
+  if (!ids.is_array()) return ids;
+  return ids.size() == 1 ? ids[0] : nlohmann::json();
 }
 
 // A folder in the making: gone with this object, unless it was renamed.
@@ -104,20 +112,24 @@ fs::path first_writable(std::span<const fs::path> folders) {
 
 std::string fingerprint(const CacheRequest& request) {
   const DocumentFormat& format = request.format;
+  const fs::path tokenizer = tokenizer_file(request.tokenizer);
+  const nlohmann::json end =
+      request.end_id ? nlohmann::json(*request.end_id) : end_beside(tokenizer.parent_path());
   const nlohmann::ordered_json all = {
       {"version", version},
       {"files", data::fingerprint(request.files)},
-      {"tokenizer", checksum_of(tokenizer_files(request.tokenizer))},
+      {"tokenizer", io::checksum_hex(io::MappedFile(tokenizer).bytes())},
       {"kind", static_cast<int>(format.kind)},
       {"keys", format.kind == Kind::text ? std::vector<std::string>() : format.keys()},
       {"separator", hex_of(format.separator)},
       {"add_special", request.add_special},
-      {"end_id", request.end_id.value_or(-1)}};
+      {"end", end.dump()}};
   return hex_of(all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 std::string cache_name(const CacheRequest& request) {
   std::string all = fingerprint(request);
+  if (request.format.skip_bad_lines) all += " skip";  // to others its lines are to be an error
   for (const fs::path& file : request.files)
     all += fmt::format(" {}", fs::last_write_time(file).time_since_epoch().count());
   return "tokens-" + hex_of(all).substr(0, 20);
@@ -147,13 +159,13 @@ fs::path make_cache(std::span<const fs::path> folders, const std::string& name, 
   const int64_t ids = std::max<int64_t>(tokenizer.vocab_size(), options.encode.end_id.value_or(0) + 1);
   TokenWriter writer(part.path() / "tokens", ids <= 65536 ? 2 : 4, /*overwrite=*/false);
   const TokenizeProgress result = tokenize_files(tokenizer, request.files, options, writer, report);
-  if (result.documents == 0)
-    throw Error(fmt::format("'{}' has no document with a text", request.files.front().string()));
   nlohmann::ordered_json about = {{"version", version},
                                   {"documents", result.documents},
                                   {"tokens", result.tokens},
                                   {"prompt_tokens", result.prompt_tokens},
                                   {"documents_without_text", result.empty},
+                                  {"bad_lines", result.bad},
+                                  {"first_bad_line", result.first_bad},
                                   {"tokenizer", request.tokenizer.string()},
                                   {"files", nlohmann::json::array()}};
   for (const fs::path& file : request.files) about["files"].push_back(file.string());

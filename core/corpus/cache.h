@@ -22,12 +22,12 @@ struct CacheRequest {
 };
 
 // 32 hexadecimal digits of what the tokens depend on: the files' lengths and bytes at a few places
-// (core/data/fingerprint.h), tokenizer.json, format and options; not of names and places. Throws Error where
-// a file cannot be read.
+// (core/data/fingerprint.h), tokenizer.json, the token that ends a text, format and options; not of names and
+// places, nor of what else lies beside tokenizer.json. Throws Error where a file cannot be read.
 std::string fingerprint(const CacheRequest& request);
 
 // The folder's name of a cache: fingerprint() and, since this looks at a few places alone, the times at which
-// the files were changed.
+// the files were changed; also whether bad lines were left out, which are an error to others.
 std::string cache_name(const CacheRequest& request);
 
 // The token file in a cache's folder, with its index beside it, and prompts.

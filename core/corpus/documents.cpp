@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
+#include "core/base/byte_order_mark.h"
 #include "core/base/error.h"
 #include "core/io/regular_file.h"
 #include "core/io/strict_json.h"
@@ -22,14 +24,14 @@ nlohmann::json parse_line(std::string_view line) {
   return io::parse_strict_json(repaired, "line");
 }
 
-void read_line(std::string_view line, const Stretch& stretch, const DocumentFormat& format,
-               const std::function<void(const Document&)>& sink) {
-  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
+// Nothing of an empty line. `value` holds the document's texts.
+std::optional<Document> read_line(std::string_view line, const Stretch& stretch, const DocumentFormat& format,
+                                  nlohmann::json& value) {
+  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return std::nullopt;
   const auto where = [&] {
     const auto number = std::count(stretch.counted_from, line.data(), '\n') + stretch.line;
     return fmt::format("{}:{}", stretch.file.string(), number);
   };
-  nlohmann::json value;
   try {
     value = parse_line(line);
   } catch (const Error& error) {
@@ -42,11 +44,29 @@ void read_line(std::string_view line, const Stretch& stretch, const DocumentForm
     if (!found->is_string()) throw Error(fmt::format("{}: '{}' is no text", where(), key));
     return found->get_ref<const std::string&>();
   };
-  if (format.has_prompts()) {
-    const std::string_view prompt = text(format.prompt_key);
-    sink({.prompt = prompt, .text = text(format.completion_key)});
-  } else {
-    sink({.prompt = {}, .text = text(format.key)});
+  if (!format.has_prompts()) return Document{.prompt = {}, .text = text(format.key)};
+  const std::string_view prompt = text(format.prompt_key);
+  return Document{.prompt = prompt, .text = text(format.completion_key)};
+}
+
+void each_line(const Stretch& stretch, const DocumentFormat& format,
+               const std::function<void(const Document&)>& sink,
+               const std::function<void(const std::string&)>& bad) {
+  const bool at_begin = stretch.line == 1 && stretch.text.data() == stretch.counted_from;  // of the file
+  std::string_view rest = at_begin ? without_byte_order_mark(stretch.text) : stretch.text;
+  while (!rest.empty()) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+    nlohmann::json value;
+    std::optional<Document> document;
+    try {
+      document = read_line(line, stretch, format, value);
+    } catch (const Error& error) {
+      if (!format.skip_bad_lines)
+        throw Error(fmt::format("{} (bad_lines = \"skip\" leaves such lines out)", error.what()));
+      if (bad) bad(error.what());
+    }
+    if (document) sink(*document);
   }
 }
 
@@ -85,20 +105,17 @@ std::optional<Stretch> DocumentSource::next() {
 }
 
 void each_document(const Stretch& stretch, const DocumentFormat& format,
-                   const std::function<void(const Document&)>& sink) {
+                   const std::function<void(const Document&)>& sink,
+                   const std::function<void(const std::string& what)>& bad) {
   if (format.kind == Kind::parquet) return each_row(stretch, format, sink);
-  const bool lines = format.kind == Kind::jsonl;
-  const std::string_view border = lines ? std::string_view("\n") : std::string_view(format.separator);
+  if (format.kind == Kind::jsonl) return each_line(stretch, format, sink, bad);
+  const std::string_view border = format.separator;
   if (border.empty()) return sink({.prompt = {}, .text = stretch.text});
   for (std::string_view rest = stretch.text; !rest.empty();) {
     const size_t found = rest.find(border);
     const std::string_view document = rest.substr(0, found);
     rest.remove_prefix(found == std::string_view::npos ? rest.size() : found + border.size());
-    if (lines) {
-      read_line(document, stretch, format, sink);
-    } else {
-      sink({.prompt = {}, .text = document});
-    }
+    sink({.prompt = {}, .text = document});
   }
 }
 

@@ -23,10 +23,11 @@ enum class Kind { text, jsonl, parquet };
 // What a document is in a file.
 struct DocumentFormat {
   Kind kind = Kind::text;
-  std::string key = "text";    // jsonl, parquet: of the text
-  std::string prompt_key;      // jsonl, parquet: of a prompt, with the text behind it under completion_key
-  std::string completion_key;  //
-  std::string separator;       // text: it stands between documents and belongs to none; "": a file is one
+  std::string key = "text";     // jsonl, parquet: of the text
+  std::string prompt_key;       // jsonl, parquet: of a prompt, with the text behind it under completion_key
+  std::string completion_key;   //
+  std::string separator;        // text: it stands between documents and belongs to none; "": a file is one
+  bool skip_bad_lines = false;  // jsonl: a line without a document is passed over, not an error
 
   bool has_prompts() const { return !prompt_key.empty(); }
   // The keys that a record must have: prompt and completion, or text.
@@ -81,8 +82,10 @@ class DocumentSource {
 };
 
 // Calls `sink` with each document. In JSONL, bytes that are no UTF-8 count as U+FFFD, as the tokenizer takes
-// them elsewhere. Throws Error with file and line where a line is no object with a text under each key.
+// them elsewhere, and a byte order mark at the file's beginning is passed over. A line that is no object with
+// a text under each key is an Error with file and line, or with skip_bad_lines told to `bad`.
 void each_document(const Stretch& stretch, const DocumentFormat& format,
-                   const std::function<void(const Document&)>& sink);
+                   const std::function<void(const Document&)>& sink,
+                   const std::function<void(const std::string& what)>& bad = {});
 
 }  // namespace pptrain::corpus

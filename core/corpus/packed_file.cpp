@@ -77,8 +77,13 @@ class GzipFile final : public Unpacker {
     const int result = inflate(&stream_, Z_NO_FLUSH);
     if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR)
       fail(fmt::format("no sound gzip: {}", stream_.msg != nullptr ? stream_.msg : "damaged"));
-    if (result == Z_STREAM_END) inflateReset(&stream_);
-    advance(given - stream_.avail_in, result != Z_STREAM_END);
+    size_t taken = given - stream_.avail_in;
+    if (result == Z_STREAM_END) {
+      inflateReset(&stream_);
+      // Zeros behind a piece are padding, as of tapes; gzip -t takes them too.
+      while (taken < bytes.size() && bytes[taken] == std::byte{0}) ++taken;
+    }
+    advance(taken, result != Z_STREAM_END);
     return space - stream_.avail_out;
   }
 

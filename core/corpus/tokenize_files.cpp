@@ -1,8 +1,11 @@
 #include "core/corpus/tokenize_files.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <numeric>
 #include <utility>
 
+#include "core/base/error.h"
 #include "core/base/ordered_work.h"
 
 namespace pptrain::corpus {
@@ -14,6 +17,8 @@ struct Encoded {
   std::vector<uint32_t> prompts;  // of these, where the format has prompts
   uint64_t bytes = 0;             // of the files that are done with it
   int64_t empty = 0;
+  int64_t bad = 0;
+  std::string first_bad;
 };
 
 Encoded encode(const tokenizer::Tokenizer& tokenizer, const Stretch& stretch,
@@ -21,7 +26,10 @@ Encoded encode(const tokenizer::Tokenizer& tokenizer, const Stretch& stretch,
   Encoded out;
   out.bytes = stretch.bytes;
   const bool prompts = options.format.has_prompts();
-  each_document(stretch, options.format, [&](const Document& document) {
+  const auto pass_over = [&](const std::string& what) {
+    if (out.bad++ == 0) out.first_bad = what;
+  };
+  const auto take = [&](const Document& document) {
     const EncodedDocument one = encode_document(tokenizer, document, prompts, options.encode, out.ids);
     if (one.tokens == 0) {
       ++out.empty;
@@ -29,7 +37,8 @@ Encoded encode(const tokenizer::Tokenizer& tokenizer, const Stretch& stretch,
     }
     out.lengths.push_back(one.tokens);
     if (prompts) out.prompts.push_back(one.prompt);
-  });
+  };
+  each_document(stretch, options.format, take, pass_over);
   return out;
 }
 
@@ -42,10 +51,13 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer& tokenizer,
   DocumentSource source(files, options.format);
   TokenizeProgress progress;
   progress.total_bytes = source.bytes();
+  progress.end_id = options.encode.end_id;
   const auto take = [&](const Encoded& encoded) {
     writer.add(encoded.ids, encoded.lengths, encoded.prompts);
     progress.bytes += encoded.bytes;
     progress.empty += encoded.empty;
+    if (progress.bad == 0) progress.first_bad = encoded.first_bad;
+    progress.bad += encoded.bad;
     progress.documents = writer.documents();
     progress.tokens = writer.tokens();
     progress.prompt_tokens =
@@ -56,6 +68,14 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer& tokenizer,
                                 [&](const Stretch& stretch) { return encode(tokenizer, stretch, options); },
                                 take)
       .run(options.threads);
+  if (progress.documents == 0) {
+    throw UsageError(fmt::format(
+        "'{}'{} has no document with a text{}", files.front().string(),
+        files.size() == 1 ? "" : fmt::format(" with {} more files", files.size() - 1),
+        progress.bad == 0
+            ? ""
+            : fmt::format("; {} lines were left out, the first: {}", progress.bad, progress.first_bad)));
+  }
   writer.finish();
   return progress;
 }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/corpus/documents.h"
@@ -24,11 +26,14 @@ struct TokenizeProgress {
   int64_t documents = 0, tokens = 0;    // written so far
   int64_t prompt_tokens = 0;            // of these tokens
   int64_t empty = 0;                    // documents without a text or a token, which are left out
+  int64_t bad = 0;                      // lines without a document (DocumentFormat::skip_bad_lines)
+  std::string first_bad = {};           // of these, where the first is and what is wrong there
+  std::optional<int32_t> end_id = {};   // the token behind each document
 };
 
 // Writes the documents of all files, in order, and finishes the writer. `report` is called now and then, by
 // one thread at a time; what it throws ends the work. Throws the first Error of any thread. The result does
-// not depend on the number of threads.
+// not depend on the number of threads. UsageError where there is no document with a text.
 TokenizeProgress tokenize_files(const tokenizer::Tokenizer& tokenizer,
                                 const std::vector<std::filesystem::path>& files,
                                 const TokenizeOptions& options, TokenWriter& writer,

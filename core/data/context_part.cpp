@@ -31,6 +31,7 @@ Microbatch part_of(const Microbatch& whole, std::shared_ptr<const kernels::Conte
   part.tokens = own_ranges(whole.tokens, *split);
   part.labels = own_ranges(whole.labels, *split);
   part.positions = own_ranges(whole.positions, *split);
+  part.filling = own_ranges(whole.filling, *split);
   part.context = std::move(split);
   return part;
 }

@@ -9,8 +9,9 @@
 namespace pptrain::data {
 
 // What rank split->part has of `whole`, a microbatch without a split whose documents may have any lengths:
-// tokens, labels (where they are defined) and positions of its ranges, on their device; documents, targets
-// and global counts stay those of the whole list. Throws Error for a split that is not one of this list.
+// tokens, labels and filling (where they are defined) and positions of its ranges, on their device;
+// documents, targets and global counts stay those of the whole list. Throws Error for a split that is not one
+// of this list.
 Microbatch part_of(const Microbatch& whole, std::shared_ptr<const kernels::ContextSplit> split);
 
 // How ranks share out a list of any length, as if it were a row (kernels::split_rows) but for pieces that

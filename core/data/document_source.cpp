@@ -52,7 +52,7 @@ class DocumentSource final : public StepSource {
       Microbatch& microbatch = step.microbatches.emplace_back(read(own));
       microbatch.targets = own.targets();
       for (const ListPlan& list : ranks) {
-        microbatch.global_tokens += list.tokens();
+        microbatch.global_tokens += list.tokens() - list.filling();
         microbatch.global_targets += list.targets();
       }
     }

@@ -58,6 +58,26 @@ void check_ids(const TokenDataset& dataset) {
   }
 }
 
+// Of the places' words of 4 bytes, how many have a low half, and how many a high one.
+struct Halves {
+  int64_t low = 0, high = 0;
+};
+
+Halves halves_of(const io::RegularFile& file, const std::vector<Place>& places) {
+  Halves halves;
+  std::vector<std::byte> bytes;
+  for (const Place& place : places) {
+    bytes.resize(place.bytes);
+    file.read(place.offset, bytes);
+    const auto is_set = [&](size_t at) { return bytes[at] != std::byte{0} || bytes[at + 1] != std::byte{0}; };
+    for (size_t at = (4 - place.offset % 4) % 4; at + 4 <= bytes.size(); at += 4) {
+      halves.low += is_set(at) ? 1 : 0;
+      halves.high += is_set(at + 2) ? 1 : 0;
+    }
+  }
+  return halves;
+}
+
 }  // namespace
 
 void inspect(const Source& source, int64_t vocab_size) {
@@ -68,6 +88,20 @@ void inspect(const Source& source, int64_t vocab_size) {
     if (source.format == Format::bin) check_headerless(file);
   }
   check_ids(TokenDataset(source, vocab_size));
+}
+
+bool looks_like_uint32(const Source& source) {
+  constexpr int64_t enough = 32;  // ids, so that it is no chance
+  if (source.format != Format::bin || source.token_bytes != 2) return false;
+  Halves all;
+  const std::vector<std::filesystem::path> files = token_files(source);
+  for (const std::filesystem::path& path : files) {
+    const io::RegularFile file(path);
+    const Halves own = halves_of(file, places_of(file.size(), files.size()));
+    all.low += own.low;
+    all.high += own.high;
+  }
+  return all.high == 0 && all.low >= enough;
 }
 
 }  // namespace pptrain::data

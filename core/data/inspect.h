@@ -13,4 +13,8 @@ namespace pptrain::data {
 // `vocab_size`.
 void inspect(const Source& source, int64_t vocab_size);
 
+// Is this a headerless source of uint16 in which, where a little of each file is looked at, every second id
+// is 0 and the others are not? Then it is most likely one of uint32.
+bool looks_like_uint32(const Source& source);
+
 }  // namespace pptrain::data

@@ -23,10 +23,11 @@ struct Microbatch {
   at::Tensor tokens;                                          // int64 [T]
   at::Tensor labels;                                          // int64 [T]
   at::Tensor positions;                                       // int32 [T]: each token's place in its document
+  at::Tensor filling = {};                                    // bool [T]: of no document; undefined: none is
   kernels::Segments segments;                                 // where the documents lie
   std::shared_ptr<const kernels::ContextSplit> context = {};  // null: the whole list is here
   int64_t targets = 0;                                        // labels of this data rank that count
-  // Of the microbatches of this number of all data ranks.
+  // Of the microbatches of this number of all data ranks: tokens of documents, and labels that count.
   int64_t global_tokens = 0;
   int64_t global_targets = 0;
 

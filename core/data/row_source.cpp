@@ -47,6 +47,7 @@ class RowReader {
   // The row read last becomes the list's tokens from `first` on.
   void append_to(TokenList& list, int64_t first) const {
     const std::span<int64_t> tokens = list.tokens(first, seq_len_), labels = list.labels(first, seq_len_);
+    const auto given = static_cast<int64_t>(given_);
     std::copy_n(tokens_.begin(), given_, tokens.begin());
     if (given_ > 0) std::copy_n(tokens_.begin() + 1, given_, labels.begin());
     int64_t begin = 0;
@@ -55,7 +56,7 @@ class RowReader {
       list.add_document(end - std::exchange(begin, end));
     }
     dataset_.ignore_prompts(first_ + 1, labels.first(given_));
-    if (begin < seq_len_) list.add_document(seq_len_ - begin);
+    if (begin < seq_len_) list.add_document(given - begin, seq_len_ - given);
   }
 
   // Of the row read last.
@@ -148,9 +149,9 @@ class RowSource final : public StepSource {
       }
       Microbatch& microbatch = step.microbatches.emplace_back(list.finish(split_));
       microbatch.targets = targets;
-      microbatch.global_tokens = all * seq;
       for (int64_t i = j * all; i < (j + 1) * all; ++i) {
         const Row any = row(i);
+        microbatch.global_tokens += any.given;
         microbatch.global_targets += readers[any.stream].targets_of(any);
         step.padding += seq - any.given;
       }

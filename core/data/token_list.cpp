@@ -35,6 +35,10 @@ std::span<int64_t> TokenList::labels(int64_t first, int64_t count) {
 void TokenList::add_document(int64_t length, int64_t filling) {
   auto* const first = positions_.mutable_data_ptr<int32_t>() + starts_.back();
   std::iota(first, first + length, 0);
+  if (filling > 0) {
+    if (!filling_.defined()) filling_ = at::zeros(tokens_.sizes(), at::kBool);
+    filling_.narrow(0, starts_.back() + length, filling).fill_(true);
+  }
   starts_.push_back(starts_.back() + static_cast<int32_t>(length + filling));
 }
 
@@ -43,9 +47,10 @@ Microbatch TokenList::finish(std::shared_ptr<const kernels::ContextSplit> split)
   if (options_.need_tokens) list.tokens = tokens_;
   if (options_.need_labels) list.labels = labels_;
   list.positions = positions_;
+  list.filling = filling_;
   list.segments = kernels::make_segments(std::move(starts_), options_.device);
   if (split) list = part_of(list, std::move(split));
-  for (at::Tensor* tensor : {&list.tokens, &list.labels, &list.positions}) {
+  for (at::Tensor* tensor : {&list.tokens, &list.labels, &list.positions, &list.filling}) {
     if (tensor->defined()) *tensor = kernels::to_device(*tensor, options_.device);
   }
   return list;

@@ -31,6 +31,7 @@ class TokenList {
  private:
   const LoaderOptions& options_;
   at::Tensor tokens_, labels_, positions_;
+  at::Tensor filling_;  // undefined: there is none so far
   std::vector<int32_t> starts_{0};
 };
 

@@ -1,4 +1,4 @@
-// Steps whose loss or gradient norm is not finite.
+// Steps that are skipped: those whose loss or gradient norm is not finite, and those without a valid token.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,9 @@ class AnomalyGuard {
   // once more than max_in_a_row would have been skipped without a break. `where`: what is known of the place
   // of a step that is not finite, for the report.
   bool accept(double loss, double grad_norm, const std::string& where = {});
+
+  // A step without a valid token: it is skipped and counted, but is no anomaly.
+  void skip_empty() { ++total_; }
 
   int64_t in_a_row() const { return in_a_row_; }
   int64_t total() const { return total_; }

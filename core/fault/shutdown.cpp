@@ -166,6 +166,11 @@ std::optional<StopRequest> Shutdown::launchers_request() const {
   return request_of(launcher_request);
 }
 
+void Shutdown::take_launchers_request(int signal) const {
+  note_first(launcher_request, signal);
+  note_first(any_request, signal);
+}
+
 StopListener::StopListener(const Shutdown& shutdown, std::function<void(const StopRequest&)> heard)
     : shutdown_(shutdown), heard_(std::move(heard)), place_(take_bell()), thread_([this] { run(); }) {}
 

@@ -41,6 +41,9 @@ class Shutdown {
   bool requested() const;
   std::optional<StopRequest> launchers_request() const;  // the first; no notice
 
+  // As if this process' launcher had sent the signal now: that of another rank has. From any thread.
+  void take_launchers_request(int signal) const;
+
   // The process ends next: the handlers stay after destruction, so that a signal which comes while it ends
   // does not kill it and change its exit code.
   void keep_until_exit();

@@ -27,7 +27,7 @@ void check_route(const Checks& checks, const Tensor& logits, const std::optional
 
 void check_route_backward(const Checks& checks, const Tensor& dweights, const Tensor& probabilities,
                           const Tensor& logsumexp, const Tensor& chosen, const std::optional<Tensor>& slopes,
-                          double, bool, const Tensor& dlogits) {
+                          double, const std::optional<Tensor>& filling, bool, const Tensor& dlogits) {
   checks.compute("dweights", dweights, 2).compute("probabilities", probabilities, 2);
   const int64_t tokens = probabilities.size(0), experts = probabilities.size(1), k = dweights.size(1);
   checks.dense("dweights", dweights, at::kFloat, {tokens, k})
@@ -36,6 +36,7 @@ void check_route_backward(const Checks& checks, const Tensor& dweights, const Te
       .dense("chosen", chosen, at::kInt, {tokens, k})
       .dense("dlogits", dlogits, at::kFloat, {tokens, experts});
   if (slopes) checks.dense("slopes", *slopes, at::kFloat, {experts});
+  if (filling) checks.dense("filling", *filling, at::kBool, {tokens});
 }
 
 void check_group_rows(const Checks& checks, const Tensor& chosen, const Tensor& ends, const Tensor& order,

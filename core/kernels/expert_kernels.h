@@ -30,10 +30,11 @@ inline Kernel<void(const Tensor& logits, const std::optional<Tensor>& bias, bool
 
 // dlogits = the gradient of a loss that reaches the logits through the weights (dweights: float32 [tokens,
 // k]), through the probabilities (slopes: float32 [experts], the same for every token), and as z_slope times
-// the sum of squared logsumexp. The others: as route left them. dlogits: float32 [tokens, experts].
+// the sum of squared logsumexp. Where `filling` (bool [tokens]) says so, of the weights alone. The others: as
+// route left them. dlogits: float32 [tokens, experts].
 inline Kernel<void(const Tensor& dweights, const Tensor& probabilities, const Tensor& logsumexp,
-                   const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope, bool normalise,
-                   Tensor& dlogits)>
+                   const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope,
+                   const std::optional<Tensor>& filling, bool normalise, Tensor& dlogits)>
     route_backward{"route_backward"};
 
 // --- Rows in expert order ---

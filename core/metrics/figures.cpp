@@ -46,8 +46,8 @@ std::vector<Figure> running_figures(const StepRecord& r) {
   std::vector<Figure> figures = {
       {"train/total_tokens", "tokens_total", "Tokens that have a target, of the run so far.",
        number(r.total_tokens)},
-      {"train/skipped_steps", "skipped_steps_total", "Steps whose loss or gradient was not finite.",
-       number(r.skipped_steps)},
+      {"train/skipped_steps", "skipped_steps_total",
+       "Steps that were skipped: not finite, or without a valid token.", number(r.skipped_steps)},
   };
   if (r.saved_step) {
     figures.push_back({"train/checkpoint", "checkpoint_step", "Step of the newest complete checkpoint.",

@@ -37,7 +37,7 @@ std::vector<Field> fields_of(const Progress& p) {
   if (!p.phase.empty()) fields.push_back({Place::phase, p.phase});
   if (p.latest) {
     fields.push_back(
-        {Place::loss, p.latest->skipped ? "SKIPPED: not finite" : number("loss", p.latest->loss, 4)});
+        {Place::loss, p.latest->skipped ? skipped_text(*p.latest) : number("loss", p.latest->loss, 4)});
   }
   if (p.seconds_left) fields.push_back({Place::left, duration_text(*p.seconds_left) + " left"});
   if (p.latest) {

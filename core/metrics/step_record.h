@@ -40,7 +40,7 @@ struct StepRecord {
   double step_time_s = 0;
   double mfu = 0;             // 0..1, see models/flops.h; 0: the device's peak is not known
   double memory_gb = 0;       // peak so far: resident memory of this process, or allocated on its GPU
-  bool skipped = false;       // non-finite loss or norm: the weights did not move
+  bool skipped = false;       // loss or norm not finite, or no valid token: the weights did not move
   int64_t skipped_steps = 0;  // of the run so far
   int64_t total_tokens = 0;   // valid tokens of the run so far, those before a resume included
   double epoch = 0;           // passes over the training data so far, parts of one included

@@ -22,13 +22,17 @@ std::string duration_text(double seconds) {
   return fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
+std::string skipped_text(const StepRecord& r) {
+  return r.tokens == 0 ? "SKIPPED: no valid token" : "SKIPPED: not finite";
+}
+
 std::string format_line(const StepRecord& r, int64_t last_step) {
   return fmt::format(
       "step {}/{}  loss {:.4f}  lr {:.3e}  grad_norm {:.4f}  tok/s {}  mfu {}  mem {:.2f} GB  step_time "
       "{:.3f} s{}",
       r.step, last_step, r.loss, r.lr, r.grad_norm, with_commas(std::llround(r.tokens_per_s)),
       r.mfu > 0 ? fmt::format("{:.1f}%", 100 * r.mfu) : "unknown", r.memory_gb, r.step_time_s,
-      r.skipped ? "  SKIPPED: not finite" : "");
+      r.skipped ? "  " + skipped_text(r) : "");
 }
 
 std::string format_line(const EvalRecord& r) {

@@ -12,6 +12,9 @@ namespace pptrain::metrics {
 std::string format_line(const StepRecord& record, int64_t last_step);
 std::string format_line(const EvalRecord& record);
 
+// "SKIPPED: not finite": of a skipped step.
+std::string skipped_text(const StepRecord& record);
+
 // 1234567 -> "1,234,567".
 std::string with_commas(int64_t value);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <utility>
@@ -27,8 +28,14 @@ void for_pieces_in_float32(const at::Tensor& x, const Body& body) {
   }
 }
 
-// int64 [experts], from where the experts' rows end.
-at::Tensor loads_of(const at::Tensor& ends) {
+// int64 [experts]: the rows of documents that chose each.
+at::Tensor loads_of(const Router::Routing& routing, const at::Tensor& filling) {
+  const at::Tensor& ends = routing.ends;
+  if (filling.defined()) {
+    const at::Tensor chosen = routing.chosen.to(at::kLong);
+    const at::Tensor counted = filling.logical_not().to(at::kLong).unsqueeze(1).expand_as(chosen);
+    return at::zeros_like(ends, at::kLong).scatter_add_(0, chosen.view({-1}), counted.reshape({-1}));
+  }
   at::Tensor loads = ends.to(at::kLong);
   const int64_t rest = ends.size(0) - 1;
   loads.narrow(0, 1, rest).sub_(ends.narrow(0, 0, rest));
@@ -92,18 +99,17 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
                                   WeightGradQueue& queue) {
   if ((config_.balance_loss != 0 || config_.z_loss != 0) && tokens.global_tokens < 1)
     throw Error("the losses of a router need the global microbatch's number of tokens");
-  const at::Tensor loads = loads_of(routing.ends);
+  const at::Tensor loads = loads_of(routing, tokens.filling);
   loads_ = loads_.defined() ? loads_.add_(loads) : loads;
-  if (bias_ != nullptr) {
-    const double mean = static_cast<double>(routing.order.size(0)) / static_cast<double>(config_.experts);
-    bias_->grad.add_(loads.to(at::kDouble).sub_(mean).to(at::kFloat));
-  }
+  // Its sign alone acts (optim/balance.h): of integers, whose sum over ranks does not depend on the order.
+  if (bias_ != nullptr) bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
+  const auto filling = tokens.filling.defined() ? std::optional(tokens.filling) : std::nullopt;
   const double z_slope = config_.z_loss == 0 ? 0
                                              : config_.z_loss * static_cast<double>(tokens.global_targets) /
                                                    static_cast<double>(tokens.global_tokens);
   at::Tensor dlogits = at::empty_like(routing.probabilities);
   kernels::route_backward(dweights, routing.probabilities, routing.logsumexp, routing.chosen,
-                          slopes(loads, tokens, exchange), z_slope, config_.normalise, dlogits);
+                          slopes(loads, tokens, exchange), z_slope, filling, config_.normalise, dlogits);
   at::Tensor dx = at::empty({x.size(0), config_.hidden}, dlogits.options());
   kernels::matmul(dlogits, weight_->compute, dx);
   queue.push(*this, {x, std::move(dlogits)});

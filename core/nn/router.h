@@ -19,8 +19,9 @@
 namespace pptrain::nn {
 
 // The losses of a router are means over the tokens of a global microbatch: of all ranks that see a part of
-// it. They are weighted by its labels that count, as gradients of the token loss are, so that the division by
-// the step's labels leaves the mean over microbatches.
+// it, and of documents alone: filling counts neither there nor in loads (TokenInfo::filling). They are
+// weighted by its labels that count, as gradients of the token loss are, so that the division by the step's
+// labels leaves the mean over microbatches.
 struct RouterConfig {
   int64_t hidden = 0;
   int64_t experts = 0;
@@ -62,8 +63,8 @@ class Router final : public HasWeightGradient {
                             const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
 
-  // Rows that went to each expert in the backward passes since the last call, from this rank: int64
-  // [experts]; undefined where there were none.
+  // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
+  // int64 [experts]; undefined where there were none.
   at::Tensor take_loads();
 
  private:

@@ -18,7 +18,10 @@ struct TokenInfo {
   kernels::Segments segments;  // where the documents lie, in the whole list
   kernels::RopeTable rope;
   std::shared_ptr<const kernels::ContextSplit> context = {};  // null: the whole list is this rank's
-  // Of the microbatches of this number of all data ranks: tokens, and labels that count.
+  // bool [rows]: those of the rank's own rows (nn/region.h) that are of no document, and count in no router's
+  // losses and loads; undefined: none is.
+  at::Tensor filling = {};
+  // Of the microbatches of this number of all data ranks: tokens of documents, and labels that count.
   int64_t global_tokens = 0;
   int64_t global_targets = 0;
 };

@@ -1,6 +1,6 @@
 // The biases that balance experts without a loss (Wang et al., arXiv 2408.15664): each moves by a fixed rate
-// against the sign of its "gradient", which is its expert's load less the mean load. Neither learning rate
-// nor decay nor gradient scale act on it, and it has no state.
+// against the sign of its "gradient", which is its expert's load less the mean load, times the experts.
+// Neither learning rate nor decay nor gradient scale act on it, and it has no state.
 #pragma once
 
 #include "core/optim/update.h"

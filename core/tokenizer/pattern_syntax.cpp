@@ -306,6 +306,7 @@ class Translator {
     take(1);
     if (peek() == '^') take(1);
     if (peek() == ']') refuse("a class that begins with ']'");
+    class_begin_ = out_.size();
     after_set_ = false;
     while (peek() != ']') {
       if (at_end()) refuse("a class without its end");
@@ -327,7 +328,7 @@ class Translator {
 
   // A range's, or a literal one before the end.
   void hyphen() {
-    const bool last = peek(1) == ']', first = out_.ends_with('[') || out_.ends_with("[^");
+    const bool last = peek(1) == ']', first = out_.size() == class_begin_;
     const bool before_set =
         peek(1) == '\\' && std::string_view("sSdDwWpP").find(peek(2)) != std::string_view::npos;
     if (!last && !first && (after_set_ || before_set)) refuse("a range between what are no characters");
@@ -341,6 +342,7 @@ class Translator {
   size_t at_ = 0;
   std::string out_;
   std::vector<bool> caseless_{false};  // of the groups that are open, the whole pattern first
+  size_t class_begin_ = 0;             // in out_, behind the [ or [^ of the latest class
   bool after_set_ = false;             // in a class, behind \s, \p{L}, ...
 };
 

@@ -216,8 +216,7 @@ void Tokenizer::encode(std::string_view text, bool add_special, std::vector<int3
 
 std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text, bool add_special) const {
   std::vector<int32_t> ids = encode(text, add_special);
-  const std::optional<int32_t> end = eos_id();
-  while (end && ids.size() > 1 && ids.back() == *end && !text.empty()) ids.pop_back();
+  if (add_special) ids.resize(ids.size() - parts_->around.after.size());
   return ids;
 }
 

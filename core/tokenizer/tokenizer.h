@@ -31,7 +31,8 @@ class Tokenizer {
   // The same, appended to `ids`.
   void encode(std::string_view text, bool add_special, std::vector<int32_t>& ids) const;
 
-  // The ids of a text that another one goes on from: without the tokens at its end that would end it.
+  // The ids of a text that another one goes on from: without the tokens that the file puts behind a text.
+  // What the text itself ends with, such as the end of a turn, stays.
   std::vector<int32_t> encode_prompt(std::string_view text, bool add_special) const;
 
   // The text of ids, always valid UTF-8; ids that are no token are passed over. skip_special: without special

@@ -1,10 +1,30 @@
 #include "parallel/shard/gradient_sums.h"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 namespace pptrain::shard {
+namespace {
+
+// A stream on which a step waits for the one before it, so that the rank's own stream does not; none on a
+// CPU.
+std::optional<c10::Stream> side_stream(c10::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+}
+
+// Whether a wait for it would not block the host.
+bool is_free(comm::Work& work) {
+  return work.wait_for(std::chrono::milliseconds(0));
+}
+
+}  // namespace
 
 void GradientSums::begin(GroupExchange& exchange, size_t buffer, std::function<void()> finished) {
   sums_.push_back({.exchange = &exchange,
@@ -20,12 +40,22 @@ void GradientSums::begin(GroupExchange& exchange, size_t buffer, std::function<v
 void GradientSums::begin_steps() {
   size_t before = std::tuple_size_v<GroupExchange::SumSteps>;
   for (Sum& sum : sums_) {
-    while (sum.begun < before && (!sum.work || sum.work->done())) {
-      const GroupExchange::Step& step = sum.steps[sum.begun++];
-      if (step) sum.work = step();
-    }
+    while (sum.begun < before && (!sum.work || is_free(*sum.work))) begin_step(sum);
     before = sum.begun;
   }
+}
+
+void GradientSums::begin_step(Sum& sum) {
+  const GroupExchange::Step& step = sum.steps[sum.begun++];
+  if (!step) return;
+  if (!sum.work) {
+    sum.work = step();
+    return;
+  }
+  const c10::OptionalStreamGuard behind(
+      side_stream(sum.exchange->group().whole().at(sum.buffer).grad.device()));
+  sum.work->wait({});
+  sum.work = step();
 }
 
 bool GradientSums::front_is_done() const {
@@ -55,8 +85,7 @@ void GradientSums::wait_for_front(const std::function<std::string()>& what) {
     begin_steps();
     if (front.work) front.work->wait(what);
     if (front.begun == front.steps.size()) break;
-    const GroupExchange::Step& step = front.steps[front.begun++];
-    if (step) front.work = step();
+    begin_step(front);
   }
   finish_front();
 }

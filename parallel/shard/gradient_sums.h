@@ -13,14 +13,19 @@ namespace pptrain::shard {
 
 // Of all that a rank sums: groups that share a communicator must share this. Sums overlap; but each of their
 // steps begins in the order in which the sums were begun, which is the same on all ranks, so that collectives
-// meet their own, whenever a rank looks.
+// meet their own.
+//
+// NCCL wants one order over all communicators. There a wait orders streams and never blocks the host, so
+// begin() begins all steps of a sum, each behind the one before it: the order depends on the program alone.
+// On CPUs, where a wait blocks and an order on each communicator is enough, a later step begins when the one
+// before it is done and the rank looks.
 class GradientSums {
  public:
   // `finished` is called once the sum is there, in the order of begin(), by advance(), finish() or
   // wait_for().
   void begin(GroupExchange& exchange, size_t buffer, std::function<void()> finished);
 
-  // Begins steps whose turn it is and finishes sums that are there, without waiting.
+  // Begins steps whose turn it is and finishes sums that are there, without blocking the host.
   void advance();
 
   // Waits for all sums; `what` as in comm::Work::wait.
@@ -41,6 +46,7 @@ class GradientSums {
     std::unique_ptr<comm::Work> work;  // of the last that was not empty
   };
   void begin_steps();
+  static void begin_step(Sum& sum);  // behind the one before it
   bool front_is_done() const;
   void wait_for_front(const std::function<std::string()>& what);
   void finish_front();

@@ -30,7 +30,7 @@ TEST_CASE("a router's choice and its gradient", "[gpu]") {
   }
   for (const int64_t experts : {4, 33, 128}) {
     for (const bool normalise : {false, true}) {
-      for (const bool more : {false, true}) {  // a bias, and slopes of the probabilities
+      for (const bool more : {false, true}) {  // a bias, slopes of the probabilities, and filling
         CAPTURE(experts, normalise, more);
         compare([&](const Backend& b) -> std::vector<Tensor> {
           const int64_t tokens = 37, k = 3;
@@ -42,8 +42,10 @@ TEST_CASE("a router's choice and its gradient", "[gpu]") {
                  lse = b.output({tokens}, at::kFloat), weights = b.output({tokens, k}, at::kFloat),
                  chosen = int_output(b, {tokens, k}), dlogits = b.output({tokens, experts}, at::kFloat);
           b(kernels::route, logits, extra(2), normalise, probabilities, lse, chosen, weights);
+          const auto filling =
+              more ? std::optional(b.random_integers(2, tokens, 5).to(at::kBool)) : std::nullopt;
           b(kernels::route_backward, b.random({tokens, k}, at::kFloat, 3), probabilities, lse, chosen,
-            extra(4), 0.01, normalise, dlogits);
+            extra(4), 0.01, filling, normalise, dlogits);
           return {probabilities, lse, weights, chosen, dlogits};
         });
       }

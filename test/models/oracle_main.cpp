@@ -2,13 +2,14 @@
 //
 //   model_oracle INPUT OUTPUT STAGES HF_DIR...
 //
-// INPUT (safetensors): `tokens` and `labels`, int64 [steps, microbatches, batch, seq]; `lr`, `weight_decay`,
-// float64 [1]; `losses`, float64 [2], the coefficients of the routers' balance loss and z-loss. Trains a step
-// on each, in STAGES stages: each begins at the weights of its own Hugging Face directory, with the
-// optimizer's state of the steps before. Writes to OUTPUT: `loss`, float64 [steps]: the mean over valid
-// tokens before each step; `norm`, float64 [steps]: the global gradient norm before clipping at 1; `logits`,
-// float32 [batch, seq, vocab], of the first microbatch, and `gradient.NAME`, by Hugging Face name, of the
-// mean loss, both before the first step; `weight.STEP.NAME`: after each step.
+// INPUT (safetensors): `tokens` and `labels`, int64 [steps, microbatches, batch, seq]; `filling`, bool, of
+// that shape: tokens of no document; `lr`, `weight_decay`, float64 [1]; `losses`, float64 [2], the
+// coefficients of the routers' balance loss and z-loss. Trains a step on each, in STAGES stages: each begins
+// at the weights of its own Hugging Face directory, with the optimizer's state of the steps before. Writes to
+// OUTPUT: `loss`, float64 [steps]: the mean over valid tokens before each step; `norm`, float64 [steps]: the
+// global gradient norm before clipping at 1; `logits`, float32 [batch, seq, vocab], of the first microbatch,
+// and `gradient.NAME`, by Hugging Face name, of the mean loss, both before the first step;
+// `weight.STEP.NAME`: after each step.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
@@ -131,17 +132,20 @@ class Model {
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
 };
 
-std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at::Tensor& labels) {
+std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at::Tensor& labels,
+                                              const at::Tensor& filling) {
   std::vector<data::Microbatch> result;
   for (int64_t i = 0; i < tokens.size(0); ++i) {
     const int64_t batch = tokens.size(1);
     const int64_t seq = tokens.size(2);
+    const int64_t padding = filling[i].sum().item<int64_t>();
     result.push_back({.tokens = tokens[i].reshape({-1}),
                       .labels = labels[i].reshape({-1}),
                       .positions = at::arange(seq, at::kInt).repeat({batch}),
+                      .filling = padding > 0 ? filling[i].reshape({-1}) : at::Tensor(),
                       .segments = kernels::equal_segments(batch, seq, at::kCPU),
                       .targets = labels[i].ne(data::ignore_label).sum().item<int64_t>(),
-                      .global_tokens = batch * seq,
+                      .global_tokens = batch * seq - padding,
                       .global_targets = labels[i].ne(data::ignore_label).sum().item<int64_t>()});
   }
   return result;
@@ -152,6 +156,7 @@ void train(const std::string& input_path, const std::string& output_path, int st
   const io::SafetensorsReader input(input_path);
   const at::Tensor tokens = input.view("tokens");
   const at::Tensor labels = input.view("labels");
+  const at::Tensor filling = input.view("filling");
   const double lr = input.view("lr").item<double>();
   config::ModelSection section = models::read_hf_config(hf_dirs.front());
   section.router_aux_loss_coef = input.view("losses")[0].item<double>();
@@ -163,7 +168,7 @@ void train(const std::string& input_path, const std::string& output_path, int st
   const at::Tensor norms = at::empty({tokens.size(0)}, at::kDouble);
   for (int64_t step = 0; step < tokens.size(0); ++step) {
     model.load(hf_dirs.at(step));
-    const auto microbatches = microbatches_of(tokens[step], labels[step]);
+    const auto microbatches = microbatches_of(tokens[step], labels[step], filling[step]);
     if (step == 0) output.emplace_back("logits", model.logits(microbatches.front()));
     const pipeline::LossSum sum = model.run(microbatches);
     const auto valid = static_cast<double>(sum.tokens);

@@ -87,6 +87,14 @@ def random_data(vocab):
     return tokens.repeat(STEPS, 1, 1, 1), labels.repeat(STEPS, 1, 1, 1)
 
 
+def random_filling(labels):
+    """Rows that end in filling: token 0 again and again, and no label."""
+    filling = torch.zeros_like(labels, dtype=torch.bool)
+    for row, own in enumerate((SEQ, SEQ // 3, 2 * SEQ // 3, SEQ // 2)):
+        filling.flatten(1, 2)[:, row, own:] = True
+    return filling
+
+
 def parts_of(config, name, tensor):
     """The tensors that a parameter is in the usual Hugging Face directory: of all experts, one each."""
     block, gate, up, down = ("mlp", "gate_proj", "up_proj", "down_proj")
@@ -106,7 +114,7 @@ def parts_of(config, name, tensor):
         yield name, tensor
 
 
-def gradients(model, tokens, labels, balance, z):
+def gradients(model, tokens, labels, filling, balance, z):
     """Leaves those of one step's mean loss in the parameters; returns the loss and the first microbatch's logits."""
     valid = labels.ne(-100)
     model.zero_grad()
@@ -118,9 +126,10 @@ def gradients(model, tokens, labels, balance, z):
         extra = 0.0
         if balance or z:
             weight = valid[i].sum() / valid.sum()
-            extra = weight * balance_loss(model, output.router_logits, balance)
+            own = filling[i].logical_not()
+            extra = weight * balance_loss(model, output.router_logits, balance, own.double())
             for layer in output.router_logits:
-                extra = extra + weight * z * layer.logsumexp(-1).square().mean()
+                extra = extra + weight * z * layer[own.flatten()].logsumexp(-1).square().mean()
         (nats + extra).backward()
         loss += nats.item()
         first = output.logits.detach() if first is None else first
@@ -133,7 +142,7 @@ def go_to(model, place):
             parameter.copy_(value)
 
 
-def train(model, tokens, labels, balance, z):
+def train(model, tokens, labels, filling, balance, z):
     """What model_oracle computes, by transformers and torch.optim, and the path: the parameters before each step, which
     float32 holds exactly. `slack.STEP.NAME` is how far a weight may be off if each gradient is off by SLACK of the
     tensor's largest one: AdamW divides by the root of the mean square."""
@@ -148,7 +157,7 @@ def train(model, tokens, labels, balance, z):
     for step in range(STEPS):
         place = path[step]
         go_to(model, place)
-        loss, logits = gradients(model, tokens[step], labels[step], balance, z)
+        loss, logits = gradients(model, tokens[step], labels[step], filling[step], balance, z)
         result["loss"].append(loss)
         if step == 0:
             result["logits"] = logits
@@ -171,7 +180,7 @@ def train(model, tokens, labels, balance, z):
     return result, path[:STEPS]
 
 
-def run_oracle(model, path, tokens, labels, stages, balance, z, **save_options):
+def run_oracle(model, path, tokens, labels, filling, stages, balance, z, **save_options):
     with tempfile.TemporaryDirectory() as folder:
         model = model.float()
         folders = [os.path.join(folder, f"step_{step}") for step in range(STEPS)]
@@ -179,7 +188,7 @@ def run_oracle(model, path, tokens, labels, stages, balance, z, **save_options):
             go_to(model, place)
             model.save_pretrained(step, **save_options)
         source, target = os.path.join(folder, "input.st"), os.path.join(folder, "output.st")
-        save_file({"tokens": tokens, "labels": labels, "losses": torch.tensor([balance, z], dtype=torch.float64), "lr": torch.tensor([LR], dtype=torch.float64),
+        save_file({"tokens": tokens, "labels": labels, "filling": filling, "losses": torch.tensor([balance, z], dtype=torch.float64), "lr": torch.tensor([LR], dtype=torch.float64),
                    "weight_decay": torch.tensor([WEIGHT_DECAY], dtype=torch.float64)}, source)
         run = subprocess.run([ORACLE, source, target, str(stages), *folders], capture_output=True, text=True)
         if run.returncode != 0:
@@ -188,17 +197,19 @@ def run_oracle(model, path, tokens, labels, stages, balance, z, **save_options):
 
 
 class TransformersTest(unittest.TestCase):
-    def check(self, kind, stages=1, save_options=None, balance=0.0, z=0.0, **changes):
+    def check(self, kind, stages=1, save_options=None, balance=0.0, z=0.0, padded=False, **changes):
         torch.set_num_threads(1)
         model = build(kind, **changes)
         tokens, labels = random_data(model.config.vocab_size)
+        filling = random_filling(labels) if padded else torch.zeros_like(labels, dtype=torch.bool)
+        tokens[filling], labels[filling] = 0, -100
         tie = ClosestTie(model)
-        expected, path = train(model, tokens, labels, balance, z)
+        expected, path = train(model, tokens, labels, filling, balance, z)
         self.assertGreater(expected["norm"].max().item(), 1.0, "clipping must act")
         self.assertLess(expected["loss"][-1].item(), expected["loss"][0].item() - 0.1, "the steps must matter")
         self.assertGreater(tie.distance, 1e-5, "float32 may choose other experts: take another seed")
         slack = {name.replace("slack", "weight"): expected.pop(name) for name in list(expected) if name.startswith("slack.")}
-        actual = run_oracle(model, path, tokens, labels, stages, balance, z, **(save_options or {}))
+        actual = run_oracle(model, path, tokens, labels, filling, stages, balance, z, **(save_options or {}))
         self.assertEqual(set(actual), set(expected))
         self.near(actual["logits"], expected["logits"], 1e-5, "logits")
         for name in expected:
@@ -259,6 +270,9 @@ class TransformersTest(unittest.TestCase):
 
     def test_qwen3_moe_router_losses(self):
         self.check("qwen3_moe", stages=2, balance=0.3, z=0.02, norm_topk_prob=True, **QWEN3_MOE)
+
+    def test_qwen3_moe_router_losses_of_padded_rows(self):
+        self.check("qwen3_moe", stages=2, balance=0.3, z=0.02, norm_topk_prob=True, padded=True, **QWEN3_MOE)
 
     def test_mixtral(self):
         self.check("mixtral", stages=2, **MIXTRAL)

@@ -1,14 +1,15 @@
 // A library to be preloaded (LD_PRELOAD): one chosen input or output call of the program fails, or ends it.
 //
 // Calls on files and folders below FAILING_FOLDER are counted from 1, over all threads. Those that are
-// counted can be narrowed by name (FAILING_CALLS=fsync,rename) and by rank of Open MPI (FAILING_RANK=1). What
-// happens at call number FAILING_AT is FAILING_ACTION:
+// counted can be narrowed by name (FAILING_CALLS=fsync,rename), by a part of the path (FAILING_NAME=end.json)
+// and by rank of Open MPI (FAILING_RANK=1). What happens at call number FAILING_AT is FAILING_ACTION:
 //
 //   EIO, ENOSPC, EACCES, EBUSY, ...   it does nothing and fails with this errno
 //   short                             it reads or writes half of the bytes (others: as usual)
 //   kill                              SIGKILL for this process; kill-parent: for its parent
 //   stop                              SIGSTOP for this process
 //   sleep:SECONDS                     it comes later
+//   hang:SECONDS                      the same, in a sleep that nothing interrupts, as on a dead disk
 //
 // FAILING_FROM=1: and at all that follow. FAILING_LOG=FILE: each counted call adds a line "NUMBER CALL PATH".
 #include <dlfcn.h>
@@ -43,6 +44,7 @@ const std::map<std::string, int> errors = {{"EIO", EIO},      {"ENOSPC", ENOSPC}
 struct Settings {
   std::string folder = variable("FAILING_FOLDER");
   std::string calls = variable("FAILING_CALLS").empty() ? "" : "," + variable("FAILING_CALLS") + ",";
+  std::string name = variable("FAILING_NAME");
   std::string action = variable("FAILING_ACTION");
   std::string log = variable("FAILING_LOG");
   long at = ::atol(variable("FAILING_AT").c_str());
@@ -73,10 +75,17 @@ void note(long number, const char* call, const std::string& path) {
   ::syscall(SYS_close, fd);
 }
 
+void sleep_for(const char* text) {
+  const double seconds = ::atof(text);
+  const timespec time{static_cast<time_t>(seconds),
+                      static_cast<long>((seconds - static_cast<long>(seconds)) * 1e9)};
+  ::nanosleep(&time, nullptr);
+}
+
 // Sets errno where the call is to fail.
 Fate fate(const char* call, const std::string& path) {
   const Settings& s = settings();
-  if (!s.active || !below(path, s.folder)) return Fate::usual;
+  if (!s.active || !below(path, s.folder) || path.find(s.name) == std::string::npos) return Fate::usual;
   if (!s.calls.empty() && s.calls.find("," + std::string(call) + ",") == std::string::npos)
     return Fate::usual;
   const long number = ++calls_so_far;
@@ -86,11 +95,11 @@ Fate fate(const char* call, const std::string& path) {
   if (s.action == "stop") ::kill(::getpid(), SIGSTOP);
   if (s.action == "kill-parent") ::kill(::getppid(), SIGKILL);
   if (s.action == "short") return Fate::half;
-  if (s.action.starts_with("sleep:")) {
-    const double seconds = ::atof(s.action.c_str() + strlen("sleep:"));
-    timespec time{static_cast<time_t>(seconds),
-                  static_cast<long>((seconds - static_cast<long>(seconds)) * 1e9)};
-    ::nanosleep(&time, nullptr);
+  if (s.action.starts_with("sleep:")) sleep_for(s.action.c_str() + strlen("sleep:"));
+  // The parent of a vfork waits as one who waits for a disk.
+  if (s.action.starts_with("hang:") && ::vfork() == 0) {
+    sleep_for(s.action.c_str() + strlen("hang:"));
+    ::_exit(0);
   }
   const auto error = errors.find(s.action);
   if (error == errors.end()) return Fate::usual;
@@ -175,6 +184,11 @@ ssize_t pwrite(int fd, const void* data, size_t size, off_t offset) {
 int fsync(int fd) {
   static auto* const real = next<int(int)>(nullptr, "fsync");
   return fate("fsync", path_of(fd)) == Fate::fail ? -1 : real(fd);
+}
+
+int fflush(FILE* file) {
+  static auto* const real = next<int(FILE*)>(nullptr, "fflush");
+  return file != nullptr && fate("fflush", path_of(::fileno(file))) == Fate::fail ? EOF : real(file);
 }
 
 int close(int fd) {

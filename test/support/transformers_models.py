@@ -3,6 +3,7 @@
 import math
 
 import torch
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 
 def shake_norms(model):
@@ -13,15 +14,11 @@ def shake_norms(model):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
 
 
-def balance_loss(model, logits, coefficient):
-    """coefficient * experts * sum of f_e P_e of each layer (Switch Transformer, eq. 4), f summed over choices."""
-    total = 0
-    for layer in logits:
-        probabilities = layer.softmax(-1)
-        chosen = probabilities.topk(model.config.num_experts_per_tok, dim=-1).indices
-        share = torch.nn.functional.one_hot(chosen, layer.shape[-1]).sum(1).double().mean(0)
-        total = total + coefficient * layer.shape[-1] * (share * probabilities.mean(0)).sum()
-    return total
+def balance_loss(model, logits, coefficient, attention_mask=None):
+    """Of each layer by itself: transformers' own takes the means over the tokens of all layers together."""
+    return coefficient * sum(
+        load_balancing_loss_func((layer,), layer.shape[-1], model.config.num_experts_per_tok, attention_mask)
+        for layer in logits)
 
 
 class ClosestTie:

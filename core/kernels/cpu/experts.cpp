@@ -25,13 +25,14 @@ void route(const Tensor& logits, const std::optional<Tensor>& bias, bool normali
 }
 
 void route_backward(const Tensor& dweights, const Tensor& probabilities, const Tensor& logsumexp,
-                    const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope, bool normalise,
-                    Tensor& dlogits) {
+                    const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope,
+                    const std::optional<Tensor>& filling, bool normalise, Tensor& dlogits) {
   const RouteBackwardArgs args{.dweights = in<float>(dweights),
                                .probabilities = in<float>(probabilities),
                                .logsumexp = in<float>(logsumexp),
                                .chosen = in<int32_t>(chosen),
                                .slopes = in<float>(slopes),
+                               .filling = in<bool>(filling),
                                .dlogits = out<float>(dlogits),
                                .experts = probabilities.size(1),
                                .k = chosen.size(1),

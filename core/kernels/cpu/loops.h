@@ -156,6 +156,7 @@ struct RouteBackwardArgs {
   const float* logsumexp;
   const int32_t* chosen;
   const float* slopes;  // may be null
+  const bool* filling;  // may be null
   float* dlogits;
   int64_t experts, k;
   float z_slope;

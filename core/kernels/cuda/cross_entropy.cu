@@ -10,8 +10,7 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr int64_t most_threads = 512;
-constexpr int64_t ignored = -100;
+constexpr int64_t most_cross_entropy_threads = 512;
 
 // One block a row. A label that is neither -100 nor in [0, vocab) gives NaN, never an access outside the row.
 template <typename T, bool kVector>
@@ -24,7 +23,7 @@ __global__ void cross_entropy_kernel(T* all_logits, const int64_t* labels, int64
   const int64_t label = labels[row];
   const int64_t first = static_cast<int64_t>(threadIdx.x) * N;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
-  if (label == ignored) {  // the whole block takes this way
+  if (label == ignored_label) {  // the whole block takes this way
     if (threadIdx.x == 0) {
       loss[row] = 0.0F;
     }
@@ -82,7 +81,7 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
     constexpr int N = pack_width<T>;
     with_bool(vocab % N == 0 && are_aligned(input<T>(logits)), [&](auto is_vector) {
       launch(name, cross_entropy_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(vocab, N), most_threads), 0, output<T>(logits), input<int64_t>(labels),
+             threads_for(ceil_div(vocab, N), most_cross_entropy_threads), 0, output<T>(logits), input<int64_t>(labels),
              vocab, want_gradient, output<float>(loss));
     });
   });

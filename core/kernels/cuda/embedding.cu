@@ -10,7 +10,7 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr int64_t most_threads = 256;
+constexpr int64_t most_embedding_threads = 256;
 constexpr int64_t backward_threads = 128;
 
 // One block a row. A token outside the vocabulary gives NaN, never a read outside the table.
@@ -95,7 +95,7 @@ void embedding(const Tensor& tokens, const Tensor& weight, Tensor& out) {
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(weight), input<T>(out)), [&](auto is_vector) {
       launch(name, embedding_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<int64_t>(tokens), input<T>(weight),
+             threads_for(ceil_div(dim, N), most_embedding_threads), 0, input<int64_t>(tokens), input<T>(weight),
              weight.size(0), dim, output<T>(out));
     });
   });

@@ -13,7 +13,7 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr int64_t most_threads = 256;
+constexpr int64_t most_expert_threads = 256;
 constexpr int64_t most_experts = 4096;  // a row's scores lie in shared memory
 
 // --- Router: one warp a token ---
@@ -108,16 +108,18 @@ __global__ void route_kernel(const float* all_logits, const float* bias, RouteSh
 // The derivation stands with the CPU's loop (cpu/expert_loops.inc).
 __global__ void route_backward_kernel(const float* all_dweights, const float* all_probabilities,
                                       const float* logsumexp, const int* all_chosen, const float* slopes,
-                                      float z_slope, RouteShape shape, float* all_dlogits) {
+                                      float z_slope, const bool* all_filling, RouteShape shape,
+                                      float* all_dlogits) {
   const int64_t token = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
   const int experts = shape.experts;
   const float* const dweights = all_dweights + token * shape.k;
   const float* const probabilities = all_probabilities + token * experts;
   const int* const chosen = all_chosen + token * shape.k;
+  const bool filling = all_filling != nullptr && all_filling[token];
   float* const d = dynamic_shared<float>();
   for (int e = lane; e < experts; e += warp_size) {
-    d[e] = slopes == nullptr ? 0.0F : slopes[e];
+    d[e] = slopes == nullptr || filling ? 0.0F : slopes[e];
   }
   __syncthreads();
   if (lane == 0) {
@@ -144,7 +146,8 @@ __global__ void route_backward_kernel(const float* all_dweights, const float* al
     dot = fmaf(probabilities[e], d[e], dot);
   }
   dot = group_sum(dot, warp_size);
-  const float shift = 2.0F * z_slope * logsumexp[token] - dot;
+  const float own_z_slope = filling ? 0.0F : z_slope;
+  const float shift = 2.0F * own_z_slope * logsumexp[token] - dot;
   for (int e = lane; e < experts; e += warp_size) {
     all_dlogits[token * experts + e] = probabilities[e] * (d[e] + shift);
   }
@@ -304,8 +307,8 @@ void route(const Tensor& logits, const std::optional<Tensor>& bias, bool normali
 }
 
 void route_backward(const Tensor& dweights, const Tensor& probabilities, const Tensor& logsumexp,
-                    const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope, bool normalise,
-                    Tensor& dlogits) {
+                    const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope,
+                    const std::optional<Tensor>& filling, bool normalise, Tensor& dlogits) {
   const char* const name = "route_backward";
   const int64_t experts = probabilities.size(1);
   require(experts <= most_experts, name, "at most 4096 experts");
@@ -316,7 +319,8 @@ void route_backward(const Tensor& dweights, const Tensor& probabilities, const T
   const RouteShape shape{static_cast<int>(experts), static_cast<int>(chosen.size(1)), normalise};
   launch(name, route_backward_kernel, grid_size(dlogits.size(0), name), warp_size, experts * sizeof(float),
          input<float>(dweights), input<float>(probabilities), input<float>(logsumexp), input<int>(chosen),
-         input<float>(slopes), static_cast<float>(z_slope), shape, output<float>(dlogits));
+         input<float>(slopes), static_cast<float>(z_slope), input<bool>(filling), shape,
+         output<float>(dlogits));
 }
 
 // A stable sort keeps the assignments of one expert in order.
@@ -331,9 +335,9 @@ void group_rows(const Tensor& chosen, Tensor& ends, Tensor& order, Tensor& place
   const DeviceGuard guard(chosen.device());
   const auto [sorted, assignments] =
       at::sort(chosen.view({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  launch(name, place_rows_kernel, grid_size(ceil_div(rows, most_threads), name), most_threads, 0,
+  launch(name, place_rows_kernel, grid_size(ceil_div(rows, most_expert_threads), name), most_expert_threads, 0,
          input<int64_t>(assignments), rows, output<int>(order), output<int>(place));
-  launch(name, ends_kernel, grid_size(ceil_div(experts, most_threads), name), most_threads, 0,
+  launch(name, ends_kernel, grid_size(ceil_div(experts, most_expert_threads), name), most_expert_threads, 0,
          input<int>(sorted), rows, static_cast<int>(experts), output<int>(ends));
 }
 
@@ -349,7 +353,7 @@ void gather_rows(const Tensor& x, const Tensor& order, int64_t each, Tensor& out
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(x), input<T>(out)), [&](auto is_vector) {
       launch(name, gather_rows_kernel<T, decltype(is_vector)::value>, grid_size(order.size(0), name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(x), input<int>(order), each, dim,
+             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(x), input<int>(order), each, dim,
              output<T>(out));
     });
   });
@@ -368,7 +372,7 @@ void sum_rows(const Tensor& x, const Tensor& place, const std::optional<Tensor>&
     const bool vector = dim % N == 0 && are_aligned(input<T>(x), input<float>(residual), input<T>(out));
     with_bool(vector, [&](auto is_vector) {
       launch(name, sum_rows_kernel<T, decltype(is_vector)::value>, grid_size(place.size(0), name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(x), input<int>(place),
+             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(x), input<int>(place),
              input<float>(residual), place.size(1), dim, output<T>(out));
     });
   });
@@ -386,7 +390,7 @@ void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(gate_up), input<T>(y)), [&](auto is_vector) {
       launch(name, weighted_swiglu_kernel<T, decltype(is_vector)::value>, grid_size(y.size(0), name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<T>(gate_up), input<float>(weights), dim,
+             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(gate_up), input<float>(weights), dim,
              output<T>(y));
     });
   });
@@ -407,7 +411,7 @@ void weighted_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const Ten
         dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up), input<T>(y));
     with_bool(vector, [&](auto is_vector) {
       launch(name, weighted_swiglu_backward_kernel<T, decltype(is_vector)::value>,
-             grid_size(dy.size(0), name), threads_for(ceil_div(dim, N), most_threads), 0, input<T>(dy),
+             grid_size(dy.size(0), name), threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(dy),
              input<T>(gate_up), input<float>(weights), dim, output<T>(dgate_up), output<float>(dweights),
              output<T>(y));
     });

@@ -8,14 +8,14 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr int64_t most_threads = 512;
+constexpr int64_t most_norm_threads = 512;
 constexpr int64_t most_shared_bytes = 48 * 1024;
 constexpr int norm_packs = 4;      // of a row, that a thread of rms_norm holds in registers
 constexpr int backward_packs = 2;  // of each operand's row, that a thread of rms_norm_backward holds
 constexpr int64_t rows_of_narrow_block = 4;
 // Strips of rms_norm_backward at most: the blocks that an H200's 132 multiprocessors hold at once, so that
 // none is left over for a second wave. One holds 512 threads of 128 registers, in whole blocks.
-constexpr int64_t most_strips(unsigned threads) {
+constexpr int64_t most_norm_strips(unsigned threads) {
   return 132 * (512 / threads);
 }
 
@@ -28,7 +28,7 @@ struct NormShape {
 // row is x + delta, rounded as it is stored, and everything after the addition is the code of the separate
 // form, so both agree bit for bit. A thread reads its elements before it writes them.
 template <typename T, bool kAdd, bool kVector>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(most_norm_threads)
     rms_norm_kernel(const T* x, const T* delta, const float* weight, float eps, NormShape shape, T* sum, T* y,
                     float* rstd) {
   constexpr int N = pack_width<T>;
@@ -159,9 +159,9 @@ void run_rms_norm(const char* name, const Tensor& x, const Tensor& delta, const 
                                                     input<T>(sum), input<T>(y));
     const int64_t packs = ceil_div(dim, N);
     with_bool(vector, [&](auto is_vector) {
-      if (packs > most_threads * norm_packs) {
+      if (packs > most_norm_threads * norm_packs) {
         launch(name, rms_norm_wide_kernel<T, kAdd, decltype(is_vector)::value>, grid_size(rows, name),
-               most_threads, 0, input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps),
+               most_norm_threads, 0, input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps),
                dim, output<T>(sum), output<T>(y), output<float>(rstd));
         return;
       }
@@ -170,7 +170,7 @@ void run_rms_norm(const char* name, const Tensor& x, const Tensor& delta, const 
       launch(name, rms_norm_kernel<T, kAdd, decltype(is_vector)::value>,
              grid_size(ceil_div(rows, in_block), name),
              shape.own_warp ? static_cast<unsigned>(in_block * warp_size)
-                            : threads_for(ceil_div(packs, norm_packs), most_threads),
+                            : threads_for(ceil_div(packs, norm_packs), most_norm_threads),
              0, input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps), shape,
              output<T>(sum), output<T>(y), output<float>(rstd));
     });
@@ -205,7 +205,7 @@ struct RowPacks {
 // while it is reduced.
 //   dx = rstd * (dy * w - x * rstd^2 * mean(dy * w * x)) + residual
 template <typename T, bool kVector>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(most_norm_threads)
     rms_norm_backward_kernel(const T* dy, const T* x, const float* weight, const float* rstd,
                              const T* residual, BackwardShape shape, T* dx, float* partials) {
   constexpr int N = pack_width<T>;
@@ -371,9 +371,9 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
     const int64_t packs = ceil_div(dim, N);
-    const bool wide = packs > most_threads * backward_packs;
-    const unsigned threads = wide ? most_threads : threads_for(ceil_div(packs, backward_packs), most_threads);
-    const Strips strips = split_rows(rows, 4, most_strips(threads));
+    const bool wide = packs > most_norm_threads * backward_packs;
+    const unsigned threads = wide ? most_norm_threads : threads_for(ceil_div(packs, backward_packs), most_norm_threads);
+    const Strips strips = split_rows(rows, 4, most_norm_strips(threads));
     const Tensor partials = empty_partial_sums(x, strips.count, dim);
     const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
     const BackwardShape shape{rows, strips.rows, dim, bytes <= most_shared_bytes - 1024};

@@ -10,7 +10,7 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr unsigned threads_per_block = 256;
+constexpr unsigned normal_value_threads = 256;
 
 // One block of four values a thread.
 __global__ void normal_values_kernel(float* out, int64_t size, uint64_t key, int64_t first, double std) {
@@ -30,7 +30,7 @@ void normal_values(Tensor& out, uint64_t key, int64_t first, double std) {
   }
   const DeviceGuard guard(out.device());
   const int64_t blocks = normal_value::blocks_of(first, size);
-  launch(name, normal_values_kernel, grid_size(ceil_div(blocks, threads_per_block), name), threads_per_block,
+  launch(name, normal_values_kernel, grid_size(ceil_div(blocks, normal_value_threads), name), normal_value_threads,
          0, output<float>(out), size, key, first, std);
 }
 

@@ -7,7 +7,7 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr int64_t most_threads = 256;
+constexpr int64_t most_rope_threads = 256;
 // That a lane has on their way: so many bytes that the reads of some 25 warps hide the memory's latency.
 template <int kPairs>
 constexpr int heads_at_once = kPairs == 1 ? 2 : 1;
@@ -90,7 +90,7 @@ __device__ inline void turn_and_store(const HeadPacks<T, kPairs>& held, const An
 // One block a token, so that q and k share its angles. Each lane asks for all that it needs of its heads
 // before it computes. `direction` is 1, or -1 to rotate back.
 template <typename T, bool kNorm, bool kVector, int kPairs>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(most_rope_threads)
     norm_rope_kernel(const __grid_constant__ PartViews<T> views, float eps, RopeView rope, HeadShape shape,
                      float direction) {
   constexpr int N = pack_width<T>;
@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(most_threads)
 
 // The block of one token: as few turns as it can, and no more threads than share them evenly.
 unsigned threads_for_heads(int64_t heads, int at_once, int lanes) {
-  const int64_t turns = ceil_div(ceil_div(heads, at_once) * lanes, most_threads);
-  return threads_for(ceil_div(heads, at_once * turns) * lanes, most_threads);
+  const int64_t turns = ceil_div(ceil_div(heads, at_once) * lanes, most_rope_threads);
+  return threads_for(ceil_div(heads, at_once * turns) * lanes, most_rope_threads);
 }
 
 struct Turn {

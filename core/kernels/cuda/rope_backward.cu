@@ -10,10 +10,10 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr int64_t most_threads = 128;
+constexpr int64_t most_rope_backward_threads = 128;
 constexpr int blocks_at_once = 4;  // on a multiprocessor
 // Of all strips: what an H200's 132 multiprocessors take at once, but for the last strip of each part.
-constexpr int64_t most_strips = 132 * blocks_at_once - most_parts;
+constexpr int64_t most_backward_strips = 132 * blocks_at_once - most_parts;
 
 template <typename T>
 struct GradientView {
@@ -130,7 +130,7 @@ __device__ inline void step(const Operands<T, kPairs>& now, const RopeView& rope
 // columns in every head: their weights and the sums of their gradient stay in its registers, and so does the
 // item, whose successor is on its way meanwhile. At the end the block adds the groups' sums in order.
 template <typename T, bool kVector, int kPairs>
-__global__ void __launch_bounds__(most_threads, kVector&& kPairs == 1 ? blocks_at_once : 1)
+__global__ void __launch_bounds__(most_rope_backward_threads, kVector&& kPairs == 1 ? blocks_at_once : 1)
     norm_rope_backward_kernel(const __grid_constant__ GradientViews<T> views, RopeView rope, HeadShape shape,
                               int64_t items_per_block) {
   constexpr int N = pack_width<T>;
@@ -189,9 +189,9 @@ struct Split {
 
 // Whole turns of a block, at least four, and strips of one length for all parts: a function of the shapes.
 Split split_items(int64_t items, int lanes) {
-  const unsigned threads = threads_for(items * lanes, most_threads);
+  const unsigned threads = threads_for(items * lanes, most_rope_backward_threads);
   const int64_t groups = threads / lanes;
-  return {threads, groups * std::max<int64_t>(4, ceil_div(ceil_div(items, most_strips), groups))};
+  return {threads, groups * std::max<int64_t>(4, ceil_div(ceil_div(items, most_backward_strips), groups))};
 }
 
 template <typename T>

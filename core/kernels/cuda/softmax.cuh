@@ -9,6 +9,9 @@
 
 namespace pptrain::kernels::cuda {
 
+// The label of a row that has no target.
+inline constexpr int64_t ignored_label = -100;
+
 struct Softmax {
   float max;
   float sum;  // of exp(x - max)

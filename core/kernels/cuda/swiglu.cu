@@ -8,7 +8,7 @@
 namespace pptrain::kernels::cuda {
 namespace {
 
-constexpr int64_t most_threads = 256;
+constexpr int64_t most_swiglu_threads = 256;
 constexpr int packs = 2;  // of each operand, that a thread has in flight
 
 // Where a thread's packs lie: a block takes `packs` packs a thread of one of the equal parts of a row.
@@ -23,19 +23,19 @@ struct Place {
   __device__ int64_t at(int pack) const { return first + pack * stride; }
 };
 
-struct Shape {
+struct SwigluShape {
   unsigned threads;
   unsigned parts;  // of a row
-  Shape(int64_t dim, int width) {
+  SwigluShape(int64_t dim, int width) {
     const int64_t row_packs = ceil_div(dim, width);
-    const int64_t count = ceil_div(row_packs, packs * most_threads);
+    const int64_t count = ceil_div(row_packs, packs * most_swiglu_threads);
     parts = static_cast<unsigned>(count);
-    threads = threads_for(ceil_div(row_packs, count * packs), most_threads);
+    threads = threads_for(ceil_div(row_packs, count * packs), most_swiglu_threads);
   }
 };
 
 template <typename T, bool kVector>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(most_swiglu_threads)
     swiglu_kernel(const T* gate_up, int64_t dim, unsigned parts, T* y) {
   constexpr int N = pack_width<T>;
   const Place<T> place(parts);
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(most_threads)
 
 // dgate_up may be gate_up, and y, where it is given, dy: a thread reads its elements before it writes them.
 template <typename T, bool kVector>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(most_swiglu_threads)
     swiglu_backward_kernel(const T* dy, const T* gate_up, int64_t dim, unsigned parts, T* dgate_up, T* y) {
   constexpr int N = pack_width<T>;
   const Place<T> place(parts);
@@ -116,7 +116,7 @@ void swiglu(const Tensor& gate_up, Tensor& y) {
   with_type(y.scalar_type(), name, [&](auto tag) {
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
-    const Shape shape(dim, N);
+    const SwigluShape shape(dim, N);
     with_bool(dim % N == 0 && are_aligned(input<T>(gate_up), input<T>(y)), [&](auto is_vector) {
       launch(name, swiglu_kernel<T, decltype(is_vector)::value>, grid_size(y.size(0) * shape.parts, name),
              shape.threads, 0, input<T>(gate_up), dim, shape.parts, output<T>(y));
@@ -135,7 +135,7 @@ void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up,
   with_type(dy.scalar_type(), name, [&](auto tag) {
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
-    const Shape shape(dim, N);
+    const SwigluShape shape(dim, N);
     const bool vector =
         dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up), input<T>(y));
     with_bool(vector, [&](auto is_vector) {

@@ -15,8 +15,7 @@ void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_g
 
 namespace {
 
-constexpr int64_t most_threads = 512;
-constexpr int64_t ignored = -100;
+constexpr int64_t most_vocabulary_threads = 512;
 
 // One block a row. A token outside the vocabulary gives NaN, one of another rank zeros.
 template <typename T, bool kVector>
@@ -52,7 +51,7 @@ __global__ void softmax_statistics_kernel(const T* all_logits, const int64_t* la
   const T* const logits = all_logits + row * width;
   float* const to = statistics + row * 3;
   const int64_t label = labels[row];
-  if (label == ignored) {  // the whole block takes this way
+  if (label == ignored_label) {  // the whole block takes this way
     if (threadIdx.x < 3) {
       to[threadIdx.x] = 0.0F;
     }
@@ -79,7 +78,7 @@ __global__ void cross_entropy_part_kernel(T* all_logits, const int64_t* labels, 
   const int64_t label = labels[row];
   const int64_t first = static_cast<int64_t>(threadIdx.x) * N;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
-  if (label == ignored) {
+  if (label == ignored_label) {
     if (threadIdx.x == 0) {
       loss[row] = 0.0F;
     }
@@ -135,7 +134,7 @@ void embedding_part(const Tensor& tokens, const Tensor& weight, VocabularyPart p
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(weight), input<T>(out)), [&](auto is_vector) {
       launch(name, embedding_part_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_threads), 0, input<int64_t>(tokens), input<T>(weight),
+             threads_for(ceil_div(dim, N), most_vocabulary_threads), 0, input<int64_t>(tokens), input<T>(weight),
              part.first, weight.size(0), part.vocab, dim, output<T>(out));
     });
   });
@@ -160,7 +159,7 @@ void softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPa
     constexpr int N = pack_width<T>;
     with_bool(width % N == 0 && are_aligned(input<T>(logits)), [&](auto is_vector) {
       launch(name, softmax_statistics_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(width, N), most_threads), 0, input<T>(logits), input<int64_t>(labels),
+             threads_for(ceil_div(width, N), most_vocabulary_threads), 0, input<T>(logits), input<int64_t>(labels),
              part.first, width, part.vocab, output<float>(statistics));
     });
   });
@@ -180,7 +179,7 @@ void cross_entropy_part(Tensor& logits, const Tensor& labels, const Tensor& stat
     constexpr int N = pack_width<T>;
     with_bool(width % N == 0 && are_aligned(input<T>(logits)), [&](auto is_vector) {
       launch(name, cross_entropy_part_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(width, N), most_threads), 0, output<T>(logits), input<int64_t>(labels),
+             threads_for(ceil_div(width, N), most_vocabulary_threads), 0, output<T>(logits), input<int64_t>(labels),
              input<float>(statistics), statistics.size(0), rows, part.first, width, want_gradient,
              output<float>(loss));
     });

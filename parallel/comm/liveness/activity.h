@@ -85,11 +85,20 @@ struct RankState {
   Activity::State state;
 };
 
-// What one rank tells of itself, and what it can ask of all ranks of the job. Both may be absent.
+// Tells all ranks of the job that this one was asked to end. Absent where they cannot be reached.
+struct Summons {
+  std::function<void()> send = {};  // once is enough
+  // Who hears of a summons of another rank from now on, or at once if it came before; empty: nobody any
+  // more. It is called by another thread, and must not block.
+  std::function<void(std::function<void()>)> hear = {};
+};
+
+// What one rank tells of itself, and what it can ask of all ranks of the job. All may be absent.
 struct RankReport {
   Activity* activity = nullptr;
   std::function<std::vector<RankState>()> roll_call;  // by rank; empty where they can't be reached
   std::function<void()> take_leave;                   // before the process ends without unwinding, in order
+  Summons summons = {};
 };
 
 // "rank 4", "rank 4 (host b)"

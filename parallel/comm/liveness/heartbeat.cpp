@@ -47,7 +47,7 @@ void end_process(int code) {
 std::unique_ptr<Heartbeat> Heartbeat::start(Communicator& world, Activity& activity, Options options,
                                             const std::function<void(const std::string&)>& warn) {
   if (world.size() == 1) return nullptr;
-  Ring ring = make_ring(world, patience_for_links);
+  Ring ring = make_ring(world, patience_for_links, {.address = options.address});
   const bool made = agree(world, ring.fault, [&](const std::string& faults) {
     warn(
         fmt::format("no heartbeats: a rank that is stopped or unreachable is found by distributed.timeout_s "
@@ -114,6 +114,20 @@ void Heartbeat::end_with_others(milliseconds patience) {
   changed_.wait_for(lock, patience, [this] { return verdict_.has_value(); });
   // The thread ends the process within two seconds; where it can't, the caller's exception does.
   if (verdict_ && !failed_here_) changed_.wait_for(lock, std::chrono::seconds(5), [] { return false; });
+}
+
+void Heartbeat::summon() {
+  {
+    const std::lock_guard lock(mutex_);
+    summons_wanted_ = true;
+  }
+  wake();
+}
+
+void Heartbeat::on_summons(std::function<void()> heard) {
+  const std::lock_guard lock(mutex_);
+  on_summons_ = std::move(heard);
+  if (on_summons_ && summoned_) on_summons_();
 }
 
 std::vector<RankState> Heartbeat::roll_call() {

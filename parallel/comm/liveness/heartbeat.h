@@ -43,6 +43,8 @@ class Heartbeat {
     std::chrono::milliseconds limit{7000};
     // For processes that a person started each in a terminal of its own: otherwise one rank has the word.
     bool every_rank_speaks = false;
+    // RingPlace's.
+    std::function<std::string()> address = {};
     // Both are called by the heartbeat's thread, `end` as the last thing it does. By default the text goes to
     // standard error, and the process ends at once: the rank's own thread may be where nothing can wake it.
     std::function<void(const std::string& text)> say = print_now;
@@ -71,6 +73,12 @@ class Heartbeat {
   // the heartbeat's thread ends the process.
   void end_with_others(std::chrono::milliseconds patience);
 
+  // Tells all other ranks that this one was asked to end. Any thread.
+  void summon();
+  // Calls `heard` in the heartbeat's thread when another rank's summons has come, or now if it has already.
+  // Empty: nobody is called any more when this returns.
+  void on_summons(std::function<void()> heard);
+
   // What every rank does now; waits for the answers for a second at most. Empty where the ring is broken.
   std::vector<RankState> roll_call();
 
@@ -97,6 +105,7 @@ class Heartbeat {
   void take(Link& link, const Frame& frame);
   void take_roll_call(RollCall call);
   void take_requests();
+  void take_summons();
   void send(Link& link, const std::string& bytes);
   void flush(Link& link);
   void look(Clock::time_point now);
@@ -127,6 +136,7 @@ class Heartbeat {
   Clock::time_point next_beat_{}, next_own_look_{};
   std::chrono::milliseconds speak_after_{0};  // of this rank, from decided_at_ on
   bool spoke_ = false;
+  bool summons_passed_ = false;  // to the next rank: once
   Clock::time_point decided_at_{}, said_at_{};
 
   // Between the thread and the rank's.
@@ -137,6 +147,9 @@ class Heartbeat {
   std::optional<Verdict> own_failure_;   // to be told
   std::optional<uint32_t> wanted_call_;  // to be sent
   uint32_t calls_ = 0;
+  bool summons_wanted_ = false;       // to be sent
+  bool summoned_ = false;             // by another rank
+  std::function<void()> on_summons_;  // called under the mutex
   std::optional<RollCall> answered_call_;
   Leave leave_ = Leave::no;
 

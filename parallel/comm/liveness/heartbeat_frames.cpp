@@ -119,6 +119,10 @@ std::string encode_goodbye() {
   return Packer().frame(Frame::Kind::goodbye);
 }
 
+std::string encode_summons() {
+  return Packer().frame(Frame::Kind::summons);
+}
+
 std::optional<Activity::State> decode_beat(std::string_view body) {
   Unpacker in(body);
   Activity::State state = in.state();
@@ -154,7 +158,7 @@ std::optional<Frame> FrameReader::next() {
   Header header;
   if (broken_ || pending_.size() < sizeof(header)) return std::nullopt;
   std::memcpy(&header, pending_.data(), sizeof(header));
-  broken_ = header.magic != frame_magic || header.kind > static_cast<uint32_t>(Frame::Kind::goodbye) ||
+  broken_ = header.magic != frame_magic || header.kind > static_cast<uint32_t>(Frame::Kind::summons) ||
             header.bytes > max_body;
   if (broken_ || pending_.size() - sizeof(header) < header.bytes) return std::nullopt;
   Frame frame{static_cast<Frame::Kind>(header.kind), pending_.substr(sizeof(header), header.bytes)};

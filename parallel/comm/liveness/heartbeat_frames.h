@@ -29,7 +29,7 @@ struct RollCall {
 };
 
 struct Frame {
-  enum class Kind : uint32_t { beat, verdict, roll_call, goodbye };
+  enum class Kind : uint32_t { beat, verdict, roll_call, goodbye, summons };
   Kind kind = Kind::beat;
   std::string body;
 };
@@ -39,6 +39,7 @@ std::string encode_beat(const Activity::State& state);
 std::string encode(const Verdict& verdict);
 std::string encode(const RollCall& call);
 std::string encode_goodbye();
+std::string encode_summons();
 
 // Nothing where the body is not what encode makes.
 std::optional<Activity::State> decode_beat(std::string_view body);

@@ -138,6 +138,9 @@ void Heartbeat::take(Link& link, const Frame& frame) {
     case Frame::Kind::goodbye:
       link.left = true;
       return;
+    case Frame::Kind::summons:
+      take_summons();
+      return;
   }
 }
 
@@ -153,11 +156,22 @@ void Heartbeat::take_roll_call(RollCall call) {
   send(next_, encode(call));
 }
 
+// Once round, by way of the next rank. One that has passed on a summons has no need of another: so there are
+// as many messages as ranks, however many are asked.
+void Heartbeat::take_summons() {
+  if (!std::exchange(summons_passed_, true)) send(next_, encode_summons());
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(summoned_, true)) return;
+  if (on_summons_) on_summons_();
+}
+
 void Heartbeat::take_requests() {
   std::unique_lock lock(mutex_);
+  const bool summons = std::exchange(summons_wanted_, false);
   auto failure = std::exchange(own_failure_, std::nullopt);
   const auto call = std::exchange(wanted_call_, std::nullopt);
   lock.unlock();
+  if (summons && !std::exchange(summons_passed_, true)) send(next_, encode_summons());
   if (failure) decide(std::move(*failure), Source::own_failure);
   if (call) {
     send(next_, encode(RollCall{rank_, *call, {{rank_, hosts_[rank_], activity_.state()}}}));

@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,6 +22,8 @@
 #include <sstream>
 #include <system_error>
 #include <thread>
+#include <type_traits>
+#include <utility>
 
 #include "core/base/error.h"
 #include "parallel/comm/gather_values.h"
@@ -32,6 +35,8 @@ namespace pptrain::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr const char* loopback = "127.0.0.1";
 
 // What a rank tells the others of where it is.
 struct Card {
@@ -47,6 +52,7 @@ struct Hello {
   std::array<char, 16> secret{};
   int32_t from = 0, to = 0;
 };
+static_assert(std::has_unique_object_representations_v<Hello>, "it is compared as bytes");
 
 template <size_t n>
 void copy_text(std::array<char, n>& to, const std::string& text) {
@@ -111,11 +117,11 @@ std::string addresses() {
   return all;
 }
 
-Card own_card() {
+Card own_card(const std::string& address, const std::string& own_machine) {
   Card card;
   copy_text(card.name, host_name());
-  copy_text(card.machine, machine());
-  copy_text(card.addresses, addresses());
+  copy_text(card.machine, own_machine.empty() ? machine() : own_machine);
+  copy_text(card.addresses, address.empty() ? addresses() : address);
   std::random_device random;
   for (size_t i = 0; i < card.secret.size(); i += sizeof(uint32_t)) {
     const uint32_t word = random();
@@ -144,25 +150,27 @@ std::vector<std::string> host_names(const std::vector<Card>& cards) {
   return names;
 }
 
-Socket listen_for_previous(bool on_loopback) {
+// At all addresses of this host.
+Socket listen_everywhere(int& error) {
   Socket socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  int bound = -1;
-  if (socket.open() && !on_loopback) {
-    const int both = 0;
-    setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof(both));
-    sockaddr_in6 any{};
-    any.sin6_family = AF_INET6;
-    bound = bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any));
+  const int both = 0;
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  if (socket.open() && setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof(both)) == 0 &&
+      bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0 &&
+      listen(socket.get(), SOMAXCONN) == 0) {
+    return socket;
   }
-  if (bound != 0) {
-    socket = Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(on_loopback ? INADDR_LOOPBACK : INADDR_ANY);
-    bound = bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  }
-  if (bound != 0 || listen(socket.get(), 16) != 0) {
-    throw Error(fmt::format("cannot listen for heartbeats: {}", std::generic_category().message(errno)));
+  return listen_at("0.0.0.0", 0, error);
+}
+
+Socket listen_for_previous(const std::string& address) {
+  int error = 0;
+  Socket socket = address.empty() ? listen_everywhere(error) : listen_at(address, 0, error);
+  if (!socket.open()) {
+    throw Error(
+        fmt::format("cannot listen for heartbeats{}{}: {}", address.empty() ? "" : " at ", address,
+                    std::generic_category().message(error)));
   }
   return socket;
 }
@@ -209,28 +217,19 @@ Socket accept_previous(const Socket& listener, const Hello& expected, const Hell
   }
 }
 
-// Tries the addresses in turn, again and again: an address may lead to another machine of the same name.
-Socket connect_next(const std::string& addresses, int port, const Hello& hello, Deadline deadline,
-                    std::string& reason) {
-  constexpr std::chrono::seconds each{2};
-  while (Clock::now() < deadline) {
-    std::istringstream words(addresses);
-    for (std::string address; words >> address && Clock::now() < deadline;) {
-      const Deadline until = std::min(deadline, Clock::now() + each);
-      try {
-        Socket socket = connect_until(address, port, until);
-        Hello answer;
-        send_all(socket, &hello, sizeof(hello), until, address);
-        receive_all(socket, &answer, sizeof(answer), until, address);
-        if (answer.secret == hello.secret && answer.from == hello.to && answer.to == hello.from)
-          return socket;
-        reason = address + " is somebody else";
-      } catch (const Error& error) {
-        reason = error.what();
-      }
-    }
-  }
-  return {};
+std::string bytes_of(const Hello& hello) {
+  return {reinterpret_cast<const char*>(&hello), sizeof(hello)};
+}
+
+// Where to call the rank that has this card; several addresses, for one may lead to another machine of the
+// same name.
+std::vector<std::string> addresses_to_call(const Card& card, bool near, bool one_machine) {
+  std::vector<std::string> all;
+  if (near) all.emplace_back(loopback);
+  if (one_machine) return all;
+  std::istringstream words(card.addresses.data());
+  for (std::string address; words >> address;) all.push_back(address);
+  return all;
 }
 
 void make_quick(const Socket& socket) {
@@ -240,17 +239,23 @@ void make_quick(const Socket& socket) {
 
 }  // namespace
 
-Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience) {
+Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience, const RingPlace& place) {
   Communicator& world = communicator.host();
   const int size = world.size(), rank = world.rank();
   const int after = (rank + 1) % size, before = (rank + size - 1) % size;
-  const std::vector<Card> cards = gather_values(world, own_card());
-  Ring ring{.hosts = host_names(cards), .previous = {}, .next = {}, .fault = {}};
+  std::string fault, address;
+  try {
+    if (place.address) address = place.address();
+  } catch (const Error& error) {
+    fault = error.what();
+  }
+  const std::vector<Card> cards = gather_values(world, own_card(address, place.machine));
+  Ring ring{.hosts = host_names(cards), .previous = {}, .next = {}, .fault = std::move(fault)};
   const bool one_machine =
       std::ranges::all_of(cards, [&](const Card& card) { return same_machine(card, cards[0]); });
   Socket listener;
   try {
-    listener = listen_for_previous(one_machine);
+    if (ring.fault.empty()) listener = listen_for_previous(one_machine ? loopback : address);
   } catch (const Error& error) {
     ring.fault = error.what();
   }
@@ -260,8 +265,11 @@ Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience) {
 
   const Deadline deadline = Clock::now() + patience;
   const Hello to_next{.secret = cards[0].secret, .from = rank, .to = after};
+  const Hello from_next{.secret = cards[0].secret, .from = after, .to = rank};
   const Hello from_previous{.secret = cards[0].secret, .from = before, .to = rank};
   const Hello to_previous{.secret = cards[0].secret, .from = rank, .to = before};
+  const bool near = same_machine(cards[rank], cards[after]);
+  const std::vector<std::string> called = addresses_to_call(cards[after], near, one_machine);
   std::string reason;
   {
     const SignalBlock block;
@@ -272,14 +280,13 @@ Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience) {
         ring.previous.close();
       }
     });
-    const bool near = same_machine(cards[rank], cards[after]);
-    ring.next = connect_next(near ? "127.0.0.1" : cards[after].addresses.data(), ports[after], to_next,
-                             deadline, reason);
+    ring.next =
+        call_any(called, ports[after], bytes_of(to_next), bytes_of(from_next), deadline, reason);
   }
   if (!ring.next.open()) {
     ring.fault =
-        fmt::format("{} cannot reach {} at {}(port {}): {}", rank_name(rank, ring.hosts[rank]),
-                    rank_name(after, ring.hosts[after]), cards[after].addresses.data(), ports[after], reason);
+        fmt::format("{} cannot reach {} at {} (port {}): {}", rank_name(rank, ring.hosts[rank]),
+                    rank_name(after, ring.hosts[after]), fmt::join(called, ", "), ports[after], reason);
   } else if (!ring.previous.open()) {
     ring.fault = fmt::format("{} was not reached by {}", rank_name(rank, ring.hosts[rank]),
                              rank_name(before, ring.hosts[before]));

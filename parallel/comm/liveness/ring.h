@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,10 +17,19 @@ struct Ring {
   std::string fault;
 };
 
+// Where this rank is.
+struct RingPlace {
+  // Of this host, as a number: heartbeats come in there alone. None, or "": at all addresses of the host's
+  // interfaces. It may throw Error, which is this rank's fault.
+  std::function<std::string()> address = {};
+  // Equal where two ranks reach each other by the loopback address; "": as the system says.
+  std::string machine = {};
+};
+
 // Collective over the world, which has two ranks or more. It tells each rank the addresses and one secret of
 // this run; a connection counts once both sides have shown the secret and their ranks. The socket that waits
 // for the previous rank is closed when this returns: nobody can join later. It listens on the loopback
 // address where all ranks share a host. `patience`: for the connections, once all ranks are there.
-Ring make_ring(Communicator& world, std::chrono::milliseconds patience);
+Ring make_ring(Communicator& world, std::chrono::milliseconds patience, const RingPlace& place = {});
 
 }  // namespace pptrain::comm

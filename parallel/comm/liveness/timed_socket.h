@@ -3,18 +3,20 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "parallel/comm/tcp/tcp_socket.h"
 
 namespace pptrain::comm {
 
-// Tries the address, a number as text, until it answers. Throws Error that names address, port and the last
-// reason.
-Socket connect_until(const std::string& address, int port, Deadline deadline);
+// Calls all addresses (numbers as text) at once, those that fail again and again, and says `greeting` to each
+// that answers. The first that says `answer` has the connection. Closed where none has by the deadline;
+// `reason` tells of the last that failed.
+Socket call_any(const std::vector<std::string>& addresses, int port, const std::string& greeting,
+                const std::string& answer, Deadline deadline, std::string& reason);
 
 // All bytes or an Error; `who` names the peer in it.
 void send_all(const Socket& socket, const void* data, size_t bytes, Deadline deadline,
               const std::string& who);
-void receive_all(const Socket& socket, void* data, size_t bytes, Deadline deadline, const std::string& who);
 
 }  // namespace pptrain::comm

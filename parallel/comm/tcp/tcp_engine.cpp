@@ -26,10 +26,11 @@ constexpr std::chrono::seconds receivers_call{1};
 
 }  // namespace
 
-TcpEngine::TcpEngine(Met met, TcpInbox::Limits limits)
+TcpEngine::TcpEngine(Met met, TcpInbox::Limits limits, std::chrono::milliseconds silence)
     : rank_(met.me.rank),
       addresses_(std::move(met.addresses)),
       limits_(limits),
+      silence_(silence),
       contacts_(met.contacts
                     ? std::move(met.contacts)
                     : std::make_unique<TcpContacts>(met.me, Socket(), call_patience, TcpContacts::Ends{})),
@@ -66,7 +67,7 @@ TcpEngine::Link& TcpEngine::link_to(int peer) {
   const auto end = [this](TcpOperation& operation, std::string error, bool peer_ended) {
     complete(operation, std::move(error), peer_ended);
   };
-  return links_.try_emplace(peer, peer, end, limits_).first->second;
+  return links_.try_emplace(peer, peer, end, limits_, early_bytes_, silence_).first->second;
 }
 
 TcpEngine::Links TcpEngine::links() {

@@ -15,6 +15,7 @@
 #include <poll.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -24,6 +25,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/tcp/tcp_contacts.h"
@@ -39,7 +41,9 @@ class TcpEngine {
   using OperationPtr = TcpInbox::OperationPtr;
   enum class Outcome { complete, failed, timeout };
 
-  explicit TcpEngine(Met met, TcpInbox::Limits limits = {});
+  // silence: after which a host that acknowledges nothing counts as gone.
+  explicit TcpEngine(Met met, TcpInbox::Limits limits = {},
+                     std::chrono::milliseconds silence = std::chrono::seconds(25));
   // Sends what is pending and takes leave, and waits up to 10 s for the peers to do so; after a failure it
   // only passes the failure on; while an exception unwinds it just closes.
   ~TcpEngine();
@@ -70,9 +74,11 @@ class TcpEngine {
     size_t sent = 0;         // of header and body
   };
   struct Link {
-    Link(int peer, const TcpInbox::Complete& complete, TcpInbox::Limits limits)
-        : inbox(peer, complete, limits) {}
+    Link(int peer, const TcpInbox::Complete& complete, TcpInbox::Limits limits, TcpInbox::Total total,
+         std::chrono::milliseconds silence)
+        : inbox(peer, complete, limits, std::move(total)), host(silence) {}
     TcpInbox inbox;
+    SilenceWatch host;  // of the peer; the engine's thread's
     // Guards what follows; the sockets are opened and closed by the engine's thread alone.
     std::mutex mutex;
     Socket socket;             // the one to send on
@@ -98,6 +104,7 @@ class TcpEngine {
   void flush(Link& link);  // under the link's lock
   void read_turn(int peer, Link& link, Socket& socket, bool to_the_end);
   Read read_some(Link& link, const Socket& socket, size_t& bytes_read, std::string& reason);
+  void look_for_silence(const Links& links);
   void lose(int peer, Link& link, Socket& socket, const std::string& reason);
   void drop_outgoing(Link& link, const std::string& reason);  // under the link's lock
   void enqueue(Link& link, Outgoing frame);                   // under the link's lock
@@ -108,6 +115,9 @@ class TcpEngine {
   const int rank_;
   const std::vector<LinkAddress> addresses_;  // by rank
   const TcpInbox::Limits limits_;
+  const TcpInbox::Total early_bytes_ = std::make_shared<std::atomic<size_t>>(0);
+  const std::chrono::milliseconds silence_;
+  Deadline next_look_for_silence_{};
   const std::unique_ptr<TcpContacts> contacts_;  // the thread's own
   std::mutex links_mutex_;
   std::map<int, Link> links_;  // made when they are first used; none goes before the engine

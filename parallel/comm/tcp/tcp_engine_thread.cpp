@@ -25,6 +25,8 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t turn_bytes = size_t{4} << 20;
 constexpr std::chrono::seconds leave_time{10};
 constexpr std::chrono::seconds failure_time{1};
+// Within the time after which a silent host counts as gone.
+constexpr int looks_for_silence = 5;
 
 }  // namespace
 
@@ -79,6 +81,7 @@ void TcpEngine::serve() {
       }
     }
     contacts_->handle(std::span(entries).subspan(1, first - 1));
+    look_for_silence(known);
   }
 }
 
@@ -129,7 +132,7 @@ int TcpEngine::patience(const Links& links) {
   Deadline next = never;
   for (const auto& [peer, link] : links) {
     const std::lock_guard lock(link->mutex);
-    next = std::min(next, link->call_at);
+    next = std::min(next, link->socket.open() ? next_look_for_silence_ : link->call_at);
   }
   if (next == never) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
@@ -195,6 +198,19 @@ TcpEngine::Read TcpEngine::read_some(Link& link, const Socket& socket, size_t& b
     return Read::lost;
   }
   return Read::more;
+}
+
+// A host that is gone does not end its connections.
+void TcpEngine::look_for_silence(const Links& links) {
+  const auto now = Clock::now();
+  if (now < next_look_for_silence_) return;
+  next_look_for_silence_ = now + silence_ / looks_for_silence;
+  for (const auto& [peer, link] : links) {
+    if (!link->socket.open() || !link->host.is_silent(link->socket, now)) continue;
+    lose(peer, *link, link->socket,
+         fmt::format("has acknowledged nothing for {:.0f} s: its host or the network is down",
+                     std::chrono::duration<double>(silence_).count()));
+  }
 }
 
 // Of two connections a peer sends on one; where the other ends first, what comes on that one tells why.

@@ -1,13 +1,13 @@
 #include "parallel/comm/tcp/tcp_inbox.h"
 
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "core/base/error.h"
+#include "parallel/comm/tcp/memory_limit.h"
 
 namespace pptrain::comm {
 namespace {
@@ -22,13 +22,12 @@ std::string size_error(size_t bytes, size_t expected) {
 }  // namespace
 
 size_t TcpInbox::quarter_of_memory() {
-  const auto pages = static_cast<size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L));
-  const auto page = static_cast<size_t>(std::max(sysconf(_SC_PAGESIZE), 4096L));
-  return std::max(pages * page / 4, size_t{1} << 30);
+  static const size_t quarter = std::max(memory_limit() / 4, size_t{1} << 30);
+  return quarter;
 }
 
-TcpInbox::TcpInbox(int peer, Complete complete, Limits limits)
-    : peer_(peer), complete_(std::move(complete)), limits_(limits) {}
+TcpInbox::TcpInbox(int peer, Complete complete, Limits limits, Total total)
+    : peer_(peer), complete_(std::move(complete)), limits_(limits), total_(std::move(total)) {}
 
 bool TcpInbox::receive(uint64_t channel, OperationPtr operation) {
   const std::lock_guard lock(mutex_);
@@ -46,14 +45,16 @@ bool TcpInbox::receive(uint64_t channel, OperationPtr operation) {
   const auto message = std::move(found->second.early.front());
   found->second.early.pop_front();
   if (found->second.empty()) channels_.erase(found);
+  const bool was_crowded = is_crowded();
   early_bytes_ -= message->size + message_cost;
+  *total_ -= message->size + message_cost;
   if (message->complete) {
     deliver(*message, *operation);
   } else {
     message->claimed = std::move(operation);
     delivering_ = true;
   }
-  return was_paused;
+  return was_paused || (was_crowded && !is_crowded());
 }
 
 // The bytes of an early message into the tensor of its receive.
@@ -74,7 +75,8 @@ bool TcpInbox::ended() const {
 }
 
 bool TcpInbox::paused() const {
-  return early_bytes_ > limits_.early && waiting_ == 0 && !delivering_;
+  const bool holds_much = early_bytes_ > limits_.early || (early_bytes_ > 0 && is_crowded());
+  return holds_much && waiting_ == 0 && !delivering_;
 }
 
 bool TcpInbox::wants_bytes() const {
@@ -127,15 +129,19 @@ void TcpInbox::begin_data() {
 
 void TcpInbox::keep_early(Channel& channel) {
   const size_t bytes = header_.bytes;
-  if (early_bytes_ + bytes + message_cost > limits_.most) {
-    throw Error(fmt::format("sent {:.1f} GB for which this rank has posted no receive",
-                            static_cast<double>(early_bytes_ + bytes) * 1e-9));
+  if (*total_ + bytes + message_cost > limits_.most) {
+    const auto gigabytes = [](size_t count) { return static_cast<double>(count) * 1e-9; };
+    throw Error(
+        fmt::format("sent {:.1f} GB for which this rank has posted no receive; with what others sent so it "
+                    "would keep {:.1f} GB, more than a quarter of the memory that it may use",
+                    gigabytes(early_bytes_ + bytes), gigabytes(*total_ + bytes)));
   }
   auto message = std::make_shared<Early>();
   message->bytes = std::make_unique_for_overwrite<char[]>(bytes);
   message->size = bytes;
   channel.early.push_back(message);
   early_bytes_ += bytes + message_cost;
+  *total_ += bytes + message_cost;
   message_ = std::move(message);
   target_ = message_->bytes.get();
 }

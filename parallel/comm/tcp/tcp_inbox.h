@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -41,15 +42,22 @@ class TcpInbox {
     // Beyond this nothing more is read while no receive is posted on the link: the sender waits. A receive
     // may wait for what lies behind, so then the link is read on.
     size_t early = size_t{1} << 30;
-    size_t most = quarter_of_memory();  // the link is lost where a peer sends more
+    // Of all links together. From half of it on a link that holds something is read no further either; the
+    // link is lost whose peer sends more.
+    size_t most = quarter_of_memory();
   };
+  // Of the memory that this process may use.
   static size_t quarter_of_memory();
+  // Bytes that came early, on all links of a process.
+  using Total = std::shared_ptr<std::atomic<size_t>>;
   static std::string ended_message(int peer);
 
   enum class Frame { none, data, goodbye, failure };  // what has come whole
 
   // complete: called for every receive that ends, from receive() or took(); it must not call back.
-  TcpInbox(int peer, Complete complete, Limits limits);
+  // total: counts what this link keeps too.
+  TcpInbox(int peer, Complete complete, Limits limits,
+           Total total = std::make_shared<std::atomic<size_t>>(0));
 
   // --- any thread ---
   // True where bytes that were not wanted are wanted now.
@@ -85,6 +93,7 @@ class TcpInbox {
   };
 
   bool paused() const;
+  bool is_crowded() const { return *total_ > limits_.most / 2; }
   void begin_body();
   void begin_data();
   void keep_early(Channel& channel);
@@ -95,6 +104,7 @@ class TcpInbox {
   const int peer_;
   const Complete complete_;
   const Limits limits_;
+  const Total total_;
 
   mutable std::mutex mutex_;  // guards what follows, up to the frame that is coming in
   std::map<uint64_t, Channel> channels_;

@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -377,9 +378,27 @@ void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_m
       keep(first, "unknown exception");
     }
   };
+  const auto start = [&](std::vector<std::jthread>& threads, int rank) {
+    try {
+      threads.emplace_back(run, rank);
+      return true;
+    } catch (const std::system_error& e) {
+      const std::string text = fmt::format(
+          "cannot start the thread of rank {}: {}. The limit on processes (ulimit -u, the container's pids) "
+          "must leave room for all {} ranks and their threads",
+          rank, e.what(), size);
+      {
+        const std::lock_guard lock(mutex);
+        if (!first) first = std::make_exception_ptr(Error(text));
+      }
+      world.rank(rank)->abort(text);
+      return false;
+    }
+  };
   {
     std::vector<std::jthread> threads;
-    for (int r = 0; r < size; ++r) threads.emplace_back(run, r);
+    for (int r = 0; r < size && start(threads, r); ++r) {
+    }
   }
   if (first) std::rethrow_exception(first);
   if (consequence) std::rethrow_exception(consequence);

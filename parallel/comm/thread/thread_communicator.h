@@ -29,7 +29,8 @@ class ThreadWorld {
 };
 
 // Runs `rank_main` on `size` threads, one per rank, and returns when all have ended. When one throws, the
-// others' waits end with PeerFailure at once, and the first failing rank's exception is rethrown here.
+// others' waits end with PeerFailure at once, and the first failing rank's exception is rethrown here. The
+// same where a thread cannot be started.
 void run_thread_ranks(int size, const std::function<void(Communicator&)>& rank_main);
 
 }  // namespace pptrain::comm

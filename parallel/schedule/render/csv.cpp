@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/byte_order_mark.h"
 #include "core/base/error.h"
 #include "core/base/special_file.h"
 #include "parallel/schedule/cost/simulate.h"
@@ -139,8 +140,10 @@ class Parser {
 
 }  // namespace
 
+// Spreadsheets begin their files with a byte order mark.
 Schedule parse_csv(const std::string& text, const std::string& name) {
-  return Parser(text, name).run();
+  const std::string rows(without_byte_order_mark(text));
+  return Parser(rows, name).run();
 }
 
 Schedule load_schedule(const std::filesystem::path& path) {

@@ -156,6 +156,21 @@ class Accidents(unittest.TestCase):
         self.write("hf/model.safetensors", struct.pack("<Q", len(header)) + header + bytes(128))
         self.refused("check", "--config", "job.toml", expect=["job.toml:5:1", "has no tensor 'model.embed_tokens.weight'"])
 
+    def test_weights_of_tokens_on_bytes(self):
+        (self.folder / "hf").mkdir()
+        self.write("hf/config.json", json.dumps({"model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
+                                                 "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256,
+                                                 "rms_norm_eps": 1e-6}))
+        self.write("job.toml", re.sub(r"\[model\][^\[]*", '[model]\nhf_dir = "hf"\ninit = "hf"\n', JOB))
+        expected = 'write data.tokenizer = "hf/tokenizer.json"'
+        out, _ = self.finish(self.start("check", "--config", "job.toml"), 2)
+        self.assertNotIn(expected, out)  # weights that know bytes
+        self.write("hf/tokenizer.json", "{}")
+        self.refused("check", "--config", "job.toml", expect=['data.format = "text" takes each byte for a token', expected])
+        self.refused("--config", "job.toml", expect=expected)
+        out, _ = self.finish(self.start("check", "--config", "job.toml", "--set", "model.init=random"), 0)
+        self.assertNotIn(expected, out)
+
     # --- check finds what would fail later ---------------------------------------------------------------------------
 
     def test_check_and_the_run_find_wrong_data(self):

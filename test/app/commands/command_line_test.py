@@ -3,6 +3,7 @@
 Usage: command_line_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in a build without MPI
 """
 
+import array
 import csv
 import json
 import math
@@ -293,6 +294,48 @@ class CommandLine(unittest.TestCase):
                     self.pptrain("check", "--config", self.job, "--set", "lr_schedule.warmup_steps=9").stdout):
             self.assertIn("warning: lr_schedule.warmup_steps = 9 is more than train.steps = 4", out)
 
+    def test_validation_without_a_token_to_predict(self):
+        (self.folder / "ends.txt").write_text("\n" * 500)  # documents of one token
+        self.job.write_text(JOB.replace("val_fraction = 0.2", f'val_path = "{self.folder}/ends.txt"\ndocument_end = 10'))
+        out = self.train("run", "checkpoint.keep_best_n=1").stdout
+        self.assertEqual(out.count("the validation data have no token to predict"), 2)
+        self.assertIn("done: 4 steps; checkpoint in", out)
+        self.assertNotIn("validation loss", out)
+        records = [json.loads(line) for line in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([], [record for record in records if "eval_loss" in record])
+        done = self.pptrain("eval", *self.arguments("run"), code=2)
+        self.assertEqual(done.stderr.count("the validation data have no token to predict"), 1)
+        self.assertEqual(done.stdout, "")
+        # Of two sources one may have a loss.
+        sources = "".join(f'[[data.sources]]\nname = "{name}"\npath = "{TEXT}"\n{keys}\n'
+                          for name, keys in {"text": "val_fraction = 0.2", "ends": f'val_path = "{self.folder}/ends.txt"'}.items())
+        self.job.write_text(re.sub(r"\[data\][^\[]*", "[data]\ndocument_end = 10\n" + sources, JOB))
+        out = self.train("two").stdout
+        self.assertEqual(out.count("the validation data of ends have no token to predict"), 2)
+        self.assertIn("done: 4 steps, validation loss", out)
+        records = [json.loads(line) for line in (self.folder / "two/metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([["text"]] * 2, [[*record["eval_sources"]] for record in records if "eval_loss" in record])
+        result = json.loads(self.pptrain("eval", *self.arguments("two"), "--json").stdout)
+        self.assertEqual([source["tokens"] > 0 for source in result["sources"]], [True, False])
+        self.assertNotIn("loss", result["sources"][1])
+
+    def test_data_that_are_seldom_meant_are_a_warning(self):
+        def check(*settings):
+            return self.pptrain("check", *self.arguments("run", *settings)).stdout
+
+        self.assertNotIn("warning", check())
+        out = check("data.val_fraction=0", f"data.val_path={TEXT}")
+        self.assertIn(f'warning: data.val_path has "{TEXT}", which data.path has too', out)
+        (self.folder / "link.txt").symlink_to(TEXT)
+        self.assertIn("which data.path has too", check("data.val_fraction=0", f"data.val_path={self.folder / 'link.txt'}"))
+        wide = self.folder / "wide.bin"
+        wide.write_bytes(array.array("I", [i % 250 for i in range(2000)]).tobytes())
+        out = check(f"data.path={wide}", "data.format=bin")
+        self.assertIn('data.path: every second token is 0, as where ids of uint32 are read as uint16: is it data.dtype = "uint32"?', out)
+        self.assertNotIn("warning", check(f"data.path={wide}", "data.format=bin", "data.dtype=uint32"))
+        wide.write_bytes(array.array("H", [i % 250 for i in range(2000)]).tobytes())
+        self.assertNotIn("warning", check(f"data.path={wide}", "data.format=bin"))
+
     # --- launchers ---------------------------------------------------------------------------------------------------
 
     @with_mpi
@@ -563,6 +606,27 @@ class CommandLine(unittest.TestCase):
         several = self.raw("generate", *job, "--prompts", prompts, "--prompt-ids", "7,8", "--max-tokens", "3", "--greedy",
                            "--stop-id", "300", "--stop", "never").stdout
         self.assertEqual(re.findall(rb"--- (\d): (.*)\n", several), [(b"1", b"one"), (b"2", b"two"), (b"3", b"7,8")])
+
+    def test_values_in_brackets_are_taken_as_they_stand(self):
+        self.train("run")
+        job = [*self.arguments("run", "model.max_position_embeddings=64"), "--max-tokens", "40", "--greedy"]
+
+        def generate(*arguments):
+            return [json.loads(line) for line in self.pptrain("generate", *job, *arguments, "--json").stdout.splitlines()]
+
+        texts = ["[INST] a, b [/INST]", "[]", "[a,b]"]
+        given = [part for text in texts for part in ("--prompt", text)]
+        self.assertEqual([line["prompt"] for line in generate(*given)], texts)
+        self.assertEqual([line["prompt"] for line in generate(f"--prompt={texts[0]}")], texts[:1])
+        self.assertEqual([line["prompt_ids"] for line in generate("--prompt-ids", "[1,2,3]")], [[1, 2, 3]])
+        plain = generate("--prompt", "To be")[0]
+        letter = next(c for c in plain["text"] if c.isascii() and c.isprintable())
+        self.assertEqual(generate("--prompt", "To be", "--stop", letter)[0]["finish"], "stop")
+        self.assertEqual(generate("--prompt", "To be", "--stop", f"[{letter}]")[0], plain)
+        self.assertIn('--set [a,b]: expected section.key=value',
+                      self.pptrain("check", "--config", self.job, "--set", "[a,b]", code=2).stderr)
+        refused = self.pptrain("check", "--config", self.job, "--set", "train.steps=5", "train.seq_len=8", code=2).stderr
+        self.assertIn("a key of the job is set so: --set train.seq_len=8", refused)
 
     def raw(self, *arguments):
         return subprocess.run([str(a) for a in (PPTRAIN, *arguments)], capture_output=True, env=environment(),

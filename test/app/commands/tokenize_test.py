@@ -15,7 +15,14 @@ import unittest
 import numpy
 from tokenizers import Tokenizer
 
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ImportError:
+    pyarrow = None
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+PARQUET = pyarrow is not None and (PPTRAIN.parent / "libpptrain_parquet.so").exists()
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
 TEXT = SOURCE / "configs/data/tinyshakespeare.txt"
 DEFINITION = SOURCE / "test/core/tokenizer/definitions/llama3/tokenizer.json"
@@ -72,6 +79,43 @@ class Tokenize(unittest.TestCase):
         self.assertIn("a.jsonl: a JSONL file needs --key", self.tokenize("a.jsonl", code=2))
         self.tokenize("--key", "body", "--eos", "600", "--threads", "3", "a.jsonl", "a.jsonl")
         self.assertEqual([[*self.package.encode(t).ids, 600] for t in texts * 2], self.documents())
+
+    def test_a_number_is_an_id_and_the_end_is_said(self):
+        self.assertIn("0", self.package.get_vocab())
+        self.assertNotEqual(0, self.package.token_to_id("0"))
+        out = self.tokenize("--eos", "0", TEXT)
+        self.assertIn(f"each document ends with the token 0, {json.dumps(self.package.id_to_token(0))}", out)
+        self.assertEqual(0, self.documents()[0][-1])
+        end = self.package.token_to_id("<|end_of_text|>")
+        out = self.tokenize("--eos", "<|end_of_text|>", "--overwrite", TEXT)
+        self.assertIn(f'each document ends with the token {end}, "<|end_of_text|>"', out)
+        self.assertEqual(end, self.documents()[0][-1])
+        self.assertNotIn("ends with", self.tokenize("--eos", "none", "--overwrite", TEXT))
+
+    def test_a_folder_of_parquet(self):
+        if not PARQUET:
+            self.skipTest("built without Parquet, or no pyarrow")
+        (self.folder / "rows").mkdir()
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"]}), self.folder / "rows/a.parquet")
+        self.tokenize("--key", "text", "rows")
+        self.assertEqual([self.package.encode(t).ids for t in ("one", "two")], self.documents())
+
+    def test_bad_lines_and_nothing_at_all(self):
+        (self.folder / "a.jsonl").write_text('{"text": "one"}\n{"text": "\\ud800"}\n[]\n{"text": "two"}\n')
+        refused = self.tokenize("--key", "text", "a.jsonl", code=1)
+        self.assertIn("a.jsonl:2: ", refused)
+        self.assertIn('bad_lines = "skip"', refused)
+        out = self.tokenize("--key", "text", "--bad-lines", "skip", "a.jsonl")
+        self.assertIn("2 lines without a document were left out, the first: a.jsonl:2: ", out)
+        self.assertEqual([self.package.encode(t).ids for t in ("one", "two")], self.documents())
+        (self.folder / "none.jsonl").write_text('{"text": ""}\n[]\n')
+        out = self.tokenize("--key", "text", "--bad-lines", "skip", "--overwrite", "none.jsonl", code=2)
+        self.assertIn("'none.jsonl' has no document with a text; 1 lines were left out, the first: none.jsonl:2: ", out)
+        (self.folder / "empty.txt").write_text("")
+        for name in ("out.bin", "out.idx"):
+            (self.folder / name).unlink()
+        self.assertIn("'empty.txt' has no document with a text", self.tokenize("empty.txt", code=2))
+        self.assertEqual([], list(self.folder.glob("out*")))
 
     def test_what_is_wrong_is_said(self):
         (self.folder / "a.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')

@@ -210,6 +210,47 @@ TEST_CASE("requests for an earlier run are discarded, what is malformed is ignor
   CHECK(left[3] == "save." + std::string(32, 'c'));
 }
 
+TEST_CASE("a request acts once, whatever becomes of its file and its answer") {
+  const TemporaryFolder folder;
+  const fs::path requests = folder.path() / "requests";
+  const auto next_look = [] { std::this_thread::sleep_for(std::chrono::milliseconds(600)); };
+  LockHolder earlier = this_run;
+  earlier.since = "2026-01-30 00:00:00 UTC";
+  const Log log;
+  LiveRequests run(folder.path(), this_run);
+  CHECK(fs::is_directory(requests));  // the run's own, in which it can remove what others put there
+  const Request save = make_request(RequestKind::save, this_run);
+  const Request late = make_request(RequestKind::stop, earlier);
+  post(folder.path(), save);
+  post(folder.path(), late);
+  fs::create_directories(requests / ("answer." + save.id) / "in the way");
+  run.look();
+  CHECK(run.wants(RequestKind::save));
+  run.agreed(5);
+  run.saved(5, "step_5", "");
+  CHECK_FALSE(fs::exists(requests / save.file_name()));  // though there is no answer
+  // As where they could not be removed.
+  post(folder.path(), save);
+  post(folder.path(), late);
+  for (int look = 0; look < 2; ++look) {
+    next_look();
+    run.look();
+    CHECK_FALSE(run.wants_any());
+  }
+  const Request another = make_request(RequestKind::stop, this_run);
+  post(folder.path(), another);
+  next_look();
+  run.look();
+  CHECK(run.wants(RequestKind::stop));
+  CHECK_FALSE(run.wants(RequestKind::save));
+  const std::string text = log.text();
+  for (const char* once : {"request: save", "discarded a request", "is not answered"}) {
+    CAPTURE(once);
+    CHECK(text.find(once) != std::string::npos);
+    CHECK(text.find(once) == text.rfind(once));
+  }
+}
+
 TEST_CASE("a run is asked to save and to stop, by several at once") {
   const TemporaryFolder folder;
   const SmallRun run(folder.path());

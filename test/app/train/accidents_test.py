@@ -15,6 +15,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from launch import environment, mpi_command  # noqa: E402
+from launch import environment, free_port, mpi_command, rank_environment  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 FAILING_CALLS = pathlib.Path(sys.argv.pop(1)).resolve()
@@ -191,6 +192,54 @@ class Accidents(unittest.TestCase):
             return "failed"
         told = ("not saved", "passed over", "cannot remove", "is saved, but")
         return "warned" if any(words in done.stdout + done.stderr for words in told) else "unhurt"
+
+    def start_ranks(self, run_dir, *settings, failing=None, **extra):
+        """Two processes over TCP, so that there are heartbeats; `failing`: variables of the library in rank 0."""
+        port = free_port()
+        ranks = []
+        for rank in range(2):
+            env = rank_environment(rank, 2, port, **extra)
+            if rank == 0:
+                env.update(LD_PRELOAD=str(FAILING_CALLS), FAILING_FOLDER=str(run_dir),
+                           **{"FAILING_" + k.upper(): str(v) for k, v in failing.items()})
+            ranks.append(subprocess.Popen(self.command(run_dir, *settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                          text=True, env=env))
+            self.addCleanup(ranks[-1].kill)
+        return ranks
+
+    def test_a_pause_of_the_disk_in_what_rank_0_writes_for_all(self):
+        """Training needs none of it, so a call that hangs for longer than heartbeat_s is no end."""
+        for name, calls, at in (("requests", "lstat", 4), ("metrics.jsonl", "fflush,write", 2), ("trace.json", "fsync", 1),
+                                ("end.json", "fsync", 1)):
+            with self.subTest(name):
+                run_dir, log = self.folder / f"pause_{name}", self.folder / f"pause_{name}.log"
+                ranks = self.start_ranks(run_dir, "distributed.heartbeat_s=1", "train.steps=2", "profile.trace=true",
+                                         "profile.first_step=1", "profile.steps=1",
+                                         failing={"name": name, "calls": calls, "at": at, "from": 1, "action": "hang:2.5", "log": log})
+                outputs = [rank.communicate(timeout=120) for rank in ranks]
+                self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
+                self.assertGreaterEqual(len(log.read_text().splitlines()), at, "the call came")
+                self.assertEqual(complete(run_dir / "checkpoints"), [2])
+
+    def test_a_quick_stop_whose_last_word_comes_late(self):
+        """Rank 1 has gone by then, which its main thread on rank 0 takes for a failure."""
+        run_dir = self.folder / "late_word"
+        ranks = self.start_ranks(run_dir, "train.grad_accum_steps=4000", "train.steps=100", "checkpoint.interval=0",
+                                 PPTRAIN_STOP_SECONDS=0.4,
+                                 failing={"name": "end.json", "calls": "fsync", "at": 1, "action": "sleep:3"})
+        metrics = run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and "grad_norm" in metrics.read_text()):
+            self.assertLess(time.monotonic(), deadline)
+            self.assertEqual([rank.poll() for rank in ranks], [None, None])
+            time.sleep(0.02)
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        outputs = [rank.communicate(timeout=60) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
+        self.assertIn("in the middle of a step", outputs[0][0])
+        end = json.loads((run_dir / "end.json").read_text())
+        self.assertEqual((end["how"], [end["step"]]), ("stopped", complete(run_dir / "checkpoints")))
 
     def test_every_call_of_a_save(self):
         calls = self.calls(self.folder / "count_save")

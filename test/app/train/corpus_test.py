@@ -266,6 +266,40 @@ class Corpus(unittest.TestCase):
         self.assertEqual(1, len([*root.iterdir()]))
         self.assertEqual([], self.parts())
 
+    def test_what_was_left_out_and_what_ends_no_document_is_said_once(self):
+        good = [{"text": text} for text in TEXTS[:100]]
+        (self.folder / "odd.jsonl").write_bytes(lines(good) + b'{"text": 5}\n' + lines(good[:50]) + b"no\n")
+        job = self.job('path = "odd.jsonl"\nformat = "jsonl"\n')
+        self.assertIn("odd.jsonl:101: 'text' is no text", self.train(job, "run", code=2))
+        said = 'data.path: 2 lines without a document were left out (data.bad_lines = "skip"); the first: '
+        out = self.train(job, "run", "data.bad_lines=skip")
+        self.assertEqual(1, out.count(said))
+        self.assertIn("odd.jsonl:101: 'text' is no text", out)
+        self.assertNotIn("no token ends a document", out)
+        self.assertEqual([encoded(r["text"]) for r in good + good[:50]],
+                         read_documents(next(iter(self.caches("pptrain_cache").values())))[0])
+        (self.folder / "odd.jsonl").write_bytes(lines(good))
+        (self.folder / "tokenizer_config.json").unlink()
+        self.assertEqual(1, self.train(job, "other").count("data.path: no token ends a document"))
+        self.assertIn("data.bad_lines: acts only with", self.train(
+            self.job(f'path = "{SHAKESPEARE}"\nbad_lines = "skip"\n'), "run", code=2))
+
+    def test_prompts_are_read_as_texts_were_trained_and_an_edit_beside_a_tokenizer_changes_no_data(self):
+        job = self.job(f'path = "{SHAKESPEARE}"\ncache = "cache"\n')
+        self.train(job, "run")
+        for special in (True, False):
+            out = self.run_pptrain("generate", "--config", job, "--set", "run.dir=run", "--set", f"data.add_special={special}".lower(),
+                                   "--prompt", "Speak", "--max-tokens", "1", "--json")
+            ids = json.loads(next(line for line in out.splitlines() if line.startswith("{")))["prompt_ids"]
+            self.assertEqual(PACKAGE.encode("Speak", add_special_tokens=special).ids, ids)
+        self.assertNotEqual(*(PACKAGE.encode("Speak", add_special_tokens=s).ids for s in (True, False)))
+        config = {"eos_token": "<|end_of_text|>", "chat_template": "{{ messages }}"}
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
+        (self.folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6}))
+        out = self.train(job, "run", "train.steps=3", "checkpoint.resume=auto")
+        self.assertIn("done: 3 steps", out)
+        self.assertNotIn("making tokens", out)
+
     def test_what_is_wrong_is_said_once_on_all_ranks(self):
         job = self.long_file(2, last='{"text": 5}\n')
         number = len((self.folder / "long.jsonl").read_text().splitlines())

@@ -66,18 +66,15 @@ void choose_schedule(GridJob& job, size_t turn) {
   throw Error("no schedule for this pipeline");
 }
 
-// Filling counts in the balance of experts, and padding differs with the ranks; so does what short lists need
-// to be shared out. By what numbers depend on, so that jobs whose bits are to be equal have equal lengths.
-void choose_lengths(GridJob& job, bool experts) {
+// By what numbers depend on, so that jobs whose bits are to be equal have equal lengths.
+void choose_lengths(GridJob& job) {
   struct Mode {
     const char *packing, *lengths;
   };
-  constexpr std::array dense{Mode{"best_fit", "exact"}, Mode{"sequential", "fixed"}, Mode{"none", "exact"},
+  constexpr std::array modes{Mode{"best_fit", "exact"}, Mode{"sequential", "fixed"}, Mode{"none", "exact"},
                              Mode{"sequential", "padded"}};
-  constexpr std::array sparse{Mode{"best_fit", "exact"}, Mode{"sequential", "fixed"},
-                              Mode{"best_fit", "fixed"}, Mode{"sequential", "exact"}};
   const auto kind = static_cast<size_t>(job.data_ranks() + 2 * job.mesh.cp + 3 * job.mesh.tp);
-  const Mode& mode = (experts ? sparse : dense)[kind % dense.size()];
+  const Mode& mode = modes[kind % modes.size()];
   job.packing = mode.packing;
   job.lengths = mode.lengths;
 }
@@ -92,7 +89,7 @@ void add_job(std::vector<GridJob>& jobs, const mesh::MeshShape& mesh, bool exper
   choose_schedule(job, turn);
   job.tied = turn % 3 == 1;
   job.documents = turn % 2 == 1;
-  if (job.documents) choose_lengths(job, experts);
+  if (job.documents) choose_lengths(job);
   job.recompute = recomputes[turn % recomputes.size()];
   job.reshard = reshards[turn / 2 % reshards.size()];
   job.reduce_gradients = turn / 3 % 2 == 1 ? "microbatch" : "step";

@@ -136,6 +136,20 @@ TEST_CASE("too many skipped steps end a run as they do with the barrier") {
   }
 }
 
+TEST_CASE("where a step is not finite, weights are looked at as they were before it") {
+  const TemporaryFolder folder;
+  // The first step leaves weights that are finite and too large for the second.
+  const Overrides overrides =
+      with(base, {"optimizer.lr=1e18", "train.grad_clip=0", "train.max_skipped_steps=0"});
+  for (const bool post_validation : {false, true}) {
+    CAPTURE(post_validation);
+    CHECK_THROWS_WITH(run({"zb_h2", 2}, post_validation, folder.path() / "run", overrides),
+                      pptrain::test::contains_text("max_skipped_steps = 0") &&
+                          pptrain::test::contains_text("not finite") &&
+                          !pptrain::test::contains_text("the weight "));
+  }
+}
+
 TEST_CASE("post-validation gives the bits of the barrier on replicas") {
   const TemporaryFolder folder;
   const Overrides replicas = with(base, {"distributed.dp_replicate=2", "train.grad_accum_steps=4"});

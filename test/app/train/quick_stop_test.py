@@ -138,6 +138,29 @@ class QuickStop(unittest.TestCase):
         self.assertEqual(outputs[1], ("", ""), "only rank 0 speaks")
         self.check_goes_on("tcp")
 
+    def test_a_launcher_that_asks_one_rank(self):
+        """One host of several is drained: its agent's signal comes to its own ranks alone."""
+        ranks = self.start_ranks("drained", PPTRAIN_STOP_SECONDS=1)
+        self.wait_for_steps(ranks, "drained", 2)
+        time.sleep(0.5)  # into the third step
+        before = time.monotonic()
+        ranks[1].send_signal(signal.SIGTERM)
+        outputs = [rank.communicate(timeout=30) for rank in ranks]
+        self.assertLess(time.monotonic() - before, 1.2, outputs)
+        self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
+        self.check_said("drained", outputs[0][0], r"stopped by the launcher in the middle of a step; step (\d+) is saved in drained/checkpoints", 2)
+        self.check_goes_on("drained")
+
+    def test_a_launcher_that_asks_one_rank_without_heartbeats(self):
+        """Nobody tells the others, so nothing is held: the step is finished."""
+        ranks = self.start_ranks("no_ring", "distributed.heartbeat_s=0", PPTRAIN_STOP_SECONDS=1)
+        self.wait_for_steps(ranks, "no_ring", 1)
+        ranks[1].send_signal(signal.SIGTERM)
+        outputs = [rank.communicate(timeout=30) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
+        self.check_said("no_ring", outputs[0][0], r"stopped by a signal at step (\d+)", 2)
+        self.check_goes_on("no_ring")
+
     def test_somebody_else_may_wait_for_the_step(self):
         ranks = self.start_ranks("other", PPTRAIN_STOP_SECONDS=1)
         self.wait_for_steps(ranks, "other", 1)

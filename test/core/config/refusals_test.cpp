@@ -477,7 +477,7 @@ TEST_CASE("what is wrong in a list of tables is found at its place") {
                   {"muon_weight_decay, post_validation, groups"}}});
 }
 
-TEST_CASE("an override gives all of a list of tables") {
+TEST_CASE("an override gives all of a list of tables, or one key of one of them") {
   const Folder folder;
   const auto with = [&](const std::string& text) {
     Overrides overrides = essentials(folder);
@@ -492,6 +492,20 @@ TEST_CASE("an override gives all of a list of tables") {
   CHECK_THAT(
       refusal(file, with("optimizer.groups.match=c")),
       StartsWith("--set optimizer.groups.match=c: optimizer.groups is a list of tables: give all of it"));
+  const auto second = parse(file, with("optimizer.groups[1].lr_scale=0.5"));
+  REQUIRE(second.optimizer.groups.size() == 2);
+  CHECK(second.optimizer.groups[0] == parse(file, essentials(folder)).optimizer.groups[0]);
+  CHECK(second.optimizer.groups[1].match == "b");
+  CHECK(second.optimizer.groups[1].lr_scale == 0.5);
+  for (const auto& [text, words] : std::vector<std::pair<std::string, std::string>>{
+           {"optimizer.groups[2].match=c",
+            "optimizer.groups has 2 elements, optimizer.groups[0] to optimizer.groups[1]"},
+           {"data.sources[0].weight=2", "the job has no [[data.sources]]"},
+           {"optimizer.groups[0].lr_skale=2", "unknown key; did you mean optimizer.groups.lr_scale?"},
+           {"optimizer.groups[0].lr_scale=-2", "optimizer.groups[0].lr_scale: -2 is out of range"},
+           {"optimizer.groups[0]=2", "names a table; expected optimizer.groups[0].key=value"},
+           {"optimizer.groups[x].match=2", "unknown section"}})
+    CHECK_THAT(refusal(file, with(text)), contains_text("--set " + text) && contains_text(words));
 }
 
 TEST_CASE("what only one optimizer has is refused with another") {

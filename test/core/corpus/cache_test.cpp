@@ -85,10 +85,52 @@ TEST_CASE_METHOD(Fixture,
   other([&](CacheRequest& r) {
     r.files = {folder.write("b.jsonl", "{\"text\": \"one TWO\"}\n{\"text\": \"three\"}\n")};
   });
+  // Lines that others are to refuse were left out of it; else it has the same tokens.
+  CacheRequest skips = request;
+  skips.format.skip_bad_lines = true;
+  CHECK(fingerprint(skips) == print);
+  CHECK(cache_name(skips) != name);
   // A long file that changes where its fingerprint does not look has another time all the same.
   fs::last_write_time(request.files[0], fs::last_write_time(request.files[0]) + std::chrono::seconds(1));
   CHECK(fingerprint(request) == print);
   CHECK(cache_name(request) != name);
+}
+
+TEST_CASE_METHOD(Fixture, "of the files beside a tokenizer only the token that ends a text counts") {
+  fs::copy_file(definition("llama3"), folder.path() / "tokenizer.json");
+  request.tokenizer = folder.path();
+  const auto with = [&](const std::string& tokenizer_config, const std::string& generation_config) {
+    folder.write("tokenizer_config.json", tokenizer_config);
+    folder.write("generation_config.json", generation_config);
+    return fingerprint(request);
+  };
+  const std::string none = fingerprint(request);
+  const std::string end = with(R"({"eos_token": "<|end_of_text|>"})", "{}");
+  CHECK(end != none);
+  CHECK(with(R"({"eos_token": {"content": "<|end_of_text|>"}, "chat_template": "x"})",
+             R"({"temperature": 0.6, "eos_token_id": [1, 2]})") == end);
+  CHECK(with(R"({"eos_token": "<|eot_id|>"})", "{}") != end);
+  CHECK(with(R"({"chat_template": "y"})", R"({"eos_token_id": [1, 2]})") == none);  // none of the two
+  const std::string number = with("{}", R"({"eos_token_id": 2, "top_p": 0.5})");
+  CHECK(number != none);
+  CHECK(with(R"({"eos_token": null})", R"({"eos_token_id": [2]})") == number);
+  // Where the job gives the token, the files do not matter.
+  request.end_id = 5;
+  CHECK(with(R"({"eos_token": "<|eot_id|>"})", "{}") == with("{}", "{}"));
+}
+
+TEST_CASE_METHOD(Fixture, "bad lines are counted in a cache, with the first") {
+  request.files = {folder.write("c.jsonl", "{\"text\": \"one\"}\nno\n{\"text\": \"two\"}\n[]\n")};
+  CHECK_THROWS_WITH(make_cache(places, "name", request, 1, silent), test::contains_text("c.jsonl:2: "));
+  request.format.skip_bad_lines = true;
+  TokenizeProgress last;
+  const fs::path cache =
+      make_cache(places, "name", request, 2, [&](const TokenizeProgress& progress) { last = progress; });
+  CHECK(last.documents == 2);
+  CHECK(last.bad == 2);
+  CHECK_THAT(last.first_bad, test::contains_text("c.jsonl:2: "));
+  const std::string about = tokenizer::read_file(cache / "about.json");
+  CHECK_THAT(about, test::contains_text("\"bad_lines\": 2") && test::contains_text("c.jsonl:2: "));
 }
 
 TEST_CASE_METHOD(Fixture,

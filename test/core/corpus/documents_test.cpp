@@ -132,6 +132,68 @@ TEST_CASE("bytes that are no UTF-8 count as U+FFFD") {
         std::vector<std::string>{"a\xef\xbf\xbd\xef\xbf\xbdz"});
 }
 
+TEST_CASE("lines without a document are an error, or are passed over and told with their places") {
+  const ScratchFolder folder;
+  const std::string deep = std::string(17, '[') + std::string(17, ']');
+  const std::vector<std::string> odd = {R"({"text": "\ud800"})",
+                                        R"({"text": "a", "n": NaN})",
+                                        R"({"text": "a", "n": 1e999})",
+                                        R"({"text": "a", "n": )" + deep + "}",
+                                        R"({"text": "a", "text": "b"})",
+                                        R"({"n": 1})",
+                                        R"({"text": 5})",
+                                        R"(["text"])",
+                                        R"({"text": "a)"};
+  std::string all;
+  for (const std::string& line : odd) {
+    all += "{\"text\": \"good\"}\n\n" + line + "\n";
+    const auto file = folder.write("one.jsonl", "{\"text\": \"good\"}\n" + line + "\n");
+    CHECK_THROWS_WITH(read({file}, lines), contains_text("one.jsonl:2: ") && contains_text("bad_lines"));
+  }
+  DocumentFormat format = lines;
+  format.skip_bad_lines = true;
+  for (const auto& file : {folder.write("all.jsonl", all), folder.write("all.jsonl.gz", gzip(all))}) {
+    CHECK(read({file}, format).texts == std::vector<std::string>(odd.size(), "good"));
+    std::vector<std::string> told;
+    const auto stretch = DocumentSource({file}, format).next();
+    each_document(
+        *stretch, format, [](const Document&) {}, [&](const std::string& what) { told.push_back(what); });
+    REQUIRE(told.size() == odd.size());
+    for (size_t i = 0; i < told.size(); ++i)
+      CHECK_THAT(told[i], contains_text(file.string() + ":" + std::to_string(3 * i + 3) + ": "));
+  }
+  // What goes wrong with a good line is no bad line.
+  const auto good = DocumentSource({folder.write("good.jsonl", "{\"text\": \"good\"}\n")}, format).next();
+  CHECK_THROWS_WITH(each_document(*good, format, [](const Document&) { throw Error("not the line's"); }),
+                    "not the line's");
+}
+
+TEST_CASE("a byte order mark begins no line") {
+  const ScratchFolder folder;
+  const std::string text = "\xEF\xBB\xBF{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+  for (const auto& file : {folder.write("a.jsonl", text), folder.write("a.jsonl.gz", gzip(text))}) {
+    const Read result = read({file}, lines);
+    CHECK(result.texts == std::vector<std::string>{"one", "two"});
+    CHECK(result.bytes == result.all_bytes);
+  }
+  CHECK(read({folder.write("mark.jsonl", "\xEF\xBB\xBF")}, lines).texts.empty());
+  CHECK_THROWS_AS(read({folder.write("late.jsonl", "{\"text\": \"one\"}\n" + text)}, lines), Error);
+}
+
+TEST_CASE("zeros behind a piece of gzip are padding") {
+  const ScratchFolder folder;
+  const std::string padding(70'000, '\0');
+  const std::vector<std::string> both = {"one", "two"};
+  const std::string one = gzip("{\"text\": \"one\"}\n"), two = gzip("{\"text\": \"two\"}\n");
+  for (const std::string& packed : {one + two + padding, one + padding + two + padding, one + two + '\0'}) {
+    const Read result = read({folder.write("a.jsonl.gz", packed)}, lines);
+    CHECK(result.texts == both);
+    CHECK(result.bytes == result.all_bytes);
+  }
+  CHECK_THROWS_WITH(read({folder.write("b.jsonl.gz", one + padding + "x")}, lines),
+                    contains_text("no sound gzip"));
+}
+
 TEST_CASE("prompts and completions of a line") {
   const ScratchFolder folder;
   DocumentFormat format = lines;

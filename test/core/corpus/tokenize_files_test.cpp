@@ -122,22 +122,25 @@ TEST_CASE("a prompt's tokens come first and are counted; it has the tokens befor
   const Tokenizer tokenizer = Tokenizer::load(definition("llama3"));
   write(folder.path() / "a.jsonl", R"({"p": "Say so.", "c": " So."}
 {"p": "", "c": "alone"}
+{"p": "Go on.<|end_of_text|>", "c": "of it"}
 {"p": "never answered", "c": ""})");
   TokenizeOptions options;
   options.format = {
       .kind = Kind::jsonl, .key = "", .prompt_key = "p", .completion_key = "c", .separator = ""};
   options.encode.end_id = *tokenizer.id_of("<|end_of_text|>");
   const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options);
-  REQUIRE(result.documents.size() == 2);
+  REQUIRE(result.documents.size() == 3);
   CHECK(result.progress.empty == 1);
   const std::string lengths = read_file(folder.path() / "out.prompts");
-  REQUIRE(lengths.size() == 8 + 8 + 2 * 4);
-  for (size_t i = 0; i < 2; ++i) {
-    std::vector<int32_t> expected = tokenizer.encode(i == 0 ? "Say so." : "", true);
+  REQUIRE(lengths.size() == 8 + 8 + 3 * 4);
+  const std::vector<std::pair<std::string, std::string>> pairs = {
+      {"Say so.", " So."}, {"", "alone"}, {"Go on.<|end_of_text|>", "of it"}};  // whose own end stays
+  for (size_t i = 0; i < 3; ++i) {
+    std::vector<int32_t> expected = tokenizer.encode(pairs[i].first, true);
     uint32_t prompt = 0;
     std::memcpy(&prompt, lengths.data() + 16 + 4 * i, sizeof(prompt));
     CHECK(prompt == expected.size());
-    tokenizer.encode(i == 0 ? " So." : "alone", false, expected);
+    tokenizer.encode(pairs[i].second, false, expected);
     expected.push_back(*options.encode.end_id);
     CHECK(result.documents[i] == expected);
   }

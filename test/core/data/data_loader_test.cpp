@@ -230,7 +230,11 @@ TEST_CASE("a rank without labels knows how many of them count") {
                                    .dp_rank = 1,
                                    .need_labels = labels},
                                   0);
-    for (const Microbatch& microbatch : loader.batch(0)) targets.push_back(microbatch.targets);
+    for (const Microbatch& microbatch : loader.batch(0)) {
+      targets.push_back(microbatch.targets);
+      const int64_t filling = microbatch.filling.defined() ? microbatch.filling.sum().item<int64_t>() : 0;
+      CHECK(filling == 6 - microbatch.targets);
+    }
   }
   CHECK(targets == std::vector<int64_t>{6, 2, 0, 6, 2, 0});
 }

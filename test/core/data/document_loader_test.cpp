@@ -74,6 +74,12 @@ std::vector<int64_t> values(const at::Tensor& list) {
   return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
 }
 
+// Those of documents.
+int64_t own_tokens(const Microbatch& microbatch) {
+  const at::Tensor& filling = microbatch.filling;
+  return microbatch.token_count() - (filling.defined() ? filling.sum().item<int64_t>() : 0);
+}
+
 // What the steps of all data ranks showed.
 struct Seen {
   std::map<int64_t, int> inputs, targets;  // token -> times; ends apart
@@ -84,6 +90,8 @@ struct Seen {
   void add(const Microbatch& microbatch) {
     const auto ids = values(microbatch.tokens), labels = values(microbatch.labels),
                positions = values(microbatch.positions);
+    const std::vector<int64_t> marks =
+        microbatch.filling.defined() ? values(microbatch.filling) : std::vector<int64_t>(ids.size(), 0);
     REQUIRE(std::ssize(ids) == microbatch.segments.tokens());
     REQUIRE(ids.size() == labels.size());
     int64_t counted = 0;
@@ -95,6 +103,7 @@ struct Seen {
         const auto at = static_cast<size_t>(first + i);
         ++tokens;
         in_filling = in_filling || ids[at] == 0;
+        REQUIRE(marks[at] == (in_filling ? 1 : 0));
         if (in_filling) {
           REQUIRE(ids[at] == 0);
           REQUIRE(labels[at] == ignore_label);
@@ -146,7 +155,7 @@ TEST_CASE("an epoch of whole documents shows each token once, whatever the packi
         REQUIRE(steps[0].tokens == steps[1].tokens);
         for (size_t j = 0; j < 3; ++j) {
           const Microbatch &a = steps[0].microbatches[j], &b = steps[1].microbatches[j];
-          REQUIRE(a.global_tokens == a.token_count() + b.token_count());
+          REQUIRE(a.global_tokens == own_tokens(a) + own_tokens(b));
           REQUIRE(b.global_tokens == a.global_tokens);
           REQUIRE(a.global_targets == a.targets + b.targets);
           REQUIRE(b.global_targets == a.global_targets);
@@ -256,14 +265,15 @@ TEST_CASE("padded microbatches are as long as the step's longest, exact ones com
       REQUIRE(a.samples == b.samples);
       CHECK(a.padding == 0);
       CHECK(b.tokens == a.tokens + b.padding);
-      int64_t longest = 0;
+      int64_t longest = 0, own = 0;
       for (const Microbatch& microbatch : b.microbatches) {
         longest = std::max(longest, microbatch.token_count());
-        CHECK(microbatch.global_tokens == 2 * microbatch.token_count());
+        own += microbatch.global_tokens;
         CHECK(microbatch.token_count() == b.microbatches[0].token_count());
       }
       CHECK((longest % 8 == 0 || longest == 2 * seq_len));
       CHECK(b.tokens == 6 * longest);
+      CHECK(own == a.tokens);
       of_exact += a.tokens;
       of_padded += b.tokens;
       next += a.samples;
@@ -288,6 +298,7 @@ TEST_CASE("the last document grows over the filling, and none is longer than a r
   all = microbatch();
   CHECK(values(all.tokens) == std::vector<int64_t>{5, 6, 1, 7, 1, 8, 9, 1, 0, 0});
   CHECK(values(all.positions) == std::vector<int64_t>{0, 1, 2, 0, 1, 0, 1, 2, 0, 0});
+  CHECK(values(all.filling) == std::vector<int64_t>{0, 0, 0, 0, 0, 0, 0, 0, 1, 1});
   CHECK(all.segments.host_starts == std::vector<int32_t>{0, 3, 5, 10});
   CHECK(values(all.labels) == std::vector<int64_t>{6, 1, -100, 1, -100, 9, 1, -100, -100, -100});
   // Two rows of five: what is missing beyond the last document's row is documents of its own.

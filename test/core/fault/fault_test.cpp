@@ -193,6 +193,31 @@ TEST_CASE("a second SIGINT ends the process at once, with its last words") {
   close(out[1]);
 }
 
+TEST_CASE("what another rank's launcher has sent counts as sent by one's own") {
+  const Shutdown shutdown;
+  Heard heard(shutdown);
+  CHECK_FALSE(shutdown.requested());
+  shutdown.take_launchers_request(SIGTERM);
+  shutdown.take_launchers_request(SIGINT);  // the first counts
+  CHECK(shutdown.requested());
+  REQUIRE(shutdown.launchers_request());
+  CHECK(shutdown.launchers_request()->signal == SIGTERM);
+  const auto requests = heard.wait_for(1);
+  REQUIRE(requests.size() == 1);
+  CHECK(requests[0].from_launcher);
+  CHECK_FALSE(requests[0].notice);
+}
+
+TEST_CASE("a step without a valid token is counted and is no anomaly") {
+  AnomalyGuard guard(1);
+  CHECK_FALSE(guard.accept(not_a_number, 2.0));
+  guard.skip_empty();
+  guard.skip_empty();
+  CHECK(guard.total() == 3);
+  CHECK(guard.in_a_row() == 1);
+  CHECK_THROWS(guard.accept(not_a_number, 2.0));  // what is empty in between breaks no row
+}
+
 TEST_CASE("steps that are not finite are skipped, and too many in a row end the run") {
   AnomalyGuard guard(2);
   CHECK(guard.accept(1.0, 2.0));

@@ -66,11 +66,18 @@ TEST_CASE("a router's choice, and the gradient of its weights and losses", "[ker
 
         const Tensor dweights = at::randn({40, k});
         const Tensor slopes = at::randn({experts});
-        ((weights * dweights).sum() + (p * slopes).sum() + 0.03 * logsumexp.square().sum()).backward();
-        Tensor dlogits = at::empty_like(logits);
-        kernels::route_backward(dweights, r.probabilities, r.logsumexp, r.chosen, slopes, 0.03, normalise,
-                                dlogits);
-        CHECK(relative_error(dlogits, x.grad()) < 5e-6);
+        const auto check = [&](const std::optional<Tensor>& filling) {
+          const Tensor counted = filling ? filling->logical_not() : at::ones({40}, at::kBool);
+          const Tensor losses = (p * slopes).sum(-1) + 0.03 * logsumexp.square();
+          x.mutable_grad() = Tensor();
+          ((weights * dweights).sum() + (losses * counted).sum()).backward({}, /*retain_graph=*/true);
+          Tensor dlogits = at::empty_like(logits);
+          kernels::route_backward(dweights, r.probabilities, r.logsumexp, r.chosen, slopes, 0.03, filling,
+                                  normalise, dlogits);
+          CHECK(relative_error(dlogits, x.grad()) < 5e-6);
+        };
+        check(std::nullopt);
+        check(at::rand({40}) < 0.3);
       }
     }
   }

@@ -74,12 +74,15 @@ struct ExpertOracle {
     return y;
   }
 
-  // As router.h says, weighted by `targets`.
-  at::Tensor losses(int64_t targets) const {
+  // As router.h says, weighted by `targets`; over the rows `own` alone, where given.
+  at::Tensor losses(int64_t targets, const at::Tensor& own = {}) const {
     const nn::RouterConfig& r = config_.router;
-    const at::Tensor f = at::one_hot(chosen, r.experts).sum(1).to(at::kDouble).mean(0);
-    const at::Tensor balance = (f * probabilities.mean(0)).sum() * r.experts;
-    const at::Tensor z = at::logsumexp(logits, {-1}).square().mean();
+    const auto of_own = [&](const at::Tensor& rows) {
+      return own.defined() ? rows.index_select(0, own) : rows;
+    };
+    const at::Tensor f = at::one_hot(of_own(chosen), r.experts).sum(1).to(at::kDouble).mean(0);
+    const at::Tensor balance = (f * of_own(probabilities).mean(0)).sum() * r.experts;
+    const at::Tensor z = at::logsumexp(of_own(logits), {-1}).square().mean();
     return (balance * r.balance_loss + z * r.z_loss) * targets;
   }
 
@@ -95,6 +98,7 @@ inline nn::TokenInfo tokens_of(int64_t tokens, int64_t targets) {
           .segments = {},
           .rope = {},
           .context = {},
+          .filling = {},
           .global_tokens = tokens,
           .global_targets = targets};
 }

@@ -33,11 +33,13 @@ struct Passes {
   Tensor y, dx;
 };
 
-// `recompute`: what is kept of the forward pass; nothing: all of it.
+// `recompute`: what is kept of the forward pass; nothing: all of it. `filling`: rows of no document.
 Passes run(ExpertLayer& model, const Tensor& x, const Tensor& dy, Mode mode,
-           std::optional<Keep> recompute = std::nullopt) {
+           std::optional<Keep> recompute = std::nullopt, const Tensor& filling = {}) {
   const c10::InferenceMode inference;
-  const nn::TokenInfo tokens = tokens_of(x.size(0), 30);
+  const int64_t padding = filling.defined() ? filling.sum().item<int64_t>() : 0;
+  nn::TokenInfo tokens = tokens_of(x.size(0) - padding, 30);
+  tokens.filling = filling;
   const auto saved = model.layer.make_saved();
   Passes result;
   result.y = model.layer.forward(x, tokens, *saved);
@@ -78,7 +80,7 @@ TEST_CASE("experts: output, input gradient, weight gradients and the router's lo
     CAPTURE(name);
     const Tensor grad = model.find(name.substr(4))->grad;
     if (name == "mlp.router.bias") {
-      CHECK(at::allclose(grad, (loads - loads.to(at::kDouble).mean()).to(at::kFloat)));
+      CHECK(at::equal(grad, (8 * loads - loads.sum()).to(at::kFloat)));
     } else if (!weight.grad().defined()) {
       CHECK(grad.abs().max().item<float>() == 0);
     } else {
@@ -87,6 +89,35 @@ TEST_CASE("experts: output, input gradient, weight gradients and the router's lo
   }
   CHECK(at::equal(model.layer.router().take_loads(), loads));
   CHECK_FALSE(model.layer.router().take_loads().defined());
+}
+
+TEST_CASE("filling counts in no loss of the router, and in no load", "[nn][experts]") {
+  const Setup setup;
+  nn::ExpertsConfig config = small_experts();
+  config.router.balance_bias = true;
+  ExpertLayer model(config), exact(config);
+  const Tensor filling = at::rand({41}) < 0.4, different = random({41, 24}, at::kFloat);
+  // As it is in a microbatch: the same token again and again.
+  const Tensor x = at::where(filling.unsqueeze(1), different[0], different);
+  const Tensor own = filling.logical_not().nonzero().view({-1});
+  const Tensor dy = random({41, 24}, at::kFloat) * filling.logical_not().unsqueeze(1);
+  const Passes passes = run(model, x, dy, Mode::immediate, std::nullopt, filling);
+
+  ExpertOracle oracle(model, config);
+  const Tensor ox = leaf(x);
+  ((oracle.forward(ox) * dy.to(at::kDouble)).sum() + oracle.losses(30, own)).backward();
+  CHECK(relative_error(passes.dx, ox.grad()) < 5e-6);
+  CHECK(passes.dx.masked_select(filling.unsqueeze(1)).abs().max().item<float>() == 0);
+  CHECK(relative_error(model.find("router.weight")->grad, oracle.weights.at("mlp.router.weight").grad()) <
+        5e-6);
+
+  // The same without these rows.
+  const Passes without = run(exact, x.index_select(0, own), dy.index_select(0, own), Mode::immediate);
+  CHECK(relative_error(passes.dx.index_select(0, own), without.dx) < 2e-6);
+  CHECK(at::equal(model.layer.router().take_loads(), exact.layer.router().take_loads()));
+  CHECK(at::equal(model.find("router.bias")->grad, exact.find("router.bias")->grad));
+  CHECK(relative_error(all_gradients(model.group), all_gradients(exact.group)) < 2e-6);
+  CHECK(relative_error(all_gradients(model.experts), all_gradients(exact.experts)) < 2e-6);
 }
 
 TEST_CASE("deferred weight gradients and recomputation give the same bits", "[nn][experts]") {

@@ -45,6 +45,24 @@ TEST_CASE("a pattern finds what Oniguruma finds, empty matches too") {
   CHECK(matches(Pattern::literal("a.b"), "a.b axb") == Texts{"a.b"});
 }
 
+TEST_CASE("a range may begin with an escaped bracket, and a hyphen at the beginning of a class is one") {
+  const std::string ascii = [] {
+    std::string all;
+    for (char c = ' '; c < 127; ++c) all += c;
+    return all;
+  }();
+  const auto joined = [&](std::string_view pattern) {
+    std::string all;
+    for (const std::string& match : matches(Pattern::regex(pattern), ascii)) all += match;
+    return all;
+  };
+  CHECK(joined("[!-/:-@\\[-`{-~]") == "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~");
+  CHECK(joined("[^\\[-~]") == ascii.substr(0, ascii.find('[')));
+  CHECK(joined("[\\^-b]") == "^_`ab");
+  CHECK(joined("[-a\\[]") == "-[a");
+  CHECK(joined("[^-!-~]") == " ");
+}
+
 TEST_CASE("what PCRE2 would read otherwise is refused, with its place") {
   CHECK(refusal("a[b[c]]") == "a class within a class at byte 3 of the pattern 'a[b[c]]'");
   CHECK_THAT(refusal("[a&&b]"), test::contains_text("'&&' in a class at byte 2"));

@@ -56,6 +56,28 @@ TEST_CASE("merges, and tokens in the text") {
   CHECK(tokenizer.token_bytes().empty());
 }
 
+TEST_CASE("a prompt has the tokens before a text, its own at its end, and none that the file puts there") {
+  nlohmann::json document = small();
+  document["added_tokens"] = {token("<x>", 3)};
+  document["post_processor"] = nlohmann::json::parse(R"({"type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "<x>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                 {"SpecialToken": {"id": "<x>", "type_id": 0}}, {"SpecialToken": {"id": "<x>", "type_id": 0}}],
+      "pair": [], "special_tokens": {"<x>": {"id": "<x>", "ids": [3], "tokens": ["<x>"]}}})");
+  const Tokenizer tokenizer = Tokenizer::parse(document.dump(), "t.json");  // whose eos is not known
+  using Ids = std::vector<int32_t>;
+  CHECK(tokenizer.encode("aab", true) == Ids{3, 0, 2, 3, 3});
+  CHECK(tokenizer.encode_prompt("aab", true) == Ids{3, 0, 2});
+  CHECK(tokenizer.encode_prompt("aab<x>", true) == Ids{3, 0, 2, 3});
+  CHECK(tokenizer.encode_prompt("aab<x><x>", false) == Ids{0, 2, 3, 3});
+  CHECK(tokenizer.encode_prompt("", true) == Ids{3});
+
+  const ScratchFolder folder;
+  std::filesystem::copy_file(definition("llama3"), folder.path() / "tokenizer.json");
+  write(folder.path() / "tokenizer_config.json", R"({"eos_token": "<|eot_id|>"})");
+  const Tokenizer chat = Tokenizer::load(folder.path());
+  CHECK(chat.encode_prompt("Hi<|eot_id|>", true).back() == chat.eos_id());
+}
+
 TEST_CASE("a definition's text comes back, from many threads at once") {
   const Tokenizer tokenizer = Tokenizer::load(definition("llama3").parent_path());
   const std::string text =

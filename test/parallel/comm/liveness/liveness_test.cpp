@@ -1,8 +1,10 @@
 // Heartbeats between thread ranks, which all are alive; some of them play dead.
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -204,6 +206,28 @@ TEST_CASE("a roll call tells what every rank does") {
   });
 }
 
+TEST_CASE("a summons comes to every rank once, however many ranks send one, and whenever a rank listens") {
+  std::array<std::atomic<int>, 5> heard{};
+  run_thread_ranks(5, [&](Communicator& world) {
+    Activity activity;
+    const auto heartbeat = Heartbeat::start(world, activity, {}, [](const std::string&) {});
+    std::atomic<int>& mine = heard[static_cast<size_t>(world.rank())];
+    const auto listen = [&] { heartbeat->on_summons([&mine] { ++mine; }); };
+    if (world.rank() != 4) listen();
+    world.barrier();
+    if (world.rank() == 1 || world.rank() == 3) heartbeat->summon();
+    if (world.rank() == 1) heartbeat->summon();
+    if (world.rank() == 4) {
+      wait_until([&] { return heard[0] > 0 && heard[1] > 0; });  // it has come here before
+      listen();
+    }
+    wait_until([&] { return mine > 0; });
+    world.barrier();
+    heartbeat->on_summons({});
+  });
+  for (const auto& count : heard) CHECK(count == 1);
+}
+
 TEST_CASE("heartbeats that nobody can read are no frames") {
   const Verdict verdict{.rank = 3, .code = 2, .said = true, .text = "boom"};
   FrameReader reader;
@@ -229,6 +253,71 @@ TEST_CASE("heartbeats that nobody can read are no frames") {
   CHECK_FALSE(decode_beat(frames[0].body));
   CHECK_FALSE(decode_verdict(frames[0].body + "x"));
   CHECK(encode_beat({Doing::work, std::string(100'000, 'x'), 0}).size() < 5000);
+}
+
+TEST_CASE("a rank on another machine is reached at the one address that it names") {
+  const auto address = [](int rank) { return "127.0.0." + std::to_string(10 + rank); };
+  std::mutex mutex;
+  run_thread_ranks(3, [&](Communicator& world) {
+    const int r = world.rank();
+    const Ring ring = make_ring(
+        world, 5s, {.address = [&] { return address(r); }, .machine = "machine " + std::to_string(r)});
+    const std::lock_guard lock(mutex);
+    CHECK(ring.fault.empty());
+    CHECK(peer_address(ring.next) == address((r + 1) % 3));
+  });
+}
+
+TEST_CASE("an address that a host has not leaves the job without heartbeats, and is said") {
+  std::mutex mutex;
+  std::string warning;
+  run_thread_ranks(2, [&](Communicator& world) {
+    Activity activity;
+    Heartbeat::Options options;
+    if (world.rank() == 1) options.address = []() -> std::string { throw Error("no interface ib7 here"); };
+    const auto heartbeat = Heartbeat::start(world, activity, options, [&](const std::string& text) {
+      const std::lock_guard lock(mutex);
+      warning += text;
+    });
+    const std::lock_guard lock(mutex);
+    CHECK(heartbeat == nullptr);
+  });
+  CHECK_THAT(warning, contains_text("no heartbeats") && contains_text("no interface ib7 here"));
+}
+
+TEST_CASE("of several addresses the one that answers is found at once, whatever the others do") {
+  const std::string greeting = "hello", answer = "right";
+  int error = 0;
+  const Socket right = listen_at("127.0.0.1", 0, error);
+  REQUIRE(right.open());
+  const int port = port_of(right);
+  std::vector<std::string> addresses{"127.0.0.9"};  // refuses
+  std::vector<Socket> silent;                       // take the call and say nothing
+  for (const char* address : {"127.0.0.2", "127.0.0.3", "127.0.0.4"}) {
+    silent.push_back(listen_at(address, port, error));
+    REQUIRE(silent.back().open());
+    addresses.emplace_back(address);
+  }
+  addresses.emplace_back("127.0.0.1");
+  std::string heard(greeting.size(), ' ');
+  std::jthread answers([&] {
+    Socket caller;
+    ssize_t got = 0;
+    wait_until([&] { return caller.open() || (caller = accept_now(right, error)).open(); });
+    wait_until([&] { return got > 0 || (got = recv(caller.get(), heard.data(), heard.size(), 0)) > 0; });
+    send_all(caller, answer.data(), answer.size(), Clock::now() + 1s, "the caller");
+  });
+  std::string reason;
+  const auto start = Clock::now();
+  const Socket found = call_any(addresses, port, greeting, answer, start + 8s, reason);
+  CHECK(Clock::now() - start < 1500ms);
+  REQUIRE(found.open());
+  CHECK(peer_address(found) == "127.0.0.1");
+  answers.join();
+  CHECK(heard == greeting);
+  CHECK_FALSE(call_any({"127.0.0.2"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
+  CHECK_FALSE(call_any({"127.0.0.9"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
+  CHECK_THAT(reason, contains_text("127.0.0.9: Connection refused"));
 }
 
 // The parent of a vfork waits for its child in the very state in which a thread waits for a dead disk.

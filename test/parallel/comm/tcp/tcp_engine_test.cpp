@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <linux/filter.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -144,6 +146,71 @@ TEST_CASE("a peer that dies while it is made to wait is noticed") {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   FAIL("the peer's death was not noticed");
+}
+
+// Both ends of a connection over the loopback.
+std::pair<Socket, Socket> connected() {
+  int error = 0;
+  const Socket listener = listen_at("127.0.0.1", 0, error);
+  Socket caller = start_connecting("127.0.0.1", port_of(listener), error);
+  pollfd call{.fd = listener.get(), .events = POLLIN, .revents = 0};
+  REQUIRE(poll(&call, 1, 5000) == 1);
+  Socket called = accept_now(listener, error);
+  REQUIRE((caller.open() && called.open()));
+  return {std::move(caller), std::move(called)};
+}
+
+// From now on no packet reaches the socket or is answered, as if its host were gone.
+void cut_off(const Socket& socket) {
+  sock_filter drop{.code = BPF_RET | BPF_K, .jt = 0, .jf = 0, .k = 0};
+  const sock_fprog program{.len = 1, .filter = &drop};
+  REQUIRE(setsockopt(socket.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)) == 0);
+}
+
+constexpr std::chrono::milliseconds silence{1000};
+constexpr int64_t more_than_buffers = 32 << 20;
+
+TEST_CASE("a peer that reads nothing for longer than a silence lasts is waited for") {
+  constexpr int count = 32;
+  constexpr int64_t size = more_than_buffers / count;
+  auto [here, there] = connected();
+  auto sender = std::make_unique<TcpEngine>(Pair::met(0, std::move(here)), TcpInbox::Limits{}, silence);
+  auto receiver = std::make_unique<TcpEngine>(Pair::met(1, std::move(there)),
+                                              TcpInbox::Limits{.early = 1000, .most = 64 << 20}, silence);
+  std::vector<TcpEngine::OperationPtr> sends;
+  for (int i = 0; i < count; ++i) sends.push_back(sender->send(7, at::full({size}, i, at::kByte), 1));
+  std::this_thread::sleep_for(4 * silence);
+  REQUIRE(sender->failure().empty());
+  REQUIRE(receiver->failure().empty());
+  REQUIRE(sender->poll(sends.back()) == Outcome::timeout);
+  for (int i = 0; i < count; ++i) {
+    const at::Tensor received = at::empty({size}, at::kByte);
+    const auto operation = receiver->receive(7, received, 0);
+    REQUIRE(receiver->wait(operation, Clock::now() + std::chrono::seconds(10)) == Outcome::complete);
+    REQUIRE(at::equal(received, at::full({size}, i, at::kByte)));
+  }
+  std::thread other([&] { sender.reset(); });
+  receiver.reset();
+  other.join();
+}
+
+TEST_CASE("a host that is gone is found while something is on its way to it") {
+  const bool window_closed = GENERATE(false, true);
+  CAPTURE(window_closed);
+  auto [here, there] = connected();
+  TcpEngine engine(Pair::met(0, std::move(here)), {}, silence);
+  if (window_closed) {
+    engine.send(7, at::full({more_than_buffers}, 1, at::kByte), 1);
+    std::this_thread::sleep_for(silence / 2);  // until `there`, which nobody reads, is full
+  }
+  cut_off(there);
+  if (!window_closed) engine.send(7, at::full({5}, 1, at::kByte), 1);
+  const auto operation = engine.receive(7, at::empty({1}, at::kByte), 1);
+  const auto start = Clock::now();
+  REQUIRE(engine.wait(operation, start + std::chrono::seconds(60)) == Outcome::failed);
+  REQUIRE(Clock::now() - start >= silence);
+  REQUIRE(engine.failure() ==
+          "rank 1 has acknowledged nothing for 1 s: its host or the network is down (noticed by rank 0)");
 }
 
 TEST_CASE("whatever bytes a link brings, waits end") {

@@ -3,11 +3,18 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/comm/tcp/memory_limit.h"
+#include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 
 namespace pptrain::comm {
@@ -144,6 +151,43 @@ TEST_CASE(
         }(),
         Error);
   }
+}
+
+TEST_CASE("what comes early on all links of a process is bounded together") {
+  const auto total = std::make_shared<std::atomic<size_t>>(0);
+  const TcpInbox::Limits limits{.early = 10'000, .most = 6000};
+  TcpInbox first(1, complete, limits, total), second(2, complete, limits, total);
+  feed(first, data(7, std::string(1500, 'x')));
+  REQUIRE((first.wants_bytes() && second.wants_bytes()));
+  feed(second, data(7, std::string(1500, 'x')));  // more than half, with what it takes to keep them
+  REQUIRE_FALSE((first.wants_bytes() || second.wants_bytes()));
+  REQUIRE_THROWS_WITH(feed(second, data(7, std::string(3000, 'x'))),
+                      contains_text("sent 0.0 GB") && contains_text("no receive"));
+  const Guarded one(1500);
+  REQUIRE(second.receive(7, one.operation));  // the other link is wanted again
+  REQUIRE((first.wants_bytes() && second.wants_bytes()));
+}
+
+TEST_CASE("the memory that a process may use is that of its control groups, where they have less") {
+  const ScratchFolder folder;
+  const auto write = [&](const std::filesystem::path& file, const std::string& text) {
+    std::filesystem::create_directories((folder.path() / file).parent_path());
+    std::ofstream(folder.path() / file) << text << "\n";
+  };
+  const auto limit = [&] { return memory_limit(folder.path() / "own", folder.path() / "groups"); };
+  const size_t host = limit();
+  REQUIRE(host > size_t{1} << 20);
+  write("own", "0::/job/step\n");
+  REQUIRE(limit() == host);
+  write("groups/job/step/memory.max", "max");
+  REQUIRE(limit() == host);
+  write("groups/job/memory.max", "1000000");
+  REQUIRE(limit() == 1'000'000);
+  write("groups/memory.max", "900000");
+  REQUIRE(limit() == 900'000);
+  write("own", "5:cpu:/other\n4:memory:/old\n0::/\n");
+  write("groups/memory/old/memory.limit_in_bytes", "800000");
+  REQUIRE(limit() == 800'000);
 }
 
 TEST_CASE("headers that no rank sends are refused") {

@@ -2,16 +2,22 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "core/base/error.h"
 #include "parallel/comm/split.h"
 #include "test/parallel/comm/exercise.h"
 #include "test/support/catch.h"
+#include "test/support/not_run.h"
 
 namespace pptrain::comm {
 namespace {
@@ -125,6 +131,31 @@ TEST_CASE("a rank that throws wakes all others at once, and its exception is the
   REQUIRE_THROWS_AS(run(), UsageError);
   REQUIRE(woken == 3);
   REQUIRE(Clock::now() - start < std::chrono::seconds(5));
+}
+
+// In a process of its own, of a user who may have so few threads.
+TEST_CASE("a thread that cannot be started ends the ranks that have begun") {
+  if (getuid() != 0) return pptrain::test::not_run("only root can become a user who has no processes");
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const rlimit three{.rlim_cur = 3, .rlim_max = 3};  // this one, and two ranks
+    constexpr uid_t nobody_else = 54'321;
+    if (setresuid(nobody_else, nobody_else, nobody_else) != 0 || setrlimit(RLIMIT_NPROC, &three) != 0)
+      _exit(2);
+    const auto start = Clock::now();
+    try {
+      run_thread_ranks(4, [](Communicator& world) { world.irecv(at::zeros({1}), 3)->wait({}); });
+    } catch (const std::exception& e) {
+      const bool said = std::string(e.what()).find("cannot start the thread of rank 2") != std::string::npos;
+      _exit(said && Clock::now() - start < std::chrono::seconds(10) ? 0 : 3);
+    }
+    _exit(4);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  REQUIRE(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("a later call sees the failure too") {
