@@ -89,7 +89,7 @@ class Build:
         entries = json.loads((self.folder / "compile_commands.json").read_text())
         self.units = {}  # file below the root: (entry, all files of its unit)
         cache = (self.folder / "CMakeCache.txt").read_text()
-        source = pathlib.Path(re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", cache, re.MULTILINE)[1])
+        source = self.source = pathlib.Path(re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.*)$", cache, re.MULTILINE)[1])
         for entry in entries:
             path = pathlib.Path(entry["file"])
             files = [path]
@@ -114,6 +114,7 @@ class Build:
                 parts.append(f'#include "{ROOT / file}"\n')
         unit.write_text(f'#include "{self.to / "mutant.h"}"\n' + "".join(parts))
         words = [word for word in shlex.split(entry["command"]) if not word.startswith("-Werror") and word != "-Winvalid-pch"]
+        words = [f"-I{ROOT}" if word == f"-I{self.source}" else word for word in words]
         at = words.index("-o")
         del words[at:at + 2]
         words[words.index("-c") + 1] = str(unit)
