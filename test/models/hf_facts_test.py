@@ -88,6 +88,7 @@ def theirs(config):
     if config.model_type == "qwen3_moe":
         for key in ("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"):
             facts[key] = getattr(config, key)
+    config.standardize_rope_params()  # as a model does with the configuration that it is given
     rope = config.rope_parameters
     facts["rope_theta"] = rope["rope_theta"]
     facts["rope_scaling"] = {"rope_type": rope["rope_type"]}
