@@ -13,13 +13,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether a link leads to where a Hugging Face directory's own files may lie: the directory itself, or the blobs beside
-// the snapshots of the Hub's cache (.../snapshots/REVISION/file -> ../../blobs/HASH).
+// Whether a link leads to where a Hugging Face directory's own files may lie: the directory itself, or the
+// blobs beside the snapshots of the Hub's cache (.../snapshots/REVISION/file -> ../../blobs/HASH).
 bool leads_to_own_file(const fs::path& link, const fs::path& hf_dir) {
   if (io::lies_in(link, hf_dir)) return true;
   std::error_code error;
   const fs::path snapshots = fs::canonical(hf_dir, error).parent_path();
-  return !error && snapshots.filename() == "snapshots" && io::lies_in(link, snapshots.parent_path() / "blobs");
+  return !error && snapshots.filename() == "snapshots" &&
+         io::lies_in(link, snapshots.parent_path() / "blobs");
 }
 
 // Why an entry is not carried; nothing where it is.

@@ -23,7 +23,8 @@ struct OtherFiles {
 };
 
 // The files of a directory and its folders that are not among `shards` (relative names). Links to files of
-// the directory (or of the Hub's cache that it lies in) are files; other links, linked and hidden folders are left out, and so is what is larger than `largest`.
+// the directory (or of the Hub's cache that it lies in) are files; other links, linked and hidden folders are
+// left out, and so is what is larger than `largest`.
 OtherFiles list_other_files(const std::filesystem::path& hf_dir, const std::set<std::string>& shards,
                             uint64_t largest = largest_carried);
 

@@ -103,8 +103,9 @@ void Export::check_parameters() {
   }
 }
 
-// The tokenizer named on the command line, or that of the directory that the checkpoint was made of. A path in the
-// checkpoint is not followed: whoever wrote it could name any file here, and the output is made to be published.
+// The tokenizer named on the command line, or that of the directory that the checkpoint was made of. A path
+// in the checkpoint is not followed: whoever wrote it could name any file here, and the output is made to be
+// published.
 void Export::write_companions() {
   const fs::path carried = step_folder_ / carried_files;
   if (!options_.tokenizer.empty()) {
@@ -115,10 +116,10 @@ void Export::write_companions() {
     copy_tokenizer(carried, folder_, step_folder_.string());
   } else {
     const fs::path named = tokenizer_of(job_);
-    done_.notes.push_back("no tokenizer is written: " +
-                          (named.empty() ? std::string("the job names none; --tokenizer PATH adds one")
-                                         : fmt::format("--tokenizer {} adds the one that the job names",
-                                                       named.string())));
+    done_.notes.push_back(
+        "no tokenizer is written: " +
+        (named.empty() ? std::string("the job names none; --tokenizer PATH adds one")
+                       : fmt::format("--tokenizer {} adds the one that the job names", named.string())));
   }
   const models::TextEnds ends = read_text_ends(folder_, job_.model, done_.notes);
   write_generation_config(ends, folder_);

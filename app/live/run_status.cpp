@@ -38,8 +38,8 @@ RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const
   if (end && end->how == "diverged") return RunPhase::diverged;
   if (end) return RunPhase::failed;
   if (lock.held == LockState::Held::cannot_tell) return RunPhase::cannot_tell;
-  // A killed process leaves its name in the lock. One that ends by itself takes it out; without an end it ended before
-  // it had begun, or the disk had no room for the file.
+  // A killed process leaves its name in the lock. One that ends by itself takes it out; without an end it
+  // ended before it had begun, or the disk had no room for the file.
   return lock.holder ? RunPhase::dead : RunPhase::failed;
 }
 

@@ -7,8 +7,9 @@
 
 namespace pptrain {
 
-// `text` with '?' for each byte or character that could act on a terminal: controls except line ends and tabs, the
-// controls U+0080 to U+009F, and bytes that are no UTF-8, which old terminals may take for such controls.
+// `text` with '?' for each byte or character that could act on a terminal: controls except line ends and
+// tabs, the controls U+0080 to U+009F, and bytes that are no UTF-8, which old terminals may take for such
+// controls.
 inline std::string printable(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const auto continues = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
@@ -16,7 +17,11 @@ inline std::string printable(std::string_view text) {
   shown.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
     const unsigned lead = byte(i);
-    const size_t length = lead < 0x80 ? 1 : lead >= 0xF0 && lead < 0xF5 ? 4 : lead >= 0xE0 && lead < 0xF0 ? 3 : lead >= 0xC2 && lead < 0xE0 ? 2 : 0;
+    const size_t length = lead < 0x80                   ? 1
+                          : lead >= 0xF0 && lead < 0xF5 ? 4
+                          : lead >= 0xE0 && lead < 0xF0 ? 3
+                          : lead >= 0xC2 && lead < 0xE0 ? 2
+                                                        : 0;
     bool sound = length > 0;
     for (size_t k = 1; k < length; ++k) sound = sound && continues(i + k);
     const bool control = length == 1 ? (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7F

@@ -71,7 +71,8 @@ class Part {
   fs::path path_;
 };
 
-// Of a cache `name`; the id of the process that makes it follows. Parts of other containers and hosts have another one.
+// Of a cache `name`; the id of the process that makes it follows. Parts of other containers and hosts have
+// another one.
 std::string part_prefix(const std::string& name) {
   return fmt::format("{}.part-{}-", name, io::process_space());
 }

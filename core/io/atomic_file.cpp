@@ -27,9 +27,9 @@ void rename_path(const std::filesystem::path& from, const std::filesystem::path&
   }
 }
 
-// Where the file system cannot exchange two names (NFS): `to` is absent for an instant between the renames. What was
-// there waits beside it under a name that is not temporary, so that after a kill nobody removes it as left over: one of
-// the two is complete under a name that people see.
+// Where the file system cannot exchange two names (NFS): `to` is absent for an instant between the renames.
+// What was there waits beside it under a name that is not temporary, so that after a kill nobody removes it
+// as left over: one of the two is complete under a name that people see.
 void replace_in_steps(const std::filesystem::path& from, const std::filesystem::path& to) {
   const std::filesystem::path aside = first_free(to.string() + ".replaced");
   rename_path(to, aside);

@@ -10,15 +10,16 @@ namespace pptrain::io {
 // synced. On failure throws Error with the path and the system's reason; the old file is then untouched.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-// Writes what the user asked for to where the user said: a file appears as above; into a device, a pipe or a socket,
-// /dev/stdout too, it is written as it is.
+// Writes what the user asked for to where the user said: a file appears as above; into a device, a pipe or a
+// socket, /dev/stdout too, it is written as it is.
 void write_output(const std::filesystem::path& path, std::string_view content);
 
 // Forces a folder's entries (creations, renames) to the device.
 void sync_folder(const std::filesystem::path& folder);
 
 // Renames within one file system and syncs the target's folder. An existing folder `to` changes places with
-// `from` in one step where the file system can, so that `to` is there at every instant; elsewhere what was at `to` is called like `to`, with .1.replaced (or the next number), between two renames. Returns true if
+// `from` in one step where the file system can, so that `to` is there at every instant; elsewhere what was at
+// `to` is called like `to`, with .1.replaced (or the next number), between two renames. Returns true if
 // `from` now holds what was at `to` (the caller removes it).
 bool rename_folder_synced(const std::filesystem::path& from, const std::filesystem::path& to);
 

@@ -32,7 +32,8 @@ FileDescriptor open_own_file(const std::filesystem::path& path, int flags) {
   FileDescriptor file = open_file(path, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) throw file_error("cannot look at", path, errno);
-  if (!S_ISREG(info.st_mode)) throw Error(fmt::format("'{}' is not a regular file: move it away", path.string()));
+  if (!S_ISREG(info.st_mode))
+    throw Error(fmt::format("'{}' is not a regular file: move it away", path.string()));
   return file;
 }
 

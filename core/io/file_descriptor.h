@@ -37,8 +37,8 @@ Error file_error(std::string_view action, const std::filesystem::path& path, int
 // flags: O_RDONLY, O_WRONLY | O_CREAT, ... (O_CLOEXEC is added). Throws file_error.
 FileDescriptor open_file(const std::filesystem::path& path, int flags);
 
-// The same for a file of the program's own in a folder that others may write to: a link there is not followed, a pipe
-// is not waited for. Throws Error where something else than a regular file has the name.
+// The same for a file of the program's own in a folder that others may write to: a link there is not
+// followed, a pipe is not waited for. Throws Error where something else than a regular file has the name.
 FileDescriptor open_own_file(const std::filesystem::path& path, int flags);
 
 }  // namespace pptrain::io

@@ -6,11 +6,12 @@
 
 namespace pptrain::io {
 
-// Whether `path` names something inside a folder: relative, no part empty or "." or "..", no NUL. A path with an
-// empty part ("a//etc") would become absolute when "a/" is taken away.
+// Whether `path` names something inside a folder: relative, no part empty or "." or "..", no NUL. A path with
+// an empty part ("a//etc") would become absolute when "a/" is taken away.
 bool is_inner_path(std::string_view path);
 
-// Whether `path`, its links followed, lies in `folder`, whose links are followed too. False where it cannot be told.
+// Whether `path`, its links followed, lies in `folder`, whose links are followed too. False where it cannot
+// be told.
 bool lies_in(const std::filesystem::path& path, const std::filesystem::path& folder);
 
 // folder / path. Throws Error where `path` is no inner path, or where a link leads out of the folder.

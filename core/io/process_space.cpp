@@ -19,7 +19,8 @@ const std::string& process_space() {
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
     std::error_code ignored;
     const std::string ids = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
-    return checksum_hex(std::as_bytes(std::span(boot + ids))).substr(0, 16);
+    const std::string both = boot + ids;
+    return checksum_hex(std::as_bytes(std::span(both))).substr(0, 16);
   }();
   return space;
 }

@@ -5,8 +5,8 @@
 
 namespace pptrain::io {
 
-// 16 hexadecimal digits of what process ids are unique in: this start of the machine's kernel and this process's
-// namespace of ids. Two containers may both run a process 7, with the same host name.
+// 16 hexadecimal digits of what process ids are unique in: this start of the machine's kernel and this
+// process's namespace of ids. Two containers may both run a process 7, with the same host name.
 const std::string& process_space();
 
 // "SPACE.PID.N": another one at each call.

@@ -11,7 +11,8 @@
 
 namespace pptrain::metrics {
 
-// Adds an object a line, each handed to the system whole. Where the disk is full, lines wait in memory, and a line
+// Adds an object a line, each handed to the system whole. Where the disk is full, lines wait in memory, and a
+// line
 // {"step", "note"} tells of it afterwards (patient_file.h).
 class JsonlSink : public Sink {
  public:

@@ -25,7 +25,8 @@ void LogFile::open(const std::filesystem::path& folder) {
 void LogFile::sink_it_(const spdlog::details::log_msg& message) {
   constexpr size_t most_kept = size_t{1} << 20;
   spdlog::memory_buf_t line;
-  const std::string shown = printable({message.payload.data(), message.payload.size()});  // it is read on terminals
+  const std::string shown =
+      printable({message.payload.data(), message.payload.size()});  // it is read on terminals
   spdlog::details::log_msg harmless = message;
   harmless.payload = shown;
   formatter_->format(harmless, line);

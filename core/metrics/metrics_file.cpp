@@ -86,7 +86,8 @@ class NewFile {
  public:
   explicit NewFile(const fs::path& target)
       : target_(target),
-        temporary_(target.parent_path() / fmt::format(".tmp_{}.{}", target.filename().string(), io::unique_suffix())) {
+        temporary_(target.parent_path() /
+                   fmt::format(".tmp_{}.{}", target.filename().string(), io::unique_suffix())) {
     file_.emplace(temporary_);
   }
   ~NewFile() {

@@ -54,8 +54,8 @@ bool PatientFile::write_waiting() {
 // Half a record is overwritten by the next attempt.
 bool PatientFile::write_whole(std::string_view record) {
   for (size_t done = 0; done < record.size();) {
-    const ssize_t written = ::pwrite(file_.get(), record.data() + done, record.size() - done,
-                                     static_cast<off_t>(end_ + done));
+    const ssize_t written =
+        ::pwrite(file_.get(), record.data() + done, record.size() - done, static_cast<off_t>(end_ + done));
     if (written < 0 && errno == EINTR) continue;
     if (written == 0) errno = ENOSPC;
     if (written <= 0) return false;

@@ -1,4 +1,5 @@
-// A file of records that outlives a full disk: records that cannot be written wait in memory until there is room.
+// A file of records that outlives a full disk: records that cannot be written wait in memory until there is
+// room.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,21 @@ namespace pptrain::metrics {
 
 class PatientFile {
  public:
-  // The record that tells of a gap: `reason` of the system, and how many records were lost in it. "": none is written.
+  // The record that tells of a gap: `reason` of the system, and how many records were lost in it. "": none is
+  // written.
   using Note = std::function<std::string(const std::string& reason, int64_t lost)>;
   static constexpr size_t most_waiting = size_t{16} << 20;  // bytes
 
-  // Appends to what lies there, or makes the file. Throws Error with the path, also where a link or no regular file
-  // is in its place.
+  // Appends to what lies there, or makes the file. Throws Error with the path, also where a link or no
+  // regular file is in its place.
   explicit PatientFile(std::filesystem::path path, Note note = {}, size_t most = most_waiting);
   // Tries once more, and warns of what is lost.
   ~PatientFile();
   PatientFile(const PatientFile&) = delete;
   PatientFile& operator=(const PatientFile&) = delete;
 
-  // Adds a record, whole or not at all. A failure is a warning, once until it is over. Beyond `most` bytes the oldest
-  // waiting records are lost.
+  // Adds a record, whole or not at all. A failure is a warning, once until it is over. Beyond `most` bytes
+  // the oldest waiting records are lost.
   void add(std::string_view record);
 
   const std::filesystem::path& path() const { return path_; }

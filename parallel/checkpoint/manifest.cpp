@@ -248,7 +248,8 @@ std::vector<FileEntry> parse_files(const std::string& text) {
 Manifest read_manifest(const std::filesystem::path& step_dir) {
   const std::filesystem::path path = step_dir / manifest_name;
   const std::string what = fmt::format("'{}'", path.string());
-  // Read, not mapped: a bad sector is then an error of this checkpoint, behind which an older one is looked at.
+  // Read, not mapped: a bad sector is then an error of this checkpoint, behind which an older one is looked
+  // at.
   return parse_manifest(io::read_small_file(path, std::numeric_limits<size_t>::max()), what);
 }
 

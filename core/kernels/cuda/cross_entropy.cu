@@ -81,8 +81,8 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
     constexpr int N = pack_width<T>;
     with_bool(vocab % N == 0 && are_aligned(input<T>(logits)), [&](auto is_vector) {
       launch(name, cross_entropy_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(vocab, N), most_cross_entropy_threads), 0, output<T>(logits), input<int64_t>(labels),
-             vocab, want_gradient, output<float>(loss));
+             threads_for(ceil_div(vocab, N), most_cross_entropy_threads), 0, output<T>(logits),
+             input<int64_t>(labels), vocab, want_gradient, output<float>(loss));
     });
   });
 }

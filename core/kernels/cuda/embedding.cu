@@ -95,8 +95,8 @@ void embedding(const Tensor& tokens, const Tensor& weight, Tensor& out) {
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(weight), input<T>(out)), [&](auto is_vector) {
       launch(name, embedding_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_embedding_threads), 0, input<int64_t>(tokens), input<T>(weight),
-             weight.size(0), dim, output<T>(out));
+             threads_for(ceil_div(dim, N), most_embedding_threads), 0, input<int64_t>(tokens),
+             input<T>(weight), weight.size(0), dim, output<T>(out));
     });
   });
 }

@@ -335,8 +335,8 @@ void group_rows(const Tensor& chosen, Tensor& ends, Tensor& order, Tensor& place
   const DeviceGuard guard(chosen.device());
   const auto [sorted, assignments] =
       at::sort(chosen.view({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  launch(name, place_rows_kernel, grid_size(ceil_div(rows, most_expert_threads), name), most_expert_threads, 0,
-         input<int64_t>(assignments), rows, output<int>(order), output<int>(place));
+  launch(name, place_rows_kernel, grid_size(ceil_div(rows, most_expert_threads), name), most_expert_threads,
+         0, input<int64_t>(assignments), rows, output<int>(order), output<int>(place));
   launch(name, ends_kernel, grid_size(ceil_div(experts, most_expert_threads), name), most_expert_threads, 0,
          input<int>(sorted), rows, static_cast<int>(experts), output<int>(ends));
 }
@@ -390,8 +390,8 @@ void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(gate_up), input<T>(y)), [&](auto is_vector) {
       launch(name, weighted_swiglu_kernel<T, decltype(is_vector)::value>, grid_size(y.size(0), name),
-             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(gate_up), input<float>(weights), dim,
-             output<T>(y));
+             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(gate_up), input<float>(weights),
+             dim, output<T>(y));
     });
   });
 }

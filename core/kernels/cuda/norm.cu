@@ -161,8 +161,8 @@ void run_rms_norm(const char* name, const Tensor& x, const Tensor& delta, const 
     with_bool(vector, [&](auto is_vector) {
       if (packs > most_norm_threads * norm_packs) {
         launch(name, rms_norm_wide_kernel<T, kAdd, decltype(is_vector)::value>, grid_size(rows, name),
-               most_norm_threads, 0, input<T>(x), input<T>(delta), input<float>(weight), static_cast<float>(eps),
-               dim, output<T>(sum), output<T>(y), output<float>(rstd));
+               most_norm_threads, 0, input<T>(x), input<T>(delta), input<float>(weight),
+               static_cast<float>(eps), dim, output<T>(sum), output<T>(y), output<float>(rstd));
         return;
       }
       const NormShape shape{rows, dim, packs <= warp_size * norm_packs};
@@ -372,7 +372,8 @@ void rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, 
     constexpr int N = pack_width<T>;
     const int64_t packs = ceil_div(dim, N);
     const bool wide = packs > most_norm_threads * backward_packs;
-    const unsigned threads = wide ? most_norm_threads : threads_for(ceil_div(packs, backward_packs), most_norm_threads);
+    const unsigned threads =
+        wide ? most_norm_threads : threads_for(ceil_div(packs, backward_packs), most_norm_threads);
     const Strips strips = split_rows(rows, 4, most_norm_strips(threads));
     const Tensor partials = empty_partial_sums(x, strips.count, dim);
     const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));

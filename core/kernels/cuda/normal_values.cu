@@ -30,8 +30,8 @@ void normal_values(Tensor& out, uint64_t key, int64_t first, double std) {
   }
   const DeviceGuard guard(out.device());
   const int64_t blocks = normal_value::blocks_of(first, size);
-  launch(name, normal_values_kernel, grid_size(ceil_div(blocks, normal_value_threads), name), normal_value_threads,
-         0, output<float>(out), size, key, first, std);
+  launch(name, normal_values_kernel, grid_size(ceil_div(blocks, normal_value_threads), name),
+         normal_value_threads, 0, output<float>(out), size, key, first, std);
 }
 
 void add_normal_kernels() {

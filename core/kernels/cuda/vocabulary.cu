@@ -134,8 +134,8 @@ void embedding_part(const Tensor& tokens, const Tensor& weight, VocabularyPart p
     constexpr int N = pack_width<T>;
     with_bool(dim % N == 0 && are_aligned(input<T>(weight), input<T>(out)), [&](auto is_vector) {
       launch(name, embedding_part_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_vocabulary_threads), 0, input<int64_t>(tokens), input<T>(weight),
-             part.first, weight.size(0), part.vocab, dim, output<T>(out));
+             threads_for(ceil_div(dim, N), most_vocabulary_threads), 0, input<int64_t>(tokens),
+             input<T>(weight), part.first, weight.size(0), part.vocab, dim, output<T>(out));
     });
   });
 }
@@ -159,8 +159,8 @@ void softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPa
     constexpr int N = pack_width<T>;
     with_bool(width % N == 0 && are_aligned(input<T>(logits)), [&](auto is_vector) {
       launch(name, softmax_statistics_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(width, N), most_vocabulary_threads), 0, input<T>(logits), input<int64_t>(labels),
-             part.first, width, part.vocab, output<float>(statistics));
+             threads_for(ceil_div(width, N), most_vocabulary_threads), 0, input<T>(logits),
+             input<int64_t>(labels), part.first, width, part.vocab, output<float>(statistics));
     });
   });
 }
@@ -179,9 +179,9 @@ void cross_entropy_part(Tensor& logits, const Tensor& labels, const Tensor& stat
     constexpr int N = pack_width<T>;
     with_bool(width % N == 0 && are_aligned(input<T>(logits)), [&](auto is_vector) {
       launch(name, cross_entropy_part_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(width, N), most_vocabulary_threads), 0, output<T>(logits), input<int64_t>(labels),
-             input<float>(statistics), statistics.size(0), rows, part.first, width, want_gradient,
-             output<float>(loss));
+             threads_for(ceil_div(width, N), most_vocabulary_threads), 0, output<T>(logits),
+             input<int64_t>(labels), input<float>(statistics), statistics.size(0), rows, part.first, width,
+             want_gradient, output<float>(loss));
     });
   });
 }

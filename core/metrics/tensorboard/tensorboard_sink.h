@@ -16,8 +16,8 @@ class TensorboardSink : public Sink {
   // Makes a new file in `folder`, which is created: events.out.tfevents.TIME.HOST.PID.N, TIME later than
   // those of the files that are there, so that readers, which go by names, take it last. Where the start goes
   // on from a step, the file says that what others have of later steps counts no more. Each record is handed
-  // to the system whole; where the disk is full, records wait in memory (patient_file.h). Throws Error that names the
-  // file where it cannot be made.
+  // to the system whole; where the disk is full, records wait in memory (patient_file.h). Throws Error that
+  // names the file where it cannot be made.
   TensorboardSink(const std::filesystem::path& folder, const RunHeader& header);
 
   void step(const StepRecord& record) override;

@@ -168,9 +168,8 @@ Socket listen_for_previous(const std::string& address) {
   int error = 0;
   Socket socket = address.empty() ? listen_everywhere(error) : listen_at(address, 0, error);
   if (!socket.open()) {
-    throw Error(
-        fmt::format("cannot listen for heartbeats{}{}: {}", address.empty() ? "" : " at ", address,
-                    std::generic_category().message(error)));
+    throw Error(fmt::format("cannot listen for heartbeats{}{}: {}", address.empty() ? "" : " at ", address,
+                            std::generic_category().message(error)));
   }
   return socket;
 }
@@ -280,8 +279,7 @@ Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience, c
         ring.previous.close();
       }
     });
-    ring.next =
-        call_any(called, ports[after], bytes_of(to_next), bytes_of(from_next), deadline, reason);
+    ring.next = call_any(called, ports[after], bytes_of(to_next), bytes_of(from_next), deadline, reason);
   }
   if (!ring.next.open()) {
     ring.fault =

@@ -126,9 +126,8 @@ TEST_CASE("post-validation gives the bits of the barrier, whatever is clipped or
   for (const auto& step : steps_of(once)) skipped += step.at("skipped").get<bool>();
   REQUIRE((skipped > 2 && skipped < 10));
   const std::string never = fmt::format("train.grad_clip={}", out_of_reach);
-  check_jobs({with(base, {"train.grad_clip=0"}), with(base, bf16, Overrides{never}),
-              with(base, {sometimes}), with(base, bf16, Overrides{sometimes}),
-              with(base, {"train.grad_clip=1e-3"}), poisoned});
+  check_jobs({with(base, {"train.grad_clip=0"}), with(base, bf16, Overrides{never}), with(base, {sometimes}),
+              with(base, bf16, Overrides{sometimes}), with(base, {"train.grad_clip=1e-3"}), poisoned});
 }
 
 TEST_CASE("too many skipped steps end a run as they do with the barrier") {

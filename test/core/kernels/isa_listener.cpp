@@ -1,5 +1,5 @@
-// With PPTRAIN_ISA set, ends the program before its first case where that says nothing new: the processor lacks
-// the instruction set, or it is the one that runs when the variable is not set.
+// With PPTRAIN_ISA set, ends the program before its first case where that says nothing new: the processor
+// lacks the instruction set, or it is the one that runs when the variable is not set.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -19,7 +19,8 @@ constexpr int not_run = 77;  // CMakeLists.txt tells ctest
 std::string reason_not_to_run(const std::string& isa) {
   try {
     const cpu::Isa chosen = cpu::choose_isa(isa);
-    if (chosen.name == cpu::choose_isa("").name) return "core_kernels runs " + isa + ", the best of this processor";
+    if (chosen.name == cpu::choose_isa("").name)
+      return "core_kernels runs " + isa + ", the best of this processor";
     return "";
   } catch (const pptrain::UsageError& error) {
     return error.what();

@@ -69,7 +69,8 @@ TEST_CASE("damage to what is attached is found by verify") {
 }
 
 TEST_CASE("an attachment lies below its checkpoint") {
-  for (const char* path : {"", "/etc/passwd", "../text", "hf/../../text", "hf/files//etc/passwd", "hf/./text", "hf/"}) {
+  for (const char* path :
+       {"", "/etc/passwd", "../text", "hf/../../text", "hf/files//etc/passwd", "hf/./text", "hf/"}) {
     Manifest manifest;
     manifest.attachments = {{.path = path, .bytes = 1, .checksum = "0"}};
     CHECK_THROWS_WITH(parse_manifest(to_text(manifest), "manifest"),

@@ -92,8 +92,7 @@ struct Rank {
     group.add({{.name = "norm", .shape = {1500}, .role = nn::Role::norm, .copies = nn::Copies::tp}});
     group.materialise(at::kCPU, at::kFloat, true, {.part = 0, .parts = 2});
     exchange = std::make_unique<shard::GroupExchange>(
-        group,
-        shard::ShardRanks{.pieces = pieces, .replicas = replicas, .sum = sum, .tp_copies = &tp});
+        group, shard::ShardRanks{.pieces = pieces, .replicas = replicas, .sum = sum, .tp_copies = &tp});
     REQUIRE(group.whole().size() == 2);
     norm = group.whole()[0].copies == nn::Copies::tp ? 0 : 1;
   }
@@ -124,9 +123,8 @@ Log run(Transport& transport) {
 }  // namespace
 
 TEST_CASE("where waits order streams, collectives begin in the program's order, whatever is done when") {
-  const Log expected{"tp all-reduce",      "sum reduce-scatter",  "replicas all-gather",
-                     "tp receive",         "sum reduce-scatter",  "replicas all-gather",
-                     "pieces send",        "pieces receive"};
+  const Log expected{"tp all-reduce",      "sum reduce-scatter",  "replicas all-gather", "tp receive",
+                     "sum reduce-scatter", "replicas all-gather", "pieces send",         "pieces receive"};
   Transport never{.done = [] { return false; }}, at_once{.done = [] { return true; }};
   CHECK(run(never) == expected);
   CHECK(run(at_once) == expected);

@@ -285,7 +285,8 @@ TEST_CASE("a link is made by its first message, whoever calls, and by both at on
   }
 }
 
-TEST_CASE("ranks take leave of those alone that they have links with, and a late receive hears of it", "[clock]") {
+TEST_CASE("ranks take leave of those alone that they have links with, and a late receive hears of it",
+          "[clock]") {
   std::vector<std::unique_ptr<TcpEngine>> engines;
   for (Met& met : strangers(3)) engines.push_back(std::make_unique<TcpEngine>(std::move(met)));
   const auto start = Clock::now();
@@ -312,7 +313,8 @@ TEST_CASE("a peer that refuses is named at once", "[clock]") {
   REQUIRE_THROWS_WITH(engine.send(7, at::full({5}, 1, at::kInt), 1), contains_text("cannot reach rank 1"));
 }
 
-TEST_CASE("a peer that takes calls and says nothing is given up, and so is a stranger in its place", "[clock]") {
+TEST_CASE("a peer that takes calls and says nothing is given up, and so is a stranger in its place",
+          "[clock]") {
   int error = 0;
   const Socket listener = listen_at("127.0.0.1", 0, error);
   const bool speaks = GENERATE(false, true);
