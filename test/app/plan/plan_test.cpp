@@ -440,7 +440,8 @@ TEST_CASE("a trace of a mixture with other experts is none of the job's costs") 
   CHECK_THAT(refused("model.num_experts_per_tok=1"), contains_text("num_experts_per_tok = 2"));
   CHECK_THAT(refused("model.moe_intermediate_size=64"), contains_text("width = 16, but the job has 64"));
   CHECK_THAT(refused("model.decoder_sparse_step=2"), contains_text("decoder_sparse_step = 1"));
-  CHECK_THAT(refused("model.mlp_only_layers=[]"), contains_text("mlp_only_layers = [1], but the job has []"));
+  CHECK_THAT(refused("model.mlp_only_layers=[2]"),
+             contains_text("mlp_only_layers = [1], but the job has [2]"));
 }
 
 TEST_CASE("costs from a trace of one mesh predict another") {
