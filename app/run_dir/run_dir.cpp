@@ -36,20 +36,20 @@ void inform(const std::string& text) {
 
 }  // namespace
 
-RunDir::RunDir(RunContext& context) : context_(context), folder_(context.job.run.dir) {
+RunDir::RunDir(RunContext& context)
+    : context_(context), disk_(checkpoint::patient(context.mesh.world())), folder_(context.job.run.dir) {
   take_lock();
   agree();
 }
 
 void RunDir::agree() {
-  comm::Communicator& world = context_.mesh.world();
   std::string fault;
   if (context_.root()) fault = comm::fault_of([&] { choose(); });
-  fault = comm::broadcast_string(world, fault, 0);
+  fault = comm::broadcast_string(*disk_, fault, 0);
   if (!fault.empty()) throw CommonFault(fault);
-  checkpoint_ = comm::broadcast_string(world, checkpoint_, 0);
-  new_data_ = comm::any(world, terms_.new_data);
-  next_sample_ = std::stoll(comm::broadcast_string(world, fmt::to_string(terms_.next_sample), 0));
+  checkpoint_ = comm::broadcast_string(*disk_, checkpoint_, 0);
+  new_data_ = comm::any(*disk_, terms_.new_data);
+  next_sample_ = std::stoll(comm::broadcast_string(*disk_, fmt::to_string(terms_.next_sample), 0));
 }
 
 void RunDir::pass_over(const std::string& problem) {
@@ -85,7 +85,7 @@ void RunDir::take_lock() {
     return true;
   };
   if (context_.root()) create_run_dir(folder_);
-  while (comm::any(context_.mesh.world(), context_.root() && busy())) {
+  while (comm::any(*disk_, context_.root() && busy())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
 }

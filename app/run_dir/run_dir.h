@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -62,6 +63,7 @@ class RunDir {
   void choose();  // rank 0
 
   RunContext& context_;
+  std::unique_ptr<comm::Communicator> disk_;  // waits as long as rank 0's disk takes
   std::filesystem::path folder_;
   RunLock lock_;
   checkpoint::KnownProblems known_;  // rank 0

@@ -75,22 +75,21 @@ std::vector<std::string> hf_overrides(const std::string& checkpoint) {
 }
 
 std::string load_weights(RunContext& context, RankModel& model, const std::string& checkpoint) {
-  comm::Communicator& world = context.mesh.world();
+  const auto disk = checkpoint::patient(context.mesh.world());
   std::string found;
   const std::string fault = comm::fault_of([&] {
     if (!context.root()) return;
     found = find_checkpoint(context.job, checkpoint);
     if (!found.empty()) refuse_other_model(found, context.job);
   });
-  const std::string told = comm::broadcast_string(world, fault, 0);
+  const std::string told = comm::broadcast_string(*disk, fault, 0);
   if (!told.empty()) throw CommonFault(told);
-  found = comm::broadcast_string(world, found, 0);
+  found = comm::broadcast_string(*disk, found, 0);
   if (found.empty()) {
     model.initialise();
     return fmt::format("the weights of {}", context.job.model.hf_dir);
   }
   int64_t step = 0;
-  const auto disk = checkpoint::patient(world);
   const std::string problem = checkpoint::load_on_all(*disk, found, [&](const checkpoint::Reader& reader) {
     step = reader.state().step;
     model.load_weights(reader);

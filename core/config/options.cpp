@@ -457,8 +457,9 @@ void add_train(std::vector<Option>& options) {
       .at_least(0);
   train
       .add("max_skipped_steps", &TrainSection::max_skipped_steps,
-           "A step with a non-finite loss or norm is skipped; so many in a row end the run.")
-      .between(1, max_steps);
+           "A step with a non-finite loss or norm is skipped; more than so many in a row end the run. 0: the "
+           "first does.")
+      .between(0, max_steps);
   add_divergence(train);
   train.add("check_weights", &TrainSection::check_weights,
             "Sums over the bytes of master weights and optimizer state are taken after each optimizer step, "

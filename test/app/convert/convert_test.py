@@ -183,7 +183,8 @@ class Case(unittest.TestCase):
 class CheckpointToHf(Case):
     def oracle_logits(self, folder, tokens):
         source, target = self.folder / "input.st", self.folder / "output.st"
-        save_file({"tokens": tokens[None, None], "labels": tokens[None, None].clone(), "lr": torch.zeros(1).double(),
+        save_file({"tokens": tokens[None, None], "labels": tokens[None, None].clone(),
+                   "filling": torch.zeros_like(tokens[None, None], dtype=torch.bool), "lr": torch.zeros(1).double(),
                    "weight_decay": torch.zeros(1).double(), "losses": torch.zeros(2).double()}, source)
         done = subprocess.run([ORACLE, source, target, "2", folder], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)

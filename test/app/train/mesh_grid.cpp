@@ -144,12 +144,12 @@ class Partial {
   const Combination& row_;
 };
 
-bool admits_mesh(const Partial& row, bool experts) {
+bool admits_mesh(const Partial& row, bool experts, int most) {
   const mesh::MeshShape mesh = row.mesh();
-  if (mesh.world_size() > most_ranks) return false;
+  if (mesh.world_size() > most) return false;
   if (row.has(ep) && row.all({dp_shard, cp, tp}) && mesh.size(mesh::Group::replica) % mesh.ep != 0)
     return false;
-  if (mesh.ep > most_ranks / mesh.pp / mesh.dp_replicate) return false;
+  if (mesh.ep > most / mesh.pp / mesh.dp_replicate) return false;
   if (row.has(cp_kind)) {
     const std::string kind = row.at(cp_kind, kinds);
     if (kind == "ulysses" && row.is(cp, 0)) return false;  // it would be refused
@@ -176,9 +176,9 @@ bool admits_documents(const Partial& row) {
   return !row.is(packing, 0) || !row.has(lengths) || row.is(lengths, 0);
 }
 
-bool admits(const Combination& values, bool experts) {
+bool admits(const Combination& values, bool experts, int most) {
   const Partial row(values);
-  return admits_mesh(row, experts) && admits_documents(row) && admits_schedule(row);
+  return admits_mesh(row, experts, most) && admits_documents(row) && admits_schedule(row);
 }
 
 GridJob job_of(const Combination& values, bool experts) {
@@ -369,12 +369,13 @@ peak_tflops = 1
       seq_len, grid_clip, shakespeare.string());
 }
 
-std::vector<GridJob> grid_jobs(bool experts) {
+std::vector<GridJob> grid_jobs(bool experts, int most) {
   const auto values = value_counts(experts);
-  const auto admitted = [&](const Combination& part) { return admits(part, experts); };
+  const auto admitted = [&](const Combination& part) { return admits(part, experts, most); };
+  const auto wanted = most == most_ranks ? risky(experts) : std::vector<Combination>{};
   std::vector<GridJob> jobs;
   for (uint64_t seed = 1; seed <= (all_wanted() ? 8 : 1); ++seed) {
-    for (const Combination& row : covering_rows(values, admitted, seed, risky(experts), counts))
+    for (const Combination& row : covering_rows(values, admitted, seed, wanted, counts))
       jobs.push_back(job_of(row, experts));
   }
   return jobs;

@@ -59,6 +59,7 @@ struct GridJob {
 std::string grid_job_text(bool experts);
 // All pairs of values occur that can: of axis sizes, schedule, packing, lengths, dtype, optimizer and the
 // other fields of a GridJob; and some triples. With PPTRAIN_TESTS_ALL so several times, with other triples.
-std::vector<GridJob> grid_jobs(bool experts);
+// On at most `most` ranks.
+std::vector<GridJob> grid_jobs(bool experts, int most = most_ranks);
 
 }  // namespace pptrain::test

@@ -20,14 +20,15 @@ struct Job {
   test::Overrides overrides() const { return test::with(grid.common(), grid.layout()); }
 };
 
-// Of the grid's jobs on four ranks every so many, so that all axes occur.
+// Of a grid's jobs on four ranks every so many, so that all axes occur.
 std::vector<Job> sample(size_t count) {
   std::vector<Job> found;
   for (const bool experts : {false, true}) {
     std::vector<GridJob> fitting;
-    for (const GridJob& job : test::grid_jobs(experts)) {
+    for (const GridJob& job : test::grid_jobs(experts, ranks)) {
       if (job.mesh.world_size() == ranks) fitting.push_back(job);
     }
+    REQUIRE(fitting.size() >= count);
     for (size_t i = 0; i < count / 2; ++i)
       found.push_back({fitting[i * fitting.size() / (count / 2)], experts});
   }
