@@ -264,7 +264,8 @@ TEST_CASE("a step without a valid token leaves weights and moments as they are, 
   const bool post_validation = GENERATE(false, true);
   const auto run = [&](int steps) {
     return run_small_job(small_job_text(corpus), folder.path() / "run",
-                         with(one_a_step, {fmt::format("train.steps={}", steps), "distributed.pp=2", "distributed.pp_schedule=gpipe",
+                         with(one_a_step, {fmt::format("train.steps={}", steps), "distributed.pp=2",
+                                           "distributed.pp_schedule=gpipe",
                                            fmt::format("optimizer.post_validation={}", post_validation)}));
   };
   const JobResult two = run(2), three = run(3);

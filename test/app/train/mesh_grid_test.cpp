@@ -48,8 +48,8 @@ struct Tolerance {
   double first_loss, loss, norm, gradient, change;
 };
 
-// Sums in another order round otherwise, in bfloat16 all of a token's activations. The small second moments of a
-// mixture of experts make more of that.
+// Sums in another order round otherwise, in bfloat16 all of a token's activations. The small second moments
+// of a mixture of experts make more of that.
 Tolerance tolerance_of(const GridJob& job) {
   Tolerance result = {.first_loss = 1e-6, .loss = 1e-5, .norm = 1e-5, .gradient = 1e-5, .change = 1e-4};
   if (job.experts) result.change = 1e-3;
@@ -86,8 +86,8 @@ at::Tensor read(const checkpoint::Reader& reader, const std::string& file, const
 // In bfloat16 a token may choose another one of experts that it likes nearly alike, and what these few tokens
 // add is then another expert's: only jobs in fp32 say whether such tensors are right.
 bool comparable(const std::string& tensor, const GridJob& job) {
-  const bool routed = tensor.find(".mlp.experts.") != std::string::npos ||
-                      tensor.find(".mlp.router.") != std::string::npos;
+  const bool routed =
+      tensor.find(".mlp.experts.") != std::string::npos || tensor.find(".mlp.router.") != std::string::npos;
   return job.dtype == "fp32" || !routed;
 }
 
