@@ -1,8 +1,10 @@
 #include "app/plan/split_by_cost.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,13 +17,48 @@ namespace {
 // Faster by less than this is not faster.
 constexpr double worth = 1e-3;
 
+// How often each rank computes F, B, I or W of each stage.
+class Work {
+ public:
+  explicit Work(const schedule::Schedule& compute) : ranks_(compute.actions.size()) {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (const schedule::Action& action : compute.actions[rank]) {
+        const bool pair = action.kind == schedule::ActionKind::overlapped_pair;
+        schedule::for_each_part(action, [&](const schedule::Action& part) {
+          if (schedule::is_compute(part.kind)) ++ranks_[rank][{part.stage, part.kind, pair}];
+        });
+      }
+    }
+  }
+
+  // What the busiest rank computes without a pause: no step is shorter.
+  double of_busiest(const schedule::Costs& costs) const {
+    double most = 0;
+    for (const auto& passes : ranks_) {
+      double seconds = 0;
+      for (const auto& [pass, count] : passes) {
+        const auto& [stage, kind, pair] = pass;
+        seconds += schedule::duration(costs.stages.at(stage), kind) * (pair ? costs.overlap : 1) *
+                   static_cast<double>(count);
+      }
+      most = std::max(most, seconds);
+    }
+    return most;
+  }
+
+ private:
+  using Pass = std::tuple<int, schedule::ActionKind, bool>;  // stage, kind, half of an overlapped pair
+  std::vector<std::map<Pass, int64_t>> ranks_;
+};
+
 // Hill climbing over single moves of a layer from one stage to another. Of a large pipeline only moves from
-// the busiest rank are tried.
+// the busiest rank are tried. Moves that leave some rank as busy as the best step is long need no simulation.
 class SplitClimber {
  public:
   SplitClimber(const models::CostModel& costs, int layers, const schedule::Schedule& compute)
       : costs_(costs),
         compute_(compute),
+        work_(compute),
         counts_(pipeline::layers_per_stage(pipeline::compute_layer_assignment(layers, compute.stages()))),
         best_(simulate().step_time) {}
 
@@ -32,8 +69,18 @@ class SplitClimber {
   }
 
  private:
-  schedule::Simulation simulate() const {
-    return schedule::simulate(compute_, simulation_costs(costs_, pipeline::from_counts(counts_), compute_));
+  schedule::Costs costs() const {
+    return simulation_costs(costs_, pipeline::from_counts(counts_), compute_);
+  }
+
+  schedule::Simulation simulate() const { return schedule::simulate(compute_, costs()); }
+
+  // Where it may be shorter than `limit`.
+  std::optional<double> step_time(double limit) const {
+    constexpr double rounding = 1e-9;
+    const schedule::Costs now = costs();
+    if (work_.of_busiest(now) > limit * (1 + rounding)) return std::nullopt;
+    return schedule::simulate(compute_, now).step_time;
   }
 
   std::vector<int> donors() const {
@@ -56,8 +103,8 @@ class SplitClimber {
       for (int to = 0; to < compute_.stages(); ++to) {
         if (to == from) continue;
         shift(from, to);
-        if (const double t = simulate().step_time; t < best) {
-          best = t;
+        if (const auto t = step_time(best); t && *t < best) {
+          best = *t;
           move = {from, to};
         }
         shift(to, from);
@@ -76,6 +123,7 @@ class SplitClimber {
 
   const models::CostModel& costs_;
   const schedule::Schedule& compute_;
+  Work work_;
   std::vector<int64_t> counts_;
   double best_;
 };
