@@ -21,6 +21,7 @@
 #include "app/train/run_context.h"
 #include "app/train/token_files.h"
 #include "app/train/weights_source.h"
+#include "core/base/printable.h"
 #include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {
@@ -75,9 +76,9 @@ void print_json(const Result& result) {
 
 void print_text(const Result& result) {
   const auto bits = result.all.bits_per_byte();
-  fmt::print("weights        {}\n", result.weights);
+  fmt::print("weights        {}\n", printable(result.weights));
   for (const auto& [place, loss] : result.sources)
-    fmt::print("data           {}{}{}\n", loss.name, loss.name.empty() ? "" : ": ", place);
+    fmt::print("data           {}{}{}\n", loss.name, loss.name.empty() ? "" : ": ", printable(place));
   fmt::print("loss           {:.4f} nats per token\nperplexity     {:.4f}\n", result.all.loss(),
              result.all.perplexity());
   if (bits) fmt::print("bits per byte  {:.4f}\n", *bits);

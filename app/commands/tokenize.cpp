@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/printable.h"
 #include "core/base/seconds_since.h"
 #include "core/base/source_files.h"
 #include "core/corpus/token_writer.h"
@@ -148,7 +149,7 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
     fmt::print("{} documents without a text were left out\n", metrics::with_commas(result.empty));
   if (result.bad > 0)
     fmt::print("{} lines without a document were left out, the first: {}\n", metrics::with_commas(result.bad),
-               result.first_bad);
+               printable(result.first_bad));
   fmt::print("to train on it: data.path=\"{}.bin\" data.format=\"megatron\" model.vocab_size={} or more\n",
              arguments.out, tokenizer.vocab_size());
 }

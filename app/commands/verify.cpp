@@ -37,11 +37,12 @@ int verify(const VerifyArguments& arguments) {
   for (const fs::path& folder : folders) {
     const std::vector<std::string> problems = checkpoint::verify(folder);
     if (problems.empty()) {
-      fmt::print("{}: sound\n", folder.string());
+      fmt::print("{}: sound\n", printable(folder.string()));
       continue;
     }
     sound = false;
-    for (const std::string& problem : problems) fmt::print("{}: {}\n", folder.string(), printable(problem));
+    for (const std::string& problem : problems)
+      fmt::print("{}\n", printable(fmt::format("{}: {}", folder.string(), problem)));
   }
   return sound ? 0 : 1;
 }

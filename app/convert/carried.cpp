@@ -19,8 +19,9 @@ bool leads_to_own_file(const fs::path& link, const fs::path& hf_dir) {
   if (io::lies_in(link, hf_dir)) return true;
   std::error_code error;
   const fs::path snapshots = fs::canonical(hf_dir, error).parent_path();
-  return !error && snapshots.filename() == "snapshots" &&
-         io::lies_in(link, snapshots.parent_path() / "blobs");
+  const fs::path blobs = snapshots.parent_path() / "blobs";
+  return !error && snapshots.filename() == "snapshots" && !fs::is_symlink(fs::symlink_status(blobs, error)) &&
+         io::lies_in(link, blobs);
 }
 
 // Why an entry is not carried; nothing where it is.

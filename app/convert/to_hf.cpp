@@ -112,7 +112,9 @@ void Export::write_companions() {
     copy_tokenizer(options_.tokenizer, folder_, "--tokenizer");
   } else if (io::is_there(carried / "tokenizer.json")) {
     for (const std::string& name : tokenizer_files())
-      if (io::is_there(carried / name)) io::inner_path(carried, name);  // no link out of the checkpoint
+      if (io::is_there(carried / name))
+        io::inner_path(step_folder_,
+                       fmt::format("{}/{}", carried_files, name));  // no link out of the checkpoint
     copy_tokenizer(carried, folder_, step_folder_.string());
   } else {
     const fs::path named = tokenizer_of(job_);

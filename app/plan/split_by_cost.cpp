@@ -69,9 +69,7 @@ class SplitClimber {
   }
 
  private:
-  schedule::Costs costs() const {
-    return simulation_costs(costs_, pipeline::from_counts(counts_), compute_);
-  }
+  schedule::Costs costs() const { return simulation_costs(costs_, pipeline::from_counts(counts_), compute_); }
 
   schedule::Simulation simulate() const { return schedule::simulate(compute_, costs()); }
 

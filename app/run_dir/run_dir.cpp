@@ -93,6 +93,7 @@ void RunDir::take_lock() {
 void RunDir::choose() {
   const config::JobConfig& job = context_.job;
   data_ = data_fingerprint(job);
+  checkpoint::take_back_replaced(folder_ / "checkpoints", warn);
   const Progress progress = find_progress(folder_ / "checkpoints", warn, known_);
   choice_ = choose_start(job, progress);
   checkpoint_.clear();

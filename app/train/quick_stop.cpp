@@ -15,6 +15,7 @@
 
 #include "app/train/run_log.h"
 #include "core/base/error.h"
+#include "core/base/printable.h"
 #include "core/metrics/console.h"
 
 namespace pptrain::app {
@@ -100,7 +101,7 @@ void QuickStop::run(const fault::StopRequest& request) {
     release();
   } catch (const std::exception& error) {
     log_failure(error.what());
-    fmt::print(stderr, "pptrain: stopping in a hurry failed: {}\n", error.what());
+    fmt::print(stderr, "pptrain: stopping in a hurry failed: {}\n", printable(error.what()));
     end_process(failed_exit_code);
   }
 }

@@ -24,6 +24,7 @@
 #include "app/train/memory_report.h"
 #include "app/train/same_job.h"
 #include "core/base/error.h"
+#include "core/base/printable.h"
 #include "core/kernels/device_name.h"
 #include "core/kernels/numerics.h"
 #include "core/kernels/out_of_memory.h"
@@ -281,7 +282,7 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
   try {
     world = gathering->meet();
   } catch (const comm::StartStopped& stop) {
-    fmt::print(stderr, "pptrain: {}\n", stop.what());
+    fmt::print(stderr, "pptrain: {}\n", printable(stop.what()));
     return stopped_exit_code;
   }
   if (!world) return fault.code;

@@ -320,7 +320,9 @@ Trainer::Step Trainer::judge(const pipeline::LossSum& loss, double norm) {
 std::string Trainer::find_not_finite(double loss, double norm) {
   if (std::isfinite(loss) && std::isfinite(norm)) return "";
   const std::string where = describe_not_finite(context_.mesh.world(), model_.stage_parameters());
-  if (context_.root()) spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
+  if (!context_.root()) return where;
+  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the log");
+  spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
   return where;
 }
 

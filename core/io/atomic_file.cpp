@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <span>
 #include <string>
@@ -31,7 +32,7 @@ void rename_path(const std::filesystem::path& from, const std::filesystem::path&
 // What was there waits beside it under a name that is not temporary, so that after a kill nobody removes it
 // as left over: one of the two is complete under a name that people see.
 void replace_in_steps(const std::filesystem::path& from, const std::filesystem::path& to) {
-  const std::filesystem::path aside = first_free(to.string() + ".replaced");
+  const std::filesystem::path aside = first_free(to.string() + replaced_extension);
   rename_path(to, aside);
   try {
     rename_path(from, to);
@@ -40,6 +41,31 @@ void replace_in_steps(const std::filesystem::path& from, const std::filesystem::
     throw;
   }
   rename_path(aside, from);
+}
+
+// The open descriptor of this process that a path in /dev or /proc stands for; -1 of any other path. What it
+// is open on may be a file, which is then written on, not replaced.
+int own_descriptor(const std::filesystem::path& path) {
+  const std::string name = path.lexically_normal().string();
+  if (name == "/dev/stdout") return STDOUT_FILENO;
+  if (name == "/dev/stderr") return STDERR_FILENO;
+  for (const std::string_view folder : {"/dev/fd/", "/proc/self/fd/"}) {
+    if (!name.starts_with(folder)) continue;
+    int number = -1;
+    const char* const end = name.data() + name.size();
+    const auto [rest, problem] = std::from_chars(name.data() + folder.size(), end, number);
+    return problem == std::errc() && rest == end ? number : -1;
+  }
+  return -1;
+}
+
+void write_all(int file, const std::filesystem::path& path, std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t written = ::write(file, content.data(), content.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) throw file_error("cannot write to", path, written < 0 ? errno : ENOSPC);
+    content.remove_prefix(static_cast<size_t>(written));
+  }
 }
 
 }  // namespace
@@ -51,15 +77,16 @@ void sync_folder(const std::filesystem::path& folder) {
 }
 
 void write_output(const std::filesystem::path& path, std::string_view content) {
+  if (const int own = own_descriptor(path); own >= 0) return write_all(own, path, content);
   const std::string kind = special_file(path);
-  if (kind.empty() || kind == "a directory") return write_file_atomically(path, content);
-  const FileDescriptor file = open_file(path, O_WRONLY | O_NOCTTY);
-  while (!content.empty()) {
-    const ssize_t written = ::write(file.get(), content.data(), content.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) throw file_error("cannot write to", path, written < 0 ? errno : ENOSPC);
-    content.remove_prefix(static_cast<size_t>(written));
+  std::error_code error;
+  if (kind == "a directory") return write_file_atomically(path, content);
+  if (kind.empty()) {
+    const std::filesystem::path target = std::filesystem::canonical(path, error);
+    return write_file_atomically(error ? path : target, content);
   }
+  const FileDescriptor file = open_file(path, O_WRONLY | O_NOCTTY);
+  write_all(file.get(), path, content);
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {

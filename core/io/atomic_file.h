@@ -10,8 +10,11 @@ namespace pptrain::io {
 // synced. On failure throws Error with the path and the system's reason; the old file is then untouched.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-// Writes what the user asked for to where the user said: a file appears as above; into a device, a pipe or a
-// socket, /dev/stdout too, it is written as it is.
+// The end of the name of a folder that waits to be replaced, see rename_folder_synced.
+inline constexpr const char* replaced_extension = ".replaced";
+
+// Writes what the user asked for to where the user said: a file appears as above, where a link leads; into a
+// device, a pipe, a socket, or what /dev/stdout and its like are open on, it is written as it is.
 void write_output(const std::filesystem::path& path, std::string_view content);
 
 // Forces a folder's entries (creations, renames) to the device.

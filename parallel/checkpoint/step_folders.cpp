@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/io/atomic_file.h"
 #include "core/io/file_descriptor.h"
 #include "core/io/small_file.h"
 
@@ -65,6 +66,27 @@ std::vector<StepFolder> list_step_folders(const std::filesystem::path& root) {
   }
   std::ranges::sort(found, std::greater{}, &StepFolder::step);
   return found;
+}
+
+void take_back_replaced(const std::filesystem::path& root,
+                        const std::function<void(const std::string&)>& report) {
+  std::vector<std::filesystem::path> aside;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(root, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->path().extension() == io::replaced_extension) aside.push_back(entry->path());
+  }
+  for (const std::filesystem::path& folder : aside) {
+    const std::string name = folder.stem().stem().string();  // of step_4.1.replaced
+    const std::filesystem::path place = root / name;
+    if (!parse_step_folder(name) || std::filesystem::exists(std::filesystem::symlink_status(place, error)))
+      continue;
+    std::filesystem::rename(folder, place, error);
+    report(error
+               ? fmt::format("cannot rename '{}' to '{}': {}", folder.string(), name, error.message())
+               : fmt::format("a run was killed as it replaced the checkpoint '{}': the old one is back there",
+                             place.string()));
+  }
 }
 
 }  // namespace pptrain::checkpoint

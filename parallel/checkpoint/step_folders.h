@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,5 +32,11 @@ struct StepFolder {
 // Those under `root`, sound or not, the highest step first. Empty if `root` is no folder. Throws Error where
 // it is one that cannot be read.
 std::vector<StepFolder> list_step_folders(const std::filesystem::path& root);
+
+// Where a run was killed as it replaced a step's folder on a file system that cannot exchange two names, the
+// old folder lies beside its place (io::rename_folder_synced): gives it its name again, if nothing has it.
+// Reports what it did and what it could not do. By the one process that writes below `root`.
+void take_back_replaced(const std::filesystem::path& root,
+                        const std::function<void(const std::string&)>& report);
 
 }  // namespace pptrain::checkpoint

@@ -1,4 +1,5 @@
 #include "parallel/comm/agreement.h"
+#include "core/base/printable.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
@@ -22,7 +23,7 @@ bool agree(Communicator& communicator, const std::string& fault,
 
 bool agree(Communicator& comm, const std::string& fault) {
   return agree(comm, fault, [](const std::string& report) {
-    fmt::print(stderr, "{}\n", report);
+    fmt::print(stderr, "{}\n", printable(report));
     std::fflush(stderr);
   });
 }

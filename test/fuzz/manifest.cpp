@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"
+#include "core/io/inner_path.h"
 #include "parallel/checkpoint/coverage.h"
 #include "test/fuzz/targets.h"
 
@@ -51,6 +52,8 @@ bool read_manifest(const std::string& text) {
     return false;
   }
   look_at(manifest.files);
+  for (const checkpoint::Attachment& attached : manifest.attachments)
+    require(io::is_inner_path(attached.path), "an attachment of the manifest leads out of its folder");
   const std::string written = checkpoint::to_text(manifest);
   require(checkpoint::to_text(checkpoint::parse_manifest(written, "manifest")) == written,
           "a manifest reads back as another");

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/printable.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/signal_block.h"
 
@@ -28,7 +29,8 @@ constexpr milliseconds roll_call_time{1000};
 }  // namespace
 
 void print_now(const std::string& text) {
-  const std::string line = fmt::format("{}pptrain: {}\n", isatty(STDERR_FILENO) == 1 ? "\n" : "", text);
+  const std::string line =
+      fmt::format("{}pptrain: {}\n", isatty(STDERR_FILENO) == 1 ? "\n" : "", printable(text));
   pollfd entry{STDERR_FILENO, POLLOUT, 0};
   if (poll(&entry, 1, 200) > 0 && (entry.revents & POLLOUT) != 0) {
     static_cast<void>(!write(STDERR_FILENO, line.data(), line.size()));

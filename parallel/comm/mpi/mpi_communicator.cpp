@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/printable.h"
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
 #include "parallel/comm/patient_deadline.h"
@@ -437,7 +438,7 @@ class MpiCommunicator final : public MessageCommunicator {
   }
 
   void abort(const std::string& message) override {
-    std::fprintf(stderr, "%s\n", message.c_str());
+    std::fprintf(stderr, "%s\n", printable(message).c_str());
     std::fflush(stderr);
     const std::lock_guard lock(channel_->session->mutex);
     MPI_Abort(MPI_COMM_WORLD, 1);

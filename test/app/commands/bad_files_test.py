@@ -142,6 +142,52 @@ class Accidents(unittest.TestCase):
         out, _ = self.finish(self.start("verify", "checkpoints"), 1)
         self.assertIn("is a pipe", out)
 
+    def test_what_is_in_the_way_of_output_stays_what_it_is(self):
+        run, pipe, victim = self.folder / "run", self.folder / "pipe", self.write("victim", "kept")
+        self.finish(self.start("--config", "job.toml"), 0)
+        os.mkfifo(pipe)
+        for command in (["plan", "--config", "job.toml", "--format", "json", "-o", "pipe"], ["report", "run", "-o", "pipe"]):
+            with self.subTest(command[0]):
+                reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+                self.addCleanup(os.close, reader)
+                process = self.start(*command)
+                got = b""
+                while process.poll() is None or not got:
+                    try:
+                        got += os.read(reader, 1 << 16)
+                    except BlockingIOError:
+                        pass
+                    time.sleep(0.01)
+                self.finish(process, 0)
+                self.assertGreater(len(got), 100)
+                self.assertTrue(pipe.is_fifo())
+        (run / "lock").unlink(missing_ok=True)
+        (run / "lock").symlink_to(victim)
+        self.refused("--config", "job.toml", "--set", "train.steps=3", code=1, expect="lock")
+        self.assertEqual(victim.read_text(), "kept")
+        (run / "lock").unlink()
+        (run / "job.toml").unlink()
+        os.mkfifo(run / "job.toml")
+        self.refused("--config", "job.toml", "--set", "train.steps=3", code=1, expect="is a pipe")
+
+    def test_no_text_from_outside_acts_on_a_terminal(self):
+        name = 'run.dir="run\\u001b[2J\\u009b"'
+        job = ["--config", "job.toml", "--set", name]
+        run = "run\x1b[2J\x9b"
+        outputs = [self.finish(self.start(*job), 0)]
+        outputs.append(self.finish(self.start("eval", *job, "--set", "data.val_fraction=0.2"), 0))
+        outputs.append(self.finish(self.start("verify", f"{run}/checkpoints"), 0))
+        outputs.append(self.finish(self.start("convert", "--from", run, "--to", "out"), 0))
+        outputs.append(self.finish(self.start(*job, "--set", "model.hidden_size=64"), 2))
+        outputs += self.two_ranks(*[[*job, "--set", "model.hidden_size=64"]] * 2)
+        for i, texts in enumerate(outputs):
+            with self.subTest(i):
+                self.assertNotRegex("".join(texts), r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+        self.assertIn("run?[2J?", outputs[0][0] + outputs[0][1])
+        self.assertIn("run?[2J?", outputs[1][0])
+        self.assertIn("run?[2J?", outputs[4][1])
+        self.assertIn("run?[2J?", outputs[5][1])
+
     def test_a_pipe_for_a_file_of_weights(self):
         (self.folder / "hf").mkdir()
         self.write("hf/config.json", json.dumps({"model_type": "llama", "hidden_size": 32, "intermediate_size": 48,

@@ -100,6 +100,19 @@ TEST_CASE("output goes through a device or a pipe, which stays what it is") {
   CHECK(ScratchFolder::read_file(folder / "file") == "kept");
 }
 
+TEST_CASE("output goes where a link leads, and on into an open file that /dev names") {
+  const ScratchFolder folder;
+  write_output(folder / "file", "old");
+  std::filesystem::create_symlink("file", folder / "link");
+  write_output(folder / "link", "new");
+  CHECK(std::filesystem::is_symlink(folder / "link"));
+  CHECK(ScratchFolder::read_file(folder / "file") == "new");
+  const FileDescriptor file = open_file(folder / "file", O_WRONLY | O_APPEND);
+  for (const char* place : {"/dev/fd/", "/proc/self/fd/"})
+    write_output(place + std::to_string(file.get()), "er");
+  CHECK(ScratchFolder::read_file(folder / "file") == "newerer");
+}
+
 TEST_CASE("a file of the program's own is opened through no link, and no pipe is waited for") {
   const ScratchFolder folder;
   folder.write("victim", "text");

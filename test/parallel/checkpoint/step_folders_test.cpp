@@ -32,3 +32,20 @@ TEST_CASE("folders of steps are listed by number") {
   CHECK(steps == std::vector<int64_t>{1000, 200, 30});
   CHECK(list_step_folders(folder / "absent").empty());
 }
+
+TEST_CASE("a step's folder that waited to be replaced is taken back where nothing came in its place") {
+  const ScratchFolder folder;
+  for (const char* name : {"step_4.1.replaced", "step_6.2.replaced", "step_6", "notes.1.replaced"}) {
+    std::filesystem::create_directory(folder / name);
+  }
+  std::vector<std::string> reports;
+  const auto report = [&](const std::string& text) { reports.push_back(text); };
+  take_back_replaced(folder.path(), report);
+  CHECK(reports.size() == 1);
+  CHECK(std::filesystem::is_directory(folder / "step_4"));
+  CHECK_FALSE(std::filesystem::exists(folder / "step_4.1.replaced"));
+  CHECK(std::filesystem::exists(folder / "step_6.2.replaced"));
+  CHECK(std::filesystem::exists(folder / "notes.1.replaced"));
+  take_back_replaced(folder / "absent", report);
+  CHECK(reports.size() == 1);
+}

@@ -4,6 +4,8 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <linux/filter.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/comm/tcp/tcp_socket.h"
 #include "test/support/catch.h"
 
 namespace pptrain::comm {
@@ -192,6 +195,17 @@ TEST_CASE("a peer that reads nothing for longer than a silence lasts is waited f
   std::thread other([&] { sender.reset(); });
   receiver.reset();
   other.join();
+}
+
+// It would count the time in which a peer that computes takes nothing.
+TEST_CASE("a link sets no time limit on bytes that the peer does not take") {
+  const Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(socket.open());
+  make_link(socket);
+  int limit = -1;
+  socklen_t size = sizeof(limit);
+  REQUIRE(getsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, &size) == 0);
+  CHECK(limit == 0);
 }
 
 TEST_CASE("a host that is gone is found while something is on its way to it") {
