@@ -21,6 +21,7 @@
 #include "core/nn/cuda_attention.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
+#include "test/support/not_run.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
@@ -157,6 +158,7 @@ void check_back_end(AttentionBackEnd back_end, at::ScalarType type, double toler
   const bool deterministic = GENERATE(true, false);
   // What the flag of an earlier case left would make FlashAttention-2 deterministic in every case.
   at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
+  bool compared = false;
   for (const Shape& s : shapes) {
     INFO(s.starts.size() - 1 << " documents, " << s.starts.back() << " tokens, " << s.heads << " heads of "
                              << s.head_dim << ", deterministic " << deterministic);
@@ -164,12 +166,14 @@ void check_back_end(AttentionBackEnd back_end, at::ScalarType type, double toler
       WARN("not chosen on this GPU");
       continue;
     }
+    compared = true;
     const Result first = run(s, type, back_end, deterministic);
     check_close(first, expected(s, type), tolerance);
     const Result again = run(s, type, back_end, deterministic);
     if (deterministic) check_same(first, again);
     CHECK(same_bits(first.out, again.out));
   }
+  if (!compared) test::not_run("no shape is computed by this back end on this GPU");
 }
 
 }  // namespace
@@ -210,7 +214,7 @@ TEST_CASE("cuDNN takes q and k that are no views of the fused qkv, as after QK-n
   if (!can_run()) return;
   const c10::InferenceMode inference;
   const Shape& s = shapes.front();
-  if (!serves(AttentionBackEnd::cudnn, s, true)) return;
+  if (!serves(AttentionBackEnd::cudnn, s, true)) return test::not_run("cuDNN is not chosen on this GPU");
   const Operands x = operands(s, at::kBFloat16, subject());
   const auto segments = kernels::make_segments(s.starts, subject().device);
   nn::AttentionStatistics statistics;
@@ -228,7 +232,7 @@ TEST_CASE("cuDNN: heads in parts have the bits of all heads at once") {
   // Scores of 2 and 4 GiB: parts of 8 heads, and of 4.
   const auto [s, parts] =
       GENERATE(std::pair{Shape{{0, 8192}, 16, 4, 64}, 2}, std::pair{Shape{{0, 3000, 8000}, 16, 4, 64}, 4});
-  if (!serves(AttentionBackEnd::cudnn, s, true)) return;
+  if (!serves(AttentionBackEnd::cudnn, s, true)) return test::not_run("cuDNN is not chosen on this GPU");
   const int capability = kernels::compute_capability(subject().device);
   if (kernels::cuda::writes_score_gradient(true, capability)) {
     CHECK(nn::cudnn_head_parts(call_of(s, true)) == parts);

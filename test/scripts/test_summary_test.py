@@ -24,8 +24,8 @@ OK (skipped=1)
 
 
 def write_report(file, cases):
-    text = "".join(f'<testcase name="{name}" status="{status}"><system-out>{escape(output)}</system-out></testcase>'
-                   for name, status, output in cases)
+    text = "".join(f'<testcase name="{name}" status="{status}"><skipped message="{escape(output)}"/>'
+                   f"<system-out>{escape(output)}</system-out></testcase>" for name, status, output in cases)
     file.write(f"<testsuite>{text}</testsuite>")
     file.flush()
 
@@ -65,6 +65,11 @@ class Summary(unittest.TestCase):
         self.assertEqual((code, lines), (0, ["not run: mpi: MPI does it: built without MPI",
                                              "not run: only_mpi: MPI: built without MPI", "not run: python", "3 not run",
                                              "2 passed, 0 failed"]))
+
+    def test_a_program_that_is_not_there_has_failed(self):
+        code, lines = summary(("isa", "notrun", "SKIP_RETURN_CODE=4"), ("gone", "notrun", "Unable to find executable"),
+                              ("a", "run", "well"))
+        self.assertEqual((code, lines), (1, ["failed: gone", "not run: isa", "1 not run", "1 passed, 1 failed"]))
 
     def test_what_passed_at_the_second_time_is_counted_apart(self):
         failed = "test cases:  7 |  6 passed | 1 failed\nassertions: 9 | 8 passed | 1 failed\n"

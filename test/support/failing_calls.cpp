@@ -10,6 +10,7 @@
 //   stop                              SIGSTOP for this process
 //   sleep:SECONDS                     it comes later
 //   hang:SECONDS                      the same, in a sleep that nothing interrupts, as on a dead disk
+//   late:SECONDS                      it is done at once and returns later; of rename alone
 //
 // FAILING_FROM=1: and at all that follow. FAILING_LOG=FILE: each counted call adds a line "NUMBER CALL PATH".
 #include <dlfcn.h>
@@ -60,7 +61,7 @@ const Settings& settings() {
 
 std::atomic<long> calls_so_far{0};
 
-enum class Fate { usual, fail, half };
+enum class Fate { usual, fail, half, late };
 
 bool below(const std::string& path, const std::string& folder) {
   return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
@@ -95,6 +96,7 @@ Fate fate(const char* call, const std::string& path) {
   if (s.action == "stop") ::kill(::getpid(), SIGSTOP);
   if (s.action == "kill-parent") ::kill(::getppid(), SIGKILL);
   if (s.action == "short") return Fate::half;
+  if (s.action.starts_with("late:")) return Fate::late;
   if (s.action.starts_with("sleep:")) sleep_for(s.action.c_str() + strlen("sleep:"));
   // The parent of a vfork waits as one who waits for a disk.
   if (s.action.starts_with("hang:") && ::vfork() == 0) {
@@ -203,7 +205,11 @@ int close(int fd) {
 
 int rename(const char* from, const char* to) noexcept {
   static auto* const real = next<int(const char*, const char*)>(nullptr, "rename");
-  return fate("rename", path_of(to)) == Fate::fail ? -1 : real(from, to);
+  const Fate f = fate("rename", path_of(to));
+  if (f == Fate::fail) return -1;
+  const int result = real(from, to);
+  if (f == Fate::late) sleep_for(settings().action.c_str() + strlen("late:"));
+  return result;
 }
 
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {

@@ -69,7 +69,7 @@ def seconds(work):
 with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
 
 
-class CommandLine(unittest.TestCase):
+class Case(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_cli_"))
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
@@ -113,6 +113,8 @@ class CommandLine(unittest.TestCase):
         self.assertGreater(len(tensors), 30)
         return records, tensors
 
+
+class CommandLine(Case):
     # --- subcommands -------------------------------------------------------------------------------------------------
 
     def test_reference_is_the_shipped_one(self):
@@ -132,18 +134,6 @@ class CommandLine(unittest.TestCase):
         if "commit" in facts:
             commits = subprocess.run(["git", "-C", SOURCE, "rev-parse", facts["commit"].split(",")[0]], capture_output=True)
             self.assertEqual(commits.returncode, 0, facts["commit"])
-
-    def test_quick_answers(self):
-        whole = PPTRAIN.with_name("pptrain_whole")
-        for arguments in (["--version"], ["config"], ["config", "--reference"], ["config", "--schema"],
-                          ["completion", "bash"], ["completion", "zsh"], ["completion", "fish"]):
-            with self.subTest(arguments):
-                self.assertEqual(self.pptrain(*arguments).stdout, self.run_command(whole, *arguments).stdout)
-                # Without the whole program beside it: it answered by itself, and fast.
-                alone = self.folder / "pptrain"
-                shutil.copy(PPTRAIN, alone)
-                if arguments != ["--version"] or not pathlib.Path("/dev/nvidiactl").exists():
-                    self.assertLess(min(seconds(lambda: self.run_command(alone, *arguments)) for _ in range(5)), 0.2)
 
     def test_what_is_no_quick_answer_needs_the_whole_program(self):
         alone = self.folder / "pptrain"
@@ -428,21 +418,6 @@ class CommandLine(unittest.TestCase):
                 self.assertIn(also or expected, outputs[0][1])
                 self.assertEqual([error for _, error in outputs[1:]], [""] * (len(ranks) - 1), "only rank 0 speaks")
 
-    def test_a_fault_waits_for_no_clock(self):
-        missing = self.folder / "missing.toml"
-
-        def torchrun():
-            ranks = self.start_torchrun(self.arguments("run"), ["--config", str(missing)])
-            self.assertIn(f"rank 1: {missing}", [rank.communicate(timeout=60) for rank in ranks][0][1])
-
-        def mpirun():
-            self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config", missing, code=2)
-
-        for launch in [torchrun, mpirun] if MPIEXEC else [torchrun]:
-            with self.subTest(launch.__name__):
-                start_up = min(seconds(lambda: self.pptrain("--help")) for _ in range(3))
-                self.assertLess(min(seconds(launch) for _ in range(3)), start_up + 2.5)
-
     def test_a_rank_alone(self):
         def start(rank, *keys):
             command = self.arguments("run", "train.steps=1", *keys)
@@ -490,40 +465,6 @@ class CommandLine(unittest.TestCase):
             time.sleep(0.01)
         return process
 
-    def test_signals_save_and_exit_3(self):
-        steps = "train.steps=400"
-        self.train("whole", steps)
-        for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
-            with self.subTest(name):
-                process = self.start_and_wait_for([PPTRAIN, *self.arguments(name, steps)], name, 5)
-                process.send_signal(getattr(signal, name))
-                out, err = process.communicate(timeout=60)
-                self.assertEqual(process.returncode, 3, out + err)
-                self.assertIn("stopped by a signal", out)
-        self.train("SIGTERM", steps, "distributed.pp=4", "distributed.pp_schedule=GPipe")
-        self.assertEqual(self.numbers("whole"), self.numbers("SIGTERM"))
-
-    @with_mpi
-    def test_signal_under_mpirun(self):
-        command = [*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", "train.steps=2000")]
-        process = self.start_and_wait_for(command, "run", 5)
-        process.send_signal(signal.SIGUSR1)
-        out, err = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 3, out + err)
-        self.assertIn("step 1/2000", out, "lines, not a progress bar, where mpirun writes into a pipe")
-        self.assertTrue((self.folder / "run/checkpoints/latest").exists())
-
-    @with_mpi
-    def test_killed_and_resumed_on_another_layout(self):
-        settings = ["train.steps=300", "checkpoint.interval=20"]
-        self.train("whole", *settings)
-        process = self.start_and_wait_for([PPTRAIN, *self.arguments("killed", *settings)], "killed", 90)
-        process.kill()
-        process.communicate(timeout=60)
-        out = self.mpirun(3, "killed", *settings, "distributed.pp=3").stdout
-        self.assertIn("resumed from", out)
-        self.assertEqual(self.numbers("whole"), self.numbers("killed"))
-
     def ranks(self):
         """The processes of pptrain that work on a job of this test, in the order in which they were started."""
         found = []
@@ -535,16 +476,6 @@ class CommandLine(unittest.TestCase):
             if program == str(PPTRAIN) and any(str(self.folder) in argument for argument in arguments):
                 found.append(int(process.name))
         return sorted(found)
-
-    @with_mpi
-    def test_a_dead_rank_ends_the_others(self):
-        command = [*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", "train.steps=100000")]
-        process = self.start_and_wait_for(command, "run", 5)
-        os.kill(self.ranks()[1], signal.SIGKILL)
-        start = time.monotonic()
-        process.communicate(timeout=30)
-        self.assertNotEqual(process.returncode, 0)
-        self.assertLess(time.monotonic() - start, 15)
 
     def test_a_finished_run_says_so(self):
         first = self.train("run").stdout
@@ -691,36 +622,6 @@ class CommandLine(unittest.TestCase):
         self.assertIn('"step":300', (self.folder / "none/metrics.1.jsonl").read_text())
         self.assertIn('resume = "none"', (self.folder / "none/job.1.toml").read_text())
 
-    def test_one_run_at_a_time_in_a_folder(self):
-        settings = ["train.steps=100000", "eval.interval=0"]
-        process = self.start_and_wait_for([PPTRAIN, *self.arguments("run", *settings)], "run", 3)
-        try:
-            before = sorted(self.folder.glob("run/*"))
-            error = self.train("run", *settings, "checkpoint.resume=restart", code=1).stderr
-            self.assertIn(f"in use by process {process.pid} on {socket.gethostname()}", error)
-            self.assertEqual(sorted(self.folder.glob("run/*")), before)
-            self.assertIsNone(process.poll(), "the first goes on")
-        finally:
-            process.kill()
-            process.communicate(timeout=60)
-        # The lock went with the process, however it ended.
-        self.train("run", "train.steps=4", "eval.interval=0")
-        self.assertEqual((self.folder / "run/lock").read_text(), "")
-
-    @with_mpi
-    def test_one_run_at_a_time_under_mpirun(self):
-        settings = ["train.steps=100000", "eval.interval=0"]
-        process = self.start_and_wait_for([*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", *settings)], "run", 3)
-        try:
-            failed = subprocess.run([*mpi_command(MPIEXEC, 2), str(PPTRAIN), *self.arguments("run", *settings)],
-                                    capture_output=True, text=True, timeout=60, env=environment())
-            self.assertNotEqual(failed.returncode, 0)
-            self.assertIn("in use by process", failed.stderr + failed.stdout)
-            self.assertIsNone(process.poll(), "the first goes on")
-        finally:
-            process.send_signal(signal.SIGUSR1)
-            process.communicate(timeout=60)
-
     def test_a_job_that_does_not_fit_the_checkpoint_is_refused(self):
         self.train("run", "eval.interval=0")
         cases = {"model.rope_theta=5e5": "model.rope_theta was 10000.0, is 500000.0",
@@ -755,6 +656,111 @@ class CommandLine(unittest.TestCase):
         resolved = self.folder / "first/job.toml"
         self.pptrain("--config", resolved, "--set", f'run.dir="{self.folder / "second"}"')
         self.assertEqual(self.numbers("first"), self.numbers("second"))
+
+
+class Clock(Case):
+    """What depends on how fast the machine is: signals, kills, limits of time."""
+
+    def test_quick_answers(self):
+        whole = PPTRAIN.with_name("pptrain_whole")
+        for arguments in (["--version"], ["config"], ["config", "--reference"], ["config", "--schema"],
+                          ["completion", "bash"], ["completion", "zsh"], ["completion", "fish"]):
+            with self.subTest(arguments):
+                self.assertEqual(self.pptrain(*arguments).stdout, self.run_command(whole, *arguments).stdout)
+                # Without the whole program beside it: it answered by itself, and fast.
+                alone = self.folder / "pptrain"
+                shutil.copy(PPTRAIN, alone)
+                if arguments != ["--version"] or not pathlib.Path("/dev/nvidiactl").exists():
+                    self.assertLess(min(seconds(lambda: self.run_command(alone, *arguments)) for _ in range(5)), 0.2)
+
+    def test_a_fault_waits_for_no_clock(self):
+        missing = self.folder / "missing.toml"
+
+        def torchrun():
+            ranks = self.start_torchrun(self.arguments("run"), ["--config", str(missing)])
+            self.assertIn(f"rank 1: {missing}", [rank.communicate(timeout=60) for rank in ranks][0][1])
+
+        def mpirun():
+            self.run_command(*mpi_command(MPIEXEC, 1), PPTRAIN, *self.arguments("run"), ":", "-n", "1", PPTRAIN, "--config", missing, code=2)
+
+        for launch in [torchrun, mpirun] if MPIEXEC else [torchrun]:
+            with self.subTest(launch.__name__):
+                start_up = min(seconds(lambda: self.pptrain("--help")) for _ in range(3))
+                self.assertLess(min(seconds(launch) for _ in range(3)), start_up + 2.5)
+
+    def test_signals_save_and_exit_3(self):
+        steps = "train.steps=400"
+        self.train("whole", steps)
+        for name in ("SIGTERM", "SIGINT", "SIGUSR1"):
+            with self.subTest(name):
+                process = self.start_and_wait_for([PPTRAIN, *self.arguments(name, steps)], name, 5)
+                process.send_signal(getattr(signal, name))
+                out, err = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 3, out + err)
+                self.assertIn("stopped by a signal", out)
+        self.train("SIGTERM", steps, "distributed.pp=4", "distributed.pp_schedule=GPipe")
+        self.assertEqual(self.numbers("whole"), self.numbers("SIGTERM"))
+
+    @with_mpi
+    def test_signal_under_mpirun(self):
+        command = [*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", "train.steps=2000")]
+        process = self.start_and_wait_for(command, "run", 5)
+        process.send_signal(signal.SIGUSR1)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 3, out + err)
+        self.assertIn("step 1/2000", out, "lines, not a progress bar, where mpirun writes into a pipe")
+        self.assertTrue((self.folder / "run/checkpoints/latest").exists())
+
+    @with_mpi
+    def test_killed_and_resumed_on_another_layout(self):
+        settings = ["train.steps=300", "checkpoint.interval=20"]
+        self.train("whole", *settings)
+        process = self.start_and_wait_for([PPTRAIN, *self.arguments("killed", *settings)], "killed", 90)
+        process.kill()
+        process.communicate(timeout=60)
+        out = self.mpirun(3, "killed", *settings, "distributed.pp=3").stdout
+        self.assertIn("resumed from", out)
+        self.assertEqual(self.numbers("whole"), self.numbers("killed"))
+
+    @with_mpi
+    def test_a_dead_rank_ends_the_others(self):
+        command = [*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", "train.steps=100000")]
+        process = self.start_and_wait_for(command, "run", 5)
+        os.kill(self.ranks()[1], signal.SIGKILL)
+        start = time.monotonic()
+        process.communicate(timeout=30)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertLess(time.monotonic() - start, 15)
+
+    def test_one_run_at_a_time_in_a_folder(self):
+        settings = ["train.steps=100000", "eval.interval=0"]
+        process = self.start_and_wait_for([PPTRAIN, *self.arguments("run", *settings)], "run", 3)
+        try:
+            before = sorted(self.folder.glob("run/*"))
+            error = self.train("run", *settings, "checkpoint.resume=restart", code=1).stderr
+            self.assertIn(f"in use by process {process.pid} on {socket.gethostname()}", error)
+            self.assertEqual(sorted(self.folder.glob("run/*")), before)
+            self.assertIsNone(process.poll(), "the first goes on")
+        finally:
+            process.kill()
+            process.communicate(timeout=60)
+        # The lock went with the process, however it ended.
+        self.train("run", "train.steps=4", "eval.interval=0")
+        self.assertEqual((self.folder / "run/lock").read_text(), "")
+
+    @with_mpi
+    def test_one_run_at_a_time_under_mpirun(self):
+        settings = ["train.steps=100000", "eval.interval=0"]
+        process = self.start_and_wait_for([*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", *settings)], "run", 3)
+        try:
+            failed = subprocess.run([*mpi_command(MPIEXEC, 2), str(PPTRAIN), *self.arguments("run", *settings)],
+                                    capture_output=True, text=True, timeout=60, env=environment())
+            self.assertNotEqual(failed.returncode, 0)
+            self.assertIn("in use by process", failed.stderr + failed.stdout)
+            self.assertIsNone(process.poll(), "the first goes on")
+        finally:
+            process.send_signal(signal.SIGUSR1)
+            process.communicate(timeout=60)
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ class Accidents(unittest.TestCase):
         run_dir = self.folder / "late_word"
         ranks = self.start_ranks(run_dir, "train.grad_accum_steps=4000", "train.steps=100", "checkpoint.interval=0",
                                  PPTRAIN_STOP_SECONDS=0.4,
-                                 failing={"name": "end.json", "calls": "fsync", "at": 1, "action": "sleep:3"})
+                                 failing={"name": "end.json", "calls": "rename", "at": 1, "action": "late:3"})
         metrics = run_dir / "metrics.jsonl"
         deadline = time.monotonic() + 120
         while not (metrics.exists() and "grad_norm" in metrics.read_text()):
@@ -292,6 +292,28 @@ class Accidents(unittest.TestCase):
         self.assertIn("none of the checkpoints", self.run_job(run_dir, "train.steps=6", at=1, **{"from": 1}, calls="pread",
                                                                action="EIO").stderr)
         self.goes_on(run_dir, 6)
+
+    def test_a_manifest_is_read_not_mapped(self):
+        """A bad sector under a mapping is a signal, not an error of this checkpoint alone."""
+        run_dir, log = self.folder / "manifest", self.folder / "manifest.log"
+        self.assertEqual(self.run_job(run_dir).returncode, 0)
+        done = self.run_job(run_dir, "train.steps=6", calls="mmap,pread,read", name="manifest.json", log=log)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        calls = [line.split()[1] for line in log.read_text().splitlines()]
+        self.assertGreater(len(calls), 0)
+        self.assertNotIn("mmap", calls)
+
+    def test_a_full_disk_under_figures_ends_no_run(self):
+        """Weights are saved; what is written for people alone may be lost, and is said to be."""
+        for number, name in enumerate(("metrics.jsonl", "tfevents", "trace.json")):
+            with self.subTest(name):
+                run_dir = self.folder / f"full_{number}"
+                done = self.run_job(run_dir, "metrics.tensorboard=true", "profile.trace=true", "profile.first_step=1",
+                                    "profile.steps=1", folder=run_dir, name=name, calls="pwrite,write,fsync", at=1,
+                                    action="ENOSPC", **{"from": 1})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("No space left on device", done.stdout + done.stderr)
+                self.assertEqual(complete(run_dir / "checkpoints"), [4])
 
     def test_old_checkpoints_that_cannot_be_removed(self):
         run_dir = self.folder / "busy"
