@@ -113,6 +113,50 @@ class Case(unittest.TestCase):
         self.assertGreater(len(tensors), 30)
         return records, tensors
 
+    def own_lines(self, error):
+        """What pptrain said, without the launcher's report."""
+        return error.split("-----")[0].splitlines()
+
+    def start_torchrun(self, *commands):
+        port = free_port()
+        return [subprocess.Popen([str(PPTRAIN), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 env=rank_environment(r, len(commands), port))
+                for r, command in enumerate(commands)]
+
+    def start_and_wait_for(self, command, run_dir, step):
+        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=environment(), cwd=self.folder)
+        metrics = self.folder / run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not metrics.exists() or metrics.read_text().count('"grad_norm"') < step:
+            self.assertIsNone(process.poll(), "ended too early")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+        return process
+
+    def ranks(self):
+        """The processes of pptrain that work on a job of this test, in the order in which they were started."""
+        found = []
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                program, *arguments = (process / "cmdline").read_bytes().decode().split("\0")
+            except OSError:  # it has ended
+                continue
+            if program == str(PPTRAIN) and any(str(self.folder) in argument for argument in arguments):
+                found.append(int(process.name))
+        return sorted(found)
+
+    def stop_at_step(self, step, run_dir, *settings):
+        process = self.start_and_wait_for([PPTRAIN, *self.arguments(run_dir, *settings)], run_dir, step)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 3, out + err)
+        return out
+
+    def starts(self, run_dir):
+        lines = [json.loads(l) for l in (self.folder / run_dir / "metrics.jsonl").read_text().splitlines()]
+        return [line for line in lines if "start" in line]
+
 
 class CommandLine(Case):
     # --- subcommands -------------------------------------------------------------------------------------------------
@@ -383,16 +427,6 @@ class CommandLine(Case):
         error = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, "--no-such-flag", code=2).stderr
         self.assertEqual(error.count("--no-such-flag"), 1, error)
 
-    def own_lines(self, error):
-        """What pptrain said, without the launcher's report."""
-        return error.split("-----")[0].splitlines()
-
-    def start_torchrun(self, *commands):
-        port = free_port()
-        return [subprocess.Popen([str(PPTRAIN), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 env=rank_environment(r, len(commands), port))
-                for r, command in enumerate(commands)]
-
     def test_faults_under_torchrun_variables(self):
         good = self.arguments("run", "train.steps=1")
         bad = self.arguments("run", "train.seq_len=-1")
@@ -453,29 +487,6 @@ class CommandLine(Case):
         self.assertIn("no GPU was found", self.train("run", "run.device=cuda", code=2).stderr)
 
     # --- stopping and resuming ---------------------------------------------------------------------------------------
-
-    def start_and_wait_for(self, command, run_dir, step):
-        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=environment(), cwd=self.folder)
-        metrics = self.folder / run_dir / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while not metrics.exists() or metrics.read_text().count('"grad_norm"') < step:
-            self.assertIsNone(process.poll(), "ended too early")
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-        return process
-
-    def ranks(self):
-        """The processes of pptrain that work on a job of this test, in the order in which they were started."""
-        found = []
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            try:
-                program, *arguments = (process / "cmdline").read_bytes().decode().split("\0")
-            except OSError:  # it has ended
-                continue
-            if program == str(PPTRAIN) and any(str(self.folder) in argument for argument in arguments):
-                found.append(int(process.name))
-        return sorted(found)
 
     def test_a_finished_run_says_so(self):
         first = self.train("run").stdout
@@ -588,17 +599,6 @@ class CommandLine(Case):
         (self.folder / "empty").mkdir()
         error = self.train("run", f'checkpoint.resume="{self.folder / "empty"}"', code=1).stderr
         self.assertIn("no complete checkpoint", error)
-
-    def stop_at_step(self, step, run_dir, *settings):
-        process = self.start_and_wait_for([PPTRAIN, *self.arguments(run_dir, *settings)], run_dir, step)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 3, out + err)
-        return out
-
-    def starts(self, run_dir):
-        lines = [json.loads(l) for l in (self.folder / run_dir / "metrics.jsonl").read_text().splitlines()]
-        return [line for line in lines if "start" in line]
 
     def test_the_same_command_goes_on_whatever_checkpoint_resume_says(self):
         self.train("parent", "eval.interval=0")
