@@ -23,6 +23,7 @@
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "core/metrics/memory.h"
 #include "models/device_model.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
@@ -56,9 +57,18 @@ TextStyle text_style(const PlanArguments& arguments) {
   return {.colour = on_terminal && std::getenv("NO_COLOR") == nullptr, .width = text_width(on_terminal)};
 }
 
-std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source) {
+// Of a process of pptrain on this machine: what this one has before it plans, to 10 MB, so that the answers
+// to a question are alike.
+int64_t program_bytes() {
+  constexpr int64_t step = 10'000'000;
+  return (metrics::resident_memory_bytes() + step / 2) / step * step;
+}
+
+std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source,
+                   int64_t program) {
   const models::CostModel costs = make_cost_model(plan, source);
-  const Prediction p = predict(plan, costs);
+  Prediction p = predict(plan, costs);
+  if (plan.job.run.device == "cpu") p.program_bytes = program;
   if (arguments.format == "json") {
     const nlohmann::ordered_json json = plan_json(plan, p, costs, source);
     return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
@@ -222,6 +232,7 @@ CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments) {
 
 int plan(const PlanArguments& arguments) {
   check_arguments(arguments);
+  const int64_t program = program_bytes();
   const LoadOptions options{.world = arguments.world, .needs_files = false};
   std::string text;
   if (arguments.search) {
@@ -233,7 +244,7 @@ int plan(const PlanArguments& arguments) {
       text = schedule::write_csv(listed(plan.job), schedule::CsvCells::stepped);
     } else {
       const CostSource costs = cost_source(arguments, plan);
-      text = arguments.compare.empty() ? render(arguments, plan, costs)
+      text = arguments.compare.empty() ? render(arguments, plan, costs, program)
                                        : compare(plan, arguments.compare, costs);
     }
   }

@@ -85,7 +85,12 @@ std::string bytes(const Prediction& p) {
     for (const auto& [kind, count] : p.bytes[r].kinds()) rows.back().push_back(in(count));
     rows.back().push_back(in(p.bytes[r].total()));
   }
-  return fmt::format("{} at the worst moment\n{}", in.name(), schedule::table(rows));
+  const std::string program =
+      p.program_bytes > 0
+          ? fmt::format("and about {:.0f} MB in each process for the program and its libraries\n",
+                        static_cast<double>(p.program_bytes) / 1e6)
+          : "";
+  return fmt::format("{} at the worst moment\n{}{}", in.name(), schedule::table(rows), program);
 }
 
 // Of microbatches of a stage, how many a rank holds.
@@ -193,6 +198,7 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const mo
     for (const auto& [kind, count] : p.bytes[r].kinds()) rank["bytes"][kind] = count;
     rank["bytes"]["total"] = p.bytes[r].total();
   }
+  if (p.program_bytes > 0) json["program_bytes"] = p.program_bytes;
   for (const ExchangeTime& time : exchange_times(plan, costs, p))
     json["exchanges"][time.what] = {{"total", time.total}, {"exposed", time.exposed}};
   for (int i = 0; i < mesh::axis_count; ++i) {

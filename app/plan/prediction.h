@@ -41,6 +41,9 @@ struct Prediction {
   std::vector<double> barrier;
   std::vector<double> optimizer_time;  // [rank] s
   std::vector<RankBytes> bytes;        // [rank]
+  // What a process takes beside its ranks' bytes, for the program and its libraries; 0 where that is not
+  // known.
+  int64_t program_bytes = 0;
 
   double bubble() const;       // idle part of the step, all ranks together, barrier included
   int64_t peak_bytes() const;  // of the fullest rank

@@ -63,7 +63,11 @@ class Reader {
     const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object()) return false;
     const auto step = json.find("step");
-    if (step == json.end() || !step->is_number_integer()) return false;
+    // What is no number of a step, or none of tokens, is not one of ours.
+    if (step == json.end() || !step->is_number_unsigned() || step->get<uint64_t>() >= INT64_MAX) return false;
+    for (const char* key : {"total_tokens", "saved_step"})
+      if (const double count = number(json, key); std::isfinite(count) && (count < 0 || count > 1e18))
+        return false;
     if (json.contains("start")) return take_start(json);
     if (json.contains("note")) return true;  // for people: why lines are missing
     if (json.contains("eval_loss")) return take_eval(json, step->get<int64_t>());

@@ -2,6 +2,9 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
 
 namespace pptrain::metrics {
 
@@ -14,6 +17,12 @@ int64_t peak_memory_bytes(c10::Device device) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t{usage.ru_maxrss} * 1024;
+}
+
+int64_t resident_memory_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t size = 0, resident = 0;  // in pages
+  return file >> size >> resident ? resident * ::sysconf(_SC_PAGESIZE) : 0;
 }
 
 }  // namespace pptrain::metrics

@@ -235,6 +235,14 @@ class CommandLine(Case):
         passes = [e for e in trace["traceEvents"] if e["ph"] == "X" and "REDUCE_GRAD" not in e["name"]]
         self.assertEqual(len(passes), 2 * 2 * 4)
 
+    def test_plan_counts_the_program_itself(self):
+        json_plan = json.loads(self.pptrain("plan", "--config", self.job, "--format", "json").stdout)
+        self.assertTrue(5e7 < json_plan["program_bytes"] < 5e8, json_plan["program_bytes"])
+        text = self.pptrain("plan", "--config", self.job).stdout
+        self.assertRegex(text, r"about \d+ MB in each process for the program")
+        for_gpu = self.pptrain("plan", "--config", self.job, "--set", "run.device=cuda", "--profile", "h100").stdout
+        self.assertNotIn("in each process", for_gpu)
+
     def test_plan_takes_costs_from_a_device_or_a_trace(self):
         h100 = self.pptrain("plan", "--config", self.job, "--device", "H100").stdout
         self.assertIn("modelled for H100", h100)

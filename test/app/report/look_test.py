@@ -341,13 +341,15 @@ class Report(unittest.TestCase):
                  {"step": 1, "loss": 2.5, "grad_norm": evil, "lr": None, evil: evil, "skipped": evil},
                  {"step": 2, "loss": None, "grad_norm": 1e308, "skipped": True},
                  {"step": 2, "eval_loss": evil}]
-        text = "\n".join(map(json.dumps, lines)) + "\n\x00\xff{broken\n[]\n" + '{"step": 3, "loss": 2.25}\n' + '{"step": 4, "lo'
+        no_numbers = '{"step": -9223372036854775808, "loss": 1}\n{"step": 3, "loss": 1, "saved_step": 1e300}\n'
+        text = ("\n".join(map(json.dumps, lines)) + "\n\x00\xff{broken\n[]\n" + no_numbers + '{"step": 3, "loss": 2.25}\n' +
+                '{"step": 4, "lo')
         (folder / "metrics.jsonl").write_text(text, encoding="latin-1")
         (folder / "job.toml").write_text(f"[run]\ndir = {json.dumps(evil)}\n[data]\npath = {json.dumps(evil)}\n")
         (folder / "trace.json").write_text(json.dumps({"otherData": evil, "traceEvents": [evil]}))
         done = self.pptrain("report", folder.name, "a", "-o", "evil.html")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("2 damaged lines are left out, the first is line 5", done.stderr)
+        self.assertIn("4 damaged lines are left out, the first is line 5", done.stderr)
         return self.folder / "evil.html"
 
     def test_texts_of_files_stay_texts(self):
@@ -359,7 +361,7 @@ class Report(unittest.TestCase):
         evil = page.data()["runs"][0]
         self.assertIn("onerror", evil["starts"][0]["command"])
         self.assertEqual(evil["curves"]["series"]["loss"]["value"], [2.5, 2.25])
-        self.assertEqual((evil["damaged"], evil["first_damaged"], evil["skipped"]), (2, 5, [2]))
+        self.assertEqual((evil["damaged"], evil["first_damaged"], evil["skipped"]), (4, 5, [2]))
 
     @unittest.skipUnless(BROWSER, "there is no Chromium")
     def test_in_a_browser(self):
