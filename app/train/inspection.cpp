@@ -2,9 +2,11 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <map>
 #include <string>
 #include <string_view>
@@ -74,18 +76,31 @@ void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
 
 // The weights of model.hf_dir know its tokenizer's tokens, and would be trained on bytes.
 void check_bytes(const config::JobConfig& job, const config::ReportConflict& report) {
-  const fs::path beside = fs::path(job.model.hf_dir) / "tokenizer.json";
-  if (job.model.init != "hf" || !io::is_there(beside)) return;
+  if (job.model.init != "hf") return;
+  // As transformers names a tokenizer's files. Weights without any may well know bytes.
+  const fs::path folder = job.model.hf_dir;
+  constexpr const char* names[] = {"tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
+                                   "vocab.txt"};
+  const auto* const name =
+      std::ranges::find_if(names, [&](const char* file) { return io::is_there(folder / file); });
+  if (name == std::end(names)) return;
+  const std::string beside = (folder / *name).string();
+  const std::string advice =
+      name == names
+          ? fmt::format("write data.tokenizer = \"{}\", which makes tokens of the text", beside)
+          : fmt::format(
+                "'{}' lies beside them, but pptrain reads tokenizer.json alone: let transformers write it "
+                "(AutoTokenizer.from_pretrained, save_pretrained), and name it as data.tokenizer",
+                beside);
   const std::vector<config::DataSource> sources = config::data_sources(job);
   for (size_t i = 0; i < sources.size(); ++i) {
     if (!config::is_of_bytes(job, sources[i])) continue;
     const std::string path = config::source_key(job, i, "path"),
                       format = config::source_key(job, i, "format");
     report({format, path, "data.sources", "model.init"},
-           fmt::format(
-               "{} = \"text\" takes each byte for a token, which the weights of model.hf_dir do not know: "
-               "write data.tokenizer = \"{}\", which makes tokens of the text",
-               format, beside.string()));
+           fmt::format("{} = \"text\" takes each byte for a token, which the weights of model.hf_dir do not "
+                       "know: {}",
+                       format, advice));
   }
 }
 

@@ -213,6 +213,8 @@ class Accidents(unittest.TestCase):
         expected = 'write data.tokenizer = "hf/tokenizer.json"'
         error = self.finish(self.start("check", "--config", "job.toml"), 2)[1]
         self.assertNotIn("takes each byte for a token", error)  # weights that may know bytes
+        self.write("hf/tokenizer.model", "")
+        self.refused("check", "--config", "job.toml", expect=["takes each byte for a token", "'hf/tokenizer.model' lies beside"])
         self.write("hf/tokenizer.json", "{}")
         self.refused("check", "--config", "job.toml", expect=['data.format = "text" takes each byte for a token', expected])
         self.refused("--config", "job.toml", expect=expected)

@@ -427,6 +427,14 @@ class CommandLine(Case):
                 self.assertRegex(error, r"rank 1: \(host \S+\) the job is another one than rank 0's .*" + key.partition("=")[0])
 
     @with_mpi
+    def test_heartbeats_heed_the_address_of_the_host(self):
+        run = [*mpi_command(MPIEXEC, 2), PPTRAIN]
+        done = self.run_command(*run, *self.arguments("wrong"), PPTRAIN_HOST_ADDRESS="192.0.2.7")  # RFC 5737: nobody's
+        self.assertIn('PPTRAIN_HOST_ADDRESS is "192.0.2.7": this host has no such address', done.stdout + done.stderr)
+        done = self.run_command(*run, *self.arguments("right"), PPTRAIN_HOST_ADDRESS="127.0.0.1")
+        self.assertNotIn("PPTRAIN_HOST_ADDRESS", done.stdout + done.stderr)
+
+    @with_mpi
     def test_a_fault_of_all_ranks(self):
         for fault, expected in {"train.seq_len=-1": "train.seq_len", "no.such_key=1": "no.such_key"}.items():
             with self.subTest(fault):
