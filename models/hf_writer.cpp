@@ -13,11 +13,11 @@
 namespace pptrain::models {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json rope_scaling(const config::RopeScaling& scaling) {
+OrderedJson rope_scaling(const config::RopeScaling& scaling) {
   if (scaling.rope_type == "default") return nullptr;
-  Json json = {{"rope_type", scaling.rope_type}, {"factor", scaling.factor}};
+  OrderedJson json = {{"rope_type", scaling.rope_type}, {"factor", scaling.factor}};
   if (scaling.rope_type != "llama3") return json;
   json["low_freq_factor"] = scaling.low_freq_factor;
   json["high_freq_factor"] = scaling.high_freq_factor;
@@ -26,8 +26,8 @@ Json rope_scaling(const config::RopeScaling& scaling) {
 }
 
 // null where it is not known: left out, it would be transformers' default for the architecture.
-Json token(const std::optional<int32_t>& id) {
-  return id ? Json(*id) : Json(nullptr);
+OrderedJson token(const std::optional<int32_t>& id) {
+  return id ? OrderedJson(*id) : OrderedJson(nullptr);
 }
 
 std::string dtype_text(at::ScalarType dtype) {
@@ -45,9 +45,9 @@ std::string dtype_text(at::ScalarType dtype) {
 
 }  // namespace
 
-Json hf_config(const config::ModelSection& model, at::ScalarType dtype, const TextEnds& ends) {
+OrderedJson hf_config(const config::ModelSection& model, at::ScalarType dtype, const TextEnds& ends) {
   const Architecture& architecture = find_architecture(model.arch);
-  Json json = {
+  OrderedJson json = {
       {"architectures", {architecture.hf_class}},
       {"attention_dropout", 0.0},
       {"bos_token_id", token(ends.bos)},

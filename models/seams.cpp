@@ -38,8 +38,8 @@ ContextKind parse_context_kind(std::string_view name) {
   throw Error(fmt::format("no kind of context parallelism is called \"{}\": ring or ulysses", name));
 }
 
-kernels::ContextOrder order_of(ContextKind kind) {
-  return kind == ContextKind::ring ? kernels::ContextOrder::zigzag : kernels::ContextOrder::contiguous;
+tokens::ContextOrder order_of(ContextKind kind) {
+  return kind == ContextKind::ring ? tokens::ContextOrder::zigzag : tokens::ContextOrder::contiguous;
 }
 
 }  // namespace pptrain::models

@@ -5,10 +5,10 @@
 #include <memory>
 #include <string_view>
 
-#include "core/kernels/context_plan.h"
 #include "core/nn/attention_product.h"
 #include "core/nn/expert_exchange.h"
 #include "core/nn/region.h"
+#include "core/tokens/context_split.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::models {
@@ -21,7 +21,7 @@ enum class ContextKind { ring, ulysses };
 ContextKind parse_context_kind(std::string_view name);
 
 // How rows are cut for it: balanced for the ring, in order for Ulysses, whose ranks see all tokens anyway.
-kernels::ContextOrder order_of(ContextKind kind);
+tokens::ContextOrder order_of(ContextKind kind);
 
 // The groups of this rank that its stages exchange with inside a pass; null where the rank is alone. All must
 // outlive the stages.

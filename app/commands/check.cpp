@@ -5,13 +5,13 @@
 
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
-#include "app/plan/costs.h"
-#include "app/plan/load_plan.h"
-#include "app/train/inspection.h"
+#include "app/data/inspection.h"
+#include "app/forecast/costs.h"
+#include "app/forecast/footprint.h"
+#include "app/resolve/load_plan.h"
 #include "core/config/loader.h"
 #include "core/config/warnings.h"
 #include "models/flops.h"
-#include "models/footprint.h"
 #include "models/transformer_stage.h"
 
 namespace pptrain::app {
@@ -46,12 +46,12 @@ int check(const JobArguments& arguments) {
   fmt::print(
       "# stage  layers      parameters     weights    gathered   gradients   optimizer  activations of one "
       "microbatch\n");
-  const models::CostModel costs(plan.model, workload_of(plan), default_device(job));
+  const CostModel costs(plan.model, workload_of(plan), default_device(job));
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
-    const models::StageFootprint& own = costs.footprint(slice);
+    const StageFootprint& own = costs.footprint(slice);
     const bool copy = plan.model.tied && slice.head;
-    const models::HeldBytes held = models::held_bytes(own, costs.workload().sharding);
+    const HeldBytes held = held_bytes(own, costs.workload().sharding);
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), own.parameters,
                in_units(held.weights), in_units(held.gathered), in_units(held.gradients + held.reducing),

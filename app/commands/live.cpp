@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "app/live/ask.h"
-#include "app/live/run_status.h"
+#include "app/run/ask.h"
+#include "app/run/run_status.h"
 #include "core/base/printable.h"
 #include "core/fault/shutdown.h"
 

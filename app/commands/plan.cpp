@@ -12,19 +12,19 @@
 
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
-#include "app/plan/load_plan.h"
-#include "app/plan/machine_costs.h"
-#include "app/plan/mesh_search.h"
-#include "app/plan/mesh_search_report.h"
-#include "app/plan/plan_report.h"
-#include "app/plan/prediction.h"
-#include "app/plan/search.h"
-#include "app/plan/search_report.h"
+#include "app/forecast/device_model.h"
+#include "app/forecast/machine_costs.h"
+#include "app/forecast/mesh_search.h"
+#include "app/forecast/mesh_search_report.h"
+#include "app/forecast/plan_report.h"
+#include "app/forecast/prediction.h"
+#include "app/forecast/search.h"
+#include "app/forecast/search_report.h"
+#include "app/resolve/load_plan.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/metrics/memory.h"
-#include "models/device_model.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/render/render.h"
@@ -66,7 +66,7 @@ int64_t program_bytes() {
 
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source,
                    int64_t program) {
-  const models::CostModel costs = make_cost_model(plan, source);
+  const CostModel costs = make_cost_model(plan, source);
   Prediction p = predict(plan, costs);
   if (plan.job.run.device == "cpu") p.program_bytes = program;
   if (arguments.format == "json") {
@@ -179,7 +179,7 @@ CostSource cost_source(const PlanArguments& arguments, const PlanBase& base) {
 }
 
 void add_costs(CLI::App* plan, PlanArguments& arguments) {
-  const auto names = models::device_names();
+  const auto names = device_names();
   const std::vector<std::string> devices(names.begin(), names.end());
   std::vector<std::string> sources = {"measured", "modelled"};
   sources.insert(sources.end(), devices.begin(), devices.end());

@@ -12,7 +12,7 @@
 #include "app/convert/rewrite_hf.h"
 #include "app/convert/target_folder.h"
 #include "app/convert/to_hf.h"
-#include "app/train/weights_source.h"
+#include "app/rank/weights_source.h"
 #include "core/base/error.h"
 #include "core/io/is_there.h"
 #include "parallel/checkpoint/named_checkpoint.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "app/train/all_positions.h"
+#include "app/plan/all_positions.h"
 #include "core/base/error.h"
 #include "parallel/comm/liveness/activity.h"
 
@@ -157,7 +157,7 @@ void Generator::prepare(Group& group) const {
   group.data = {.tokens = on_device(ids, at::kLong, context_.device),
                 .labels = {},
                 .positions = on_device(positions, at::kInt, context_.device),
-                .segments = kernels::make_segments(std::move(starts), context_.device),
+                .segments = tokens::make_segments(std::move(starts), context_.device),
                 .global_tokens = tokens,
                 .global_targets = tokens};
   group.last_rows = rows_are_all ? Tensor() : on_device(rows, at::kLong, context_.device);

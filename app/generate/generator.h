@@ -11,8 +11,8 @@
 
 #include "app/generate/sampling.h"
 #include "app/generate/sequence.h"
-#include "app/train/rank_model.h"
-#include "app/train/run_context.h"
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
 #include "core/data/microbatch.h"
 #include "core/nn/key_value_cache.h"
 #include "parallel/pipeline/token_order.h"

@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "app/generate/generator.h"
-#include "app/train/rank_model.h"
-#include "app/train/run_context.h"
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
 
 namespace pptrain::app {
 

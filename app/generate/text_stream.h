@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "app/generate/text_codec.h"
+#include "app/data/text_codec.h"
 
 namespace pptrain::app {
 

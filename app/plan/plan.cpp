@@ -79,7 +79,7 @@ Plan make_plan(const config::JobConfig& job) {
 Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignment layers) {
   check_recompute(base.job.train.recompute, lowered.stages());
   schedule::Schedule compute = schedule::compute_only(lowered);
-  return {std::move(base), std::move(layers), std::move(lowered), std::move(compute), std::nullopt};
+  return {std::move(base), std::move(layers), std::move(lowered), std::move(compute)};
 }
 
 Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered) {

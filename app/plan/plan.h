@@ -2,12 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "app/plan/costs.h"
 #include "core/config/job_config.h"
 #include "models/model_config.h"
 #include "parallel/mesh/device_mesh.h"
@@ -41,7 +39,6 @@ struct Plan : PlanBase {
   pipeline::LayerAssignment layers;  // of each stage
   schedule::Schedule schedule;       // lowered and proven
   schedule::Schedule compute;        // its compute actions alone
-  std::optional<CostSource> costs;   // that auto or cost chose by; none where the job left nothing open
 };
 
 // Its job says what train.recompute is in the place of auto. Throws UsageError that names the key where the

@@ -22,7 +22,7 @@ void check_recompute(std::span<const std::string> words, int stages);
 
 models::Recompute stage_recompute(std::span<const std::string> words, int stage);
 
-// Of each stage; empty where one word serves all, as models::Workload wants it.
+// Of each stage; empty where one word serves all, as Workload wants it.
 std::vector<models::Recompute> recompute_of_stages(std::span<const std::string> words);
 
 // The words for these stages: a single one where all are alike.

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "app/launch/this_process.h"
 #include "app/report/page_files.h"
 #include "app/report/report_data.h"
 #include "app/report/schedule_picture.h"
-#include "app/run_dir/this_process.h"
 
 namespace pptrain::app {
 namespace {

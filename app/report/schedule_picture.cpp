@@ -5,8 +5,8 @@
 #include <exception>
 #include <system_error>
 
+#include "app/forecast/prediction.h"
 #include "app/plan/plan.h"
-#include "app/plan/prediction.h"
 #include "app/trace/traced_step.h"
 #include "core/base/error.h"
 #include "parallel/schedule/render/render.h"

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "app/train/run_log.h"
+#include "app/run/run_log.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
 #include "core/metrics/console.h"

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
 #include "app/train/divergence_report.h"
-#include "app/train/rank_model.h"
-#include "app/train/run_context.h"
 #include "parallel/checkpoint/saver.h"
 
 namespace pptrain::app {

@@ -8,13 +8,13 @@
 #include <limits>
 #include <utility>
 
-#include "app/train/datasets.h"
+#include "app/data/datasets.h"
+#include "app/data/token_files.h"
+#include "app/rank/product_tuning.h"
+#include "app/rank/warm_up.h"
+#include "app/run/opening.h"
+#include "app/run/run_log.h"
 #include "app/train/divergence_report.h"
-#include "app/train/opening.h"
-#include "app/train/product_tuning.h"
-#include "app/train/run_log.h"
-#include "app/train/token_files.h"
-#include "app/train/warm_up.h"
 #include "core/base/error.h"
 #include "core/base/seconds_since.h"
 #include "core/metrics/memory.h"

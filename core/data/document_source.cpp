@@ -101,12 +101,12 @@ class DocumentSource final : public StepSource {
   }
 
   // Rows are cut as rows, whatever documents they hold.
-  std::shared_ptr<const kernels::ContextSplit> split(int64_t tokens) const {
+  std::shared_ptr<const tokens::ContextSplit> split(int64_t tokens) const {
     const LoaderOptions& o = options_;
     if (o.cp_size == 1) return nullptr;
-    return std::make_shared<const kernels::ContextSplit>(
+    return std::make_shared<const tokens::ContextSplit>(
         o.lengths == Lengths::fixed
-            ? kernels::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank)
+            ? tokens::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank)
             : split_list(o.cp_order, tokens, o.cp_size, o.cp_rank));
   }
 

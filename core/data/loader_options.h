@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "core/kernels/context_plan.h"
+#include "core/tokens/context_split.h"
 
 namespace pptrain::data {
 
@@ -40,7 +40,7 @@ struct LoaderOptions {
   // which are those of the whole list, and of the positions.
   int cp_size = 1;
   int cp_rank = 0;
-  kernels::ContextOrder cp_order = kernels::ContextOrder::zigzag;
+  tokens::ContextOrder cp_order = tokens::ContextOrder::zigzag;
   // The token that ends a document, where the files have no index of documents.
   std::optional<int64_t> document_end = std::nullopt;
   Packing packing = Packing::sequential;

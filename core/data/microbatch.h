@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/kernels/context_split.h"
-#include "core/kernels/segments.h"
+#include "core/tokens/context_split.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::data {
 
@@ -20,13 +20,13 @@ inline constexpr int64_t ignore_label = -100;
 // everywhere without a handshake. tokens are defined on ranks that hold the first stage, labels where the
 // last stage is; the rest everywhere.
 struct Microbatch {
-  at::Tensor tokens;                                          // int64 [T]
-  at::Tensor labels;                                          // int64 [T]
-  at::Tensor positions;                                       // int32 [T]: each token's place in its document
-  at::Tensor filling = {};                                    // bool [T]: of no document; undefined: none is
-  kernels::Segments segments;                                 // where the documents lie
-  std::shared_ptr<const kernels::ContextSplit> context = {};  // null: the whole list is here
-  int64_t targets = 0;                                        // labels of this data rank that count
+  at::Tensor tokens;                                         // int64 [T]
+  at::Tensor labels;                                         // int64 [T]
+  at::Tensor positions;                                      // int32 [T]: each token's place in its document
+  at::Tensor filling = {};                                   // bool [T]: of no document; undefined: none is
+  tokens::Segments segments;                                 // where the documents lie
+  std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is here
+  int64_t targets = 0;                                       // labels of this data rank that count
   // Of the microbatches of this number of all data ranks: tokens of documents, and labels that count.
   int64_t global_tokens = 0;
   int64_t global_targets = 0;

@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "core/data/step_source.h"
 #include "core/data/token_list.h"
-#include "core/kernels/context_plan.h"
+#include "core/tokens/context_split.h"
 
 namespace pptrain::data {
 namespace {
@@ -104,7 +104,7 @@ class RowSource final : public StepSource {
     for (const TokenDataset& stream : streams_)
       document_starts_.push_back(stream.has_index() ? stream.indexed_documents() : std::vector<int64_t>());
     if (options.cp_size > 1) {
-      split_ = std::make_shared<const kernels::ContextSplit>(kernels::split_rows(
+      split_ = std::make_shared<const tokens::ContextSplit>(tokens::split_rows(
           options.cp_order, options.micro_batch_size, options.seq_len, options.cp_size, options.cp_rank));
     }
   }
@@ -163,8 +163,8 @@ class RowSource final : public StepSource {
  private:
   std::vector<TokenDataset> streams_;
   LoaderOptions options_;
-  std::vector<std::vector<int64_t>> document_starts_;   // of each stream with an index
-  std::shared_ptr<const kernels::ContextSplit> split_;  // null: this rank has whole rows
+  std::vector<std::vector<int64_t>> document_starts_;  // of each stream with an index
+  std::shared_ptr<const tokens::ContextSplit> split_;  // null: this rank has whole rows
 };
 
 }  // namespace

@@ -159,7 +159,7 @@ int64_t StepPlan::targets() const {
 // ranks differ by one at most.
 int64_t least_tokens(const LoaderOptions& options) {
   const int64_t cp = options.cp_size, tp = options.tp_size;
-  const bool zigzag = cp > 1 && options.cp_order == kernels::ContextOrder::zigzag;
+  const bool zigzag = cp > 1 && options.cp_order == tokens::ContextOrder::zigzag;
   return zigzag ? 2 * cp * ((tp + 1) / 2) : cp * tp;
 }
 

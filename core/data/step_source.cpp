@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/kernels/context_plan.h"
+#include "core/tokens/context_split.h"
 
 namespace pptrain::data {
 namespace {
@@ -24,7 +24,7 @@ void check(const LoaderOptions& o) {
                     o.pad_to_multiple_of, o.tp_size, o.attention_length));
   }
   // Throws where rows cannot be cut so.
-  if (o.cp_size > 1) kernels::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank);
+  if (o.cp_size > 1) tokens::split_rows(o.cp_order, o.micro_batch_size, o.seq_len, o.cp_size, o.cp_rank);
 }
 
 }  // namespace

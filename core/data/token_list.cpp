@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/data/context_part.h"
-#include "core/kernels/host_copy.h"
+#include "core/tokens/host_copy.h"
 
 namespace pptrain::data {
 namespace {
@@ -42,16 +42,16 @@ void TokenList::add_document(int64_t length, int64_t filling) {
   starts_.push_back(starts_.back() + static_cast<int32_t>(length + filling));
 }
 
-Microbatch TokenList::finish(std::shared_ptr<const kernels::ContextSplit> split) {
+Microbatch TokenList::finish(std::shared_ptr<const tokens::ContextSplit> split) {
   Microbatch list;
   if (options_.need_tokens) list.tokens = tokens_;
   if (options_.need_labels) list.labels = labels_;
   list.positions = positions_;
   list.filling = filling_;
-  list.segments = kernels::make_segments(std::move(starts_), options_.device);
+  list.segments = tokens::make_segments(std::move(starts_), options_.device);
   if (split) list = part_of(list, std::move(split));
   for (at::Tensor* tensor : {&list.tokens, &list.labels, &list.positions, &list.filling}) {
-    if (tensor->defined()) *tensor = kernels::to_device(*tensor, options_.device);
+    if (tensor->defined()) *tensor = tokens::to_device(*tensor, options_.device);
   }
   return list;
 }

@@ -26,7 +26,7 @@ class TokenList {
 
   // What this rank needs of the list, on the options' device, without targets and global numbers. `split`:
   // how context-parallel ranks share it; null where there is one.
-  Microbatch finish(std::shared_ptr<const kernels::ContextSplit> split);
+  Microbatch finish(std::shared_ptr<const tokens::ContextSplit> split);
 
  private:
   const LoaderOptions& options_;

@@ -31,7 +31,7 @@ int64_t cudnn_head_parts(const AttentionCall& call) {
                                    call.capability);
 }
 
-AttentionCall describe_call(const at::Tensor& q, const at::Tensor& k, const kernels::Segments& segments,
+AttentionCall describe_call(const at::Tensor& q, const at::Tensor& k, const tokens::Segments& segments,
                             bool deterministic, int capability) {
   return {.capability = capability,
           .type = q.scalar_type(),

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/kernels/segments.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::nn {
 
@@ -28,7 +28,7 @@ struct AttentionCall {
 };
 
 // Of q: [tokens, heads, head_dim] and k, over these documents, on a GPU of this capability.
-AttentionCall describe_call(const at::Tensor& q, const at::Tensor& k, const kernels::Segments& segments,
+AttentionCall describe_call(const at::Tensor& q, const at::Tensor& k, const tokens::Segments& segments,
                             bool deterministic, int capability);
 
 // Why no library of a GPU computes attention of such heads; "" where one does. head_dim is even.

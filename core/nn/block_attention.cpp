@@ -20,7 +20,7 @@ namespace pptrain::nn {
 namespace {
 
 using at::Tensor;
-using kernels::AttentionBlock;
+using tokens::AttentionBlock;
 using Blocks = std::span<const AttentionBlock>;
 
 constexpr double kDropout = 0;

@@ -7,8 +7,8 @@
 
 #include <span>
 
-#include "core/kernels/attention_block.h"
 #include "core/nn/causal_attention.h"
+#include "core/tokens/context_split.h"
 
 namespace pptrain::nn {
 
@@ -25,13 +25,13 @@ PartialAttention no_attention(const at::Tensor& q);
 // a divisor of heads; any strides with the last one 1. On CUDA, bfloat16 needs a head_dim that is a multiple
 // of 8, of 256 at most. On the meta device only cost and memory are recorded: of the blocks given, no more.
 void add_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                   std::span<const kernels::AttentionBlock> blocks, PartialAttention& seen);
+                   std::span<const tokens::AttentionBlock> blocks, PartialAttention& seen);
 
 // Adds the blocks' share of the gradients to `grads`: float32, as q, k and v, contiguous. out: T, contiguous,
 // and logsumexp are those of all keys; dout: T, as q.
 void add_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& out, const at::Tensor& logsumexp,
-                            std::span<const kernels::AttentionBlock> blocks, AttentionGradients& grads,
+                            std::span<const tokens::AttentionBlock> blocks, AttentionGradients& grads,
                             AttentionOptions options = {});
 
 }  // namespace pptrain::nn

@@ -75,7 +75,7 @@ CachedAttention::Use::~Use() {
 Tensor CachedAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const TokenInfo& tokens,
                                 Saved& saved) {
   if (cache_ == nullptr) return inner_->forward(q, k, v, tokens, saved);
-  const kernels::Segments& segments = tokens.segments;
+  const tokens::Segments& segments = tokens.segments;
   if (tokens.context || segments.documents() != static_cast<int64_t>(documents_.size())) {
     throw Error(fmt::format("cached attention: {} documents are announced, the list has {}",
                             documents_.size(), segments.documents()));

@@ -18,7 +18,7 @@ using at::Tensor;
 
 // Operations of one product over all heads: a causal row of a document of n tokens sees n / 2 keys on
 // average.
-double product_flops(const Tensor& q, const kernels::Segments& segments) {
+double product_flops(const Tensor& q, const tokens::Segments& segments) {
   double pairs = 0;
   for (int64_t i = 0; i < segments.documents(); ++i) {
     const auto length = static_cast<double>(segments.length(i));
@@ -28,14 +28,14 @@ double product_flops(const Tensor& q, const kernels::Segments& segments) {
 }
 
 // Two products forward; five backward, where the scores are computed again.
-kernels::Cost cost_of(double products, const Tensor& q, const kernels::Segments& segments,
+kernels::Cost cost_of(double products, const Tensor& q, const tokens::Segments& segments,
                       kernels::Cost moved) {
   moved.attention_flops = products * product_flops(q, segments);
   return moved;
 }
 
 // Of the GPU that a dry run stands for; nothing where that is a CPU's.
-void record_forward_scratch(const Tensor& q, const Tensor& k, const kernels::Segments& segments,
+void record_forward_scratch(const Tensor& q, const Tensor& k, const tokens::Segments& segments,
                             AttentionOptions options) {
   const kernels::GpuKind gpu = kernels::dry_gpu();
   if (!gpu.is_gpu()) return;
@@ -44,7 +44,7 @@ void record_forward_scratch(const Tensor& q, const Tensor& k, const kernels::Seg
 }
 
 // Of a dry run.
-AttentionGradients dry_gradients(const Tensor& q, const Tensor& k, const kernels::Segments& segments,
+AttentionGradients dry_gradients(const Tensor& q, const Tensor& k, const tokens::Segments& segments,
                                  AttentionOptions options) {
   const kernels::GpuKind gpu = kernels::dry_gpu();
   if (!gpu.is_gpu()) return empty_fused_gradients(q, k.size(1));
@@ -67,14 +67,14 @@ AttentionGradients empty_fused_gradients(const Tensor& q, int64_t kv_heads) {
 }
 
 AttentionGradients empty_gradients(AttentionBackEnd back_end, const Tensor& q, const Tensor& k,
-                                   const kernels::Segments& s) {
+                                   const tokens::Segments& s) {
   const auto shape = kernels::cuda::cudnn_shape(s.documents(), s.longest, s.tokens(), s.equal_lengths());
   if (back_end == AttentionBackEnd::cudnn && !shape.ragged) return empty_fused_gradients(q, k.size(1));
   const auto like = [](const Tensor& x) { return at::empty(x.sizes(), x.options()); };
   return {.dq = like(q), .dk = like(k), .dv = like(k)};
 }
 
-Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Segments& segments,
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const tokens::Segments& segments,
                         AttentionStatistics& statistics, AttentionOptions options) {
   statistics.options = options;
   if (q.is_cuda()) return cuda_attention(q, k, v, segments, statistics);
@@ -93,7 +93,7 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
 }
 
 AttentionGradients causal_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k,
-                                             const Tensor& v, const kernels::Segments& segments,
+                                             const Tensor& v, const tokens::Segments& segments,
                                              const Tensor& out, const AttentionStatistics& statistics) {
   if (q.is_cuda()) return cuda_attention_backward(dout, q, k, v, segments, out, statistics);
   AttentionGradients grads = kernels::is_dry(q) ? dry_gradients(q, k, segments, statistics.options)

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/kernels/segments.h"
 #include "core/nn/attention_choice.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::nn {
 
@@ -42,7 +42,7 @@ AttentionGradients empty_fused_gradients(const at::Tensor& q, int64_t kv_heads);
 
 // The same as a GPU's back end leaves them: in one tensor by cuDNN of equal documents, else in three.
 AttentionGradients empty_gradients(AttentionBackEnd back_end, const at::Tensor& q, const at::Tensor& k,
-                                   const kernels::Segments& segments);
+                                   const tokens::Segments& segments);
 
 // softmax(q k^T / sqrt(head_dim), causal) v within each document by itself: T [tokens, heads, head_dim],
 // contiguous. q: T [tokens, heads, head_dim]; k, v: T [tokens, kv_heads, head_dim], kv_heads a divisor of
@@ -50,13 +50,13 @@ AttentionGradients empty_gradients(AttentionBackEnd back_end, const at::Tensor& 
 // against. On the meta device outputs have shapes alone, the CPU kernel's, or as large as those of the dry
 // run's GPU, whose libraries' memory is counted.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const kernels::Segments& segments, AttentionStatistics& statistics,
+                            const tokens::Segments& segments, AttentionStatistics& statistics,
                             AttentionOptions options = {});
 
 // Gradients in the shapes of q, k and v, last stride 1, in one buffer (`fused`) or several, which nobody else
 // holds. dout: as q.
 AttentionGradients causal_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                             const at::Tensor& v, const kernels::Segments& segments,
+                                             const at::Tensor& v, const tokens::Segments& segments,
                                              const at::Tensor& out, const AttentionStatistics& statistics);
 
 }  // namespace pptrain::nn

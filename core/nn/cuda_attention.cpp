@@ -21,7 +21,7 @@ namespace pptrain::nn {
 namespace {
 
 using at::Tensor;
-using kernels::Segments;
+using tokens::Segments;
 using Call = AttentionStatistics::Call;
 
 constexpr double kDropout = 0;

@@ -9,14 +9,14 @@ namespace pptrain::nn {
 // leaves to the backward pass are noted there too. Documents of unequal lengths go with their starts,
 // key-value heads without copies (but for float32).
 at::Tensor cuda_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const kernels::Segments& segments, AttentionStatistics& statistics);
+                          const tokens::Segments& segments, AttentionStatistics& statistics);
 AttentionGradients cuda_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                           const at::Tensor& v, const kernels::Segments& segments,
+                                           const at::Tensor& v, const tokens::Segments& segments,
                                            const at::Tensor& out, const AttentionStatistics& statistics);
 
 // The same by one back end.
 at::Tensor cuda_attention_by(AttentionBackEnd back_end, const at::Tensor& q, const at::Tensor& k,
-                             const at::Tensor& v, const kernels::Segments& segments,
+                             const at::Tensor& v, const tokens::Segments& segments,
                              AttentionStatistics& statistics);
 
 // LibTorch's FlashAttention-2 adds in a fixed order where LibTorch's process-wide flag asks for it, and by no

@@ -15,7 +15,7 @@ namespace pptrain::nn {
 namespace {
 
 using at::Tensor;
-using kernels::AttentionBlock;
+using tokens::AttentionBlock;
 
 // Rows of a block that are taken at a time, and the keys that the last of them sees.
 constexpr int64_t kRows = 256;

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "core/kernels/attention_block.h"
 #include "core/nn/block_attention.h"
+#include "core/tokens/context_split.h"
 
 namespace pptrain::nn {
 
@@ -18,9 +18,9 @@ void merge_attention(PartialAttention& seen, int64_t first, const at::Tensor& ou
 
 // As add_attention and add_attention_backward, of one block.
 void add_plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         const kernels::AttentionBlock& block, PartialAttention& seen);
+                         const tokens::AttentionBlock& block, PartialAttention& seen);
 void add_plain_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                   const at::Tensor& v, const at::Tensor& out, const at::Tensor& logsumexp,
-                                  const kernels::AttentionBlock& block, AttentionGradients& grads);
+                                  const tokens::AttentionBlock& block, AttentionGradients& grads);
 
 }  // namespace pptrain::nn

@@ -7,17 +7,17 @@
 #include <cstdint>
 #include <memory>
 
-#include "core/kernels/context_split.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/segments.h"
+#include "core/tokens/context_split.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::nn {
 
 struct TokenInfo {
   at::Tensor positions;  // int32 [tokens]: each token's place in its document, a row of the rotary tables
-  kernels::Segments segments;  // where the documents lie, in the whole list
+  tokens::Segments segments;  // where the documents lie, in the whole list
   kernels::RopeTable rope;
-  std::shared_ptr<const kernels::ContextSplit> context = {};  // null: the whole list is this rank's
+  std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is this rank's
   // bool [rows]: those of the rank's own rows (nn/region.h) that are of no document, and count in no router's
   // losses and loads; undefined: none is.
   at::Tensor filling = {};

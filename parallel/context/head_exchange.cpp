@@ -16,10 +16,10 @@ using at::Tensor;
 
 // Calls f(row among the ranks' rows one after the other, range) for every range of every rank.
 template <class F>
-void for_ranges(const kernels::ContextSplit& split, F f) {
+void for_ranges(const tokens::ContextSplit& split, F f) {
   int64_t row = 0;
   for (const auto& ranges : split.ranges) {
-    for (const kernels::TokenRange& range : ranges) {
+    for (const tokens::TokenRange& range : ranges) {
       f(row, range);
       row += range.length();
     }
@@ -79,14 +79,14 @@ Tensor HeadExchange::to_tokens(const Tensor& all) const {
 bool HeadExchange::ranks_are_in_order() const {
   bool same = true;
   for_ranges(split_,
-             [&](int64_t row, const kernels::TokenRange& range) { same = same && row == range.begin; });
+             [&](int64_t row, const tokens::TokenRange& range) { same = same && row == range.begin; });
   return same;
 }
 
 Tensor HeadExchange::in_list_order(Tensor by_rank) const {
   if (ranks_are_in_order()) return by_rank;
   Tensor listed = at::empty_like(by_rank);
-  for_ranges(split_, [&](int64_t row, const kernels::TokenRange& range) {
+  for_ranges(split_, [&](int64_t row, const tokens::TokenRange& range) {
     listed.narrow(0, range.begin, range.length()).copy_(by_rank.narrow(0, row, range.length()));
   });
   kernels::record(kernels::moving(by_rank, listed));
@@ -96,7 +96,7 @@ Tensor HeadExchange::in_list_order(Tensor by_rank) const {
 Tensor HeadExchange::in_rank_order(const Tensor& listed) const {
   if (ranks_are_in_order()) return listed.contiguous();
   Tensor by_rank = at::empty(listed.sizes(), listed.options());
-  for_ranges(split_, [&](int64_t row, const kernels::TokenRange& range) {
+  for_ranges(split_, [&](int64_t row, const tokens::TokenRange& range) {
     by_rank.narrow(0, row, range.length()).copy_(listed.narrow(0, range.begin, range.length()));
   });
   kernels::record(kernels::moving(listed, by_rank));

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/kernels/context_split.h"
+#include "core/tokens/context_split.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::context {
@@ -30,8 +30,7 @@ HeadShares share_heads(int64_t heads, int64_t kv_heads, int ranks);
 // group's ranks are the split's; both must outlive the exchange.
 class HeadExchange {
  public:
-  HeadExchange(comm::Communicator& group, const kernels::ContextSplit& split)
-      : group_(group), split_(split) {}
+  HeadExchange(comm::Communicator& group, const tokens::ContextSplit& split) : group_(group), split_(split) {}
 
   // by_rank: [ranks, own tokens, width, head_dim], contiguous: what each rank is to get of this rank's
   // tokens. Returns [all tokens, width, head_dim].
@@ -47,7 +46,7 @@ class HeadExchange {
   bool ranks_are_in_order() const;
 
   comm::Communicator& group_;
-  const kernels::ContextSplit& split_;
+  const tokens::ContextSplit& split_;
 };
 
 }  // namespace pptrain::context

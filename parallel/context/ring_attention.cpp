@@ -28,7 +28,7 @@ void wait(const WorkPtr& work, const char* what, int step) {
 // Keys and values on their way around the ring: [2, tokens, kv_heads, head_dim], those of this rank at first.
 class TravellingKeys {
  public:
-  TravellingKeys(comm::Communicator& group, const kernels::ContextSplit& split, const RingPlan& plan,
+  TravellingKeys(comm::Communicator& group, const tokens::ContextSplit& split, const RingPlan& plan,
                  const Tensor& k, const Tensor& v)
       : group_(group), split_(split), plan_(plan), k_(k), v_(v) {
     if (plan_.steps_count() == 1) return;
@@ -65,7 +65,7 @@ class TravellingKeys {
   }
 
   comm::Communicator& group_;
-  const kernels::ContextSplit& split_;
+  const tokens::ContextSplit& split_;
   const RingPlan& plan_;
   Tensor here_, next_, k_, v_;
   WorkPtr receive_, send_;
@@ -183,7 +183,7 @@ class RingAttention final : public nn::AttentionProduct {
   nn::AttentionOptions options_;
   std::shared_ptr<nn::AttentionProduct> local_;
   RingPlan plan_;  // of the tokens that came last
-  std::shared_ptr<const kernels::ContextSplit> planned_context_;
+  std::shared_ptr<const tokens::ContextSplit> planned_context_;
   std::vector<int32_t> planned_starts_;
 };
 

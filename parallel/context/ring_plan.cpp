@@ -1,15 +1,15 @@
 #include "parallel/context/ring_plan.h"
 
-#include "core/kernels/context_plan.h"
+#include "core/tokens/context_split.h"
 
 namespace pptrain::context {
 
-RingPlan plan_ring(const kernels::ContextSplit& split, const kernels::Segments& segments) {
+RingPlan plan_ring(const tokens::ContextSplit& split, const tokens::Segments& segments) {
   const int ranks = split.parts();
-  std::vector<std::vector<kernels::DocumentPiece>> pieces;
-  for (int r = 0; r < ranks; ++r) pieces.push_back(kernels::document_pieces(split, r, segments));
+  std::vector<std::vector<tokens::DocumentPiece>> pieces;
+  for (int r = 0; r < ranks; ++r) pieces.push_back(tokens::document_pieces(split, r, segments));
   const auto blocks = [&](int queries, int keys) {
-    return kernels::attention_blocks(pieces[static_cast<size_t>(queries)], pieces[static_cast<size_t>(keys)]);
+    return tokens::attention_blocks(pieces[static_cast<size_t>(queries)], pieces[static_cast<size_t>(keys)]);
   };
   RingPlan plan{.rank = split.part, .ranks = ranks, .steps = {}, .used = {}};
   int needed = 1;

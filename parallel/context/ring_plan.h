@@ -3,9 +3,8 @@
 
 #include <vector>
 
-#include "core/kernels/attention_block.h"
-#include "core/kernels/context_split.h"
-#include "core/kernels/segments.h"
+#include "core/tokens/context_split.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::context {
 
@@ -15,7 +14,7 @@ struct RingPlan {
   int ranks = 1;
   // [step]: this rank's queries with the keys that are there. As many steps as the farthest keys that any
   // rank needs take, the same number on all ranks.
-  std::vector<std::vector<kernels::AttentionBlock>> steps;
+  std::vector<std::vector<tokens::AttentionBlock>> steps;
   // [step]: whether the rank that has this rank's keys then computes with them.
   std::vector<bool> used;
 
@@ -24,6 +23,6 @@ struct RingPlan {
   int user(int step) const { return (rank + step) % ranks; }           // of this rank's keys
 };
 
-RingPlan plan_ring(const kernels::ContextSplit& split, const kernels::Segments& segments);
+RingPlan plan_ring(const tokens::ContextSplit& split, const tokens::Segments& segments);
 
 }  // namespace pptrain::context

@@ -7,7 +7,7 @@
 namespace pptrain::context {
 
 void check_shared_tokens(const comm::Communicator& group, const nn::TokenInfo& tokens, const at::Tensor& q) {
-  const kernels::ContextSplit& split = *tokens.context;
+  const tokens::ContextSplit& split = *tokens.context;
   if (split.parts() != group.size() || split.part != group.rank()) {
     throw Error(fmt::format("attention: tokens of rank {} of {}, but this is rank {} of a group of {}",
                             split.part, split.parts(), group.rank(), group.size()));

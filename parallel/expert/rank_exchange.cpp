@@ -10,7 +10,7 @@
 
 #include "core/kernels/dry_run.h"
 #include "core/kernels/expert_kernels.h"
-#include "core/kernels/host_copy.h"
+#include "core/tokens/host_copy.h"
 
 namespace pptrain::expert {
 namespace {
@@ -130,7 +130,7 @@ std::unique_ptr<const nn::ExpertExchange::Plan> RankExchange::plan(const Tensor&
   std::vector<int32_t> order, place;
   const std::vector<int32_t> own_ends = order_arrivals(arriving, own_experts, order, place);
   const auto on_device = [&](const std::vector<int32_t>& values) {
-    return kernels::to_device(at::tensor(values, at::kInt), options.device());
+    return tokens::to_device(at::tensor(values, at::kInt), options.device());
   };
   plan->rows = static_cast<int64_t>(order.size());
   plan->ends = at::tensor(own_ends, at::kInt);

@@ -3,7 +3,7 @@
 #include <exception>
 #include <set>
 
-#include "app/plan/prediction.h"
+#include "app/forecast/prediction.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
 #include "test/app/captured_log.h"
@@ -181,7 +181,7 @@ std::vector<Row> train_rows() {
       changed("train.divergence_steps", end, drifting, watched),
       by_value("train.divergence_window", numbers, "16", watched),
       by_value("train.divergence_band", end, "1e5", watched),
-      by_value("train.check_weights", other, "true", {}, "test/app/train/check_weights_test.cpp"),
+      by_value("train.check_weights", other, "true", {}, "test/app/rank/check_weights_test.cpp"),
       by_value("train.tune_products", refusal, "false", {}, "acts only with run.device = cuda"),
       by_value("train.deterministic", plan, "false", large_attention),
       by_value("optimizer.name", weights, "lion"),

@@ -15,8 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "app/plan/load_plan.h"
-#include "app/train/run_context.h"
+#include "app/launch/run_ranks.h"
+#include "app/plan/run_context.h"
+#include "app/resolve/load_plan.h"
 #include "app/train/trainer.h"
 #include "core/fault/shutdown.h"
 

@@ -16,9 +16,9 @@
 #include "core/kernels/cuda/cudnn_attention.h"
 #include "core/kernels/cuda/cudnn_shape.h"
 #include "core/kernels/device_name.h"
-#include "core/kernels/segments.h"
 #include "core/nn/block_attention.h"
 #include "core/nn/cuda_attention.h"
+#include "core/tokens/segments.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 #include "test/support/not_run.h"
@@ -88,7 +88,7 @@ Result plain_document(const Tensor& q, const Tensor& k, const Tensor& v, const T
 
 Result expected(const Shape& s, at::ScalarType type) {
   const Operands x = operands(s, type, reference());
-  const auto segments = kernels::make_segments(s.starts, at::kCPU);
+  const auto segments = tokens::make_segments(s.starts, at::kCPU);
   const auto like = [](const Tensor& t) { return at::empty(t.sizes(), at::kDouble); };
   const Result all{.out = like(x.q), .dq = like(x.q), .dk = like(x.k), .dv = like(x.v)};
   for (int64_t i = 0; i < segments.documents(); ++i) {
@@ -102,7 +102,7 @@ Result expected(const Shape& s, at::ScalarType type) {
 
 Result run(const Shape& s, at::ScalarType type, AttentionBackEnd back_end, bool deterministic) {
   const Operands x = operands(s, type, subject());
-  const auto segments = kernels::make_segments(s.starts, subject().device);
+  const auto segments = tokens::make_segments(s.starts, subject().device);
   nn::AttentionStatistics statistics;
   statistics.options.deterministic = deterministic;
   const Tensor out = nn::cuda_attention_by(back_end, x.q, x.k, x.v, segments, statistics);
@@ -128,7 +128,7 @@ void check_same(const Result& a, const Result& b) {
 
 // On this GPU.
 nn::AttentionCall call_of(const Shape& s, bool deterministic) {
-  const auto segments = kernels::make_segments(s.starts, at::kCPU);
+  const auto segments = tokens::make_segments(s.starts, at::kCPU);
   return {.capability = kernels::compute_capability(subject().device),
           .heads = s.heads,
           .kv_heads = s.kv_heads,
@@ -193,7 +193,7 @@ TEST_CASE("cuDNN has plans wherever it is chosen") {
   for (const Shape& s : shapes) {
     if (!serves(AttentionBackEnd::cudnn, s, deterministic)) continue;
     const Operands x = operands(s, at::kBFloat16, subject());
-    const auto segments = kernels::make_segments(s.starts, subject().device);
+    const auto segments = tokens::make_segments(s.starts, subject().device);
     CHECK(kernels::cuda::why_not_cudnn({x.q, x.k, x.v, segments, deterministic}) == "");
   }
 }
@@ -216,7 +216,7 @@ TEST_CASE("cuDNN takes q and k that are no views of the fused qkv, as after QK-n
   const Shape& s = shapes.front();
   if (!serves(AttentionBackEnd::cudnn, s, true)) return test::not_run("cuDNN is not chosen on this GPU");
   const Operands x = operands(s, at::kBFloat16, subject());
-  const auto segments = kernels::make_segments(s.starts, subject().device);
+  const auto segments = tokens::make_segments(s.starts, subject().device);
   nn::AttentionStatistics statistics;
   const Tensor q = x.q.contiguous(), k = x.k.contiguous();
   const Tensor out = nn::cuda_attention_by(AttentionBackEnd::cudnn, q, k, x.v, segments, statistics);
@@ -239,7 +239,7 @@ TEST_CASE("cuDNN: heads in parts have the bits of all heads at once") {
   }
   const Result whole = run(s, at::kBFloat16, AttentionBackEnd::cudnn, true);
   const Operands x = operands(s, at::kBFloat16, subject());
-  const auto segments = kernels::make_segments(s.starts, subject().device);
+  const auto segments = tokens::make_segments(s.starts, subject().device);
   const int64_t group = s.heads / s.kv_heads;
   for (int64_t i = 0; i < s.kv_heads; ++i) {
     const auto queries = [&](const Tensor& t) { return t.narrow(1, i * group, group); };
@@ -260,7 +260,7 @@ TEST_CASE("blocks of a ring: gradients with equal bits") {
   const c10::InferenceMode inference;
   const Shape s{{0, 512}, 8, 2, 128};
   const Operands x = operands(s, at::kBFloat16, subject());
-  const std::vector<kernels::AttentionBlock> blocks{
+  const std::vector<tokens::AttentionBlock> blocks{
       {.query = 0, .rows = 512, .key = 0, .keys = 512, .causal = true},
       {.query = 256, .rows = 256, .key = 0, .keys = 128}};
   const auto f32 = x.q.options().dtype(at::kFloat);

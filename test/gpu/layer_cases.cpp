@@ -40,7 +40,7 @@ nn::TokenInfo token_info(const Place& place, std::vector<int32_t> starts, int64_
   Tensor positions = at::arange(starts.back(), at::kInt);
   positions.narrow(0, half, starts.back() - half).add_(40);
   return {.positions = positions.to(place.device),
-          .segments = kernels::make_segments(std::move(starts), place.device),
+          .segments = tokens::make_segments(std::move(starts), place.device),
           .rope = nn::make_rope_table(head_dim, 1024, 10000, {}, {}, place.device)};
 }
 

@@ -34,7 +34,7 @@ std::vector<data::Microbatch> microbatches(const models::ModelConfig& model, at:
     batch.tokens = batch.tokens.to(device);
     batch.labels = batch.labels.to(device);
     batch.positions = batch.positions.to(device);
-    batch.segments = kernels::make_segments(batch.segments.host_starts, device);
+    batch.segments = tokens::make_segments(batch.segments.host_starts, device);
     result.push_back(std::move(batch));
   }
   return result;

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "app/forecast/footprint.h"
 #include "core/data/context_part.h"
-#include "core/kernels/context_plan.h"
-#include "models/footprint.h"
+#include "core/tokens/context_split.h"
 #include "models/seams.h"
 #include "models/transformer_stage.h"
 #include "parallel/comm/thread/thread_communicator.h"
@@ -81,7 +81,7 @@ Result step(models::TransformerStage& stage, const std::vector<data::Microbatch>
   return result;
 }
 
-using Splits = std::vector<kernels::ContextSplit>;  // of each microbatch
+using Splits = std::vector<tokens::ContextSplit>;  // of each microbatch
 
 Result on_ranks(const models::ModelConfig& model, const std::vector<data::Microbatch>& batches,
                 const Splits& splits, const Run& run) {
@@ -93,10 +93,10 @@ Result on_ranks(const models::ModelConfig& model, const std::vector<data::Microb
     const auto stage = build(model, run, models::make_seams({.cp = &group, .cp_kind = run.kind}));
     std::vector<data::Microbatch> parts;
     for (size_t i = 0; i < batches.size(); ++i) {
-      kernels::ContextSplit split = splits[i];
+      tokens::ContextSplit split = splits[i];
       split.part = group.rank();
       parts.push_back(
-          data::part_of(batches[i], std::make_shared<const kernels::ContextSplit>(std::move(split))));
+          data::part_of(batches[i], std::make_shared<const tokens::ContextSplit>(std::move(split))));
     }
     all[static_cast<size_t>(group.rank())] = step(*stage, parts, run);
   });
@@ -138,8 +138,8 @@ TEST_CASE("a stage on context-parallel ranks has the losses and gradients of one
   const std::vector<data::Microbatch> batches = {random_microbatch(model, 2, 16, 1),
                                                  random_documents(model, {3, 1, 22, 6, 16}, 2)};
   const auto order = models::order_of(run.kind);
-  const Splits splits = {kernels::split_rows(order, 2, 16, ranks, 0),
-                         kernels::split_rows(order, 1, 48, ranks, 0)};
+  const Splits splits = {tokens::split_rows(order, 2, 16, ranks, 0),
+                         tokens::split_rows(order, 1, 48, ranks, 0)};
   const c10::InferenceMode inference;
   const auto whole = build(model, {}, {});
   const Result expected = step(*whole, batches, {});
@@ -157,20 +157,20 @@ TEST_CASE("a context-parallel stage holds the bytes that a dry run predicts") {
   const auto whole = random_microbatch(model, 2, 16, 1);
   const models::StageSlice slice{
       .index = 0, .first_layer = 0, .end_layer = 3, .embedding = true, .head = true};
-  const models::StageFootprint predicted = models::dry_run(model, slice,
-                                                           {.documents = 2,
-                                                            .length = 16,
-                                                            .bfloat16 = false,
-                                                            .recompute = recompute,
-                                                            .parallel = {.cp = 2, .cp_kind = kind}});
+  const app::StageFootprint predicted = app::dry_run(model, slice,
+                                                     {.documents = 2,
+                                                      .length = 16,
+                                                      .bfloat16 = false,
+                                                      .recompute = recompute,
+                                                      .parallel = {.cp = 2, .cp_kind = kind}});
   std::vector<int64_t> bytes(2);
   comm::run_thread_ranks(2, [&](comm::Communicator& group) {
     const c10::InferenceMode inference;
     at::set_num_threads(1);
     const auto stage =
         build(model, {.recompute = recompute}, models::make_seams({.cp = &group, .cp_kind = kind}));
-    auto split = kernels::split_rows(models::order_of(kind), 2, 16, 2, group.rank());
-    stage->forward(0, data::part_of(whole, std::make_shared<const kernels::ContextSplit>(std::move(split))),
+    auto split = tokens::split_rows(models::order_of(kind), 2, 16, 2, group.rank());
+    stage->forward(0, data::part_of(whole, std::make_shared<const tokens::ContextSplit>(std::move(split))),
                    {});
     bytes[static_cast<size_t>(group.rank())] = stage->saved_bytes();
     stage->discard();

@@ -8,10 +8,10 @@
 #include <random>
 #include <vector>
 
+#include "app/forecast/footprint.h"
 #include "core/data/context_part.h"
 #include "core/data/data_loader.h"
 #include "core/kernels/dry_run.h"
-#include "models/footprint.h"
 #include "parallel/comm/dry/dry_communicator.h"
 #include "test/core/data/token_files.h"
 #include "test/models/small_model.h"
@@ -46,7 +46,7 @@ data::Microbatch alone(const data::Microbatch& all, int64_t document, int64_t to
   return {.tokens = all.tokens.narrow(0, first, tokens),
           .labels = all.labels.narrow(0, first, tokens),
           .positions = all.positions.narrow(0, first, tokens),
-          .segments = kernels::make_segments({0, static_cast<int32_t>(tokens)}, at::kCPU),
+          .segments = tokens::make_segments({0, static_cast<int32_t>(tokens)}, at::kCPU),
           .targets = all.targets,
           .global_tokens = tokens,
           .global_targets = all.global_targets};
@@ -138,13 +138,13 @@ Bytes held(const models::ModelConfig& model, models::Recompute recompute, std::v
   data::Microbatch data{.tokens = {},
                         .labels = {},
                         .positions = {},
-                        .segments = kernels::make_segments(std::move(starts), at::kMeta),
+                        .segments = tokens::make_segments(std::move(starts), at::kMeta),
                         .targets = tokens,
                         .global_tokens = tokens,
                         .global_targets = tokens};
   if (cp > 1) {
-    data.context = std::make_shared<const kernels::ContextSplit>(
-        data::split_list(models::order_of(kind), tokens, cp, 0));
+    data.context =
+        std::make_shared<const tokens::ContextSplit>(data::split_list(models::order_of(kind), tokens, cp, 0));
   }
   const auto list = at::TensorOptions().device(at::kMeta);
   data.tokens = at::empty({data.token_count()}, list.dtype(at::kLong));

@@ -148,7 +148,7 @@ std::vector<data::Microbatch> microbatches_of(const at::Tensor& tokens, const at
                       .labels = labels[i].reshape({-1}),
                       .positions = at::arange(seq, at::kInt).repeat({batch}),
                       .filling = padding > 0 ? filling[i].reshape({-1}) : at::Tensor(),
-                      .segments = kernels::equal_segments(batch, seq, at::kCPU),
+                      .segments = tokens::equal_segments(batch, seq, at::kCPU),
                       .targets = labels[i].ne(data::ignore_label).sum().item<int64_t>(),
                       .global_tokens = batch * seq - padding,
                       .global_targets = labels[i].ne(data::ignore_label).sum().item<int64_t>()});

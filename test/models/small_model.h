@@ -91,7 +91,7 @@ inline data::Microbatch random_documents(const models::ModelConfig& model,
   data::Microbatch data{.tokens = at::randint(model.vocab, {tokens}, at::kLong),
                         .labels = at::randint(model.vocab, {tokens}, at::kLong),
                         .positions = at::cat(positions),
-                        .segments = kernels::make_segments(starts, at::kCPU),
+                        .segments = tokens::make_segments(starts, at::kCPU),
                         .targets = tokens - static_cast<int64_t>(lengths.size()),
                         .global_tokens = tokens,
                         .global_targets = tokens - static_cast<int64_t>(lengths.size())};

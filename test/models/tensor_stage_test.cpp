@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "app/forecast/footprint.h"
 #include "core/base/error.h"
-#include "models/footprint.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/models/small_model.h"
@@ -271,11 +271,11 @@ TEST_CASE("what a rank holds of a stage and of a microbatch is divided by the te
   model.attention_bias = model.mlp_bias = false;
   const auto recompute = GENERATE(Recompute::none, Recompute::cheap, Recompute::selective, Recompute::full);
   const auto footprint = [&](int tp, bool embedding, bool head) {
-    return models::dry_run(
+    return app::dry_run(
         model, {.first_layer = 0, .end_layer = 4, .embedding = embedding, .head = head},
         {.documents = 2, .length = 512, .bfloat16 = false, .recompute = recompute, .parallel = {.tp = tp}});
   };
-  const models::StageFootprint alone = footprint(1, true, true), shared = footprint(4, true, true);
+  const app::StageFootprint alone = footprint(1, true, true), shared = footprint(4, true, true);
   // All that a record holds is a share. Norms and rounding to whole buffers are all that parameters have
   // more.
   CHECK(shared.activation * 4 == alone.activation);
@@ -289,14 +289,14 @@ TEST_CASE("what a rank holds of a stage and of a microbatch is divided by the te
 TEST_CASE("what tensor-parallel ranks send is four exchanges of a layer forward, and six backward") {
   const models::ModelConfig model = shared_model("llama", false, 4);
   const int64_t tokens = 16;
-  const auto sent = [](const models::PassFootprint& pass) { return pass.cost.on(kernels::Wire::tp).bytes; };
+  const auto sent = [](const app::PassFootprint& pass) { return pass.cost.on(kernels::Wire::tp).bytes; };
   const auto footprint = [&](Recompute recompute, int64_t layers) {
-    return models::dry_run(model, {.first_layer = 0, .end_layer = static_cast<int>(layers)},
-                           {.length = tokens, .recompute = recompute, .parallel = {.tp = 2}});
+    return app::dry_run(model, {.first_layer = 0, .end_layer = static_cast<int>(layers)},
+                        {.length = tokens, .recompute = recompute, .parallel = {.tp = 2}});
   };
   // A gather and a scatter move the other rank's half of [tokens, hidden] in bfloat16 each.
   const double exchange = static_cast<double>(tokens / 2 * model.hidden * 2);
-  const models::StageFootprint none = footprint(Recompute::none, 1);
+  const app::StageFootprint none = footprint(Recompute::none, 1);
   CHECK(sent(none.forward) == 4 * exchange);
   CHECK(sent(none.backward) == 6 * exchange);
   CHECK(sent(none.backward_input) == 4 * exchange);

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "app/forecast/footprint.h"
 #include "core/base/error.h"
-#include "models/footprint.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/late_side_stream.h"
 #include "test/models/small_model.h"
@@ -132,7 +132,7 @@ TEST_CASE("packed documents give the sum of what each gives alone") {
     alone.push_back({.tokens = own(packed.tokens),
                      .labels = own(packed.labels),
                      .positions = own(packed.positions),
-                     .segments = kernels::equal_segments(1, packed.segments.length(i), at::kCPU),
+                     .segments = tokens::equal_segments(1, packed.segments.length(i), at::kCPU),
                      .targets = packed.segments.length(i) - 1});
   }
   Stages together = build_stages(model, {2, 2}, at::kFloat);
@@ -274,9 +274,9 @@ TEST_CASE("the bytes that a record holds are as predicted") {
     tokens += batches[i].segments.tokens();
     for (auto& stage : stages) {
       INFO("stage " << stage->index() << ", " << tokens << " tokens");
-      const models::StageFootprint predicted =
-          models::dry_run(model, stage->slice(),
-                          {.length = tokens, .bfloat16 = dtype == at::kBFloat16, .recompute = recompute});
+      const app::StageFootprint predicted =
+          app::dry_run(model, stage->slice(),
+                       {.length = tokens, .bfloat16 = dtype == at::kBFloat16, .recompute = recompute});
       CHECK(stage->saved_bytes() == predicted.activation);
     }
   }

@@ -22,7 +22,7 @@ int64_t block_rows(int64_t seq) {
 }
 
 // Scores of the widest block that any document takes.
-int64_t most_scores(const Segments& segments) {
+int64_t most_scores(const tokens::Segments& segments) {
   int64_t most = 0;
   for (int64_t i = 0; i < segments.documents(); ++i) {
     most = std::max(most, block_rows(segments.length(i)) * segments.length(i));
@@ -36,7 +36,7 @@ struct Shape {
   int64_t head_dim, block;
   float scale;
 
-  Shape(const Segments& segments, int64_t document, int64_t dim)
+  Shape(const tokens::Segments& segments, int64_t document, int64_t dim)
       : start(segments.first(document)),
         seq(segments.length(document)),
         head_dim(dim),
@@ -126,7 +126,7 @@ void backward_head(const Shape& s, const BackwardHead<T>& h, Workspace<T>& works
 
 // Threads share heads first, and documents within a head: so each gets a share of every document, long or
 // short.
-void causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& segments,
+void causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const tokens::Segments& segments,
                       Tensor& result, Tensor& logsumexp) {
   const int64_t documents = segments.documents();
   const int64_t group = q.size(1) / k.size(1);
@@ -145,8 +145,8 @@ void causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const S
 }
 
 void causal_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const Segments& segments, const Tensor& result, const Tensor& logsumexp,
-                               Tensor& dq, Tensor& dk, Tensor& dv) {
+                               const tokens::Segments& segments, const Tensor& result,
+                               const Tensor& logsumexp, Tensor& dq, Tensor& dk, Tensor& dv) {
   const int64_t documents = segments.documents();
   const int64_t kv_heads = k.size(1);
   const int64_t group = q.size(1) / kv_heads;

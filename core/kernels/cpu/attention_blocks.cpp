@@ -14,7 +14,7 @@ namespace pptrain::kernels::cpu {
 namespace {
 
 using at::Tensor;
-using Blocks = std::span<const AttentionBlock>;
+using Blocks = std::span<const tokens::AttentionBlock>;
 
 // Keys taken at a time: the scores of as many rows as products like stay in the second-level cache. A
 // multiple of kMostRows, so that a tile begins at or before the rows that see its end.
@@ -25,8 +25,9 @@ static_assert(kMostKeys % kMostRows == 0);
 std::vector<Blocks> by_document(Blocks blocks) {
   std::vector<Blocks> result;
   while (!blocks.empty()) {
-    const auto end = std::ranges::find_if(
-        blocks, [&](const AttentionBlock& block) { return block.document != blocks.front().document; });
+    const auto end = std::ranges::find_if(blocks, [&](const tokens::AttentionBlock& block) {
+      return block.document != blocks.front().document;
+    });
     const auto count = static_cast<size_t>(end - blocks.begin());
     result.push_back(blocks.first(count));
     blocks = blocks.subspan(count);
@@ -36,7 +37,7 @@ std::vector<Blocks> by_document(Blocks blocks) {
 
 int64_t most_scores(Blocks blocks) {
   int64_t keys = 0;
-  for (const AttentionBlock& block : blocks) keys = std::max(keys, block.keys);
+  for (const tokens::AttentionBlock& block : blocks) keys = std::max(keys, block.keys);
   return kMostRows * std::min(keys, kMostKeys);
 }
 
@@ -52,7 +53,7 @@ struct Tile {
 
 // Calls f for the tiles of a block, row after row, and of a row in the order of its keys.
 template <class F>
-void for_tiles(const AttentionBlock& block, F f) {
+void for_tiles(const tokens::AttentionBlock& block, F f) {
   for (int64_t row = 0; row < block.rows; row += kMostRows) {
     const int64_t rows = std::min(kMostRows, block.rows - row);
     const int64_t seen = block.causal ? row + rows : block.keys;
@@ -161,7 +162,7 @@ void add_attention_blocks(const Tensor& q, const Tensor& k, const Tensor& v, Blo
                                   .v = head_in<T>(v, 0, head / group),
                                   .out = head_out<float>(out, 0, head),
                                   .logsumexp = cpu::out<float>(logsumexp) + head * q.size(0)};
-        for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
+        for (const tokens::AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
           for_tiles(block, [&](const Tile& tile) { forward_tile(args, tile, q.size(2), workspace); });
         }
       }
@@ -191,7 +192,7 @@ void add_attention_blocks_backward(const Tensor& dout, const Tensor& q, const Te
                                       .dq = head_out<float>(dq, 0, head),
                                       .dk = head_out<float>(dk, 0, kv_head),
                                       .dv = head_out<float>(dv, 0, kv_head)};
-          for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
+          for (const tokens::AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
             for_tiles(block, [&](const Tile& tile) { backward_tile(args, tile, q.size(2), workspace); });
           }
         }

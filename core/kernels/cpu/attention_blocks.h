@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include "core/kernels/attention_block.h"
+#include "core/tokens/context_split.h"
 
 namespace pptrain::kernels::cpu {
 
@@ -16,13 +16,14 @@ namespace pptrain::kernels::cpu {
 // [queries, heads, head_dim]; k, v: T [keys, kv_heads, head_dim]; any strides with the last one 1. out:
 // float32, as q; logsumexp: float32 [heads, queries]; contiguous.
 void add_attention_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          std::span<const AttentionBlock> blocks, at::Tensor& out, at::Tensor& logsumexp);
+                          std::span<const tokens::AttentionBlock> blocks, at::Tensor& out,
+                          at::Tensor& logsumexp);
 
 // Adds the blocks' share of the gradients to dq, dk and dv: float32, as q, k and v, contiguous. out: T, as q,
 // and logsumexp are those of all keys; dout: T, as q.
 void add_attention_blocks_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                    const at::Tensor& v, const at::Tensor& out, const at::Tensor& logsumexp,
-                                   std::span<const AttentionBlock> blocks, at::Tensor& dq, at::Tensor& dk,
-                                   at::Tensor& dv);
+                                   std::span<const tokens::AttentionBlock> blocks, at::Tensor& dq,
+                                   at::Tensor& dk, at::Tensor& dv);
 
 }  // namespace pptrain::kernels::cpu

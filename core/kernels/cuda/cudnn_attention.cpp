@@ -29,7 +29,7 @@ HeadLayout layout_of(const Tensor& x) {
 }
 
 CudnnSizes sizes_of(const CudnnOperands& x) {
-  const Segments& s = x.segments;
+  const tokens::Segments& s = x.segments;
   const CudnnShape shape = cudnn_shape(s.documents(), s.longest, s.tokens(), s.equal_lengths());
   const int64_t parts =
       head_parts(shape, x.q.size(1), x.k.size(1), x.deterministic, compute_capability(x.q.device()));
@@ -101,7 +101,7 @@ class Arguments {
   }
 
   // Of ragged documents: their lengths, and where they begin in each tensor.
-  Arguments& add_index(const CudnnSizes& z, CudnnPass pass, const Segments& segments) {
+  Arguments& add_index(const CudnnSizes& z, CudnnPass pass, const tokens::Segments& segments) {
     if (!z.shape.ragged) return *this;
     const RaggedIndex index(segments.starts, z.shape.documents, segments.tokens());
     add(CudnnUid::q_lengths, index.lengths).add(CudnnUid::k_lengths, index.lengths);

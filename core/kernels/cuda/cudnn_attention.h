@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "core/kernels/segments.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::kernels::cuda {
 
@@ -20,7 +20,7 @@ bool has_cudnn_attention();
 // of heads; other strides than the last one are multiples of 8, and addresses of 16 bytes.
 struct CudnnOperands {
   const at::Tensor &q, &k, &v;
-  const Segments& segments;
+  const tokens::Segments& segments;
   bool deterministic;  // the backward pass
 };
 

@@ -76,7 +76,7 @@ std::vector<std::vector<int64_t>> generate_plainly(const Overrides& overrides,
         const data::Microbatch data{.tokens = at::tensor(tokens, at::kLong),
                                     .labels = {},
                                     .positions = at::arange(count, at::kInt),
-                                    .segments = kernels::equal_segments(1, count, at::kCPU)};
+                                    .segments = tokens::equal_segments(1, count, at::kCPU)};
         const at::Tensor logits =
             model.stages().front()->logits(data, {}, at::tensor({count - 1}, at::kLong)).to(at::kFloat);
         tokens.push_back(app::choose(options.sampling,
@@ -208,7 +208,7 @@ TEST_CASE("logits from the cache are those of whole sequences", "[generator]") {
     return data::Microbatch{.tokens = whole.tokens.index_select(0, index),
                             .labels = {},
                             .positions = whole.positions.index_select(0, index),
-                            .segments = kernels::make_segments(std::move(starts), at::kCPU)};
+                            .segments = tokens::make_segments(std::move(starts), at::kCPU)};
   };
   const auto run = [&](const std::vector<int64_t>& places, std::vector<int32_t> starts,
                        const std::vector<nn::CachedDocument>& documents) {

@@ -4,8 +4,8 @@
 #include <array>
 #include <mutex>
 
-#include "app/train/datasets.h"
-#include "app/train/rank_model.h"
+#include "app/data/datasets.h"
+#include "app/rank/rank_model.h"
 #include "core/base/error.h"
 #include "core/data/data_loader.h"
 #include "core/optim/optimizer.h"

@@ -303,7 +303,7 @@ void check_parts(const std::vector<std::vector<Microbatch>>& by_rank, const std:
 TEST_CASE("context-parallel ranks share out each row, with the labels and positions of the whole") {
   const ScratchFolder folder;
   const TokenDataset dataset = counting(folder, 82);  // the last row of its validation is short
-  const auto order = GENERATE(kernels::ContextOrder::zigzag, kernels::ContextOrder::contiguous);
+  const auto order = GENERATE(tokens::ContextOrder::zigzag, tokens::ContextOrder::contiguous);
   const int ranks = GENERATE(2, 3);
   LoaderOptions options{.seq_len = 12, .micro_batch_size = 2, .microbatches = 2, .dp_size = 2, .dp_rank = 1};
   const DataLoader alone(dataset, options, true, 3);
@@ -359,7 +359,7 @@ TEST_CASE("rows are cut into documents behind the token that ends them") {
   // Data ranks know each other's targets; context ranks have the documents of the whole list.
   LoaderOptions shared{
       .seq_len = seq_len, .dp_size = 3, .dp_rank = 1, .cp_size = 2, .cp_rank = 1, .document_end = 9};
-  shared.cp_order = kernels::ContextOrder::contiguous;
+  shared.cp_order = tokens::ContextOrder::contiguous;
   const Step part = DataLoader(dataset, shared, false, 0).step(0);
   const Microbatch& own = part.microbatches.at(0);
   CHECK(at::equal(own.tokens, at::tensor({6, 9}, at::kLong)));

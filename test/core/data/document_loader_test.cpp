@@ -315,7 +315,7 @@ TEST_CASE("the last document grows over the filling, and none is longer than a r
 TEST_CASE("context-parallel ranks share out lists of any length") {
   const ScratchFolder folder;
   const TokenDataset dataset = Corpus(300, 6).dataset(folder);
-  const auto order = GENERATE(kernels::ContextOrder::zigzag, kernels::ContextOrder::contiguous);
+  const auto order = GENERATE(tokens::ContextOrder::zigzag, tokens::ContextOrder::contiguous);
   for (const Mode& mode : modes) {
     LoaderOptions options = options_of(mode);
     options.cp_order = order;
@@ -331,7 +331,7 @@ TEST_CASE("context-parallel ranks share out lists of any length") {
       for (const Step& part : parts) {
         const Microbatch& own = part.microbatches[j];
         CHECK(own.segments.host_starts == first.segments.host_starts);
-        CHECK_NOTHROW(kernels::check_split(*own.context, own.segments.tokens()));
+        CHECK_NOTHROW(tokens::check_split(*own.context, own.segments.tokens()));
         least = std::min(least, own.token_count());
         most = std::max(most, own.token_count());
         size_t local = 0;
@@ -345,11 +345,11 @@ TEST_CASE("context-parallel ranks share out lists of any length") {
       CHECK(std::ranges::find(ids, -1) == ids.end());
     }
   }
-  CHECK_THROWS_AS(split_list(kernels::ContextOrder::zigzag, 3, 2, 0), Error);
+  CHECK_THROWS_AS(split_list(tokens::ContextOrder::zigzag, 3, 2, 0), Error);
 }
 
 TEST_CASE("a list is long enough for every rank that shares it") {
-  for (const auto order : {kernels::ContextOrder::zigzag, kernels::ContextOrder::contiguous}) {
+  for (const auto order : {tokens::ContextOrder::zigzag, tokens::ContextOrder::contiguous}) {
     for (int cp = 1; cp <= 5; ++cp) {
       for (int64_t tp = 1; tp <= 5; ++tp) {
         LoaderOptions options{.seq_len = 1, .cp_size = cp, .cp_order = order, .tp_size = tp};

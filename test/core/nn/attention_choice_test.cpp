@@ -159,7 +159,7 @@ TEST_CASE("what memory-efficient attention takes, in bytes", "[nn]") {
 
 TEST_CASE("a dry run for a GPU counts its library's memory, and has its gradients", "[nn]") {
   const auto meta = at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16);
-  const kernels::Segments segments = kernels::equal_segments(2, 256, at::kMeta);
+  const tokens::Segments segments = tokens::equal_segments(2, 256, at::kMeta);
   struct Row {
     kernels::GpuKind gpu;
     bool deterministic;
@@ -191,7 +191,7 @@ TEST_CASE("a block of a ring counts FlashAttention-2's memory and its own gradie
   kernels::DryRun run({.capability = 90, .multiprocessors = 132});
   const at::Tensor q = at::empty({300, 4, 64}, meta), k = at::empty({200, 2, 64}, meta);
   nn::PartialAttention seen = nn::no_attention(q);
-  const std::vector<kernels::AttentionBlock> blocks{
+  const std::vector<tokens::AttentionBlock> blocks{
       {.query = 0, .rows = 100, .key = 0, .keys = 100, .causal = true},
       {.query = 100, .rows = 200, .key = 0, .keys = 200, .causal = false}};
   run.reset_peak();

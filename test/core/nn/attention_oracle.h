@@ -9,12 +9,12 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/kernels/segments.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::test {
 
 // bool [tokens, tokens]: whether the query of the row does not see the key of the column.
-inline at::Tensor hidden_pairs(const kernels::Segments& segments) {
+inline at::Tensor hidden_pairs(const tokens::Segments& segments) {
   at::Tensor hidden = at::ones({segments.tokens(), segments.tokens()}, at::kBool);
   for (int64_t d = 0; d < segments.documents(); ++d) {
     const int64_t length = segments.length(d);
@@ -27,7 +27,7 @@ inline at::Tensor hidden_pairs(const kernels::Segments& segments) {
 
 // q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim] -> [tokens, heads, head_dim].
 inline at::Tensor masked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                   const kernels::Segments& segments) {
+                                   const tokens::Segments& segments) {
   const auto by_head = [&](const at::Tensor& x) {
     return x.transpose(0, 1).repeat_interleave(q.size(1) / x.size(1), 0);
   };

@@ -61,7 +61,7 @@ class Halves final : public nn::AttentionProduct {
 
 nn::TokenInfo some_tokens(at::Device device) {
   return {.positions = at::arange(20, at::TensorOptions().dtype(at::kInt).device(device)),
-          .segments = kernels::make_segments({0, 8, 20}, device),
+          .segments = tokens::make_segments({0, 8, 20}, device),
           .rope = nn::make_rope_table(8, 20, 10000, {}, {}, device)};
 }
 
@@ -106,7 +106,7 @@ TEST_CASE("on the meta device the local product gives shapes alone", "[nn]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto kind = at::TensorOptions().dtype(type).device(at::kMeta);
   const nn::TokenInfo tokens{
-      .positions = {}, .segments = kernels::make_segments({0, 8, 20}, at::kMeta), .rope = {}};
+      .positions = {}, .segments = tokens::make_segments({0, 8, 20}, at::kMeta), .rope = {}};
   const Tensor q = at::empty({20, 4, 8}, kind), k = at::empty({20, 2, 8}, kind),
                v = at::empty({20, 2, 8}, kind);
   const auto product = nn::make_local_attention();

@@ -26,12 +26,12 @@ using Mode = nn::WeightGradQueue::Mode;
 
 namespace {
 
-kernels::Segments segments_of(const std::vector<int32_t>& starts) {
-  return kernels::make_segments(starts, at::kCPU);
+tokens::Segments segments_of(const std::vector<int32_t>& starts) {
+  return tokens::make_segments(starts, at::kCPU);
 }
 
 // q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], each document alone.
-Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Segments& segments) {
+Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const tokens::Segments& segments) {
   const int64_t group = q.size(1) / k.size(1);
   const auto heads = [&](const Tensor& x, int64_t document) {
     return x.narrow(0, segments.first(document), segments.length(document)).transpose(0, 1);
@@ -161,7 +161,7 @@ TEST_CASE("a document's attention has the same bits alone and among others", "[n
   const auto grads = nn::causal_attention_backward(dout, q, k, v, segments, out, stats);
   for (int64_t i = 0; i < segments.documents(); ++i) {
     const auto own = [&](const Tensor& x) { return x.narrow(0, segments.first(i), segments.length(i)); };
-    const auto one = kernels::equal_segments(1, segments.length(i), at::kCPU);
+    const auto one = tokens::equal_segments(1, segments.length(i), at::kCPU);
     nn::AttentionStatistics own_stats;
     const Tensor own_out = nn::causal_attention(own(q), own(k), own(v), one, own_stats);
     CHECK(same_bits(own_out, own(out)));

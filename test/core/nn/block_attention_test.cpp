@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/kernels/context_plan.h"
 #include "core/kernels/cpu/attention.h"
 #include "core/kernels/dry_run.h"
 #include "core/nn/plain_attention.h"
+#include "core/tokens/context_split.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/attention_oracle.h"
 #include "test/support/catch.h"
@@ -19,7 +19,7 @@
 using namespace pptrain;
 using namespace pptrain::test;
 using at::Tensor;
-using kernels::AttentionBlock;
+using tokens::AttentionBlock;
 
 namespace {
 
@@ -42,7 +42,7 @@ void backward(Way way, const Tensor& dout, const Tensor& q, const Tensor& k, con
   }
 }
 
-Tensor own_rows(const Tensor& x, const kernels::ContextSplit& split, int rank) {
+Tensor own_rows(const Tensor& x, const tokens::ContextSplit& split, int rank) {
   std::vector<Tensor> parts;
   for (const auto& range : split.ranges[static_cast<size_t>(rank)]) {
     parts.push_back(x.narrow(0, range.begin, range.length()));
@@ -50,7 +50,7 @@ Tensor own_rows(const Tensor& x, const kernels::ContextSplit& split, int rank) {
   return at::cat(parts);
 }
 
-void put_rows(const Tensor& from, const kernels::ContextSplit& split, int rank, const Tensor& to) {
+void put_rows(const Tensor& from, const tokens::ContextSplit& split, int rank, const Tensor& to) {
   int64_t local = 0;
   for (const auto& range : split.ranges[static_cast<size_t>(rank)]) {
     to.narrow(0, range.begin, range.length()).copy_(from.narrow(0, local, range.length()));
@@ -63,8 +63,8 @@ struct Result {
 };
 
 // What all ranks find, each with the keys of one rank after the other.
-Result in_parts(Way way, const kernels::ContextSplit& split, const kernels::Segments& segments,
-                const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) {
+Result in_parts(Way way, const tokens::ContextSplit& split, const tokens::Segments& segments, const Tensor& q,
+                const Tensor& k, const Tensor& v, const Tensor& dout) {
   const auto f32 = q.options().dtype(at::kFloat);
   Result all{.out = at::empty(q.sizes(), q.options()),
              .logsumexp = at::empty({q.size(0), q.size(1)}, f32),
@@ -73,8 +73,8 @@ Result in_parts(Way way, const kernels::ContextSplit& split, const kernels::Segm
              .dv = at::zeros(k.sizes(), f32)};
   for (int r = 0; r < split.parts(); ++r) {
     const auto blocks = [&](int keys) {
-      return kernels::attention_blocks(kernels::document_pieces(split, r, segments),
-                                       kernels::document_pieces(split, keys, segments));
+      return tokens::attention_blocks(tokens::document_pieces(split, r, segments),
+                                      tokens::document_pieces(split, keys, segments));
     };
     const Tensor own_q = own_rows(q, split, r), own_dout = own_rows(dout, split, r);
     nn::PartialAttention seen = nn::no_attention(own_q);
@@ -114,10 +114,10 @@ TEST_CASE("parts of attention add up to the whole, with its gradients", "[nn]") 
                                Sizes{96, 6, 2, 10, {0, 1, 2, 40, 41, 77, 96}, 3});
   INFO(sizes.tokens << " tokens, " << sizes.ranks << " ranks, type " << c10::toString(type));
   at::manual_seed(11);
-  const auto segments = kernels::make_segments(sizes.starts, at::kCPU);
-  const auto split = kernels::split_rows(
-      sizes.ranks == 1 ? kernels::ContextOrder::contiguous : kernels::ContextOrder::zigzag, 1, sizes.tokens,
-      sizes.ranks, 0);
+  const auto segments = tokens::make_segments(sizes.starts, at::kCPU);
+  const auto split =
+      tokens::split_rows(sizes.ranks == 1 ? tokens::ContextOrder::contiguous : tokens::ContextOrder::zigzag,
+                         1, sizes.tokens, sizes.ranks, 0);
   const Tensor q = random({sizes.tokens, sizes.heads, sizes.head_dim}, type);
   const Tensor k = random({sizes.tokens, sizes.kv_heads, sizes.head_dim}, type);
   const Tensor v = random({sizes.tokens, sizes.kv_heads, sizes.head_dim}, type);
@@ -137,13 +137,13 @@ TEST_CASE("parts of attention add up to the whole, with its gradients", "[nn]") 
 TEST_CASE("whole documents give the local kernel's values, on any number of threads", "[nn]") {
   const c10::InferenceMode inference;
   at::manual_seed(2);
-  const auto segments = kernels::make_segments({0, 300, 301, 640}, at::kCPU);
-  const auto split = kernels::split_rows(kernels::ContextOrder::contiguous, 1, 640, 1, 0);
+  const auto segments = tokens::make_segments({0, 300, 301, 640}, at::kCPU);
+  const auto split = tokens::split_rows(tokens::ContextOrder::contiguous, 1, 640, 1, 0);
   // Strided views, as of a fused qkv.
   const Tensor qkv = random({640, 8, 16}, at::kFloat);
   const Tensor q = qkv.narrow(1, 0, 4), k = qkv.narrow(1, 4, 2), v = qkv.narrow(1, 6, 2);
-  const auto pieces = kernels::document_pieces(split, 0, segments);
-  const auto blocks = kernels::attention_blocks(pieces, pieces);
+  const auto pieces = tokens::document_pieces(split, 0, segments);
+  const auto blocks = tokens::attention_blocks(pieces, pieces);
   nn::AttentionStatistics statistics;
   const Tensor expected = nn::causal_attention(q, k, v, segments, statistics);
   std::vector<nn::PartialAttention> results;

@@ -27,10 +27,10 @@ struct Documents {
   std::vector<int64_t> lengths;
   std::vector<Tensor> q, k, v;  // of each layer: [sum of lengths, heads, head_dim]
 
-  kernels::Segments segments() const {
+  tokens::Segments segments() const {
     std::vector<int32_t> starts{0};
     for (const int64_t length : lengths) starts.push_back(starts.back() + static_cast<int32_t>(length));
-    return kernels::make_segments(starts, at::kCPU);
+    return tokens::make_segments(starts, at::kCPU);
   }
 };
 
@@ -53,7 +53,7 @@ Documents random_documents(std::vector<int64_t> lengths, int64_t heads, int64_t 
 Tensor rows_at(const Documents& documents, const Tensor& x, const std::vector<int64_t>& first,
                const std::vector<int64_t>& count) {
   std::vector<Tensor> parts;
-  const kernels::Segments segments = documents.segments();
+  const tokens::Segments segments = documents.segments();
   for (size_t i = 0; i < documents.lengths.size(); ++i)
     parts.push_back(x.narrow(0, segments.first(static_cast<int64_t>(i)) + first[i], count[i]));
   return at::cat(parts);
@@ -62,7 +62,7 @@ Tensor rows_at(const Documents& documents, const Tensor& x, const std::vector<in
 nn::TokenInfo info_of(const std::vector<int64_t>& lengths) {
   std::vector<int32_t> starts{0};
   for (const int64_t length : lengths) starts.push_back(starts.back() + static_cast<int32_t>(length));
-  return {.positions = {}, .segments = kernels::make_segments(starts, at::kCPU), .rope = {}};
+  return {.positions = {}, .segments = tokens::make_segments(starts, at::kCPU), .rope = {}};
 }
 
 }  // namespace

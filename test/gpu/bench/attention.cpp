@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/kernels/segments.h"
+#include "core/tokens/segments.h"
 #include "test/gpu/bench/sections.h"
 
 namespace pptrain::bench {
@@ -27,7 +27,7 @@ using at::Tensor;
 // q, k, v as views of the fused product, [tokens, heads, head_dim], and the gradient of the output.
 struct Operands {
   Tensor q, k, v, dout;
-  kernels::Segments segments;
+  tokens::Segments segments;
 };
 
 Operands make_operands(const Bench& bench, int64_t sequence) {
@@ -38,7 +38,7 @@ Operands make_operands(const Bench& bench, int64_t sequence) {
           .k = qkv.narrow(1, sizes.heads, sizes.kv_heads),
           .v = qkv.narrow(1, sizes.heads + sizes.kv_heads, sizes.kv_heads),
           .dout = bench.random({tokens, sizes.heads, sizes.head_dim}, at::kBFloat16, 1e-3),
-          .segments = kernels::equal_segments(tokens / sequence, sequence, bench.device())};
+          .segments = tokens::equal_segments(tokens / sequence, sequence, bench.device())};
 }
 
 // One back end on one set of operands. backward() follows a forward(), and may be called again and again.
@@ -81,7 +81,7 @@ class AtenRun : public Run {
   }
 
  protected:
-  static Tensor batched(const Tensor& x, const kernels::Segments& segments) {
+  static Tensor batched(const Tensor& x, const tokens::Segments& segments) {
     return x.view({segments.documents(), segments.longest, x.size(1), x.size(2)}).transpose(1, 2);
   }
   Tensor q_, k_, v_, dout_, out_, logsumexp_, seed_, offset_;

@@ -75,7 +75,7 @@ class StageRun {
     return {.tokens = bench.random_integers(vocab, sequence),
             .labels = bench.random_integers(vocab, sequence),
             .positions = at::arange(sequence, ints),
-            .segments = kernels::equal_segments(1, sequence, bench.device()),
+            .segments = tokens::equal_segments(1, sequence, bench.device()),
             .targets = sequence,
             .global_tokens = sequence,
             .global_targets = sequence};

@@ -16,24 +16,24 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/kernels/context_plan.h"
 #include "core/kernels/dry_run.h"
 #include "core/nn/attention_product.h"
+#include "core/tokens/context_split.h"
 #include "parallel/comm/dry/dry_communicator.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/context/ring_attention.h"
 #include "parallel/context/ulysses_attention.h"
 #include "test/core/kernels/compare.h"
-#include "test/core/kernels/random_split.h"
+#include "test/core/tokens/random_split.h"
 #include "test/core/nn/attention_oracle.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
 using namespace pptrain::test;
 using at::Tensor;
-using kernels::ContextOrder;
-using kernels::ContextSplit;
-using kernels::Segments;
+using tokens::ContextOrder;
+using tokens::ContextSplit;
+using tokens::Segments;
 
 namespace {
 
@@ -148,8 +148,8 @@ TEST_CASE("rows shared out among ranks give the attention and gradients of one r
            << ranks << ", rows " << rows << ", kv_heads " << kv_heads);
       const Operands x = random_operands(rows * length, heads, kv_heads, 8, type);
       const auto order = kind == Kind::ring ? ContextOrder::zigzag : ContextOrder::contiguous;
-      check(kind, x, kernels::equal_segments(rows, length, at::kCPU),
-            kernels::split_rows(order, rows, length, ranks, 0));
+      check(kind, x, tokens::equal_segments(rows, length, at::kCPU),
+            tokens::split_rows(order, rows, length, ranks, 0));
     }
   }
 }
@@ -165,11 +165,11 @@ TEST_CASE("documents that cross ranks attend within themselves") {
     const int64_t tokens = 12 * ranks;
     Segments segments = random_documents(random, tokens);
     // By hand: shorter than a piece, of one token, and over three ranks or more.
-    if (round == 2) segments = kernels::make_segments({0, 2, 3, 5, 47, 48}, at::kCPU);
+    if (round == 2) segments = tokens::make_segments({0, 2, 3, 5, 47, 48}, at::kCPU);
     const ContextSplit split = round % 3 == 0 ? random_split(random, tokens, ranks)
                                : round % 3 == 1
-                                   ? kernels::split_rows(ContextOrder::contiguous, 1, tokens, ranks, 0)
-                                   : kernels::split_rows(ContextOrder::zigzag, 1, tokens, ranks, 0);
+                                   ? tokens::split_rows(ContextOrder::contiguous, 1, tokens, ranks, 0)
+                                   : tokens::split_rows(ContextOrder::zigzag, 1, tokens, ranks, 0);
     INFO((kind == Kind::ring ? "ring of " : "ulysses of ") << ranks << ", documents " << text(segments));
     check(kind, random_operands(tokens, ranks == 3 ? 6 : 8, 2, 8, type), segments, split);
   }
@@ -178,7 +178,7 @@ TEST_CASE("documents that cross ranks attend within themselves") {
 TEST_CASE("a list that is not shared out is computed by each rank for itself") {
   at::set_num_threads(1);
   const Kind kind = GENERATE(Kind::ring, Kind::ulysses);
-  const Segments segments = kernels::make_segments({0, 5, 12}, at::kCPU);
+  const Segments segments = tokens::make_segments({0, 5, 12}, at::kCPU);
   const Operands x = random_operands(12, 4, 2, 8, at::kFloat);
   const auto local = nn::make_local_attention();
   std::array<Tensor, 2> out, dk;
@@ -207,20 +207,20 @@ TEST_CASE("a split of other ranks is refused") {
   const Kind kind = GENERATE(Kind::ring, Kind::ulysses);
   const auto group = comm::make_dry(kernels::Wire::cp, 0, 2);
   const auto product = make_product(kind, *group);
-  const Segments segments = kernels::equal_segments(1, 16, at::kMeta);
+  const Segments segments = tokens::equal_segments(1, 16, at::kMeta);
   const Tensor q = at::empty({8, 4, 8}, at::TensorOptions().device(at::kMeta));
   nn::AttentionProduct::Saved saved;
   const auto run = [&](const nn::TokenInfo& tokens, const Tensor& x) {
     product->forward(x, x, x, tokens, saved);
   };
-  const ContextSplit split = kernels::split_rows(ContextOrder::zigzag, 1, 16, 2, 0);
+  const ContextSplit split = tokens::split_rows(ContextOrder::zigzag, 1, 16, 2, 0);
   CHECK_NOTHROW(run(token_info(segments, split, 0), q));
   CHECK_THROWS_WITH(run(token_info(segments, split, 1), q),
                     "attention: tokens of rank 1 of 2, but this is rank 0 of a group of 2");
-  CHECK_THROWS_AS(run(token_info(segments, kernels::split_rows(ContextOrder::zigzag, 1, 16, 4, 0), 0), q),
+  CHECK_THROWS_AS(run(token_info(segments, tokens::split_rows(ContextOrder::zigzag, 1, 16, 4, 0), 0), q),
                   Error);
   CHECK_THROWS_AS(run(token_info(segments, split, 0), q.narrow(0, 0, 7)), Error);
-  CHECK_THROWS_AS(run(token_info(kernels::equal_segments(1, 17, at::kMeta), split, 0), q), Error);
+  CHECK_THROWS_AS(run(token_info(tokens::equal_segments(1, 17, at::kMeta), split, 0), q), Error);
   // The product of a rank that is alone has no other ranks' keys.
   CHECK_THROWS_AS(nn::make_local_attention()->forward(q, q, q, token_info(segments, split, 0), saved), Error);
 }
@@ -259,13 +259,13 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
   const int64_t own = static_cast<int64_t>(rows * length) / ranks;
   const Tensor q = at::empty({own, static_cast<int64_t>(heads), static_cast<int64_t>(dim)}, kind);
   const Tensor k = at::empty({own, static_cast<int64_t>(kv_heads), static_cast<int64_t>(dim)}, kind);
-  const Segments segments = kernels::equal_segments(2, 64, at::kMeta);
+  const Segments segments = tokens::equal_segments(2, 64, at::kMeta);
   const double products = 2 * rows * (length * length / 2) * heads * dim / ranks;  // of each rank
   const double kv = static_cast<double>(own) * 2 * kv_heads * dim;  // elements of keys and values
   for (int rank = 0; rank < ranks; ++rank) {
     INFO("rank " << rank);
     const DryCosts ring = dry_costs(Kind::ring, rank, segments,
-                                    kernels::split_rows(ContextOrder::zigzag, 2, 64, ranks, rank), q, k);
+                                    tokens::split_rows(ContextOrder::zigzag, 2, 64, ranks, rank), q, k);
     CHECK(ring.forward.attention_flops == 2 * products);
     CHECK(ring.backward.attention_flops == 5 * products);
     CHECK(ring.forward.on(kernels::Wire::cp) == kernels::Traffic{.bytes = 3 * kv * bf16, .messages = 3});
@@ -275,7 +275,7 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
 
     const DryCosts ulysses =
         dry_costs(Kind::ulysses, rank, segments,
-                  kernels::split_rows(ContextOrder::contiguous, 2, 64, ranks, rank), q, k);
+                  tokens::split_rows(ContextOrder::contiguous, 2, 64, ranks, rank), q, k);
     CHECK(ulysses.forward.attention_flops == 2 * products);
     CHECK(ulysses.backward.attention_flops == 5 * products);
     // To each of three ranks two query heads, a key and a value head; back two heads of out. Then in reverse.
@@ -285,8 +285,8 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
   }
   // Documents that lie on one rank each: nothing travels.
   const DryCosts alone =
-      dry_costs(Kind::ring, 1, kernels::equal_segments(ranks, own, at::kMeta),
-                kernels::split_rows(ContextOrder::contiguous, 1, own * ranks, ranks, 1), q, k);
+      dry_costs(Kind::ring, 1, tokens::equal_segments(ranks, own, at::kMeta),
+                tokens::split_rows(ContextOrder::contiguous, 1, own * ranks, ranks, 1), q, k);
   CHECK(alone.forward.on(kernels::Wire::cp) == kernels::Traffic{});
   CHECK(alone.backward.on(kernels::Wire::cp) == kernels::Traffic{});
 }
@@ -323,7 +323,7 @@ Seconds time_ranks(Kind kind, int ranks, const Operands& x, const Segments& segm
     at::set_num_threads(1);
     const auto order = kind == Kind::ring ? ContextOrder::zigzag : ContextOrder::contiguous;
     nn::TokenInfo tokens =
-        token_info(segments, kernels::split_rows(order, 1, segments.tokens(), ranks, 0), group.rank());
+        token_info(segments, tokens::split_rows(order, 1, segments.tokens(), ranks, 0), group.rank());
     const ContextSplit own = *tokens.context;
     if (local) tokens.context = nullptr;
     const Operands mine{own_rows(x.q, own), own_rows(x.k, own), own_rows(x.v, own), own_rows(x.dout, own)};
@@ -346,7 +346,7 @@ Seconds time_ranks(Kind kind, int ranks, const Operands& x, const Segments& segm
 TEST_CASE("speed of two ranks against one", "[.speed]") {
   constexpr int64_t length = 8192, heads = 4, kv_heads = 2, dim = 128;
   const Operands x = random_operands(length, heads, kv_heads, dim, at::kBFloat16);
-  const Segments segments = kernels::equal_segments(1, length, at::kCPU);
+  const Segments segments = tokens::equal_segments(1, length, at::kCPU);
   for (int round = 0; round < 3; ++round) {
     const Seconds local = time_ranks(Kind::ring, 1, x, segments, /*local=*/true);
     const Seconds ring = time_ranks(Kind::ring, 1, x, segments);

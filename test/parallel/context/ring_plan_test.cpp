@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/kernels/context_plan.h"
+#include "core/tokens/context_split.h"
 #include "parallel/context/head_exchange.h"
-#include "test/core/kernels/random_split.h"
+#include "test/core/tokens/random_split.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -16,7 +16,7 @@ using namespace pptrain::test;
 
 namespace {
 
-std::vector<RingPlan> plans(kernels::ContextSplit split, const kernels::Segments& segments) {
+std::vector<RingPlan> plans(tokens::ContextSplit split, const tokens::Segments& segments) {
   std::vector<RingPlan> result;
   for (split.part = 0; split.part < split.parts(); ++split.part) result.push_back(plan_ring(split, segments));
   return result;
@@ -44,9 +44,9 @@ TEST_CASE("ranks agree on how far keys travel, and on who computes with whose") 
 }
 
 TEST_CASE("the ring stops where nobody needs more") {
-  const auto split = kernels::split_rows(kernels::ContextOrder::contiguous, 1, 32, 4, 0);
+  const auto split = tokens::split_rows(tokens::ContextOrder::contiguous, 1, 32, 4, 0);
   const auto steps = [&](std::vector<int32_t> starts) {
-    return plans(split, kernels::make_segments(std::move(starts), at::kCPU))[0].steps_count();
+    return plans(split, tokens::make_segments(std::move(starts), at::kCPU))[0].steps_count();
   };
   CHECK(steps({0, 32}) == 4);
   CHECK(steps({0, 8, 16, 24, 32}) == 1);  // each document on one rank

@@ -116,7 +116,7 @@ std::vector<data::Microbatch> microbatches(int m) {
     result.push_back({.tokens = at::full({tokens}, 10 * i, at::kLong),
                       .labels = at::zeros({tokens}, at::kLong),
                       .positions = at::zeros({tokens}, at::kInt),
-                      .segments = kernels::make_segments({0, 3, tokens}, at::kCPU),
+                      .segments = tokens::make_segments({0, 3, tokens}, at::kCPU),
                       .targets = tokens});
   }
   return result;

@@ -1,0 +1,165 @@
+#include "app/data/datasets.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "app/data/text_codec.h"
+#include "core/base/error.h"
+#include "core/base/source_files.h"
+#include "core/data/fingerprint.h"
+#include "core/io/checksum.h"
+#include "models/flops.h"
+#include "models/seams.h"
+
+namespace pptrain::app {
+
+std::vector<std::filesystem::path> StreamFiles::files() const {
+  return source_files(paths, file_endings(options.format));
+}
+
+std::vector<StreamFiles> streams_of(const config::JobConfig& job, Wanted wanted) {
+  std::vector<StreamFiles> streams;
+  const std::vector<config::DataSource> sources = config::data_sources(job);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const config::DataSource& source = sources[i];
+    const auto add = [&](const char* key, const std::vector<std::string>& paths) {
+      if (paths.empty()) return;
+      streams.push_back({.source = i,
+                         .validation = key == std::string_view("val_path"),
+                         .key = config::source_key(job, i, key),
+                         .paths = paths,
+                         .options = source});
+    };
+    if (wanted != Wanted::validation || source.val_fraction > 0) add("path", source.path);
+    if (wanted != Wanted::training) add("val_path", source.val_path);
+  }
+  return streams;
+}
+
+data::Source data_source(const StreamFiles& stream) {
+  return {.paths = stream.paths,
+          .format = data::parse_format(stream.options.format),
+          .token_bytes = data::parse_token_bytes(stream.options.dtype)};
+}
+
+corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source) {
+  return {.kind = source.format == "jsonl"     ? corpus::Kind::jsonl
+                  : source.format == "parquet" ? corpus::Kind::parquet
+                                               : corpus::Kind::text,
+          .key = source.text_key,
+          .prompt_key = source.prompt_key,
+          .completion_key = source.completion_key,
+          .separator = source.document_separator,
+          .skip_bad_lines = source.format == "jsonl" && job.data.bad_lines == "skip"};
+}
+
+corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
+  corpus::CacheRequest request{.files = stream.files(),
+                               .tokenizer = tokenizer_of(job),
+                               .format = document_format(job, stream.options),
+                               .add_special = job.data.add_special,
+                               .end_id = std::nullopt};
+  if (request.tokenizer.empty())
+    throw UsageError(
+        "data.tokenizer: texts are made tokens, but model.hf_dir has no tokenizer.json: give one");
+  if (job.data.document_end >= 0) request.end_id = static_cast<int32_t>(job.data.document_end);
+  return request;
+}
+
+std::string data_fingerprint(const config::JobConfig& job, const StreamFiles& stream) {
+  if (config::is_tokenized(job, stream.options)) return corpus::fingerprint(cache_request(job, stream));
+  return data::fingerprint(data::data_files(data_source(stream)));
+}
+
+std::string data_fingerprint(const config::JobConfig& job) {
+  std::vector<std::string> each;
+  for (const StreamFiles& stream : streams_of(job, Wanted::all)) {
+    if (!stream.validation) each.push_back(data_fingerprint(job, stream));
+  }
+  if (each.size() == 1) return each.front();
+  io::Checksum all;
+  for (const std::string& one : each) all.add(std::as_bytes(std::span(one)));
+  return all.hex();
+}
+
+namespace {
+
+data::TokenDataset open_stream(const config::JobConfig& job, int64_t vocab_size, const TokenFiles& caches,
+                               const StreamFiles& stream) {
+  if (!config::is_tokenized(job, stream.options)) return {data_source(stream), vocab_size};
+  const std::string cache = caches.at(stream.key).string();
+  try {
+    return {{.paths = {cache}, .format = data::Format::megatron}, vocab_size};
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}. It was made of {}; remove its folder, and the next start makes it again",
+                            error.what(), stream.key));
+  }
+}
+
+}  // namespace
+
+std::vector<OpenSource> open_data(const config::JobConfig& job, int64_t vocab_size, const TokenFiles& caches,
+                                  Wanted wanted) {
+  std::vector<OpenSource> opened;
+  for (const config::DataSource& source : config::data_sources(job))
+    opened.push_back(
+        {.name = source.name, .weight = source.weight, .bytes = config::is_of_bytes(job, source)});
+  for (const StreamFiles& stream : streams_of(job, wanted)) {
+    data::TokenDataset tokens = open_stream(job, vocab_size, caches, stream);
+    OpenSource& source = opened[stream.source];
+    if (stream.validation) {
+      source.validation = std::move(tokens);
+      continue;
+    }
+    data::Split split = data::split_off(std::move(tokens), stream.options.val_fraction);
+    source.train = std::move(split.train);
+    if (split.validation) source.validation = std::move(split.validation);
+  }
+  return opened;
+}
+
+std::vector<data::WeightedStream> training_streams(const std::vector<OpenSource>& sources) {
+  std::vector<data::WeightedStream> streams;
+  for (const OpenSource& source : sources) streams.push_back({source.train.value(), source.weight});
+  return streams;
+}
+
+namespace {
+
+// As flops_per_token counts them: a causal document's attention against the products that its tokens meet.
+int64_t attention_length(const models::ModelConfig& model) {
+  const double products = models::flops_per_token(model, 0);
+  const double attention = models::flops_per_token(model, 1) - products;
+  return std::clamp(std::llround(products / attention), 1LL, 1LL << 24);
+}
+
+}  // namespace
+
+data::LoaderOptions loader_options(const RunContext& context) {
+  const config::TrainSection& train = context.job.train;
+  const schedule::Schedule& schedule = context.plan.schedule;
+  mesh::DeviceMesh& mesh = context.mesh;
+  const int pp = mesh.coordinate(mesh::Axis::pp);
+  return {.seq_len = train.seq_len,
+          .micro_batch_size = train.micro_batch_size,
+          .microbatches = train.grad_accum_steps,
+          .dp_size = mesh.size(mesh::Group::batch),
+          .dp_rank = mesh.place(mesh::Group::batch),
+          .cp_size = mesh.size(mesh::Axis::cp),
+          .cp_rank = mesh.coordinate(mesh::Axis::cp),
+          .cp_order = models::order_of(models::parse_context_kind(context.job.distributed.cp_kind)),
+          .document_end = context.job.data.document_end >= 0 ? std::optional(context.job.data.document_end)
+                                                             : std::nullopt,
+          .packing = data::parse_packing(context.job.data.packing),
+          .lengths = data::parse_lengths(context.job.data.lengths),
+          .pad_to_multiple_of = context.job.data.pad_to_multiple_of,
+          .tp_size = mesh.size(mesh::Axis::tp),
+          .attention_length = attention_length(context.model),
+          .need_tokens = pp == schedule.rank_of(0),
+          .need_labels = pp == schedule.rank_of(schedule.stages() - 1),
+          .device = context.device};
+}
+
+}  // namespace pptrain::app

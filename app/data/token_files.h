@@ -1,0 +1,27 @@
+// Texts become token files before anything else is done with a job's data.
+#pragma once
+
+#include <functional>
+
+#include "app/data/datasets.h"
+#include "app/plan/run_context.h"
+#include "core/base/error.h"
+#include "parallel/comm/communicator.h"
+
+namespace pptrain::app {
+
+// A signal came before there was anything to save.
+class StoppedAtStart : public Error {
+ public:
+  using Error::Error;
+};
+
+// The caches of the tokenized streams that are wanted, on every rank. What is missing is made: by rank 0, on
+// all cores, and then by one rank of each host that does not see what rank 0 made. The others wait, over
+// `patient` (checkpoint::patient), which is of all ranks. `stopped` is asked now and then by who makes them.
+// Where a rank fails all throw the same: what the first such rank threw, as an Error or, of a UsageError, a
+// CommonFault; StoppedAtStart where one was stopped; Error where ranks came to other tokens. Collective.
+TokenFiles make_token_files(const RunContext& context, comm::Communicator& patient, Wanted wanted,
+                            const std::function<bool()>& stopped);
+
+}  // namespace pptrain::app

@@ -1,0 +1,364 @@
+#include "app/forecast/cost_model.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace pptrain::app {
+namespace {
+
+// Measured and modelled seconds, summed over stages.
+struct Sum {
+  double measured = 0;
+  double modelled = 0;
+  void add(double of_run, double of_model) {
+    measured += of_run;
+    modelled += of_model;
+  }
+  bool any() const { return measured > 0 && modelled > 0; }
+  double ratio() const { return any() ? measured / modelled : 1; }
+};
+
+BatchShape on_device(BatchShape batch, const DeviceModel& device) {
+  batch.device = device.gpu.is_gpu() ? at::kCUDA : at::kCPU;
+  batch.gpu = device.gpu;
+  return batch;
+}
+
+models::StageSlice blocks_of(const models::StageSlice& slice) {
+  return {.index = 0,
+          .first_layer = slice.first_layer,
+          .end_layer = slice.end_layer,
+          .embedding = false,
+          .head = false};
+}
+
+}  // namespace
+
+const PassTime& StagePasses::of(schedule::ActionKind pass) const {
+  switch (pass) {
+    case schedule::ActionKind::forward:
+      return forward;
+    case schedule::ActionKind::backward:
+      return backward;
+    case schedule::ActionKind::backward_input:
+      return backward_input;
+    case schedule::ActionKind::backward_weight:
+      return backward_weight;
+    default:
+      throw Error("an action that is no pass takes no time of one");
+  }
+}
+
+ParallelShape parallel_shape(const mesh::MeshShape& mesh, models::ContextKind cp_kind) {
+  // As few data ranks as have room for the experts' group.
+  const int data = mesh.ep / std::gcd(mesh.ep, mesh.cp * mesh.tp);
+  return {.dp_shard = data, .cp = mesh.cp, .tp = mesh.tp, .ep = mesh.ep, .batch = data, .cp_kind = cp_kind};
+}
+
+std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch) {
+  batch.recompute = models::Recompute::none;
+  const auto found = std::ranges::find_if(
+      known_, [&](const auto& each) { return each->at(models::Recompute::none).batch() == batch; });
+  if (found != known_.end()) return *found;
+  Each each;
+  for (const models::Recompute recompute : models::all_recomputes) {
+    batch.recompute = recompute;
+    each.emplace(recompute, Footprints(model_, batch));
+  }
+  return known_.emplace_back(std::make_shared<const Each>(std::move(each)));
+}
+
+CostModel::CostModel(const models::ModelConfig& model, const Workload& workload, const DeviceModel& device,
+                     const Calibration& calibration)
+    : CostModel(*std::make_unique<FootprintCache>(model), workload, device, calibration) {}
+
+CostModel::CostModel(FootprintCache& cache, const Workload& workload, const DeviceModel& device,
+                     const Calibration& calibration, std::shared_ptr<const MeshLinks> links)
+    : workload_(workload),
+      device_(device),
+      calibration_(calibration),
+      links_(links ? std::move(links) : std::make_shared<const MeshLinks>(device, workload.mesh)),
+      footprints_(cache.of(on_device(workload.batch, device))),
+      flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
+      bandwidth_(device.memory_bandwidth) {
+  if (device.name == "cpu") {
+    flops_ *= static_cast<double>(workload.threads);
+    bandwidth_ *= static_cast<double>(workload.threads);
+  }
+}
+
+PassTime CostModel::time(const kernels::Cost& cost) const {
+  const double products = std::max(cost.product_flops / flops_, cost.weight_bytes / bandwidth_);
+  const double attention = cost.attention_flops / (flops_ * device_.attention);
+  PassTime time{.compute = products + attention + (cost.bytes - cost.weight_bytes) / bandwidth_ +
+                           static_cast<double>(cost.kernels) * device_.launch};
+  for (const kernels::Wire wire : {kernels::Wire::tp, kernels::Wire::cp, kernels::Wire::ep}) {
+    const auto w = static_cast<size_t>(wire);
+    const kernels::Traffic& traffic = cost.on(wire);
+    const double seconds = links_->on(wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
+    const bool behind_attention = wire == kernels::Wire::cp &&
+                                  workload_.batch.parallel.cp_kind == models::ContextKind::ring &&
+                                  !device_.copies_itself;
+    time.hidden[w] = behind_attention ? std::min(seconds, attention) : 0;
+    time.exposed[w] = seconds - time.hidden[w];
+  }
+  return time;
+}
+
+models::Recompute CostModel::recompute_of(const models::StageSlice& slice) const {
+  return workload_.recompute.empty() ? workload_.batch.recompute
+                                     : workload_.recompute.at(static_cast<size_t>(slice.index));
+}
+
+schedule::StageBytes CostModel::bytes(const models::StageSlice& slice, models::Recompute recompute) const {
+  const StageFootprint& own = footprint(slice, recompute);
+  return pass_bytes(own, held_bytes(own, workload_.sharding));
+}
+
+Footprints::Kind CostModel::kind_of(const models::StageSlice& slice) const {
+  return footprints_->at(models::Recompute::none).kind_of(slice);
+}
+
+// Embedding and head are what a stage with them costs beyond one without.
+CostModel::Parts CostModel::parts(const models::StageSlice& slice) const {
+  const models::StageSlice blocks = blocks_of(slice);
+  const Footprints& kept = footprints_->at(models::Recompute::none);
+  const StageFootprint& own = kept.of(blocks);
+  const models::Recompute recompute = recompute_of(slice);
+  Parts parts{.forward = time(own.forward.cost),
+              .again = {},
+              .input = time(own.backward_input.cost),
+              .weight = time(own.backward_weight.cost),
+              .embedding_forward = {},
+              .embedding_weight = {},
+              .head = {},
+              .exchange = {}};
+  parts.again = time(footprint(blocks, recompute).backward_input.cost) - parts.input;
+  if (slice.embedding) {
+    models::StageSlice first = blocks;
+    first.embedding = true;
+    parts.embedding_forward = time(kept.of(first).forward.cost - own.forward.cost);
+    parts.embedding_weight = time(kept.of(first).backward_weight.cost - own.backward_weight.cost);
+  }
+  if (slice.head) {
+    models::StageSlice last = blocks;
+    last.head = true;
+    parts.head = time(kept.of(last).forward.cost - own.forward.cost);
+  }
+  parts.exchange = exchange_of_backward(footprint(slice, recompute), parts);
+  return parts;
+}
+
+// Where B takes both gradients at once, two of three tensor-parallel exchanges travel behind the products of
+// the other gradient: rows that are gathered again for the weight's, and sums of the input's
+// (core/nn/parallel_linear).
+PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Parts& parts) const {
+  PassTime exchange = time(stage.backward.cost) - parts.again;
+  exchange.compute = 0;
+  constexpr auto tp = static_cast<size_t>(kernels::Wire::tp);
+  const double behind = device_.copies_itself ? 0
+                                              : std::min(exchange.exposed[tp] * 2 / 3,
+                                                         parts.input.compute + parts.weight.compute);
+  exchange.exposed[tp] -= behind;
+  exchange.hidden[tp] += behind;
+  return exchange;
+}
+
+StagePasses CostModel::passes(const models::StageSlice& slice) const {
+  const Parts p = parts(slice);
+  const PassTime again = p.again.scaled(calibration_.forward);
+  const PassTime input = p.input.scaled(calibration_.backward_input);
+  const PassTime weight = p.weight.scaled(calibration_.backward_weight);
+  return {.forward =
+              p.embedding_forward + p.forward.scaled(calibration_.forward) + p.head.scaled(calibration_.head),
+          .backward = again + (input + weight).scaled(calibration_.backward).alone() +
+                      p.embedding_weight.alone() + p.exchange,
+          .backward_input = again + input,
+          .backward_weight = weight + p.embedding_weight};
+}
+
+schedule::StageCost CostModel::stage(const models::StageSlice& slice) const {
+  const StagePasses p = passes(slice);
+  const schedule::ExchangeCost within = within_passes(slice);
+  return {.forward = p.forward.total() + within.gather,
+          .backward_input = p.backward_input.total() + within.gather,
+          .backward_weight = p.backward_weight.total() + within.reduce,
+          .backward = p.backward.total() + within.gather + within.reduce};
+}
+
+// A sum after a microbatch also clears whole gradients, and adds the sum to this rank's part.
+schedule::ExchangeCost CostModel::within_passes(const models::StageSlice& slice) const {
+  schedule::ExchangeCost within;
+  if (!device_.copies_itself) return within;
+  const StageExchange all = exchange(slice);
+  if (workload_.sharding.streamed) within.gather = all.gather;
+  if (!workload_.sharding.every_microbatch) return within;
+  double bytes = 0;
+  for (const GroupFootprint& group : footprint(slice).groups) {
+    for (const BufferFootprint& buffer : group.buffers)
+      bytes += static_cast<double>(buffer.elements) * (8 + 12.0 / workload_.sharding.parts(group));
+  }
+  within.reduce = all.reduce() + bytes / bandwidth_;
+  return within;
+}
+
+schedule::ExchangeCost CostModel::beside_passes(const models::StageSlice& slice) const {
+  const StageExchange all = exchange(slice);
+  const schedule::ExchangeCost within = within_passes(slice);
+  return {.gather = within.gather > 0 ? 0 : all.gather,
+          .reduce = within.reduce > 0 ? 0 : all.reduce(),
+          .groups = static_cast<int>(footprint(slice).groups.size())};
+}
+
+OptimizerCost& OptimizerCost::operator+=(const OptimizerCost& other) {
+  seconds += other.seconds;
+  held += other.held;
+  workspace = std::max(workspace, other.workspace);
+  return *this;
+}
+
+OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
+  const at::ScalarType compute = workload_.batch.bfloat16 ? at::kBFloat16 : at::kFloat;
+  double moved = 0, products = 0, exchange = 0;
+  OptimizerCost cost;
+  for (const GroupFootprint& group : footprint(slice, models::Recompute::none).groups) {
+    const bool experts = group.spread == nn::Spread::experts;
+    const GroupLink& link = links_->of(experts ? mesh::Group::eloss : mesh::Group::loss);
+    const int shards = workload_.sharding.parts(group);
+    const optim::OptimizerShare share =
+        optim::optimizer_share(workload_.optimizer, group.parameters, compute,
+                               {.shards = shards, .replicas = std::max(1, link.ranks / shards)});
+    moved += share.moved;
+    products += share.flops / flops_;
+    if (share.sent > 0) exchange += link.seconds(share.sent + share.received, 2.0 * (link.ranks - 1));
+    cost += {.seconds = 0,
+             .held = static_cast<int64_t>(share.held),
+             .workspace = static_cast<int64_t>(share.workspace)};
+  }
+  cost.seconds = (moved / bandwidth_ + std::max(products, exchange)) * calibration_.optimizer;
+  return cost;
+}
+
+double CostModel::transfer(int from, int to) const {
+  const models::StageSlice any{
+      .index = 0, .first_layer = 0, .end_layer = 1, .embedding = false, .head = false};
+  return links_->transfer(from, to, static_cast<double>(footprint(any, models::Recompute::none).boundary));
+}
+
+StageExchange CostModel::exchange(const models::StageSlice& slice) const {
+  return stage_exchange(footprint(slice), workload_.sharding, *links_);
+}
+
+// Finds the scales one after the other: the blocks' forward, which what is recomputed takes too, then the
+// rest.
+class Calibrator {
+ public:
+  Calibrator(const CostModel& plain, const Measurement& measured) : measured_(measured) {
+    double optimizer = 0;
+    for (const MeasuredStage& stage : measured.stages) {
+      parts_.push_back(plain.parts(stage.slice));
+      within_.push_back(plain.within_passes(stage.slice));
+      optimizer += plain.optimizer(stage.slice).seconds;
+    }
+    if (measured.optimizer > 0) result_.optimizer = measured.optimizer / optimizer;
+    result_.overhead = measured.overhead;
+  }
+
+  Calibration run() {
+    result_.forward = scale_of_forward();
+    scale_backward();
+    return result_;
+  }
+
+ private:
+  using Parts = CostModel::Parts;
+
+  // visit(measured stage without what is exchanged within its passes, its modelled parts)
+  template <typename Visit>
+  void each(const Visit& visit) const {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      MeasuredStage stage = measured_.stages[i];
+      for (double* pass : {&stage.forward, &stage.backward, &stage.backward_input})
+        subtract(*pass, within_[i].gather);
+      for (double* pass : {&stage.backward, &stage.backward_weight}) subtract(*pass, within_[i].reduce);
+      visit(stage, parts_[i]);
+    }
+  }
+
+  static void subtract(double& measured, double within) {
+    if (measured > 0) measured = std::max(measured - within, measured / 10);
+  }
+
+  // What computing took of a measured time: without what the modelled parts wait for other ranks, and without
+  // the embedding's part. Never less than a tenth, should noise or a slow link leave nothing.
+  static double computing(double measured, double waiting, double other = 0) {
+    return std::max(measured - waiting - other, measured / 10);
+  }
+
+  // Of stages without the head, unless all have one.
+  double scale_of_forward() const {
+    const bool only_head = std::ranges::all_of(measured_.stages, [](const auto& s) { return s.slice.head; });
+    Sum sum;
+    each([&](const MeasuredStage& s, const Parts& p) {
+      if (s.slice.head && !only_head) return;
+      sum.add(computing(s.forward, p.forward.waiting() + p.head.waiting(), p.embedding_forward.total()),
+              p.forward.compute + p.head.compute);
+    });
+    return sum.ratio();
+  }
+
+  void scale_backward() {
+    Sum input, weight, joint, head;
+    each([&](const MeasuredStage& s, const Parts& p) {
+      const double again = p.again.scaled(result_.forward).total();
+      const double embedding = p.embedding_weight.total();
+      if (s.backward > 0) {
+        joint.add(computing(s.backward, p.exchange.waiting(), again + p.embedding_weight.compute),
+                  p.input.compute + p.weight.compute);
+      }
+      if (s.backward_input > 0)
+        input.add(computing(s.backward_input, p.input.waiting(), again), p.input.compute);
+      if (s.backward_weight > 0)
+        weight.add(computing(s.backward_weight, p.weight.waiting(), embedding), p.weight.compute);
+      if (s.slice.head) {
+        const double others = p.embedding_forward.total() + p.forward.scaled(result_.forward).total();
+        head.add(computing(s.forward, p.head.waiting(), others), p.head.compute);
+      }
+    });
+    result_.head = head.ratio();
+    result_.backward_input = input.any() ? input.ratio() : joint.ratio();
+    result_.backward_weight = weight.any() ? weight.ratio() : joint.ratio();
+    if (joint.any() && input.any()) result_.backward = scale_of_joint_backward();
+  }
+
+  double scale_of_joint_backward() const {
+    Sum sum;
+    each([&](const MeasuredStage& s, const Parts& p) {
+      if (s.backward <= 0) return;
+      const double others = p.again.scaled(result_.forward).total() + p.embedding_weight.compute;
+      sum.add(computing(s.backward, p.exchange.waiting(), others),
+              p.input.compute * result_.backward_input + p.weight.compute * result_.backward_weight);
+    });
+    return sum.ratio();
+  }
+
+  const Measurement& measured_;
+  std::vector<Parts> parts_;
+  std::vector<schedule::ExchangeCost> within_;
+  Calibration result_;
+};
+
+Calibration calibrate(const models::ModelConfig& model, const Workload& workload, const DeviceModel& device,
+                      const Measurement& measured) {
+  if (measured.stages.empty()) throw UsageError("the measurement has no stages");
+  for (const MeasuredStage& s : measured.stages) {
+    if (s.forward <= 0 || (s.backward <= 0 && s.backward_input <= 0))
+      throw UsageError("the measurement has a stage without a forward or a backward");
+  }
+  return Calibrator(CostModel(model, workload, device), measured).run();
+}
+
+}  // namespace pptrain::app

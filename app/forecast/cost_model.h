@@ -1,0 +1,159 @@
+// How long a stage's passes take: modelled from operations and bytes of a named device, or scaled to what a
+// run measured.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "app/forecast/device_model.h"
+#include "app/forecast/footprint.h"
+#include "app/forecast/mesh_links.h"
+#include "app/forecast/pass_time.h"
+#include "app/forecast/sharding.h"
+#include "core/config/job_config.h"
+#include "models/model_config.h"
+#include "models/transformer_stage.h"
+#include "parallel/schedule/cost/simulate.h"
+
+namespace pptrain::app {
+
+// One microbatch of a job on one rank of the mesh, and its optimizer.
+struct Workload {
+  BatchShape batch;                            // its `parallel` is the mesh's: parallel_shape()
+  std::vector<models::Recompute> recompute{};  // of each stage; none: batch.recompute serves all
+  mesh::MeshShape mesh = {};
+  Sharding sharding = {};
+  int64_t threads = 1;  // CPU threads of a rank; products are taken to scale with them
+  config::OptimizerSection optimizer = {};
+};
+
+// What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
+// meshes that differ in these alone have one shape.
+ParallelShape parallel_shape(const mesh::MeshShape& mesh, models::ContextKind cp_kind);
+
+// Mean seconds of a run's actions on one stage; 0 where the run had none of the kind.
+struct MeasuredStage {
+  models::StageSlice slice;
+  double forward = 0;
+  double backward = 0;  // B at once
+  double backward_input = 0;
+  double backward_weight = 0;
+};
+
+struct Measurement {
+  std::vector<MeasuredStage> stages;
+  double optimizer = 0;  // s a step, of all stages together; 0: not measured
+  double overhead = 0;   // s a step besides the pipeline and the optimizer
+};
+
+// What the optimizer of one stage takes on one of the ranks that share it out.
+struct OptimizerCost {
+  double seconds = 0;
+  int64_t held = 0;       // bytes of state between steps
+  int64_t workspace = 0;  // bytes at most while it steps
+
+  // Of another stage of the rank, which is stepped after this one.
+  OptimizerCost& operator+=(const OptimizerCost& other);
+};
+
+// Measured over modelled, kind by kind.
+struct Calibration {
+  double forward = 1;
+  double backward_input = 1;
+  double backward_weight = 1;
+  double backward = 1;  // of B at once, over I + W so scaled
+  double head = 1;
+  double optimizer = 1;
+  double overhead = 0;  // s a step
+};
+
+// Dry runs that the cost models of several layouts share. For one thread.
+class FootprintCache {
+ public:
+  using Each = std::map<models::Recompute, Footprints>;
+
+  explicit FootprintCache(const models::ModelConfig& model) : model_(model) {}
+  std::shared_ptr<const Each> of(BatchShape batch);
+
+ private:
+  models::ModelConfig model_;
+  std::vector<std::shared_ptr<const Each>> known_;
+};
+
+class CostModel {
+ public:
+  // A pass takes its products' operations or the bytes of their weights, whichever is longer; then the bytes
+  // of everything else, and its launches. All is then scaled as the calibration says. To this comes what the
+  // pass exchanges: the rank waits for all of it, but for the keys and values that travel around a ring while
+  // attention computes, and for what tensor-parallel ranks exchange of one gradient while B computes the
+  // other.
+  CostModel(const models::ModelConfig& model, const Workload& workload, const DeviceModel& device,
+            const Calibration& calibration = {});
+  // The same with dry runs of `cache`, and with links of the workload's mesh where they are at hand.
+  CostModel(FootprintCache& cache, const Workload& workload, const DeviceModel& device,
+            const Calibration& calibration = {}, std::shared_ptr<const MeshLinks> links = nullptr);
+
+  StagePasses passes(const models::StageSlice& slice) const;
+  schedule::StageCost stage(const models::StageSlice& slice) const;  // seconds: passes() and within_passes()
+  // Bytes that are read and written; of Muon also its products, or the exchange of matrices beside them where
+  // that takes longer.
+  OptimizerCost optimizer(const models::StageSlice& slice) const;
+  double transfer(int from, int to) const;                        // seconds of one boundary tensor
+  StageExchange exchange(const models::StageSlice& slice) const;  // of weights and gradients
+  // The part of it that a device which copies itself does within its passes, which stage() therefore counts:
+  // gathers of streamed weights in each pass that reads them, and sums after each microbatch in the pass
+  // before them.
+  schedule::ExchangeCost within_passes(const models::StageSlice& slice) const;
+  // The rest, which goes on beside passes.
+  schedule::ExchangeCost beside_passes(const models::StageSlice& slice) const;
+  double norm_exchange() const { return 2 * links_->world().broadcast(); }  // until all know the global norm
+  double overhead() const { return calibration_.overhead; }                 // seconds a step, on every rank
+
+  const StageFootprint& footprint(const models::StageSlice& slice) const {
+    return footprint(slice, recompute_of(slice));
+  }
+  // Of the stage if it recomputed so much.
+  const StageFootprint& footprint(const models::StageSlice& slice, models::Recompute recompute) const {
+    return footprints_->at(recompute).of(slice);
+  }
+  // What its passes hold, gathered weights and gradients on their way included.
+  schedule::StageBytes bytes(const models::StageSlice& slice, models::Recompute recompute) const;
+  Footprints::Kind kind_of(const models::StageSlice& slice) const;  // stages of one kind cost the same
+  const Workload& workload() const { return workload_; }
+  const MeshLinks& links() const { return *links_; }
+  models::Recompute recompute_of(const models::StageSlice& slice) const;
+
+ private:
+  friend class Calibrator;
+  // Of a stage, in seconds that are not calibrated, by what a calibration scales.
+  struct Parts {
+    PassTime forward;  // of the blocks
+    PassTime again;    // what the blocks' backward computes again
+    PassTime input;
+    PassTime weight;
+    PassTime embedding_forward;
+    PassTime embedding_weight;
+    PassTime head;
+    PassTime exchange;  // of B at once, beyond `again`; it computes nothing
+  };
+  Parts parts(const models::StageSlice& slice) const;
+  PassTime exchange_of_backward(const StageFootprint& stage, const Parts& parts) const;
+  PassTime time(const kernels::Cost& cost) const;
+
+  Workload workload_;
+  DeviceModel device_;
+  Calibration calibration_;
+  std::shared_ptr<const MeshLinks> links_;
+  std::shared_ptr<const FootprintCache::Each> footprints_;
+  double flops_;  // rates of this rank
+  double bandwidth_;
+};
+
+// Blocks are scaled to the measured stages without the head, and the head to what is left of the last
+// stage's forward. Throws UsageError where the measurement has no stage, or one without forward or backward.
+Calibration calibrate(const models::ModelConfig& model, const Workload& workload, const DeviceModel& device,
+                      const Measurement& measured);
+
+}  // namespace pptrain::app

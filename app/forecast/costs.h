@@ -1,0 +1,56 @@
+// What a job's passes cost in time.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "app/forecast/cost_model.h"
+#include "core/config/job_config.h"
+#include "parallel/pipeline/split_layers.h"
+#include "parallel/schedule/cost/simulate.h"
+#include "parallel/schedule/schedule.h"
+
+namespace pptrain::app {
+
+struct PlanBase;
+
+// Where costs come from: a device, by itself or scaled to what a run measured.
+struct CostSource {
+  DeviceModel device;
+  Calibration calibration{};
+  std::string description;                             // "modelled for h100", "measured in runs/a/trace.json"
+  std::optional<double> product_flops = std::nullopt;  // of a rank: the rate of large products, if measured
+};
+
+// `costs` is a device's name, or the trace of a run of the same model (profile.trace). Empty: the device that
+// the job runs on (run.device; for cuda, h100). Throws UsageError, also for a GPU that cannot run the model.
+CostSource make_cost_source(const PlanBase& base, const std::string& costs);
+
+// FLOP/s of one rank that a job's MFU is a fraction of: metrics.peak_tflops, else the data sheet's dense bf16
+// rate of the GPU, or what the CPU's products reach on run.threads; 0 where it is not known.
+double peak_flops(const config::JobConfig& job, const CostSource& source);
+
+// Why no GPU computes the model's attention in train.dtype, and what is allowed; "" where one does.
+std::string why_no_attention(const config::JobConfig& job, const models::ModelConfig& model);
+
+// The device that run.device means where nothing names one.
+const DeviceModel& default_device(const config::JobConfig& job);
+
+models::ContextKind context_kind(const config::DistributedSection& distributed);
+
+// How ranks hold what they share of the stages' parameters.
+Sharding sharding_of(const PlanBase& base);
+
+// One of the job's microbatches on one rank of its mesh.
+Workload workload_of(const PlanBase& base);
+
+CostModel make_cost_model(const PlanBase& base, const CostSource& source);
+// The same with dry runs of `cache`, for layouts of one model.
+CostModel make_cost_model(const PlanBase& base, const CostSource& source, FootprintCache& cache);
+
+// Costs of each stage, transfers and exchanges included, for schedule::simulate; seconds. `schedule` says
+// where stages are, no more.
+schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAssignment& layers,
+                                 const schedule::Schedule& schedule);
+
+}  // namespace pptrain::app

@@ -1,0 +1,39 @@
+// What a device does in a second, for predictions: rates that large products and long copies reach, not
+// peaks.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/kernels/gpu_kind.h"
+
+namespace pptrain::app {
+
+// From one rank to others.
+struct Link {
+  double bandwidth;  // B/s that a rank sends
+  double latency;    // s of a message
+};
+
+struct DeviceModel {
+  std::string_view name;
+  double bfloat16_flops;    // of matrix products, FLOP/s
+  double float32_flops;     // FLOP/s
+  double attention;         // of these rates, the part that attention's products reach
+  double memory_bandwidth;  // B/s
+  Link within_host;         // to ranks of the same host
+  Link between_hosts;       // to ranks of other hosts; each rank has one of its own
+  int ranks_per_host;       // 0: all ranks are on one host
+  double launch;            // s of a kernel that has nothing to do
+  double memory;            // bytes; 0: not known
+  kernels::GpuKind gpu;     // what its libraries see; no GPU: a CPU
+  // Whoever computes also copies and adds up what ranks exchange, so that nothing travels behind a pass.
+  bool copies_itself = false;
+};
+
+// By name, in any case of letters. Throws UsageError that names those there are.
+const DeviceModel& find_device(std::string_view name);
+std::vector<std::string_view> device_names();
+
+}  // namespace pptrain::app

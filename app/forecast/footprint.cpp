@@ -1,0 +1,249 @@
+#include "app/forecast/footprint.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "core/kernels/dry_run.h"
+#include "core/kernels/products.h"
+#include "core/tokens/context_split.h"
+#include "parallel/comm/dry/dry_communicator.h"
+
+namespace pptrain::app {
+namespace {
+
+// Of the first context-parallel rank.
+data::Microbatch meta_microbatch(const BatchShape& batch) {
+  const auto meta = at::TensorOptions().device(at::kMeta);
+  data::Microbatch data{.tokens = {},
+                        .labels = {},
+                        .positions = {},
+                        .segments = tokens::equal_segments(batch.documents, batch.length, at::kMeta),
+                        .targets = batch.tokens(),
+                        .global_tokens = batch.tokens() * batch.parallel.batch,
+                        .global_targets = batch.tokens() * batch.parallel.batch};
+  if (batch.parallel.cp > 1) {
+    data.context = std::make_shared<const tokens::ContextSplit>(tokens::split_rows(
+        order_of(batch.parallel.cp_kind), batch.documents, batch.length, batch.parallel.cp, 0));
+  }
+  data.tokens = at::empty({data.token_count()}, meta.dtype(at::kLong));
+  data.labels = at::empty({data.token_count()}, meta.dtype(at::kLong));
+  data.positions = at::empty({data.token_count()}, meta.dtype(at::kInt));
+  return data;
+}
+
+// The groups of a rank that is alone with its tensors.
+struct DryGroups {
+  DryGroups(const ParallelShape& shape, bool deterministic)
+      : tp(comm::make_dry(kernels::Wire::tp, 0, shape.tp)),
+        cp(comm::make_dry(kernels::Wire::cp, 0, shape.cp)),
+        ep(comm::make_dry(kernels::Wire::ep, 0, shape.ep)),
+        stage(comm::make_dry(kernels::Wire::ep, 0, shape.batch * shape.cp * shape.tp)),
+        kind(shape.cp_kind),
+        attention{.deterministic = deterministic} {}
+
+  models::Seams seams() const {
+    return models::make_seams({.tp = tp.get(),
+                               .cp = cp.get(),
+                               .ep = ep.get(),
+                               .stage = stage.get(),
+                               .cp_kind = kind,
+                               .attention = attention});
+  }
+
+  std::unique_ptr<comm::Communicator> tp, cp, ep, stage;
+  models::ContextKind kind;
+  nn::AttentionOptions attention;
+};
+
+class DryStage {
+ public:
+  DryStage(const models::ModelConfig& model, const models::StageSlice& slice, const BatchShape& batch)
+      : groups_(batch.parallel, batch.deterministic),
+        stage_(model, slice, batch.recompute, groups_.seams()),
+        data_(meta_microbatch(batch)),
+        beside_(batch.overlap && batch.gpu.is_gpu()),
+        run_(batch.gpu) {
+    stage_.materialise(at::kMeta, batch.bfloat16 ? at::kBFloat16 : at::kFloat);
+    stage_.size_chunks_for(batch.device);
+    if (batch.overlap) stage_.overlap_weight_gradients(side_);
+  }
+
+  StageFootprint run() {
+    const c10::InferenceMode inference;
+    StageFootprint footprint;
+    measure_parameters(footprint);
+    footprint.boundary = static_cast<int64_t>(stage_.empty_boundary(data_).nbytes());
+    footprint.forward = forward(footprint.activation);
+    footprint.backward = pass(footprint.activation, [&] { stage_.backward(0, gradient()); });
+    // Products on the side stream have scratch memory of their own.
+    if (beside_) footprint.backward.workspace += kernels::most_product_scratch;
+    forward(footprint.activation);
+    footprint.backward_input = pass(footprint.activation, [&] { stage_.backward_input(0, gradient()); });
+    footprint.weight_operands = stage_.pending_bytes();
+    footprint.backward_weight = pass(footprint.weight_operands, [&] { stage_.backward_weight(0); });
+    return footprint;
+  }
+
+ private:
+  void measure_parameters(StageFootprint& footprint) {
+    footprint.parameters = stage_.parameters().parameter_count();
+    for (nn::ParameterGroup& group : stage_.parameters().groups()) {
+      GroupFootprint& own = footprint.groups.emplace_back(
+          GroupFootprint{.spread = group.spread(), .buffers = {}, .parameters = {}});
+      std::vector<const nn::ParameterSpec*> specs;
+      for (const nn::Shard* shard : group.shards()) {
+        BufferFootprint& buffer = own.buffers.emplace_back();
+        buffer.compute_bytes = static_cast<int64_t>(shard->rounded().element_size());
+        buffer.copies = shard->copies;
+        for (const nn::Slice& slice : shard->slices) {
+          buffer.elements += slice.shape.numel();
+          specs.push_back(&slice.spec);
+        }
+      }
+      own.parameters = optim::parameter_kinds(specs);
+    }
+    for (const nn::Slice* slice : stage_.parameters().slices()) {
+      footprint.weight_bytes += static_cast<int64_t>(slice->master.nbytes());
+      footprint.gradient_bytes += static_cast<int64_t>(slice->grad.nbytes());
+      if (slice->compute.scalar_type() != at::kFloat)
+        footprint.weight_bytes += static_cast<int64_t>(slice->compute.nbytes());
+    }
+  }
+
+  at::Tensor gradient() { return stage_.is_last() ? at::Tensor() : stage_.empty_boundary(data_); }
+
+  // Sets `activation` to what the pass leaves.
+  PassFootprint forward(int64_t& activation) {
+    PassFootprint result = pass(0, [&] {
+      stage_.forward(0, data_, stage_.is_first() ? at::Tensor() : stage_.empty_boundary(data_));
+    });
+    activation = stage_.saved_bytes();
+    result.workspace -= activation;
+    return result;
+  }
+
+  // `held`: bytes of the microbatch that are there before the pass. The run lives on: what a pass leaves is
+  // freed by a later one.
+  template <typename Pass>
+  PassFootprint pass(int64_t held, const Pass& body) {
+    const kernels::Cost before = run_.cost();
+    const int64_t resident = run_.current_bytes() - held;
+    run_.reset_peak();
+    body();
+    return {.cost = run_.cost() - before, .workspace = run_.peak_bytes() - resident - held};
+  }
+
+  DryGroups groups_;
+  nn::NoSideStream side_;
+  models::TransformerStage stage_;
+  data::Microbatch data_;
+  bool beside_;          // two streams compute in B
+  kernels::DryRun run_;  // begins when parameters and microbatch are there
+};
+
+}  // namespace
+
+schedule::StageBytes StageFootprint::bytes() const {
+  return {.activation = activation,
+          .weight_operands = weight_operands,
+          .workspace_forward = forward.workspace,
+          .workspace_backward = backward.workspace,
+          .workspace_backward_input = backward_input.workspace,
+          .workspace_backward_weight = backward_weight.workspace,
+          .message = boundary};
+}
+
+StageFootprint dry_run(const models::ModelConfig& model, const models::StageSlice& slice,
+                       const BatchShape& batch) {
+  models::ModelConfig reaching = model;
+  reaching.max_seq = batch.length;  // of the rotary tables, which cost nothing here
+  return DryStage(reaching, slice, batch).run();
+}
+
+namespace {
+
+// Layers: longer stages follow from this one and the one before. Where weight gradients are taken beside, the
+// second layer that B comes to finds operands of the first, as every later one does.
+int long_stage(const BatchShape& batch) {
+  return batch.overlap ? 3 : 2;
+}
+
+// `b` and `n` times what it has beyond `a`.
+int64_t extended(int64_t a, int64_t b, int n) {
+  return b + n * (b - a);
+}
+
+PassFootprint extended(const PassFootprint& a, const PassFootprint& b, int n) {
+  PassFootprint c{.cost = b.cost, .workspace = extended(a.workspace, b.workspace, n)};
+  const kernels::Cost layer = b.cost - a.cost;
+  for (int i = 0; i < n; ++i) c.cost += layer;
+  return c;
+}
+
+// A stage of `n` layers more than `b`, which has one more than `a`; `before`: groups before the first
+// layer's.
+StageFootprint extended(const StageFootprint& a, const StageFootprint& b, int n, int before) {
+  StageFootprint c{.groups = {b.groups.begin(), b.groups.begin() + before},
+                   .parameters = extended(a.parameters, b.parameters, n),
+                   .weight_bytes = extended(a.weight_bytes, b.weight_bytes, n),
+                   .gradient_bytes = extended(a.gradient_bytes, b.gradient_bytes, n),
+                   .activation = extended(a.activation, b.activation, n),
+                   .weight_operands = extended(a.weight_operands, b.weight_operands, n),
+                   .boundary = b.boundary,
+                   .forward = extended(a.forward, b.forward, n),
+                   .backward = extended(a.backward, b.backward, n),
+                   .backward_input = extended(a.backward_input, b.backward_input, n),
+                   .backward_weight = extended(a.backward_weight, b.backward_weight, n)};
+  const auto layer = b.groups.begin() + before;
+  const std::vector<GroupFootprint> more(layer, layer + (std::ssize(b.groups) - std::ssize(a.groups)));
+  c.groups.reserve(b.groups.size() + static_cast<size_t>(n) * more.size());
+  for (int i = 0; i < n; ++i) c.groups.insert(c.groups.end(), more.begin(), more.end());
+  c.groups.insert(c.groups.end(), layer, b.groups.end());
+  return c;
+}
+
+}  // namespace
+
+Footprints::Kind Footprints::kind_of(const models::StageSlice& slice) const {
+  std::vector<bool> sparse;
+  for (int layer = slice.first_layer; layer < slice.end_layer; ++layer)
+    sparse.push_back(model_.sparse.contains(layer));
+  return {std::move(sparse), slice.embedding, slice.head};
+}
+
+const StageFootprint& Footprints::of(const models::StageSlice& slice) const {
+  const Kind kind = kind_of(slice);
+  const auto found = known_.find(kind);
+  if (found != known_.end()) return found->second;
+  return known_.emplace(kind, measure(slice)).first->second;
+}
+
+const StageFootprint& Footprints::of_layers(models::StageSlice slice, int layers) const {
+  slice.end_layer = slice.first_layer + layers;
+  return of(slice);
+}
+
+bool Footprints::alike(const models::StageSlice& slice) const {
+  const auto kind_of_layer = [&](int layer) {
+    return kind_of(
+        {.index = 0, .first_layer = layer, .end_layer = layer + 1, .embedding = false, .head = false});
+  };
+  for (int layer = slice.first_layer + 1; layer < slice.end_layer; ++layer) {
+    if (kind_of_layer(layer) != kind_of_layer(slice.first_layer)) return false;
+  }
+  return true;
+}
+
+StageFootprint Footprints::measure(const models::StageSlice& slice) const {
+  const int layers = slice.end_layer - slice.first_layer;
+  const int run = long_stage(batch_);
+  if (layers <= run || !alike(slice)) return dry_run(model_, slice, batch_);
+  return extended(of_layers(slice, run - 1), of_layers(slice, run), layers - run, slice.embedding ? 1 : 0);
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,281 @@
+#include "app/forecast/layout_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "app/forecast/costs.h"
+#include "core/base/error.h"
+
+namespace pptrain::app {
+
+namespace {
+
+Workload on_layout(Workload workload, const Layout& layout, const PlanBase& base) {
+  const mesh::MeshShape& mesh = layout.mesh;
+  workload.batch.documents = layout.micro_batch_size;
+  workload.batch.recompute = models::make_recompute(layout.recompute);
+  workload.recompute.clear();
+  workload.batch.parallel = parallel_shape(mesh, context_kind(base.job.distributed));
+  workload.mesh = mesh;
+  workload.sharding = {.dense = mesh.size(mesh::Group::fsdp),
+                       .experts = mesh.size(mesh::Group::efsdp),
+                       .streamed = layout.reshard,
+                       .every_microbatch = layout.every_microbatch};
+  return workload;
+}
+
+template <typename Each>
+RankBytes combined(const RankBytes& a, const RankBytes& b, const Each& each) {
+  const auto of = [&](int64_t x, int64_t y) {
+    return static_cast<int64_t>(each(static_cast<double>(x), static_cast<double>(y)));
+  };
+  return {.weights = of(a.weights, b.weights),
+          .gathered = of(a.gathered, b.gathered),
+          .gradients = of(a.gradients, b.gradients),
+          .optimizer = of(a.optimizer, b.optimizer),
+          .activations = of(a.activations, b.activations),
+          .buffers = of(a.buffers, b.buffers)};
+}
+
+}  // namespace
+
+const WholeModelCosts::Passes& WholeModelCosts::passes(const Layout& layout, const CostModel& costs) {
+  const std::pair key(layout.micro_batch_size, costs.workload().batch.recompute);
+  if (const auto known = passes_.find(key); known != passes_.end()) return known->second;
+  return passes_
+      .emplace(key, Passes{.time = costs.passes(whole_), .activation = costs.footprint(whole_).activation})
+      .first->second;
+}
+
+const WholeModelCosts::Shards& WholeModelCosts::shards(const Layout& layout, const CostModel& costs) {
+  const std::pair key(layout.reshard, layout.every_microbatch);
+  if (const auto known = shards_.find(key); known != shards_.end()) return known->second;
+  const StageFootprint& own = costs.footprint(whole_);
+  return shards_
+      .emplace(key, Shards{.exchange = costs.exchange(whole_),
+                           .held = held_bytes(own, costs.workload().sharding),
+                           .groups = static_cast<double>(own.groups.size())})
+      .first->second;
+}
+
+const OptimizerCost& WholeModelCosts::optimizer(const CostModel& costs) {
+  if (!optimizer_) optimizer_ = costs.optimizer(whole_);
+  return *optimizer_;
+}
+
+LayoutModel::LayoutModel(const Layout& layout, Workload workload, const PlanBase& base,
+                         const CostSource& source, FootprintCache& dry_runs,
+                         std::shared_ptr<const MeshLinks> links)
+    : layout_(layout),
+      base_(base),
+      costs_(dry_runs, on_layout(std::move(workload), layout, base), source.device, source.calibration,
+             std::move(links)) {}
+
+const LayoutModel::Stage& LayoutModel::stage(const models::StageSlice& slice) {
+  const Footprints::Kind kind = costs_.kind_of(slice);
+  if (const auto known = stages_.find(kind); known != stages_.end()) return known->second;
+  const StageFootprint& own = costs_.footprint(slice);
+  const Stage stage{.passes = costs_.passes(slice),
+                    .cost = costs_.stage(slice),
+                    .exchange = costs_.beside_passes(slice),
+                    .within = costs_.within_passes(slice),
+                    .bytes = costs_.bytes(slice, costs_.recompute_of(slice)),
+                    .held = held_bytes(own, costs_.workload().sharding),
+                    .optimizer = costs_.optimizer(slice),
+                    .sum_scratch = sum_scratch(costs_, slice)};
+  return stages_.emplace(kind, stage).first->second;
+}
+
+// The mean rank's passes, one after the other; before them the last rank waits for the first microbatch,
+// behind them are the optimizer and the norm. Streamed weights bound each pass, but for a group that is there
+// already; gradients reduced after each microbatch go through one channel.
+double LayoutModel::least_time(WholeModelCosts& whole) const {
+  const StagePasses& passes = whole.passes(layout_, costs_).time;
+  const StageExchange& exchange = whole.shards(layout_, costs_).exchange;
+  const double ranks = layout_.mesh.pp;
+  const auto microbatches = static_cast<double>(layout_.grad_accum_steps);
+  double forward = passes.forward.total();
+  double backward =
+      std::min(passes.backward.total(), passes.backward_input.total() + passes.backward_weight.total());
+  if (layout_.reshard) {
+    const double groups = whole.shards(layout_, costs_).groups / ranks;
+    const double gather = exchange.gather * std::max(0.0, 1 - 1 / groups);
+    forward = std::max(forward, gather);
+    backward = std::max(backward, gather);
+  }
+  double pipeline =
+      microbatches * (forward + backward) / ranks + (ranks - 1) / ranks * forward / most_stages_per_rank;
+  if (layout_.every_microbatch) pipeline = std::max(pipeline, microbatches * exchange.reduce() / ranks);
+  return pipeline + whole.optimizer(costs_).seconds / ranks + costs_.norm_exchange() + costs_.overhead();
+}
+
+// The mean rank's between steps, and of one stage's microbatch.
+RankBytes LayoutModel::least_bytes(WholeModelCosts& whole) const {
+  const HeldBytes& held = whole.shards(layout_, costs_).held;
+  const int64_t ranks = layout_.mesh.pp;
+  return {.weights = held.weights / ranks,
+          .gathered = layout_.reshard ? held.gathered / 2 : held.gathered / ranks / most_stages_per_rank,
+          .gradients = held.gradients / ranks,
+          .optimizer = whole.optimizer(costs_).held / ranks,
+          .activations =
+              whole.passes(layout_, costs_).activation / ranks / (ranks == 1 ? 1 : most_stages_per_rank),
+          .buffers = 0};
+}
+
+const pipeline::LayerAssignment& LayoutModel::layers(int stages) {
+  if (const auto known = layers_.find(stages); known != layers_.end()) return known->second;
+  const auto seconds = [&](bool embedding, bool head) {
+    const Stage& one =
+        stage({.index = 0, .first_layer = 0, .end_layer = 1, .embedding = embedding, .head = head});
+    return one.passes.forward.total() + one.passes.backward.total();
+  };
+  const double layer = seconds(false, false);
+  const int count = static_cast<int>(base_.model.layers);
+  pipeline::LayerAssignment result;
+  try {
+    result = pipeline::compute_layer_assignment(count, stages, seconds(true, false) / layer - 1,
+                                                seconds(false, true) / layer - 1);
+  } catch (const UsageError&) {  // the head outweighs a whole stage
+    result = pipeline::compute_layer_assignment(count, stages);
+  }
+  return layers_.emplace(stages, std::move(result)).first->second;
+}
+
+std::optional<LayoutModel::Shapes> LayoutModel::shapes_of(ScheduleShapes& shapes, const std::string& schedule,
+                                                          int stages_per_rank) const {
+  ShapeKey key{.schedule = schedule,
+               .ranks = layout_.mesh.pp,
+               .stages_per_rank = stages_per_rank,
+               .unshard = costs_.workload().sharding.divided(),
+               .streamed = layout_.reshard,
+               .every_microbatch = layout_.every_microbatch};
+  Shapes result{.stretch = Stretch(layout_.mesh.pp, static_cast<int>(layout_.grad_accum_steps)),
+                .few = nullptr,
+                .more = nullptr};
+  key.microbatches = result.stretch.more;
+  result.more = shapes.of(key);
+  // Without a pipeline one schedule stands for all.
+  if (layout_.mesh.pp > 1 && shapes.repeats_another(key)) return std::nullopt;
+  key.microbatches = result.stretch.few;
+  result.few = result.stretch.is_whole() ? result.more : shapes.of(key);
+  if (!result.few || !result.more) return std::nullopt;
+  return result;
+}
+
+schedule::Costs LayoutModel::costs_of(const schedule::Schedule& schedule) {
+  schedule::Costs costs;
+  costs.streamed = layout_.reshard;
+  const pipeline::LayerAssignment& split = layers(schedule.stages());
+  for (int i = 0; i < schedule.stages(); ++i) {
+    const Stage& own = stage(models::stage_slice(split, i));
+    costs.stages.push_back(own.cost);
+    costs.exchange.push_back(own.exchange);
+    if (i > 0) costs.latency.push_back(costs_.transfer(schedule.rank_of(i - 1), schedule.rank_of(i)));
+  }
+  return costs;
+}
+
+double LayoutModel::pipeline_time(const Shapes& shapes, const schedule::Costs& costs) {
+  const auto simulate = [&](const schedule::Schedule& schedule) {
+    for (const auto& list : schedule.actions) actions_ += std::ssize(list);
+    return schedule::simulate(schedule, costs).step_time;
+  };
+  const double more = simulate(*shapes.more);
+  return shapes.stretch.is_whole() ? more : shapes.stretch.at_all(simulate(*shapes.few), more);
+}
+
+std::vector<RankBytes> LayoutModel::bytes_of(const schedule::Schedule& schedule) {
+  std::vector<RankBytes> ranks(static_cast<size_t>(schedule.ranks));
+  std::vector<schedule::StageBytes> stages;
+  const pipeline::LayerAssignment& split = layers(schedule.stages());
+  for (int i = 0; i < schedule.stages(); ++i) {
+    const Stage& own = stage(models::stage_slice(split, i));
+    stages.push_back(own.bytes);
+    RankBytes& rank = ranks[static_cast<size_t>(schedule.rank_of(i))];
+    rank.weights += own.held.weights;
+    rank.gradients += own.held.gradients;
+    rank.buffers = std::max(rank.buffers, own.sum_scratch);
+  }
+  const std::vector<OptimizerCost> optimizers = this->optimizers(schedule);
+  const auto peaks = schedule::peak_bytes(schedule, stages);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const schedule::MemorySplit& peak = peaks[rank].peak;
+    ranks[rank].gathered = peak.gathered;
+    ranks[rank].gradients += peak.reducing;
+    ranks[rank].activations =
+        std::max(peak.activations + peak.weight_operands + peak.workspace, optimizers[rank].workspace);
+    ranks[rank].optimizer = optimizers[rank].held;
+    // Without sends and receives: as one microbatch arrives, another leaves, both ways.
+    ranks[rank].buffers += peak.buffers + (schedule.ranks > 1 ? 4 * stages.front().message : 0);
+  }
+  return ranks;
+}
+
+std::vector<OptimizerCost> LayoutModel::optimizers(const schedule::Schedule& schedule) {
+  std::vector<OptimizerCost> ranks(static_cast<size_t>(schedule.ranks));
+  const pipeline::LayerAssignment& split = layers(schedule.stages());
+  for (int i = 0; i < schedule.stages(); ++i)
+    ranks[static_cast<size_t>(schedule.rank_of(i))] += stage(models::stage_slice(split, i)).optimizer;
+  return ranks;
+}
+
+double LayoutModel::slowest_optimizer(const schedule::Schedule& schedule) {
+  return std::ranges::max(optimizers(schedule), {}, &OptimizerCost::seconds).seconds;
+}
+
+std::optional<Estimate> LayoutModel::estimate(ScheduleShapes& shapes, const std::string& schedule,
+                                              int stages_per_rank) {
+  if (layout_.mesh.pp * stages_per_rank > base_.model.layers) return std::nullopt;
+  const auto known = shapes_of(shapes, schedule, stages_per_rank);
+  if (!known) return std::nullopt;
+  Estimate result{.schedule = schedule, .stages_per_rank = stages_per_rank, .bytes = {}};
+  result.pipeline = pipeline_time(*known, costs_of(*known->more));
+  result.step_time =
+      result.pipeline + slowest_optimizer(*known->more) + costs_.norm_exchange() + costs_.overhead();
+  const std::vector<RankBytes> more = bytes_of(*known->more);
+  const std::vector<RankBytes> few = known->stretch.is_whole() ? more : bytes_of(*known->few);
+  for (size_t rank = 0; rank < more.size(); ++rank) {
+    const RankBytes all =
+        combined(few[rank], more[rank], [&](double f, double m) { return known->stretch.at_all(f, m); });
+    if (all.total() > result.bytes.total()) result.bytes = all;
+  }
+  return result;
+}
+
+TimeSplit LayoutModel::split(ScheduleShapes& shapes, const Estimate& estimate) {
+  const Shapes known = *shapes_of(shapes, estimate.schedule, estimate.stages_per_rank);
+  const schedule::Schedule& schedule = *known.more;
+  const pipeline::LayerAssignment& split = layers(schedule.stages());
+  PassTime passes;
+  schedule::ExchangeCost within;
+  for (const auto& list : schedule.actions) {
+    for (const schedule::Action& action : list) {
+      const Stage& own = stage(models::stage_slice(split, action.stage));
+      if (schedule::is_compute(action.kind)) passes += own.passes.of(action.kind);
+      if (schedule::needs_weights(action.kind)) within.gather += own.within.gather;
+      if (schedule::is_weight_gradient(action.kind)) within.reduce += own.within.reduce;
+    }
+  }
+  const double scale = static_cast<double>(known.stretch.all) / known.stretch.more / schedule.ranks;
+  const schedule::Costs costs = costs_of(schedule);
+  const auto longer_by = [&](double schedule::ExchangeCost::*part) {
+    schedule::Costs without = costs;
+    for (schedule::ExchangeCost& cost : without.exchange) cost.*part = 0;
+    return std::max(0.0, estimate.pipeline - pipeline_time(known, without));
+  };
+  const auto waiting = [&](kernels::Wire wire) { return passes.exposed[static_cast<size_t>(wire)] * scale; };
+  TimeSplit time{.compute = passes.compute * scale,
+                 .tp = waiting(kernels::Wire::tp),
+                 .cp = waiting(kernels::Wire::cp),
+                 .ep = waiting(kernels::Wire::ep),
+                 .weights = within.gather * scale + longer_by(&schedule::ExchangeCost::gather),
+                 .gradients = within.reduce * scale + longer_by(&schedule::ExchangeCost::reduce),
+                 .bubble = 0,
+                 .optimizer = slowest_optimizer(schedule),
+                 .others = costs_.norm_exchange() + costs_.overhead()};
+  for (const auto& [name, seconds] : time.parts()) time.bubble -= seconds;
+  time.bubble += estimate.step_time;
+  return time;
+}
+
+}  // namespace pptrain::app

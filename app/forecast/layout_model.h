@@ -1,0 +1,123 @@
+// A layout on one mesh, while many are compared: what it takes at least, and estimates of its schedules.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/forecast/cost_model.h"
+#include "app/forecast/mesh_search.h"
+#include "app/forecast/schedule_shapes.h"
+#include "parallel/schedule/cost/memory.h"
+
+namespace pptrain::app {
+
+// What the search chooses besides the schedule.
+struct Layout {
+  mesh::MeshShape mesh;
+  int64_t micro_batch_size = 1;
+  int64_t grad_accum_steps = 1;
+  std::string recompute;  // of all stages
+  bool reshard = false;
+  bool every_microbatch = false;
+
+  bool operator==(const Layout&) const = default;
+};
+
+struct Estimate {
+  std::string schedule;
+  int stages_per_rank = 1;
+  double pipeline = 0;   // s until the last rank has done its list
+  double step_time = 0;  // s
+  RankBytes bytes;       // of the fullest rank
+};
+
+// Costs of the whole model as one stage, which the bounds of a mesh's layouts share: each is found once.
+class WholeModelCosts {
+ public:
+  struct Passes {  // of a microbatch
+    StagePasses time;
+    int64_t activation = 0;  // bytes
+  };
+  struct Shards {  // as weights and gradients are exchanged
+    StageExchange exchange;
+    HeldBytes held;
+    double groups = 0;  // that are exchanged one by one
+  };
+
+  explicit WholeModelCosts(const models::ModelConfig& model)
+      : whole_{.index = 0,
+               .first_layer = 0,
+               .end_layer = static_cast<int>(model.layers),
+               .embedding = true,
+               .head = true} {}
+
+  const Passes& passes(const Layout& layout, const CostModel& costs);
+  const Shards& shards(const Layout& layout, const CostModel& costs);
+  const OptimizerCost& optimizer(const CostModel& costs);
+
+ private:
+  models::StageSlice whole_;
+  std::map<std::pair<int64_t, models::Recompute>, Passes> passes_;  // by samples of a microbatch
+  std::map<std::pair<bool, bool>, Shards> shards_;                  // by reshard, every_microbatch
+  std::optional<OptimizerCost> optimizer_;
+};
+
+class LayoutModel {
+ public:
+  static constexpr int most_stages_per_rank = 4;  // that the search tries
+
+  // `workload`: of the job, on any mesh. All but the workload must outlive this.
+  LayoutModel(const Layout& layout, Workload workload, const PlanBase& base, const CostSource& source,
+              FootprintCache& dry_runs, std::shared_ptr<const MeshLinks> links);
+
+  // No schedule and split takes less: seconds of a step, and bytes of the fullest rank. `whole` serves all
+  // layouts of the mesh.
+  double least_time(WholeModelCosts& whole) const;
+  RankBytes least_bytes(WholeModelCosts& whole) const;
+
+  // Nothing where the schedule does not exist or is another one's twin, or the model has too few layers.
+  std::optional<Estimate> estimate(ScheduleShapes& shapes, const std::string& schedule, int stages_per_rank);
+  TimeSplit split(ScheduleShapes& shapes, const Estimate& estimate);
+
+  const pipeline::LayerAssignment& layers(int stages);  // balanced by cost, embedding and head included
+  int64_t actions() const { return actions_; }          // simulated so far
+
+ private:
+  struct Stage {
+    StagePasses passes;
+    schedule::StageCost cost;
+    schedule::ExchangeCost exchange;  // beside passes
+    schedule::ExchangeCost within;    // and within them
+    schedule::StageBytes bytes;
+    HeldBytes held;
+    OptimizerCost optimizer;
+    int64_t sum_scratch = 0;
+  };
+  struct Shapes {  // of a short step, and of a shorter one
+    Stretch stretch;
+    std::shared_ptr<const schedule::Schedule> few, more;
+  };
+
+  const Stage& stage(const models::StageSlice& slice);
+  std::optional<Shapes> shapes_of(ScheduleShapes& shapes, const std::string& schedule,
+                                  int stages_per_rank) const;
+  schedule::Costs costs_of(const schedule::Schedule& schedule);
+  double pipeline_time(const Shapes& shapes, const schedule::Costs& costs);
+  std::vector<RankBytes> bytes_of(const schedule::Schedule& schedule);
+  std::vector<OptimizerCost> optimizers(const schedule::Schedule& schedule);  // [rank]
+  double slowest_optimizer(const schedule::Schedule& schedule);
+
+  Layout layout_;
+  const PlanBase& base_;
+  CostModel costs_;
+  std::map<Footprints::Kind, Stage> stages_;
+  std::map<int, pipeline::LayerAssignment> layers_;  // by stages
+  int64_t actions_ = 0;
+};
+
+}  // namespace pptrain::app

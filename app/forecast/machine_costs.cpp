@@ -1,0 +1,282 @@
+#include "app/forecast/machine_costs.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/InferenceMode.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "app/plan/plan.h"
+#include "core/base/error.h"
+#include "core/base/seconds_since.h"
+#include "core/data/microbatch.h"
+#include "core/metrics/peak_flops.h"
+#include "core/optim/optimizer.h"
+#include "models/transformer_stage.h"
+
+namespace pptrain::app {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t most_tokens = 2048;            // of the microbatches that are timed
+constexpr int64_t most_parameters = 60'000'000;  // of all that a rank holds meanwhile
+constexpr double longest_pass = 0.25;            // s of a block's forward and backward, as modelled
+constexpr double time_of_passes = 0.25;          // s for each way of going through a stage
+constexpr unsigned most_ranks = 16;              // at once
+
+double median(std::vector<double>& values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+// What is timed: the job's microbatch, or a part of it, on a rank that has whole layers.
+Workload timed_workload(const PlanBase& base) {
+  Workload workload = workload_of(base);
+  workload.batch.parallel = {};
+  workload.batch.recompute = models::Recompute::none;
+  workload.batch.device = at::kCPU;
+  workload.recompute.clear();
+  workload.mesh = {};
+  workload.sharding = {};
+  workload.batch.length = std::min(workload.batch.length, most_tokens);
+  workload.batch.documents =
+      std::clamp(most_tokens / workload.batch.length, int64_t{1}, workload.batch.documents);
+  return workload;
+}
+
+// A layer of each kind, and one with the head.
+std::vector<models::StageSlice> timed_slices(const models::ModelConfig& model) {
+  std::vector<models::StageSlice> slices;
+  const auto add = [&](int layer, bool head) {
+    slices.push_back({.index = static_cast<int>(slices.size()),
+                      .first_layer = layer,
+                      .end_layer = layer + 1,
+                      .embedding = false,
+                      .head = head});
+  };
+  add(0, false);
+  for (int layer = 1; layer < model.layers; ++layer) {
+    if (model.sparse.contains(layer) == model.sparse.contains(0)) continue;
+    add(layer, false);
+    break;
+  }
+  add(0, true);
+  return slices;
+}
+
+data::Microbatch random_microbatch(const models::ModelConfig& model, const BatchShape& batch) {
+  const int64_t tokens = batch.documents * batch.length;
+  return {.tokens = at::randint(model.vocab, {tokens}, at::kLong),
+          .labels = at::randint(model.vocab, {tokens}, at::kLong),
+          .positions = at::arange(batch.length, at::kInt).repeat({batch.documents}),
+          .segments = tokens::equal_segments(batch.documents, batch.length, at::kCPU),
+          .targets = tokens,
+          .global_tokens = tokens,
+          .global_targets = tokens};
+}
+
+// One rank's stages, and its times.
+class RankTimer {
+ public:
+  RankTimer(const PlanBase& base, const models::ModelConfig& model, const Workload& workload,
+            std::span<const models::StageSlice> slices)
+      : data_(random_microbatch(model, workload.batch)) {
+    std::vector<nn::Shard*> shards;
+    for (const models::StageSlice& slice : slices) {
+      auto& stage = *stages_.emplace_back(std::make_unique<models::TransformerStage>(model, slice));
+      stage.materialise(at::kCPU, workload.batch.bfloat16 ? at::kBFloat16 : at::kFloat);
+      stage.parameters().initialise(0);
+      for (nn::Shard* shard : stage.parameters().shards()) shards.push_back(shard);
+    }
+    // What the groups of the job match need not be among these parameters.
+    config::OptimizerSection options = base.job.optimizer;
+    options.groups.clear();
+    optimizer_ = optim::make_optimizer(options, std::move(shards));
+    if (options.post_validation) optimizer_->keep_previous();
+  }
+
+  Measurement run(std::barrier<>& together) {
+    Measurement result;
+    for (const auto& stage : stages_) {
+      together.arrive_and_wait();
+      result.stages.push_back(time(*stage));
+    }
+    together.arrive_and_wait();
+    std::vector<double> steps;
+    for (const auto begin = Clock::now(); steps.size() < 4 || seconds_since(begin) < time_of_passes / 4;) {
+      const auto start = Clock::now();
+      optimizer_->step(1e-6, 1);
+      steps.push_back(seconds_since(start));
+    }
+    result.optimizer = median(steps);
+    return result;
+  }
+
+ private:
+  MeasuredStage time(models::TransformerStage& stage) {
+    std::vector<double> forward, backward, input, weight;
+    at::Tensor x =
+        at::randn({data_.token_count(), stage.model().hidden}).to(stage.parameters().compute_dtype());
+    const auto timed = [](std::vector<double>& times, const auto& pass) {
+      const auto start = Clock::now();
+      pass();
+      times.push_back(seconds_since(start));
+    };
+    const auto gradient = [&] { return stage.is_last() ? at::Tensor() : x.clone(); };
+    const auto repeat = [&](const auto& passes) {
+      passes();  // the first time is another one's
+      forward.clear(), backward.clear(), input.clear(), weight.clear();
+      for (const auto begin = Clock::now(); forward.size() < 3 || seconds_since(begin) < time_of_passes;)
+        passes();
+    };
+    const auto pass_forward = [&] {
+      at::Tensor own = x.clone();
+      timed(forward, [&] { stage.forward(0, data_, std::move(own)); });
+    };
+    repeat([&] {
+      pass_forward();
+      at::Tensor dy = gradient();
+      timed(backward, [&] { stage.backward(0, std::move(dy)); });
+    });
+    const double joint = median(backward);
+    repeat([&] {
+      pass_forward();
+      at::Tensor dy = gradient();
+      timed(input, [&] { stage.backward_input(0, std::move(dy)); });
+      timed(weight, [&] { stage.backward_weight(0); });
+    });
+    stage.take_loss();
+    return {.slice = stage.slice(),
+            .forward = median(forward),
+            .backward = joint,
+            .backward_input = median(input),
+            .backward_weight = median(weight)};
+  }
+
+  data::Microbatch data_;
+  std::vector<std::unique_ptr<models::TransformerStage>> stages_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+};
+
+struct Measured {
+  Measurement passes;
+  double product_flops = 0;
+};
+
+// The mean over `ranks` that run at the same time; of the GEMMs the fastest.
+Measured measure(const PlanBase& base, const models::ModelConfig& model, const Workload& workload,
+                 std::span<const models::StageSlice> slices, unsigned ranks) {
+  std::vector<Measured> results(ranks);
+  std::barrier together(static_cast<std::ptrdiff_t>(ranks));
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto body = [&](unsigned rank) {
+    const c10::InferenceMode inference;
+    at::set_num_threads(static_cast<int>(workload.threads));
+    std::unique_ptr<RankTimer> timer;
+    try {
+      timer = std::make_unique<RankTimer>(base, model, workload, slices);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+    }
+    together.arrive_and_wait();
+    if (failure) return;  // set before all arrived
+    try {
+      results[rank].product_flops = metrics::peak_flops(at::kCPU, workload.batch.bfloat16);
+      results[rank].passes = timer->run(together);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+      together.arrive_and_drop();
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (unsigned rank = 0; rank < ranks; ++rank) threads.emplace_back(body, rank);
+  threads.clear();
+  if (failure) std::rethrow_exception(failure);
+  Measured mean{.passes = results.front().passes};
+  const auto average = [&](const auto& of) {
+    double sum = 0;
+    for (const Measured& one : results) sum += of(one);
+    return sum / ranks;
+  };
+  mean.product_flops = std::ranges::max(results, {}, &Measured::product_flops).product_flops;
+  mean.passes.optimizer = average([](const Measured& one) { return one.passes.optimizer; });
+  for (size_t i = 0; i < slices.size(); ++i) {
+    for (double MeasuredStage::*part : {&MeasuredStage::forward, &MeasuredStage::backward,
+                                        &MeasuredStage::backward_input, &MeasuredStage::backward_weight})
+      mean.passes.stages[i].*part = average([&](const Measured& one) { return one.passes.stages[i].*part; });
+  }
+  return mean;
+}
+
+// Why passes of these sizes are not run here; empty where they are.
+std::string too_long(const CostModel& costs, std::span<const models::StageSlice> slices) {
+  int64_t parameters = 0;
+  double longest = 0;
+  for (const models::StageSlice& slice : slices) {
+    parameters += costs.footprint(slice).parameters;
+    const schedule::StageCost cost = costs.stage(slice);
+    longest = std::max(longest, cost.forward + cost.backward);
+  }
+  if (parameters > most_parameters) return "its blocks are too large to measure here";
+  return longest > longest_pass * 4 ? "its passes are too long to measure here" : "";
+}
+
+}  // namespace
+
+CostSource measure_machine(const PlanBase& base) {
+  if (base.job.run.device != "cpu")
+    throw UsageError(
+        "--costs measured is of this machine's CPU, but run.device is \"cuda\": name the GPU, or "
+        "give a run's trace");
+  const auto start = Clock::now();
+  CostSource source = make_cost_source(base, "cpu");
+  Workload workload = timed_workload(base);
+  models::ModelConfig model = base.model;
+  model.max_seq = std::max(model.max_seq, workload.batch.length);
+  const std::vector<models::StageSlice> slices = timed_slices(model);
+  std::string reason = too_long({model, workload, source.device}, slices);
+  while (!reason.empty() && workload.batch.documents * workload.batch.length > 256) {
+    if (workload.batch.documents > 1) {
+      workload.batch.documents = (workload.batch.documents + 1) / 2;
+    } else {
+      workload.batch.length /= 2;
+    }
+    reason = too_long({model, workload, source.device}, slices);
+  }
+  if (!reason.empty()) {
+    source.description += " (" + reason + ")";
+    return source;
+  }
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  const auto ranks = static_cast<unsigned>(std::clamp<int64_t>(
+      base.mesh.world_size(), 1, std::clamp<int64_t>(cores / base.job.run.threads, 1, most_ranks)));
+  const Measured measured = measure(base, model, workload, slices, ranks);
+  source.calibration = calibrate(model, workload, source.device, measured.passes);
+  source.product_flops = measured.product_flops;
+  source.description = fmt::format("measured on this machine in {:.1f} s, {} rank{} at once",
+                                   seconds_since(start), ranks, ranks == 1 ? "" : "s");
+  return source;
+}
+
+}  // namespace pptrain::app

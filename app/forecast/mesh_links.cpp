@@ -1,0 +1,86 @@
+#include "app/forecast/mesh_links.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/base/error.h"
+
+namespace pptrain::app {
+namespace {
+
+double rounds(int ranks) {
+  return std::ceil(std::log2(static_cast<double>(ranks)));
+}
+
+}  // namespace
+
+double GroupLink::seconds(double bytes, double messages) const {
+  if (ranks <= 1) return 0;
+  return bytes / link.bandwidth + messages / (ranks - 1) * rounds(ranks) * link.latency;
+}
+
+double GroupLink::gather(double bytes) const {
+  return seconds(bytes * (ranks - 1) / ranks, ranks - 1);
+}
+
+double GroupLink::broadcast() const {
+  return ranks > 1 ? rounds(ranks) * link.latency : 0;
+}
+
+MeshLinks::MeshLinks(const DeviceModel& device, const mesh::MeshShape& shape)
+    : device_(device),
+      shape_(shape),
+      ranks_per_host_(device.ranks_per_host > 0 ? device.ranks_per_host : shape.world_size()) {
+  for (int axis = 0; axis < mesh::axis_count; ++axis)
+    axes_[static_cast<size_t>(axis)] = link_of(static_cast<mesh::Axis>(axis));
+  for (int group = 0; group < mesh::group_count; ++group)
+    groups_[static_cast<size_t>(group)] = link_of(static_cast<mesh::Group>(group));
+  world_ = {.ranks = shape.world_size(),
+            .between_hosts = shape.world_size() > ranks_per_host_,
+            .link = shape.world_size() > ranks_per_host_ ? device.between_hosts : device.within_host};
+}
+
+// Groups repeat along the world. If any lies across hosts, so does the one of rank 0 or the one of the last
+// rank of the first host.
+template <typename Which>
+GroupLink MeshLinks::link_of(const Which& which) const {
+  GroupLink result{.ranks = shape_.size(which), .between_hosts = false, .link = device_.within_host};
+  if (result.ranks == 1 || shape_.world_size() <= ranks_per_host_) return result;
+  int together = result.ranks;  // the fewest ranks of a group on one host
+  for (const int rank : {0, ranks_per_host_ - 1}) {
+    std::vector<int> members(static_cast<size_t>(host(shape_.world_size() - 1)) + 1);  // [host]
+    for (const int member : mesh::group(shape_, rank, which)) ++members[static_cast<size_t>(host(member))];
+    for (const int count : members) {
+      if (count > 0) together = std::min(together, count);
+    }
+  }
+  if (together == result.ranks) return result;
+  result.between_hosts = true;
+  result.link = {
+      .bandwidth = std::min(device_.within_host.bandwidth, together * device_.between_hosts.bandwidth),
+      .latency = device_.between_hosts.latency};
+  return result;
+}
+
+const GroupLink& MeshLinks::on(kernels::Wire wire) const {
+  switch (wire) {
+    case kernels::Wire::tp:
+      return along(mesh::Axis::tp);
+    case kernels::Wire::cp:
+      return along(mesh::Axis::cp);
+    case kernels::Wire::ep:
+      return of(mesh::Group::ep);
+  }
+  throw Error("unknown wire");
+}
+
+double MeshLinks::transfer(int from, int to, double bytes) const {
+  const int stride = shape_.world_size() / shape_.pp;  // pp is the outermost axis
+  bool crosses = false;
+  for (int i = 0; i < stride && !crosses; ++i) crosses = host(from * stride + i) != host(to * stride + i);
+  const Link& link = crosses ? device_.between_hosts : device_.within_host;
+  return link.latency + bytes / link.bandwidth;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,595 @@
+#include "app/forecast/mesh_search.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <thread>
+#include <tuple>
+
+#include "app/forecast/layout_model.h"
+#include "app/forecast/legal_meshes.h"
+#include "app/plan/stage_recompute.h"
+#include "core/base/error.h"
+#include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
+
+namespace pptrain::app {
+
+namespace {
+
+constexpr int64_t largest_microbatch = 64;    // samples
+constexpr int64_t most_actions = 40'000'000;  // simulated in the search for the best, a few seconds' work
+constexpr int64_t most_exact_actions = 2'000'000;  // of a step that is predicted whole
+constexpr size_t tries_of_family = 6;  // layouts of a combination of axes that none of the best has
+constexpr double never = std::numeric_limits<double>::infinity();
+
+// A layout with what it takes at least, and what is known of it.
+struct Bounded {
+  Layout layout;
+  size_t mesh = 0;  // among the legal ones
+  double time = 0;  // s a step at least
+  RankBytes bytes;  // of the fullest rank at least
+  bool has_room = true;
+  bool simulated = false;
+};
+
+struct Found {
+  size_t layout = 0;
+  Estimate estimate;
+  bool fits = true;
+};
+
+std::string axes_of(const mesh::MeshShape& mesh) {
+  std::vector<std::string> axes;
+  for (int i = 0; i < mesh::axis_count; ++i) {
+    const auto axis = static_cast<mesh::Axis>(i);
+    if (mesh.size(axis) > 1) axes.emplace_back(mesh::name(axis));
+  }
+  if (mesh.ep > 1) axes.emplace_back("ep");
+  return axes.empty() ? "one rank" : fmt::format("{}", fmt::join(axes, " x "));
+}
+
+// body(0), ..., body(count - 1), on all cores; the last that throws is thrown again.
+void for_each_in_parallel(size_t count, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    try {
+      for (size_t i = next++; i < count; i = next++) body(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    const size_t threads = std::min<size_t>(std::max(1U, std::thread::hardware_concurrency()), count);
+    for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
+    work();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+class MeshSearcher {
+ public:
+  MeshSearcher(const PlanBase& base, const CostSource& source, const MeshSearchOptions& options)
+      : base_(base),
+        source_(source),
+        options_(options),
+        workload_(workload_of(base)),
+        dry_runs_(base.model),
+        meshes_(legal_meshes(base, options.world, samples_of_step(base))) {
+    links_.resize(meshes_.size());
+    for_each_in_parallel(meshes_.size(), [&](size_t mesh) {
+      links_[mesh] = std::make_shared<const MeshLinks>(source_.device, meshes_[mesh]);
+    });
+  }
+
+  MeshSearchResult run() {
+    run_dry();
+    for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) list_layouts(mesh);
+    std::ranges::stable_sort(layouts_, {}, &Bounded::time);
+    find_best();
+    cover_families();
+    std::optional<Prediction> whole;
+    const std::vector<size_t> ranking = rank_what_fits(whole);
+    MeshSearchResult result{.samples = samples_of_step(base_),
+                            .meshes = std::ssize(meshes_),
+                            .layouts = std::ssize(layouts_),
+                            .ranking = {},
+                            .time = {},
+                            .losers = {}};
+    if (!ranking.empty()) {
+      for (const size_t found : ranking) result.ranking.push_back(candidate(found_[found]));
+      try_neighbours(found_[ranking.front()].layout);
+      result.time = split(found_[ranking.front()]);
+      add_losers(ranking.front(), result.losers);
+      if (whole) put_first(*whole, result);
+    } else {
+      add_losers(std::nullopt, result.losers);
+    }
+    result.simulated = std::ranges::count(layouts_, true, &Bounded::simulated);
+    return result;
+  }
+
+ private:
+  // --- what there is, and what it takes at least
+  std::vector<int64_t> microbatch_sizes(const mesh::MeshShape& mesh) const;
+  void run_dry();
+  void list_layouts(size_t mesh);
+  void list_layouts_of(size_t mesh);
+  void add_layout(size_t mesh, const Layout& layout, WholeModelCosts& whole);
+  LayoutModel model_of(const Bounded& bounded) {
+    return {bounded.layout, workload_, base_, source_, dry_runs_, links_[bounded.mesh]};
+  }
+  bool fits(const RankBytes& bytes) const {
+    return options_.budget <= 0 || static_cast<double>(bytes.total()) <= options_.budget;
+  }
+
+  // --- simulating
+  void find_best();
+  void cover_families();
+  bool simulate_until_one_fits(std::span<const size_t> layouts);
+  void try_neighbours(size_t best);
+  void simulate(size_t layout);
+  void add_to_mesh(size_t mesh, double step_time);
+  double worst_ranked() const;
+
+  // --- what comes of it
+  std::vector<size_t> rank_meshes() const;
+  bool exists(const Found& found) const;
+  MeshCandidate candidate(const Found& found);
+  TimeSplit split(const Found& found) {
+    return model_of(layouts_[found.layout]).split(shapes_, found.estimate);
+  }
+  std::vector<size_t> rank_what_fits(std::optional<Prediction>& whole);
+  std::optional<Prediction> predict_whole(const MeshCandidate& first) const;
+  void refuse(Found& found, const RankBytes& bytes);
+  static void put_first(const Prediction& whole, MeshSearchResult& result);
+  void add_losers(std::optional<size_t> best, std::vector<Loser>& losers);
+  std::optional<std::string> difference(const Found& other, const Found* best) const;
+  static bool better(const Found& a, const Found& b);
+  std::string why(const Found& loser, const std::optional<Found>& best);
+
+  const PlanBase& base_;
+  const CostSource& source_;
+  const MeshSearchOptions& options_;
+  Workload workload_;
+  FootprintCache dry_runs_;
+  ScheduleShapes shapes_;
+  std::vector<mesh::MeshShape> meshes_;
+  std::vector<std::shared_ptr<const MeshLinks>> links_;  // [mesh]
+  std::vector<Bounded> layouts_;                         // by least time
+  std::vector<Found> found_;
+  std::map<std::string, std::pair<mesh::MeshShape, std::string>>
+      refusals_;                           // of a combination of axes, the first
+  std::map<size_t, double> best_of_mesh_;  // s, of those that fit
+  int64_t actions_ = 0;
+};
+
+// Samples of a microbatch, ascending.
+std::vector<int64_t> MeshSearcher::microbatch_sizes(const mesh::MeshShape& mesh) const {
+  const int64_t samples = samples_of_step(base_) / mesh.size(mesh::Group::batch);
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size <= std::min(samples, largest_microbatch); ++size) {
+    if (samples % size == 0) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+// The dry runs that bounds need, most of the search's time, on all cores: each thread takes the microbatches
+// that no other has.
+void MeshSearcher::run_dry() {
+  std::vector<std::pair<ParallelShape, int64_t>> known;
+  std::vector<std::vector<LayoutModel>> models;  // [microbatch][recompute]
+  for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) {
+    const auto shape = parallel_shape(meshes_[mesh], context_kind(base_.job.distributed));
+    for (const int64_t size : microbatch_sizes(meshes_[mesh])) {
+      if (std::ranges::find(known, std::pair(shape, size)) != known.end()) continue;
+      known.emplace_back(shape, size);
+      std::vector<LayoutModel>& own = models.emplace_back();
+      for (const models::Recompute recompute : models::all_recomputes) {
+        own.push_back(model_of({.layout = {.mesh = meshes_[mesh],
+                                           .micro_batch_size = size,
+                                           .recompute = std::string(models::to_string(recompute))},
+                                .mesh = mesh,
+                                .bytes = {}}));
+      }
+    }
+  }
+  for_each_in_parallel(models.size(), [&](size_t i) {
+    try {
+      for (const LayoutModel& model : models[i]) {
+        WholeModelCosts whole(base_.model);
+        model.least_time(whole);
+      }
+    } catch (const Error&) {  // list_layouts meets it again
+    }
+  });
+}
+
+// Layers themselves refuse what they cannot do on a mesh.
+void MeshSearcher::list_layouts(size_t mesh) {
+  try {
+    list_layouts_of(mesh);
+  } catch (const Error& error) {
+    std::erase_if(layouts_, [&](const Bounded& bounded) { return bounded.mesh == mesh; });
+    refusals_.try_emplace(axes_of(meshes_[mesh]), meshes_[mesh], error.what());
+  }
+}
+
+void MeshSearcher::list_layouts_of(size_t mesh) {
+  const mesh::MeshShape& shape = meshes_[mesh];
+  const int64_t samples = samples_of_step(base_) / shape.size(mesh::Group::batch);
+  const bool divided = shape.size(mesh::Group::fsdp) > 1 ||
+                       (base_.model.sparse.experts > 0 && shape.size(mesh::Group::efsdp) > 1);
+  WholeModelCosts whole(base_.model);
+  for (const int64_t size : microbatch_sizes(shape)) {
+    for (const models::Recompute recompute : models::all_recomputes) {
+      for (const bool reshard : {false, true}) {
+        for (const bool every : {false, true}) {
+          if ((reshard || every) && !divided) continue;
+          add_layout(mesh,
+                     {.mesh = shape,
+                      .micro_batch_size = size,
+                      .grad_accum_steps = samples / size,
+                      .recompute = std::string(models::to_string(recompute)),
+                      .reshard = reshard,
+                      .every_microbatch = every},
+                     whole);
+        }
+      }
+    }
+  }
+}
+
+void MeshSearcher::add_layout(size_t mesh, const Layout& layout, WholeModelCosts& whole) {
+  Bounded bounded{.layout = layout, .mesh = mesh, .bytes = {}};
+  const LayoutModel model = model_of(bounded);
+  bounded.time = model.least_time(whole);
+  bounded.bytes = model.least_bytes(whole);
+  bounded.has_room = fits(bounded.bytes);
+  layouts_.push_back(std::move(bounded));
+}
+
+// All schedules of a layout. Without a pipeline they are all one.
+void MeshSearcher::simulate(size_t layout) {
+  if (std::exchange(layouts_[layout].simulated, true)) return;
+  LayoutModel model = model_of(layouts_[layout]);
+  const bool alone = layouts_[layout].layout.mesh.pp == 1;
+  const std::vector<std::string> names =
+      alone ? std::vector<std::string>{"1f1b"} : schedule::training_schedule_names();
+  for (const std::string& name : names) {
+    for (int stages = 1; stages <= (alone ? 1 : LayoutModel::most_stages_per_rank); ++stages) {
+      const auto estimate = model.estimate(shapes_, name, stages);
+      if (!estimate) continue;
+      const bool has_room = fits(estimate->bytes);
+      found_.push_back({.layout = layout, .estimate = *estimate, .fits = has_room});
+      if (has_room) add_to_mesh(layouts_[layout].mesh, estimate->step_time);
+    }
+  }
+  actions_ += model.actions();
+}
+
+void MeshSearcher::add_to_mesh(size_t mesh, double step_time) {
+  const auto [best, first] = best_of_mesh_.try_emplace(mesh, step_time);
+  if (!first) best->second = std::min(best->second, step_time);
+}
+
+// The slowest of the meshes that would be listed.
+double MeshSearcher::worst_ranked() const {
+  const size_t ranked = options_.rows;
+  if (best_of_mesh_.size() < ranked) return never;
+  std::vector<double> times;
+  for (const auto& [mesh, time] : best_of_mesh_) times.push_back(time);
+  std::ranges::nth_element(times, times.begin() + static_cast<std::ptrdiff_t>(ranked) - 1);
+  return times[ranked - 1];
+}
+
+// In the order of what layouts take at least, until none that is left can be faster.
+void MeshSearcher::find_best() {
+  for (size_t i = 0; i < layouts_.size() && actions_ < most_actions; ++i) {
+    const Bounded& bounded = layouts_[i];
+    if (bounded.time >= worst_ranked()) break;
+    if (!bounded.has_room) continue;
+    const auto best = best_of_mesh_.find(bounded.mesh);
+    if (best == best_of_mesh_.end() || bounded.time < best->second) simulate(i);
+  }
+}
+
+// Of every combination of axes a mesh that fits: of those that may be fast, else of the leanest. A few of
+// each.
+void MeshSearcher::cover_families() {
+  std::map<std::string, std::vector<size_t>> families;
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    if (layouts_[i].has_room) families[axes_of(layouts_[i].layout.mesh)].push_back(i);
+  }
+  std::set<std::string> fit;
+  for (const Found& found : found_) {
+    if (found.fits) fit.insert(axes_of(layouts_[found.layout].layout.mesh));
+  }
+  for (auto& [family, layouts] : families) {
+    if (fit.contains(family) || simulate_until_one_fits(layouts)) continue;
+    std::ranges::stable_sort(layouts, {}, [&](size_t i) { return layouts_[i].bytes.total(); });
+    simulate_until_one_fits(layouts);
+  }
+}
+
+bool MeshSearcher::simulate_until_one_fits(std::span<const size_t> layouts) {
+  for (const size_t layout : layouts.first(std::min(layouts.size(), tries_of_family))) {
+    const size_t before = found_.size();
+    simulate(layout);
+    if (std::any_of(found_.begin() + static_cast<std::ptrdiff_t>(before), found_.end(),
+                    [](const Found& found) { return found.fits; }))
+      return true;
+  }
+  return false;
+}
+
+// The best's mesh with one thing changed.
+void MeshSearcher::try_neighbours(size_t best) {
+  const Layout chosen = layouts_[best].layout;
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    const Layout& other = layouts_[i].layout;
+    if (layouts_[i].mesh != layouts_[best].mesh) continue;
+    const int changes = (other.micro_batch_size != chosen.micro_batch_size) +
+                        (other.recompute != chosen.recompute) + (other.reshard != chosen.reshard) +
+                        (other.every_microbatch != chosen.every_microbatch);
+    if (changes == 1) simulate(i);
+  }
+}
+
+// The best of each mesh that fits, and of which the schedule exists for all microbatches.
+std::vector<size_t> MeshSearcher::rank_meshes() const {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < found_.size(); ++i) {
+    if (found_[i].fits) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, {}, [&](size_t i) {
+    return std::tuple(found_[i].estimate.step_time, found_[i].estimate.bytes.total());
+  });
+  std::vector<size_t> best;
+  std::set<size_t> seen;
+  for (const size_t i : order) {
+    if (best.size() == options_.rows) break;
+    if (seen.contains(layouts_[found_[i].layout].mesh) || !exists(found_[i])) continue;
+    seen.insert(layouts_[found_[i].layout].mesh);
+    best.push_back(i);
+  }
+  return best;
+}
+
+bool MeshSearcher::exists(const Found& found) const {
+  const Layout& layout = layouts_[found.layout].layout;
+  if (Stretch(layout.mesh.pp, static_cast<int>(layout.grad_accum_steps)).is_whole()) return true;
+  try {
+    schedule::make_schedule({.name = found.estimate.schedule,
+                             .ranks = layout.mesh.pp,
+                             .microbatches = static_cast<int>(layout.grad_accum_steps),
+                             .stages_per_rank = found.estimate.stages_per_rank});
+    return true;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
+MeshCandidate MeshSearcher::candidate(const Found& found) {
+  const Bounded& bounded = layouts_[found.layout];
+  const Layout& layout = bounded.layout;
+  const Estimate& estimate = found.estimate;
+  const auto tokens = static_cast<double>(samples_of_step(base_) * base_.job.train.seq_len);
+  return {.mesh = layout.mesh,
+          .choice = {.micro_batch_size = layout.micro_batch_size,
+                     .grad_accum_steps = layout.grad_accum_steps,
+                     .recompute = {layout.recompute},
+                     .schedule = estimate.schedule,
+                     .stages_per_rank = estimate.stages_per_rank,
+                     .layers = model_of(bounded).layers(layout.mesh.pp * estimate.stages_per_rank)},
+          .reshard = layout.reshard,
+          .every_microbatch = layout.every_microbatch,
+          .step_time = estimate.step_time,
+          .tokens_per_s = tokens / estimate.step_time,
+          .bytes = estimate.bytes,
+          .fits = found.fits};
+}
+
+// The ranking whose first, predicted whole, fits. Estimates may be too low: a first that exceeds the budget
+// is refused, and the search goes on without it. `whole`: of the first; none where its step has too many
+// actions.
+std::vector<size_t> MeshSearcher::rank_what_fits(std::optional<Prediction>& whole) {
+  while (true) {
+    std::vector<size_t> ranking = rank_meshes();
+    if (ranking.empty()) return ranking;
+    Found& first = found_[ranking.front()];
+    whole = predict_whole(candidate(first));
+    if (!whole || fits(whole->fullest())) return ranking;
+    refuse(first, whole->fullest());
+    find_best();
+  }
+}
+
+// What was found takes more than there is: its mesh has what else was found on it.
+void MeshSearcher::refuse(Found& found, const RankBytes& bytes) {
+  found.fits = false;
+  found.estimate.bytes = bytes;
+  const size_t mesh = layouts_[found.layout].mesh;
+  best_of_mesh_.erase(mesh);
+  for (const Found& other : found_) {
+    if (other.fits && layouts_[other.layout].mesh == mesh) add_to_mesh(mesh, other.estimate.step_time);
+  }
+}
+
+// Lowered, proven and predicted, unless its step has too many actions.
+std::optional<Prediction> MeshSearcher::predict_whole(const MeshCandidate& first) const {
+  const int64_t actions = first.choice.grad_accum_steps * first.mesh.pp * first.choice.stages_per_rank * 6;
+  if (actions > most_exact_actions) return std::nullopt;
+  PlanBase base = on_mesh(base_, first.mesh);
+  base.job.distributed.reshard_after_forward = first.reshard;
+  base.job.distributed.reduce_gradients = first.every_microbatch ? "microbatch" : "step";
+  schedule::Schedule lists =
+      schedule::make_schedule({.name = first.choice.schedule,
+                               .ranks = first.mesh.pp,
+                               .microbatches = static_cast<int>(first.choice.grad_accum_steps),
+                               .stages_per_rank = static_cast<int>(first.choice.stages_per_rank)});
+  schedule::Schedule lowered = schedule::lower(std::move(lists), lower_options(base));
+  return predict(make_plan(std::move(base), first.choice, std::move(lowered)), source_);
+}
+
+void MeshSearcher::put_first(const Prediction& whole, MeshSearchResult& result) {
+  MeshCandidate& first = result.ranking.front();
+  result.time.bubble += whole.step_time - first.step_time;
+  first.step_time = whole.step_time;
+  first.tokens_per_s = whole.tokens_per_s;
+  first.bytes = whole.fullest();
+}
+
+std::string MeshSearcher::why(const Found& loser, const std::optional<Found>& best) {
+  if (!loser.fits) {
+    auto kinds = loser.estimate.bytes.kinds();
+    std::ranges::sort(kinds, std::greater(), &std::pair<std::string, int64_t>::second);
+    const auto gb = [](int64_t bytes) { return static_cast<double>(bytes) / 1e9; };
+    return fmt::format("memory: {}{:.1f} GB a rank, of these {} {:.1f} and {} {:.1f}",
+                       layouts_[loser.layout].simulated ? "" : "at least ", gb(loser.estimate.bytes.total()),
+                       kinds[0].first, gb(kinds[0].second), kinds[1].first, gb(kinds[1].second));
+  }
+  std::map<std::string, double> more;
+  for (const auto& [name, seconds] : split(loser).parts()) more[name] += seconds;
+  if (best) {
+    for (const auto& [name, seconds] : split(*best).parts()) more[name] -= seconds;
+  }
+  std::vector<std::pair<std::string, double>> order(more.begin(), more.end());
+  std::ranges::sort(order, std::greater(), &std::pair<std::string, double>::second);
+  std::string text;
+  for (size_t i = 0; i < std::min<size_t>(2, order.size()); ++i) {
+    if (order[i].second <= 0 || (i > 0 && order[i].second < order[0].second / 5)) break;
+    text += fmt::format("{}{} +{:.3g} s", i == 0 ? "" : ", ", order[i].first, order[i].second);
+  }
+  return text.empty() ? "as fast" : text;
+}
+
+// What a layout differs in from the best: the axes in use; on the best's mesh one setting, or the schedule
+// with no other setting. Nothing where it is several, or none.
+std::optional<std::string> MeshSearcher::difference(const Found& other, const Found* best) const {
+  const Layout& a = layouts_[other.layout].layout;
+  if (!best) return axes_of(a.mesh);
+  const Layout& b = layouts_[best->layout].layout;
+  if (axes_of(a.mesh) != axes_of(b.mesh)) return axes_of(a.mesh);
+  if (a.mesh != b.mesh) return std::nullopt;
+  std::vector<std::string> settings;
+  if (a.micro_batch_size != b.micro_batch_size)
+    settings.push_back(fmt::format("micro_batch_size {}", a.micro_batch_size));
+  if (a.recompute != b.recompute) settings.push_back("recompute " + a.recompute);
+  if (a.reshard != b.reshard) settings.push_back(fmt::format("reshard_after_forward {}", a.reshard));
+  if (a.every_microbatch != b.every_microbatch)
+    settings.push_back(fmt::format("reduce_gradients {}", a.every_microbatch ? "microbatch" : "step"));
+  if (settings.empty() && other.estimate.schedule != best->estimate.schedule)
+    settings.push_back("schedule " + other.estimate.schedule);
+  return settings.size() == 1 ? std::optional(settings.front()) : std::nullopt;
+}
+
+// What fits before what does not, the faster before the slower, the smaller before the larger.
+bool MeshSearcher::better(const Found& a, const Found& b) {
+  if (a.fits != b.fits) return a.fits;
+  return a.fits ? a.estimate.step_time < b.estimate.step_time
+                : a.estimate.bytes.total() < b.estimate.bytes.total();
+}
+
+// The best of everything that differs from the best of all in one respect.
+void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& losers) {
+  const std::optional<Found> winner = best ? std::optional(found_[*best]) : std::nullopt;
+  std::map<std::string, Found> best_of;
+  const auto offer = [&](const Found& found) {
+    const auto what = difference(found, winner ? &*winner : nullptr);
+    if (!what) return;
+    const auto [known, first] = best_of.try_emplace(*what, found);
+    if (!first && better(found, known->second)) known->second = found;
+  };
+  for (const Found& found : found_) offer(found);
+  // And of that of which no layout has room for what it holds at least.
+  std::set<std::string> simulated;
+  for (const auto& [what, found] : best_of) simulated.insert(what);
+  for (size_t i = 0; i < layouts_.size(); ++i) {
+    if (layouts_[i].has_room) continue;
+    const Found found{
+        .layout = i, .estimate = {.schedule = "any", .bytes = layouts_[i].bytes}, .fits = false};
+    const auto what = difference(found, winner ? &*winner : nullptr);
+    if (what && !simulated.contains(*what)) offer(found);
+  }
+  std::vector<std::pair<std::string, Found>> order(best_of.begin(), best_of.end());
+  std::ranges::stable_sort(order, better, &std::pair<std::string, Found>::second);
+  for (const auto& [what, found] : order) losers.push_back({what, candidate(found), why(found, winner)});
+  for (const auto& [what, refusal] : refusals_) {
+    if (best_of.contains(what)) continue;
+    Loser& loser = losers.emplace_back();
+    loser.what = what;
+    loser.candidate.mesh = refusal.first;
+    loser.candidate.fits = false;
+    loser.why = refusal.second;
+  }
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, double>> TimeSplit::parts() const {
+  std::vector<std::pair<std::string, double>> all{{"computing", compute},
+                                                  {"tp", tp},
+                                                  {"cp", cp},
+                                                  {"ep", ep},
+                                                  {"weights", weights},
+                                                  {"gradients", gradients},
+                                                  {"bubble", bubble},
+                                                  {"optimizer", optimizer},
+                                                  {"others", others}};
+  std::erase_if(all, [](const auto& part) { return part.second == 0; });
+  return all;
+}
+
+std::vector<std::string> MeshCandidate::overrides() const {
+  std::vector<std::string> keys;
+  for (int i = 0; i < mesh::axis_count; ++i) {
+    const auto axis = static_cast<mesh::Axis>(i);
+    keys.push_back(fmt::format("distributed.{}={}", mesh::name(axis), mesh.size(axis)));
+  }
+  keys.push_back(fmt::format("distributed.ep={}", mesh.ep));
+  if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1)
+    keys.push_back(fmt::format("distributed.reshard_after_forward={}", reshard));
+  if (mesh.size(mesh::Group::stage) > 1)
+    keys.push_back(fmt::format("distributed.reduce_gradients={}", every_microbatch ? "microbatch" : "step"));
+  keys.push_back(fmt::format("distributed.pp_schedule={}", choice.schedule));
+  keys.push_back(fmt::format("distributed.pp_stages_per_rank={}", choice.stages_per_rank));
+  keys.push_back(choice.layers.size() == 1
+                     ? "distributed.pp_split=even"
+                     : fmt::format("distributed.pp_split={}",
+                                   fmt::join(pipeline::layers_per_stage(choice.layers), ",")));
+  keys.push_back(fmt::format("train.micro_batch_size={}", choice.micro_batch_size));
+  keys.push_back(fmt::format("train.grad_accum_steps={}", choice.grad_accum_steps));
+  keys.push_back(fmt::format("train.recompute={}", describe_recompute(choice.recompute)));
+  return keys;
+}
+
+MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
+                               const MeshSearchOptions& options) {
+  MeshSearchResult result = MeshSearcher(base, source, options).run();
+  if (result.meshes == 0) {
+    throw UsageError(
+        fmt::format("no mesh of {} ranks cuts {} layers, {} heads and {} samples a step into whole parts: "
+                    "use another number "
+                    "of ranks, or more samples",
+                    options.world, base.model.layers, base.model.heads, result.samples));
+  }
+  return result;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,78 @@
+// Finds the mesh of a number of ranks, and the layout on it, that the predictions like best.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/forecast/costs.h"
+#include "app/forecast/prediction.h"
+#include "app/plan/plan.h"
+
+namespace pptrain::app {
+
+struct MeshSearchOptions {
+  int world = 1;      // ranks
+  double budget = 0;  // bytes a rank; 0: no bound
+  size_t rows = 10;   // meshes ranked, at most: the more, the longer the search takes
+};
+
+// Where the time of a step goes, s: the mean of the ranks. The parts add up to the step.
+struct TimeSplit {
+  double compute = 0;  // what is computed again included
+  double tp = 0;       // these three: exchanges in passes that ranks wait for
+  double cp = 0;
+  double ep = 0;
+  double weights = 0;    // gathers that the step is longer by
+  double gradients = 0;  // and sums
+  double bubble = 0;     // ranks wait for other stages
+  double optimizer = 0;
+  double others = 0;  // the norm's exchange, and what a run was measured to take besides
+
+  // Those that cost something, by name.
+  std::vector<std::pair<std::string, double>> parts() const;
+};
+
+// A mesh with a layout on it, predicted.
+struct MeshCandidate {
+  mesh::MeshShape mesh;
+  Choice choice;
+  bool reshard = false;           // distributed.reshard_after_forward
+  bool every_microbatch = false;  // distributed.reduce_gradients = "microbatch"
+  double step_time = 0;           // s
+  double tokens_per_s = 0;
+  RankBytes bytes;  // of the fullest rank
+  bool fits = true;
+
+  // As a job says it: "distributed.pp=4".
+  std::vector<std::string> overrides() const;  // "distributed.pp_split=6,2"
+};
+
+// The best of what differs from the best of all in one respect.
+struct Loser {
+  std::string what;  // "dp_shard x tp", "schedule gpipe"
+  MeshCandidate candidate;
+  std::string why;  // what it takes longer by; or what it has no room for
+};
+
+struct MeshSearchResult {
+  int64_t samples = 0;                 // of a step, of all data ranks: what every layout keeps
+  int64_t meshes = 0;                  // that are legal
+  int64_t layouts = 0;                 // meshes x microbatches x recompute x sharding
+  int64_t simulated = 0;               // layouts; the others are slower or larger by what they take at least
+  std::vector<MeshCandidate> ranking;  // the best layout of each mesh that fits, the fastest first
+  TimeSplit time;                      // of the first
+  std::vector<Loser> losers;           // fitting ones first, the fastest first
+};
+
+// Searches every mesh of the ranks x microbatch size x recompute x reshard_after_forward x reduce_gradients x
+// schedule x stages per rank. The samples of a step are kept, and what the job says of these keys is not.
+// Steps of many microbatches are stretched from short ones (see Stretch), within 2 % of what predict() says;
+// the first of the ranking has been lowered, proven and predicted whole, and fits by that. All stages of a
+// layout recompute alike; search() on the mesh that was found chooses by stage. Throws UsageError where no
+// mesh is legal; the ranking is empty where none fits.
+MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
+                               const MeshSearchOptions& options);
+
+}  // namespace pptrain::app

@@ -1,0 +1,57 @@
+// Seconds of a pass, by what takes them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <numeric>
+
+#include "core/kernels/cost.h"
+#include "parallel/schedule/action.h"
+
+namespace pptrain::app {
+
+struct PassTime {
+  double compute = 0;
+  std::array<double, kernels::wire_count> exposed{};  // [wire] the rank waits for other ranks
+  std::array<double, kernels::wire_count> hidden{};   // [wire] ranks exchange while this one computes
+
+  double waiting() const { return std::accumulate(exposed.begin(), exposed.end(), 0.0); }
+  double total() const { return compute + waiting(); }
+
+  // The computing scaled; what ranks exchange takes as long as before.
+  PassTime scaled(double scale) const {
+    PassTime result = *this;
+    result.compute *= scale;
+    return result;
+  }
+
+  // Without what ranks exchange.
+  PassTime alone() const { return {.compute = compute, .exposed = {}, .hidden = {}}; }
+
+  PassTime& operator+=(const PassTime& other) { return add(other, 1); }
+  PassTime& operator-=(const PassTime& other) { return add(other, -1); }
+  friend PassTime operator+(PassTime a, const PassTime& b) { return a += b; }
+  friend PassTime operator-(PassTime a, const PassTime& b) { return a -= b; }
+
+ private:
+  PassTime& add(const PassTime& other, double sign) {
+    compute += sign * other.compute;
+    for (size_t wire = 0; wire < exposed.size(); ++wire) {
+      exposed[wire] += sign * other.exposed[wire];
+      hidden[wire] += sign * other.hidden[wire];
+    }
+    return *this;
+  }
+};
+
+// Of one microbatch on one stage.
+struct StagePasses {
+  PassTime forward;
+  PassTime backward;  // B at once
+  PassTime backward_input;
+  PassTime backward_weight;
+
+  const PassTime& of(schedule::ActionKind pass) const;  // F, B, I or W; throws Error for anything else
+};
+
+}  // namespace pptrain::app

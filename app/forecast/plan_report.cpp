@@ -1,0 +1,213 @@
+#include "app/forecast/plan_report.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "app/plan/stage_recompute.h"
+#include "core/metrics/peak_flops.h"
+#include "models/flops.h"
+#include "parallel/schedule/cost/in_flight.h"
+#include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/render.h"
+#include "parallel/schedule/render/text_layout.h"
+
+namespace pptrain::app {
+
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+std::string one_digit(double value) {
+  return fmt::format("{:.1f}", value);
+}
+
+std::string heading(const Plan& plan, const CostSource& source) {
+  const config::JobConfig& job = plan.job;
+  const schedule::Schedule& compute = plan.compute;
+  std::string out =
+      fmt::format("{} of {:.4g} M parameters; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens\n",
+                  job.model.arch, static_cast<double>(models::parameter_count(plan.model)) / 1e6,
+                  job.distributed.pp_schedule, compute.ranks, compute.ranks == 1 ? "" : "s",
+                  compute.microbatches, job.train.micro_batch_size, job.train.seq_len);
+  out += fmt::format("layers per stage {}, recompute {}\n", describe_layers(plan.layers),
+                     describe_recompute(job.train.recompute));
+  if (job.data.lengths != "fixed")
+    out += fmt::format(
+        "data.lengths = {}: times are of full microbatches, the longest that can come, and bytes those that "
+        "any of them needs at most\n",
+        job.data.lengths);
+  if (plan.mesh.world_size() > plan.mesh.pp)
+    out += fmt::format("{} ranks; below, a pipeline rank stands for those of its stages\n",
+                       plan.mesh.describe());
+  return out + fmt::format("costs: {}\n", source.description);
+}
+
+// Of bytes up to `largest`: GB, or MB where that is small.
+struct ByteUnit {
+  explicit ByteUnit(int64_t largest) : mega(largest < 1'000'000'000) {}
+  std::string operator()(int64_t bytes) const {
+    return mega ? one_digit(static_cast<double>(bytes) / 1e6)
+                : fmt::format("{:.2f}", static_cast<double>(bytes) / 1e9);
+  }
+  const char* name() const { return mega ? "MB" : "GB"; }
+  bool mega;
+};
+
+// Where a rank's time goes, in per cent of the step.
+std::string times(const Prediction& p) {
+  const bool exchanges = std::ranges::any_of(p.pipeline.ranks, [](const schedule::RankTime& time) {
+    return time.wait_for_exchange > 0 || time.reducing > 0;
+  });
+  Rows rows{{"rank", "busy", "fill", "imbalance", "drain", "barrier", "optimizer", "transfer"}};
+  if (exchanges) rows[0].insert(rows[0].end(), {"exchange"});
+  for (size_t r = 0; r < p.barrier.size(); ++r) {
+    const schedule::RankTime& t = p.pipeline.ranks[r];
+    const auto percent = [&](double seconds) { return one_digit(100 * seconds / p.step_time); };
+    rows.push_back({fmt::to_string(r), percent(t.busy), percent(t.fill), percent(t.steady), percent(t.drain),
+                    percent(t.barrier + p.barrier[r]), percent(p.optimizer_time[r]),
+                    percent(t.wait_for_transfer)});
+    if (exchanges) rows.back().push_back(percent(t.wait_for_exchange + t.reducing));
+  }
+  return fmt::format("% of the step (transfer is a part of fill, imbalance and drain{})\n{}",
+                     exchanges ? "; exchange of busy and barrier" : "", schedule::table(rows));
+}
+
+std::string bytes(const Prediction& p) {
+  const ByteUnit in(p.peak_bytes());
+  Rows rows{{"rank"}};
+  for (const auto& [kind, count] : p.bytes.front().kinds()) rows[0].push_back(kind);
+  rows[0].emplace_back("total");
+  for (size_t r = 0; r < p.bytes.size(); ++r) {
+    rows.push_back({fmt::to_string(r)});
+    for (const auto& [kind, count] : p.bytes[r].kinds()) rows.back().push_back(in(count));
+    rows.back().push_back(in(p.bytes[r].total()));
+  }
+  const std::string program =
+      p.program_bytes > 0
+          ? fmt::format("and about {:.0f} MB in each process for the program and its libraries\n",
+                        static_cast<double>(p.program_bytes) / 1e6)
+          : "";
+  return fmt::format("{} at the worst moment\n{}{}", in.name(), schedule::table(rows), program);
+}
+
+// Of microbatches of a stage, how many a rank holds.
+std::string in_flight(const Plan& plan) {
+  Rows rows{{"rank", "stages", "activations", "with operands of W", "receive buffers"}};
+  const std::vector<schedule::InFlight> peaks = schedule::in_flight(plan.schedule);
+  for (int rank = 0; rank < plan.schedule.ranks; ++rank) {
+    const schedule::InFlight& peak = peaks[static_cast<size_t>(rank)];
+    rows.push_back({fmt::to_string(rank), fmt::format("{}", fmt::join(plan.schedule.stages_of(rank), ",")),
+                    fmt::to_string(peak.activations), fmt::to_string(peak.held),
+                    fmt::to_string(peak.receive_buffers)});
+  }
+  return "held at most, in microbatches of one stage\n" + schedule::table(rows);
+}
+
+// What ranks exchange, with the links that it goes over.
+std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p) {
+  if (all.empty()) return "";
+  Rows rows{{"exchange", "total", "waited for", "of the step"}};
+  for (const ExchangeTime& time : all) {
+    rows.push_back({time.what, schedule::format_seconds(time.total), schedule::format_seconds(time.exposed),
+                    one_digit(100 * time.exposed / p.step_time) + " %"});
+  }
+  return "a step, mean of the pipeline's ranks\n" + schedule::table(rows, 1) + '\n';
+}
+
+double model_flops_utilization(const Plan& plan, const Prediction& p, const CostSource& source) {
+  metrics::PeakRate peak(peak_flops(plan.job, source) * plan.mesh.world_size());
+  return peak.utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s);
+}
+
+std::string summary(const Plan& plan, const Prediction& p, const CostSource& source) {
+  const double mfu = model_flops_utilization(plan, p, source);
+  return fmt::format(
+      "step {}: {} tokens/s, MFU {}; bubble {:.1f} % of it ({:.1f} % if all stages cost the same and "
+      "B = 2 F)\n",
+      schedule::format_seconds(p.step_time), schedule::with_commas(p.tokens_per_s),
+      mfu > 0 ? fmt::format("{:.1f} %", 100 * mfu) : "unknown", 100 * p.bubble(),
+      100 * schedule::simulate(plan.compute).bubble());
+}
+
+nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& costs) {
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
+    const auto [first, end] = plan.layers[static_cast<size_t>(stage)];
+    const auto seconds = [&](schedule::ActionKind kind) {
+      return schedule::duration(costs.stages[static_cast<size_t>(stage)], kind);
+    };
+    stages.push_back({{"stage", stage},
+                      {"rank", plan.schedule.rank_of(stage)},
+                      {"first_layer", first},
+                      {"layers", end - first},
+                      {"recompute", models::to_string(stage_recompute(plan.job.train.recompute, stage))},
+                      {"forward", seconds(schedule::ActionKind::forward)},
+                      {"backward", seconds(schedule::ActionKind::backward)},
+                      {"backward_input", seconds(schedule::ActionKind::backward_input)},
+                      {"backward_weight", seconds(schedule::ActionKind::backward_weight)}});
+  }
+  return stages;
+}
+
+}  // namespace
+
+std::string describe_layers(const pipeline::LayerAssignment& layers) {
+  constexpr size_t few = 16;  // stages that are told one by one
+  const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
+  if (counts.size() <= few) return fmt::format("{}", fmt::join(counts, "+"));
+  std::string text;
+  for (size_t begin = 0; begin < counts.size();) {
+    size_t end = begin + 1;
+    while (end < counts.size() && counts[end] == counts[begin]) ++end;
+    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", end - begin, counts[begin]);
+    begin = end;
+  }
+  return text;
+}
+
+std::string render_plan(const Plan& plan, const Prediction& p, const CostModel& costs,
+                        const CostSource& source, const TextStyle& style) {
+  const auto width = static_cast<size_t>(style.width);
+  return schedule::wrapped(heading(plan, source), width, 4) + '\n' +
+         schedule::render_text(plan.compute, p.costs,
+                               {.colour = style.colour, .width = style.width, .seconds = true}) +
+         '\n' + schedule::wrapped(summary(plan, p, source), width, 4) + '\n' +
+         schedule::wrapped(times(p) + '\n' + exchanges(exchange_times(plan, costs, p), p) + bytes(p) + '\n' +
+                               in_flight(plan),
+                           width, 6);
+}
+
+nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const CostModel& costs,
+                                 const CostSource& source) {
+  nlohmann::ordered_json json = schedule::summary_json(plan.schedule, p.pipeline);
+  json["uniform_bubble"] = schedule::simulate(plan.compute).bubble();
+  json["costs"] = source.description;
+  json["transfer_time"] = p.costs.latency.front();
+  json["predicted_step_time"] = p.step_time;
+  json["predicted_tokens_per_s"] = p.tokens_per_s;
+  json["predicted_bubble"] = p.bubble();
+  const double mfu = model_flops_utilization(plan, p, source);
+  json["predicted_mfu"] = mfu > 0 ? nlohmann::ordered_json(mfu) : nlohmann::ordered_json();
+  for (size_t r = 0; r < p.bytes.size(); ++r) {
+    auto& rank = json["per_rank"][r];
+    rank["barrier"] = p.pipeline.ranks[r].barrier + p.barrier[r];
+    rank["optimizer_time"] = p.optimizer_time[r];
+    for (const auto& [kind, count] : p.bytes[r].kinds()) rank["bytes"][kind] = count;
+    rank["bytes"]["total"] = p.bytes[r].total();
+  }
+  if (p.program_bytes > 0) json["program_bytes"] = p.program_bytes;
+  for (const ExchangeTime& time : exchange_times(plan, costs, p))
+    json["exchanges"][time.what] = {{"total", time.total}, {"exposed", time.exposed}};
+  for (int i = 0; i < mesh::axis_count; ++i) {
+    const auto axis = static_cast<mesh::Axis>(i);
+    json["mesh"][mesh::name(axis)] = plan.mesh.size(axis);
+  }
+  json["mesh"]["ep"] = plan.mesh.ep;
+  json["per_stage"] = stages_json(plan, p.costs);
+  return json;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,29 @@
+// A plan and its prediction, for people and for programs.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "app/forecast/costs.h"
+#include "app/forecast/prediction.h"
+#include "app/plan/plan.h"
+
+namespace pptrain::app {
+
+struct TextStyle {
+  bool colour = false;
+  int width = 100;  // columns that no line exceeds
+};
+
+// The step as a grid, its time, and where time and memory of each rank go.
+std::string render_plan(const Plan& plan, const Prediction& prediction, const CostModel& costs,
+                        const CostSource& source, const TextStyle& style);
+
+// Seconds, bytes and layers; each rank's busy, fill, steady, drain, barrier and optimizer_time make the step.
+nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& prediction, const CostModel& costs,
+                                 const CostSource& source);
+
+// Layers of each stage: "6+2"; many in runs of equal ones, "3 x 16, 17 x 15".
+std::string describe_layers(const pipeline::LayerAssignment& layers);
+
+}  // namespace pptrain::app

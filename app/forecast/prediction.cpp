@@ -1,0 +1,228 @@
+#include "app/forecast/prediction.h"
+
+#include <algorithm>
+
+#include "app/forecast/sharding.h"
+#include "parallel/comm/sum_scratch.h"
+#include "parallel/schedule/cost/memory.h"
+
+namespace pptrain::app {
+
+namespace {
+
+struct Held {
+  std::vector<RankBytes> ranks;           // between steps
+  std::vector<OptimizerCost> optimizers;  // [rank]
+  std::vector<schedule::StageBytes> stages;
+};
+
+Held held_by(const Plan& plan, const CostModel& costs) {
+  const auto ranks = static_cast<size_t>(plan.schedule.ranks);
+  Held held{
+      .ranks = std::vector<RankBytes>(ranks), .optimizers = std::vector<OptimizerCost>(ranks), .stages = {}};
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage) {
+    const models::StageSlice slice = models::stage_slice(plan.layers, stage);
+    const HeldBytes bytes = held_bytes(costs.footprint(slice), costs.workload().sharding);
+    const auto rank = static_cast<size_t>(plan.schedule.rank_of(stage));
+    held.ranks[rank].weights += bytes.weights;
+    held.ranks[rank].gradients += bytes.gradients;
+    held.optimizers[rank] += costs.optimizer(slice);
+    held.ranks[rank].optimizer = held.optimizers[rank].held;
+    held.ranks[rank].buffers = std::max(held.ranks[rank].buffers, sum_scratch(costs, slice));
+    held.stages.push_back(costs.bytes(slice, costs.recompute_of(slice)));
+  }
+  return held;
+}
+
+std::vector<RankBytes> at_worst(const Plan& plan, const Held& held) {
+  const auto peaks = schedule::peak_bytes(plan.schedule, held.stages);
+  std::vector<RankBytes> ranks = held.ranks;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const schedule::MemorySplit& peak = peaks[rank].peak;
+    ranks[rank].gathered = peak.gathered;
+    ranks[rank].gradients += peak.reducing;
+    // The optimizer steps when no activations are left.
+    ranks[rank].activations =
+        std::max(peak.activations + peak.weight_operands + peak.workspace, held.optimizers[rank].workspace);
+    ranks[rank].buffers += peak.buffers;
+  }
+  return ranks;
+}
+
+int64_t tokens_of_step(const Plan& plan) {
+  const config::TrainSection& train = plan.job.train;
+  return train.micro_batch_size * train.seq_len * train.grad_accum_steps * plan.mesh.size(mesh::Group::batch);
+}
+
+// What the passes of a step exchange along tp, cp and ep.
+std::vector<ExchangeTime> times_on_wires(const Plan& plan, const CostModel& costs) {
+  std::vector<ExchangeTime> times{{"tp"}, {"cp"}, {"ep"}};
+  std::vector<StagePasses> stages;
+  for (int stage = 0; stage < plan.compute.stages(); ++stage)
+    stages.push_back(costs.passes(models::stage_slice(plan.layers, stage)));
+  const double ranks = plan.compute.ranks;
+  for (const auto& list : plan.compute.actions) {
+    for (const schedule::Action& action : list) {
+      const PassTime& pass = stages[static_cast<size_t>(action.stage)].of(action.kind);
+      for (size_t wire = 0; wire < times.size(); ++wire) {
+        times[wire].exposed += pass.exposed[wire] / ranks;
+        times[wire].total += (pass.exposed[wire] + pass.hidden[wire]) / ranks;
+      }
+    }
+  }
+  return times;
+}
+
+// What the pipeline takes longer because of an exchange.
+double exposed(const Plan& plan, const Prediction& p, double schedule::ExchangeCost::*part) {
+  const auto takes_none = [&](const schedule::ExchangeCost& cost) { return cost.*part == 0; };
+  if (std::ranges::all_of(p.costs.exchange, takes_none)) return 0;
+  schedule::Costs without = p.costs;
+  for (schedule::ExchangeCost& cost : without.exchange) cost.*part = 0;
+  return std::max(0.0, p.pipeline.step_time - schedule::simulate(plan.schedule, without).step_time);
+}
+
+// By stage, what goes on within its passes.
+std::vector<schedule::ExchangeCost> within_passes(const Plan& plan, const CostModel& costs) {
+  std::vector<schedule::ExchangeCost> stages;
+  for (int stage = 0; stage < plan.schedule.stages(); ++stage)
+    stages.push_back(costs.within_passes(models::stage_slice(plan.layers, stage)));
+  return stages;
+}
+
+schedule::ExchangeCost beside(const Prediction& p, int stage) {
+  return p.costs.exchange.empty() ? schedule::ExchangeCost{} : p.costs.exchange[static_cast<size_t>(stage)];
+}
+
+ExchangeTime times_of_weights(const Plan& plan, const Prediction& p, const CostModel& costs) {
+  ExchangeTime time{"weights"};
+  const std::vector<schedule::ExchangeCost> within = within_passes(plan, costs);
+  for (const auto& list : plan.compute.actions) {
+    for (const schedule::Action& action : list) {
+      if (schedule::needs_weights(action.kind))
+        time.exposed += within[static_cast<size_t>(action.stage)].gather;
+    }
+  }
+  time.total = time.exposed;
+  for (const auto& list : plan.schedule.actions) {
+    for (const schedule::Action& action : list) {
+      const bool gathers = p.costs.streamed ? schedule::needs_weights(action.kind)
+                                            : action.kind == schedule::ActionKind::unshard;
+      if (gathers) time.total += beside(p, action.stage).gather;
+    }
+  }
+  time.exposed = time.exposed / plan.schedule.ranks + exposed(plan, p, &schedule::ExchangeCost::gather);
+  time.total /= plan.schedule.ranks;
+  return time;
+}
+
+ExchangeTime times_of_gradients(const Plan& plan, const Prediction& p, const CostModel& costs) {
+  ExchangeTime time{"gradients"};
+  const std::vector<schedule::ExchangeCost> within = within_passes(plan, costs);
+  for (const auto& list : plan.compute.actions) {
+    for (const schedule::Action& action : list) {
+      if (schedule::is_weight_gradient(action.kind))
+        time.exposed += within[static_cast<size_t>(action.stage)].reduce / plan.schedule.ranks;
+    }
+  }
+  time.total = time.exposed;
+  for (const auto& list : plan.schedule.actions) {
+    for (const schedule::Action& action : list) {
+      if (action.kind == schedule::ActionKind::reduce_grad)
+        time.total += beside(p, action.stage).reduce / plan.schedule.ranks;
+    }
+  }
+  time.exposed += exposed(plan, p, &schedule::ExchangeCost::reduce);
+  return time;
+}
+
+ExchangeTime times_between_stages(const Plan& plan, const Prediction& p) {
+  ExchangeTime time{"pp"};
+  for (const auto& list : plan.schedule.actions) {
+    for (const schedule::Action& action : list) {
+      if (!schedule::is_receive(action.kind)) continue;
+      const int boundary = action.kind == schedule::ActionKind::recv_f ? action.stage - 1 : action.stage;
+      time.total += p.costs.latency[static_cast<size_t>(boundary)] / plan.schedule.ranks;
+    }
+  }
+  for (const schedule::RankTime& rank : p.pipeline.ranks)
+    time.exposed += rank.wait_for_transfer / plan.schedule.ranks;
+  return time;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, int64_t>> RankBytes::kinds() const {
+  return {{"weights", weights},     {"gathered", gathered},       {"gradients", gradients},
+          {"optimizer", optimizer}, {"activations", activations}, {"buffers", buffers}};
+}
+
+int64_t sum_scratch(const CostModel& costs, const models::StageSlice& stage) {
+  const Workload& workload = costs.workload();
+  if (workload.batch.device != at::kCPU) return 0;  // NCCL's own buffers are not counted
+  const StageFootprint& own = costs.footprint(stage);
+  int64_t dense = 0, experts = 0;  // of the largest buffer of gradients
+  for (const GroupFootprint& group : own.groups) {
+    int64_t& largest = group.spread == nn::Spread::experts ? experts : dense;
+    for (const BufferFootprint& buffer : group.buffers) largest = std::max(largest, 4 * buffer.elements);
+  }
+  const mesh::MeshShape& mesh = workload.mesh;
+  const auto scratch = [](int64_t bytes, int ranks) {
+    return ranks > 1 ? std::min(bytes, comm::most_sum_scratch(ranks)) : 0;
+  };
+  return scratch(dense, mesh.size(mesh::Group::loss)) + scratch(experts, mesh.size(mesh::Group::eloss)) +
+         scratch(own.boundary * mesh.tp, mesh.tp);
+}
+
+Prediction predict(const Plan& plan, const CostSource& source) {
+  return predict(plan, make_cost_model(plan, source));
+}
+
+Prediction predict(const Plan& plan, const CostModel& costs) {
+  Prediction p;
+  p.costs = simulation_costs(costs, plan.layers, plan.schedule);
+  p.pipeline = schedule::simulate(plan.schedule, p.costs);
+  const Held held = held_by(plan, costs);
+  p.bytes = at_worst(plan, held);
+  for (const OptimizerCost& own : held.optimizers) p.optimizer_time.push_back(own.seconds);
+  const double slowest = std::ranges::max(p.optimizer_time);
+  if (plan.job.optimizer.post_validation) {
+    p.step_time =
+        schedule::steady_step_time(plan.schedule, p.costs, schedule::StepBoundary::post_validation) +
+        costs.overhead() + slowest;
+  } else {
+    p.step_time = p.pipeline.step_time + costs.norm_exchange() + costs.overhead() + slowest;
+  }
+  // With post-validation a step begins while others end the one before: fill and drain then overlap.
+  for (const double own : p.optimizer_time)
+    p.barrier.push_back(std::max(0.0, p.step_time - p.pipeline.step_time - own));
+  p.tokens_per_s = static_cast<double>(tokens_of_step(plan)) / p.step_time;
+  return p;
+}
+
+std::vector<ExchangeTime> exchange_times(const Plan& plan, const CostModel& costs,
+                                         const Prediction& prediction) {
+  std::vector<ExchangeTime> times = times_on_wires(plan, costs);
+  times.push_back(times_of_weights(plan, prediction, costs));
+  times.push_back(times_of_gradients(plan, prediction, costs));
+  times.push_back(times_between_stages(plan, prediction));
+  std::erase_if(times, [](const ExchangeTime& time) { return time.total <= 0; });
+  return times;
+}
+
+double Prediction::bubble() const {
+  double idle = 0;
+  for (size_t rank = 0; rank < barrier.size(); ++rank)
+    idle += step_time - pipeline.ranks[rank].busy - optimizer_time[rank];
+  return idle / (step_time * static_cast<double>(barrier.size()));
+}
+
+const RankBytes& Prediction::fullest() const {
+  return *std::ranges::max_element(bytes, {}, &RankBytes::total);
+}
+
+int64_t Prediction::peak_bytes() const {
+  return fullest().total();
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,67 @@
+// What a step of a plan will take, in time and in bytes, before it runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/forecast/cost_model.h"
+#include "app/forecast/costs.h"
+#include "app/plan/plan.h"
+#include "parallel/schedule/cost/simulate.h"
+
+namespace pptrain::app {
+
+struct RankBytes {
+  int64_t weights = 0;    // this rank's part: fp32 masters and compute copies
+  int64_t gathered = 0;   // at the worst moment, as all that follows but the optimizer's: other ranks' parts
+  int64_t gradients = 0;  // fp32
+  int64_t optimizer = 0;  // moments, and what post-validation keeps
+  int64_t activations = 0;  // records, operands of W, and the workspace of the action
+  int64_t buffers = 0;      // messages on their way in and out, and scratch of sums
+  int64_t total() const { return weights + gathered + gradients + optimizer + activations + buffers; }
+  // The kinds with their names, in this order.
+  std::vector<std::pair<std::string, int64_t>> kinds() const;
+};
+
+// What ranks exchange, seconds of a step, the mean of the pipeline's ranks.
+struct ExchangeTime {
+  // tp, cp, ep: in passes, along the axis. weights, gradients: gathered and summed over data and context
+  // ranks. pp: between stages.
+  std::string what;
+  double total = 0;
+  double exposed = 0;  // that ranks wait for
+};
+
+struct Prediction {
+  schedule::Costs costs;          // s
+  schedule::Simulation pipeline;  // of the lowered schedule
+  double step_time = 0;           // s
+  double tokens_per_s = 0;        // of all data ranks
+  // [rank] s that the rank waits after the pipeline's end until the step's
+  std::vector<double> barrier;
+  std::vector<double> optimizer_time;  // [rank] s
+  std::vector<RankBytes> bytes;        // [rank]
+  // What a process takes beside its ranks' bytes, for the program and its libraries; 0 where that is not
+  // known.
+  int64_t program_bytes = 0;
+
+  double bubble() const;       // idle part of the step, all ranks together, barrier included
+  int64_t peak_bytes() const;  // of the fullest rank
+  const RankBytes& fullest() const;
+};
+
+// Bytes that a CPU rank's sums over ranks take beside their tensors: of the stage's gradients, and of what
+// tensor-parallel ranks add up in its passes. The threads of the communicators keep them.
+int64_t sum_scratch(const CostModel& costs, const models::StageSlice& stage);
+
+Prediction predict(const Plan& plan, const CostSource& source);
+// The same with a cost model at hand, of the plan's own workload.
+Prediction predict(const Plan& plan, const CostModel& costs);
+
+// Those that take any time.
+std::vector<ExchangeTime> exchange_times(const Plan& plan, const CostModel& costs,
+                                         const Prediction& prediction);
+
+}  // namespace pptrain::app

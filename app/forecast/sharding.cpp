@@ -1,0 +1,75 @@
+#include "app/forecast/sharding.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+namespace pptrain::app {
+namespace {
+
+int64_t piece(int64_t elements, int parts) {
+  return (elements + parts - 1) / parts;
+}
+
+int64_t largest(std::vector<int64_t> bytes, size_t count) {
+  std::ranges::sort(bytes, std::greater());
+  const auto end = bytes.begin() + static_cast<std::ptrdiff_t>(std::min(count, bytes.size()));
+  return std::accumulate(bytes.begin(), end, int64_t{0});
+}
+
+}  // namespace
+
+// With one reduction a step each rank sums all microbatches in whole buffers, of which its part is a view.
+// With one a microbatch it holds its parts, and whole buffers of the groups on their way beside them.
+HeldBytes held_bytes(const StageFootprint& stage, const Sharding& sharding) {
+  HeldBytes held;
+  std::vector<int64_t> gathered, whole;
+  for (const GroupFootprint& group : stage.groups) {
+    const int parts = sharding.parts(group);
+    int64_t compute = 0, gradient = 0;
+    for (const BufferFootprint& buffer : group.buffers) {
+      const int64_t own = piece(buffer.elements, parts);
+      held.parameters += own;
+      held.weights += own * (buffer.compute_bytes == 4 ? 4 : 4 + buffer.compute_bytes);
+      if (sharding.every_microbatch) held.gradients += 4 * own;
+      compute += buffer.elements * buffer.compute_bytes;
+      gradient += 4 * buffer.elements;
+    }
+    if (parts > 1) gathered.push_back(compute);
+    whole.push_back(gradient);
+  }
+  held.gathered = largest(gathered, sharding.streamed ? groups_under_way : gathered.size());
+  (sharding.every_microbatch ? held.reducing : held.gradients) =
+      largest(whole, sharding.every_microbatch ? groups_under_way : whole.size());
+  return held;
+}
+
+schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& held) {
+  schedule::StageBytes bytes = stage.bytes();
+  bytes.gathered = held.gathered;
+  bytes.reducing = held.reducing;
+  return bytes;
+}
+
+StageExchange stage_exchange(const StageFootprint& stage, const Sharding& sharding, const MeshLinks& links) {
+  StageExchange seconds;
+  for (const GroupFootprint& group : stage.groups) {
+    const bool experts = group.spread == nn::Spread::experts;
+    const GroupLink& divided = links.of(experts ? mesh::Group::efsdp : mesh::Group::fsdp);
+    const GroupLink& summed = links.of(experts ? mesh::Group::eloss : mesh::Group::loss);
+    const GroupLink& replicas = links.along(mesh::Axis::dp_replicate);
+    for (const BufferFootprint& buffer : group.buffers) {
+      const auto elements = static_cast<double>(buffer.elements);
+      const double parts = sharding.parts(group);
+      seconds.gather += divided.gather(elements * buffer.compute_bytes);
+      seconds.sum += summed.reduce_scatter(4 * elements);
+      seconds.replicate += replicas.gather(4 * elements / parts);
+      if (buffer.copies != nn::Copies::one)
+        seconds.copies += links.along(mesh::Axis::tp).all_reduce(4 * elements);
+    }
+  }
+  return seconds;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,59 @@
+// What a rank holds of its stages' parameters between passes, and what ranks exchange of them, from the sizes
+// of parameter groups and the mesh alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "app/forecast/footprint.h"
+#include "app/forecast/mesh_links.h"
+#include "parallel/mesh/device_mesh.h"
+#include "parallel/schedule/cost/memory.h"
+
+namespace pptrain::app {
+
+// How a rank keeps what it shares with the ranks that its parameter groups are divided over.
+struct Sharding {
+  int dense = 1;                  // ranks over which most groups are divided: the mesh's fsdp
+  int experts = 1;                // and those of experts: efsdp
+  bool streamed = false;          // weights are freed after each pass: distributed.reshard_after_forward
+  bool every_microbatch = false;  // gradients are reduced after each: distributed.reduce_gradients
+
+  int parts(const GroupFootprint& group) const {
+    return group.spread == nn::Spread::experts ? experts : dense;
+  }
+  bool divided() const { return dense > 1 || experts > 1; }
+};
+
+// Groups that are whole at one time where weights are streamed: the one in use, and the next one, which is
+// gathered meanwhile; and as many gradients that are on their way where they are reduced after each
+// microbatch.
+inline constexpr size_t groups_under_way = 2;
+
+struct HeldBytes {
+  int64_t weights = 0;     // this rank's part: float32 masters and compute copies
+  int64_t gradients = 0;   // float32
+  int64_t parameters = 0;  // elements that this rank's optimizer steps
+  // While passes run.
+  int64_t gathered = 0;  // whole compute weights of groups that are divided
+  int64_t reducing = 0;  // gradients of single microbatches, where they are reduced one by one
+};
+
+// Of a rank's stage. The gaps between parameters, of less than 64 elements each, are left out.
+HeldBytes held_bytes(const StageFootprint& stage, const Sharding& sharding);
+
+// What the stage holds while passes run, as schedule::peak_bytes wants it. `held`: by the same stage.
+schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& held);
+
+// Seconds of exchanging one stage's parameters, all groups of it, once.
+struct StageExchange {
+  double gather = 0;     // compute weights, over the ranks that they are divided over
+  double sum = 0;        // gradients, to the rank that answers for them (reduce-scatter)
+  double replicate = 0;  // summed gradients, between replicas (all-gather)
+  double copies = 0;     // gradients of what several tp ranks hold (all-reduce)
+
+  double reduce() const { return sum + replicate + copies; }
+};
+StageExchange stage_exchange(const StageFootprint& stage, const Sharding& sharding, const MeshLinks& links);
+
+}  // namespace pptrain::app

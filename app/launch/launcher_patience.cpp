@@ -1,0 +1,93 @@
+#include "app/launch/launcher_patience.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <string_view>
+
+#include "core/base/error.h"
+
+namespace pptrain::app {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr const char* own_variable = "PPTRAIN_STOP_SECONDS";
+
+// Seconds of a variable; nothing where it is not set.
+std::optional<double> seconds_of(const comm::GetEnv& environment, const char* variable) {
+  const char* text = environment(variable);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string_view value = text;
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+  const bool sound =
+      error == std::errc() && end == value.data() + value.size() && seconds >= 0 && seconds <= 1e6;
+  if (!sound) {
+    throw UsageError(
+        fmt::format("environment variable {} is \"{}\": it must be seconds, 0 or more", variable, value));
+  }
+  return seconds;
+}
+
+milliseconds to_milliseconds(double seconds) {
+  return milliseconds(std::llround(seconds * 1000));
+}
+
+// "kill -USR1 4711" where the parent is mpirun itself; on other hosts it is a daemon.
+std::string usr1_to_mpirun() {
+  std::string name;
+  std::getline(std::ifstream(fmt::format("/proc/{}/comm", getppid())), name);
+  const bool is_mpirun = name == "mpirun" || name == "orterun" || name == "mpiexec";
+  return is_mpirun ? fmt::format("kill -USR1 {}", getppid()) : "kill -USR1 on mpirun";
+}
+
+// Seen of Open MPI 4.1.4: at SIGINT or SIGTERM mpirun sends SIGCONT to the ranks, SIGTERM after one second,
+// SIGKILL after one more; both pauses are odls_base_sigkill_timeout. It passes on a SIGCONT of its own, too.
+Patience of_open_mpi(const comm::GetEnv& environment) {
+  constexpr double longest_pause = 10;  // for which training may be held where the SIGCONT meant nothing
+  const double pause = seconds_of(environment, "OMPI_MCA_odls_base_sigkill_timeout").value_or(1);
+  if (pause > longest_pause) return {.time = to_milliseconds(pause), .notice = std::nullopt, .advice = {}};
+  return {.time = to_milliseconds(2 * pause), .notice = SIGCONT, .advice = {}};
+}
+
+}  // namespace
+
+Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment) {
+  constexpr milliseconds agents_patience = std::chrono::seconds(30);  // torchrun; Slurm's default KillWait
+  Patience patience;
+  switch (launch.kind) {
+    case comm::LaunchKind::threads:
+      return patience;
+    case comm::LaunchKind::open_mpi:
+      patience = of_open_mpi(environment);
+      break;
+    case comm::LaunchKind::pmi:
+      break;
+    case comm::LaunchKind::slurm:
+    case comm::LaunchKind::torchrun:
+      patience.time = agents_patience;
+      break;
+  }
+  if (const auto own = seconds_of(environment, own_variable)) patience.time = to_milliseconds(*own);
+  if (launch.kind == comm::LaunchKind::open_mpi && *patience.time < agents_patience) {
+    patience.advice = fmt::format(
+        "Ctrl-C, and SIGTERM to mpirun, leave {:.3g} s: a longer step is given up then and the last finished "
+        "one "
+        "saved. To finish the step: {}",
+        std::chrono::duration<double>(*patience.time).count(), usr1_to_mpirun());
+  }
+  return patience;
+}
+
+Patience patience_of(const comm::Launch& launch) {
+  return patience_of(launch, [](const char* variable) { return std::getenv(variable); });
+}
+
+}  // namespace pptrain::app

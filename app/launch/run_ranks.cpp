@@ -1,0 +1,350 @@
+#include "app/launch/run_ranks.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "app/launch/memory_report.h"
+#include "app/launch/same_job.h"
+#include "core/base/error.h"
+#include "core/base/printable.h"
+#include "core/kernels/device_name.h"
+#include "core/kernels/numerics.h"
+#include "core/kernels/out_of_memory.h"
+#include "parallel/comm/agreement.h"
+#include "parallel/comm/bootstrap.h"
+#include "parallel/comm/liveness/start_watch.h"
+#include "parallel/comm/nccl/nccl_communicator.h"
+#include "parallel/comm/tcp/tcp_address.h"
+#include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/comm/wait_timeout.h"
+
+namespace pptrain::app {
+
+namespace {
+
+constexpr int usage_exit_code = 2;
+constexpr int stopped_exit_code = 3;
+constexpr int failure_exit_code = 1;
+
+at::Device choose_device(const config::JobConfig& job, int local_rank) {
+  if (job.run.device == "cpu") return at::kCPU;
+  const int count = kernels::gpu_count();
+  if (count == 0) {
+    throw UsageError(
+        "run.device: \"cuda\" is asked for, but no GPU was found (or this pptrain was built without CUDA). "
+        "Use run.device = \"cpu\", or check nvidia-smi and build where nvcc is on PATH.");
+  }
+  return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % count)};
+}
+
+// Before any rank starts.
+void set_numerics(const Plan& plan) {
+  kernels::set_numerics(plan.job.run.device == "cuda", plan.job.train.deterministic);
+}
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
+  return milliseconds_of(job.distributed.timeout_s);
+}
+
+comm::NcclOptions nccl_options(const config::JobConfig& job, comm::Activity* activity) {
+  comm::NcclOptions options{.timeout = timeout_of(job), .device_place = {}};
+  if (activity != nullptr) options.device_place = [activity] { return activity->look_at_device(); };
+  return options;
+}
+
+// Puts the rank before the message of an error of `body`; a UsageError stays one. Behind a wait that lasted
+// too long it puts what the other ranks are doing, behind memory that ran out what the plan foretold.
+template <typename Body>
+int named(const Plan& plan, int rank, int ranks_here, at::Device device, const comm::RankReport& report,
+          Body&& body) {
+  const auto who = [&] {
+    if (plan.mesh.world_size() == 1) return std::string();
+    const int pp = mesh::coordinates(plan.mesh, rank)[static_cast<int>(mesh::Axis::pp)];
+    return fmt::format("rank {} (pipeline rank {}): ", rank, pp);
+  };
+  try {
+    return body();
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const CommonFault&) {
+    throw;
+  } catch (const UsageError& error) {
+    throw UsageError(who() + error.what());
+  } catch (const comm::WaitTimeout& error) {
+    const std::string others =
+        report.roll_call ? comm::describe_others(report.roll_call(), rank) : std::string();
+    throw Error(fmt::format("{}{}{}{}. Slow work needs a longer distributed.timeout_s.", who(), error.what(),
+                            others.empty() ? "" : ". Meanwhile ", others));
+  } catch (const std::exception& error) {
+    const std::string text = who() + kernels::plain_message(error);
+    if (!kernels::is_out_of_memory(error)) throw Error(text);
+    throw kernels::OutOfMemory("out of memory: " + text + describe_memory(plan, rank, ranks_here, device));
+  }
+}
+
+// A stream of this rank's, on which all that its thread enqueues goes: the legacy default stream would wait
+// for those of other ranks in this process, and make them wait. Of high priority, before what goes on beside
+// it.
+std::optional<c10::Stream> own_stream(at::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+}
+
+class RankStart {
+ public:
+  RankStart(const Plan& plan, const std::function<int(RunContext&)>& body, int ranks_here)
+      : plan_(plan), body_(body), ranks_here_(ranks_here) {}
+
+  // `world` carries tensors of `device`.
+  int operator()(comm::Communicator& world, at::Device device, const comm::RankReport& report) const {
+    at::set_num_threads(static_cast<int>(plan_.job.run.threads));
+    const c10::InferenceMode inference;
+    const c10::OptionalStreamGuard stream(own_stream(device));
+    world.set_timeout(timeout_of(plan_.job));
+    return named(plan_, world.rank(), ranks_here_, device, report, [&] {
+      mesh::DeviceMesh mesh(world, plan_.mesh);
+      RunContext context{.plan = plan_, .mesh = mesh, .device = device, .report = report};
+      return body_(context);
+    });
+  }
+
+ private:
+  const Plan& plan_;
+  const std::function<int(RunContext&)>& body_;
+  int ranks_here_;
+};
+
+int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
+  set_numerics(plan);
+  const RankStart start(plan, body, plan.mesh.world_size());
+  std::atomic<int> code = 0;
+  std::deque<comm::Activity> activities(static_cast<size_t>(plan.mesh.world_size()));
+  const auto roll_call = [&] {
+    std::vector<comm::RankState> states;
+    for (const comm::Activity& activity : activities)
+      states.push_back({static_cast<int>(states.size()), "", activity.state()});
+    return states;
+  };
+  comm::run_thread_ranks(plan.mesh.world_size(), [&](comm::Communicator& world) {
+    const comm::RankReport report{&activities[static_cast<size_t>(world.rank())], roll_call, {}};
+    const int result = start(world, choose_device(plan.job, world.rank()), report);
+    if (world.rank() == 0) code = result;
+  });
+  return code;
+}
+
+// Why this rank cannot start, and the exit code that goes with it.
+struct StartFault {
+  std::string text;  // "" for none
+  int code = usage_exit_code;
+};
+
+template <typename Body>
+StartFault start_fault_of(Body&& body) {
+  try {
+    body();
+  } catch (const UsageError& error) {
+    return {error.what(), usage_exit_code};
+  } catch (const std::exception& error) {
+    return {error.what(), failure_exit_code};
+  }
+  return {};
+}
+
+// The launched processes, from the start of this one until all have come.
+class Gathering {
+ public:
+  Gathering(comm::Launch launch, const std::optional<Plan>& plan, const StartFault& fault,
+            const std::function<bool()>& stop_requested)
+      : launch_(std::move(launch)), fault_(fault) {
+    if (plan) timeout_ = milliseconds_of(plan->job.distributed.start_timeout_s);
+    // Others may never come, for instance where the user starts one process by hand to see what is wrong.
+    if (!fault_.text.empty()) timeout_ = std::min(timeout_, patience_with_a_fault);
+    launch_.rendezvous.timeout = timeout_;
+    launch_.rendezvous.stopped = stop_requested;
+    watch_ = std::make_unique<comm::StartWatch>(
+        launch_, comm::StartWatch::Options{
+                     .timeout = comm::starts_our_mpi(launch_) ? timeout_ : std::chrono::milliseconds(0),
+                     .stopped = heartbeat_limit(plan),
+                     .fault = fault_.text,
+                     // Elsewhere the meeting point is told, so that the others hear why.
+                     .stop_requested = comm::starts_our_mpi(launch_) ? stop_requested : nullptr,
+                     .say = comm::print_now,
+                     .end = comm::end_process});
+  }
+
+  // The world, even where this rank has a fault to tell it. Null where the others cannot be reached and the
+  // fault is said.
+  std::unique_ptr<comm::Communicator> meet() {
+    try {
+      auto world = comm::make_world(launch_);
+      world->set_timeout(timeout_);
+      return world;
+    } catch (const comm::StartStopped&) {
+      throw;
+    } catch (const std::exception&) {
+      if (fault_.text.empty()) {
+        watch_->end_if_a_rank_is_gone();
+        throw;
+      }
+      if (!watch_->said_fault()) comm::print_now(fmt::format("rank {}: {}", launch_.rank, fault_.text));
+      return nullptr;
+    }
+  }
+
+  // 0 where no rank has a fault; otherwise the exit code, after rank 0 has said what is wrong. Collective.
+  int agree(comm::Communicator& world) {
+    const bool said = !fault_.text.empty() && watch_->said_fault();
+    if (comm::agree(world, said ? comm::said_already : fault_.text)) return 0;
+    const bool failed = !fault_.text.empty() && fault_.code == failure_exit_code;
+    return comm::any(world, failed) ? failure_exit_code : usage_exit_code;
+  }
+
+  // As rank 0's job says, if ranks' jobs differ. Collective.
+  std::unique_ptr<comm::Heartbeat> start_heartbeat(comm::Communicator& world, const Plan& plan,
+                                                   comm::Activity& activity) {
+    double seconds = plan.job.distributed.heartbeat_s;
+    comm::broadcast(world, std::span(&seconds, 1), 0);
+    if (seconds <= 0) return nullptr;
+    comm::Heartbeat::Options options;
+    options.limit = milliseconds_of(seconds);
+    options.every_rank_speaks = launch_.kind == comm::LaunchKind::torchrun &&
+                                std::getenv("TORCHELASTIC_RUN_ID") == nullptr && isatty(STDERR_FILENO) == 1;
+    options.address = [this] { return address_of_ranks(); };
+    return comm::Heartbeat::start(world, activity, std::move(options),
+                                  [](const std::string& warning) { spdlog::warn(warning); });
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds patience_with_a_fault = std::chrono::seconds(30);
+
+  static std::chrono::milliseconds heartbeat_limit(const std::optional<Plan>& plan) {
+    return milliseconds_of(plan ? plan->job.distributed.heartbeat_s
+                                : config::DistributedSection().heartbeat_s);
+  }
+
+  // Where this rank's transport listens; MPI does not say, so there "" unless the user has named an address.
+  std::string address_of_ranks() const {
+    const comm::Rendezvous& rendezvous = launch_.rendezvous;
+    if (!comm::starts_our_mpi(launch_)) return comm::own_address(rendezvous, comm::meeting_host(rendezvous));
+    return rendezvous.host_address.empty() ? "" : comm::own_address(rendezvous, rendezvous.host);
+  }
+
+  comm::Launch launch_;
+  const StartFault& fault_;
+  std::chrono::milliseconds timeout_ = milliseconds_of(config::DistributedSection().start_timeout_s);
+  std::unique_ptr<comm::StartWatch> watch_;
+};
+
+}  // namespace
+
+int run_ranks(const Plan& plan, const std::function<int(RunContext&)>& body) {
+  return run_ranks([&] { return plan; }, body);
+}
+
+int run_ranks(const std::function<Plan()>& load, const std::function<int(RunContext&)>& body,
+              const std::function<bool()>& stop_requested) {
+  const comm::Launch launch = comm::detect_launch();
+  if (launch.kind == comm::LaunchKind::threads) return run_threads(load(), body);
+  std::optional<Plan> plan;
+  const StartFault fault = start_fault_of([&] {
+    plan = load();
+    mesh::check_world_size(plan->mesh, launch.world_size);
+    set_numerics(*plan);
+  });
+  comm::Activity activity;
+  // It outlives the world, whose end waits for the other ranks too.
+  std::unique_ptr<comm::Heartbeat> heartbeat;
+  std::optional<Gathering> gathering(std::in_place, launch, plan, fault, stop_requested);
+  std::unique_ptr<comm::Communicator> world;
+  try {
+    world = gathering->meet();
+  } catch (const comm::StartStopped& stop) {
+    fmt::print(stderr, "pptrain: {}\n", printable(stop.what()));
+    return stopped_exit_code;
+  }
+  if (!world) return fault.code;
+  if (const int code = gathering->agree(*world); code != 0) return code;
+  heartbeat = gathering->start_heartbeat(*world, *plan, activity);
+  gathering.reset();
+  return run_in_world(*world, launch.local_rank, *plan, body, heartbeat.get(), &activity);
+}
+
+int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
+                 const std::function<int(RunContext&)>& body, comm::Heartbeat* heartbeat,
+                 comm::Activity* activity) {
+  // Longer than it takes to notice a connection that has just broken.
+  constexpr std::chrono::milliseconds until_verdict{1000};
+  world.set_timeout(timeout_of(plan.job));
+  const RankStart start(plan, body, /*ranks_here=*/1);
+  comm::RankReport report{activity, {}, {}};
+  if (heartbeat != nullptr) {
+    report.roll_call = [heartbeat] { return heartbeat->roll_call(); };
+    report.take_leave = [heartbeat] { heartbeat->leave(); };
+    report.summons = {
+        .send = [heartbeat] { heartbeat->summon(); },
+        .hear = [heartbeat](std::function<void()> heard) { heartbeat->on_summons(std::move(heard)); }};
+  }
+  const auto fail = [&](const std::exception& error, int code) {
+    const std::string text = kernels::plain_message(error);
+    if (heartbeat != nullptr && !heartbeat->fail(text, code)) heartbeat->end_with_others(until_verdict);
+    world.abort(text);
+  };
+  try {
+    at::Device device = at::kCPU;
+    const std::string other_job = find_other_job(world, plan);
+    const std::string own_fault = comm::fault_of([&] {
+      mesh::check_world_size(plan.mesh, world.size());
+      if (!other_job.empty()) throw UsageError(other_job);
+      device = choose_device(plan.job, local_rank);
+    });
+    if (!comm::agree(world, own_fault)) return usage_exit_code;
+    if (device.is_cpu()) return start(world, device, report);
+    // Two ranks on one GPU: all ranks find that, or none does.
+    std::unique_ptr<comm::Communicator> nccl;
+    std::string common_fault;
+    named(plan, world.rank(), /*ranks_here=*/1, device, report, [&] {
+      common_fault =
+          comm::fault_of([&] { nccl = comm::make_nccl(world, device, nccl_options(plan.job, activity)); });
+      return 0;
+    });
+    if (!comm::agree(world, common_fault)) return usage_exit_code;
+    return start(*nccl, device, report);
+  } catch (const PeerFailure&) {
+    if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);
+    throw;
+  } catch (const CommonFault& fault) {
+    comm::agree(world, fault.what());  // rank 0 says it
+    return usage_exit_code;
+  } catch (const UsageError& error) {
+    fail(error, usage_exit_code);
+    throw;
+  } catch (const std::exception& error) {
+    fail(error, failure_exit_code);
+    throw;
+  }
+}
+
+}  // namespace pptrain::app

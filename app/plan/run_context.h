@@ -1,0 +1,32 @@
+// What one rank knows of the run it is part of, handed down instead of globals.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "app/plan/plan.h"
+#include "core/base/error.h"
+#include "parallel/comm/liveness/heartbeat.h"
+#include "parallel/mesh/device_mesh.h"
+
+namespace pptrain::app {
+
+// A UsageError that every rank throws, with the same text, after they have told each other: rank 0 prints it
+// and all end with 2.
+class CommonFault : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
+
+struct RunContext {
+  const Plan& plan;
+  mesh::DeviceMesh& mesh;
+  at::Device device;
+  const config::JobConfig& job = plan.job;
+  const models::ModelConfig& model = plan.model;
+
+  comm::RankReport report{};  // for the reports of failures
+
+  bool root() const { return mesh.rank() == 0; }  // the one rank that prints and writes metrics
+};
+
+}  // namespace pptrain::app

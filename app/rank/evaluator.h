@@ -1,0 +1,46 @@
+// Validation loss through the same pipeline, forward only.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "app/data/datasets.h"
+#include "app/data/token_bytes.h"
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
+#include "core/data/data_loader.h"
+#include "core/metrics/step_record.h"
+#include "parallel/pipeline/executor.h"
+
+namespace pptrain::app {
+
+class Evaluator {
+ public:
+  // Validates on each of the sources that has something to validate on. The stages lie as they do in
+  // training. Throws UsageError where no source has validation data. Context and model must outlive the
+  // evaluator.
+  Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources);
+
+  struct Result {
+    metrics::SourceLoss all;
+    std::vector<metrics::SourceLoss> sources;  // in the order of the job, those that are validated on
+  };
+  // Losses of eval.batches batches of each source, the same on every rank. Collective.
+  Result run();
+
+ private:
+  struct Validation {
+    std::string name;
+    std::optional<TokenBytes> bytes;  // where tokens stand for text
+    data::ValidationLoader loader;
+  };
+  static std::vector<Validation> open(const RunContext& context, const std::vector<OpenSource>& sources);
+  metrics::SourceLoss run(const Validation& validation);
+
+  RankModel& model_;
+  std::vector<Validation> validations_;
+  pipeline::Executor executor_;
+};
+
+}  // namespace pptrain::app

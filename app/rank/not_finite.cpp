@@ -1,0 +1,90 @@
+#include "app/rank/not_finite.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+
+namespace pptrain::app {
+
+namespace {
+
+// A parameter's place in the model: its stage, and its number among what the stage declares. Ranks that share
+// out the experts of a layer count their own.
+struct Found {
+  int64_t place = 0;
+  std::string name;
+};
+
+constexpr int64_t places_of_stage = int64_t{1} << 32;
+constexpr int64_t nowhere = std::numeric_limits<int64_t>::max();
+
+// In pieces, since the answer's scratch is as large as the question.
+bool is_finite(const at::Tensor& tensor) {
+  constexpr int64_t piece = int64_t{1} << 22;
+  const at::Tensor flat = tensor.view({-1});
+  for (int64_t first = 0; first < flat.numel(); first += piece) {
+    const at::Tensor part = flat.narrow(0, first, std::min(piece, flat.numel() - first));
+    if (!at::isfinite(part).all().item<bool>()) return false;
+  }
+  return true;
+}
+
+// Those of this rank, in the model's order.
+std::vector<Found> find_not_finite(const std::vector<StageParameters>& stages, at::Tensor nn::Slice::*value) {
+  std::vector<Found> found;
+  for (const auto& [stage, parameters] : stages) {
+    std::map<std::string, int64_t> numbers;
+    for (const nn::ParameterSpec* spec : parameters->specs())
+      numbers.emplace(spec->name, static_cast<int64_t>(numbers.size()));
+    for (const nn::Slice* slice : parameters->slices()) {
+      const at::Tensor& tensor = slice->*value;
+      if (slice->spec.role == nn::Role::balance || !tensor.defined() || is_finite(tensor)) continue;
+      found.push_back({stage * places_of_stage + numbers.at(slice->spec.name), slice->spec.name});
+    }
+  }
+  std::ranges::sort(found, {}, &Found::place);
+  return found;
+}
+
+// The name at the lowest place that any rank gives; "" where none gives one.
+std::string lowest(comm::Communicator& world, const std::optional<Found>& own, int64_t sign) {
+  const at::Tensor mine = at::empty({1}, at::kLong);
+  *mine.mutable_data_ptr<int64_t>() = own ? sign * own->place : nowhere;
+  const at::Tensor all = at::empty({world.size(), 1}, at::kLong);
+  world.host().all_gather(all, mine);
+  const int64_t* const begin = all.const_data_ptr<int64_t>();
+  const int64_t* const least = std::min_element(begin, begin + world.size());
+  if (*least == nowhere) return "";
+  return comm::broadcast_string(world, own ? own->name : "", static_cast<int>(least - begin));
+}
+
+std::optional<Found> front(const std::vector<Found>& found) {
+  return found.empty() ? std::nullopt : std::optional(found.front());
+}
+std::optional<Found> back(const std::vector<Found>& found) {
+  return found.empty() ? std::nullopt : std::optional(found.back());
+}
+
+}  // namespace
+
+std::string describe_not_finite(comm::Communicator& world, const std::vector<StageParameters>& stages) {
+  const std::vector<Found> gradients = find_not_finite(stages, &nn::Slice::grad);
+  const std::string weight = lowest(world, front(find_not_finite(stages, &nn::Slice::master)), 1);
+  const std::string nearest_to_loss = lowest(world, back(gradients), -1);
+  const std::string nearest_to_input = lowest(world, front(gradients), 1);
+  std::string text;
+  if (!weight.empty()) text = fmt::format("the weight {} is not finite; ", weight);
+  if (nearest_to_loss.empty()) return text + "all gradients are finite";
+  if (nearest_to_loss == nearest_to_input)
+    return text + fmt::format("of the gradients, that of {} alone is not finite", nearest_to_loss);
+  return text + fmt::format("gradients are not finite from {}, where the backward pass met the first, to {}",
+                            nearest_to_loss, nearest_to_input);
+}
+
+}  // namespace pptrain::app

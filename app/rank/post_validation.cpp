@@ -1,0 +1,68 @@
+#include "app/rank/post_validation.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <span>
+#include <vector>
+
+namespace pptrain::app {
+
+namespace {
+
+// What each rank tells after the exact sum of its replica's squares. Loss and tokens of the last stage's rank
+// hold for all: it has summed them over the data ranks, and whether any of its stage's ranks was told to
+// stop or save.
+enum Extra { extra_loss, extra_tokens, extra_urgent, extras };
+
+}  // namespace
+
+PostValidation::PostValidation(RunContext& context, RankModel& model)
+    : context_(context),
+      model_(model),
+      exchange_(context.mesh.along(mesh::Axis::pp),
+                std::vector<size_t>(static_cast<size_t>(context.mesh.size(mesh::Axis::pp)),
+                                    kernels::exact_words + extras)) {
+  model_.keep_previous();
+}
+
+void PostValidation::start(const Pending& step, bool urgent) {
+  std::vector<double> extra(extras, 0.0);
+  extra[extra_urgent] = urgent || seen_urgent_ ? 1 : 0;
+  if (model_.has_last_stage()) {
+    const pipeline::LossSum loss = model_.last_stage_loss();
+    extra[extra_loss] = loss.loss;
+    extra[extra_tokens] = static_cast<double>(loss.tokens);
+    extra[extra_urgent] = comm::any(context_.mesh.of(mesh::Group::stage), extra[extra_urgent] > 0) ? 1 : 0;
+  }
+  const auto squares = model_.norm().of_replica(model_.squared_norm()).portable();
+  std::vector<double> told(squares.begin(), squares.end());
+  told.insert(told.end(), extra.begin(), extra.end());
+  exchange_.start(told);
+  model_.apply(step.lr, step.grad_scale);
+  pending_ = step;
+}
+
+PostValidation::Totals PostValidation::wait() {
+  const auto told = exchange_.wait(fmt::format("the gradient norms of step {}", pending_->step));
+  std::vector<kernels::ExactSum> squares;
+  for (const std::span<const double> values : told) {
+    squares.emplace_back(values.first(kernels::exact_words));
+    seen_urgent_ = seen_urgent_ || values.last(extras)[extra_urgent] > 0;
+  }
+  const auto last = std::span<const double>(told[model_.last_stage_rank()]).last(extras);
+  urgent_ = urgent_ || last[extra_urgent] > 0;
+  return {.loss = {.loss = last[extra_loss], .tokens = static_cast<int64_t>(last[extra_tokens])},
+          .norm = shard::GradNorm::of_stages(squares)};
+}
+
+bool PostValidation::correct(const std::optional<double>& grad_scale) {
+  confident_ = grad_scale == pending_->grad_scale;
+  if (!confident_) {
+    model_.undo();
+    if (grad_scale) model_.apply(pending_->lr, *grad_scale);
+  }
+  pending_.reset();
+  return confident_;
+}
+
+}  // namespace pptrain::app

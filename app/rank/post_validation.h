@@ -1,0 +1,65 @@
+// Optimizer post-validation (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4): a
+// rank steps its optimizer without waiting for the global norm, as if there were nothing to clip or skip, and
+// begins the next step. Where the totals of all ranks say otherwise, it takes the step back and redoes it.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
+#include "parallel/comm/exchange.h"
+
+namespace pptrain::app {
+
+class PostValidation {
+ public:
+  // A step that was taken and is not validated yet.
+  struct Pending {
+    int64_t step = 0;  // 1 is the first
+    double lr = 0;
+    double grad_scale = 0;
+  };
+  // What the step came to over all ranks: the same bits on each.
+  struct Totals {
+    pipeline::LossSum loss;
+    double norm = 0;  // of the summed, unscaled gradient
+  };
+
+  // The model's optimizers keep what they overwrite from here on. Collective, as everything here; both must
+  // outlive this.
+  PostValidation(RunContext& context, RankModel& model);
+
+  // Is the next step likely to stand? A norm above the limit seldom comes alone, so a step after one that did
+  // not stand waits for its totals.
+  bool confident() const { return confident_; }
+  void set_confident(bool confident) { confident_ = confident; }
+
+  // Tells all ranks of the pipeline this one's part of the totals and takes the step. Gradients must stay as
+  // they are until correct(). `urgent`: this rank was asked to stop, or to save.
+  void start(const Pending& step, bool urgent);
+  const std::optional<Pending>& pending() const { return pending_; }
+
+  // Waits until all ranks have started.
+  Totals wait();
+  // grad_scale: what the pending step should have been taken with, or none if it is to be skipped. Where it
+  // was taken otherwise, takes it back, and takes it again if it is not to be skipped. Returns whether it
+  // stood.
+  bool correct(const std::optional<double>& grad_scale);
+
+  // Was any rank asked to stop or save? The same answer on every rank, up to two steps late. Then the next
+  // step's result is needed at once, and after it, when all ranks have agreed on what was meant, answered().
+  bool is_urgent() const { return urgent_; }
+  void answered() { urgent_ = seen_urgent_ = false; }
+
+ private:
+  RunContext& context_;
+  RankModel& model_;
+  comm::Exchange exchange_;
+  std::optional<Pending> pending_;
+  bool confident_ = true;
+  bool seen_urgent_ = false;  // a rank of this pipeline said so
+  bool urgent_ = false;
+};
+
+}  // namespace pptrain::app

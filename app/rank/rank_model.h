@@ -1,0 +1,132 @@
+// One rank's share of the model: its stages, their optimizers, and what ties them to the other ranks once a
+// step.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/plan/run_context.h"
+#include "app/rank/not_finite.h"
+#include "core/fault/memory_guard.h"
+#include "core/kernels/exact_sum.h"
+#include "core/nn/cached_attention.h"
+#include "core/nn/side_stream.h"
+#include "core/optim/optimizer.h"
+#include "models/transformer_stage.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/pipeline/executor.h"
+#include "parallel/schedule/schedule.h"
+#include "parallel/shard/grad_norm.h"
+#include "parallel/shard/stage_weights.h"
+
+namespace pptrain::app {
+
+// What a model is built for: only training takes gradients and optimizers, and only generation (that of
+// samples in training too) keeps the keys of earlier tokens.
+enum class Purpose { train, evaluate, generate };
+
+class RankModel {
+ public:
+  // Builds this rank's part of its stages of the plan and materialises it, without values. Collective, as
+  // what exchanges anything here.
+  explicit RankModel(RunContext& context, Purpose purpose = Purpose::train);
+
+  std::vector<pipeline::Stage*> stages();
+
+  // A stage as generation sees it. Where samples are generated, of each of stages().
+  struct CachedStage {
+    models::TransformerStage* stage = nullptr;
+    nn::CachedAttention* attention = nullptr;
+  };
+  std::vector<CachedStage> cached_stages();
+
+  // Values of a new run: from the seed, or from model.hf_dir.
+  void initialise();
+  // Collective over all ranks, and over `comm`, which is of them all (checkpoint::load_on_all).
+  void load(const checkpoint::Reader& reader, comm::Communicator& comm);
+  // The weights alone, of which this rank reads its own.
+  void load_weights(const checkpoint::Reader& reader);
+  // What this rank writes: what it answers for of its stages in the first replica, nothing in others.
+  std::vector<checkpoint::StageContents> contents() const;
+
+  void zero_grad();  // before a run of the schedule with stage_actions(), whose end completes the gradients
+  void discard();    // drops records of a failed step
+  // What a run of the schedule does with the parameter groups of one of the stages.
+  pipeline::Executor::StageActions stage_actions();
+  void sum_tied_gradients();
+  kernels::ExactSum squared_norm();  // of the summed, unscaled gradients: this rank's term of norm()
+  const shard::GradNorm& norm() const { return norm_; }  // over the whole model
+  std::vector<StageParameters> stage_parameters();
+  // `call` comes before each apply() and undo(), which alone change what contents() holds.
+  void before_change(std::function<void()> call) { before_change_ = std::move(call); }
+  void apply(double lr, double grad_scale);
+  void keep_previous();  // from now on undo() can take the last apply() back
+  void undo();
+  // With train.check_weights: throws Error that names a parameter if masters or optimizer state are not what
+  // the last apply(), undo(), load() or initialise() left. The next apply() and undo() do so by themselves.
+  void check_weights() const;
+
+  // Loss and valid tokens, summed over all ranks; the same on every rank.
+  pipeline::LossSum global_loss();
+  // ... over the data ranks of this pipeline's last stage, on whose ranks alone it is called.
+  pipeline::LossSum last_stage_loss();
+  // Values of the ranks of the last stage, each of its own share of the tokens, summed; the same on every
+  // rank. Others' `own` has as many and does not count. Collective.
+  std::vector<double> sum_of_last_stage(std::vector<double> own);
+  bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
+
+  // Of the backward passes since the last call, from this rank.
+  std::vector<models::TransformerStage::ExpertLoads> take_expert_loads();
+
+  int64_t optimizer_step() const { return optimizer_step_; }
+  int last_stage_rank() const { return schedule_.rank_of(schedule_.stages() - 1); }
+
+  // Of each of stages(), where its weights are.
+  std::vector<shard::StageWeights*> weights();
+
+  // Instead of a stream of the device: for tests. It must outlive the model's passes.
+  void overlap_weight_gradients(nn::SideStream& side);
+
+ private:
+  struct Part {
+    std::unique_ptr<models::TransformerStage> stage;
+    std::unique_ptr<shard::StageWeights> weights;
+    std::shared_ptr<nn::CachedAttention> attention;  // where tokens are generated
+    std::unique_ptr<optim::Optimizer> optimizer;     // in training
+    std::vector<nn::Slice*> counted;                 // that enter the norm
+  };
+  void add_part(int stage, models::Seams seams);
+  void add_optimizer(Part& part);
+  bool generates() const;
+  void check_size(const checkpoint::Reader& reader);  // is it a checkpoint of this model?
+  std::string stored_name(const nn::Slice& slice) const;
+  nn::Divisions divisions();
+  shard::StageRanks stage_ranks();
+  bool reduces_every_microbatch() const;
+  bool is_tied_copy(const nn::Slice& slice) const;
+  bool is_stored_here(const nn::Slice& slice) const;
+  size_t model_parameters();
+  Part& part_of(const pipeline::Stage& stage);
+  void watch_weights();
+  using Call = std::function<void(pipeline::Stage&)>;
+  Call on_weights(void (shard::StageWeights::*call)());
+
+  RunContext& context_;
+  Purpose purpose_;
+  const schedule::Schedule& schedule_;
+  std::unique_ptr<comm::Communicator> kv_copies_;  // of tp: the ranks with this one's key-value heads
+  std::unique_ptr<nn::SideStream> side_;           // null where B takes weight gradients at once
+  shard::GradientSums sums_;
+  std::vector<Part> parts_;
+  shard::GradNorm norm_;
+  std::optional<fault::MemoryGuard> guard_;  // with train.check_weights
+  int64_t optimizer_step_ = 0;
+  std::function<void()> before_change_ = [] {};
+};
+
+}  // namespace pptrain::app

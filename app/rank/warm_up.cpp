@@ -1,0 +1,128 @@
+#include "app/rank/warm_up.h"
+
+#include <ATen/ops/arange.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/config/job_config.h"
+#include "core/data/loader_options.h"
+
+namespace pptrain::app {
+namespace {
+
+using nn::Use;
+using schedule::ActionKind;
+
+// Which backward passes a rank's list has.
+struct Backward {
+  bool at_once = false;  // B
+  bool split = false;    // I and W
+};
+
+Backward backward_of(const std::vector<schedule::Action>& list) {
+  Backward backward;
+  for (const schedule::Action& action : list) {
+    schedule::for_each_part(action, [&](const schedule::Action& part) {
+      backward.at_once |= part.kind == ActionKind::backward;
+      backward.split |= part.kind == ActionKind::backward_input;
+    });
+  }
+  return backward;
+}
+
+// The longest and, in jobs of exact lengths, the shortest too, even where it is as long: data ranks have
+// lists of their own, of equal lengths or not, but exchange weights, gradients and experts' rows with each
+// other. So the job alone says how many there are. Ranks that share out a list choose the same one: its
+// documents are known to all of them.
+std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> microbatches,
+                                             const config::JobConfig& job) {
+  if (microbatches.empty()) throw Error("a warm-up needs a microbatch");
+  const auto tokens = [](const data::Microbatch& m) { return m.segments.tokens(); };
+  const auto [shortest, longest] = std::ranges::minmax_element(microbatches, {}, tokens);
+  if (data::parse_lengths(job.data.lengths) != data::Lengths::exact) return {&*longest};
+  return {&*longest, &*shortest};
+}
+
+// Values between -1 and 1, which differ from token to token (a router would send equal ones to the same
+// experts), without a generator, whose state would change.
+at::Tensor made_up(at::Tensor boundary) {
+  const at::Tensor values = at::arange(boundary.numel(), boundary.options().dtype(at::kFloat));
+  return boundary.copy_(values.mul_(12.9898).sin_().view_as(boundary));
+}
+
+class StageWarmUp {
+ public:
+  StageWarmUp(pipeline::Stage& stage, shard::StageWeights& weights, const data::Microbatch& data)
+      : stage_(stage), weights_(weights), data_(data) {}
+
+  // The first product of a gradient overwrites it, with another kernel than those that add to it.
+  // `evaluates`: the stage also computes losses without gradients.
+  void run(const Backward& backward, bool evaluates) {
+    constexpr int rounds = 2;
+    weights_.unshard(Use::forward);
+    for (int round = 0; round < rounds; ++round) {
+      if (backward.at_once) run_at_once();
+      if (backward.split) run_split();
+    }
+    if (evaluates) evaluate();
+    weights_.reduce_grad();
+    weights_.finish();
+    weights_.discard();
+    stage_.discard();
+  }
+
+ private:
+  void begin(Use use, std::optional<Use> next) {
+    weights_.begin_pass({.use = use, .next = next, .reduce_follows = false});
+  }
+  void run_at_once() {
+    forward(Use::backward);
+    begin(Use::backward, Use::forward);
+    stage_.backward(0, gradient());
+  }
+  void run_split() {
+    forward(Use::backward_input);
+    begin(Use::backward_input, Use::forward);
+    stage_.backward_input(0, gradient());
+    begin(Use::backward_weight, Use::forward);
+    stage_.backward_weight(0);
+  }
+  void evaluate() {
+    begin(Use::forward, std::nullopt);
+    stage_.forward_only(data_, stage_.is_first() ? at::Tensor() : boundary());
+  }
+  void forward(Use next) {
+    begin(Use::forward, next);
+    stage_.forward(0, data_, stage_.is_first() ? at::Tensor() : boundary());
+  }
+  at::Tensor gradient() const { return stage_.is_last() ? at::Tensor() : boundary(); }
+  at::Tensor boundary() const { return made_up(stage_.empty_boundary(data_)); }
+
+  pipeline::Stage& stage_;
+  shard::StageWeights& weights_;
+  const data::Microbatch& data_;
+};
+
+}  // namespace
+
+void warm_up(const RunContext& context, RankModel& model, std::span<const data::Microbatch> microbatches) {
+  const auto rank = static_cast<size_t>(context.mesh.coordinate(mesh::Axis::pp));
+  const Backward backward = backward_of(context.plan.schedule.actions.at(rank));
+  const bool evaluates = context.job.eval.interval > 0;
+  const std::vector<pipeline::Stage*> stages = model.stages();
+  const std::vector<shard::StageWeights*> weights = model.weights();
+  model.zero_grad();
+  for (const data::Microbatch* data : lengths(microbatches, context.job)) {
+    for (size_t i = 0; i < stages.size(); ++i)
+      StageWarmUp(*stages[i], *weights[i], *data).run(backward, evaluates);
+  }
+  for (pipeline::Stage* stage : stages) stage->parameters().zero_grad();
+  if (context.device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(context.device.type()).getStream(context.device).synchronize();
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,102 @@
+#include "app/rank/weights_source.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+
+#include "app/rank/product_tuning.h"
+#include "app/run/find_start.h"
+#include "app/run/resume_check.h"
+#include "core/base/error.h"
+#include "core/config/field.h"
+#include "core/io/is_there.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/named_checkpoint.h"
+#include "parallel/comm/agreement.h"
+
+namespace pptrain::app {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Of a checkpoint that is passed over, and why.
+void warn(const std::string& text) {
+  spdlog::warn("{}", text);
+}
+
+fs::path find_named(const fs::path& path) {
+  if (!io::is_there(path)) throw UsageError(fmt::format("--checkpoint: there is no \"{}\"", path.string()));
+  checkpoint::KnownProblems known;
+  if (const auto found = checkpoint::find_named(path, warn, known)) return *found;
+  throw UsageError(
+      fmt::format("--checkpoint: \"{}\" holds no checkpoint (a manifest.json, or folders step_N "
+                  "with one) and no Hugging Face model (a config.json)",
+                  path.string()));
+}
+
+// "" for the weights of model.hf_dir.
+std::string find_checkpoint(const config::JobConfig& job, const std::string& named) {
+  if (is_hf_directory(named)) return "";
+  if (!named.empty()) return find_named(named).string();
+  if (const auto found = checkpoint::find_resumable(fs::path(job.run.dir) / "checkpoints", warn))
+    return found->string();
+  if (job.model.init == "hf") return "";
+  throw UsageError(
+      fmt::format("there is no checkpoint in {}: name one with --checkpoint DIR, which may also "
+                  "be a Hugging Face directory",
+                  job.run.dir));
+}
+
+void refuse_other_model(const fs::path& folder, const config::JobConfig& job) {
+  const SavedRun saved = read_saved_run(folder);
+  if (!saved.job) return;
+  const std::vector<std::string> other = model_differences(*saved.job, job);
+  if (other.empty()) return;
+  throw UsageError(
+      fmt::format("{} is of another model: {}. Use the job that it was trained by, or set what it "
+                  "was.",
+                  folder.string(), fmt::join(other, "; ")));
+}
+
+}  // namespace
+
+bool is_hf_directory(const std::string& dir) {
+  return !dir.empty() && io::is_there(fs::path(dir) / "config.json") &&
+         !io::is_there(fs::path(dir) / checkpoint::manifest_name);
+}
+
+std::vector<std::string> hf_overrides(const std::string& checkpoint) {
+  if (!is_hf_directory(checkpoint)) return {};
+  return {"model.hf_dir=" + config::toml_string(checkpoint), "model.init=\"hf\""};
+}
+
+std::string load_weights(RunContext& context, RankModel& model, const std::string& checkpoint) {
+  const auto disk = checkpoint::patient(context.mesh.world());
+  std::string found;
+  const std::string fault = comm::fault_of([&] {
+    if (!context.root()) return;
+    found = find_checkpoint(context.job, checkpoint);
+    if (!found.empty()) refuse_other_model(found, context.job);
+  });
+  const std::string told = comm::broadcast_string(*disk, fault, 0);
+  if (!told.empty()) throw CommonFault(told);
+  found = comm::broadcast_string(*disk, found, 0);
+  if (found.empty()) {
+    model.initialise();
+    return fmt::format("the weights of {}", context.job.model.hf_dir);
+  }
+  int64_t step = 0;
+  const std::string problem = checkpoint::load_on_all(*disk, found, [&](const checkpoint::Reader& reader) {
+    step = reader.state().step;
+    model.load_weights(reader);
+  });
+  if (!problem.empty()) throw Error(fmt::format("{}: {}", found, problem));
+  use_products_of_run(context, found);
+  return fmt::format("{} (step {})", found, step);
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,294 @@
+#include "app/resolve/load_plan.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "app/forecast/search.h"
+#include "app/forecast/split_by_cost.h"
+#include "app/plan/stage_recompute.h"
+#include "app/resolve/job_checks.h"
+#include "app/resolve/sample_check.h"
+#include "core/base/error.h"
+#include "core/config/loader.h"
+#include "core/config/nearest.h"
+#include "models/hf_config.h"
+#include "parallel/schedule/passes/passes.h"
+#include "parallel/schedule/render/csv.h"
+
+namespace pptrain::app {
+
+namespace {
+
+using config::JobConfig;
+using config::ReportConflict;
+
+constexpr const char* schedule_key = "distributed.pp_schedule";
+constexpr const char* stages_key = "distributed.pp_stages_per_rank";
+constexpr const char* split_key = "distributed.pp_split";
+
+// The plain name of a schedule that trains; nothing, and a report, where there is none.
+std::optional<std::string> schedule_name(const std::string& given, const ReportConflict& report) {
+  const std::vector<std::string> names = schedule::training_schedule_names();
+  try {
+    std::string name = schedule::canonical_schedule_name(given);
+    if (name != "inference") return name;
+    report({schedule_key}, "\"inference\" has forward passes alone: it cannot train");
+  } catch (const UsageError& error) {
+    const bool planned = schedule::is_planned_schedule(given);
+    std::string guess = config::nearest(given, names);
+    if (!guess.empty()) guess = '"' + guess + '"';
+    report({schedule_key}, planned
+                               ? error.what()
+                               : fmt::format("\"{}\" is not a schedule{} Valid: {}, auto, or a file ending "
+                                             "in .csv",
+                                             given, guess.empty() ? "." : config::did_you_mean(guess),
+                                             fmt::join(names, ", ")));
+  }
+  return std::nullopt;
+}
+
+// The generator says what its schedule does not allow.
+std::optional<schedule::Schedule> generate(const schedule::ScheduleSpec& spec, std::string& reason) {
+  try {
+    return schedule::make_schedule(spec);
+  } catch (const UsageError& error) {
+    reason = error.what();
+    return std::nullopt;
+  }
+}
+
+// Takes one job to its plan: first checks what it says of the pipeline, and fills it in; then chooses.
+class Resolver {
+ public:
+  Resolver(JobConfig& job, const ReportConflict& report, bool sound)
+      : job_(job), sound_(sound), report_([this, &report](auto options, const std::string& text) {
+          sound_ = false;
+          report(options, text);
+        }) {}
+
+  void check() {
+    check_schedule();
+    check_split();
+    report_recompute(job_, compute_ ? std::optional(compute_->stages()) : std::nullopt, report_);
+  }
+
+  // Of a job whose schedule, stages per rank and microbatches the search chooses: what the job says of the
+  // schedule must be a name, and need not exist for the job's microbatches.
+  void check_for_search() {
+    config::DistributedSection& d = job_.distributed;
+    if (config::to_lower(d.pp_schedule) != "auto" && !is_schedule_file(d.pp_schedule))
+      schedule_name(d.pp_schedule, report_);
+    d.pp_schedule = "auto";
+    check_split();
+    report_recompute(job_, std::nullopt, report_);
+  }
+
+  // Nothing where something was reported.
+  std::optional<Plan> plan();
+
+ private:
+  void check_schedule();
+  bool is_too_long();
+  void check_file();
+  void check_split();
+  std::optional<Plan> choose(const PlanBase& base, const CostSource& costs);
+  std::optional<Plan> best_plan(const PlanBase& base, const CostSource& costs);
+  Plan plan_by_cost(const PlanBase& base, const CostSource& costs);
+
+  JobConfig& job_;
+  bool sound_;
+  ReportConflict report_;
+  std::optional<schedule::Schedule> compute_;        // none with auto
+  std::optional<pipeline::LayerAssignment> layers_;  // none with auto or cost
+};
+
+// Lists of actions are made, proven and walked one by one: here a digit too many shows before it takes hours.
+bool Resolver::is_too_long() {
+  constexpr int64_t max_passes = int64_t{1} << 21;
+  const config::DistributedSection& d = job_.distributed;
+  const int64_t microbatches = job_.train.grad_accum_steps;
+  const int64_t stages = std::max<int64_t>(1, d.pp) * std::max<int64_t>(1, d.pp_stages_per_rank);
+  if (microbatches <= max_passes / stages) return false;
+  report_(
+      {"train.grad_accum_steps", "distributed.pp", stages_key},
+      fmt::format("{} microbatches through {} stages: a schedule has {} forward passes at most. Use larger "
+                  "microbatches, or more data ranks",
+                  microbatches, stages, max_passes));
+  return true;
+}
+
+void Resolver::check_schedule() {
+  config::DistributedSection& d = job_.distributed;
+  if (is_too_long()) return;
+  if (config::to_lower(d.pp_schedule) == "auto") {
+    d.pp_schedule = "auto";
+    return;
+  }
+  if (is_schedule_file(d.pp_schedule)) return check_file();
+  const std::optional<std::string> name = schedule_name(d.pp_schedule, report_);
+  if (!name) return;
+  d.pp_schedule = *name;
+  std::string reason, ignored;
+  schedule::ScheduleSpec spec = schedule_spec(job_);
+  compute_ = generate(spec, reason);
+  if (compute_) {
+    d.pp_stages_per_rank = compute_->stages_per_rank;
+    return;
+  }
+  // Whether it is the number of stages per rank shows when that is left to the schedule.
+  const bool stages_given = std::exchange(spec.stages_per_rank, 0) != 0;
+  if (stages_given && generate(spec, ignored)) {
+    report_({stages_key, schedule_key}, reason);
+  } else {
+    report_({"train.grad_accum_steps", "distributed.pp", schedule_key}, reason);
+  }
+}
+
+// Reads the file and compares it with the job.
+void Resolver::check_file() {
+  config::DistributedSection& d = job_.distributed;
+  const auto differs = [&](std::string_view key, int64_t given, int in_file, const char* what) {
+    if (given == in_file) return;
+    report_({key, schedule_key},
+            fmt::format("{} = {}, but the schedule in {} has {} {}", key.substr(key.rfind('.') + 1), given,
+                        d.pp_schedule, in_file, what));
+  };
+  try {
+    compute_ = schedule::load_schedule(d.pp_schedule);
+    if (compute_->forward_only)
+      report_({schedule_key}, fmt::format("{} has forward passes alone: it cannot train", compute_->name));
+    differs("distributed.pp", d.pp, compute_->ranks, "ranks");
+    differs("train.grad_accum_steps", job_.train.grad_accum_steps, compute_->microbatches, "microbatches");
+    if (d.pp_stages_per_rank == 0) d.pp_stages_per_rank = compute_->stages_per_rank;
+    differs(stages_key, d.pp_stages_per_rank, compute_->stages_per_rank, "stages per rank");
+  } catch (const UsageError& error) {
+    report_({schedule_key}, error.what());
+  }
+}
+
+void Resolver::check_split() {
+  config::DistributedSection& d = job_.distributed;
+  if (config::to_lower(d.pp_split.text) == "cost") {
+    d.pp_split.text = "cost";
+    return;
+  }
+  if (d.pp_schedule == "auto") return;
+  if (job_.model.num_hidden_layers == 0 || d.pp_stages_per_rank == 0) return;  // reported already
+  try {
+    layers_ = split_layers(job_, static_cast<int>(d.pp * d.pp_stages_per_rank));
+  } catch (const UsageError& error) {
+    report_({split_key, "distributed.pp", stages_key, "model.num_hidden_layers", "model.hf_dir"},
+            fmt::format("{} (distributed.pp = {} ranks of {} stage{})", error.what(), d.pp,
+                        d.pp_stages_per_rank, d.pp_stages_per_rank == 1 ? "" : "s"));
+  }
+}
+
+std::optional<Plan> Resolver::plan() {
+  if (!sound_) return std::nullopt;
+  PlanBase base = plan_base(job_);
+  report_groups(job_, base.model, report_);
+  report_heads(job_, base.model, report_);
+  check_samples(job_, base.model, report_);
+  if (!sound_) return std::nullopt;
+  if (compute_ && layers_) {
+    schedule::Schedule lowered = schedule::lower(*compute_, lower_options(base));
+    return make_plan(std::move(base), std::move(lowered), *layers_);
+  }
+  try {
+    return choose(base, make_cost_source(base, job_.distributed.pp_costs));
+  } catch (const UsageError& error) {
+    report_({"distributed.pp_costs", schedule_key, split_key, "distributed.pp"}, error.what());
+    return std::nullopt;
+  }
+}
+
+std::optional<Plan> Resolver::choose(const PlanBase& base, const CostSource& costs) {
+  return compute_ ? plan_by_cost(base, costs) : best_plan(base, costs);
+}
+
+// The best of the search; what no rank can hold is reported.
+std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& costs) {
+  const double budget = memory_budget(base, costs);
+  const std::vector<Candidate> found = search(base, costs, {.budget = budget});
+  const Candidate& best = found.front();
+  if (best.fits) return make_plan(base, best.choice, *best.lowered);
+  const bool could_recompute =
+      !base.chooses_recompute && base.job.train.recompute != std::vector<std::string>{"full"};
+  report_(
+      {"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
+      fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", needs "
+                  "{:.2f} GB. Use more ranks, or smaller microbatches{}",
+                  budget / 1e9, best.choice.schedule, describe_recompute(best.choice.recompute),
+                  static_cast<double>(best.peak_bytes) / 1e9,
+                  could_recompute ? ", or train.recompute = \"auto\"" : ""));
+  return std::nullopt;
+}
+
+Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& costs) {
+  const config::DistributedSection& d = job_.distributed;
+  const config::TrainSection& train = base.job.train;
+  const Choice choice{.micro_batch_size = train.micro_batch_size,
+                      .grad_accum_steps = train.grad_accum_steps,
+                      .recompute = train.recompute,
+                      .schedule = d.pp_schedule,
+                      .stages_per_rank = d.pp_stages_per_rank,
+                      .layers = cost_split(make_cost_model(base, costs), base.model, *compute_)};
+  return make_plan(base, choice, schedule::lower(*compute_, lower_options(base)));
+}
+
+using FinishJob = decltype(config::Hooks::finish);
+
+config::Hooks hooks(FinishJob finish, const LoadOptions& options) {
+  return {.read_hf_config = models::read_hf_config,
+          .finish_model = models::finish_model,
+          .finish = std::move(finish),
+          .world = options.world,
+          .needs_files = options.needs_files};
+}
+
+// Leaves the plan in `plan` unless something is wrong, which the loader then throws.
+FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options) {
+  return [&plan, &options](JobConfig& job, const ReportConflict& report, bool sound) {
+    Resolver resolver(job, report, sound);
+    resolver.check();
+    plan = resolver.plan();
+    if (plan && options.inspect) options.inspect(*plan, report);
+  };
+}
+
+void check_world(const Plan& plan, int64_t world) {
+  if (world != 0) mesh::check_world_size(plan.mesh, static_cast<int>(world));
+}
+
+}  // namespace
+
+Plan load_plan(const std::string& path, std::span<const std::string> overrides, const LoadOptions& options) {
+  std::optional<Plan> plan;
+  config::load_job(path, overrides, hooks(resolve_into(plan, options), options));
+  check_world(*plan, options.world);
+  return *std::move(plan);
+}
+
+Plan parse_plan(const std::string& text, const std::string& name, std::span<const std::string> overrides,
+                const LoadOptions& options) {
+  std::optional<Plan> plan;
+  config::parse_job(text, name, overrides, hooks(resolve_into(plan, options), options));
+  check_world(*plan, options.world);
+  return *std::move(plan);
+}
+
+PlanBase load_plan_base(const std::string& path, std::span<const std::string> overrides,
+                        const LoadOptions& options) {
+  return plan_base(config::load_job(path, overrides,
+                                    hooks([](JobConfig& job, const ReportConflict& report,
+                                             bool sound) { Resolver(job, report, sound).check_for_search(); },
+                                          options)));
+}
+
+}  // namespace pptrain::app

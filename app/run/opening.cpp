@@ -1,0 +1,50 @@
+#include "app/run/opening.h"
+
+#include <c10/core/DeviceType.h>
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include "core/config/warnings.h"
+#include "core/metrics/step_text.h"
+#include "models/flops.h"
+#include "parallel/schedule/passes/passes.h"
+
+namespace pptrain::app {
+
+checkpoint::Layout describe_layout(const Plan& plan, const std::string& data) {
+  return {{"pp", fmt::to_string(plan.mesh.pp)},
+          {"dp_replicate", fmt::to_string(plan.mesh.dp_replicate)},
+          {"dp_shard", fmt::to_string(plan.mesh.dp_shard)},
+          {"cp", fmt::to_string(plan.mesh.cp)},
+          {"tp", fmt::to_string(plan.mesh.tp)},
+          {"ep", fmt::to_string(plan.mesh.ep)},
+          {"pp_schedule", plan.job.distributed.pp_schedule},
+          {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
+          {"seq_len", fmt::to_string(plan.job.train.seq_len)},
+          {"data", data}};
+}
+
+void announce(const RunContext& context, const std::vector<OpenSource>& sources) {
+  const config::JobConfig& job = context.job;
+  spdlog::info("pptrain: {} of {:.2f} M parameters, {} on {} x {} rank{}, {}", job.model.arch,
+               static_cast<double>(models::parameter_count(context.model)) / 1e6,
+               context.mesh.shape().describe(), context.mesh.shape().world_size(),
+               c10::DeviceTypeName(context.device.type(), /*lower_case=*/true),
+               context.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype);
+  const int data_ranks = context.mesh.size(mesh::Group::batch);
+  spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",
+               job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context.plan.layers), "+"),
+               job.train.grad_accum_steps, job.data.lengths == "fixed" ? "" : "at most ",
+               job.train.micro_batch_size, job.train.seq_len,
+               data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
+  for (const OpenSource& source : sources) {
+    if (sources.size() > 1)
+      spdlog::info("source {}: weight {:g}, {} tokens", source.name, source.weight,
+                   metrics::with_commas(source.train->size()));
+  }
+  spdlog::info("output in {}", job.run.dir);
+  for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,124 @@
+#include "app/run/run_lock.h"
+
+#include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "app/launch/this_process.h"
+#include "core/io/is_there.h"
+#include "core/io/regular_file.h"
+
+namespace pptrain::app {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+namespace {
+
+std::optional<LockHolder> read_holder(int fd) {
+  std::array<char, 8192> text{};
+  const ssize_t length = ::pread(fd, text.data(), text.size(), 0);
+  if (length <= 0) return std::nullopt;
+  const Json json = Json::parse(text.data(), text.data() + length, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  try {
+    return LockHolder{.pid = json.at("pid"),
+                      .host = json.at("host"),
+                      .since = json.at("since"),
+                      .command = json.at("command")};
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  }
+}
+
+// For people alone: what cannot be written is left out.
+void write_holder(int fd, const LockHolder& holder) {
+  const Json json{
+      {"pid", holder.pid}, {"host", holder.host}, {"since", holder.since}, {"command", holder.command}};
+  const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  if (::ftruncate(fd, 0) == 0) std::ignore = ::pwrite(fd, text.data(), text.size(), 0);
+}
+
+}  // namespace
+
+int lock_whole_file(int fd) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;  // from 0, of length 0: all of it, however long
+  if (::fcntl(fd, F_OFD_SETLK, &lock) == 0) return 0;
+  if (errno == EINVAL && ::fcntl(fd, F_SETLK, &lock) == 0) return 0;
+  return errno == EACCES ? EAGAIN : errno;
+}
+
+LockState look_at_lock(const fs::path& folder) {
+  const fs::path path = folder / "lock";
+  if (!io::is_there(path)) return {};
+  const io::RegularFile file(path);
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  const bool seen = ::fcntl(file.descriptor(), F_OFD_GETLK, &lock) == 0 ||
+                    (errno == EINVAL && ::fcntl(file.descriptor(), F_GETLK, &lock) == 0);
+  const bool free = lock.l_type == F_UNLCK;
+  return {.held = !seen  ? LockState::Held::cannot_tell
+                  : free ? LockState::Held::no
+                         : LockState::Held::yes,
+          .holder = read_holder(file.descriptor())};
+}
+
+std::string LockHolder::describe() const {
+  return fmt::format("process {} on {}, since {} ({})", pid, host, since, command);
+}
+
+RunLock::~RunLock() {
+  if (file_.valid()) std::ignore = ::ftruncate(file_.get(), 0);
+}
+
+bool RunLock::try_take(const fs::path& folder, const std::function<void(const std::string&)>& warn,
+                       const std::function<int(int)>& lock_file) {
+  const fs::path path = folder / "lock";
+  io::FileDescriptor file = io::open_own_file(path, O_RDWR | O_CREAT);
+  const int error = lock_file(file.get());
+  if (error == EAGAIN) {
+    holder_ = read_holder(file.get());
+    return false;
+  }
+  if (error != 0) {
+    warn(fmt::format(
+        "{}: this file system cannot lock ({}): nothing keeps a second run out of {}. Start one at "
+        "a time there.",
+        path.string(), std::system_category().message(error), folder.string()));
+    return true;
+  }
+  own_ = LockHolder{
+      .pid = ::getpid(), .host = host_name(), .since = now_utc(), .command = command_line().substr(0, 4096)};
+  write_holder(file.get(), *own_);
+  file_ = std::move(file);
+  return true;
+}
+
+std::chrono::seconds patience(const std::optional<LockHolder>& holder) {
+  using std::chrono::seconds;
+  return holder && holder->host != host_name() ? seconds(100) : seconds(2);
+}
+
+std::string taken_message(const fs::path& folder, const std::optional<LockHolder>& holder) {
+  const std::string who = holder ? holder->describe() : "another process, which does not say who it is";
+  return fmt::format(
+      "run.dir: {} is in use by {}. A folder has one run at a time: wait for that one, stop it{}, or give "
+      "another "
+      "run.dir.",
+      folder.string(), who,
+      holder ? fmt::format(" (kill -TERM {}{})", holder->pid,
+                           holder->host == host_name() ? "" : fmt::format(" on {}", holder->host))
+             : "");
+}
+
+}  // namespace pptrain::app

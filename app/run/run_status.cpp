@@ -1,0 +1,186 @@
+#include "app/run/run_status.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/config/differences.h"
+#include "core/io/is_there.h"
+#include "core/io/small_file.h"
+#include "core/metrics/metrics_tail.h"
+#include "core/metrics/time_left.h"
+#include "core/metrics/utc_time.h"
+#include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/step_folders.h"
+
+namespace pptrain::app {
+
+namespace fs = std::filesystem;
+using SystemClock = std::chrono::system_clock;
+
+namespace {
+
+constexpr size_t longest_job = 1 << 20;  // bytes of job.toml
+
+RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const metrics::MetricsTail& tail) {
+  if (lock.held == LockState::Held::yes) {
+    const auto since = lock.holder ? metrics::parse_utc(lock.holder->since) : std::nullopt;
+    return since && !tail.has_news_since(*since) ? RunPhase::starting : RunPhase::running;
+  }
+  if (end && end->how == "finished") return RunPhase::finished;
+  if (end && end->how == "stopped") return RunPhase::stopped;
+  if (end && end->how == "diverged") return RunPhase::diverged;
+  if (end) return RunPhase::failed;
+  if (lock.held == LockState::Held::cannot_tell) return RunPhase::cannot_tell;
+  // A killed process leaves its name in the lock. One that ends by itself takes it out; without an end it
+  // ended before it had begun, or the disk had no room for the file.
+  return lock.holder ? RunPhase::dead : RunPhase::failed;
+}
+
+std::optional<int64_t> planned_steps(const fs::path& run_dir) {
+  try {
+    const fs::path file = run_dir / "job.toml";
+    return config::read_saved_job(io::read_small_file(file, longest_job), file.string()).train.steps;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+double middle(std::vector<double> values) {
+  const auto place = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, place);
+  return *place;
+}
+
+void add_speed(const metrics::MetricsTail& tail, RunStatus& status) {
+  if (tail.steps.empty()) return;
+  metrics::TimeLeft left;
+  std::vector<double> times;
+  double seconds = 0;
+  int64_t tokens = 0;
+  for (const metrics::StepRecord& step : tail.steps) {
+    if (!std::isfinite(step.step_time_s)) continue;
+    times.push_back(step.step_time_s);
+    left.step(step.step_time_s);
+    left.pause(step.save_time_s);
+    seconds += step.step_time_s;
+    tokens += step.tokens;
+  }
+  if (times.empty()) return;
+  const auto& evaluation = tail.evaluation;
+  if (evaluation && evaluation->step >= tail.steps.front().step && std::isfinite(evaluation->time_s))
+    left.pause(evaluation->time_s);
+  status.step_time_s = middle(std::move(times));
+  status.tokens_per_s = seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+  const bool goes_on = status.phase == RunPhase::running && status.steps;
+  if (goes_on) status.seconds_left = left.estimate(*status.steps - tail.steps.back().step);
+}
+
+// A save under way writes into .tmp_step_N. An older step's folder of such a name is being removed.
+std::optional<int64_t> step_being_saved(const fs::path& checkpoints, int64_t newest) {
+  std::error_code error;
+  for (fs::directory_iterator entry(checkpoints, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::string name = entry->path().filename().string();
+    if (!name.starts_with(checkpoint::temporary_prefix)) continue;
+    name = name.substr(std::string_view(checkpoint::temporary_prefix).size());
+    name = name.substr(0, name.find('.'));
+    const auto step = checkpoint::parse_step_folder(name);
+    if (step && *step > newest) return step;
+  }
+  return std::nullopt;
+}
+
+void add_checkpoints(const fs::path& run_dir, RunStatus& status) {
+  const fs::path root = run_dir / "checkpoints";
+  int64_t newest = -1;
+  for (const checkpoint::StepFolder& folder : checkpoint::list_step_folders(root)) {
+    if (!io::is_there(folder.path / checkpoint::manifest_name)) continue;
+    status.checkpoint = folder.path.filename().string();
+    newest = folder.step;
+    break;
+  }
+  status.best = checkpoint::name_in(root / checkpoint::best_name);
+  if (status.is_alive()) status.saving = step_being_saved(root, newest);
+}
+
+}  // namespace
+
+std::string word_of(RunPhase phase) {
+  switch (phase) {
+    case RunPhase::starting:
+      return "starting";
+    case RunPhase::running:
+      return "running";
+    case RunPhase::finished:
+      return "finished";
+    case RunPhase::stopped:
+      return "stopped";
+    case RunPhase::diverged:
+      return "diverged";
+    case RunPhase::failed:
+      return "failed";
+    case RunPhase::dead:
+      return "dead";
+    case RunPhase::cannot_tell:
+      break;
+  }
+  return "unknown";
+}
+
+int status_exit_code(RunPhase phase) {
+  switch (phase) {
+    case RunPhase::starting:
+    case RunPhase::running:
+      return 0;
+    case RunPhase::finished:
+    case RunPhase::stopped:
+      return 3;
+    case RunPhase::diverged:
+    case RunPhase::failed:
+    case RunPhase::dead:
+      return 4;
+    case RunPhase::cannot_tell:
+      break;
+  }
+  return 1;
+}
+
+void require_run_dir(const fs::path& run_dir) {
+  for (const char* file : {"lock", "metrics.jsonl"}) {
+    if (io::is_there(run_dir / file)) return;
+  }
+  throw UsageError(
+      fmt::format("{}: {}. Give the run.dir of a job", run_dir.string(),
+                  io::is_there(run_dir) ? "no run has used this folder" : "there is no such folder"));
+}
+
+RunStatus read_status(const fs::path& run_dir) {
+  require_run_dir(run_dir);
+  // The end is looked at after the lock: a run tells it before it gives the lock up.
+  LockState lock = look_at_lock(run_dir);
+  const std::optional<RunEnd> end = read_run_end(run_dir);
+  // A run may have begun in between, and taken the last one's end away.
+  if (!end && lock.held == LockState::Held::no) lock = look_at_lock(run_dir);
+  const metrics::MetricsTail tail = metrics::read_metrics_tail(run_dir / "metrics.jsonl");
+  RunStatus status;
+  status.phase = phase_of(lock, end, tail);
+  if (status.is_alive() || status.phase == RunPhase::dead) status.holder = std::move(lock.holder);
+  if (end && !status.is_alive()) status.message = end->message;
+  status.steps = planned_steps(run_dir);
+  if (!tail.steps.empty()) status.step = tail.steps.back();
+  status.evaluation = tail.evaluation;
+  add_speed(tail, status);
+  add_checkpoints(run_dir, status);
+  if (tail.last != SystemClock::time_point{})
+    status.age = std::max(SystemClock::duration::zero(), SystemClock::now() - tail.last);
+  return status;
+}
+
+}  // namespace pptrain::app

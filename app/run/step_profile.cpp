@@ -1,0 +1,167 @@
+#include "app/run/step_profile.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+
+#include <array>
+
+#include "app/trace/kernel_shares.h"
+#include "app/trace/trace_file.h"
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/kernels/device_name.h"
+#include "parallel/comm/clock_offset.h"
+
+namespace pptrain::app {
+
+namespace {
+
+constexpr int64_t steps_between_alignments = 100;  // of the hosts' clocks
+
+}  // namespace
+
+StepProfile::StepProfile(RunContext& context, pipeline::Executor& executor)
+    : context_(context),
+      executor_(executor),
+      pipeline_(context.mesh.along(mesh::Axis::pp).host().duplicate()) {}
+
+bool StepProfile::traced(int64_t count) const {
+  const config::ProfileSection& profile = context_.job.profile;
+  return profile.trace && count >= profile.first_step && count < profile.first_step + profile.steps;
+}
+
+// A device's times are to be had only by waiting for it, so there a step is timed only if it is traced.
+std::optional<at::Device> StepProfile::timed_on() const {
+  if (context_.device.is_cpu() || traced(count_)) return context_.device;
+  return std::nullopt;
+}
+
+void StepProfile::start_marks(std::optional<at::Device> device) {
+  marks_.reset(device);
+  phases_.clear();
+}
+
+void StepProfile::begin_step(int64_t step) {
+  if (!traces_.empty()) {
+    take_phases(traces_.back(), 0);
+    if (!ended_ && !traced(count_ + 1)) write();
+  }
+  const bool opens = traced(count_ + 1) && !traced(count_);
+  if (opens || count_ % steps_between_alignments == 0) {
+    clock_offset_ = comm::clock_offset(context_.mesh.world());
+  }
+  ++count_;
+  step_ = step;
+  if (context_.report.activity != nullptr) {
+    context_.report.activity->set(comm::Doing::work, fmt::format("step {}", step));
+  }
+  executor_.time_on(timed_on());
+  if (context_.device.is_cpu() && traced(count_)) kernel_clock_.emplace(kernel_times_);
+  start_marks(timed_on());
+  marks_.mark();
+}
+
+void StepProfile::end_step() {
+  kernel_clock_.reset();
+  if (timed_on()) {
+    marks_.mark();
+    StepTrace trace{.step = step_, .span = {}, .actions = {}, .phases = {}};
+    const auto times = marks_.times();
+    trace.span = {seconds(times.front()), seconds(times.back())};
+    take_phases(trace, 1);
+    for (const auto& [wait, start, end] : executor_.times()) {
+      trace.actions.push_back({seconds(wait), {seconds(start), seconds(end)}});
+    }
+    ended_ = {count_, std::move(trace)};
+  }
+  start_marks(at::kCPU);  // what happens between steps returns when the device is done
+}
+
+std::optional<metrics::Bubble> StepProfile::settle() {
+  if (!ended_) return std::nullopt;
+  auto [count, trace] = std::move(*ended_);
+  ended_.reset();
+  const comm::ActivityScope waiting(context_.report.activity, comm::Doing::wait, "the times of the step");
+  const metrics::Bubble bubble = measure(trace);
+  if (traced(count)) {
+    traces_.push_back(std::move(trace));
+    bubbles_.push_back(bubble);
+    if (count_ > count && !traced(count + 1)) write();
+  }
+  return bubble;
+}
+
+double StepProfile::seconds(pipeline::TimeMarks::Clock::time_point time) const {
+  return std::chrono::duration<double>(time.time_since_epoch() + clock_offset_).count();
+}
+
+void StepProfile::take_phases(StepTrace& trace, size_t first) {
+  const auto times = marks_.times();
+  for (size_t i = 0; i < phases_.size(); ++i) {
+    trace.phases.push_back({phases_[i], {seconds(times[first + 2 * i]), seconds(times[first + 2 * i + 1])}});
+  }
+  phases_.clear();
+}
+
+metrics::Bubble StepProfile::measure(const StepTrace& trace) {
+  comm::Communicator& pipeline = *pipeline_;
+  comm::Communicator& world = context_.mesh.world();
+  std::vector<schedule::RankStep> ranks;
+  for (const auto& numbers : comm::gather(pipeline, encode({&trace, 1}), 0)) {
+    ranks.push_back(to_rank_step(decode(numbers).at(0)));
+  }
+  std::vector<double> sums(5, 0.0);  // over ranks, of fractions of the step
+  if (pipeline.rank() == 0) {
+    const std::vector<schedule::RankTime> times = schedule::split_step(context_.plan.schedule, ranks);
+    for (size_t r = 0; r < times.size(); ++r) {
+      const auto& t = times[r];
+      const double length = ranks[r].step.end - ranks[r].step.start;
+      const std::array parts = {t.fill, t.steady, t.drain, t.barrier, t.wait_for_transfer};
+      for (size_t i = 0; i < parts.size(); ++i) sums[i] += parts[i] / length;
+    }
+  }
+  if (world.size() != pipeline.size()) sums = comm::all_reduce_sum(world, sums);
+  for (double& sum : sums) sum /= world.size();
+  return {.fill = sums[0], .steady = sums[1], .drain = sums[2], .barrier = sums[3], .wait = sums[4]};
+}
+
+void StepProfile::finish() {
+  if (!traces_.empty()) {
+    take_phases(traces_.back(), 0);
+    write();
+  }
+  const config::ProfileSection& profile = context_.job.profile;
+  if (!context_.root() || !profile.trace) return;
+  if (count_ >= profile.first_step) {
+    spdlog::info("trace in {}/trace.json", context_.job.run.dir);
+  } else {
+    spdlog::warn("no trace: this start of the run made {} step(s), profile.first_step is {}", count_,
+                 profile.first_step);
+  }
+}
+
+void StepProfile::write() {
+  const auto gathered = comm::gather(context_.mesh.world(), encode(traces_), 0);
+  std::vector<std::string> shares;
+  if (context_.device.is_cpu()) {
+    shares = gather_kernel_shares(context_.mesh.world(), kernel_times_, static_cast<int64_t>(traces_.size()));
+  }
+  if (context_.root()) {
+    std::vector<std::vector<StepTrace>> ranks;
+    for (const auto& numbers : gathered) ranks.push_back(decode(numbers));
+    const auto path = std::filesystem::path(context_.job.run.dir) / "trace.json";
+    const std::string device = context_.device.is_cpu() ? "cpu" : kernels::device_name(context_.device);
+    const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the trace");
+    const std::string text = render_trace_file(context_.plan, device, ranks, bubbles_, shares);
+    try {
+      io::write_file_atomically(path, text);
+    } catch (const Error& error) {  // such as a full disk, which ends no training
+      spdlog::warn("the trace is not written: {}", error.what());
+    }
+  }
+  traces_.clear();
+  bubbles_.clear();
+  kernel_times_.clear();
+}
+
+}  // namespace pptrain::app

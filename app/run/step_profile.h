@@ -1,0 +1,79 @@
+// Measures where the time of each step goes, and traces some steps to trace.json.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "app/plan/run_context.h"
+#include "app/trace/step_trace.h"
+#include "core/kernels/kernel_times.h"
+#include "core/metrics/step_record.h"
+#include "parallel/comm/liveness/activity.h"
+#include "parallel/pipeline/executor.h"
+#include "parallel/pipeline/time_marks.h"
+
+namespace pptrain::app {
+
+class StepProfile {
+ public:
+  // Both must outlive the profile.
+  StepProfile(RunContext& context, pipeline::Executor& executor);
+
+  // Collective, as settle and finish: the step begins now.
+  void begin_step(int64_t step);
+  // The step ends now on this rank.
+  void end_step();
+  // Returns, on rank 0, how the ranks idled in the step that ended last; all have ended it. It may be called
+  // within the next step. On a GPU only traced steps are measured, and settle() waits for the device; after
+  // other steps it returns nothing.
+  std::optional<metrics::Bubble> settle();
+  // Writes the trace if the run ended before the trace did, and says where it is.
+  void finish();
+
+  // Runs `body` as a phase: of the step, or between steps.
+  template <typename Body>
+  decltype(auto) timed(Phase phase, Body&& body) {
+    const PhaseTimer timer(*this, phase);
+    return std::forward<Body>(body)();
+  }
+
+ private:
+  struct PhaseTimer {
+    PhaseTimer(StepProfile& profile, Phase phase)
+        : marks(profile.marks_), activity(profile.context_.report.activity, doing(phase), name(phase)) {
+      profile.phases_.push_back(phase);
+      marks.mark();
+    }
+    ~PhaseTimer() { marks.mark(); }
+    pipeline::TimeMarks& marks;
+    comm::ActivityScope activity;
+  };
+
+  bool traced(int64_t count) const;
+  std::optional<at::Device> timed_on() const;
+  void start_marks(std::optional<at::Device> device);
+  double seconds(pipeline::TimeMarks::Clock::time_point time) const;
+  // The phases whose marks begin at `first`.
+  void take_phases(StepTrace& trace, size_t first);
+  metrics::Bubble measure(const StepTrace& trace);
+  void write();
+
+  RunContext& context_;
+  pipeline::Executor& executor_;
+  std::unique_ptr<comm::Communicator> pipeline_;  // its own: messages of the next step may be under way
+  std::chrono::nanoseconds clock_offset_{0};
+  int64_t count_ = 0;  // steps begun since the start
+  int64_t step_ = 0;
+  pipeline::TimeMarks marks_;  // of a step: its begin, two for each phase, its end
+  std::vector<Phase> phases_;
+  std::optional<std::pair<int64_t, StepTrace>> ended_;  // count_ and times of a step not settled yet
+  std::vector<StepTrace> traces_;
+  std::vector<metrics::Bubble> bubbles_;  // of the traced steps
+  kernels::KernelTimes kernel_times_;     // of the traced steps, on a CPU
+  std::optional<kernels::KernelClock> kernel_clock_;
+};
+
+}  // namespace pptrain::app

@@ -1,0 +1,87 @@
+// How context-parallel ranks share out token lists, and which of their queries and keys meet. All of it
+// follows from the lists' lengths, so that every rank derives the same without a message.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/tokens/segments.h"
+
+namespace pptrain::tokens {
+
+// Tokens [begin, end) of a microbatch's whole list.
+struct TokenRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t length() const { return end - begin; }
+  friend bool operator==(const TokenRange&, const TokenRange&) = default;
+};
+
+// A rank's own list is its ranges, one after the other. Every token of the whole list is in one range.
+struct ContextSplit {
+  int part = 0;                                 // this rank
+  std::vector<std::vector<TokenRange>> ranges;  // [rank], ascending
+
+  int parts() const { return static_cast<int>(ranges.size()); }
+  const std::vector<TokenRange>& own() const { return ranges[static_cast<size_t>(part)]; }
+  int64_t tokens(int rank) const {
+    int64_t sum = 0;
+    for (const TokenRange& range : ranges[static_cast<size_t>(rank)]) sum += range.length();
+    return sum;
+  }
+};
+
+// How a row of tokens is cut. `contiguous`: into as many pieces as there are ranks, one for each, in order.
+// `zigzag`: into twice as many, of which rank c of n gets numbers c and 2n - 1 - c: an early piece, whose
+// queries see few keys, and a late one, so that all ranks have as much causal attention to compute, and as
+// much of it with the keys of each other rank (Llama 3, arXiv 2407.21783, section 3.3.2).
+enum class ContextOrder { zigzag, contiguous };
+
+// Of a list of `rows` rows of `length` tokens each, for rank `part` of `parts`. Throws Error unless the
+// pieces of a row come out equal.
+ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part);
+
+// Throws Error unless the ranges of all ranks together hold each of `tokens` tokens once, and each rank's
+// ascend.
+void check_split(const ContextSplit& split, int64_t tokens);
+
+// Tokens [begin, begin + length) of the whole list, all of one document, which lie at `local` in the list of
+// the rank that holds them.
+struct DocumentPiece {
+  int64_t document = 0;
+  int64_t begin = 0;
+  int64_t length = 0;
+  int64_t local = 0;
+
+  int64_t end() const { return begin + length; }
+  bool operator==(const DocumentPiece&) const = default;
+};
+
+// What rank `rank` holds, in the order of the list, cut where documents begin.
+std::vector<DocumentPiece> document_pieces(const ContextSplit& split, int rank, const Segments& segments);
+
+// The part of attention that some queries have with some keys, for ranks that hold the keys of a document a
+// part at a time: queries [query, query + rows) of one token list and keys [key, key + keys) of another one,
+// or of the same. In a list of blocks, those of one document lie one after the other, and blocks of different
+// documents have neither queries nor keys in common.
+struct AttentionBlock {
+  int64_t document = 0;
+  int64_t query = 0, rows = 0;
+  int64_t key = 0, keys = 0;
+  // The queries and keys are the same tokens: rows == keys, and row i sees the first i + 1 keys. Otherwise
+  // every row sees every key.
+  bool causal = false;
+
+  // Pairs of a query and a key that it sees, the diagonal counted by half: what a causal row sees on average.
+  double pairs() const { return static_cast<double>(rows) * static_cast<double>(keys) / (causal ? 2 : 1); }
+  bool operator==(const AttentionBlock&) const = default;
+};
+
+// The causal attention of one rank's queries to one rank's keys, within documents: blocks in the order of the
+// queries, and of one query full ones first. Pieces are of one split, so that two are the same or apart.
+std::vector<AttentionBlock> attention_blocks(std::span<const DocumentPiece> queries,
+                                             std::span<const DocumentPiece> keys);
+
+}  // namespace pptrain::tokens

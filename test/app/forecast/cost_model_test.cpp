@@ -1,0 +1,255 @@
+// Predicted times of passes: bounded below by operations, and true to what was measured.
+#include "app/forecast/cost_model.h"
+
+#include <cmath>
+
+#include "app/forecast/footprint.h"
+#include "core/base/error.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::app;
+using namespace pptrain::models;
+
+namespace {
+
+// The size of configs for one H100, where products bound the passes.
+ModelConfig large_model() {
+  ModelConfig model;
+  model.arch = "llama";
+  model.layers = 8;
+  model.hidden = 4096;
+  model.intermediate = 14336;
+  model.heads = 32;
+  model.kv_heads = 8;
+  model.head_dim = 128;
+  model.vocab = 128256;
+  model.max_seq = 4096;
+  return model;
+}
+
+constexpr StageSlice first{.index = 0, .first_layer = 0, .end_layer = 5, .embedding = true, .head = false};
+constexpr StageSlice last{.index = 1, .first_layer = 5, .end_layer = 8, .embedding = false, .head = true};
+const Workload workload{.batch = {.documents = 1, .length = 4096}};
+
+// As a run would measure a model whose blocks, head and optimizer take other times than modelled.
+enum class Backward { joint, apart, both };
+
+Measurement measurement(const CostModel& truth, Backward backward) {
+  Measurement measured;
+  for (const StageSlice& slice : {first, last}) {
+    const schedule::StageCost cost = truth.stage(slice);
+    MeasuredStage stage{.slice = slice, .forward = cost.forward};
+    if (backward != Backward::joint) {
+      stage.backward_input = cost.backward_input;
+      stage.backward_weight = cost.backward_weight;
+    }
+    if (backward != Backward::apart) stage.backward = cost.backward;
+    measured.stages.push_back(stage);
+  }
+  measured.optimizer = truth.optimizer(first).seconds + truth.optimizer(last).seconds;
+  measured.overhead = truth.overhead();
+  return measured;
+}
+
+void check_equal(const CostModel& a, const CostModel& b, const StageSlice& slice, Backward measured) {
+  const schedule::StageCost x = a.stage(slice), y = b.stage(slice);
+  CHECK(x.forward == Approx(y.forward).epsilon(1e-9));
+  CHECK(x.backward == Approx(y.backward).epsilon(1e-9));
+  if (measured == Backward::joint) return;
+  CHECK(x.backward_input == Approx(y.backward_input).epsilon(1e-9));
+  CHECK(x.backward_weight == Approx(y.backward_weight).epsilon(1e-9));
+}
+
+}  // namespace
+
+TEST_CASE("a pass takes at least its operations, and not much more where products bound it") {
+  const ModelConfig model = large_model();
+  const DeviceModel& device = find_device("H100");
+  const CostModel costs(model, workload, device);
+  for (const StageSlice& slice : {first, last}) {
+    const schedule::StageCost time = costs.stage(slice);
+    const StageFootprint& f = costs.footprint(slice);
+    for (const auto& [seconds, pass] : {std::pair<double, const PassFootprint&>(time.forward, f.forward),
+                                        {time.backward_input, f.backward_input},
+                                        {time.backward_weight, f.backward_weight}}) {
+      const double operations = pass.cost.product_flops + pass.cost.attention_flops;
+      CHECK(seconds > operations / device.bfloat16_flops);
+      CHECK(seconds < 1.8 * operations / device.bfloat16_flops);
+    }
+    CHECK(time.backward == Approx(time.backward_input + time.backward_weight));
+  }
+  CHECK(costs.transfer(0, 0) ==
+        Approx(device.within_host.latency + 4096.0 * 4096 * 2 / device.within_host.bandwidth));
+  CHECK(costs.norm_exchange() == 0);
+  CHECK(costs.exchange(first).gather == 0);
+  CHECK(costs.exchange(first).reduce() == 0);
+}
+
+TEST_CASE("a head in small chunks costs a pass over its weight and gradient for each") {
+  const ModelConfig model = large_model();
+  const auto head = [&](at::DeviceType device) {
+    BatchShape batch = workload.batch;
+    batch.device = device;
+    return dry_run(model, last, batch).forward;
+  };
+  const double weights = 128256.0 * 4096;
+  const auto chunks = [&](int64_t rows) { return std::ceil(4096.0 / static_cast<double>(rows)); };
+  // Logits of 256,512 bytes a row: 16 MiB hold 65 rows, of which whole tiles are 64; 1 GiB all 4,096.
+  const double difference = head(at::kCPU).cost.bytes - head(at::kCUDA).cost.bytes;
+  CHECK(difference == Approx((chunks(64) - 1) * weights * (2 + 2 + 8)));
+  CHECK(head(at::kCPU).cost.product_flops == head(at::kCUDA).cost.product_flops);
+  CHECK(head(at::kCUDA).workspace - head(at::kCPU).workspace == (4096 - 64) * 256512);
+}
+
+TEST_CASE("a plan for a GPU counts the head's chunks of a GPU: four equal ones of about 1 GiB") {
+  Workload four = workload;
+  four.batch.documents = 4;  // 16,384 rows of logits; 1 GiB holds 4,185
+  const CostModel costs(large_model(), four, find_device("H100"));
+  const PassFootprint& head = costs.footprint(last).forward;
+  CHECK(head.workspace > int64_t{4096} * 256512);
+  StageSlice body = last;
+  body.head = false;
+  const kernels::Cost blocks = costs.footprint(body).forward.cost;
+  const double weights = 128256.0 * 4096;
+  // Two products read the weight in each chunk.
+  CHECK(head.cost.weight_bytes - blocks.weight_bytes == Approx(4 * 2 * weights * 2));
+}
+
+TEST_CASE("recompute repeats the blocks' forward in the backward") {
+  Workload again = workload;
+  again.batch.recompute = Recompute::full;
+  const CostModel plain(large_model(), workload, find_device("h200")),
+      full(large_model(), again, find_device("h200"));
+  StageSlice middle = first;
+  middle.embedding = false;
+  const schedule::StageCost a = plain.stage(middle), b = full.stage(middle);
+  // All of it but the last product, whose result nothing reads.
+  const kernels::Cost last_product{.product_flops = 2.0 * 5 * 4096 * 4096 * 14336};
+  CHECK(b.backward_input > a.backward_input + 0.7 * a.forward);
+  CHECK(b.backward_input < a.backward_input + a.forward);
+  const auto flops = [&](const CostModel& costs) {
+    return costs.footprint(middle).backward_input.cost.product_flops;
+  };
+  CHECK(flops(full) ==
+        flops(plain) + plain.footprint(middle).forward.cost.product_flops - last_product.product_flops);
+  CHECK(b.forward == a.forward);
+  CHECK(b.backward_weight == a.backward_weight);
+}
+
+TEST_CASE("each stage costs what its own recompute does") {
+  Workload work = workload;
+  work.recompute = {Recompute::full, Recompute::cheap};
+  const CostModel mixed(large_model(), work, find_device("h200"));
+  for (int index = 0; index < 2; ++index) {
+    Workload uniform = workload;
+    uniform.batch.recompute = work.recompute[index];
+    const CostModel alone(large_model(), uniform, find_device("h200"));
+    StageSlice slice = first;
+    slice.index = index;
+    CHECK(mixed.stage(slice).backward == alone.stage(slice).backward);
+    CHECK(mixed.footprint(slice).activation == alone.footprint(slice).activation);
+    CHECK(mixed.footprint(slice, Recompute::none).activation > alone.footprint(slice).activation);
+  }
+}
+
+TEST_CASE("calibrated, the model gives back what was measured") {
+  const ModelConfig model = large_model();
+  const DeviceModel& device = find_device("cpu");
+  for (const Backward measured : {Backward::joint, Backward::apart, Backward::both}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+      Workload work = workload;
+      work.batch.recompute = recompute;
+      // Without I and W apart they have one scale.
+      const double of_weights = measured == Backward::joint ? 1.3 : 0.7;
+      const CostModel truth(model, work, device,
+                            {.forward = 0.8,
+                             .backward_input = 1.3,
+                             .backward_weight = of_weights,
+                             .backward = measured == Backward::both ? 0.9 : 1,
+                             .head = 1.7,
+                             .optimizer = 3,
+                             .overhead = 0.02});
+      const CostModel found(model, work, device,
+                            calibrate(model, work, device, measurement(truth, measured)));
+      check_equal(found, truth, first, measured);
+      check_equal(found, truth, last, measured);
+      StageSlice other = first;
+      other.end_layer = 2;  // a split that was not measured
+      check_equal(found, truth, other, measured);
+      CHECK(found.optimizer(other).seconds == Approx(truth.optimizer(other).seconds));
+      CHECK(found.overhead() == 0.02);
+      Workload keeping = work;
+      keeping.optimizer.post_validation = true;  // the same machine, 46 bytes a parameter instead of 34
+      const CostModel kept(model, keeping, device,
+                           calibrate(model, work, device, measurement(truth, measured)));
+      CHECK(kept.optimizer(other).seconds == Approx(truth.optimizer(other).seconds * 46 / 34));
+    }
+  }
+}
+
+TEST_CASE("a device that copies itself exchanges within its passes, others do beside them") {
+  const ModelConfig model = large_model();
+  Workload whole = workload, streamed = workload;
+  streamed.mesh.dp_shard = 4;
+  streamed.sharding = {.dense = 4, .experts = 4, .streamed = true, .every_microbatch = true};
+  const CostModel alone(model, whole, find_device("cpu")), shared(model, streamed, find_device("cpu"));
+  const StageExchange exchange = shared.exchange(first);
+  CHECK(exchange.gather > 0);
+  CHECK(shared.beside_passes(first).gather == 0);
+  CHECK(shared.beside_passes(first).reduce == 0);
+  const schedule::StageCost before = alone.stage(first), after = shared.stage(first);
+  CHECK(after.forward == Approx(before.forward + exchange.gather));
+  CHECK(after.backward_input == Approx(before.backward_input + exchange.gather));
+  CHECK(after.backward_weight > before.backward_weight + exchange.reduce());
+  CHECK(after.backward - before.backward == Approx(after.backward_input - before.backward_input +
+                                                   after.backward_weight - before.backward_weight));
+
+  streamed.sharding.streamed = streamed.sharding.every_microbatch = false;  // once a step, between passes
+  const CostModel kept(model, streamed, find_device("cpu"));
+  CHECK(kept.stage(first).forward == before.forward);
+  CHECK(kept.beside_passes(first).gather == kept.exchange(first).gather);
+
+  streamed.sharding.streamed = streamed.sharding.every_microbatch = true;
+  const CostModel gpu(model, streamed, find_device("h100"));
+  CHECK(gpu.within_passes(first).gather == 0);
+  CHECK(gpu.beside_passes(first).gather == gpu.exchange(first).gather);
+  CHECK(gpu.beside_passes(first).reduce == gpu.exchange(first).reduce());
+}
+
+TEST_CASE("Muon's products are counted, each matrix once over the ranks that hold parts of it") {
+  const ModelConfig model = large_model();
+  const DeviceModel& device = find_device("h100");
+  constexpr StageSlice block{.index = 0, .first_layer = 1, .end_layer = 2, .embedding = false, .head = false};
+  Workload work = workload;
+  const double parameters = 4096.0 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 2 * 4096;
+  const double norms = 2 * 4096;
+  CHECK(CostModel(model, work, device).optimizer(block).held == 8 * parameters);
+
+  work.optimizer.name = "muon";
+  // Five iterations of x x^T, its square, and their sum times x, on the short side m.
+  const auto products = [](double m, double n) { return 5 * (4 * m * m * n + 2 * m * m * m); };
+  const double flops = 2 * products(4096, 4096) + 2 * products(1024, 4096) + 3 * products(4096, 14336);
+  const double moved = 42 * (parameters - norms) + 34 * norms;
+  const OptimizerCost alone = CostModel(model, work, device).optimizer(block);
+  CHECK(alone.held == 4 * (parameters - norms) + 8 * norms);
+  CHECK(alone.seconds == Approx(flops / device.bfloat16_flops + moved / device.memory_bandwidth));
+  CHECK(alone.workspace > 2 * 4096 * 14336);
+
+  work.mesh.dp_shard = 4;
+  work.sharding.dense = 4;
+  const OptimizerCost shared = CostModel(model, work, device).optimizer(block);
+  CHECK(shared.held == alone.held / 4);
+  CHECK(shared.seconds >= alone.seconds / 4);
+  CHECK(shared.seconds < alone.seconds / 3);
+}
+
+TEST_CASE("a measurement without stages or passes is refused, a device that does not exist too") {
+  const ModelConfig model = large_model();
+  const DeviceModel& device = find_device("cpu");
+  CHECK_THROWS_AS(calibrate(model, workload, device, {}), UsageError);
+  CHECK_THROWS_AS(calibrate(model, workload, device, {.stages = {{.slice = first, .forward = 1}}}),
+                  UsageError);
+  CHECK_THROWS_WITH(find_device("h300"), pptrain::test::contains_text("cpu, a100, h100, h200, b200"));
+}

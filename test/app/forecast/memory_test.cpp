@@ -1,0 +1,206 @@
+// The bytes that a stage holds and takes, as predicted from its sizes and as allocated.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cmath>
+#include <string>
+
+#include "app/forecast/footprint.h"
+#include "core/kernels/cpu/attention.h"
+#include "test/models/allocation_counter.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+using models::Recompute;
+
+namespace {
+
+struct Case {
+  models::ModelConfig model;
+  bool bfloat16;
+  Recompute recompute;
+
+  at::ScalarType dtype() const { return bfloat16 ? at::kBFloat16 : at::kFloat; }
+  Stages stages() const { return build_stages(model, {1, 2, 1}, dtype(), 7, recompute); }
+  app::StageFootprint predicted(const models::TransformerStage& stage, int64_t documents, int64_t length,
+                                bool overlap = false) const {
+    return app::dry_run(model, stage.slice(),
+                        {.documents = documents,
+                         .length = length,
+                         .bfloat16 = bfloat16,
+                         .recompute = recompute,
+                         .overlap = overlap});
+  }
+};
+
+Case any_case() {
+  const std::string arch = GENERATE(as<std::string>{}, "llama", "qwen3");
+  const bool bfloat16 = GENERATE(false, true);
+  const auto recompute = GENERATE(Recompute::none, Recompute::cheap, Recompute::selective, Recompute::full);
+  Case c{.model = small_model(arch, false), .bfloat16 = bfloat16, .recompute = recompute};
+  c.model.attention_bias = GENERATE(false, true);
+  c.model.mlp_bias = c.model.attention_bias && arch == "llama";
+  return c;
+}
+
+// oneDNN packs bfloat16 weights into scratch memory, more or less of it by the CPU's instructions: not
+// counted.
+class WithoutOneDnn {
+ public:
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(before_); }
+  WithoutOneDnn(const WithoutOneDnn&) = delete;
+  WithoutOneDnn& operator=(const WithoutOneDnn&) = delete;
+
+ private:
+  bool before_ = at::globalContext().userEnabledMkldnn();
+};
+
+// Inside its sum of the losses ATen makes a float64 copy, which a dry run does not see.
+bool close(int64_t predicted, int64_t measured, int64_t tokens) {
+  return std::abs(static_cast<double>(predicted - measured)) <=
+         0.01 * static_cast<double>(measured) + static_cast<double>(8 * tokens);
+}
+
+}  // namespace
+
+TEST_CASE("between its passes a stage holds activations or weight operands, to the byte, and nothing else") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const Case c = any_case();
+  Stages stages = c.stages();
+  const auto data = random_microbatch(c.model, 3, 7, 1);
+  const Tensor boundary = at::zeros({21, c.model.hidden}, c.dtype());
+  for (auto& stage : stages) {
+    INFO(c.model.arch << " bfloat16 " << c.bfloat16 << " recompute " << static_cast<int>(c.recompute)
+                      << " stage " << stage->index());
+    const app::StageFootprint predicted = c.predicted(*stage, 3, 7);
+    CHECK(predicted.boundary == 21 * c.model.hidden * static_cast<int64_t>(boundary.element_size()));
+    const int64_t returned = stage->is_first() ? 0 : predicted.boundary;
+    const AllocationCounter counter;
+    stage->forward(4, data, stage->is_first() ? Tensor() : boundary.clone());
+    stage->take_loss();
+    CHECK(counter.now() == stage->saved_bytes());
+    CHECK(stage->saved_bytes() == predicted.activation);
+    const Tensor dx = stage->backward_input(4, stage->is_last() ? Tensor() : boundary.clone());
+    CHECK(stage->saved_bytes() == 0);
+    CHECK(counter.now() == stage->pending_bytes() + returned);
+    CHECK(stage->pending_bytes() == predicted.weight_operands);
+    stage->backward_weight(4);
+    CHECK(stage->pending_bytes() == 0);
+    CHECK(counter.now() == returned);
+  }
+}
+
+TEST_CASE("what sparse layers keep between passes does not depend on the routing, and is as predicted") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  Case c{.model = small_model("qwen3_moe", false),
+         .bfloat16 = GENERATE(false, true),
+         .recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full)};
+  Stages stages = c.stages();
+  const auto data = random_microbatch(c.model, 3, 7, 1);
+  const Tensor boundary = at::zeros({21, c.model.hidden}, c.dtype());
+  for (auto& stage : stages) {
+    const app::StageFootprint predicted = c.predicted(*stage, 3, 7);
+    stage->forward(0, data, stage->is_first() ? Tensor() : boundary.clone());
+    CHECK(stage->saved_bytes() == predicted.activation);
+    stage->backward_input(0, stage->is_last() ? Tensor() : boundary.clone());
+    CHECK(stage->pending_bytes() == predicted.weight_operands);
+    stage->backward_weight(0);
+    const auto loads = stage->take_loads();
+    CHECK(loads.size() == 1);  // layer 1 is dense
+    for (const auto& load : loads) CHECK(load.rows.sum().item<int64_t>() == 21 * c.model.sparse.chosen);
+  }
+}
+
+TEST_CASE("what F, B, I and W take beside that is as predicted, within 1 %") {
+  const c10::InferenceMode inference;
+  const WithoutOneDnn tensors_alone;
+  at::set_num_threads(1);
+  Case c = any_case();
+  // An MLP that dominates, and one beside which attention counts.
+  c.model.intermediate = GENERATE(150, 24);
+  Stages stages = c.stages();
+  const auto data = random_microbatch(c.model, 5, 13, 1);
+  const int64_t tokens = 65;
+  const Tensor boundary = at::zeros({tokens, c.model.hidden}, c.dtype());
+  for (auto& stage : stages) {
+    INFO(c.model.arch << " bfloat16 " << c.bfloat16 << " bias " << c.model.attention_bias << " recompute "
+                      << static_cast<int>(c.recompute) << " inner " << c.model.intermediate << " stage "
+                      << stage->index());
+    const app::StageFootprint predicted = c.predicted(*stage, 5, 13);
+    AllocationCounter counter;
+    const auto taken = [&](auto&& pass, int64_t records) {
+      counter.restart();
+      pass();
+      return counter.peak() - records;
+    };
+    const auto forward = [&] {
+      stage->forward(0, data, stage->is_first() ? Tensor() : boundary.clone());
+      stage->take_loss();
+    };
+    const auto dy = [&] { return stage->is_last() ? Tensor() : boundary.clone(); };
+    const int64_t f = taken(forward, predicted.activation);
+    const int64_t b = taken([&] { stage->backward(0, dy()); }, predicted.activation);
+    forward();
+    nn::NoSideStream side;
+    stage->overlap_weight_gradients(side);
+    const int64_t beside = taken([&] { stage->backward(0, dy()); }, predicted.activation);
+    forward();
+    const int64_t i = taken([&] { stage->backward_input(0, dy()); }, predicted.activation);
+    const int64_t w = taken([&] { stage->backward_weight(0); }, predicted.weight_operands);
+    const auto check = [&](const char* pass, const app::PassFootprint& expected, int64_t measured) {
+      INFO(pass << ": " << expected.workspace << " predicted, " << measured << " measured");
+      CHECK(close(expected.workspace, measured, tokens));
+    };
+    check("F", predicted.forward, f);
+    check("B", predicted.backward, b);
+    check("B beside", c.predicted(*stage, 5, 13, /*overlap=*/true).backward, beside);
+    check("I", predicted.backward_input, i);
+    check("W", predicted.backward_weight, w);
+  }
+}
+
+TEST_CASE("on a GPU passes also take what its libraries take") {
+  models::ModelConfig model = small_model("llama", false);
+  model.heads = model.kv_heads = 8;
+  model.head_dim = 64;
+  const models::StageSlice middle{.first_layer = 0, .end_layer = 2, .embedding = false, .head = false};
+  const auto footprint = [&](kernels::GpuKind gpu, bool overlap = false) {
+    return app::dry_run(model, middle,
+                        {.documents = 1,
+                         .length = 2048,
+                         .device = gpu.is_gpu() ? at::kCUDA : at::kCPU,
+                         .gpu = gpu,
+                         .overlap = overlap});
+  };
+  const int64_t product = int64_t{32} << 20;
+  const app::StageFootprint cpu = footprint({}), ampere = footprint({80, 108}), hopper = footprint({90, 132});
+  for (const auto* gpu : {&ampere, &hopper}) {
+    CHECK(gpu->activation == cpu.activation);
+    CHECK(gpu->weight_operands == cpu.weight_operands);
+    for (const auto pass : {&app::StageFootprint::forward, &app::StageFootprint::backward_weight}) {
+      CHECK((gpu->*pass).workspace >= product);
+      CHECK((gpu->*pass).workspace <= (cpu.*pass).workspace + product);
+    }
+  }
+  for (const auto pass : {&app::StageFootprint::backward, &app::StageFootprint::backward_input}) {
+    // FlashAttention-2 has a sum of dq for every 8 of the multiprocessors: 14, or 25.
+    CHECK((footprint({80, 200}).*pass).workspace - (ampere.*pass).workspace ==
+          int64_t{11} * 2048 * 8 * 64 * 4);
+    // cuDNN has the gradient of the scores.
+    const int64_t scores = int64_t{8} * 2048 * 2048 * 2 + 2048 * 8 * 4;
+    CHECK((hopper.*pass).workspace > scores);
+    CHECK((hopper.*pass).workspace <= scores + (cpu.*pass).workspace);
+  }
+  // Products beside have scratch memory of their own.
+  const int64_t beside = footprint({90, 132}, true).backward.workspace;
+  CHECK(beside >= hopper.backward.workspace + product);
+  CHECK(beside <=
+        int64_t{8} * 2048 * 2048 * 2 + 2048 * 8 * 4 + product + footprint({}, true).backward.workspace);
+}

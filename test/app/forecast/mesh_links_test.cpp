@@ -1,0 +1,79 @@
+// Which groups of a mesh cross hosts, and what their exchanges take.
+#include "app/forecast/mesh_links.h"
+
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::app;
+using mesh::Axis;
+using mesh::Group;
+using mesh::MeshShape;
+
+namespace {
+
+// Within a host 100 B/s and 1 s a message, between hosts 10 B/s and 5 s.
+DeviceModel device(int ranks_per_host) {
+  DeviceModel device = find_device("h100");
+  device.within_host = {.bandwidth = 100, .latency = 1};
+  device.between_hosts = {.bandwidth = 10, .latency = 5};
+  device.ranks_per_host = ranks_per_host;
+  return device;
+}
+
+}  // namespace
+
+TEST_CASE("tp is innermost: it stays on a host as long as it fits there") {
+  const MeshShape shape{.pp = 2, .dp_replicate = 1, .dp_shard = 4, .cp = 2, .tp = 4};
+  const MeshLinks links(device(8), shape);
+  CHECK_FALSE(links.along(Axis::tp).between_hosts);
+  CHECK_FALSE(links.along(Axis::cp).between_hosts);
+  CHECK(links.along(Axis::dp_shard).between_hosts);
+  CHECK(links.along(Axis::pp).between_hosts);
+  CHECK(links.of(Group::stage).between_hosts);
+  CHECK(links.of(Group::ep).ranks == 1);
+  CHECK(links.world().between_hosts);
+  const MeshLinks smaller(device(4), shape);
+  CHECK_FALSE(smaller.along(Axis::tp).between_hosts);
+  CHECK(smaller.along(Axis::cp).between_hosts);
+  // All on one host.
+  const MeshLinks alone(device(0), shape);
+  CHECK_FALSE(alone.of(Group::stage).between_hosts);
+  CHECK_FALSE(alone.world().between_hosts);
+}
+
+TEST_CASE("a group that does not fill hosts evenly crosses them") {
+  const MeshLinks links(device(8), {.dp_shard = 8, .tp = 3});  // ranks 6, 7 | 8
+  CHECK(links.along(Axis::tp).between_hosts);
+  CHECK(links.along(Axis::tp).link.bandwidth == 10);
+}
+
+TEST_CASE("ranks of a group that share a host share its links") {
+  // Hosts of 8: the eight ranks of fsdp lie four and four; those along dp_shard two and two.
+  const MeshShape shape{.dp_shard = 4, .cp = 2, .tp = 2};
+  const MeshLinks links(device(8), shape);
+  CHECK(links.of(Group::fsdp).link.bandwidth == 40);
+  CHECK(links.along(Axis::dp_shard).link.bandwidth == 20);
+  CHECK(links.along(Axis::tp).link.bandwidth == 100);
+  CHECK(links.of(Group::fsdp).link.latency == 5);
+  // Never more than within the host.
+  const MeshLinks wide(device(16), {.dp_shard = 32});
+  CHECK(wide.of(Group::fsdp).link.bandwidth == 100);
+}
+
+TEST_CASE("collectives send all but the own part, in as many rounds as a tree has") {
+  const GroupLink link{.ranks = 8, .between_hosts = false, .link = {.bandwidth = 100, .latency = 1}};
+  CHECK(link.gather(800) == Approx(7 + 3));
+  CHECK(link.all_reduce(800) == Approx(2 * (7 + 3)));
+  CHECK(link.broadcast() == 3);
+  CHECK(link.seconds(200, 7) == Approx(2 + 3));
+  const GroupLink alone{.ranks = 1, .between_hosts = false, .link = {.bandwidth = 100, .latency = 1}};
+  CHECK(alone.gather(800) == 0);
+  CHECK(alone.broadcast() == 0);
+}
+
+TEST_CASE("a message between pipeline ranks takes the link between their hosts") {
+  const MeshLinks links(device(4), {.pp = 4, .dp_replicate = 2});
+  CHECK(links.transfer(0, 1, 100) == Approx(2));
+  CHECK(links.transfer(1, 2, 100) == Approx(15));
+  CHECK(links.transfer(3, 2, 100) == Approx(2));
+}

@@ -1,0 +1,168 @@
+// What every schedule holds when real stages run it, against what is predicted from its list.
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "app/forecast/footprint.h"
+#include "core/base/error.h"
+#include "core/kernels/cpu/attention.h"
+#include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/pipeline/executor.h"
+#include "parallel/schedule/cost/in_flight.h"
+#include "parallel/schedule/cost/memory.h"
+#include "parallel/schedule/generators/generators.h"
+#include "parallel/schedule/passes/passes.h"
+#include "test/models/allocation_counter.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t batch = 1, seq = 5;
+
+// The stages of one rank, and the most that their records held after any pass.
+class Rank {
+ public:
+  // Passes everything on, and looks at what the rank's stages hold after each pass.
+  class Watched final : public pipeline::Stage {
+   public:
+    Watched(Rank& rank, const models::ModelConfig& model, const models::StageSlice& slice,
+            models::Recompute recompute)
+        : stage(model, slice, recompute), rank_(rank) {
+      stage.materialise(at::kCPU, at::kFloat);
+      stage.parameters().initialise(3);
+    }
+    int index() const override { return stage.index(); }
+    bool is_first() const override { return stage.is_first(); }
+    bool is_last() const override { return stage.is_last(); }
+    Tensor empty_boundary(const data::Microbatch& data) const override { return stage.empty_boundary(data); }
+    Tensor forward(int microbatch, const data::Microbatch& data, Tensor input) override {
+      return rank_.seen(stage.forward(microbatch, data, std::move(input)));
+    }
+    Tensor forward_only(const data::Microbatch& data, Tensor input) override {
+      return stage.forward_only(data, std::move(input));
+    }
+    Tensor logits(const data::Microbatch& data, Tensor input, const Tensor& rows) override {
+      return stage.logits(data, std::move(input), rows);
+    }
+    Tensor backward(int microbatch, Tensor dy) override {
+      return rank_.seen(stage.backward(microbatch, std::move(dy)));
+    }
+    Tensor backward_input(int microbatch, Tensor dy) override {
+      return rank_.seen(stage.backward_input(microbatch, std::move(dy)));
+    }
+    void backward_weight(int microbatch) override { stage.backward_weight(microbatch); }
+    pipeline::LossSum take_loss() override { return stage.take_loss(); }
+    size_t saved_microbatches() const override { return stage.saved_microbatches(); }
+    size_t pending_weight_gradients() const override { return stage.pending_weight_gradients(); }
+    void discard() override { stage.discard(); }
+    nn::ParameterStore& parameters() override { return stage.parameters(); }
+
+    models::TransformerStage stage;
+
+   private:
+    Rank& rank_;
+  };
+
+  Rank(const models::ModelConfig& model, const pipeline::LayerAssignment& layers,
+       const std::vector<int>& indices, models::Recompute recompute) {
+    for (const int index : indices) {
+      stages_.push_back(
+          std::make_unique<Watched>(*this, model, models::stage_slice(layers, index), recompute));
+    }
+  }
+  std::vector<pipeline::Stage*> stages() const {
+    std::vector<pipeline::Stage*> result;
+    for (const auto& stage : stages_) result.push_back(stage.get());
+    return result;
+  }
+  int64_t held() const {
+    int64_t bytes = 0;
+    for (const auto& stage : stages_) bytes += stage->stage.saved_bytes() + stage->stage.pending_bytes();
+    return bytes;
+  }
+  int64_t peak() const { return peak_; }
+
+ private:
+  Tensor seen(Tensor result) {
+    peak_ = std::max(peak_, held());
+    return result;
+  }
+
+  std::vector<std::unique_ptr<Watched>> stages_;
+  int64_t peak_ = 0;
+};
+
+void check_schedule(const schedule::Schedule& lowered, models::Recompute recompute) {
+  const auto model = small_model("qwen3", false, lowered.stages() + 2);  // the first stages hold two layers
+  const auto layers = pipeline::compute_layer_assignment(lowered.stages() + 2, lowered.stages());
+  std::vector<data::Microbatch> microbatches;
+  for (int i = 0; i < lowered.microbatches; ++i) {
+    microbatches.push_back(random_microbatch(model, batch, seq, i));
+  }
+  const auto counts = schedule::in_flight(lowered);
+  const app::Footprints footprints(
+      model, {.documents = batch, .length = seq, .bfloat16 = false, .recompute = recompute});
+  std::vector<schedule::StageBytes> stages;
+  for (int i = 0; i < lowered.stages(); ++i)
+    stages.push_back(footprints.of(models::stage_slice(layers, i)).bytes());
+  const auto bytes = schedule::peak_bytes(lowered, stages);
+  std::mutex mutex;  // Catch's assertions are not for several threads at once
+  comm::run_thread_ranks(lowered.ranks, [&](comm::Communicator& world) {
+    const c10::InferenceMode inference;
+    at::set_num_threads(1);
+    const int r = world.rank();
+    Rank rank(model, layers, lowered.stages_of(r), recompute);
+    pipeline::Executor executor(rank.stages(), world, lowered, pipeline::Executor::Mode::train);
+    const AllocationCounter counter;
+    const pipeline::ExecutorStats stats = executor.run(microbatches);
+    const std::lock_guard lock(mutex);
+    CAPTURE(lowered.name, lowered.ranks, lowered.microbatches, r);
+    CHECK(stats.max_in_flight == counts[r].activations);
+    CHECK(stats.max_weight_operands == counts[r].weight_operands);
+    CHECK(stats.max_held == counts[r].held);
+    CHECK(stats.max_receive_buffers <= counts[r].receive_buffers);
+    CHECK(rank.peak() == bytes[r].records);
+    CHECK(rank.held() == 0);
+    // What was allocated: the loss's scalars beside what was predicted, and messages that left at other
+    // times.
+    const int64_t message = lowered.ranks == 1 ? 0 : stages.front().message;
+    const int64_t messages = 2 * lowered.microbatches * lowered.stages_per_rank * message;
+    CHECK(counter.peak() + 2 * message >= bytes[r].peak.total());
+    CHECK(counter.peak() <= bytes[r].peak.total() + messages + 64);
+    for (const pipeline::Stage* stage : rank.stages()) {
+      CHECK(stage->saved_microbatches() + stage->pending_weight_gradients() == 0);
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("every schedule holds what its list says, counted and to the byte") {
+  const auto recompute = GENERATE(models::Recompute::none, models::Recompute::full);
+  int checked = 0;
+  for (const std::string& name : schedule::schedule_names()) {
+    for (int p = 1; p <= 4; ++p) {
+      for (int m = 1; m <= 8; ++m) {
+        schedule::Schedule s;
+        try {
+          s = schedule::make_schedule({.name = name, .ranks = p, .microbatches = m});
+        } catch (const UsageError&) {
+          continue;
+        }
+        if (s.forward_only) continue;
+        check_schedule(schedule::lower(s), recompute);
+        ++checked;
+      }
+    }
+  }
+  CHECK(checked > 200);
+}

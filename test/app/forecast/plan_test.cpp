@@ -1,0 +1,468 @@
+// Predictions of a step, the search over them, and what auto and cost make of a job.
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <spdlog/fmt/ranges.h>
+
+#include "app/forecast/machine_costs.h"
+#include "app/forecast/plan_report.h"
+#include "app/forecast/prediction.h"
+#include "app/forecast/recompute_choice.h"
+#include "app/forecast/search.h"
+#include "app/forecast/search_report.h"
+#include "app/trace/trace_file.h"
+#include "core/base/error.h"
+#include "models/flops.h"
+#include "parallel/schedule/render/text_layout.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::test;
+using app::CostSource;
+
+namespace {
+
+// No line is longer, but one that is a single word behind its indent.
+void check_width(const std::string& text, size_t width) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    INFO(line);
+    CHECK(line.size() <= width);
+    begin = end + 1;
+  }
+}
+
+app::Plan plan_with(const Overrides& overrides) {
+  return small_plan(small_job_text(), "run", overrides);
+}
+
+// The job of scripts/bench.
+std::vector<std::string> bench_sizes() {
+  return {"model.hidden_size=512",
+          "model.intermediate_size=1408",
+          "model.num_hidden_layers=8",
+          "model.num_attention_heads=8",
+          "model.num_key_value_heads=8",
+          "model.head_dim=64",
+          "model.vocab_size=32000",
+          "train.seq_len=512",
+          "train.micro_batch_size=1",
+          "train.grad_accum_steps=8",
+          "train.dtype=bf16",
+          "distributed.pp=2"};
+}
+
+}  // namespace
+
+TEST_CASE("the parts of a predicted step add up") {
+  for (const std::string schedule : {"gpipe", "1f1b", "zbv", "interleaved_1f1b", "zb_h2", "dualpipe_v"}) {
+    const app::Plan plan = plan_with(with(bench_sizes(), {"distributed.pp_schedule=" + schedule}));
+    const app::Prediction p = app::predict(plan, app::make_cost_source(plan, "cpu"));
+    REQUIRE(p.barrier.size() == 2);
+    int64_t parameters = 0;
+    for (int rank = 0; rank < 2; ++rank) {
+      const schedule::RankTime& time = p.pipeline.ranks[rank];
+      CHECK(time.busy + time.idle() + p.barrier[rank] + p.optimizer_time[rank] == Approx(p.step_time));
+      CHECK(p.bytes[rank].activations > 0);
+      CHECK(p.bytes[rank].optimizer == 2 * p.bytes[rank].gradients);
+      parameters += p.bytes[rank].gradients / 4;
+    }
+    CHECK(parameters == models::parameter_count(plan.model));
+    CHECK(p.tokens_per_s == Approx(8 * 512 / p.step_time));
+    CHECK(p.bubble() > 0);
+    CHECK(p.bubble() < 0.6);
+  }
+}
+
+TEST_CASE("on a GPU the memory of attention's library counts") {
+  const Overrides wide = {
+      "run.device=cuda",         "model.hidden_size=64",         "model.intermediate_size=64",
+      "model.head_dim=64",       "model.num_attention_heads=32", "model.num_key_value_heads=32",
+      "train.dtype=bf16",        "train.seq_len=1024",           "train.micro_batch_size=8",
+      "train.grad_accum_steps=1"};
+  const auto activations = [&](const char* device, const char* deterministic) {
+    const app::Plan plan = plan_with(with(wide, {std::string("train.deterministic=") + deterministic}));
+    return app::predict(plan, app::make_cost_source(plan, device)).bytes.front().activations;
+  };
+  // cuDNN: the gradients of 8 documents' scores in bfloat16, or those of q in float32.
+  CHECK(activations("h100", "true") - activations("h100", "false") ==
+        int64_t{8} * 32 * 1024 * 1024 * 2 - int64_t{8192} * 32 * 64 * 4);
+  // FlashAttention-2 has them in float32, for 256 heads and 108 multiprocessors once.
+  CHECK(activations("a100", "true") == activations("a100", "false"));
+}
+
+TEST_CASE("a split by cost is never slower than the even one, and gives the head's rank fewer layers") {
+  const app::Plan even = plan_with(bench_sizes());
+  const app::Plan cost = plan_with(with(bench_sizes(), {"distributed.pp_split=cost"}));
+  CHECK(cost.job.distributed.pp_split.layers == std::vector<int64_t>{6, 2});
+  const CostSource source = app::make_cost_source(even, "");
+  CHECK(app::predict(cost, source).step_time < 0.9 * app::predict(even, source).step_time);
+  // Of all splits of the job, none is better.
+  for (int first = 1; first <= 7; ++first) {
+    const app::Plan other =
+        plan_with(with(bench_sizes(), {fmt::format("distributed.pp_split=[{},{}]", first, 8 - first)}));
+    CHECK(app::predict(other, source).step_time >= app::predict(cost, source).step_time * (1 - 1e-9));
+  }
+}
+
+TEST_CASE("auto takes the best of the search that fits") {
+  const app::Plan plan = plan_with(bench_sizes());
+  const CostSource source = app::make_cost_source(plan, "");
+  const auto found = app::search(plan, source, {});
+  REQUIRE(found.size() > 5);  // gpipe, 1f1b, zb_h1, zb_h2, most with two splits
+  for (const app::Candidate& c : found) {
+    CHECK(c.fits);
+    CHECK(found.front().step_time <= c.step_time);
+    CHECK(c.choice.layers.size() == static_cast<size_t>(2 * c.choice.stages_per_rank));
+    const app::Prediction p = app::predict(app::make_plan(plan, c.choice, *c.lowered), source);
+    CHECK(p.step_time == c.step_time);
+    CHECK(p.peak_bytes() == c.peak_bytes);
+  }
+  const app::Plan chosen = plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto"}));
+  CHECK(chosen.job.distributed.pp_schedule == found.front().choice.schedule);
+  CHECK(chosen.job.distributed.pp_stages_per_rank == found.front().choice.stages_per_rank);
+  CHECK(chosen.layers == found.front().choice.layers);
+
+  // Less memory than that one takes: another, which fits, or recomputes.
+  const double gb = static_cast<double>(found.front().peak_bytes) / 1e9;
+  const app::Plan smaller =
+      plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto",
+                                     fmt::format("distributed.pp_memory_gb={}", 0.95 * gb)}));
+  CHECK(static_cast<double>(app::predict(smaller, source).peak_bytes()) <= 0.95e9 * gb);
+  CHECK(app::predict(smaller, source).step_time >= found.front().step_time);
+  CHECK_THROWS_WITH(
+      plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto", "distributed.pp_memory_gb=0.1"})),
+      contains_text("no schedule fits into 0.10 GB a rank: the leanest"));
+}
+
+namespace {
+
+app::Prediction with_recompute(app::Plan plan, const CostSource& source,
+                               const std::vector<std::string>& words) {
+  plan.job.train.recompute = words;
+  return app::predict(plan, source);
+}
+
+}  // namespace
+
+TEST_CASE("where memory binds, the rank that is too full recomputes, and as little as it needs") {
+  // 1f1b on 4 ranks: rank 0 holds four microbatches, the last one holds one.
+  const app::Plan plan =
+      plan_with(with(bench_sizes(), Overrides{"distributed.pp=4", "distributed.pp_schedule=1f1b"}));
+  const CostSource source = app::make_cost_source(plan, "");
+  const app::Prediction none = app::predict(plan, source);
+  app::FootprintCache dry_runs(plan.model);
+  const std::vector<std::string> expected = {"cheap", "none", "none", "none"};
+  const app::Prediction first_alone = with_recompute(plan, source, expected);
+  const int64_t budget = first_alone.peak_bytes();
+  REQUIRE(budget == first_alone.bytes[0].total());
+  REQUIRE(budget < none.peak_bytes());
+  const app::RecomputeChoice choice =
+      app::choose_recompute(plan, none, source, static_cast<double>(budget), dry_runs);
+  CHECK(choice.recompute == expected);
+  CHECK(choice.prediction.peak_bytes() == budget);
+  CHECK(choice.prediction.step_time == first_alone.step_time);
+  CHECK(choice.prediction.step_time > none.step_time);
+  // Nothing is enough: everything recomputes, as one word. What fits stays as it is.
+  CHECK(app::choose_recompute(plan, none, source, 1, dry_runs).recompute == std::vector<std::string>{"full"});
+  CHECK(app::choose_recompute(plan, none, source, 1e15, dry_runs).recompute ==
+        std::vector<std::string>{"none"});
+}
+
+TEST_CASE("recompute chosen by stage fits wherever one word does, and costs no more") {
+  for (const std::string name : {"1f1b", "interleaved_1f1b", "zbv", "gpipe"}) {
+    const app::Plan plan = plan_with(with(bench_sizes(), {"distributed.pp_schedule=" + name}));
+    const CostSource source = app::make_cost_source(plan, "");
+    const app::Prediction none = app::predict(plan, source);
+    app::FootprintCache dry_runs(plan.model);
+    for (const std::string word : {"cheap", "selective", "full"}) {
+      const app::Prediction uniform = with_recompute(plan, source, {word});
+      const auto budget = static_cast<double>(uniform.peak_bytes());
+      const app::RecomputeChoice choice = app::choose_recompute(plan, none, source, budget, dry_runs);
+      CAPTURE(name, word, choice.recompute);
+      CHECK(static_cast<double>(choice.prediction.peak_bytes()) <= budget);
+      CHECK(choice.prediction.step_time <= uniform.step_time);
+      CHECK(choice.recompute != std::vector<std::string>{"none"});
+    }
+  }
+}
+
+TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
+  const std::vector<std::string> layout = {"distributed.pp=4", "distributed.pp_stages_per_rank=1",
+                                           "distributed.pp_split=even"};
+  const app::Plan plan = plan_with(with(bench_sizes(), layout));
+  const CostSource source = app::make_cost_source(plan, "");
+  const auto all = app::search(plan, source, {});
+  const double budget = 0.97 * static_cast<double>(all.front().peak_bytes);
+  const auto found = app::search(plan, source, {.budget = budget});
+  REQUIRE(found.front().fits);
+  CHECK(found.front().choice.recompute.size() == 4);
+  for (const app::Candidate& c : found) {
+    if (c.fits) CHECK(static_cast<double>(c.peak_bytes) <= budget);
+    CHECK(found.front().step_time <= (c.fits ? c.step_time : found.front().step_time));
+  }
+  const app::Plan chosen = plan_with(with(
+      bench_sizes(), layout,
+      Overrides{"distributed.pp_schedule=auto", fmt::format("distributed.pp_memory_gb={}", budget / 1e9)}));
+  CHECK(chosen.job.train.recompute == found.front().choice.recompute);
+  CHECK(app::predict(chosen, source).step_time == found.front().step_time);
+  // A job that says how much to recompute is taken at its word.
+  const app::Plan given = plan_with(with(bench_sizes(), layout, Overrides{"train.recompute=selective"}));
+  for (const app::Candidate& c : app::search(given, source, {.budget = budget}))
+    CHECK(c.choice.recompute == std::vector<std::string>{"selective"});
+}
+
+TEST_CASE("a job that says how much to recompute is refused where auto would fit, and told so") {
+  const Overrides layout = with(bench_sizes(), {"model.vocab_size=256", "distributed.pp_stages_per_rank=1",
+                                                "distributed.pp_split=even", "distributed.pp_schedule=1f1b"});
+  const auto leanest = [&](const std::string& recompute, double budget) {
+    const app::Plan plan = plan_with(with(layout, {"train.recompute=" + recompute}));
+    const auto found = app::search(plan, app::make_cost_source(plan, ""), {.budget = budget});
+    return std::ranges::min(found, {}, &app::Candidate::peak_bytes).peak_bytes;
+  };
+  const int64_t none = leanest("none", 0);
+  const int64_t most = leanest("auto", 1);  // nothing fits: all that can be is computed again
+  REQUIRE(most < none);
+  const auto chosen = [&](const std::string& recompute, int64_t budget) {
+    return plan_with(
+        with(layout, {"distributed.pp_schedule=auto", "train.recompute=" + recompute,
+                      fmt::format("distributed.pp_memory_gb={}", static_cast<double>(budget) / 1e9)}));
+  };
+  const int64_t between = most + (none - most) / 2;
+  CHECK_THROWS_WITH(chosen("none", between),
+                    contains_text("no schedule fits") && contains_text("with recompute = \"none\"") &&
+                        contains_text("smaller microbatches, or train.recompute = \"auto\""));
+  CHECK(chosen("auto", between).job.train.recompute != std::vector<std::string>{"none"});
+  // Where all is computed again already, that is no help.
+  for (const char* word : {"auto", "full"})
+    CHECK_THROWS_WITH(chosen(word, most / 2),
+                      contains_text("no schedule fits") && !contains_text("or train.recompute = \"auto\""));
+}
+
+TEST_CASE("the search over microbatches keeps the samples of a step") {
+  const app::Plan plan = plan_with(bench_sizes());
+  const auto found = app::search(plan, app::make_cost_source(plan, ""), {.microbatches = true});
+  std::set<int64_t> counts;
+  for (const app::Candidate& c : found) {
+    CHECK(c.choice.micro_batch_size * c.choice.grad_accum_steps == 8);
+    CHECK(c.lowered->microbatches == c.choice.grad_accum_steps);
+    counts.insert(c.choice.grad_accum_steps);
+  }
+  CHECK(counts == std::set<int64_t>{1, 2, 4, 8});
+  const std::string text = app::render_ranking(found, plan.job, 0, {.rows = 5, .width = 80});
+  CHECK_THAT(text, contains_text(found.front().choice.schedule));
+  CHECK_THAT(text, contains_text(fmt::format("{} more: --all", found.size() - 5)));
+  check_width(text, 80);
+}
+
+TEST_CASE("each row of the ranking is a job with its step, and no two are one schedule") {
+  const app::Plan plan = plan_with(bench_sizes());
+  const CostSource source = app::make_cost_source(plan, "");
+  const auto found = app::search(plan, source, {.microbatches = true, .budget = 0.8e9});
+  std::set<std::pair<int64_t, std::string>> lists;  // microbatches, actions and split
+  for (const app::Candidate& c : found) {
+    const Overrides keys = app::overrides(c.choice, plan.job);
+    CAPTURE(keys);
+    const app::Plan again = plan_with(with(bench_sizes(), keys));
+    CHECK(app::predict(again, source).step_time == c.step_time);
+    std::string actions;
+    for (const auto& list : c.lowered->actions) {
+      for (const schedule::Action& action : list) actions += schedule::to_string(action) + ',';
+    }
+    actions += fmt::format("{}", fmt::join(pipeline::layers_per_stage(c.choice.layers), "+")) +
+               fmt::format("{}", fmt::join(c.choice.recompute, "+"));
+    CHECK(lists.emplace(c.choice.grad_accum_steps, actions).second);
+  }
+  // The text has these keys in whole; all formats have all rows.
+  const std::string text = app::render_ranking(found, plan.job, 0.8e9, {.rows = found.size(), .width = 80});
+  const auto json = nlohmann::json::parse(app::ranking_json(found, plan.job, 0));
+  const std::string csv = app::ranking_csv(found, plan.job);
+  REQUIRE(json["ranking"].size() == found.size());
+  CHECK(std::ranges::count(csv, '\n') == std::ssize(found) + 1);
+  for (size_t i = 0; i < found.size(); ++i) {
+    for (const std::string& key : app::overrides(found[i].choice, plan.job)) {
+      CHECK_THAT(text, contains_text("--set " + key));
+      CHECK_THAT(csv, contains_text(key));
+    }
+    CHECK(json["ranking"][i]["set"].get<Overrides>() == app::overrides(found[i].choice, plan.job));
+  }
+}
+
+TEST_CASE("a plan's text fits its width, and has one step time and units") {
+  for (const Overrides& job :
+       {Overrides{"distributed.pp=2", "train.grad_accum_steps=4"},
+        Overrides{"distributed.pp=4", "distributed.pp_schedule=zb_h2", "train.grad_accum_steps=40"},
+        Overrides{"distributed.pp=2", "distributed.dp_shard=2", "distributed.tp=2",
+                  "train.grad_accum_steps=8", "distributed.reshard_after_forward=true"}}) {
+    const app::Plan plan = plan_with(job);
+    const CostSource source = app::make_cost_source(plan, "cpu");
+    const app::CostModel costs = app::make_cost_model(plan, source);
+    const app::Prediction p = app::predict(plan, costs);
+    for (const int width : {80, 100, 137, 200}) {
+      const std::string text = app::render_plan(plan, p, costs, source, {.width = width});
+      CAPTURE(job, width, text);
+      check_width(text, static_cast<size_t>(width));
+      CHECK_THAT(text, contains_text("step " + schedule::format_seconds(p.step_time) + ": "));
+      CHECK_THAT(text, contains_text("MFU ") && contains_text("MB at the worst moment"));
+      CHECK(text.find("step time") == std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("MFU is of the data sheet's rate, of the job's, or of the CPU's products") {
+  const auto peak = [](const Overrides& job, const std::string& costs) {
+    const app::Plan plan = plan_with(job);
+    return app::peak_flops(plan.job, app::make_cost_source(plan, costs));
+  };
+  CHECK(peak({"metrics.peak_tflops=0"}, "h100") == 989e12);
+  CHECK(peak({"metrics.peak_tflops=0"}, "b200") == 2250e12);
+  CHECK(peak({"metrics.peak_tflops=3"}, "h100") == 3e12);
+  CHECK(peak({"metrics.peak_tflops=0", "run.threads=2", "train.dtype=bf16"}, "cpu") ==
+        2 * app::find_device("cpu").bfloat16_flops);
+}
+
+TEST_CASE("a plan that is faster than the peak of its job has an MFU of 100 %, not more") {
+  const app::Plan plan = plan_with({"metrics.peak_tflops=1e-9"});
+  const CostSource source = app::make_cost_source(plan, "cpu");
+  const app::CostModel costs = app::make_cost_model(plan, source);
+  const app::Prediction p = app::predict(plan, costs);
+  CHECK_THAT(app::render_plan(plan, p, costs, source, {.width = 200}), contains_text("MFU 100.0 %;"));
+  CHECK(app::plan_json(plan, p, costs, source).at("predicted_mfu") == 1);
+}
+
+TEST_CASE("costs are measured on this machine, and scale the model to it") {
+  const app::Plan plan =
+      plan_with({"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=128",
+                 "model.intermediate_size=384", "train.seq_len=128", "metrics.peak_tflops=0"});
+  const CostSource source = app::measure_machine(plan);
+  CHECK_THAT(source.description, contains_text("measured on this machine in "));
+  REQUIRE(source.product_flops);
+  CHECK(app::peak_flops(plan.job, source) == *source.product_flops);
+  CHECK(*source.product_flops > 1e8);
+  // What it says of a stage is what the same passes take here: within the noise of a machine that has other
+  // work, and far from a mistake in units.
+  const app::CostModel costs = app::make_cost_model(plan, source);
+  const schedule::StageCost stage = costs.stage(models::stage_slice(plan.layers, 0));
+  const double flops = 2.0 * 256 * 2 * (2 * 128 * 32 + 2 * 128 * 16 + 3 * 128 * 384);
+  CHECK(stage.forward > flops / (3 * *source.product_flops));
+  CHECK(stage.forward < 1);
+  CHECK(source.calibration.optimizer > 0);
+  CHECK(app::predict(plan, source).step_time > 0);
+  // A model that is too large for this is left as it was modelled, at once.
+  const app::Plan large = plan_with({"model.hidden_size=8192", "model.intermediate_size=28672"});
+  CHECK_THAT(app::measure_machine(large).description, contains_text("too large to measure here"));
+}
+
+TEST_CASE("costs from a run's trace give back its own times") {
+  const TemporaryFolder folder;
+  const std::vector<std::string> layout = {"distributed.pp=2",   "train.grad_accum_steps=4",
+                                           "train.steps=5",      "train.seq_len=64",
+                                           "profile.trace=true", R"(train.recompute=["cheap", "none"])"};
+  run_small_job(small_job_text(), folder.path() / "run", layout);
+  const std::string trace_path = (folder.path() / "run/trace.json").string();
+  const app::TraceSummary trace = app::read_trace(trace_path);
+  CHECK(trace.run.layers_per_stage == std::vector<int64_t>{2, 2});
+  CHECK(trace.run.microbatches == 4);
+  CHECK(trace.run.recompute == std::vector<std::string>{"cheap", "none"});
+  CHECK(trace.run.schedule == "1f1b");
+  CHECK(trace.run.model.hidden == 32);
+  CHECK(trace.run.model.tied == false);
+  REQUIRE(trace.stages.size() == 2);
+  CHECK(trace.step_time > 0);
+  CHECK(trace.bubble.contains("bubble"));
+
+  const app::Plan plan = plan_with(with(layout, {"distributed.pp_costs=" + trace_path}));
+  const CostSource source = app::make_cost_source(plan, trace_path);
+  const schedule::Costs costs = app::predict(plan, source).costs;
+  double measured = 0, predicted = 0;
+  for (size_t i = 0; i < 2; ++i) {
+    // The last stage's is what was measured, or more where noise would leave nothing for the head.
+    const double forward = trace.stages[i].at("forward");
+    if (i == 0) CHECK(costs.stages[i].forward == Approx(forward).epsilon(1e-6));
+    CHECK(costs.stages[i].forward >= forward * (1 - 1e-6));
+    measured += trace.stages[i].at("backward");
+    predicted += costs.stages[i].backward;
+  }
+  CHECK(predicted == Approx(measured).epsilon(0.01));
+
+  CHECK_THROWS_WITH(app::make_cost_source(plan_with(with(layout, {"train.seq_len=32"})), trace_path),
+                    contains_text("train.seq_len = 64, but the job has 32"));
+  CHECK_THROWS_WITH(app::read_trace(folder.path() / "none.json"), contains_text("cannot be read"));
+  std::ofstream(folder.path() / "bad.json") << "{\"traceEvents\": []}";
+  CHECK_THROWS_WITH(app::read_trace(folder.path() / "bad.json"), contains_text("not a trace of pptrain"));
+
+  // A run of a deeper model serves too; one of no ranks, or of a rank too many, does not.
+  CHECK_NOTHROW(app::make_cost_source(plan_with(with(layout, {"model.num_hidden_layers=2"})), trace_path));
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::ifstream file(trace_path);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    const size_t place = text.find(from);
+    REQUIRE(place != std::string::npos);
+    const auto path = folder.path() / "changed.json";
+    std::ofstream(path) << text.replace(place, from.size(), to);
+    return path;
+  };
+  CHECK_THROWS_AS(app::read_trace(changed("\"pp\":2", "\"pp\":-2")), UsageError);
+  CHECK_THROWS_AS(app::read_trace(changed("\"tid\":1,\"ts\"", "\"tid\":9,\"ts\"")), UsageError);
+  CHECK_THROWS_AS(app::read_trace(changed("\"layers_per_stage\":[2,2]", "\"layers_per_stage\":[2,3]")),
+                  UsageError);
+}
+
+TEST_CASE("a trace of a mixture with other experts is none of the job's costs") {
+  const TemporaryFolder folder;
+  const Overrides job = {"model.arch=qwen3_moe",
+                         "model.num_experts=4",
+                         "model.num_experts_per_tok=2",
+                         "model.moe_intermediate_size=16",
+                         "model.mlp_only_layers=[1]",
+                         "train.grad_accum_steps=2",
+                         "train.steps=4",
+                         "profile.trace=true"};
+  run_small_job(small_job_text(), folder.path() / "run", job);
+  const std::string path = (folder.path() / "run/trace.json").string();
+  CHECK_NOTHROW(app::make_cost_source(plan_with(job), path));
+  const auto refused = [&](const std::string& change) {
+    try {
+      app::make_cost_source(plan_with(with(job, Overrides{change})), path);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK_THAT(refused("model.num_experts=8"), contains_text("num_experts = 4, but the job has 8"));
+  CHECK_THAT(refused("model.num_experts_per_tok=1"), contains_text("num_experts_per_tok = 2"));
+  CHECK_THAT(refused("model.moe_intermediate_size=64"), contains_text("width = 16, but the job has 64"));
+  CHECK_THAT(refused("model.decoder_sparse_step=2"), contains_text("decoder_sparse_step = 1"));
+  CHECK_THAT(refused("model.mlp_only_layers=[2]"),
+             contains_text("mlp_only_layers = [1], but the job has [2]"));
+}
+
+TEST_CASE("costs from a trace of one mesh predict another") {
+  const TemporaryFolder folder;
+  const Overrides job = {"train.grad_accum_steps=4", "train.steps=5", "train.seq_len=64"};
+  run_small_job(small_job_text(), folder.path() / "run",
+                with(job, {"distributed.dp_replicate=2", "profile.trace=true"}));
+  const std::string trace_path = (folder.path() / "run/trace.json").string();
+  const app::TraceSummary trace = app::read_trace(trace_path);
+  CHECK(trace.run.dp_replicate == 2);
+  REQUIRE(trace.ranks.size() == 2);
+  REQUIRE(trace.stages.size() == 1);
+  const app::Plan plan = plan_with(with(job, {"distributed.pp=2", "distributed.pp_costs=" + trace_path}));
+  const CostSource source = app::make_cost_source(plan, trace_path);
+  const schedule::Costs costs = app::predict(plan, source).costs;
+  // A cut between stages costs a little itself.
+  CHECK(costs.stages[0].forward + costs.stages[1].forward ==
+        Approx(trace.stages[0].at("forward")).epsilon(0.02));
+  CHECK(costs.stages[0].backward + costs.stages[1].backward ==
+        Approx(trace.stages[0].at("backward")).epsilon(0.02));
+  // The optimizer's time is of the parameters that a rank steps: here all of them, on two stages half each.
+  const app::Prediction p = app::predict(plan, source);
+  CHECK(p.optimizer_time[0] + p.optimizer_time[1] == Approx(trace.phases.at("optimizer")).epsilon(1e-6));
+}

@@ -1,0 +1,137 @@
+// What ranks hold and exchange of parameters, against sums made by hand; and long stages against dry runs.
+#include "app/forecast/sharding.h"
+
+#include "app/forecast/cost_model.h"
+#include "app/forecast/footprint.h"
+#include "test/models/small_model.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using namespace pptrain::app;
+using namespace pptrain::models;
+using mesh::MeshShape;
+
+namespace {
+
+constexpr int64_t hidden = 64, inner = 192, heads = 4, kv_heads = 2, head_dim = 16, vocab = 256;
+
+ModelConfig model_of(int64_t layers) {
+  ModelConfig model;
+  model.arch = "llama";
+  model.layers = layers;
+  model.hidden = hidden;
+  model.intermediate = inner;
+  model.heads = heads;
+  model.kv_heads = kv_heads;
+  model.head_dim = head_dim;
+  model.vocab = vocab;
+  model.max_seq = 32;
+  return model;
+}
+
+// Of a block: matrices, which have bfloat16 copies, and norms, which have none.
+constexpr int64_t matrices =
+    hidden * (heads + 2 * kv_heads) * head_dim + heads * head_dim * hidden + 3 * hidden * inner;
+constexpr int64_t norms = 2 * hidden;
+constexpr int64_t table = vocab * hidden;  // embedding, or head
+
+StageFootprint first_stage() {  // embedding and three blocks
+  return dry_run(model_of(4),
+                 {.index = 0, .first_layer = 0, .end_layer = 3, .embedding = true, .head = false},
+                 {.documents = 2, .length = 32});
+}
+
+Sharding over(int parts, bool streamed, bool every_microbatch) {
+  return {.dense = parts, .experts = parts, .streamed = streamed, .every_microbatch = every_microbatch};
+}
+
+}  // namespace
+
+TEST_CASE("a rank that shares nothing holds whole weights and gradients") {
+  const StageFootprint stage = first_stage();
+  REQUIRE(stage.groups.size() == 4);
+  const HeldBytes held = held_bytes(stage, over(1, false, false));
+  CHECK(held.parameters == table + 3 * (matrices + norms));
+  CHECK(held.parameters == stage.parameters);
+  CHECK(held.weights == 6 * (table + 3 * matrices) + 4 * 3 * norms);
+  CHECK(held.weights == stage.weight_bytes);
+  CHECK(held.gradients == 4 * held.parameters);
+  CHECK(held.gathered == 0);
+  CHECK(held.reducing == 0);
+}
+
+TEST_CASE("ranks that share parameters hold a part, and what they gather and reduce") {
+  const StageFootprint stage = first_stage();
+  const int64_t all = table + 3 * (matrices + norms);
+  const int64_t part = (6 * (table + 3 * matrices) + 4 * 3 * norms) / 4;
+  const HeldBytes kept = held_bytes(stage, over(4, false, false));
+  CHECK(kept.parameters == all / 4);
+  CHECK(kept.weights == part);
+  CHECK(kept.gathered == 2 * (table + 3 * matrices) + 4 * 3 * norms);
+  CHECK(kept.gradients == 4 * all);  // whole until the step's end
+  CHECK(kept.reducing == 0);
+  // A block is larger than the embedding: two blocks are whole at a time.
+  const HeldBytes streamed = held_bytes(stage, over(4, true, true));
+  CHECK(streamed.weights == part);
+  CHECK(streamed.gathered == 2 * (2 * matrices + 4 * norms));
+  CHECK(streamed.gradients == all);  // 4 bytes of a fourth
+  CHECK(streamed.reducing == 2 * 4 * (matrices + norms));
+}
+
+TEST_CASE("exchanges of a stage take what their bytes take on the links of their groups") {
+  DeviceModel device = find_device("cpu");
+  device.within_host = {.bandwidth = 1e6, .latency = 0};
+  device.between_hosts = {.bandwidth = 1e5, .latency = 0};
+  device.ranks_per_host = 4;
+  const StageFootprint stage = first_stage();
+  const double compute = 2.0 * (table + 3 * matrices) + 4.0 * 3 * norms;
+  const double gradients = 4.0 * (table + 3 * (matrices + norms));
+  const auto exchange = [&](const MeshShape& mesh) {
+    return stage_exchange(stage, over(mesh.size(mesh::Group::fsdp), false, false), MeshLinks(device, mesh));
+  };
+  const StageExchange alone = exchange({.pp = 4});
+  CHECK(alone.gather == 0);
+  CHECK(alone.reduce() == 0);
+  const StageExchange sharded = exchange({.dp_shard = 4});
+  CHECK(sharded.gather == Approx(compute * 3 / 4 / 1e6));
+  CHECK(sharded.sum == Approx(gradients * 3 / 4 / 1e6));
+  CHECK(sharded.replicate == 0);
+  const StageExchange replicated = exchange({.dp_replicate = 4});
+  CHECK(replicated.gather == 0);
+  CHECK(replicated.reduce() == Approx(2 * gradients * 3 / 4 / 1e6));
+  // Two hosts: weights stay within each, gradients go over four ranks' links at 4e5 B/s, replicas' over
+  // one's.
+  const StageExchange hybrid = exchange({.dp_replicate = 2, .dp_shard = 4});
+  CHECK(hybrid.gather == Approx(sharded.gather));
+  CHECK(hybrid.sum == Approx(gradients * 7 / 8 / 4e5));
+  CHECK(hybrid.replicate == Approx(gradients / 4 / 2 / 1e5));
+}
+
+TEST_CASE("a long stage follows from short ones, exactly") {
+  const bool overlap = GENERATE(false, true);
+  for (const bool ends : {false, true}) {
+    for (const Recompute recompute : all_recomputes) {
+      const ModelConfig model = model_of(9);
+      const StageSlice slice{.index = 0, .first_layer = 0, .end_layer = 9, .embedding = ends, .head = ends};
+      const BatchShape batch{.documents = 3, .length = 32, .recompute = recompute, .overlap = overlap};
+      const StageFootprint run = dry_run(model, slice, batch);
+      const StageFootprint followed = Footprints(model, batch).of(slice);
+      CHECK((followed.groups == run.groups));
+      CHECK(followed.parameters == run.parameters);
+      CHECK(followed.weight_bytes == run.weight_bytes);
+      CHECK(followed.gradient_bytes == run.gradient_bytes);
+      CHECK(followed.activation == run.activation);
+      CHECK(followed.weight_operands == run.weight_operands);
+      CHECK(followed.boundary == run.boundary);
+      const std::pair<const PassFootprint&, const PassFootprint&> passes[] = {
+          {followed.forward, run.forward},
+          {followed.backward, run.backward},
+          {followed.backward_input, run.backward_input},
+          {followed.backward_weight, run.backward_weight}};
+      for (const auto& [one, other] : passes) {
+        CHECK((one.cost == other.cost));
+        CHECK(one.workspace == other.workspace);
+      }
+    }
+  }
+}

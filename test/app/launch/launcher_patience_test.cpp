@@ -1,0 +1,57 @@
+#include "app/launch/launcher_patience.h"
+
+#include <chrono>
+#include <csignal>
+#include <map>
+#include <string>
+
+#include "core/base/error.h"
+#include "test/support/catch.h"
+
+using namespace pptrain;
+using std::chrono::milliseconds;
+
+namespace {
+
+app::Patience patience(comm::LaunchKind kind, const std::map<std::string, std::string>& variables = {}) {
+  comm::Launch launch;
+  launch.kind = kind;
+  return app::patience_of(launch, [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+}  // namespace
+
+TEST_CASE("how long each launcher waits") {
+  using comm::LaunchKind;
+  CHECK_FALSE(patience(LaunchKind::threads, {{"PPTRAIN_STOP_SECONDS", "5"}}).time);
+  CHECK(patience(LaunchKind::torchrun).time == milliseconds(30'000));
+  CHECK(patience(LaunchKind::slurm).time == milliseconds(30'000));
+  CHECK(patience(LaunchKind::slurm, {{"PPTRAIN_STOP_SECONDS", "110"}}).time == milliseconds(110'000));
+  CHECK(patience(LaunchKind::slurm).advice.empty());
+}
+
+TEST_CASE("what Open MPI leaves depends on its parameter") {
+  using comm::LaunchKind;
+  const std::string parameter = "OMPI_MCA_odls_base_sigkill_timeout";
+  const app::Patience usual = patience(LaunchKind::open_mpi);
+  CHECK(usual.time == milliseconds(2000));
+  CHECK(usual.notice == SIGCONT);
+  CHECK_THAT(usual.advice, test::contains_text("leave 2 s") && test::contains_text("kill -USR1"));
+  CHECK(patience(LaunchKind::open_mpi, {{parameter, "5"}}).time == milliseconds(10'000));
+  // So long may training not be held for what may mean nothing; and nobody needs to be told.
+  const app::Patience long_one = patience(LaunchKind::open_mpi, {{parameter, "60"}});
+  CHECK(long_one.time == milliseconds(60'000));
+  CHECK_FALSE(long_one.notice);
+  CHECK(long_one.advice.empty());
+}
+
+TEST_CASE("a value that is no time is refused") {
+  for (const std::string value : {"soon", "-1", "1e9", "3 s", "nan"}) {
+    CAPTURE(value);
+    CHECK_THROWS_WITH(patience(comm::LaunchKind::torchrun, {{"PPTRAIN_STOP_SECONDS", value}}),
+                      test::contains_text("PPTRAIN_STOP_SECONDS"));
+  }
+}

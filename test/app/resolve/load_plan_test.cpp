@@ -1,0 +1,264 @@
+// What a job must fulfil beyond its file: schedules, stages, splits.
+#include "app/resolve/load_plan.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "app/forecast/device_model.h"
+#include "app/forecast/search.h"
+#include "core/base/error.h"
+#include "core/config/loader.h"
+#include "core/config/options.h"
+#include "parallel/schedule/generators/generators.h"
+#include "test/app/small_job.h"
+#include "test/support/catch.h"
+
+using pptrain::UsageError;
+using pptrain::test::contains_text;
+using pptrain::test::Overrides;
+using pptrain::test::with;
+
+namespace {
+
+const std::filesystem::path root = PPTRAIN_SOURCE_DIR;
+
+pptrain::app::Plan plan_with(const Overrides& overrides) {
+  return pptrain::test::small_plan(pptrain::test::small_job_text(), "run", overrides);
+}
+
+std::string refusal(const Overrides& overrides) {
+  try {
+    plan_with(overrides);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("the schedules and devices that options propose are those there are") {
+  const auto words = [](const char* name) {
+    std::vector<std::string> known = pptrain::config::find_option(name)->known_words;
+    std::ranges::sort(known);
+    return known;
+  };
+  std::vector<std::string> schedules = pptrain::schedule::training_schedule_names();
+  schedules.emplace_back("auto");
+  std::ranges::sort(schedules);
+  CHECK(words("distributed.pp_schedule") == schedules);
+  const auto names = pptrain::app::device_names();
+  std::vector<std::string> devices(names.begin(), names.end());
+  std::ranges::sort(devices);
+  CHECK(words("distributed.pp_costs") == devices);
+}
+
+TEST_CASE("schedules are found by any spelling, and their stages filled in") {
+  const auto resolved = [](const std::string& name) {
+    return plan_with({"distributed.pp=2", "train.grad_accum_steps=4", "distributed.pp_schedule=" + name})
+        .job.distributed;
+  };
+  CHECK(resolved("1F1B").pp_schedule == "1f1b");
+  CHECK(resolved("1F1B").pp_stages_per_rank == 1);
+  CHECK(resolved("ScheduleInterleaved1F1B").pp_schedule == "interleaved_1f1b");
+  CHECK(resolved("Interleaved-1F1B").pp_stages_per_rank == 2);
+  CHECK(resolved("ScheduleZBVZeroBubble").pp_schedule == "zbv");
+  CHECK(resolved("DualPipeV").pp_schedule == "dualpipe_v");
+}
+
+TEST_CASE("what a schedule does not allow is laid at the key to change") {
+  CHECK(refusal({"distributed.pp_schedule=1f2b"}) ==
+        fmt::format("--set distributed.pp_schedule=1f2b: \"1f2b\" is not a schedule; did you mean \"1f1b\"? "
+                    "Valid: {}, auto, or a file ending in .csv",
+                    fmt::join(pptrain::schedule::training_schedule_names(), ", ")));
+  CHECK_THAT(refusal({"distributed.pp_schedule=seq1f1b"}), contains_text("seq1f1b is not there yet"));
+  CHECK_THAT(refusal({"distributed.pp_schedule=inference"}), contains_text("it cannot train"));
+  CHECK_THAT(refusal({"train.grad_accum_steps=3", "distributed.pp=4"}),
+             contains_text("--set train.grad_accum_steps=3: 1f1b on 4 ranks needs at least 4 microbatches"));
+  CHECK_THAT(refusal({"distributed.pp=2", "distributed.pp_schedule=zbv", "distributed.pp_stages_per_rank=3"}),
+             contains_text("--set distributed.pp_stages_per_rank=3: zbv has exactly 2 stages per rank"));
+  CHECK_THAT(refusal({"distributed.pp=2", "distributed.pp_schedule=dualpipe_v", "train.grad_accum_steps=3"}),
+             contains_text("--set train.grad_accum_steps=3: dualpipe_v on 2 ranks needs at least 4"));
+}
+
+TEST_CASE("a split must fill the stages with the model's layers") {
+  const std::vector<std::string> two = {"distributed.pp=2", "train.grad_accum_steps=2"};
+  const auto with = [&](const std::string& split) {
+    Overrides overrides = two;
+    overrides.push_back("distributed.pp_split=" + split);
+    return overrides;
+  };
+  const auto layers = [&](const std::string& split) { return plan_with(with(split)).layers; };
+  CHECK(layers("[3, 1]") == pptrain::pipeline::LayerAssignment{{0, 3}, {3, 4}});
+  CHECK(layers("*|1") == pptrain::pipeline::LayerAssignment{{0, 3}, {3, 4}});
+  CHECK(layers("Et|tttL") == pptrain::pipeline::LayerAssignment{{0, 1}, {1, 4}});
+  CHECK_THAT(refusal(with("[1, 1, 2]")), contains_text("3 numbers for 2 stages"));
+  CHECK_THAT(refusal(with("[1, 2]")), contains_text("these are 3 layers, but the model has 4"));
+  CHECK_THAT(refusal(with("odd")), contains_text("layout \"odd\": \"odd\" is not a stage"));
+  CHECK_THAT(refusal({"distributed.pp=5", "train.grad_accum_steps=8"}),
+             contains_text("--set distributed.pp=5: 4 layers cannot fill 5 stages"));
+  CHECK_THAT(refusal({"distributed.pp=4", "train.grad_accum_steps=8", "distributed.pp_schedule=zbv"}),
+             contains_text("4 layers cannot fill 8 stages"));
+  std::vector<std::string> weighted = with("[3, 1]");
+  weighted.push_back("distributed.pp_head_weight=1");
+  CHECK_THAT(refusal(weighted), contains_text("acts only with an even split of several stages"));
+}
+
+TEST_CASE("recompute is one word, or one for each stage") {
+  const auto with = [](const std::string& recompute) {
+    return Overrides{"distributed.pp=2", "train.grad_accum_steps=2", "train.recompute=" + recompute};
+  };
+  CHECK(plan_with(with("cheap")).job.train.recompute == std::vector<std::string>{"cheap"});
+  CHECK(plan_with(with(R"(["full", "none"])")).job.train.recompute ==
+        std::vector<std::string>{"full", "none"});
+  CHECK_THAT(refusal(with(R"(["full", "none", "none"])")), contains_text("3 words for 2 stages"));
+  CHECK_THAT(refusal(with(R"(["full", "some"])")), contains_text("\"some\" is not a valid value"));
+  CHECK(plan_with(with(R"(["auto"])")).job.train.recompute == std::vector<std::string>{"none"});
+  // Refused at its key, whether the stages are known or left to the search.
+  const std::string refused = "recompute=[\"full\", \"auto\"]: auto is for all stages";
+  Overrides several = with(R"(["full", "auto"])");
+  CHECK_THAT(refusal(several), contains_text(refused));
+  several.emplace_back("distributed.pp_schedule=auto");
+  CHECK_THAT(refusal(several), contains_text(refused));
+  const pptrain::test::TemporaryFolder folder;
+  const std::filesystem::path job = folder.path() / "job.toml";
+  std::ofstream(job) << pptrain::test::small_job_text();
+  CHECK_THROWS_WITH(pptrain::app::load_plan_base(job.string(), several), contains_text(refused));
+}
+
+TEST_CASE("the search asks nothing of the schedule that it replaces") {
+  const pptrain::test::TemporaryFolder folder;
+  const std::filesystem::path file = folder.path() / "job.toml";
+  std::ofstream(file) << pptrain::test::small_job_text();
+  const auto base = [&](const Overrides& overrides) {
+    return pptrain::app::load_plan_base(file.string(), overrides);
+  };
+  const auto found = [&](const Overrides& overrides) {
+    const pptrain::app::PlanBase job = base(overrides);
+    return pptrain::app::search(job, pptrain::app::make_cost_source(job, "cpu"), {.microbatches = true});
+  };
+  // 1f1b needs 4 microbatches; 4 samples a step are these.
+  const Overrides few = {"distributed.pp=4", "train.grad_accum_steps=2", "train.micro_batch_size=2"};
+  CHECK_THAT(refusal(few), contains_text("1f1b on 4 ranks needs at least 4 microbatches"));
+  CHECK(std::ranges::any_of(found(few), [](const pptrain::app::Candidate& candidate) {
+    return candidate.choice.schedule == "1f1b" && candidate.choice.grad_accum_steps == 4;
+  }));
+  CHECK(base(with(few, {"distributed.pp_schedule=/nowhere.csv"})).mesh.pp == 4);
+  // It tries several stages per rank, unless the job says how many.
+  const Overrides two = {"distributed.pp=2", "train.grad_accum_steps=4"};
+  const auto stages = [&](const Overrides& overrides) {
+    std::set<int64_t> counts;
+    for (const auto& candidate : found(overrides)) counts.insert(candidate.choice.stages_per_rank);
+    return counts;
+  };
+  CHECK(stages(two) == std::set<int64_t>{1, 2});
+  CHECK(stages(with(two, {"distributed.pp_stages_per_rank=2"})) == std::set<int64_t>{2});
+  // A name that is none is a mistake all the same.
+  CHECK_THROWS_WITH(base({"distributed.pp_schedule=1f2b"}), contains_text("did you mean \"1f1b\"?"));
+}
+
+TEST_CASE("recompute is none on CPUs and cheap on GPUs where a job leaves it open") {
+  const auto recompute = [](const Overrides& overrides) { return plan_with(overrides).job.train.recompute; };
+  const auto words = [](const char* word) { return std::vector<std::string>{word}; };
+  CHECK(recompute({}) == words("none"));
+  CHECK(recompute({"train.recompute=auto"}) == words("none"));
+  const Overrides gpu = {"run.device=cuda"};
+  CHECK(recompute(gpu) == words("cheap"));
+  CHECK(recompute(with(gpu, {"train.recompute=none"})) == words("none"));
+  CHECK(recompute(with(gpu, {"train.recompute=full"})) == words("full"));
+  for (const char* open : {"distributed.pp_split=cost", "distributed.pp_schedule=auto"})
+    CHECK(recompute(with(gpu, {"distributed.pp=2", "train.grad_accum_steps=2", open})) == words("cheap"));
+  CHECK(plan_with(gpu).chooses_recompute);
+  CHECK_FALSE(plan_with(with(gpu, {"train.recompute=cheap"})).chooses_recompute);
+}
+
+TEST_CASE("heads that no GPU computes are refused before anything starts") {
+  const Overrides odd = {"model.head_dim=12", "train.dtype=bf16"};
+  CHECK(refusal(odd).empty());  // on the CPU
+  CHECK(refusal(with(odd, {"run.device=cuda"})) ==
+        "--set model.head_dim=12: heads of 12 elements: on a GPU attention in bf16 takes multiples of 8 up "
+        "to 256 (in "
+        "fp32 multiples of 4)");
+  CHECK_THAT(refusal({"run.device=cuda", "train.dtype=bf16", "model.head_dim=264"}),
+             contains_text("up to 256"));
+  CHECK(refusal({"run.device=cuda", "train.dtype=bf16", "model.head_dim=256"}).empty());
+  CHECK(refusal({"run.device=cuda", "train.dtype=fp32", "model.head_dim=12"}).empty());
+  CHECK_THAT(refusal({"run.device=cuda", "train.dtype=fp32", "model.head_dim=6"}),
+             contains_text("in fp32 takes multiples of 4"));
+  // A CPU's job whose costs are those of a GPU.
+  const pptrain::app::Plan plan = plan_with(odd);
+  CHECK_NOTHROW(pptrain::app::make_cost_source(plan, "cpu"));
+  CHECK_THROWS_AS(pptrain::app::make_cost_source(plan, "h100"), UsageError);
+}
+
+TEST_CASE("a schedule from a file must be the job's, and sound") {
+  const std::string file = (root / "configs/schedules/1f1b_p2_m4_with_communication.csv").string();
+  const std::vector<std::string> fitting = {"distributed.pp=2", "train.grad_accum_steps=4",
+                                            "distributed.pp_schedule=" + file};
+  CHECK(plan_with(fitting).job.distributed.pp_stages_per_rank == 1);
+  std::vector<std::string> other = fitting;
+  other[1] = "train.grad_accum_steps=5";
+  CHECK_THAT(refusal(other), contains_text("grad_accum_steps = 5, but the schedule in") &&
+                                 contains_text("has 4 microbatches"));
+  CHECK_THAT(refusal({"distributed.pp=2", "distributed.pp_schedule=/nowhere.csv"}),
+             contains_text("/nowhere.csv"));
+  const pptrain::test::TemporaryFolder folder;
+  std::ofstream(folder.path() / "bad.csv") << "0F0,0F1,0B0,0B1\n1F1,1F0,1B0,1B1\n";
+  CHECK_THAT(refusal({"distributed.pp=2", "train.grad_accum_steps=2",
+                      "distributed.pp_schedule=" + (folder.path() / "bad.csv").string()}),
+             contains_text(">1F1<"));
+}
+
+TEST_CASE("a plan holds what every reader of the job needs") {
+  const pptrain::app::Plan plan =
+      plan_with({"distributed.pp=2", "distributed.dp_replicate=3", "train.grad_accum_steps=4"});
+  CHECK(plan.mesh.world_size() == 6);
+  CHECK(plan.model.layers == 4);
+  CHECK(plan.layers == pptrain::pipeline::LayerAssignment{{0, 2}, {2, 4}});
+  CHECK(plan.schedule.has_communication());
+  CHECK_FALSE(plan.compute.has_communication());
+  CHECK(plan.compute.microbatches == 4);
+}
+
+TEST_CASE("what auto and cost chose reads back as the same plan") {
+  const Overrides base = {"distributed.pp=2", "train.grad_accum_steps=4", "model.hidden_size=64"};
+  for (const std::string open : {"distributed.pp_schedule=auto", "distributed.pp_split=cost"}) {
+    const pptrain::app::Plan plan = plan_with(pptrain::test::with(base, {open}));
+    CHECK(plan.job.distributed.pp_schedule == plan.schedule.name);
+    CHECK(plan.job.distributed.pp_split.layers == pptrain::pipeline::layers_per_stage(plan.layers));
+    const pptrain::app::Plan again =
+        pptrain::app::parse_plan(pptrain::config::to_toml(plan.job), "resolved.toml", {});
+    CHECK(again.job == plan.job);
+    CHECK(again.layers == plan.layers);
+    CHECK(fingerprint(again) == fingerprint(plan));
+  }
+}
+
+TEST_CASE("the fingerprint is of what ranks must agree on") {
+  const pptrain::test::TemporaryFolder folder;
+  const auto csv = [&](const std::string& name, const std::string& actions) {
+    std::ofstream(folder.path() / name) << actions;
+    return "distributed.pp_schedule=" + (folder.path() / name).string();
+  };
+  const auto print = [](const Overrides& more) {
+    return fingerprint(plan_with(
+        pptrain::test::with(Overrides{"distributed.pp=2", "train.grad_accum_steps=2", "run.dir=a"}, more)));
+  };
+  const std::string plain = print({});
+  CHECK(plain.size() == 32);
+  CHECK(plain == print({"distributed.pp_split=even"}));
+  CHECK(plain != print({"distributed.pp_split=[1,3]"}));
+  CHECK(plain != print({"run.seed=1"}));
+  CHECK(plain != print({"distributed.pp_schedule=gpipe"}));
+  // A schedule's file counts by what it holds, not by where it lies.
+  const std::string gpipe = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n";
+  CHECK(print({csv("a.csv", gpipe)}) == print({csv("b.csv", gpipe)}));
+  CHECK(print({csv("a.csv", gpipe)}) != print({csv("b.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")}));
+}
