@@ -21,7 +21,7 @@ import time
 import mutants
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FOLDERS = ["app/train", "core/optim", "core/data", "parallel", "models"]
+FOLDERS = ["app/train", "app/rank", "core/optim", "core/data", "parallel", "models"]
 # ctest's names of the tests that cover a folder, the cheapest first; the longest prefix of a file's path counts.
 COVER = {
     "core/optim": ["core_optim", "parallel_shard", "app_optimizers", "app_recipes", "app_resume"],
@@ -38,6 +38,7 @@ COVER = {
     "models": ["models", "app_load_plan", "app_layouts", "app_plan"],
     "app/train": ["app_checks", "app_run_dir", "app_recipes", "app_optimizers", "app_resume", "app_post_validation", "app_samples",
                   "app_layouts"],
+    "app/rank": ["app_checks", "app_optimizers", "app_resume", "app_post_validation", "app_sharding", "app_layouts"],
 }
 COMPILE_TRIES = 6
 
@@ -63,11 +64,11 @@ def changed_lines(base, paths):
     return result
 
 
-def choose(paths, lines, count, seed):
-    """[(file, Mutant)]; `lines`: {file: lines} that may change, None for all."""
+def choose(paths, lines, count, seed, units):
+    """[(file, Mutant)]; `lines`: {file: lines} that may change, None for all; `units`: what the build compiles."""
     found = []
     for file in sorted(git("ls-files", "--", *paths).split()):
-        if not file.endswith(".cpp") or not cover_of(file) or (lines is not None and file not in lines):
+        if file not in units or not cover_of(file) or (lines is not None and file not in lines):
             continue
         for mutant in mutants.find_mutants((ROOT / file).read_text()):
             if lines is None or mutant.line in lines[file]:
@@ -245,12 +246,12 @@ def main():
     parser.add_argument("paths", nargs="*", default=FOLDERS)
     options = parser.parse_args()
     lines = None if options.all else changed_lines(options.base or git("merge-base", "HEAD", "main").strip(), options.paths)
-    chosen = dict(enumerate(choose(options.paths, lines, options.mutants, options.seed), 1))
+    build = Build(options.build, (options.into or options.build / "mutants").resolve())
+    chosen = dict(enumerate(choose(options.paths, lines, options.mutants, options.seed, build.units), 1))
     if not chosen:
         print("no line that can be mutated" + ("" if options.all else " changed; --all takes every line"))
         return 0
     begin = time.monotonic()
-    build = Build(options.build, (options.into or options.build / "mutants").resolve())
     objects, numbers = compile_mutants(build, chosen)
     print(f"{len(numbers)} mutants compile, of {len(chosen)} chosen (seed {options.seed}); {time.monotonic() - begin:.0f} s", flush=True)
     only = options.tests.split(",") if options.tests else None
