@@ -14,8 +14,9 @@
 #include "core/base/error.h"
 #include "core/base/heap.h"
 #include "core/base/printable.h"
+#include "core/base/process.h"
 #include "core/io/atomic_file.h"
-#include "core/io/mapped_region.h"
+#include "core/io/mapped_file.h"
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/out_of_memory.h"
 
@@ -41,9 +42,9 @@ int main(int argc, char** argv) {
     return command_line.run(argc, argv);
   } catch (const pptrain::UsageError& error) {
     fmt::print(stderr, "{}\n", pptrain::printable(error.what()));
-    return 2;
+    return pptrain::exit_usage;
   } catch (const std::exception& error) {
     fmt::print(stderr, "pptrain: {}\n", pptrain::printable(pptrain::kernels::plain_message(error)));
-    return 1;
+    return pptrain::exit_failed;
   }
 }

@@ -32,12 +32,6 @@ Seams make_seams(const StageGroups& groups) {
   return seams;
 }
 
-ContextKind parse_context_kind(std::string_view name) {
-  if (name == "ring") return ContextKind::ring;
-  if (name == "ulysses") return ContextKind::ulysses;
-  throw Error(fmt::format("no kind of context parallelism is called \"{}\": ring or ulysses", name));
-}
-
 tokens::ContextOrder order_of(ContextKind kind) {
   return kind == ContextKind::ring ? tokens::ContextOrder::zigzag : tokens::ContextOrder::contiguous;
 }

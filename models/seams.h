@@ -3,8 +3,8 @@
 #pragma once
 
 #include <memory>
-#include <string_view>
 
+#include "core/config/word.h"
 #include "core/nn/attention_product.h"
 #include "core/nn/expert_exchange.h"
 #include "core/nn/region.h"
@@ -13,12 +13,7 @@
 
 namespace pptrain::models {
 
-// How context-parallel ranks share out attention: keys and values travel around a ring of ranks, or heads are
-// exchanged for tokens (Ulysses).
-enum class ContextKind { ring, ulysses };
-
-// By its name in a job, "ring" or "ulysses". Throws Error for others.
-ContextKind parse_context_kind(std::string_view name);
+using config::ContextKind;
 
 // How rows are cut for it: balanced for the ring, in order for Ulysses, whose ranks see all tokens anyway.
 tokens::ContextOrder order_of(ContextKind kind);

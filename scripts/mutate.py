@@ -32,13 +32,14 @@ COVER = {
     "parallel/expert": ["parallel_expert", "app_mesh_grid_experts"],
     "parallel/mesh": ["parallel_mesh", "app_mesh_grid"],
     "parallel/pipeline": ["parallel_pipeline", "app_layouts", "app_post_validation"],
-    "parallel/schedule": ["parallel_schedule", "app_schedules"],
+    "parallel/schedule": ["parallel_schedule", "app_trace", "app_plan", "app_schedules"],
     "parallel/shard": ["parallel_shard", "app_sharding", "app_optimizers"],
     "parallel/tensor": ["parallel_tensor", "app_mesh_grid"],
     "models": ["models", "app_load_plan", "app_layouts", "app_plan"],
     "app/train": ["app_checks", "app_run_dir", "app_recipes", "app_optimizers", "app_resume", "app_post_validation", "app_samples",
                   "app_layouts"],
-    "app/rank": ["app_checks", "app_optimizers", "app_resume", "app_post_validation", "app_sharding", "app_layouts"],
+    "app/rank": ["app_checks", "app_optimizers", "app_resume", "app_post_validation", "app_sharding", "app_layouts",
+                 "app_mesh_grid_experts"],
 }
 COMPILE_TRIES = 6
 

@@ -10,7 +10,7 @@
 #include "app/forecast/footprint.h"
 #include "app/resolve/load_plan.h"
 #include "core/config/loader.h"
-#include "core/config/warnings.h"
+#include "core/config/validate.h"
 #include "models/flops.h"
 #include "models/transformer_stage.h"
 

@@ -4,10 +4,18 @@
 #include <CLI/App.hpp>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace pptrain::app {
+
+// How to write what somebody most likely meant by arguments that are refused.
+
+// `arguments`: of the command line, without the program's name; `refusal`: CLI11's, which names those that
+// are not known. "a job is named so: --config job.toml"; empty where there is nothing to say.
+std::string argument_hint(std::span<const std::string> arguments, std::string_view refusal);
 
 // A command of the program, and whoever runs it.
 struct Command {

@@ -4,7 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "app/commands/launched_world.h"
+#include "app/commands/job_options.h"
 #include "core/base/printable.h"
 
 namespace pptrain::app {

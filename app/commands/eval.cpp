@@ -12,7 +12,6 @@
 
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
-#include "app/commands/launched_world.h"
 #include "app/data/datasets.h"
 #include "app/data/inspection.h"
 #include "app/data/token_files.h"

@@ -18,11 +18,10 @@
 
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
-#include "app/commands/launched_world.h"
 #include "app/data/text_codec.h"
 #include "app/generate/generator.h"
 #include "app/launch/run_ranks.h"
-#include "app/plan/all_positions.h"
+#include "app/plan/plan.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "app/rank/weights_source.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -20,5 +21,15 @@ CLI::Option* repeatable(CLI::Option* option);
 CLI::Validator such_as(const std::vector<std::string>& words);
 
 void add_checkpoint(CLI::App& command, std::string& checkpoint);
+
+// How many ranks a command runs.
+
+// The ranks that the launcher has started, or that --world says; 0 where neither does. Throws UsageError
+// where they contradict each other.
+int64_t world_of(const JobArguments& arguments);
+
+// From here on what is logged goes to standard error, of rank 0 alone but for warnings: standard output is
+// for results.
+void log_to_stderr();
 
 }  // namespace pptrain::app

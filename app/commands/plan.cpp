@@ -68,7 +68,7 @@ std::string render(const PlanArguments& arguments, const Plan& plan, const CostS
                    int64_t program) {
   const CostModel costs = make_cost_model(plan, source);
   Prediction p = predict(plan, costs);
-  if (plan.job.run.device == "cpu") p.program_bytes = program;
+  if (plan.job.run.device == config::Device::cpu) p.program_bytes = program;
   if (arguments.format == "json") {
     const nlohmann::ordered_json json = plan_json(plan, p, costs, source);
     return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
@@ -113,34 +113,10 @@ void check_arguments(const PlanArguments& arguments) {
   if (!arguments.search && arguments.memory_gb > 0) throw UsageError("--memory-gb needs --search");
 }
 
-// The plan of the run that wrote the trace, of the job's model.
-Plan plan_of(const TracedRun& run, config::JobConfig job) {
-  job.distributed = {};
-  job.distributed.pp = run.pp;
-  job.distributed.dp_replicate = run.dp_replicate;
-  job.distributed.dp_shard = run.dp_shard;
-  job.distributed.cp = run.cp;
-  job.distributed.cp_kind = run.cp_kind;
-  job.distributed.tp = run.tp;
-  job.distributed.ep = run.ep;
-  job.distributed.reshard_after_forward = run.reshard_after_forward;
-  job.distributed.reduce_gradients = run.reduce_gradients;
-  job.distributed.pp_schedule = run.schedule;
-  job.distributed.pp_stages_per_rank = run.stages_per_rank;
-  job.distributed.pp_split = {.text = "", .layers = run.layers_per_stage};
-  job.train.seq_len = run.seq_len;
-  job.train.micro_batch_size = run.micro_batch_size;
-  job.train.grad_accum_steps = run.microbatches;
-  job.train.dtype = run.dtype;
-  job.train.recompute = run.recompute;
-  job.optimizer.post_validation = run.post_validation;
-  return make_plan(job);
-}
-
 // The run that wrote the trace, predicted with these costs, beside what it measured.
-std::string compare(const Plan& of_job, const std::string& trace_path, const CostSource& source) {
+std::string compare(const std::string& trace_path, const CostSource& source) {
   const TraceSummary trace = read_trace(trace_path);
-  const Plan plan = plan_of(trace.run, of_job.job);
+  const Plan plan = make_plan(trace.run.job);
   const Prediction p = predict(plan, source);
   std::string out =
       fmt::format("{} on {} ranks, {} microbatches; costs {}\n\n", plan.job.distributed.pp_schedule,
@@ -174,7 +150,7 @@ std::string compare(const Plan& of_job, const std::string& trace_path, const Cos
 CostSource cost_source(const PlanArguments& arguments, const PlanBase& base) {
   const std::string& named = arguments.costs.empty() ? base.job.distributed.pp_costs : arguments.costs;
   if (named == "modelled") return make_cost_source(base, "");
-  const bool measures = named.empty() ? base.job.run.device == "cpu" : named == "measured";
+  const bool measures = named.empty() ? base.job.run.device == config::Device::cpu : named == "measured";
   return measures ? measure_machine(base) : make_cost_source(base, named);
 }
 
@@ -245,7 +221,7 @@ int plan(const PlanArguments& arguments) {
     } else {
       const CostSource costs = cost_source(arguments, plan);
       text = arguments.compare.empty() ? render(arguments, plan, costs, program)
-                                       : compare(plan, arguments.compare, costs);
+                                       : compare(arguments.compare, costs);
     }
   }
   if (arguments.output.empty()) {

@@ -20,7 +20,7 @@
 #include "core/corpus/token_writer.h"
 #include "core/corpus/tokenize_files.h"
 #include "core/metrics/console.h"
-#include "core/metrics/step_text.h"
+#include "core/metrics/progress_text.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::app {

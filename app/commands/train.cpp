@@ -9,7 +9,6 @@
 
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
-#include "app/commands/launched_world.h"
 #include "app/data/inspection.h"
 #include "app/data/token_files.h"
 #include "app/launch/launcher_patience.h"
@@ -19,6 +18,7 @@
 #include "app/run/run_log.h"
 #include "app/train/trainer.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/fault/shutdown.h"
 #include "core/kernels/out_of_memory.h"
 #include "core/metrics/console.h"
@@ -38,7 +38,7 @@ int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
     return Trainer(context, shutdown).run();
   } catch (const StoppedAtStart& stop) {
     if (context.root()) spdlog::info("{}. Run the same command to start.", stop.what());
-    return 3;
+    return exit_stopped;
   } catch (const std::exception& error) {
     log_failure(fmt::format("rank {}: {}", context.mesh.rank(), kernels::plain_message(error)));
     throw;

@@ -14,8 +14,8 @@
 #include "app/convert/to_hf.h"
 #include "app/rank/weights_source.h"
 #include "core/base/error.h"
-#include "core/io/is_there.h"
-#include "parallel/checkpoint/named_checkpoint.h"
+#include "core/io/paths.h"
+#include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {
 namespace {

@@ -8,9 +8,9 @@
 #include <set>
 #include <span>
 
-#include "app/convert/carried.h"
-#include "app/convert/element_types.h"
+#include "app/convert/hf_companions.h"
 #include "app/convert/hf_source.h"
+#include "app/convert/parameter_source.h"
 #include "core/base/error.h"
 #include "core/config/job_config.h"
 #include "core/config/loader.h"

@@ -2,14 +2,16 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 
 #include "app/convert/target_folder.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/io/copy_file.h"
-#include "core/io/is_there.h"
+#include "core/io/paths.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
@@ -58,6 +60,58 @@ void write_generation_config(const models::TextEnds& ends, const fs::path& folde
   if (ends.bos) json["bos_token_id"] = *ends.bos;
   if (ends.eos) json["eos_token_id"] = *ends.eos;
   io::write_file_atomically(path, json.dump(2) + "\n");
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Whether a link leads to where a Hugging Face directory's own files may lie: the directory itself, or the
+// blobs beside the snapshots of the Hub's cache (.../snapshots/REVISION/file -> ../../blobs/HASH).
+bool leads_to_own_file(const fs::path& link, const fs::path& hf_dir) {
+  if (io::lies_in(link, hf_dir)) return true;
+  std::error_code error;
+  const fs::path snapshots = fs::canonical(hf_dir, error).parent_path();
+  const fs::path blobs = snapshots.parent_path() / "blobs";
+  return !error && snapshots.filename() == "snapshots" && !fs::is_symlink(fs::symlink_status(blobs, error)) &&
+         io::lies_in(link, blobs);
+}
+
+// Why an entry is not carried; nothing where it is.
+std::optional<std::string> reason_to_leave(const fs::directory_entry& entry, const fs::path& hf_dir,
+                                           uint64_t largest) {
+  std::error_code error;
+  if (entry.is_symlink() && !leads_to_own_file(entry.path(), hf_dir)) return "a link out of the directory";
+  if (!entry.is_regular_file(error)) return error ? error.message() : "no file";
+  const uintmax_t bytes = entry.file_size(error);
+  if (error) return error.message();
+  if (bytes <= largest) return std::nullopt;
+  return fmt::format("{} MB, above {}, and no weights of the model", bytes >> 20, largest >> 20);
+}
+
+}  // namespace
+
+OtherFiles list_other_files(const fs::path& hf_dir, const std::set<std::string>& shards, uint64_t largest) {
+  OtherFiles files;
+  for (auto entry = fs::recursive_directory_iterator(hf_dir); entry != fs::end(entry); ++entry) {
+    const fs::path relative = entry->path().lexically_relative(hf_dir);
+    const bool hidden = relative.filename().string().starts_with('.');
+    if (entry->is_directory()) {
+      if (!hidden && !entry->is_symlink()) continue;
+      entry.disable_recursion_pending();
+      files.left_out.push_back(
+          fmt::format("{}: a {} folder", relative.string(), hidden ? "hidden" : "linked"));
+    } else if (!shards.contains(relative.string())) {
+      if (const auto reason = reason_to_leave(*entry, hf_dir, largest)) {
+        files.left_out.push_back(fmt::format("{}: {}", relative.string(), *reason));
+      } else {
+        files.carried.push_back(relative);
+      }
+    }
+  }
+  std::ranges::sort(files.carried);
+  std::ranges::sort(files.left_out);
+  return files;
 }
 
 }  // namespace pptrain::app

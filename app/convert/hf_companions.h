@@ -1,7 +1,9 @@
 // What a Hugging Face directory has beside its weights: the tokenizer's files and the ends of a text.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,5 +25,25 @@ models::TextEnds read_text_ends(const std::filesystem::path& folder, const confi
 
 // Writes generation_config.json of these, unless `folder` has one.
 void write_generation_config(const models::TextEnds& ends, const std::filesystem::path& folder);
+
+// What a checkpoint made of a Hugging Face directory carries along, so that the directory can be written
+// again byte for byte: below hf/ in the checkpoint's folder.
+inline constexpr const char* carried_files = "hf/files";  // the directory's other files, under their names
+inline constexpr const char* carried_headers = "hf/headers";            // how each file of weights begins
+inline constexpr const char* carried_tensors = "hf/extra.safetensors";  // tensors that no parameter takes
+
+// What is larger and no weights of the model's is left where it is.
+inline constexpr uint64_t largest_carried = uint64_t{256} << 20;
+
+struct OtherFiles {
+  std::vector<std::filesystem::path> carried;  // relative, sorted
+  std::vector<std::string> left_out;           // in words: which, and why
+};
+
+// The files of a directory and its folders that are not among `shards` (relative names). Links to files of
+// the directory (or of the Hub's cache that it lies in) are files; other links, linked and hidden folders are
+// left out, and so is what is larger than `largest`.
+OtherFiles list_other_files(const std::filesystem::path& hf_dir, const std::set<std::string>& shards,
+                            uint64_t largest = largest_carried);
 
 }  // namespace pptrain::app

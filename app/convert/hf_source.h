@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "core/io/files.h"
 #include "core/io/hf_checkpoint.h"
-#include "core/io/input_file.h"
 
 namespace pptrain::app {
 

@@ -9,14 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "app/convert/carried.h"
+#include "app/convert/hf_companions.h"
 #include "app/convert/parameter_source.h"
 #include "core/base/error.h"
 #include "core/io/copy_file.h"
-#include "core/io/inner_path.h"
-#include "core/io/input_file.h"
-#include "core/io/is_there.h"
+#include "core/io/files.h"
 #include "core/io/mapped_file.h"
+#include "core/io/paths.h"
 #include "core/io/safetensors_format.h"
 #include "models/hf_config.h"
 #include "models/model_config.h"

@@ -1,8 +1,12 @@
 // A folder that appears whole or not at all, in the place of nothing or of an earlier conversion.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,5 +48,23 @@ bool is_hf_file(const std::string& name);
 // The files that a tokenizer of Hugging Face may have, tokenizer.json first; generation_config.json among
 // them, which may say where texts end.
 const std::vector<std::string>& tokenizer_files();
+
+// How the weights of a Hugging Face directory are divided into files.
+
+// transformers' max_shard_size.
+inline constexpr uint64_t default_shard_bytes = 50'000'000'000;
+
+// The numbers of the tensors in each file, in order: a file takes what comes until the next one would make it
+// larger than `max_bytes`, as transformers does it; a tensor above that has a file of its own. One file at
+// least.
+std::vector<std::vector<size_t>> plan_shards(std::span<const uint64_t> tensor_bytes, uint64_t max_bytes);
+
+// "model.safetensors", or of several "model-00001-of-00003.safetensors"; `shard` counts from 0.
+std::string shard_name(size_t shard, size_t shards);
+// Whether a file is named so.
+bool is_shard_name(const std::string& name);
+
+// model.safetensors.index.json: which file a tensor lies in, and the bytes of all tensors.
+std::string index_text(const std::map<std::string, std::string>& file_of, uint64_t total_bytes);
 
 }  // namespace pptrain::app

@@ -9,18 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "app/convert/carried.h"
 #include "app/convert/hf_companions.h"
 #include "app/convert/parameter_source.h"
 #include "app/convert/rewrite_hf.h"
-#include "app/convert/shard_plan.h"
 #include "app/convert/target_folder.h"
 #include "app/data/text_codec.h"
-#include "app/run/find_start.h"
+#include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/inner_path.h"
-#include "core/io/is_there.h"
+#include "core/io/paths.h"
 #include "models/flops.h"
 #include "models/hf_writer.h"
 #include "parallel/checkpoint/manifest.h"

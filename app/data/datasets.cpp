@@ -52,7 +52,7 @@ corpus::DocumentFormat document_format(const config::JobConfig& job, const confi
           .prompt_key = source.prompt_key,
           .completion_key = source.completion_key,
           .separator = source.document_separator,
-          .skip_bad_lines = source.format == "jsonl" && job.data.bad_lines == "skip"};
+          .skip_bad_lines = source.format == "jsonl" && job.data.bad_lines == config::BadLines::skip};
 }
 
 corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
@@ -149,7 +149,7 @@ data::LoaderOptions loader_options(const RunContext& context) {
           .dp_rank = mesh.place(mesh::Group::batch),
           .cp_size = mesh.size(mesh::Axis::cp),
           .cp_rank = mesh.coordinate(mesh::Axis::cp),
-          .cp_order = models::order_of(models::parse_context_kind(context.job.distributed.cp_kind)),
+          .cp_order = models::order_of(context.job.distributed.cp_kind),
           .document_end = context.job.data.document_end >= 0 ? std::optional(context.job.data.document_end)
                                                              : std::nullopt,
           .packing = data::parse_packing(context.job.data.packing),

@@ -18,7 +18,7 @@
 #include "core/config/data_sources.h"
 #include "core/data/data_loader.h"
 #include "core/data/inspect.h"
-#include "core/io/is_there.h"
+#include "core/io/paths.h"
 #include "models/hf_loader.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
@@ -76,7 +76,7 @@ void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
 
 // The weights of model.hf_dir know its tokenizer's tokens, and would be trained on bytes.
 void check_bytes(const config::JobConfig& job, const config::ReportConflict& report) {
-  if (job.model.init != "hf") return;
+  if (job.model.init != config::Init::hf) return;
   // As transformers names a tokenizer's files. Weights without any may well know bytes.
   const fs::path folder = job.model.hf_dir;
   constexpr const char* names[] = {"tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
@@ -188,7 +188,7 @@ std::vector<std::string> data_warnings(const config::JobConfig& job) {
 
 void inspect_all(const Plan& plan, const config::ReportConflict& report) {
   inspect_data(plan, report);
-  if (plan.job.model.init == "hf") {
+  if (plan.job.model.init == config::Init::hf) {
     sound(report, {"model.hf_dir", "model.init"},
           [&] { models::check_hf_weights(plan.model, plan.job.model.hf_dir); });
   }

@@ -1,12 +1,14 @@
 #include "app/data/text_codec.h"
 
+#include <ATen/core/Tensor.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
-#include "core/io/is_there.h"
+#include "core/io/paths.h"
 #include "core/tokenizer/stream_decoder.h"
 #include "core/tokenizer/tokenizer.h"
 
@@ -66,7 +68,7 @@ std::filesystem::path tokenizer_of(const config::JobConfig& job) {
   namespace fs = std::filesystem;
   if (!job.data.tokenizer.empty()) return job.data.tokenizer;
   // A new model that has its sizes alone from there is trained on bytes, if the data are text.
-  const bool of_bytes = config::all_of_bytes(job) && job.model.init != "hf";
+  const bool of_bytes = config::all_of_bytes(job) && job.model.init != config::Init::hf;
   if (job.model.hf_dir.empty() || of_bytes) return {};
   const fs::path beside = fs::path(job.model.hf_dir) / "tokenizer.json";
   return io::is_there(beside) ? beside : fs::path();
@@ -85,6 +87,31 @@ std::shared_ptr<const TextCodec> make_text_codec(const config::JobConfig& job) {
                                  path.string(), tokenizer.vocab_size() - 1, job.model.vocab_size));
   }
   return std::make_shared<TokenizerCodec>(std::move(tokenizer), job.data.add_special);
+}
+
+int64_t TokenBytes::of_labels(std::span<const data::Microbatch> microbatches) const {
+  int64_t sum = 0;
+  for (const data::Microbatch& microbatch : microbatches) {
+    const at::Tensor labels = microbatch.labels.cpu().contiguous();
+    for (const int64_t label :
+         std::span(labels.const_data_ptr<int64_t>(), static_cast<size_t>(labels.numel()))) {
+      if (label == data::ignore_label) continue;
+      if (!bytes_) {
+        ++sum;
+      } else if (std::cmp_less(label, bytes_->size())) {
+        sum += (*bytes_)[static_cast<size_t>(label)];
+      }
+    }
+  }
+  return sum;
+}
+
+std::optional<TokenBytes> read_token_bytes(const config::JobConfig& job) {
+  const std::filesystem::path file = tokenizer_of(job);
+  if (file.empty()) return std::nullopt;
+  std::vector<uint32_t> bytes = tokenizer::Tokenizer::load(file).token_bytes();
+  if (bytes.empty()) return std::nullopt;
+  return TokenBytes(std::move(bytes));
 }
 
 }  // namespace pptrain::app

@@ -13,9 +13,9 @@
 
 #include "core/base/seconds_since.h"
 #include "core/data/fingerprint.h"
-#include "core/io/file_descriptor.h"
-#include "core/io/is_there.h"
-#include "core/metrics/step_text.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
+#include "core/metrics/progress_text.h"
 
 namespace pptrain::app {
 

@@ -4,24 +4,29 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
-#include "app/forecast/measured_costs.h"
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
+#include "app/trace/trace_file.h"
 #include "core/base/error.h"
+#include "core/config/differences.h"
 #include "core/metrics/peak_flops.h"
 #include "core/nn/attention_choice.h"
 #include "models/transformer_stage.h"
+#include "parallel/schedule/render/trace_names.h"
 
 namespace pptrain::app {
 
 std::string why_no_attention(const config::JobConfig& job, const models::ModelConfig& model) {
-  return nn::why_no_attention(job.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat, model.head_dim);
+  return nn::why_no_attention(job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat,
+                              model.head_dim);
 }
 
 const DeviceModel& default_device(const config::JobConfig& job) {
-  return find_device(job.run.device == "cpu" ? "cpu" : "h100");
+  return find_device(job.run.device == config::Device::cpu ? "cpu" : "h100");
 }
 
 CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
@@ -45,7 +50,7 @@ double peak_flops(const config::JobConfig& job, const CostSource& source) {
   if (source.product_flops) return *source.product_flops;
   std::string name(source.device.name);
   if (name == "cpu") {
-    const bool bfloat16 = job.train.dtype == "bf16";
+    const bool bfloat16 = job.train.dtype == config::Dtype::bf16;
     return static_cast<double>(job.run.threads) *
            (bfloat16 ? source.device.bfloat16_flops : source.device.float32_flops);
   }
@@ -54,7 +59,7 @@ double peak_flops(const config::JobConfig& job, const CostSource& source) {
 }
 
 models::ContextKind context_kind(const config::DistributedSection& distributed) {
-  return models::parse_context_kind(distributed.cp_kind);
+  return distributed.cp_kind;
 }
 
 Sharding sharding_of(const PlanBase& base) {
@@ -69,12 +74,12 @@ Workload workload_of(const PlanBase& base) {
   const config::JobConfig& job = base.job;
   return {.batch = {.documents = job.train.micro_batch_size,
                     .length = job.train.seq_len,
-                    .bfloat16 = job.train.dtype == "bf16",
+                    .bfloat16 = job.train.dtype == config::Dtype::bf16,
                     .recompute = stage_recompute(job.train.recompute, 0),
-                    .device = job.run.device == "cpu" ? at::kCPU : at::kCUDA,
+                    .device = job.run.device == config::Device::cpu ? at::kCPU : at::kCUDA,
                     .deterministic = job.train.deterministic,
                     .parallel = parallel_shape(base.mesh, context_kind(job.distributed)),
-                    .overlap = job.train.overlap_weight_gradients && job.run.device != "cpu"},
+                    .overlap = job.train.overlap_weight_gradients && job.run.device != config::Device::cpu},
           .recompute = recompute_of_stages(job.train.recompute),
           .mesh = base.mesh,
           .sharding = sharding_of(base),
@@ -106,6 +111,86 @@ schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAs
   const auto nothing = [](const schedule::ExchangeCost& cost) { return cost.gather + cost.reduce == 0; };
   if (std::ranges::all_of(costs.exchange, nothing)) costs.exchange.clear();
   return costs;
+}
+
+namespace {
+
+std::vector<MeasuredStage> measured_stages(const TraceSummary& trace) {
+  std::vector<MeasuredStage> stages;
+  for (size_t i = 0; i < trace.layers.size(); ++i) {
+    const auto mean = [&](schedule::ActionKind kind) {
+      return value_or_zero(trace.stages.at(i), schedule::trace_category(kind));
+    };
+    stages.push_back({.slice = models::stage_slice(trace.layers, static_cast<int>(i)),
+                      .forward = mean(schedule::ActionKind::forward),
+                      .backward = mean(schedule::ActionKind::backward),
+                      .backward_input = mean(schedule::ActionKind::backward_input),
+                      .backward_weight = mean(schedule::ActionKind::backward_weight)});
+  }
+  return stages;
+}
+
+// Phases of a step that are a rank's own work besides the passes and the optimizer.
+double overhead_of(const TraceSummary& trace) {
+  double sum = 0;
+  for (const Phase phase : {Phase::data, Phase::zero_gradients, Phase::gradient_norm})
+    sum += value_or_zero(trace.phases, name(phase));
+  return sum;
+}
+
+// Does the option leave what a pass costs as it is? All others of the model decide it.
+bool costs_nothing(const std::string& option) {
+  constexpr std::string_view names[] = {"model.num_hidden_layers",
+                                        "model.hf_dir",
+                                        "model.init",
+                                        "model.initializer_range",
+                                        "model.rope_theta",
+                                        "model.rms_norm_eps",
+                                        "model.tie_word_embeddings",
+                                        "model.max_position_embeddings",
+                                        "model.norm_topk_prob"};
+  return option.starts_with("model.rope_scaling.") || option.starts_with("model.router_") ||
+         std::ranges::find(names, option) != std::end(names);
+}
+
+bool decides_costs(const std::string& option) {
+  if (option.starts_with("model.")) return !costs_nothing(option);
+  return option == "train.seq_len" || option == "train.dtype" || option == "run.device" ||
+         option == "run.threads";
+}
+
+void check_same_costs(const PlanBase& base, const PlanBase& run, const std::string& path) {
+  for (const config::Difference& difference : config::differences(run.job, base.job)) {
+    if (!decides_costs(difference.option)) continue;
+    throw UsageError(fmt::format("{} is of a run with {} = {}, but the job has {}: trace a run of this job",
+                                 path, difference.option, difference.saved, difference.now));
+  }
+}
+
+// Of times over microbatches of many lengths nothing follows for a full one.
+void check_full_microbatches(const PlanBase& run, const std::string& path) {
+  const std::string& lengths = run.job.data.lengths;
+  if (lengths == "fixed") return;
+  throw UsageError(
+      fmt::format("{} is of a run with data.lengths = {}, whose microbatches have other numbers of "
+                  "tokens each: trace one with --set data.lengths=fixed",
+                  path, lengths));
+}
+
+}  // namespace
+
+CostSource measured_costs(const PlanBase& base, const std::string& trace_path) {
+  const TraceSummary trace = read_trace(trace_path);
+  check_same_costs(base, trace.run, trace_path);
+  check_full_microbatches(trace.run, trace_path);
+  const DeviceModel& device = default_device(base.job);
+  const Measurement measured{
+      .stages = measured_stages(trace),
+      .optimizer = value_or_zero(trace.phases, name(Phase::optimizer)) * trace.run.mesh.pp,
+      .overhead = overhead_of(trace)};
+  return {.device = device,
+          .calibration = calibrate(trace.run.model, workload_of(trace.run), device, measured),
+          .description = fmt::format("measured in {}", trace_path)};
 }
 
 }  // namespace pptrain::app

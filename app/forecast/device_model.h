@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/kernels/gpu_kind.h"
+#include "core/kernels/device_name.h"
 
 namespace pptrain::app {
 

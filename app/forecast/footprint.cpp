@@ -14,6 +14,7 @@
 #include "parallel/comm/dry/dry_communicator.h"
 
 namespace pptrain::app {
+
 namespace {
 
 // Of the first context-parallel rank.
@@ -28,7 +29,7 @@ data::Microbatch meta_microbatch(const BatchShape& batch) {
                         .global_targets = batch.tokens() * batch.parallel.batch};
   if (batch.parallel.cp > 1) {
     data.context = std::make_shared<const tokens::ContextSplit>(tokens::split_rows(
-        order_of(batch.parallel.cp_kind), batch.documents, batch.length, batch.parallel.cp, 0));
+        models::order_of(batch.parallel.cp_kind), batch.documents, batch.length, batch.parallel.cp, 0));
   }
   data.tokens = at::empty({data.token_count()}, meta.dtype(at::kLong));
   data.labels = at::empty({data.token_count()}, meta.dtype(at::kLong));
@@ -244,6 +245,18 @@ StageFootprint Footprints::measure(const models::StageSlice& slice) const {
   const int run = long_stage(batch_);
   if (layers <= run || !alike(slice)) return dry_run(model_, slice, batch_);
   return extended(of_layers(slice, run - 1), of_layers(slice, run), layers - run, slice.embedding ? 1 : 0);
+}
+
+// Recomputing repeats products of F.
+std::set<kernels::Product> products_of(const models::ModelConfig& model,
+                                       std::span<const models::StageSlice> stages, const BatchShape& batch) {
+  const Footprints footprints(model, batch);
+  std::set<Footprints::Kind> known;
+  const kernels::ProductRecord record;
+  for (const models::StageSlice& stage : stages) {
+    if (known.insert(footprints.kind_of(stage)).second) dry_run(model, stage, batch);
+  }
+  return record.products();
 }
 
 }  // namespace pptrain::app

@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
+#include <span>
 #include <tuple>
 #include <vector>
 
 #include "core/kernels/cost.h"
-#include "core/kernels/gpu_kind.h"
+#include "core/kernels/device_name.h"
+#include "core/kernels/products.h"
 #include "core/optim/footprint.h"
 #include "models/model_config.h"
 #include "models/seams.h"
@@ -117,5 +120,12 @@ class Footprints {
   BatchShape batch_;
   mutable std::map<Kind, StageFootprint> known_;
 };
+
+// The matrix products that a model's passes do.
+
+// Of F, B, I and W of these stages, on the footprint's rank; products of experts, whose rows follow from the
+// data, are not among them. Found by dry runs, each kind of stage once: half a microsecond a kernel.
+std::set<kernels::Product> products_of(const models::ModelConfig& model,
+                                       std::span<const models::StageSlice> stages, const BatchShape& batch);
 
 }  // namespace pptrain::app

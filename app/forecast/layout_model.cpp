@@ -13,7 +13,7 @@ namespace {
 Workload on_layout(Workload workload, const Layout& layout, const PlanBase& base) {
   const mesh::MeshShape& mesh = layout.mesh;
   workload.batch.documents = layout.micro_batch_size;
-  workload.batch.recompute = models::make_recompute(layout.recompute);
+  workload.batch.recompute = models::make_recompute(layout.recompute.front());
   workload.recompute.clear();
   workload.batch.parallel = parallel_shape(mesh, context_kind(base.job.distributed));
   workload.mesh = mesh;

@@ -16,18 +16,6 @@
 
 namespace pptrain::app {
 
-// What the search chooses besides the schedule.
-struct Layout {
-  mesh::MeshShape mesh;
-  int64_t micro_batch_size = 1;
-  int64_t grad_accum_steps = 1;
-  std::string recompute;  // of all stages
-  bool reshard = false;
-  bool every_microbatch = false;
-
-  bool operator==(const Layout&) const = default;
-};
-
 struct Estimate {
   std::string schedule;
   int stages_per_rank = 1;
@@ -71,7 +59,8 @@ class LayoutModel {
  public:
   static constexpr int most_stages_per_rank = 4;  // that the search tries
 
-  // `workload`: of the job, on any mesh. All but the workload must outlive this.
+  // `layout`: one word of recompute; its schedule is not looked at. `workload`: of the job, on any mesh. All
+  // but the workload must outlive this.
   LayoutModel(const Layout& layout, Workload workload, const PlanBase& base, const CostSource& source,
               FootprintCache& dry_runs, std::shared_ptr<const MeshLinks> links);
 

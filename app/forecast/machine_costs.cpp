@@ -245,7 +245,7 @@ std::string too_long(const CostModel& costs, std::span<const models::StageSlice>
 }  // namespace
 
 CostSource measure_machine(const PlanBase& base) {
-  if (base.job.run.device != "cpu")
+  if (base.job.run.device != config::Device::cpu)
     throw UsageError(
         "--costs measured is of this machine's CPU, but run.device is \"cuda\": name the GPU, or "
         "give a run's trace");

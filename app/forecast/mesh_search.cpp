@@ -203,7 +203,7 @@ void MeshSearcher::run_dry() {
       for (const models::Recompute recompute : models::all_recomputes) {
         own.push_back(model_of({.layout = {.mesh = meshes_[mesh],
                                            .micro_batch_size = size,
-                                           .recompute = std::string(models::to_string(recompute))},
+                                           .recompute = {std::string(models::to_string(recompute))}},
                                 .mesh = mesh,
                                 .bytes = {}}));
       }
@@ -245,7 +245,7 @@ void MeshSearcher::list_layouts_of(size_t mesh) {
                      {.mesh = shape,
                       .micro_batch_size = size,
                       .grad_accum_steps = samples / size,
-                      .recompute = std::string(models::to_string(recompute)),
+                      .recompute = {std::string(models::to_string(recompute))},
                       .reshard = reshard,
                       .every_microbatch = every},
                      whole);
@@ -390,19 +390,15 @@ MeshCandidate MeshSearcher::candidate(const Found& found) {
   const Layout& layout = bounded.layout;
   const Estimate& estimate = found.estimate;
   const auto tokens = static_cast<double>(samples_of_step(base_) * base_.job.train.seq_len);
-  return {.mesh = layout.mesh,
-          .choice = {.micro_batch_size = layout.micro_batch_size,
-                     .grad_accum_steps = layout.grad_accum_steps,
-                     .recompute = {layout.recompute},
-                     .schedule = estimate.schedule,
-                     .stages_per_rank = estimate.stages_per_rank,
-                     .layers = model_of(bounded).layers(layout.mesh.pp * estimate.stages_per_rank)},
-          .reshard = layout.reshard,
-          .every_microbatch = layout.every_microbatch,
-          .step_time = estimate.step_time,
-          .tokens_per_s = tokens / estimate.step_time,
-          .bytes = estimate.bytes,
-          .fits = found.fits};
+  MeshCandidate candidate{.layout = layout,
+                          .step_time = estimate.step_time,
+                          .tokens_per_s = tokens / estimate.step_time,
+                          .bytes = estimate.bytes,
+                          .fits = found.fits};
+  candidate.layout.schedule = estimate.schedule;
+  candidate.layout.stages_per_rank = estimate.stages_per_rank;
+  candidate.layout.layers = model_of(bounded).layers(layout.mesh.pp * estimate.stages_per_rank);
+  return candidate;
 }
 
 // The ranking whose first, predicted whole, fits. Estimates may be too low: a first that exceeds the budget
@@ -433,18 +429,17 @@ void MeshSearcher::refuse(Found& found, const RankBytes& bytes) {
 
 // Lowered, proven and predicted, unless its step has too many actions.
 std::optional<Prediction> MeshSearcher::predict_whole(const MeshCandidate& first) const {
-  const int64_t actions = first.choice.grad_accum_steps * first.mesh.pp * first.choice.stages_per_rank * 6;
+  const Layout& layout = first.layout;
+  const int64_t actions = layout.grad_accum_steps * layout.mesh.pp * layout.stages_per_rank * 6;
   if (actions > most_exact_actions) return std::nullopt;
-  PlanBase base = on_mesh(base_, first.mesh);
-  base.job.distributed.reshard_after_forward = first.reshard;
-  base.job.distributed.reduce_gradients = first.every_microbatch ? "microbatch" : "step";
+  PlanBase base = on_layout(base_, layout);
   schedule::Schedule lists =
-      schedule::make_schedule({.name = first.choice.schedule,
-                               .ranks = first.mesh.pp,
-                               .microbatches = static_cast<int>(first.choice.grad_accum_steps),
-                               .stages_per_rank = static_cast<int>(first.choice.stages_per_rank)});
+      schedule::make_schedule({.name = layout.schedule,
+                               .ranks = layout.mesh.pp,
+                               .microbatches = static_cast<int>(layout.grad_accum_steps),
+                               .stages_per_rank = static_cast<int>(layout.stages_per_rank)});
   schedule::Schedule lowered = schedule::lower(std::move(lists), lower_options(base));
-  return predict(make_plan(std::move(base), first.choice, std::move(lowered)), source_);
+  return predict(make_plan(std::move(base), layout, std::move(lowered)), source_);
 }
 
 void MeshSearcher::put_first(const Prediction& whole, MeshSearchResult& result) {
@@ -490,7 +485,7 @@ std::optional<std::string> MeshSearcher::difference(const Found& other, const Fo
   std::vector<std::string> settings;
   if (a.micro_batch_size != b.micro_batch_size)
     settings.push_back(fmt::format("micro_batch_size {}", a.micro_batch_size));
-  if (a.recompute != b.recompute) settings.push_back("recompute " + a.recompute);
+  if (a.recompute != b.recompute) settings.push_back("recompute " + a.recompute.front());
   if (a.reshard != b.reshard) settings.push_back(fmt::format("reshard_after_forward {}", a.reshard));
   if (a.every_microbatch != b.every_microbatch)
     settings.push_back(fmt::format("reduce_gradients {}", a.every_microbatch ? "microbatch" : "step"));
@@ -534,7 +529,7 @@ void MeshSearcher::add_losers(std::optional<size_t> best, std::vector<Loser>& lo
     if (best_of.contains(what)) continue;
     Loser& loser = losers.emplace_back();
     loser.what = what;
-    loser.candidate.mesh = refusal.first;
+    loser.candidate.layout.mesh = refusal.first;
     loser.candidate.fits = false;
     loser.why = refusal.second;
   }
@@ -554,29 +549,6 @@ std::vector<std::pair<std::string, double>> TimeSplit::parts() const {
                                                   {"others", others}};
   std::erase_if(all, [](const auto& part) { return part.second == 0; });
   return all;
-}
-
-std::vector<std::string> MeshCandidate::overrides() const {
-  std::vector<std::string> keys;
-  for (int i = 0; i < mesh::axis_count; ++i) {
-    const auto axis = static_cast<mesh::Axis>(i);
-    keys.push_back(fmt::format("distributed.{}={}", mesh::name(axis), mesh.size(axis)));
-  }
-  keys.push_back(fmt::format("distributed.ep={}", mesh.ep));
-  if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1)
-    keys.push_back(fmt::format("distributed.reshard_after_forward={}", reshard));
-  if (mesh.size(mesh::Group::stage) > 1)
-    keys.push_back(fmt::format("distributed.reduce_gradients={}", every_microbatch ? "microbatch" : "step"));
-  keys.push_back(fmt::format("distributed.pp_schedule={}", choice.schedule));
-  keys.push_back(fmt::format("distributed.pp_stages_per_rank={}", choice.stages_per_rank));
-  keys.push_back(choice.layers.size() == 1
-                     ? "distributed.pp_split=even"
-                     : fmt::format("distributed.pp_split={}",
-                                   fmt::join(pipeline::layers_per_stage(choice.layers), ",")));
-  keys.push_back(fmt::format("train.micro_batch_size={}", choice.micro_batch_size));
-  keys.push_back(fmt::format("train.grad_accum_steps={}", choice.grad_accum_steps));
-  keys.push_back(fmt::format("train.recompute={}", describe_recompute(choice.recompute)));
-  return keys;
 }
 
 MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,

@@ -36,17 +36,11 @@ struct TimeSplit {
 
 // A mesh with a layout on it, predicted.
 struct MeshCandidate {
-  mesh::MeshShape mesh;
-  Choice choice;
-  bool reshard = false;           // distributed.reshard_after_forward
-  bool every_microbatch = false;  // distributed.reduce_gradients = "microbatch"
-  double step_time = 0;           // s
+  Layout layout;
+  double step_time = 0;  // s
   double tokens_per_s = 0;
   RankBytes bytes;  // of the fullest rank
   bool fits = true;
-
-  // As a job says it: "distributed.pp=4".
-  std::vector<std::string> overrides() const;  // "distributed.pp_split=6,2"
 };
 
 // The best of what differs from the best of all in one respect.

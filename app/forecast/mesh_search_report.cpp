@@ -39,8 +39,8 @@ std::string header(const MeshSearchResult& result, const PlanBase& base, const C
 }
 
 std::vector<std::string> row(const MeshCandidate& c) {
-  const mesh::MeshShape& m = c.mesh;
-  std::vector<std::string> cells{c.choice.schedule};
+  const mesh::MeshShape& m = c.layout.mesh;
+  std::vector<std::string> cells{c.layout.schedule};
   for (const int size : {m.pp, m.dp_replicate, m.dp_shard, m.cp, m.tp, m.ep})
     cells.push_back(fmt::to_string(size));
   cells.push_back(schedule::format_seconds(c.step_time));
@@ -64,7 +64,7 @@ std::string rows(const std::vector<MeshCandidate>& ranking, int width) {
     const size_t end = lines.find('\n', begin) + 1;
     out += lines.substr(begin, end - begin);
     begin = end;
-    if (i > 0) out += set_line(ranking[i - 1].overrides(), 5, width);
+    if (i > 0) out += set_line(ranking[i - 1].layout.overrides(), 5, width);
   }
   return out;
 }
@@ -73,25 +73,25 @@ Json candidate_json(const MeshCandidate& c) {
   Json bytes;
   for (const auto& [kind, count] : c.bytes.kinds()) bytes[kind] = count;
   bytes["total"] = c.bytes.total();
-  return {{"pp", c.mesh.pp},
-          {"dp_replicate", c.mesh.dp_replicate},
-          {"dp_shard", c.mesh.dp_shard},
-          {"cp", c.mesh.cp},
-          {"tp", c.mesh.tp},
-          {"ep", c.mesh.ep},
-          {"pp_schedule", c.choice.schedule},
-          {"pp_stages_per_rank", c.choice.stages_per_rank},
-          {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
-          {"micro_batch_size", c.choice.micro_batch_size},
-          {"grad_accum_steps", c.choice.grad_accum_steps},
-          {"recompute", describe_recompute(c.choice.recompute)},
-          {"reshard_after_forward", c.reshard},
-          {"reduce_gradients", c.every_microbatch ? "microbatch" : "step"},
+  return {{"pp", c.layout.mesh.pp},
+          {"dp_replicate", c.layout.mesh.dp_replicate},
+          {"dp_shard", c.layout.mesh.dp_shard},
+          {"cp", c.layout.mesh.cp},
+          {"tp", c.layout.mesh.tp},
+          {"ep", c.layout.mesh.ep},
+          {"pp_schedule", c.layout.schedule},
+          {"pp_stages_per_rank", c.layout.stages_per_rank},
+          {"layers_per_stage", pipeline::layers_per_stage(c.layout.layers)},
+          {"micro_batch_size", c.layout.micro_batch_size},
+          {"grad_accum_steps", c.layout.grad_accum_steps},
+          {"recompute", describe_recompute(c.layout.recompute)},
+          {"reshard_after_forward", c.layout.reshard},
+          {"reduce_gradients", c.layout.every_microbatch ? "microbatch" : "step"},
           {"step_time", c.step_time},
           {"tokens_per_s", c.tokens_per_s},
           {"bytes", bytes},
           {"fits", c.fits},
-          {"set", c.overrides()}};
+          {"set", c.layout.overrides()}};
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, 
   }
   std::string others = "\nwhy the others lose (the best of each):\n";
   for (const Loser& loser : result.losers) {
-    const mesh::MeshShape& mesh = loser.candidate.mesh;
+    const mesh::MeshShape& mesh = loser.candidate.layout.mesh;
     const bool slower = loser.candidate.fits && !result.ranking.empty();
     others += fmt::format("  {} ({}{})\n    {}{}\n", loser.what, mesh.describe(),
                           mesh.ep > 1 ? fmt::format(", ep {}", mesh.ep) : "",
@@ -160,13 +160,13 @@ std::string meshes_csv(const MeshSearchResult& result) {
       "grad_accum_steps,recompute,reshard_after_forward,reduce_gradients,step_time,tokens_per_s,peak_bytes,"
       "set\n";
   for (const MeshCandidate& c : result.ranking) {
-    out +=
-        fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\"{}\"\n", c.mesh.pp,
-                    c.mesh.dp_replicate, c.mesh.dp_shard, c.mesh.cp, c.mesh.tp, c.mesh.ep, c.choice.schedule,
-                    c.choice.stages_per_rank, fmt::join(pipeline::layers_per_stage(c.choice.layers), "+"),
-                    c.choice.micro_batch_size, c.choice.grad_accum_steps, fmt::join(c.choice.recompute, "+"),
-                    c.reshard, c.every_microbatch ? "microbatch" : "step", c.step_time, c.tokens_per_s,
-                    c.bytes.total(), fmt::join(c.overrides(), " "));
+    out += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\"{}\"\n", c.layout.mesh.pp,
+                       c.layout.mesh.dp_replicate, c.layout.mesh.dp_shard, c.layout.mesh.cp, c.layout.mesh.tp,
+                       c.layout.mesh.ep, c.layout.schedule, c.layout.stages_per_rank,
+                       fmt::join(pipeline::layers_per_stage(c.layout.layers), "+"), c.layout.micro_batch_size,
+                       c.layout.grad_accum_steps, fmt::join(c.layout.recompute, "+"), c.layout.reshard,
+                       c.layout.every_microbatch ? "microbatch" : "step", c.step_time, c.tokens_per_s,
+                       c.bytes.total(), fmt::join(c.layout.overrides(), " "));
   }
   return out;
 }

@@ -44,9 +44,9 @@ class Searcher {
   }
 
  private:
-  // A choice without its layers, and its schedule.
+  // A layout without its layers, and its schedule.
   struct Tried {
-    Choice choice;
+    Layout layout;
     std::shared_ptr<const schedule::Schedule> lowered;
   };
 
@@ -57,41 +57,41 @@ class Searcher {
         for (int64_t stages = 1; stages <= 4; ++stages) {
           if (d.pp_stages_per_rank > 0 && d.pp_stages_per_rank != stages) continue;
           if (d.pp * stages > base_.model.layers) continue;
-          add_schedule({.micro_batch_size = size,
-                        .grad_accum_steps = count,
-                        .recompute = base_.job.train.recompute,
-                        .schedule = name,
-                        .stages_per_rank = stages,
-                        .layers = {}});
+          Layout layout = layout_of(base_);
+          layout.micro_batch_size = size;
+          layout.grad_accum_steps = count;
+          layout.schedule = name;
+          layout.stages_per_rank = stages;
+          add_schedule(layout);
         }
       }
     }
   }
 
-  void add_schedule(const Choice& choice) {
+  void add_schedule(const Layout& layout) {
     std::optional<schedule::Schedule> compute;
     try {
-      compute = schedule::make_schedule({.name = choice.schedule,
+      compute = schedule::make_schedule({.name = layout.schedule,
                                          .ranks = base_.mesh.pp,
-                                         .microbatches = static_cast<int>(choice.grad_accum_steps),
-                                         .stages_per_rank = static_cast<int>(choice.stages_per_rank)});
+                                         .microbatches = static_cast<int>(layout.grad_accum_steps),
+                                         .stages_per_rank = static_cast<int>(layout.stages_per_rank)});
     } catch (const UsageError&) {
       return;  // the schedule does not exist for these numbers
     }
-    const size_t words = choice.recompute.size();
+    const size_t words = layout.recompute.size();
     if (words > 1 && words != static_cast<size_t>(compute->stages())) return;  // the job gives it to others
     auto lowered = std::make_shared<const schedule::Schedule>(
         schedule::lower(*std::move(compute), lower_options(base_)));
-    if (!has_twin(choice, *lowered)) tried_.push_back({choice, std::move(lowered)});
+    if (!has_twin(layout, *lowered)) tried_.push_back({layout, std::move(lowered)});
   }
 
   // Is the same list of actions there under another name, or one that does the same?
-  bool has_twin(const Choice& choice, const schedule::Schedule& lowered) const {
-    return has_plain_form(choice.schedule, choice.stages_per_rank) ||
+  bool has_twin(const Layout& layout, const schedule::Schedule& lowered) const {
+    return has_plain_form(layout.schedule, layout.stages_per_rank) ||
            std::ranges::any_of(tried_, [&](const Tried& other) {
-             return other.choice.stages_per_rank == choice.stages_per_rank &&
-                    other.choice.grad_accum_steps == choice.grad_accum_steps &&
-                    (choice.stages_per_rank == 1 || other.lowered->placement == lowered.placement) &&
+             return other.layout.stages_per_rank == layout.stages_per_rank &&
+                    other.layout.grad_accum_steps == layout.grad_accum_steps &&
+                    (layout.stages_per_rank == 1 || other.lowered->placement == lowered.placement) &&
                     other.lowered->actions == lowered.actions;
            });
   }
@@ -99,7 +99,7 @@ class Searcher {
   void try_all() {
     for (Tried& tried : tried_) {
       for (const pipeline::LayerAssignment& layers : splits(tried)) {
-        tried.choice.layers = layers;
+        tried.layout.layers = layers;
         add(tried);
       }
     }
@@ -117,34 +117,34 @@ class Searcher {
     }
     if (given.text == "cost" || given == config::PipelineSplit()) {
       const pipeline::LayerAssignment by_cost =
-          cost_split(cost_model(tried.choice), base_.model, schedule::compute_only(*tried.lowered));
+          cost_split(cost_model(tried.layout), base_.model, schedule::compute_only(*tried.lowered));
       if (result.empty() || result.front() != by_cost) result.push_back(by_cost);
     }
     return result;
   }
 
-  CostModel cost_model(const Choice& choice) {
+  CostModel cost_model(const Layout& layout) {
     Workload workload = workload_of(base_);
-    workload.batch.documents = choice.micro_batch_size;
+    workload.batch.documents = layout.micro_batch_size;
     return {dry_runs_, workload, source_.device, source_.calibration};
   }
 
   // And the same with stages that recompute more than the job says, where it does not fit.
   void add(Tried tried) {
-    Plan plan = make_plan(base_, tried.choice, *tried.lowered);
-    Prediction p = predict(plan, cost_model(tried.choice));
+    Plan plan = make_plan(base_, tried.layout, *tried.lowered);
+    Prediction p = predict(plan, cost_model(tried.layout));
     add(tried, p);
     const bool may_recompute = options_.recompute && base_.chooses_recompute;
     if (found_.back().fits || !may_recompute) return;
     RecomputeChoice choice =
         choose_recompute(std::move(plan), std::move(p), source_, options_.budget, dry_runs_);
-    tried.choice.recompute = std::move(choice.recompute);
+    tried.layout.recompute = std::move(choice.recompute);
     add(tried, choice.prediction);
   }
 
   void add(const Tried& tried, const Prediction& p) {
     const int64_t peak = p.peak_bytes();
-    found_.push_back({.choice = tried.choice,
+    found_.push_back({.layout = tried.layout,
                       .lowered = tried.lowered,
                       .step_time = p.step_time,
                       .tokens_per_s = p.tokens_per_s,

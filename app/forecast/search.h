@@ -17,9 +17,9 @@ struct SearchOptions {
   double budget = 0;          // bytes a rank; 0: no bound
 };
 
-// make_plan(base, choice, *lowered) is its plan.
+// make_plan(base, layout, *lowered) is its plan.
 struct Candidate {
-  Choice choice;
+  Layout layout;
   std::shared_ptr<const schedule::Schedule> lowered;  // shared by candidates that differ in the split alone
   double step_time = 0;                               // s, predicted, as all that follows
   double tokens_per_s = 0;

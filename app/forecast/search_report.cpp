@@ -20,23 +20,6 @@ nlohmann::ordered_json recompute_json(const std::vector<std::string>& words) {
 
 }  // namespace
 
-std::vector<std::string> overrides(const Choice& choice, const config::JobConfig& job) {
-  std::vector<std::string> keys{
-      fmt::format("distributed.pp_schedule={}", choice.schedule),
-      fmt::format("distributed.pp_stages_per_rank={}", choice.stages_per_rank),
-      choice.layers.size() == 1
-          ? "distributed.pp_split=even"
-          : fmt::format("distributed.pp_split={}", fmt::join(pipeline::layers_per_stage(choice.layers), ",")),
-  };
-  if (choice.micro_batch_size != job.train.micro_batch_size)
-    keys.push_back(fmt::format("train.micro_batch_size={}", choice.micro_batch_size));
-  if (choice.grad_accum_steps != job.train.grad_accum_steps)
-    keys.push_back(fmt::format("train.grad_accum_steps={}", choice.grad_accum_steps));
-  if (choice.recompute != job.train.recompute)
-    keys.push_back(fmt::format("train.recompute={}", fmt::join(choice.recompute, ",")));
-  return keys;
-}
-
 std::string set_line(std::span<const std::string> overrides, size_t indent, int width) {
   std::string out, line(indent, ' ');
   for (const std::string& key : overrides) {
@@ -57,8 +40,8 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
   const size_t shown = std::min(style.rows, candidates.size());
   for (size_t i = 0; i < shown; ++i) {
     const Candidate& c = candidates[i];
-    rows.push_back({fmt::to_string(i + 1), c.choice.schedule, fmt::to_string(c.choice.stages_per_rank),
-                    fmt::to_string(c.choice.grad_accum_steps), fmt::to_string(c.choice.micro_batch_size),
+    rows.push_back({fmt::to_string(i + 1), c.layout.schedule, fmt::to_string(c.layout.stages_per_rank),
+                    fmt::to_string(c.layout.grad_accum_steps), fmt::to_string(c.layout.micro_batch_size),
                     schedule::format_seconds(c.step_time), schedule::with_commas(c.tokens_per_s),
                     fmt::format("{:.1f} %", 100 * c.bubble),
                     fmt::format("{:.2f} GB", static_cast<double>(c.peak_bytes) / 1e9)});
@@ -73,7 +56,7 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
     const size_t end = lines.find('\n', begin) + 1;
     out += lines.substr(begin, end - begin);
     begin = end;
-    if (row > 0) out += set_line(overrides(candidates[row - 1].choice, job), 5, style.width);
+    if (row > 0) out += set_line(candidates[row - 1].layout.overrides(&job), 5, style.width);
   }
   out += schedule::wrapped(
       "stages: of a rank; m: microbatches of a step (grad_accum_steps), each of mbs samples "
@@ -88,18 +71,18 @@ std::string ranking_json(const std::vector<Candidate>& candidates, const config:
                          double budget) {
   nlohmann::ordered_json json{{"budget", budget}, {"ranking", nlohmann::ordered_json::array()}};
   for (const Candidate& c : candidates) {
-    json["ranking"].push_back({{"pp_schedule", c.choice.schedule},
-                               {"pp_stages_per_rank", c.choice.stages_per_rank},
-                               {"layers_per_stage", pipeline::layers_per_stage(c.choice.layers)},
-                               {"micro_batch_size", c.choice.micro_batch_size},
-                               {"grad_accum_steps", c.choice.grad_accum_steps},
-                               {"recompute", recompute_json(c.choice.recompute)},
+    json["ranking"].push_back({{"pp_schedule", c.layout.schedule},
+                               {"pp_stages_per_rank", c.layout.stages_per_rank},
+                               {"layers_per_stage", pipeline::layers_per_stage(c.layout.layers)},
+                               {"micro_batch_size", c.layout.micro_batch_size},
+                               {"grad_accum_steps", c.layout.grad_accum_steps},
+                               {"recompute", recompute_json(c.layout.recompute)},
                                {"step_time", c.step_time},
                                {"tokens_per_s", c.tokens_per_s},
                                {"bubble", c.bubble},
                                {"peak_bytes", c.peak_bytes},
                                {"fits", c.fits},
-                               {"set", overrides(c.choice, job)}});
+                               {"set", c.layout.overrides(&job)}});
   }
   return json.dump(2) + '\n';
 }
@@ -110,10 +93,10 @@ std::string ranking_csv(const std::vector<Candidate>& candidates, const config::
       "tokens_per_s,bubble,peak_bytes,fits,set\n";
   for (const Candidate& c : candidates) {
     out +=
-        fmt::format("{},{},{},{},{},{},{},{},{},{},{},\"{}\"\n", c.choice.schedule, c.choice.stages_per_rank,
-                    fmt::join(pipeline::layers_per_stage(c.choice.layers), "+"), c.choice.micro_batch_size,
-                    c.choice.grad_accum_steps, fmt::join(c.choice.recompute, "+"), c.step_time,
-                    c.tokens_per_s, c.bubble, c.peak_bytes, c.fits, fmt::join(overrides(c.choice, job), " "));
+        fmt::format("{},{},{},{},{},{},{},{},{},{},{},\"{}\"\n", c.layout.schedule, c.layout.stages_per_rank,
+                    fmt::join(pipeline::layers_per_stage(c.layout.layers), "+"), c.layout.micro_batch_size,
+                    c.layout.grad_accum_steps, fmt::join(c.layout.recompute, "+"), c.step_time,
+                    c.tokens_per_s, c.bubble, c.peak_bytes, c.fits, fmt::join(c.layout.overrides(&job), " "));
   }
   return out;
 }

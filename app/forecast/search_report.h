@@ -15,9 +15,6 @@ struct RankingStyle {
   int width = 100;   // columns that no line exceeds, unless a single key is longer
 };
 
-// What a candidate changes in the job, as the job says it: "distributed.pp_split=6,2".
-std::vector<std::string> overrides(const Choice& choice, const config::JobConfig& job);
-
 // "--set KEY=VALUE ..." behind `indent` spaces: one command line, which goes on after a \ where it is longer
 // than `width`.
 std::string set_line(std::span<const std::string> overrides, size_t indent, int width);

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "app/plan/all_positions.h"
+#include "app/plan/plan.h"
 #include "core/base/error.h"
 #include "parallel/comm/liveness/activity.h"
 

@@ -14,7 +14,7 @@
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "core/data/microbatch.h"
-#include "core/nn/key_value_cache.h"
+#include "core/nn/cached_attention.h"
 #include "parallel/pipeline/token_order.h"
 
 namespace pptrain::app {

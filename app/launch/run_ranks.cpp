@@ -25,6 +25,7 @@
 #include "app/launch/same_job.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
+#include "core/base/process.h"
 #include "core/kernels/device_name.h"
 #include "core/kernels/numerics.h"
 #include "core/kernels/out_of_memory.h"
@@ -40,12 +41,8 @@ namespace pptrain::app {
 
 namespace {
 
-constexpr int usage_exit_code = 2;
-constexpr int stopped_exit_code = 3;
-constexpr int failure_exit_code = 1;
-
 at::Device choose_device(const config::JobConfig& job, int local_rank) {
-  if (job.run.device == "cpu") return at::kCPU;
+  if (job.run.device == config::Device::cpu) return at::kCPU;
   const int count = kernels::gpu_count();
   if (count == 0) {
     throw UsageError(
@@ -57,7 +54,7 @@ at::Device choose_device(const config::JobConfig& job, int local_rank) {
 
 // Before any rank starts.
 void set_numerics(const Plan& plan) {
-  kernels::set_numerics(plan.job.run.device == "cuda", plan.job.train.deterministic);
+  kernels::set_numerics(plan.job.run.device == config::Device::cuda, plan.job.train.deterministic);
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -158,7 +155,7 @@ int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
 // Why this rank cannot start, and the exit code that goes with it.
 struct StartFault {
   std::string text;  // "" for none
-  int code = usage_exit_code;
+  int code = exit_usage;
 };
 
 template <typename Body>
@@ -166,9 +163,9 @@ StartFault start_fault_of(Body&& body) {
   try {
     body();
   } catch (const UsageError& error) {
-    return {error.what(), usage_exit_code};
+    return {error.what(), exit_usage};
   } catch (const std::exception& error) {
-    return {error.what(), failure_exit_code};
+    return {error.what(), exit_failed};
   }
   return {};
 }
@@ -218,8 +215,8 @@ class Gathering {
   int agree(comm::Communicator& world) {
     const bool said = !fault_.text.empty() && watch_->said_fault();
     if (comm::agree(world, said ? comm::said_already : fault_.text)) return 0;
-    const bool failed = !fault_.text.empty() && fault_.code == failure_exit_code;
-    return comm::any(world, failed) ? failure_exit_code : usage_exit_code;
+    const bool failed = !fault_.text.empty() && fault_.code == exit_failed;
+    return comm::any(world, failed) ? exit_failed : exit_usage;
   }
 
   // As rank 0's job says, if ranks' jobs differ. Collective.
@@ -283,7 +280,7 @@ int run_ranks(const std::function<Plan()>& load, const std::function<int(RunCont
     world = gathering->meet();
   } catch (const comm::StartStopped& stop) {
     fmt::print(stderr, "pptrain: {}\n", printable(stop.what()));
-    return stopped_exit_code;
+    return exit_stopped;
   }
   if (!world) return fault.code;
   if (const int code = gathering->agree(*world); code != 0) return code;
@@ -320,7 +317,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
       if (!other_job.empty()) throw UsageError(other_job);
       device = choose_device(plan.job, local_rank);
     });
-    if (!comm::agree(world, own_fault)) return usage_exit_code;
+    if (!comm::agree(world, own_fault)) return exit_usage;
     if (device.is_cpu()) return start(world, device, report);
     // Two ranks on one GPU: all ranks find that, or none does.
     std::unique_ptr<comm::Communicator> nccl;
@@ -330,19 +327,19 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
           comm::fault_of([&] { nccl = comm::make_nccl(world, device, nccl_options(plan.job, activity)); });
       return 0;
     });
-    if (!comm::agree(world, common_fault)) return usage_exit_code;
+    if (!comm::agree(world, common_fault)) return exit_usage;
     return start(*nccl, device, report);
   } catch (const PeerFailure&) {
     if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);
     throw;
   } catch (const CommonFault& fault) {
     comm::agree(world, fault.what());  // rank 0 says it
-    return usage_exit_code;
+    return exit_usage;
   } catch (const UsageError& error) {
-    fail(error, usage_exit_code);
+    fail(error, exit_usage);
     throw;
   } catch (const std::exception& error) {
-    fail(error, failure_exit_code);
+    fail(error, exit_failed);
     throw;
   }
 }

@@ -13,6 +13,7 @@
 #include "app/data/datasets.h"
 #include "app/launch/this_process.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/data/fingerprint.h"
 
 namespace pptrain::app {
@@ -85,7 +86,7 @@ Identity files_identity(const Plan& plan) {
     if (texts)
       identity.emplace_back(fmt::format("the tokens of {}", stream.key), data_fingerprint(job, stream));
   }
-  if (job.model.init == "hf")
+  if (job.model.init == config::Init::hf)
     identity.emplace_back("the weights of model.hf_dir", describe(weight_files(job.model.hf_dir)));
   return identity;
 }

@@ -34,11 +34,6 @@ std::string in_shell_quotes(const std::string& word) {
 
 }  // namespace
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
-
 std::string command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string command;

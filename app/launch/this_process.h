@@ -5,8 +5,6 @@
 
 namespace pptrain::app {
 
-std::string host_name();
-
 // The command that started this process, quoted as a shell takes it. Empty where /proc does not tell.
 std::string command_line();
 

@@ -82,17 +82,70 @@ Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignm
   return {std::move(base), std::move(layers), std::move(lowered), std::move(compute)};
 }
 
-Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered) {
-  config::JobConfig& job = base.job;
-  job.train.micro_batch_size = choice.micro_batch_size;
-  job.train.grad_accum_steps = choice.grad_accum_steps;
-  job.train.recompute = choice.recompute;
-  job.distributed.pp_schedule = choice.schedule;
-  job.distributed.pp_stages_per_rank = choice.stages_per_rank;
-  job.distributed.pp_split = {.text = "", .layers = pipeline::layers_per_stage(choice.layers)};
-  job.distributed.pp_embedding_weight = job.distributed.pp_head_weight = 0;  // of an even split alone
-  job.distributed.pp_memory_gb = 0;                                          // of auto alone
-  return make_plan(std::move(base), std::move(lowered), choice.layers);
+Layout layout_of(const PlanBase& base) {
+  const config::DistributedSection& d = base.job.distributed;
+  return {.mesh = base.mesh,
+          .micro_batch_size = base.job.train.micro_batch_size,
+          .grad_accum_steps = base.job.train.grad_accum_steps,
+          .recompute = base.job.train.recompute,
+          .reshard = reshards_after_forward(d),
+          .every_microbatch = d.reduce_gradients == config::ReduceGradients::microbatch,
+          .schedule = d.pp_schedule,
+          .stages_per_rank = d.pp_stages_per_rank};
+}
+
+PlanBase on_layout(PlanBase base, const Layout& layout) {
+  if (base.mesh != layout.mesh) base = on_mesh(std::move(base), layout.mesh);
+  config::TrainSection& train = base.job.train;
+  train.micro_batch_size = layout.micro_batch_size;
+  train.grad_accum_steps = layout.grad_accum_steps;
+  train.recompute = layout.recompute;
+  config::DistributedSection& d = base.job.distributed;
+  if (layout.reshard != reshards_after_forward(d)) d.reshard_after_forward = layout.reshard;
+  d.reduce_gradients =
+      layout.every_microbatch ? config::ReduceGradients::microbatch : config::ReduceGradients::step;
+  d.pp_schedule = layout.schedule;
+  d.pp_stages_per_rank = layout.stages_per_rank;
+  return base;
+}
+
+Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered) {
+  base = on_layout(std::move(base), layout);
+  config::DistributedSection& d = base.job.distributed;
+  d.pp_split = {.text = "", .layers = pipeline::layers_per_stage(layout.layers)};
+  d.pp_embedding_weight = d.pp_head_weight = 0;  // of an even split alone
+  d.pp_memory_gb = 0;                            // of auto alone
+  return make_plan(std::move(base), std::move(lowered), layout.layers);
+}
+
+std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
+  std::vector<std::string> keys;
+  const auto add = [&](const char* key, const auto& value) {
+    keys.push_back(fmt::format("{}={}", key, value));
+  };
+  if (job == nullptr) {
+    for (int i = 0; i < mesh::axis_count; ++i) {
+      const auto axis = static_cast<mesh::Axis>(i);
+      keys.push_back(fmt::format("distributed.{}={}", mesh::name(axis), mesh.size(axis)));
+    }
+    add("distributed.ep", mesh.ep);
+    if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1)
+      add("distributed.reshard_after_forward", reshard);
+    if (mesh.size(mesh::Group::stage) > 1)
+      add("distributed.reduce_gradients", every_microbatch ? "microbatch" : "step");
+  }
+  add("distributed.pp_schedule", schedule);
+  add("distributed.pp_stages_per_rank", stages_per_rank);
+  add("distributed.pp_split", layers.size() == 1
+                                  ? std::string("even")
+                                  : fmt::format("{}", fmt::join(pipeline::layers_per_stage(layers), ",")));
+  if (job == nullptr || micro_batch_size != job->train.micro_batch_size)
+    add("train.micro_batch_size", micro_batch_size);
+  if (job == nullptr || grad_accum_steps != job->train.grad_accum_steps)
+    add("train.grad_accum_steps", grad_accum_steps);
+  if (job == nullptr || recompute != job->train.recompute)
+    add("train.recompute", fmt::format("{}", fmt::join(recompute, ",")));
+  return keys;
 }
 
 bool reshards_after_forward(const config::DistributedSection& distributed) {
@@ -102,7 +155,8 @@ bool reshards_after_forward(const config::DistributedSection& distributed) {
 schedule::LowerOptions lower_options(const PlanBase& base) {
   const config::DistributedSection& d = base.job.distributed;
   const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;
-  const bool every_microbatch = d.reduce_gradients == "microbatch" && base.mesh.size(mesh::Group::stage) > 1;
+  const bool every_microbatch =
+      d.reduce_gradients == config::ReduceGradients::microbatch && base.mesh.size(mesh::Group::stage) > 1;
   return {.shard = {.unshard = divided,
                     .streamed = divided && reshards_after_forward(d),
                     .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step}};

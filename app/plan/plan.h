@@ -1,6 +1,7 @@
 // A job resolved: what everything that runs, predicts or checks it reads. load_plan.h makes it from a file.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -16,6 +17,15 @@
 
 namespace pptrain::app {
 
+// Rotary tables for sequences that grow beyond those of training.
+
+// The model with tables for all positions that it is meant for (model.max_position_embeddings), not only for
+// those of train.seq_len.
+inline models::ModelConfig with_all_positions(models::ModelConfig model, const config::JobConfig& job) {
+  model.max_seq = std::max(model.max_seq, job.model.max_position_embeddings);
+  return model;
+}
+
 // What all plans of a job share, whatever auto and cost choose.
 struct PlanBase {
   config::JobConfig job;
@@ -24,14 +34,22 @@ struct PlanBase {
   bool chooses_recompute = false;  // train.recompute was auto: stages that do not fit may recompute more
 };
 
-// What auto, cost and the search choose.
-struct Choice {
+// How a job lies on its ranks: what auto, cost and the searches choose.
+struct Layout {
+  mesh::MeshShape mesh;
   int64_t micro_batch_size = 1;
   int64_t grad_accum_steps = 1;
-  std::vector<std::string> recompute;  // train.recompute
-  std::string schedule;                // a name, or a file
+  std::vector<std::string> recompute{};  // train.recompute
+  bool reshard = false;                  // distributed.reshard_after_forward
+  bool every_microbatch = false;         // distributed.reduce_gradients = "microbatch"
+  std::string schedule{};                // a name, or a file
   int64_t stages_per_rank = 1;
-  pipeline::LayerAssignment layers;
+  pipeline::LayerAssignment layers{};
+
+  // As a job says it: "distributed.pp_split=6,2". With a job, what it says already is left out, but for the
+  // schedule and the split.
+  std::vector<std::string> overrides(const config::JobConfig* job = nullptr) const;
+  bool operator==(const Layout&) const = default;
 };
 
 // Its job holds what was chosen in place of auto, cost and 0: written as TOML, it reads back to this plan.
@@ -45,8 +63,12 @@ struct Plan : PlanBase {
 // model or the mesh is impossible.
 PlanBase plan_base(const config::JobConfig& job);
 
-// The same job on another mesh.
+// The layout that the job gives, without its layers.
+Layout layout_of(const PlanBase& base);
+
+// The same job on another mesh; and on another layout, whose layers are not looked at.
 PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh);
+PlanBase on_layout(PlanBase base, const Layout& layout);
 
 // The plan of a job that leaves nothing open: its schedule is a name or a file, its split other than cost.
 // Throws UsageError.
@@ -55,9 +77,8 @@ Plan make_plan(const config::JobConfig& job);
 // The same from parts at hand: `lowered` is the job's schedule, `layers` its split.
 Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignment layers);
 
-// The plan of the job with what was chosen; `lowered` is the chosen schedule. The one place where a choice
-// enters a job.
-Plan make_plan(PlanBase base, const Choice& choice, schedule::Schedule lowered);
+// The plan of the job on this layout; `lowered` is the layout's schedule.
+Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered);
 
 // Is pp_schedule a file, and not a name?
 bool is_schedule_file(const std::string& pp_schedule);

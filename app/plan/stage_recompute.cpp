@@ -8,8 +8,8 @@
 
 namespace pptrain::app {
 
-std::vector<std::string> resolved_recompute(std::vector<std::string> words, const std::string& device) {
-  if (words == std::vector<std::string>{"auto"}) words = {device == "cpu" ? "none" : "cheap"};
+std::vector<std::string> resolved_recompute(std::vector<std::string> words, config::Device device) {
+  if (words == std::vector<std::string>{"auto"}) words = {device == config::Device::cpu ? "none" : "cheap"};
   return words;
 }
 

@@ -5,14 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "core/config/word.h"
 #include "models/model_config.h"
 
 namespace pptrain::app {
 
-// What "auto" means on a device, "cpu" or "cuda"; other words as they are. GPUs are short of memory, not of
+// What "auto" means on a device; other words as they are. GPUs are short of memory, not of
 // time for what takes no product: of Llama 3 8B a third of the activations for some 1 % of the operations'
 // bytes.
-std::vector<std::string> resolved_recompute(std::vector<std::string> words, const std::string& device);
+std::vector<std::string> resolved_recompute(std::vector<std::string> words, config::Device device);
 
 // Throws UsageError if the words are several with an "auto", whatever the number of stages.
 void check_recompute_words(std::span<const std::string> words);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "app/data/datasets.h"
-#include "app/data/token_bytes.h"
+#include "app/data/text_codec.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "core/data/data_loader.h"

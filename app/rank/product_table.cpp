@@ -13,8 +13,8 @@
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/numbered_path.h"
-#include "core/io/small_file.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
 #include "core/io/strict_json.h"
 
 namespace pptrain::app {

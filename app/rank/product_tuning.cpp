@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "app/forecast/costs.h"
-#include "app/forecast/stage_products.h"
+#include "app/forecast/footprint.h"
 #include "app/rank/product_table.h"
 #include "core/kernels/device_name.h"
 

@@ -7,14 +7,14 @@
 #include <memory>
 #include <utility>
 
-#include "app/plan/all_positions.h"
+#include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
-#include "parallel/comm/split.h"
 #include "parallel/pipeline/tied_gradient.h"
 #include "parallel/shard/matrix_exchange.h"
+#include "parallel/tensor/tensor_region.h"
 
 namespace pptrain::app {
 
@@ -29,7 +29,7 @@ models::Seams seams_of(RunContext& context) {
                              .cp = &mesh.along(mesh::Axis::cp),
                              .ep = sparse ? &mesh.of(mesh::Group::ep) : nullptr,
                              .stage = sparse ? &mesh.of(mesh::Group::stage) : nullptr,
-                             .cp_kind = models::parse_context_kind(context.job.distributed.cp_kind),
+                             .cp_kind = context.job.distributed.cp_kind,
                              .attention = {.deterministic = context.job.train.deterministic}});
 }
 
@@ -46,15 +46,13 @@ optim::Surroundings optimizer_surroundings(RunContext& context) {
 }
 
 at::ScalarType compute_dtype(const config::JobConfig& job) {
-  return job.train.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+  return job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat;
 }
 
 // The ranks of tp that hold the same key-value heads, where there are more ranks than heads. Collective.
 std::unique_ptr<comm::Communicator> kv_copies_of(RunContext& context) {
   comm::Communicator& tp = context.mesh.along(mesh::Axis::tp);
-  const auto heads = static_cast<int>(context.model.kv_heads);
-  if (tp.size() <= heads) return nullptr;
-  return comm::split(tp, [&](int rank) { return rank * heads / tp.size(); });
+  return tp.size() <= context.model.kv_heads ? nullptr : tensor::make_kv_group(tp, context.model.kv_heads);
 }
 
 // For weight gradients.
@@ -159,7 +157,7 @@ void RankModel::check_weights() const {
 }
 
 bool RankModel::reduces_every_microbatch() const {
-  return context_.job.distributed.reduce_gradients == "microbatch" &&
+  return context_.job.distributed.reduce_gradients == config::ReduceGradients::microbatch &&
          context_.mesh.size(mesh::Group::stage) > 1;
 }
 
@@ -241,7 +239,7 @@ size_t RankModel::model_parameters() {
 
 void RankModel::initialise() {
   for (Part& part : parts_) {
-    if (context_.job.model.init == "hf") {
+    if (context_.job.model.init == config::Init::hf) {
       models::load_hf_weights(*part.stage, context_.job.model.hf_dir);
     } else {
       part.stage->parameters().initialise(static_cast<uint64_t>(context_.job.run.seed));

@@ -7,14 +7,13 @@
 #include <filesystem>
 
 #include "app/rank/product_tuning.h"
-#include "app/run/find_start.h"
-#include "app/run/resume_check.h"
+#include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/config/field.h"
-#include "core/io/is_there.h"
+#include "core/io/paths.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
-#include "parallel/checkpoint/named_checkpoint.h"
+#include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/agreement.h"
 
 namespace pptrain::app {
@@ -44,7 +43,7 @@ std::string find_checkpoint(const config::JobConfig& job, const std::string& nam
   if (!named.empty()) return find_named(named).string();
   if (const auto found = checkpoint::find_resumable(fs::path(job.run.dir) / "checkpoints", warn))
     return found->string();
-  if (job.model.init == "hf") return "";
+  if (job.model.init == config::Init::hf) return "";
   throw UsageError(
       fmt::format("there is no checkpoint in {}: name one with --checkpoint DIR, which may also "
                   "be a Hugging Face directory",

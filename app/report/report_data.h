@@ -11,6 +11,12 @@
 
 namespace pptrain::app {
 
+// Which points of a long curve are drawn, so that its spikes stay.
+
+// Indices into `values`, ascending: all finite ones, or where these are more than `most` (at least 4), of
+// each group of consecutive ones the smallest and the largest, beside the first and the last of all.
+std::vector<size_t> thinned(std::span<const double> values, size_t most);
+
 // Most points of one curve.
 inline constexpr size_t most_points = 1500;
 

@@ -13,7 +13,6 @@
 #include "app/forecast/split_by_cost.h"
 #include "app/plan/stage_recompute.h"
 #include "app/resolve/job_checks.h"
-#include "app/resolve/sample_check.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
@@ -217,29 +216,23 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   const double budget = memory_budget(base, costs);
   const std::vector<Candidate> found = search(base, costs, {.budget = budget});
   const Candidate& best = found.front();
-  if (best.fits) return make_plan(base, best.choice, *best.lowered);
+  if (best.fits) return make_plan(base, best.layout, *best.lowered);
   const bool could_recompute =
       !base.chooses_recompute && base.job.train.recompute != std::vector<std::string>{"full"};
   report_(
       {"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
       fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", needs "
                   "{:.2f} GB. Use more ranks, or smaller microbatches{}",
-                  budget / 1e9, best.choice.schedule, describe_recompute(best.choice.recompute),
+                  budget / 1e9, best.layout.schedule, describe_recompute(best.layout.recompute),
                   static_cast<double>(best.peak_bytes) / 1e9,
                   could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
 }
 
 Plan Resolver::plan_by_cost(const PlanBase& base, const CostSource& costs) {
-  const config::DistributedSection& d = job_.distributed;
-  const config::TrainSection& train = base.job.train;
-  const Choice choice{.micro_batch_size = train.micro_batch_size,
-                      .grad_accum_steps = train.grad_accum_steps,
-                      .recompute = train.recompute,
-                      .schedule = d.pp_schedule,
-                      .stages_per_rank = d.pp_stages_per_rank,
-                      .layers = cost_split(make_cost_model(base, costs), base.model, *compute_)};
-  return make_plan(base, choice, schedule::lower(*compute_, lower_options(base)));
+  Layout layout = layout_of(base);
+  layout.layers = cost_split(make_cost_model(base, costs), base.model, *compute_);
+  return make_plan(base, layout, schedule::lower(*compute_, lower_options(base)));
 }
 
 using FinishJob = decltype(config::Hooks::finish);

@@ -9,9 +9,8 @@
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/is_there.h"
-#include "core/io/numbered_path.h"
-#include "core/io/small_file.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
 #include "core/metrics/metrics_file.h"
 #include "parallel/checkpoint/step_folders.h"
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "app/run/find_start.h"
+#include "app/run/start_choice.h"
 
 namespace pptrain::app {
 

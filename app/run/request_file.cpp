@@ -13,9 +13,10 @@
 
 #include "app/launch/this_process.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/io/atomic_file.h"
-#include "core/io/is_there.h"
-#include "core/io/small_file.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
 #include "core/io/strict_json.h"
 
 namespace pptrain::app {

@@ -11,9 +11,10 @@
 
 #include "app/data/datasets.h"
 #include "app/launch/this_process.h"
-#include "app/run/find_start.h"
 #include "app/run/make_room.h"
+#include "app/run/start_choice.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/config/loader.h"
 #include "core/kernels/device_name.h"
 #include "parallel/checkpoint/step_folders.h"

@@ -8,11 +8,10 @@
 #include <string>
 
 #include "app/plan/run_context.h"
-#include "app/run/resume_check.h"
 #include "app/run/run_end.h"
 #include "app/run/run_lock.h"
 #include "app/run/start_choice.h"
-#include "core/metrics/run_header.h"
+#include "core/metrics/step_record.h"
 #include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {

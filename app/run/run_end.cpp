@@ -6,7 +6,7 @@
 #include "app/launch/this_process.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/small_file.h"
+#include "core/io/files.h"
 
 namespace pptrain::app {
 
@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 
 namespace {
 constexpr const char* file_name = "end.json";
-constexpr size_t longest = 1 << 16;  // bytes
+constexpr size_t longest_end = 1 << 16;  // bytes
 }  // namespace
 
 void write_run_end(const fs::path& folder, const RunEnd& end) {
@@ -33,7 +33,7 @@ void write_run_end(const fs::path& folder, const RunEnd& end) {
 
 std::optional<RunEnd> read_run_end(const fs::path& folder) {
   try {
-    const Json json = Json::parse(io::read_small_file(folder / file_name, longest));
+    const Json json = Json::parse(io::read_small_file(folder / file_name, longest_end));
     return RunEnd{
         .how = json.at("how"),
         .step = json.at("step"),

@@ -12,8 +12,9 @@
 #include <utility>
 
 #include "app/launch/this_process.h"
-#include "core/io/is_there.h"
-#include "core/io/regular_file.h"
+#include "core/base/process.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
 
 namespace pptrain::app {
 

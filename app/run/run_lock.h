@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "core/io/file_descriptor.h"
+#include "core/io/files.h"
 
 namespace pptrain::app {
 

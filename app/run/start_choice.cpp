@@ -1,12 +1,17 @@
 #include "app/run/start_choice.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <string_view>
 #include <system_error>
 
 #include "core/base/error.h"
 #include "core/config/differences.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {
 
@@ -69,6 +74,173 @@ StartChoice choose_start(const config::JobConfig& job, const Progress& progress)
   }
   const bool named = resume != "auto" && resume != "none";
   return {.from = named ? StartFrom::named : StartFrom::nothing, .remark = {}};
+}
+
+namespace fs = std::filesystem;
+
+Progress find_progress(const fs::path& checkpoints, const Report& report, checkpoint::KnownProblems& known) {
+  Progress progress{.checkpoints = static_cast<int64_t>(checkpoint::list_step_folders(checkpoints).size()),
+                    .newest = {},
+                    .problem = {}};
+  std::optional<fs::path> newest;
+  try {
+    newest = checkpoint::find_resumable(checkpoints, report, known);
+  } catch (const Error& error) {
+    progress.problem = error.what();
+  }
+  if (newest) progress.newest = read_saved_run(*newest);
+  return progress;
+}
+
+fs::path find_named_checkpoint(const std::string& name, const Report& report,
+                               checkpoint::KnownProblems& known) {
+  const fs::path path = name;
+  if (!fs::exists(path)) {
+    throw UsageError(fmt::format(
+        "checkpoint.resume: \"{}\" does not exist; expected auto, none, restart, or the path of a checkpoint",
+        name));
+  }
+  if (const auto found = checkpoint::find_named(path, report, known)) return *found;
+  throw Error(fmt::format("checkpoint.resume: no complete checkpoint in {}", name));
+}
+
+SavedRun read_saved_run(const fs::path& step_folder) {
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(step_folder);
+  SavedRun saved{.folder = step_folder,
+                 .step = manifest.state.step,
+                 .next_sample = manifest.state.next_sample,
+                 .seed = static_cast<int64_t>(manifest.state.seed),
+                 .job = {},
+                 .data = {},
+                 .weights_alone = manifest.weights_alone()};
+  if (!manifest.job_toml.empty()) {
+    const std::string name = fmt::format("the job in {}", (step_folder / checkpoint::manifest_name).string());
+    saved.job = config::read_saved_job(manifest.job_toml, name);
+  }
+  const auto data = manifest.layout.find("data");
+  if (data != manifest.layout.end()) saved.data = data->second;
+  return saved;
+}
+
+namespace {
+
+using config::Difference;
+using config::Effect;
+
+// The differences by what they decide, in words.
+struct Sorted {
+  std::vector<std::string> model, data, rest;
+};
+
+// "data.path", "data.sources[1].path".
+bool is_path(std::string_view option) {
+  return option.starts_with("data.") && option.ends_with(".path");
+}
+
+Sorted sort(const std::vector<Difference>& differences, bool same_file_known) {
+  Sorted sorted;
+  for (const Difference& difference : differences) {
+    const bool moved = is_path(difference.option) && same_file_known;
+    switch (moved ? Effect::course : difference.effect) {
+      case Effect::model:
+        sorted.model.push_back(config::describe(difference));
+        break;
+      case Effect::data:
+        sorted.data.push_back(config::describe(difference));
+        break;
+      case Effect::course:
+      case Effect::layout:
+        sorted.rest.push_back(config::describe(difference));
+        break;
+      case Effect::none:
+        break;
+    }
+  }
+  return sorted;
+}
+
+// A product of sizes that a damaged file may make huge.
+double samples_per_step(const config::JobConfig& job) {
+  const auto number = [](int64_t value) { return static_cast<double>(value); };
+  return number(job.distributed.dp_replicate) * number(job.distributed.dp_shard) *
+         number(job.train.grad_accum_steps) * number(job.train.micro_batch_size);
+}
+
+Sorted compare(const SavedRun& saved, const config::JobConfig& job, const std::string& data) {
+  Sorted sorted;
+  const bool known = !saved.data.empty() && !data.empty();
+  if (saved.job) {
+    sorted = sort(config::differences(*saved.job, job), known);
+    const double was = samples_per_step(*saved.job), is = samples_per_step(job);
+    if (was != is) sorted.rest.push_back(fmt::format("a step took {:.0f} samples, takes {:.0f}", was, is));
+  } else if (saved.seed != job.run.seed) {
+    sorted.data.push_back(fmt::format("run.seed was {}, is {}", saved.seed, job.run.seed));
+  }
+  if (known && saved.data != data) {
+    sorted.data.push_back(fmt::format("data.path held other data (fingerprint {}, is {})", saved.data, data));
+  }
+  return sorted;
+}
+
+void refuse_other_model(const SavedRun& saved, const std::vector<std::string>& differences) {
+  if (differences.empty()) return;
+  throw UsageError(fmt::format(
+      "{} is of another model or optimizer: {}. Set what it was, or start a new run in another run.dir.",
+      saved.folder.string(), fmt::join(differences, "; ")));
+}
+
+void refuse_other_data(const SavedRun& saved, const std::vector<std::string>& differences) {
+  throw UsageError(
+      fmt::format("{} was trained on other data or in another order: {}. Set what it was; or say what is "
+                  "meant: checkpoint.data = "
+                  "\"continue\" goes on at sample {} of the new order, checkpoint.data = \"restart\" begins "
+                  "with its first "
+                  "sample.",
+                  saved.folder.string(), fmt::join(differences, "; "), saved.next_sample));
+}
+
+// Nothing but the model was decided before; all else begins with the job.
+ResumeTerms check_weights_alone(const SavedRun& saved, const config::JobConfig& job) {
+  if (saved.job) refuse_other_model(saved, model_differences(*saved.job, job));
+  return {
+      .new_data = true,
+      .next_sample = 0,
+      .remarks = {fmt::format("{} holds weights alone: optimizer state, learning rate and data begin anew",
+                              saved.folder.string())}};
+}
+
+}  // namespace
+
+std::vector<std::string> model_differences(const config::JobConfig& saved, const config::JobConfig& job) {
+  std::vector<std::string> found;
+  for (const Difference& difference : config::differences(saved, job)) {
+    if (difference.effect == Effect::model && difference.option.starts_with("model."))
+      found.push_back(config::describe(difference));
+  }
+  return found;
+}
+
+ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data) {
+  if (saved.weights_alone) return check_weights_alone(saved, job);
+  const Sorted sorted = compare(saved, job, data);
+  refuse_other_model(saved, sorted.model);
+  ResumeTerms terms{.new_data = !sorted.data.empty(), .next_sample = saved.next_sample, .remarks = {}};
+  if (terms.new_data) {
+    if (job.checkpoint.data == "same") refuse_other_data(saved, sorted.data);
+    if (job.checkpoint.data == "restart") terms.next_sample = 0;
+    terms.remarks.push_back(fmt::format("other data or another order than in {}, from sample {} on: {}",
+                                        saved.folder.string(), terms.next_sample,
+                                        fmt::join(sorted.data, "; ")));
+  }
+  if (!saved.job) {
+    terms.remarks.push_back(
+        fmt::format("{} does not say which job saved it: only the seed was compared", saved.folder.string()));
+  }
+  if (!sorted.rest.empty()) {
+    terms.remarks.push_back(fmt::format("the job is not the one that saved {}: {}", saved.folder.string(),
+                                        fmt::join(sorted.rest, "; ")));
+  }
+  return terms;
 }
 
 }  // namespace pptrain::app

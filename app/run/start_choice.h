@@ -3,10 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/config/job_config.h"
+#include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {
 
@@ -45,5 +48,40 @@ struct StartChoice {
 // that queues itself again advances, on another layout too. Throws Error where run.dir holds checkpoints and
 // none is sound.
 StartChoice choose_start(const config::JobConfig& job, const Progress& progress);
+
+// What lies in a run's folder, read.
+
+// Hears of each checkpoint that is passed over, and why.
+using Report = std::function<void(const std::string&)>;
+
+// Of a folder of checkpoints. `known`: those that cannot be used (checkpoint::find_resumable), which takes up
+// what is passed over.
+Progress find_progress(const std::filesystem::path& checkpoints, const Report& report,
+                       checkpoint::KnownProblems& known);
+
+// The checkpoint that a user names: a step folder; a folder of them, or a run's folder: their newest sound
+// one. Throws UsageError where there is nothing of the name, Error where there is no sound one.
+std::filesystem::path find_named_checkpoint(const std::string& name, const Report& report,
+                                            checkpoint::KnownProblems& known);
+
+// What the manifest of a step folder says. Throws Error that names it where it is damaged.
+SavedRun read_saved_run(const std::filesystem::path& step_folder);
+
+// Whether a job may go on from a checkpoint that another job saved.
+struct ResumeTerms {
+  bool new_data = false;             // sample and seed are the job's: its data are others, or the first
+  int64_t next_sample = 0;           // where the data go on
+  std::vector<std::string> remarks;  // lines for the user: what differs
+};
+
+// `data`: the fingerprint of the job's data. Throws UsageError that names both values where the model or the
+// optimizer is another one, and where the data or their order are and checkpoint.data = "same". data.path is
+// what it holds, where both fingerprints are known: a file may have moved. A step may take another number of
+// samples: none is left out or comes twice, and the remark says so. Of weights alone only the model counts.
+ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data);
+
+// What makes the model of one job another one than the other job's, in words: tensors of equal shapes may be
+// of a model that computes something else.
+std::vector<std::string> model_differences(const config::JobConfig& saved, const config::JobConfig& job);
 
 }  // namespace pptrain::app

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "app/trace/kernel_shares.h"
+#include "app/trace/step_trace.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"

@@ -11,10 +11,11 @@
 #include <utility>
 
 #include "app/plan/stage_recompute.h"
-#include "app/trace/trace_keys.h"
 #include "core/base/error.h"
 #include "core/base/special_file.h"
-#include "core/metrics/record_json.h"
+#include "core/config/differences.h"
+#include "core/config/loader.h"
+#include "core/metrics/step_record.h"
 #include "parallel/pipeline/split_layers.h"
 #include "parallel/schedule/render/trace_names.h"
 
@@ -23,77 +24,6 @@ namespace pptrain::app {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// The keys of `otherData`, and of its `model`, with their fields.
-template <typename Run, typename Visit>
-void for_each_key(Run& run, const Visit& visit) {
-  visit("schedule", run.schedule);
-  visit("placement", run.placement);
-  visit("pp", run.pp);
-  visit("dp_replicate", run.dp_replicate);
-  visit("dp_shard", run.dp_shard);
-  visit("cp", run.cp);
-  visit("cp_kind", run.cp_kind);
-  visit("tp", run.tp);
-  visit("ep", run.ep);
-  visit("reshard_after_forward", run.reshard_after_forward);
-  visit("reduce_gradients", run.reduce_gradients);
-  visit("stages_per_rank", run.stages_per_rank);
-  visit("layers_per_stage", run.layers_per_stage);
-  visit("microbatches", run.microbatches);
-  visit("micro_batch_size", run.micro_batch_size);
-  visit("seq_len", run.seq_len);
-  visit("lengths", run.lengths);
-  visit("dtype", run.dtype);
-  visit("post_validation", run.post_validation);
-  visit("device", run.device);
-  visit("threads", run.threads);
-}
-
-template <typename Model, typename Visit>
-void for_each_model_key(Model& model, const Visit& visit) {
-  visit("arch", model.arch);
-  visit("layers", model.layers);
-  visit("hidden", model.hidden);
-  visit("intermediate", model.intermediate);
-  visit("heads", model.heads);
-  visit("kv_heads", model.kv_heads);
-  visit("head_dim", model.head_dim);
-  visit("vocab", model.vocab);
-  visit("tied", model.tied);
-  visit("experts", model.sparse.experts);
-  visit("experts_per_token", model.sparse.chosen);
-  visit("expert_intermediate", model.sparse.intermediate);
-  visit("sparse_step", model.sparse.step);
-  visit("dense_layers", model.sparse.dense);
-}
-
-TracedRun traced_run(const Plan& plan, const std::string& device) {
-  const config::TrainSection& train = plan.job.train;
-  return {.schedule = plan.schedule.name,
-          .placement = schedule::to_string(plan.schedule.placement),
-          .pp = plan.mesh.pp,
-          .dp_replicate = plan.mesh.dp_replicate,
-          .dp_shard = plan.mesh.dp_shard,
-          .cp = plan.mesh.cp,
-          .cp_kind = plan.job.distributed.cp_kind,
-          .tp = plan.mesh.tp,
-          .ep = plan.mesh.ep,
-          .reshard_after_forward = reshards_after_forward(plan.job.distributed),
-          .reduce_gradients = plan.job.distributed.reduce_gradients,
-          .stages_per_rank = plan.schedule.stages_per_rank,
-          .layers_per_stage = pipeline::layers_per_stage(plan.layers),
-          .microbatches = plan.schedule.microbatches,
-          .micro_batch_size = train.micro_batch_size,
-          .seq_len = train.seq_len,
-          .lengths = plan.job.data.lengths,
-          .dtype = train.dtype,
-          .recompute = train.recompute,
-          .post_validation = plan.job.optimizer.post_validation,
-          .device = device,
-          .threads = plan.job.run.threads,
-          .model = plan.model};
-}
 
 // --- writing
 
@@ -189,13 +119,15 @@ class TraceFile {
   std::string text_;
 };
 
-Json to_json(const TracedRun& run) {
-  Json json{{keys::format, trace_format}};
-  for_each_key(run, [&](const char* key, const auto& field) { json[key] = field; });
-  json[keys::recompute] = run.recompute.size() == 1 ? Json(run.recompute.front()) : Json(run.recompute);
-  Json& model = json[keys::model];
-  for_each_model_key(run.model, [&](const char* key, const auto& field) { model[key] = field; });
-  return json;
+// The job says all that a reader needs but for a schedule from a file, which may be gone when the trace is
+// read.
+Json run_json(const Plan& plan, const std::string& device) {
+  return {{keys::format, trace_format},
+          {keys::job, config::to_toml(plan.job)},
+          {keys::schedule, plan.schedule.name},
+          {keys::placement, schedule::to_string(plan.schedule.placement)},
+          {keys::layers, pipeline::layers_per_stage(plan.layers)},
+          {keys::device, device}};
 }
 
 Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
@@ -213,30 +145,17 @@ Json steps_json(const std::vector<std::vector<StepTrace>>& ranks,
 
 // --- reading
 
-TracedRun to_run(const Json& other) {
+void read_run(const Json& other, TraceSummary& summary) {
   if (other.at(keys::format) != trace_format)
     throw UsageError(fmt::format("its format is not \"{}\"", trace_format));
-  TracedRun run;
-  const std::string_view later[] = {
-      "dp_shard", "cp", "cp_kind", "tp", "ep", "reshard_after_forward", "reduce_gradients", "lengths"};
-  for_each_key(run, [&](const char* key, auto& field) {
-    const bool optional = std::ranges::find(later, key) != std::end(later);  // of traces before these
-    if (!optional || other.contains(key)) other.at(key).get_to(field);
-  });
-  const Json& recompute = other.at(keys::recompute);
-  run.recompute = recompute.is_string() ? std::vector{recompute.get<std::string>()}
-                                        : recompute.get<std::vector<std::string>>();
-  check_recompute(run.recompute, static_cast<int>(run.layers_per_stage.size()));
-  const Json& model = other.at(keys::model);
-  const std::string_view of_experts[] = {"experts", "experts_per_token", "expert_intermediate", "sparse_step",
-                                         "dense_layers"};
-  for_each_model_key(run.model, [&](const char* key, auto& field) {
-    const bool optional = std::ranges::find(of_experts, key) != std::end(of_experts);
-    if (!optional || model.contains(key)) model.at(key).get_to(field);
-  });
-  pipeline::explicit_layer_assignment(static_cast<int>(run.model.layers),
-                                      static_cast<int>(run.layers_per_stage.size()), run.layers_per_stage);
-  return run;
+  summary.run = plan_base(config::read_saved_job(other.at(keys::job), "its job"));
+  summary.schedule = other.at(keys::schedule);
+  summary.placement = other.at(keys::placement) == "v" ? schedule::Placement::v : schedule::Placement::loop;
+  const auto counts = other.at(keys::layers).get<std::vector<int64_t>>();
+  check_recompute(summary.run.job.train.recompute, static_cast<int>(counts.size()));
+  summary.layers = pipeline::explicit_layer_assignment(static_cast<int>(summary.run.model.layers),
+                                                       static_cast<int>(counts.size()), counts);
+  summary.device = other.at(keys::device);
 }
 
 double median(std::vector<double> values) {
@@ -262,10 +181,10 @@ std::vector<int64_t> read_steps(const Json& steps, TraceSummary& summary) {
 }
 
 void read_events(const Json& events, const std::vector<int64_t>& steps, TraceSummary& summary) {
-  const auto ranks = static_cast<size_t>(world_size(summary.run));
+  const auto ranks = static_cast<size_t>(summary.run.mesh.world_size());
   const double count = static_cast<double>(steps.size());
   summary.ranks.resize(ranks);
-  summary.stages.resize(summary.run.layers_per_stage.size());
+  summary.stages.resize(summary.layers.size());
   const std::string communication = schedule::trace_category(schedule::ActionKind::reduce_grad);
   std::map<std::pair<size_t, std::string>, int> actions;  // by stage and category
   for (const Json& event : events) {
@@ -294,7 +213,8 @@ void read_events(const Json& events, const std::vector<int64_t>& steps, TraceSum
 
 TraceSummary summarise(const Json& trace) {
   const Json& other = trace.at(keys::other);
-  TraceSummary summary{.run = to_run(other), .bubble = {}, .phases = {}, .stages = {}, .ranks = {}};
+  TraceSummary summary;
+  read_run(other, summary);
   read_events(trace.at(keys::events), read_steps(other.at(keys::steps), summary), summary);
   return summary;
 }
@@ -305,7 +225,7 @@ std::string render_trace_file(const Plan& plan, const std::string& device,
                               const std::vector<std::vector<StepTrace>>& ranks,
                               const std::vector<metrics::Bubble>& bubbles,
                               const std::vector<std::string>& kernels) {
-  Json other = to_json(traced_run(plan, device));
+  Json other = run_json(plan, device);
   other[keys::steps] = steps_json(ranks, bubbles);
   for (const std::string& of_rank : kernels) other[keys::kernels].push_back(Json::parse(of_rank));
   return fmt::format("{{\"displayTimeUnit\": \"ms\",\n\"{}\": {},\n\"{}\": [\n{}\n]}}\n", keys::other,

@@ -11,41 +11,43 @@
 #include "app/plan/plan.h"
 #include "app/trace/step_trace.h"
 #include "core/metrics/step_record.h"
-#include "models/model_config.h"
+#include "parallel/pipeline/split_layers.h"
+#include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
 
-// The run that a trace is of: what a reader needs to take its times for costs of another run.
-struct TracedRun {
-  std::string schedule;
-  std::string placement;  // loop | v
-  int64_t pp = 1;
-  int64_t dp_replicate = 1;
-  int64_t dp_shard = 1;
-  int64_t cp = 1;
-  std::string cp_kind = "ring";
-  int64_t tp = 1;
-  int64_t ep = 1;
-  bool reshard_after_forward = false;  // as it was, whether or not the job says so
-  std::string reduce_gradients = "step";
-  int64_t stages_per_rank = 1;
-  std::vector<int64_t> layers_per_stage;
-  int64_t microbatches = 1;
-  int64_t micro_batch_size = 1;
-  int64_t seq_len = 1;
-  std::string lengths = "fixed";  // of microbatches: data.lengths
-  std::string dtype;
-  std::vector<std::string> recompute;  // one word, or one for each stage
-  bool post_validation = false;
-  std::string device;  // cpu, or the GPU's name
-  int64_t threads = 1;
-  models::ModelConfig model;  // its arch, sizes, `tied` and experts alone
-};
+// The words of trace.json, for those who write and read it. Its format is in README.md.
+inline constexpr const char* trace_format = "pptrain trace 2";
 
-// Ranks of its world.
-inline int64_t world_size(const TracedRun& run) {
-  return run.pp * run.dp_replicate * run.dp_shard * run.cp * run.tp;
-}
+// Every key, for the writer and the reader. The first are Chrome's.
+namespace keys {
+inline constexpr const char* events = "traceEvents";
+inline constexpr const char* other = "otherData";
+inline constexpr const char* phase = "ph";
+inline constexpr const char* name = "name";
+inline constexpr const char* category = "cat";
+inline constexpr const char* process = "pid";
+inline constexpr const char* thread = "tid";
+inline constexpr const char* time = "ts";
+inline constexpr const char* duration = "dur";
+inline constexpr const char* arguments = "args";
+inline constexpr const char* stage = "stage";
+inline constexpr const char* microbatch = "microbatch";
+inline constexpr const char* step = "step";
+inline constexpr const char* format = "format";
+inline constexpr const char* job = "job";              // TOML
+inline constexpr const char* schedule = "schedule";    // its name
+inline constexpr const char* placement = "placement";  // loop | v
+inline constexpr const char* layers = "layers_per_stage";
+inline constexpr const char* device = "device";
+inline constexpr const char* steps = "steps";
+inline constexpr const char* step_time = "step_time_s";
+inline constexpr const char* kernels = "kernels";
+}  // namespace keys
+
+// Categories beside those of actions (schedule::trace_category).
+inline constexpr const char* phase_category = "phase";
+inline constexpr const char* wait_category = "wait";
 
 // `device`: cpu, or the GPU's name. `ranks`: [rank of the world][traced step]. `bubbles`: [traced step].
 // `kernels`: kernel_shares_json of each rank of the world; empty on a GPU.
@@ -56,7 +58,11 @@ std::string render_trace_file(const Plan& plan, const std::string& device,
 
 // What a trace says, taken together over its steps and ranks. Times in seconds.
 struct TraceSummary {
-  TracedRun run;
+  PlanBase run;  // the job, as it ran
+  pipeline::LayerAssignment layers;
+  std::string schedule;  // its name
+  schedule::Placement placement = schedule::Placement::loop;
+  std::string device;                    // cpu, or the GPU's name
   double step_time = 0;                  // median of the traced steps
   std::map<std::string, double> bubble;  // fractions of the step, mean over steps: bubble, bubble_fill, ...
   std::map<std::string, double> phases;  // mean of a rank and step: "optimizer", "data", ...

@@ -11,20 +11,19 @@
 #include <vector>
 
 #include "app/trace/trace_file.h"
-#include "app/trace/trace_keys.h"
 #include "core/base/error.h"
 
 namespace pptrain::app {
 namespace {
 
-schedule::Schedule empty_schedule(const TracedRun& run) {
+schedule::Schedule empty_schedule(const TraceSummary& trace) {
   schedule::Schedule result;
-  result.name = run.schedule;
-  result.ranks = static_cast<int>(run.pp);
-  result.stages_per_rank = static_cast<int>(run.stages_per_rank);
-  result.microbatches = static_cast<int>(run.microbatches);
-  result.placement = run.placement == "v" ? schedule::Placement::v : schedule::Placement::loop;
-  result.actions.resize(static_cast<size_t>(run.pp));
+  result.name = trace.schedule;
+  result.ranks = trace.run.mesh.pp;
+  result.stages_per_rank = static_cast<int>(trace.layers.size()) / result.ranks;
+  result.microbatches = static_cast<int>(trace.run.job.train.grad_accum_steps);
+  result.placement = trace.placement;
+  result.actions.resize(static_cast<size_t>(result.ranks));
   return result;
 }
 
@@ -58,12 +57,13 @@ void finish_times(schedule::Simulation& times) {
   }
 }
 
-TracedStep pick(const nlohmann::json& trace, const TracedRun& run, size_t most_actions) {
+TracedStep pick(const nlohmann::json& trace, const TraceSummary& summary, size_t most_actions) {
   TracedStep result{.step = trace.at(keys::other).at(keys::steps).back().at(keys::step),
-                    .schedule = empty_schedule(run),
+                    .schedule = empty_schedule(summary),
                     .times = {}};
-  result.times.spans.resize(static_cast<size_t>(run.pp));
-  const int64_t replicas = world_size(run) / run.pp;  // pp is the outermost axis
+  const mesh::MeshShape& mesh = summary.run.mesh;
+  result.times.spans.resize(static_cast<size_t>(mesh.pp));
+  const int64_t replicas = mesh.world_size() / mesh.pp;  // pp is the outermost axis
   size_t actions = 0;
   for (const nlohmann::json& event : trace.at(keys::events)) {
     if (!is_pass(event, result.step)) continue;
@@ -85,10 +85,10 @@ TracedStep pick(const nlohmann::json& trace, const TracedRun& run, size_t most_a
 }  // namespace
 
 TracedStep read_traced_step(const std::filesystem::path& path, size_t most_actions) {
-  const TracedRun run = read_trace(path).run;
+  const TraceSummary summary = read_trace(path);
   std::ifstream file(path);
   try {
-    return pick(nlohmann::json::parse(file), run, most_actions);
+    return pick(nlohmann::json::parse(file), summary, most_actions);
   } catch (const std::exception& error) {
     throw UsageError(fmt::format("{}: {}", path.string(), error.what()));
   }

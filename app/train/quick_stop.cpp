@@ -16,14 +16,13 @@
 #include "app/run/run_log.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
+#include "core/base/process.h"
 #include "core/metrics/console.h"
 
 namespace pptrain::app {
 
 namespace {
 
-constexpr int resume_exit_code = 3;
-constexpr int failed_exit_code = 1;
 constexpr std::chrono::milliseconds look_again{10};
 
 [[noreturn]] void end_process(int code) {
@@ -102,7 +101,7 @@ void QuickStop::run(const fault::StopRequest& request) {
   } catch (const std::exception& error) {
     log_failure(error.what());
     fmt::print(stderr, "pptrain: stopping in a hurry failed: {}\n", printable(error.what()));
-    end_process(failed_exit_code);
+    end_process(exit_failed);
   }
 }
 
@@ -172,7 +171,7 @@ void QuickStop::end(const std::string& saved) {
     // Another one was quicker; it had saved.
   }
   if (take_leave_) take_leave_();
-  end_process(resume_exit_code);
+  end_process(exit_stopped);
 }
 
 void QuickStop::release() {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/config/loader.h"
-#include "core/io/is_there.h"
-#include "parallel/checkpoint/diverged.h"
+#include "core/io/paths.h"
+#include "parallel/checkpoint/retention.h"
 #include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::app {

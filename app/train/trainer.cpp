@@ -12,10 +12,10 @@
 #include "app/data/token_files.h"
 #include "app/rank/product_tuning.h"
 #include "app/rank/warm_up.h"
-#include "app/run/opening.h"
 #include "app/run/run_log.h"
 #include "app/train/divergence_report.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/base/seconds_since.h"
 #include "core/metrics/memory.h"
 #include "models/flops.h"
@@ -490,14 +490,14 @@ void Trainer::close_sinks() {
 int Trainer::finish(bool stopped, const std::optional<double>& eval_loss) {
   close_sinks();
   profile_.finish();
-  if (!context_.root()) return stopped ? 3 : 0;
+  if (!context_.root()) return stopped ? exit_stopped : exit_done;
   const std::string folder = (saver_->root() / name_of(state_.step)).string();
   end_run_dir(
       {.how = stopped ? "stopped" : "finished", .step = state_.step, .checkpoint = name_of(state_.step)});
   if (stopped) {
     spdlog::info("stopped {} at step {}; saved {}. Run the same command to resume.",
                  stopped_on_request_ ? "on request" : "by a signal", state_.step, folder);
-    return 3;
+    return exit_stopped;
   }
   if (eval_loss) {
     spdlog::info("done: {} steps, validation loss {:.4f} nats per token; checkpoint in {}", state_.step,
@@ -513,11 +513,11 @@ int Trainer::give_up() {
   const std::optional<DivergedCheckpoints> left = saver_->save_diverged(state_);
   close_sinks();
   profile_.finish();
-  if (!left) return 1;
+  if (!left) return exit_failed;
   const std::string report = describe_divergence(state_.step, divergence_.describe(), *left);
   spdlog::error("{}", report);
   end_run_dir({.how = "diverged", .step = state_.step, .checkpoint = left->saved, .message = report});
-  return 1;
+  return exit_failed;
 }
 
 }  // namespace pptrain::app

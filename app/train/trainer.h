@@ -18,7 +18,7 @@
 #include "app/rank/rank_model.h"
 #include "app/run/live_requests.h"
 #include "app/run/run_dir.h"
-#include "app/run/sinks.h"
+#include "app/run/run_log.h"
 #include "app/run/step_profile.h"
 #include "app/train/quick_stop.h"
 #include "app/train/run_saver.h"

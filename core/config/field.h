@@ -116,17 +116,31 @@ class SectionFields {
   // The reference serves until the next option is declared.
   template <class T>
   Option& add(std::string key, T Section::*member, std::string meaning) {
+    return add<T>(std::move(key), std::move(meaning),
+                  [access = access_, member](JobConfig& job) -> T& { return access(job).*member; });
+  }
+  // Of an enum: its words are the only values.
+  template <class E>
+  Option& add(std::string key, Word<E> Section::*member, std::string meaning) {
+    return add<std::string>(std::move(key), std::move(meaning),
+                            [access = access_, member](JobConfig& job) -> std::string& {
+                              return (access(job).*member).text;
+                            })
+        .one_of(words_of<E>());
+  }
+
+ private:
+  template <class T>
+  Option& add(std::string key, std::string meaning, Access<T> target) {
     Option option;
     option.section = section_;
     option.key = std::move(key);
     option.meaning = std::move(meaning);
     option.effect = effect_;
-    option.target =
-        Access<T>([access = access_, member](JobConfig& job) -> T& { return access(job).*member; });
+    option.target = std::move(target);
     return options_.emplace_back(std::move(option));
   }
 
- private:
   std::vector<Option>& options_;
   std::string section_;
   Access<Section> access_;

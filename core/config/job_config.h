@@ -7,13 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "core/config/word.h"
+
 namespace pptrain::config {
 
 struct RunSection {
   std::string dir = "runs/default";  // metrics.jsonl, job.toml and checkpoints/ go here
   int64_t seed = 0;
-  std::string device = "cpu";  // cpu | cuda
-  int64_t threads = 1;         // CPU threads of each rank; part of what makes results equal to the bit
+  Word<Device> device = Device::cpu;
+  int64_t threads = 1;  // CPU threads of each rank; part of what makes results equal to the bit
 
   bool operator==(const RunSection&) const = default;
 };
@@ -30,9 +32,9 @@ struct RopeScaling {
 };
 
 struct ModelSection {
-  std::string arch = "llama";   // one of those in options.cpp
-  std::string hf_dir;           // Hugging Face directory: config.json, model*.safetensors
-  std::string init = "random";  // random | hf
+  std::string arch = "llama";  // one of those in options.cpp
+  std::string hf_dir;          // Hugging Face directory: config.json, model*.safetensors
+  Word<Init> init = Init::random;
   double initializer_range = 0.02;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -76,13 +78,13 @@ struct DistributedSection {
   int64_t dp_replicate = 1;
   int64_t dp_shard = 1;  // -1, before the job is resolved: what the other axes leave of the world
   int64_t cp = 1;
-  std::string cp_kind = "ring";  // ring | ulysses
+  Word<ContextKind> cp_kind = ContextKind::ring;
   int64_t tp = 1;
   int64_t ep = 1;
   std::optional<bool> reshard_after_forward;  // unset: without a pipeline alone
-  std::string reduce_gradients = "step";      // step | microbatch
-  std::string pp_schedule = "1f1b";           // a schedule's name, auto, or a file ending in .csv
-  int64_t pp_stages_per_rank = 0;             // 0: what the schedule is made for
+  Word<ReduceGradients> reduce_gradients = ReduceGradients::step;
+  std::string pp_schedule = "1f1b";  // a schedule's name, auto, or a file ending in .csv
+  int64_t pp_stages_per_rank = 0;    // 0: what the schedule is made for
   PipelineSplit pp_split;
   double pp_embedding_weight = 0;  // the embedding and the head count as this many layers in an even split
   double pp_head_weight = 0;
@@ -102,7 +104,7 @@ struct TrainSection {
   int64_t seq_len = 0;
   int64_t micro_batch_size = 1;
   int64_t grad_accum_steps = 1;  // microbatches per step
-  std::string dtype = "bf16";    // bf16 | fp32
+  Word<Dtype> dtype = Dtype::bf16;
   // auto | none | cheap | selective | full: one word for all stages, or one, not auto, for each
   std::vector<std::string> recompute = {"auto"};
   double grad_clip = 1.0;  // 0: off
@@ -146,7 +148,7 @@ struct DataSection {
   std::vector<DataSource> sources = {};
   std::string cache;        // folder of token files made from texts; "": beside the data, or in run.dir
   bool add_special = true;  // the tokens that the tokenizer puts around a text
-  std::string bad_lines = "refuse";  // refuse | skip; of JSONL
+  Word<BadLines> bad_lines = BadLines::refuse;  // of JSONL
   int64_t document_end = -1;  // id of the token that ends a document; -1: none, or the files' index says
   std::string packing = "sequential";  // none | sequential | best_fit
   std::string lengths = "fixed";       // exact | padded | fixed

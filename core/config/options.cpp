@@ -28,11 +28,9 @@ void add_run(std::vector<Option>& options) {
   run.add("seed", &RunSection::seed, "Seed of the initial weights and of the order of the data.")
       .at_least(0)
       .only_if("model.init = random or data.shuffle = true", {"model.init", "data.shuffle"},
-               [](const JobConfig& j) { return j.model.init == "random" || j.data.shuffle; })
+               [](const JobConfig& j) { return j.model.init == Init::random || j.data.shuffle; })
       .decides(Effect::data);
-  run.add("device", &RunSection::device, "Where the ranks compute.")
-      .one_of({"cpu", "cuda"})
-      .decides(Effect::layout);
+  run.add("device", &RunSection::device, "Where the ranks compute.").decides(Effect::layout);
   run.add("threads", &RunSection::threads,
           "CPU threads of each rank. Results are equal to the bit only between runs with the same number.")
       .between(1, 4096)
@@ -151,7 +149,6 @@ void add_model(std::vector<Option>& options) {
   model
       .add("init", &ModelSection::init,
            "Initial weights: random, from run.seed, or hf, from hf_dir's model*.safetensors.")
-      .one_of({"random", "hf"})
       .decides(Effect::none);
   model
       .add("initializer_range", &ModelSection::initializer_range,
@@ -228,7 +225,6 @@ void add_axes(SectionFields<DistributedSection>& distributed) {
            "rank; "
            "train.seq_len must be divisible by 2 * cp. \"ulysses\": ranks exchange tokens for heads; "
            "train.seq_len and the heads of a tensor-parallel rank must be divisible by cp.")
-      .one_of({"ring", "ulysses"})
       .only_if("distributed.cp > 1", {"distributed.cp"},
                [](const JobConfig& j) { return j.distributed.cp > 1; });
   distributed.add("tp", &DistributedSection::tp, "Tensor-parallel ranks, which share each layer.")
@@ -274,7 +270,6 @@ void add_sharding(SectionFields<DistributedSection>& distributed) {
            "microbatches; "
            "each rank holds its stages' whole gradients until then. microbatch: after each one; a rank holds "
            "its part, and the whole gradients of blocks under way.")
-      .one_of({"step", "microbatch"})
       .only_if("several ranks to a stage: dp_replicate, dp_shard, cp or tp > 1",
                {"distributed.dp_replicate", "distributed.dp_shard", "distributed.dp", "distributed.cp",
                 "distributed.tp"},
@@ -293,7 +288,7 @@ bool splits_evenly(const JobConfig& job) {
 // Do predictions see more than one host? The CPU's are taken to be one, unless said otherwise.
 bool has_hosts(const JobConfig& job) {
   const DistributedSection& d = job.distributed;
-  return job.run.device == "cuda" || d.ranks_per_host > 0 || !d.pp_costs.empty();
+  return job.run.device == Device::cuda || d.ranks_per_host > 0 || !d.pp_costs.empty();
 }
 
 void add_distributed(std::vector<Option>& options) {
@@ -430,7 +425,6 @@ void add_train(std::vector<Option>& options) {
       .add("dtype", &TrainSection::dtype,
            "Type of weights and activations in the passes; master weights, gradients and optimizer state are "
            "fp32.")
-      .one_of({"bf16", "fp32"})
       .refuse("fp16", "fp16 is refused: use bf16")
       .refuse("float16", "fp16 is refused: use bf16")
       .refuse("half", "fp16 is refused: use bf16");
@@ -555,7 +549,6 @@ void add_data(std::vector<Option>& options) {
            "its key. refuse: the run does not start. skip: such lines are left out; how many there are and "
            "where "
            "the first is, is said when the texts are made tokens.")
-      .one_of({"refuse", "skip"})
       .only_if("lines of texts: a source of format = jsonl", {"data.format"}, has_lines)
       .decides(Effect::none);
   data.add("document_end", &DataSection::document_end,

@@ -25,6 +25,19 @@
 #include "core/config/sizes.h"
 
 namespace pptrain::config {
+
+std::vector<std::string> warnings(const JobConfig& job) {
+  std::vector<std::string> result;
+  const int64_t warmup = job.lr_schedule.warmup_steps, steps = job.train.steps;
+  if (warmup > steps) {
+    result.push_back(fmt::format(
+        "lr_schedule.warmup_steps = {} is more than train.steps = {}: the learning rate rises to {:.1f} % of "
+        "optimizer.lr, and there the run ends",
+        warmup, steps, 100.0 * static_cast<double>(steps) / static_cast<double>(warmup)));
+  }
+  return result;
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -88,7 +101,7 @@ void require_files(Document& document, const std::string& option, const std::vec
 
 void check_hf_weights(Document& document, bool needs_files) {
   const ModelSection& model = document.job.model;
-  if (model.init != "hf") return;
+  if (model.init != Init::hf) return;
   if (model.hf_dir.empty()) {
     document.report_conflict({"model.init", "model.hf_dir"},
                              "init = \"hf\" needs model.hf_dir, the directory of the weights");
@@ -171,13 +184,13 @@ void check_context(Document& document) {
   const DistributedSection& d = document.job.distributed;
   const int64_t seq_len = document.job.train.seq_len, heads = document.job.model.num_attention_heads;
   if (d.cp <= 1 || d.tp < 1) return;
-  const bool ring = d.cp_kind == "ring";
+  const bool ring = d.cp_kind == ContextKind::ring;
   if (const int64_t pieces = ring ? 2 * d.cp : d.cp; seq_len % pieces != 0) {
     document.report_conflict(
         {"distributed.cp", "train.seq_len"},
         fmt::format("seq_len = {} is not divisible by {} = {}: cp_kind = \"{}\" cuts each row into as many "
                     "equal pieces",
-                    seq_len, ring ? "2 * cp" : "cp", pieces, d.cp_kind));
+                    seq_len, ring ? "2 * cp" : "cp", pieces, d.cp_kind.text));
   }
   if (!ring && heads % d.tp == 0 && heads / d.tp % d.cp != 0) {
     document.report_conflict(

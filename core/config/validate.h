@@ -2,11 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "core/config/document.h"
+#include "core/config/job_config.h"
 #include "core/config/loader.h"
 
 namespace pptrain::config {
+
+// What a job may well mean, but most do not.
+
+// One sentence each, of a resolved job; none where there is nothing to say.
+std::vector<std::string> warnings(const JobConfig& job);
 
 // Takes the model from model.hf_dir, if given: what the job leaves out is filled in, what it contradicts is
 // reported.

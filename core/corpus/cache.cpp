@@ -14,9 +14,8 @@
 #include "core/data/fingerprint.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checksum.h"
-#include "core/io/is_there.h"
 #include "core/io/mapped_file.h"
-#include "core/io/process_space.h"
+#include "core/io/paths.h"
 #include "core/io/strict_json.h"
 #include "core/tokenizer/tokenizer.h"
 

@@ -10,7 +10,7 @@
 
 #include "core/base/byte_order_mark.h"
 #include "core/base/error.h"
-#include "core/io/regular_file.h"
+#include "core/io/files.h"
 #include "core/io/strict_json.h"
 #include "core/tokenizer/utf8.h"
 

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "core/base/error.h"
-#include "core/io/regular_file.h"
+#include "core/io/files.h"
 
 namespace pptrain::corpus {
 namespace {

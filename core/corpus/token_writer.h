@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "core/io/output_file.h"
+#include "core/io/files.h"
 
 namespace pptrain::corpus {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/data/step_source.h"
+#include "core/data/step_plan.h"
 
 namespace pptrain::data {
 

@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "core/data/blend.h"
 #include "core/data/loader_options.h"
 #include "core/data/microbatch.h"
 #include "core/data/sampler.h"

@@ -9,11 +9,9 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/data/context_part.h"
 #include "core/data/documents.h"
+#include "core/data/microbatch.h"
 #include "core/data/step_plan.h"
-#include "core/data/step_source.h"
-#include "core/data/token_list.h"
 
 namespace pptrain::data {
 namespace {

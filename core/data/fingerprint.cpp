@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/data/file_places.h"
+#include "core/data/documents.h"
 #include "core/io/checksum.h"
-#include "core/io/regular_file.h"
+#include "core/io/files.h"
 
 namespace pptrain::data {
 

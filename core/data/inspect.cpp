@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/data/file_places.h"
+#include "core/data/documents.h"
 #include "core/data/npy_header.h"
-#include "core/io/regular_file.h"
+#include "core/io/files.h"
 
 namespace pptrain::data {
 namespace {

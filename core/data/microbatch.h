@@ -5,7 +5,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
+#include "core/data/loader_options.h"
 #include "core/tokens/context_split.h"
 #include "core/tokens/segments.h"
 
@@ -34,5 +37,41 @@ struct Microbatch {
   // T.
   int64_t token_count() const { return context ? context->tokens(context->part) : segments.tokens(); }
 };
+
+// A microbatch while it is made on the host.
+
+class TokenList {
+ public:
+  // Of `size` tokens: 0 with ignore_label, until they are written. `options` must outlive it.
+  TokenList(const LoaderOptions& options, int64_t size);
+
+  std::span<int64_t> tokens(int64_t first, int64_t count);
+  std::span<int64_t> labels(int64_t first, int64_t count);
+
+  // The tokens behind the document before: `length` of them, and then `filling`, whose positions are 0.
+  void add_document(int64_t length, int64_t filling = 0);
+
+  // What this rank needs of the list, on the options' device, without targets and global numbers. `split`:
+  // how context-parallel ranks share it; null where there is one.
+  Microbatch finish(std::shared_ptr<const tokens::ContextSplit> split);
+
+ private:
+  const LoaderOptions& options_;
+  at::Tensor tokens_, labels_, positions_;
+  at::Tensor filling_;  // undefined: there is none so far
+  std::vector<int32_t> starts_{0};
+};
+
+// The part of a microbatch that a context-parallel rank holds.
+
+// What rank split->part has of `whole`, a microbatch without a split whose documents may have any lengths:
+// tokens, labels and filling (where they are defined) and positions of its ranges, on their device;
+// documents, targets and global counts stay those of the whole list. Throws Error for a split that is not one
+// of this list.
+Microbatch part_of(const Microbatch& whole, std::shared_ptr<const tokens::ContextSplit> split);
+
+// How ranks share out a list of any length, as if it were a row (tokens::split_rows) but for pieces that
+// differ by one token. Throws Error where there are fewer tokens than pieces.
+tokens::ContextSplit split_list(tokens::ContextOrder order, int64_t tokens, int parts, int part);
 
 }  // namespace pptrain::data

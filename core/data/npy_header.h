@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/io/files.h"
 #include "core/io/mapped_file.h"
-#include "core/io/regular_file.h"
 
 namespace pptrain::data {
 

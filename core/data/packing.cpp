@@ -1,11 +1,18 @@
 #include "core/data/packing.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
 
+#include "core/base/error.h"
+
 namespace pptrain::data {
+
 namespace {
 
 Rows empty_rows(int64_t count) {
@@ -97,6 +104,156 @@ Rows pack(Packing how, int64_t count, int64_t capacity, const OfferedLength& off
       break;
   }
   return best_fit(count, capacity, offered);
+}
+
+namespace {
+
+constexpr size_t considered = 64;  // documents of a row that may be moved: the longest
+
+// A row while documents move: they descend by length.
+struct Bin {
+  std::vector<int64_t> documents;
+  int64_t tokens = 0;
+  int64_t cost = 0;
+};
+
+class Leveller {
+ public:
+  Leveller(const std::vector<int64_t>& lengths, int64_t capacity, const DocumentCost& cost)
+      : lengths_(lengths), capacity_(capacity), cost_(cost) {}
+
+  Rows level(const Rows& rows) const {
+    std::vector<Bin> bins = filled(rows);
+    if (auto longest_first = by_longest_first(rows.size());
+        longest_first && dearest(*longest_first) < dearest(bins)) {
+      bins = std::move(*longest_first);
+    }
+    for (size_t i = 0; i < 4 * bins.size() && improve(bins); ++i) {
+    }
+    Rows levelled;
+    for (Bin& bin : bins) {
+      std::ranges::sort(bin.documents);
+      levelled.push_back(std::move(bin.documents));
+    }
+    return levelled;
+  }
+
+ private:
+  // From the dearest to the cheapest row, and perhaps one back.
+  struct Exchange {
+    size_t given = 0;
+    std::optional<size_t> taken;
+    int64_t dearer = 0;  // cost of the dearer of the two rows behind it
+  };
+
+  int64_t length(int64_t document) const { return lengths_[static_cast<size_t>(document)]; }
+  bool before(int64_t a, int64_t b) const { return length(a) != length(b) ? length(a) > length(b) : a < b; }
+
+  static int64_t dearest(const std::vector<Bin>& bins) {
+    return std::ranges::max_element(bins, {}, &Bin::cost)->cost;
+  }
+
+  void put(Bin& bin, int64_t document) const {
+    const auto place =
+        std::ranges::lower_bound(bin.documents, document, [&](int64_t a, int64_t b) { return before(a, b); });
+    bin.documents.insert(place, document);
+    bin.tokens += length(document);
+    bin.cost += cost_(length(document));
+  }
+  int64_t take(Bin& bin, size_t index) const {
+    const int64_t document = bin.documents[index];
+    bin.documents.erase(bin.documents.begin() + static_cast<std::ptrdiff_t>(index));
+    bin.tokens -= length(document);
+    bin.cost -= cost_(length(document));
+    return document;
+  }
+
+  std::vector<Bin> filled(const Rows& rows) const {
+    std::vector<Bin> bins(rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      for (const int64_t document : rows[i]) put(bins[i], document);
+    }
+    return bins;
+  }
+
+  std::optional<std::vector<Bin>> by_longest_first(size_t count) const {
+    std::vector<int64_t> order(lengths_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::sort(order, [&](int64_t a, int64_t b) { return before(a, b); });
+    std::vector<Bin> bins(count);
+    std::set<std::pair<int64_t, size_t>> cheapest;
+    for (size_t i = 0; i < count; ++i) cheapest.emplace(0, i);
+    for (const int64_t document : order) {
+      const auto place = std::ranges::find_if(cheapest, [&](const auto& entry) {
+        return bins[entry.second].tokens + length(document) <= capacity_;
+      });
+      if (place == cheapest.end()) return std::nullopt;
+      const size_t index = place->second;
+      cheapest.erase(place);
+      put(bins[index], document);
+      cheapest.emplace(bins[index].cost, index);
+    }
+    return bins;
+  }
+
+  std::optional<Exchange> best_exchange(const Bin& from, const Bin& to) const {
+    std::optional<Exchange> best;
+    const auto consider = [&](size_t given, std::optional<size_t> taken) {
+      const int64_t out = length(from.documents[given]), back = taken ? length(to.documents[*taken]) : 0;
+      const int64_t moved = cost_(out) - (taken ? cost_(back) : 0);
+      if (moved <= 0 || to.tokens + out - back > capacity_) return;
+      const int64_t dearer = std::max(from.cost - moved, to.cost + moved);
+      if (dearer < (best ? best->dearer : from.cost)) best = Exchange{given, taken, dearer};
+    };
+    for (size_t given = 0; given < std::min(considered, from.documents.size()); ++given) {
+      if (from.documents.size() > 1) consider(given, std::nullopt);
+      for (size_t taken = 0; taken < std::min(considered, to.documents.size()); ++taken)
+        consider(given, taken);
+    }
+    return best;
+  }
+
+  bool improve(std::vector<Bin>& bins) const {
+    Bin& from = *std::ranges::max_element(bins, {}, &Bin::cost);
+    Bin& to = *std::ranges::min_element(bins, {}, &Bin::cost);
+    const std::optional<Exchange> exchange = best_exchange(from, to);
+    if (!exchange) return false;
+    const int64_t given = take(from, exchange->given);
+    if (exchange->taken) put(from, take(to, *exchange->taken));
+    put(to, given);
+    return true;
+  }
+
+  const std::vector<int64_t>& lengths_;
+  int64_t capacity_;
+  const DocumentCost& cost_;
+};
+
+}  // namespace
+
+Rows level_rows(Rows rows, const std::vector<int64_t>& lengths, int64_t capacity, const DocumentCost& cost) {
+  return rows.size() < 2 ? std::move(rows) : Leveller(lengths, capacity, cost).level(rows);
+}
+
+std::vector<std::vector<int64_t>> share_equally(const std::vector<int64_t>& costs, int64_t groups) {
+  const auto items = static_cast<int64_t>(costs.size());
+  if (groups < 1 || items % groups != 0)
+    throw Error(fmt::format("{} items do not make {} groups of as many", items, groups));
+  std::vector<int64_t> order(costs.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater(), [&](int64_t i) { return costs[static_cast<size_t>(i)]; });
+  std::vector<std::vector<int64_t>> shares(static_cast<size_t>(groups));
+  std::set<std::pair<int64_t, size_t>> open;
+  for (size_t i = 0; i < shares.size(); ++i) open.emplace(0, i);
+  for (const int64_t item : order) {
+    auto [cost, group] = *open.begin();
+    open.erase(open.begin());
+    shares[group].push_back(item);
+    if (static_cast<int64_t>(shares[group].size()) < items / groups)
+      open.emplace(cost + costs[static_cast<size_t>(item)], group);
+  }
+  for (auto& share : shares) std::ranges::sort(share);
+  return shares;
 }
 
 }  // namespace pptrain::data

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/data/step_source.h"
-#include "core/data/token_list.h"
+#include "core/data/microbatch.h"
+#include "core/data/step_plan.h"
 #include "core/tokens/context_split.h"
 
 namespace pptrain::data {

@@ -14,7 +14,7 @@
 #include "core/base/source_files.h"
 #include "core/data/document_index.h"
 #include "core/data/npy_header.h"
-#include "core/io/is_there.h"
+#include "core/io/paths.h"
 
 namespace pptrain::data {
 namespace {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/data/prompts.h"
+#include "core/io/files.h"
 #include "core/io/mapped_file.h"
-#include "core/io/regular_file.h"
 
 namespace pptrain::data {
 

@@ -1,21 +1,43 @@
 #include "core/io/atomic_file.h"
 
 #include <linux/fs.h>
+#include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <span>
 #include <string>
+#include <system_error>
 
 #include "core/base/special_file.h"
-#include "core/io/file_descriptor.h"
-#include "core/io/numbered_path.h"
-#include "core/io/output_file.h"
-#include "core/io/process_space.h"
+#include "core/io/checksum.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
 
 namespace pptrain::io {
+
+const std::string& process_space() {
+  static const std::string space = [] {
+    std::string boot;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+    std::error_code ignored;
+    const std::string ids = std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+    const std::string both = boot + ids;
+    return checksum_hex(std::as_bytes(std::span(both))).substr(0, 16);
+  }();
+  return space;
+}
+
+std::string unique_suffix() {
+  static std::atomic<int> calls = 0;
+  return fmt::format("{}.{}.{}", process_space(), ::getpid(), calls++);
+}
+
 namespace {
 
 std::filesystem::path parent_folder(const std::filesystem::path& path) {

@@ -2,9 +2,19 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 namespace pptrain::io {
+
+// Names for temporary files that no other process takes, in other containers that share the folder either.
+
+// 16 hexadecimal digits of what process ids are unique in: this start of the machine's kernel and this
+// process's namespace of ids. Two containers may both run a process 7, with the same host name.
+const std::string& process_space();
+
+// "SPACE.PID.N": another one at each call.
+std::string unique_suffix();
 
 // Replaces `path` by a file with this content: written to a temporary name beside it, synced, renamed, folder
 // synced. On failure throws Error with the path and the system's reason; the old file is then untouched.

@@ -7,9 +7,7 @@
 #include <system_error>
 
 #include "core/io/checksum.h"
-#include "core/io/file_descriptor.h"
-#include "core/io/output_file.h"
-#include "core/io/regular_file.h"
+#include "core/io/files.h"
 
 namespace pptrain::io {
 namespace {

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "core/base/error.h"
-#include "core/io/inner_path.h"
 #include "core/io/mapped_file.h"
+#include "core/io/paths.h"
 #include "core/io/strict_json.h"
 
 namespace pptrain::io {

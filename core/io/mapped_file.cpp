@@ -1,14 +1,144 @@
 #include "core/io/mapped_file.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <string_view>
 #include <utility>
 
-#include "core/io/file_descriptor.h"
-#include "core/io/regular_file.h"
+#include "core/io/files.h"
 
 namespace pptrain::io {
+
+// Entries are never freed, since a signal can come at any time; those that are given back are used again.
+struct MappedRegion::Entry {
+  std::atomic<uintptr_t> begin = 0;  // 0: not in use
+  std::atomic<size_t> size = 0;
+  std::string path;  // read by the handler only while `begin` is set
+  Entry* next = nullptr;
+};
+
+namespace {
+
+using Entry = MappedRegion::Entry;
+
+static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<Entry*>::is_always_lock_free);
+
+std::atomic<Entry*> entries = nullptr;
+std::mutex entries_mutex;  // of those who add and give back; never the handler's
+
+std::array<char, 128> host{};
+bool on_terminal = false;
+
+Entry* find_free() {
+  for (Entry* entry = entries; entry != nullptr; entry = entry->next) {
+    if (entry->begin == 0) return entry;
+  }
+  auto* const entry = new Entry;  // NOLINT(cppcoreguidelines-owning-memory): it lives as long as the process
+  entry->next = entries;
+  entries = entry;
+  return entry;
+}
+
+const Entry* find(uintptr_t address) {
+  for (const Entry* entry = entries.load(); entry != nullptr; entry = entry->next) {
+    const uintptr_t begin = entry->begin.load();
+    if (begin != 0 && address >= begin && address - begin < entry->size.load()) return entry;
+  }
+  return nullptr;
+}
+
+// Text put together and written without anything that a signal handler must not call.
+class Message {
+ public:
+  void add(std::string_view text) {
+    const size_t count = std::min(text.size(), text_.size() - size_);
+    std::memcpy(text_.data() + size_, text.data(), count);
+    size_ += count;
+  }
+  void write() const {
+    std::string_view rest(text_.data(), size_);
+    while (!rest.empty()) {
+      const ssize_t count = ::write(STDERR_FILENO, rest.data(), rest.size());
+      if (count <= 0) return;
+      rest.remove_prefix(static_cast<size_t>(count));
+    }
+  }
+
+ private:
+  std::array<char, 5120> text_{};
+  size_t size_ = 0;
+};
+
+void on_bus_error(int /*signal*/, siginfo_t* info, void* /*context*/) {
+  Message message;
+  if (on_terminal) message.add("\n");  // behind a progress bar
+  message.add("pptrain: ");
+  const Entry* const entry = find(reinterpret_cast<uintptr_t>(info->si_addr));
+  const bool memory_failed = info->si_code == BUS_MCEERR_AR || info->si_code == BUS_MCEERR_AO;
+  if (memory_failed) {
+    message.add("a memory module of host ");
+    message.add(host.data());
+    message.add(" failed (machine check); resume the run on another host\n");
+  } else if (entry != nullptr) {
+    message.add("'");
+    message.add(entry->path);
+    message.add("' can no longer be read on host ");
+    message.add(host.data());
+    message.add(
+        ": the file was shortened while it was in use, or its device failed. Restore it, and start "
+        "the same command again\n");
+  } else {
+    message.add("a bus error on host ");
+    message.add(host.data());
+    message.add(": memory that the system promised is not there (is /dev/shm full?)\n");
+  }
+  message.write();
+  if (memory_failed || entry != nullptr) _exit(1);
+  std::signal(SIGBUS, SIG_DFL);  // the access is tried again and ends the process
+}
+
+}  // namespace
+
+MappedRegion::MappedRegion(std::span<const std::byte> bytes, const std::filesystem::path& path) {
+  if (bytes.empty()) return;
+  const std::lock_guard lock(entries_mutex);
+  entry_ = find_free();
+  entry_->path = path.string();
+  entry_->size = bytes.size();
+  entry_->begin = reinterpret_cast<uintptr_t>(bytes.data());
+}
+
+MappedRegion::~MappedRegion() {
+  if (entry_ != nullptr) entry_->begin = 0;
+}
+
+MappedRegion::MappedRegion(MappedRegion&& other) noexcept : entry_(std::exchange(other.entry_, nullptr)) {}
+
+MappedRegion& MappedRegion::operator=(MappedRegion&& other) noexcept {
+  std::swap(entry_, other.entry_);
+  return *this;
+}
+
+void report_file_faults() {
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  on_terminal = ::isatty(STDERR_FILENO) == 1;
+  struct sigaction action {};
+  action.sa_sigaction = on_bus_error;
+  action.sa_flags = SA_SIGINFO;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
+  std::signal(SIGXFSZ, SIG_IGN);
+}
 
 MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   const RegularFile file(path_);

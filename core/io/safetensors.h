@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/io/files.h"
 #include "core/io/mapped_file.h"
-#include "core/io/output_file.h"
 
 namespace pptrain::io {
 

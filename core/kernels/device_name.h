@@ -7,6 +7,15 @@
 
 namespace pptrain::kernels {
 
+// A kind of GPU, as far as what libraries choose and take there depends on it.
+struct GpuKind {
+  int capability = 0;       // 90 is 9.0, Hopper; 0: no GPU at all
+  int multiprocessors = 0;  // of the device
+
+  bool is_gpu() const { return capability > 0; }
+  bool operator==(const GpuKind&) const = default;
+};
+
 // Number of GPUs that CUDA sees; 0 without a driver, a GPU, or a build with CUDA.
 int gpu_count();
 // "13.0, driver for 13.1", or "13.0, no driver"; "" in a build without CUDA.

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "core/kernels/cost.h"
-#include "core/kernels/gpu_kind.h"
+#include "core/kernels/device_name.h"
 
 namespace pptrain::kernels {
 

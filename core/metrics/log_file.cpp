@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/base/printable.h"
-#include "core/io/file_descriptor.h"
+#include "core/io/files.h"
 
 namespace pptrain::metrics {
 

@@ -2,12 +2,49 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 
 #include "core/metrics/step_record.h"
 
 namespace pptrain::metrics {
+
+// How long the rest of the run will take.
+
+// The median of the latest steps, which neither a slow first step nor a suspended process moves, and on top
+// of it what evaluations and saves have taken so far, spread over the steps.
+class TimeLeft {
+ public:
+  void step(double seconds);
+  // An evaluation or a save.
+  void pause(double seconds) { paused_ += seconds; }
+
+  // Seconds for so many steps more; nothing until a few steps were timed, or where times are not finite.
+  std::optional<double> estimate(int64_t steps) const;
+
+ private:
+  static constexpr size_t first_steps = 3;  // nothing is said before these
+  static constexpr size_t kept = 31;
+  std::deque<double> latest_;
+  int64_t steps_ = 0;
+  double paused_ = 0;
+};
+
+// Records and figures in words, for people.
+
+// "step 120/800  loss 1.6387  lr 3.000e-03  ...": a line of the log.
+std::string format_line(const StepRecord& record, int64_t last_step);
+std::string format_line(const EvalRecord& record);
+
+// "SKIPPED: not finite": of a skipped step.
+std::string skipped_text(const StepRecord& record);
+
+// 1234567 -> "1,234,567".
+std::string with_commas(int64_t value);
+
+// "0:42", "5:12", "3:05:09", "12d 04h"; `seconds` is finite and not negative.
+std::string duration_text(double seconds);
 
 struct Progress {
   std::optional<StepRecord> latest;  // nothing before the first step of this start

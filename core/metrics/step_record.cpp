@@ -1,10 +1,36 @@
 #include "core/metrics/step_record.h"
 
+#include <ATen/Version.h>
+#include <torch/csrc/api/include/torch/version.h>
+
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numbers>
+#include <regex>
+#include <utility>
+#include <vector>
+
+#include "core/metrics/utc_time.h"
 
 namespace pptrain::metrics {
+
+namespace {
+
+// "3.7.1" of "Intel(R) MKL-DNN v3.7.1 (Git Hash ...)"; the whole text where it has no such number.
+std::string version_number(const std::string& text) {
+  std::smatch number;
+  return std::regex_search(text, number, std::regex("[0-9]+(\\.[0-9]+)+")) ? number.str() : text;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> library_versions() {
+  return {{"libtorch", TORCH_VERSION},
+          {"mkl", version_number(at::get_mkl_version())},
+          {"onednn", version_number(at::get_mkldnn_version())},
+          {"cpu_capability", at::get_cpu_capability()}};
+}
 
 double ExpertLoad::imbalance() const {
   int64_t sum = 0, largest = 0;
@@ -28,6 +54,94 @@ double SourceLoss::perplexity() const {
 std::optional<double> SourceLoss::bits_per_byte() const {
   if (!bytes) return std::nullopt;
   return sum / std::numbers::ln2 / static_cast<double>(std::max<int64_t>(*bytes, 1));
+}
+
+using OrderedJson = nlohmann::ordered_json;
+
+namespace {
+
+using Time = std::chrono::system_clock::time_point;
+
+void add_time(OrderedJson& json, Time time) {
+  if (time != Time{}) json["time"] = utc_text(time);
+}
+
+OrderedJson bubble_json(const Bubble& bubble) {
+  return {{"bubble", bubble.total()},     {"bubble_fill", bubble.fill}, {"bubble_steady", bubble.steady},
+          {"bubble_drain", bubble.drain}, {"bubble_wait", bubble.wait}, {"bubble_barrier", bubble.barrier}};
+}
+
+OrderedJson expert_json(const std::vector<ExpertLoad>& loads) {
+  OrderedJson rows = OrderedJson::object();
+  double imbalance = 0;
+  for (const ExpertLoad& load : loads) {
+    rows[std::to_string(load.layer)] = load.rows;
+    imbalance = std::max(imbalance, load.imbalance());
+  }
+  return {{"expert_imbalance", imbalance}, {"expert_load", std::move(rows)}};
+}
+
+OrderedJson loss_json(const SourceLoss& source) {
+  OrderedJson json{{"loss", source.loss()}, {"perplexity", source.perplexity()}};
+  if (const auto bits = source.bits_per_byte()) json["bits_per_byte"] = *bits;
+  json["tokens"] = source.tokens;
+  return json;
+}
+
+}  // namespace
+
+std::string to_json(const RunHeader& header) {
+  OrderedJson json{{"start", header.checkpoint.empty() ? "new" : "resume"}, {"step", header.step}};
+  if (!header.checkpoint.empty()) json["checkpoint"] = header.checkpoint;
+  add_time(json, header.time);
+  json.update(OrderedJson{{"version", header.version},
+                          {"host", header.host},
+                          {"pid", header.pid},
+                          {"command", header.command},
+                          {"device", header.device},
+                          {"world_size", header.world_size},
+                          {"layout", header.layout},
+                          {"libraries", header.libraries}});
+  // What comes from outside, as a command does, need not be UTF-8.
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+std::string to_json(const Bubble& bubble) {
+  return bubble_json(bubble).dump();
+}
+
+std::string to_json(const StepRecord& r) {
+  OrderedJson json{{"step", r.step},
+                   {"loss", r.loss},
+                   {"grad_norm", r.grad_norm},
+                   {"lr", r.lr},
+                   {"tokens", r.tokens},
+                   {"computed_tokens", r.computed_tokens},
+                   {"padding_tokens", r.padding_tokens},
+                   {"tokens_per_s", r.tokens_per_s},
+                   {"step_time_s", r.step_time_s},
+                   {"mfu", r.mfu > 0 ? OrderedJson(r.mfu) : OrderedJson()},
+                   {"memory_gb", r.memory_gb},
+                   {"skipped", r.skipped},
+                   {"skipped_steps", r.skipped_steps},
+                   {"total_tokens", r.total_tokens},
+                   {"epoch", r.epoch},
+                   {"data_wait_s", r.data_wait_s},
+                   {"save_time_s", r.save_time_s}};
+  if (r.saved_step) json["saved_step"] = *r.saved_step;
+  add_time(json, r.time);
+  if (r.bubble) json.update(bubble_json(*r.bubble));
+  if (!r.expert_loads.empty()) json.update(expert_json(r.expert_loads));
+  for (const auto& [name, epochs] : r.source_epochs) json["epochs"][name] = epochs;
+  return json.dump();
+}
+
+std::string to_json(const EvalRecord& r) {
+  OrderedJson json{
+      {"step", r.step}, {"eval_loss", r.loss}, {"eval_tokens", r.tokens}, {"eval_time_s", r.time_s}};
+  for (const SourceLoss& source : r.sources) json["eval_sources"][source.name] = loss_json(source);
+  add_time(json, r.time);
+  return json.dump();
 }
 
 }  // namespace pptrain::metrics

@@ -3,12 +3,32 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace pptrain::metrics {
+
+// What a start of a run, new or resumed, says of itself once: the first line that it writes to metrics.jsonl.
+
+struct RunHeader {
+  int64_t step = 0;        // that the start goes on from; 0: a new run
+  std::string checkpoint;  // that it goes on from; empty: a new run
+  std::chrono::system_clock::time_point time{};
+  std::string version;  // of pptrain
+  std::string host;     // of rank 0
+  int64_t pid = 0;      // of rank 0
+  std::string command;  // of rank 0, as a shell takes it
+  std::string device;   // "cpu", or the GPU's name
+  int64_t world_size = 1;
+  std::map<std::string, std::string> layout;     // as in a checkpoint's manifest
+  std::map<std::string, std::string> libraries;  // name -> version
+};
+
+// The libraries whose version can change a number, and the instruction set that LibTorch's CPU kernels use.
+std::map<std::string, std::string> library_versions();
 
 // Idle time as a fraction of the step, mean over all ranks. The whole is fill + steady + drain + barrier.
 struct Bubble {
@@ -74,5 +94,13 @@ struct EvalRecord {
   std::vector<SourceLoss> sources = {};          // where there are several
   std::chrono::system_clock::time_point time{};  // when it was done; 1970: not told
 };
+
+// Records as lines of metrics.jsonl: what each key means is in README.md.
+
+// One JSON object on one line; floats with all their digits, null where not finite.
+std::string to_json(const RunHeader& header);
+std::string to_json(const StepRecord& record);
+std::string to_json(const EvalRecord& record);
+std::string to_json(const Bubble& bubble);  // {"bubble", "bubble_fill", ...}
 
 }  // namespace pptrain::metrics

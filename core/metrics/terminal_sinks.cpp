@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "core/metrics/step_text.h"
+#include "core/metrics/progress_text.h"
 
 namespace pptrain::metrics {
 

@@ -9,7 +9,6 @@
 #include "core/metrics/console.h"
 #include "core/metrics/progress_text.h"
 #include "core/metrics/sinks.h"
-#include "core/metrics/time_left.h"
 
 namespace pptrain::metrics {
 

@@ -8,7 +8,7 @@
 #include "core/kernels/cuda/cudnn_shape.h"
 #include "core/kernels/dry_run.h"
 #include "core/kernels/kernel_times.h"
-#include "core/nn/attention_memory.h"
+#include "core/nn/attention_choice.h"
 #include "core/nn/cuda_attention.h"
 
 namespace pptrain::nn {

@@ -12,7 +12,7 @@
 
 #include "core/kernels/kernels.h"
 #include "core/kernels/vocabulary.h"
-#include "core/nn/weight_gradient.h"
+#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
 

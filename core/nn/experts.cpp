@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/kernels/expert_kernels.h"
-#include "core/nn/weight_gradient.h"
+#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
 namespace {

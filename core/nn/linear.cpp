@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/kernels/kernels.h"
-#include "core/nn/weight_gradient.h"
+#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
 namespace {

@@ -9,9 +9,31 @@
 #include <span>
 #include <vector>
 
-#include "core/nn/tensor_cut.h"
+#include "core/nn/parameter.h"
 
 namespace pptrain::nn {
+
+// How tensor-parallel ranks share out parameters and rows.
+
+// Rank `rank` of `size` that share out what each of them would hold whole. One rank holds everything.
+struct TensorCut {
+  int rank = 0;
+  int size = 1;
+
+  bool alone() const { return size == 1; }
+
+  // Of `total` indices, rank r has [begin(total, r), begin(total, r + 1)): shares differ by one at most.
+  int64_t begin(int64_t total, int r) const { return total * r / size; }
+  int64_t count(int64_t total, int r) const { return begin(total, r + 1) - begin(total, r); }
+  int64_t count(int64_t total) const { return count(total, rank); }
+
+  // The parameter of which this rank has its share of dim `dim`.
+  ParameterSpec cut(ParameterSpec spec, int dim) const;
+  // The parameter that every rank holds whole, each with a part of its gradient; rank 0 counts it.
+  ParameterSpec copied(ParameterSpec spec) const;
+
+  friend bool operator==(const TensorCut&, const TensorCut&) = default;
+};
 
 // The tensor-parallel ranks of a stage, as its layers see them. Outside of the region a rank holds its share
 // of a microbatch's rows (TensorCut), inside all rows and its share of the heads, of the inner width or of

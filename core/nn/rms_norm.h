@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/nn/parameter.h"
-#include "core/nn/tensor_cut.h"
+#include "core/nn/region.h"
 
 namespace pptrain::nn {
 

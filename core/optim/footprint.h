@@ -22,10 +22,6 @@ struct OptimizerFootprint {
   double moved_bytes(bool keeps_previous) const { return moved + (keeps_previous ? kept : 0); }
 };
 
-// Of the optimizer that optimizer.name asks for, for each parameter; of muon, for those of its matrices,
-// which are most. Throws UsageError that lists the names.
-OptimizerFootprint optimizer_footprint(const config::OptimizerSection& options);
-
 // Parameters that are alike in all that an optimizer's cost depends on.
 struct ParameterKind {
   nn::Role role = nn::Role::matrix;

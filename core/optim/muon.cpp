@@ -1,14 +1,72 @@
 #include "core/optim/muon.h"
 
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linalg_vector_norm.h>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
 
+#include "core/kernels/cpu/matmul.h"
+#include "core/kernels/kernels.h"
 #include "core/kernels/optimizers.h"
-#include "core/optim/newton_schulz.h"
 
 namespace pptrain::optim {
+
+namespace {
+
+constexpr int steps = 5;
+constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
+constexpr double smallest_norm = 1e-7;
+
+// x / ||x||, in place.
+void normalise(at::Tensor& x) {
+  const at::Tensor norm = at::linalg_vector_norm(x.view({-1}), 2, std::nullopt, false, at::kFloat);
+  x.div_(norm.clamp_min(smallest_norm));
+}
+
+// out = beta z + alpha x y
+void add_matmul(const at::Tensor& z, double beta, const at::Tensor& x, const at::Tensor& y, double alpha,
+                at::Tensor& out) {
+  if (x.is_cpu()) {
+    kernels::cpu::add_matmul(z, beta, x, y, alpha, out);
+  } else {
+    at::addmm_out(out, z, x, y, beta, alpha);
+  }
+}
+
+}  // namespace
+
+at::Tensor orthogonalise(at::Tensor x) {
+  const bool tall = x.size(0) > x.size(1);  // the products of the shorter side are smaller
+  x = tall ? x.t().contiguous() : x.clone();
+  normalise(x);
+  at::Tensor gram = at::empty({x.size(0), x.size(0)}, x.options());
+  at::Tensor polynomial = at::empty_like(gram), next = at::empty_like(x);
+  for (int step = 0; step < steps; ++step) {
+    kernels::linear(x, x, std::nullopt, gram);
+    add_matmul(gram, b, gram, gram, c, polynomial);
+    add_matmul(x, a, polynomial, x, 1, next);
+    std::swap(x, next);
+  }
+  return tall ? x.t().contiguous() : x;
+}
+
+double orthogonalise_flops(int64_t rows, int64_t cols) {
+  const auto shorter = static_cast<double>(std::min(rows, cols));
+  const auto longer = static_cast<double>(std::max(rows, cols));
+  return steps * (4 * shorter * shorter * longer + 2 * shorter * shorter * shorter);
+}
+
+// x as given, and two of its shape.
+int64_t orthogonalise_bytes(int64_t rows, int64_t cols, int64_t element) {
+  const int64_t shorter = std::min(rows, cols);
+  return element * (3 * rows * cols + 2 * shorter * shorter);
+}
+
 namespace {
 
 struct Part {

@@ -14,7 +14,6 @@
 #include "core/optim/groups.h"
 #include "core/optim/lion.h"
 #include "core/optim/muon.h"
-#include "core/optim/newton_schulz.h"
 #include "core/optim/optimizer.h"
 
 namespace pptrain::optim {
@@ -125,10 +124,6 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::
       std::move(shards), std::move(updates), [&](const nn::ParameterSpec& spec) {
         return spec.role == nn::Role::balance ? Rule{.update = balance} : rule_of(options, entry, spec);
       });
-}
-
-OptimizerFootprint optimizer_footprint(const OptimizerSection& options) {
-  return find(options.name).footprint;
 }
 
 // While the ranks work on one round of matrices, the operands of the next and the results of the one before

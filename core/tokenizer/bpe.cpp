@@ -10,6 +10,7 @@
 #include "core/tokenizer/utf8.h"
 
 namespace pptrain::tokenizer {
+
 namespace {
 
 constexpr std::string_view space_mark = "\xe2\x96\x81";  // U+2581, SentencePiece's space
@@ -38,12 +39,6 @@ bool later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b) {
 }
 
 }  // namespace
-
-std::string byte_level_character(unsigned char byte) {
-  std::string text;
-  append_utf8(text, character_of_byte[byte]);
-  return text;
-}
 
 int byte_of_character(uint32_t c) {
   return c < byte_table.size() ? byte_table[c] : -1;

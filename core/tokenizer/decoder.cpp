@@ -8,7 +8,7 @@
 
 #include "core/tokenizer/bpe.h"
 #include "core/tokenizer/pattern.h"
-#include "core/tokenizer/pattern_part.h"
+#include "core/tokenizer/pattern_syntax.h"
 #include "core/tokenizer/unicode.h"
 #include "core/tokenizer/utf8.h"
 

@@ -12,6 +12,7 @@
 #include "core/tokenizer/unicode_differences.h"
 
 namespace pptrain::tokenizer {
+
 namespace {
 
 constexpr std::string_view white_space =

@@ -5,7 +5,23 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/error.h"
+#include "core/tokenizer/json_part.h"
+#include "core/tokenizer/pattern.h"
+
 namespace pptrain::tokenizer {
+
+// {"String": ...} or {"Regex": ...} of tokenizer.json.
+inline Pattern read_pattern(const JsonPart& part) {
+  part.only({"String", "Regex"});
+  if (part.value().size() != 1) part.refuse("must have either 'String' or 'Regex'");
+  try {
+    if (part.find("String")) return Pattern::literal(part.text("String"));
+    return Pattern::regex(part.text("Regex"));
+  } catch (const Error& error) {
+    part.refuse(error.what());
+  }
+}
 
 // What characters the classes \s, \p{L}, ... have. `library`: those of PCRE2 as it is, which is quicker and
 // equal for texts without has_newer_character(); `exact`: with all that PCRE2 does not know.

@@ -13,7 +13,7 @@
 namespace pptrain::checkpoint {
 namespace {
 
-struct Stored {
+struct StoredSlice {
   const FileEntry* file;
   const TensorEntry* tensor;
 };
@@ -24,9 +24,9 @@ struct Stretch {
   const FileEntry* file = nullptr;
 };
 
-std::vector<Stretch> stretches(const std::vector<Stored>& slices) {
+std::vector<Stretch> stretches(const std::vector<StoredSlice>& slices) {
   std::vector<Stretch> found;
-  for (const Stored& stored : slices) {
+  for (const StoredSlice& stored : slices) {
     for (const nn::ElementRun& run : nn::element_runs(stored.tensor->slice)) {
       found.push_back({run.global, run.global + run.length, stored.file});
     }
@@ -36,7 +36,7 @@ std::vector<Stretch> stretches(const std::vector<Stored>& slices) {
 }
 
 // Empty where the slices of one tensor are the whole of it, once.
-std::string first_gap_or_overlap(const std::vector<Stored>& slices) {
+std::string first_gap_or_overlap(const std::vector<StoredSlice>& slices) {
   const int64_t elements = nn::whole_slice(slices.front().tensor->slice.global).numel();
   const auto missing = [&](int64_t begin, int64_t end) {
     return fmt::format("its elements [{}, {}) of {} are stored nowhere", begin, end, elements);
@@ -56,7 +56,7 @@ std::string first_gap_or_overlap(const std::vector<Stored>& slices) {
   return position == elements ? "" : missing(position, elements);
 }
 
-std::string difference(const Stored& first, const Stored& other) {
+std::string difference(const StoredSlice& first, const StoredSlice& other) {
   const auto [a, b] = std::pair(first.tensor, other.tensor);
   if (a->dtype == b->dtype && a->slice.global == b->slice.global) return "";
   return fmt::format("it is {} in {}, but {} in {}", describe(a->dtype, a->slice.global),
@@ -65,9 +65,9 @@ std::string difference(const Stored& first, const Stored& other) {
 }
 
 // The numbers of the slices: tensors that are cut alike, as those of most layers are, have them alike.
-std::vector<int64_t> cut_of(const std::vector<Stored>& slices) {
+std::vector<int64_t> cut_of(const std::vector<StoredSlice>& slices) {
   std::vector<int64_t> cut;
-  for (const Stored& stored : slices) {
+  for (const StoredSlice& stored : slices) {
     const nn::SliceShape& s = stored.tensor->slice;
     cut.push_back(static_cast<int64_t>(s.global.size()));
     for (const auto* shape : {&s.global, &s.offset, &s.box})
@@ -80,7 +80,7 @@ std::vector<int64_t> cut_of(const std::vector<Stored>& slices) {
 }  // namespace
 
 std::vector<std::string> coverage_problems(const std::vector<FileEntry>& files) {
-  std::map<std::pair<std::string, std::string>, std::vector<Stored>> slices;  // by file kind and name
+  std::map<std::pair<std::string, std::string>, std::vector<StoredSlice>> slices;  // by file kind and name
   for (const FileEntry& file : files) {
     for (const auto& [name, tensor] : file.tensors) slices[{file.file, name}].push_back({&file, &tensor});
   }

@@ -1,14 +1,127 @@
 #include "parallel/checkpoint/folder_writer.h"
 
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <optional>
+#include <random>
 #include <span>
+#include <string>
 #include <system_error>
 #include <utility>
 
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
 #include "core/io/copy_file.h"
-#include "core/io/file_descriptor.h"
-#include "core/io/output_file.h"
+#include "core/io/files.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::checkpoint {
+
+// Whether checkpoints can be written, before a week has been spent on them.
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Another one for each process.
+std::string probe_name() {
+  std::random_device random;
+  return fmt::format("{}probe_{:08x}{:08x}", temporary_prefix, random(), random());
+}
+
+// A file that goes with the object.
+class ProbeFile {
+ public:
+  explicit ProbeFile(fs::path path) : path_(std::move(path)) {
+    io::OutputFile file(path_);
+    created_ = true;
+    try {
+      const std::string text = "can this folder be written?\n";
+      file.write(std::as_bytes(std::span(text)));
+      file.sync_and_close();
+    } catch (...) {
+      remove();
+      throw;
+    }
+  }
+  ~ProbeFile() { remove(); }
+  ProbeFile(const ProbeFile&) = delete;
+  ProbeFile& operator=(const ProbeFile&) = delete;
+
+ private:
+  void remove() const {
+    std::error_code ignored;
+    if (created_) fs::remove(path_, ignored);
+  }
+  fs::path path_;
+  bool created_ = false;
+};
+
+fs::path nearest_folder(fs::path folder) {
+  std::error_code error;
+  folder = fs::absolute(folder).lexically_normal();
+  while (!fs::exists(fs::symlink_status(folder, error)) && folder.has_relative_path()) {
+    folder = folder.parent_path();
+  }
+  return folder;
+}
+
+// "" where `action` ends well.
+template <typename Action>
+std::string problem_of(const Action& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Throws on all ranks what is wrong on the first that has a problem; rank 0 speaks for all.
+void throw_first(comm::Communicator& comm, const std::string& problem) {
+  const int failing = first_rank(comm, !problem.empty());
+  if (failing < 0) return;
+  const std::string text = comm::broadcast_string(comm, problem, failing);
+  throw Error(failing == 0 ? text : fmt::format("rank {}: {}", failing, text));
+}
+
+}  // namespace
+
+void probe(const fs::path& folder) {
+  const ProbeFile file(nearest_folder(folder) / probe_name());
+}
+
+void probe_shared(comm::Communicator& comm, const fs::path& root) {
+  std::optional<ProbeFile> file;
+  std::string seen;
+  std::string problem;
+  if (comm.rank() == 0) {
+    seen = probe_name();
+    problem = problem_of([&] {
+      std::error_code error;
+      fs::create_directories(root, error);
+      if (error) throw io::file_error("cannot create the folder", root, error.value());
+      file.emplace(root / seen);
+    });
+  }
+  throw_first(comm, problem);
+  seen = comm::broadcast_string(comm, seen, 0);
+  if (comm.rank() != 0) {
+    problem = problem_of([&] {
+      if (!fs::exists(root / seen)) {
+        throw Error(fmt::format(
+            "'{}' is not the folder that rank 0 sees under this name; run.dir must be one folder for all "
+            "ranks, on a file system that their hosts share",
+            root.string()));
+      }
+      probe(root);
+    });
+  }
+  throw_first(comm, problem);
+}
+
 namespace {
 
 namespace fs = std::filesystem;

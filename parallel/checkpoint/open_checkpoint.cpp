@@ -8,7 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"
-#include "core/io/file_descriptor.h"
+#include "core/io/files.h"
 
 namespace pptrain::checkpoint {
 namespace {

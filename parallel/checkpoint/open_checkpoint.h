@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/io/input_file.h"
+#include "core/io/files.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/manifest.h"
 

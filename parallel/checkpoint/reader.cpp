@@ -11,7 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"
-#include "core/io/input_file.h"
+#include "core/io/files.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/coverage.h"
 #include "parallel/checkpoint/open_checkpoint.h"

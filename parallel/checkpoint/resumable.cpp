@@ -3,7 +3,6 @@
 
 #include "core/base/error.h"
 #include "parallel/checkpoint/checkpoint.h"
-#include "parallel/checkpoint/first_rank.h"
 #include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::checkpoint {

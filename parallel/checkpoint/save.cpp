@@ -13,12 +13,10 @@
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/is_there.h"
-#include "core/io/numbered_path.h"
-#include "core/io/output_file.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/coverage.h"
-#include "parallel/checkpoint/first_rank.h"
 #include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::checkpoint {

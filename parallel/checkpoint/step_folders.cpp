@@ -10,10 +10,12 @@
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/file_descriptor.h"
-#include "core/io/small_file.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
+#include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::checkpoint {
+
 namespace {
 constexpr std::string_view step_prefix = "step_";
 }
@@ -87,6 +89,25 @@ void take_back_replaced(const std::filesystem::path& root,
                : fmt::format("a run was killed as it replaced the checkpoint '{}': the old one is back there",
                              place.string()));
   }
+}
+
+namespace fs = std::filesystem;
+
+bool is_step_folder(const fs::path& path) {
+  return parse_step_folder(path.filename().string()).has_value() || io::is_there(path / manifest_name);
+}
+
+std::optional<fs::path> find_named(const fs::path& path,
+                                   const std::function<void(const std::string&)>& report,
+                                   KnownProblems& known) {
+  if (is_step_folder(path)) {
+    if (const auto found = known.find(path); found != known.end()) throw Error(found->second);
+    return path;
+  }
+  for (const fs::path& root : {path, path / "checkpoints"}) {
+    if (const auto found = find_resumable(root, report, known)) return found;
+  }
+  return std::nullopt;
 }
 
 }  // namespace pptrain::checkpoint

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/comm/communicator.h"
+
 namespace pptrain::checkpoint {
 
 inline constexpr const char* temporary_prefix = ".tmp_";
@@ -38,5 +41,32 @@ std::vector<StepFolder> list_step_folders(const std::filesystem::path& root);
 // Reports what it did and what it could not do. By the one process that writes below `root`.
 void take_back_replaced(const std::filesystem::path& root,
                         const std::function<void(const std::string&)>& report);
+
+// The checkpoint that a user names.
+
+// Whether `path` is one checkpoint (by its name, step_N, or by its manifest), sound or not.
+bool is_step_folder(const std::filesystem::path& path);
+
+// `path` itself where it is a step folder; where it is a folder of them, or a run's folder (with checkpoints/
+// in it), their newest sound one; nothing where it holds none. `report` hears of each checkpoint that is
+// passed over, `known` is as in find_resumable. Throws Error where checkpoints are there and none can be
+// used, or where `known` says that the named one cannot.
+std::optional<std::filesystem::path> find_named(const std::filesystem::path& path,
+                                                const std::function<void(const std::string&)>& report,
+                                                KnownProblems& known);
+
+// Which rank it was.
+
+// The lowest rank that says true, the same on all; -1 if none does. Collective.
+inline int first_rank(comm::Communicator& world, bool value) {
+  if (!comm::any(world, value)) return -1;
+  std::vector<double> flags(static_cast<size_t>(world.size()), 0);
+  flags[static_cast<size_t>(world.rank())] = value ? 1 : 0;
+  flags = comm::all_reduce_sum(world, flags);
+  for (size_t rank = 0; rank < flags.size(); ++rank) {
+    if (flags[rank] != 0) return static_cast<int>(rank);
+  }
+  return -1;
+}
 
 }  // namespace pptrain::checkpoint

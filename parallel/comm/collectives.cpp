@@ -8,9 +8,8 @@
 #include <utility>
 
 #include "parallel/comm/operands.h"
-#include "parallel/comm/rank_order_sum.h"
-#include "parallel/comm/sum_scratch.h"
-#include "parallel/comm/tree.h"
+#include "parallel/comm/split.h"
+#include "parallel/comm/sum_queue.h"
 #include "parallel/comm/works.h"
 
 namespace pptrain::comm {

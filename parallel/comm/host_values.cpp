@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/tree.h"
+#include "parallel/comm/split.h"
 
 namespace pptrain::comm {
 

@@ -1,12 +1,68 @@
 // Groups told apart by what every rank can compute of every other.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::comm {
+
+// The tree along which a group collects what its ranks have, and hands out what one of them knows.
+
+// Up to so many ranks exchange directly what is small: in one round, with size (size - 1) messages. More go
+// through the tree: 2 (size - 1) messages, in rounds as many as twice the logarithm of their number.
+inline constexpr int direct_ranks = 8;
+
+// A binomial tree with rank 0 as its root; of direct_ranks or fewer, a star. Below a rank are the ranks that
+// follow it without a gap, so that what they have is one block.
+struct Tree {
+  Tree(int rank, int size) {
+    const int low_bit = rank & -rank;
+    const bool star = size <= direct_ranks;
+    parent = star && rank > 0 ? 0 : rank - low_bit;
+    ranks = rank == 0 ? size : std::min(star ? 1 : low_bit, size - rank);
+    for (int distance = 1; distance < ranks; distance = star ? distance + 1 : 2 * distance)
+      children.push_back(rank + distance);
+  }
+  // Ranks of the subtree of child `i`.
+  int ranks_below(size_t i, int rank) const {
+    const int end = i + 1 < children.size() ? children[i + 1] : rank + ranks;
+    return end - children[i];
+  }
+
+  int parent = 0;             // of other ranks than 0
+  std::vector<int> children;  // ascending: the last has the deepest subtree
+  int ranks = 1;              // of the subtree, this one included
+};
+
+// What a transport that makes its groups itself calls them.
+
+// Mixes bits, so that numbers made of others do not meet (the finaliser of SplitMix64, Steele et al. 2014).
+inline uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+// Of the groups made of one communicator, by one rank of it.
+class GroupNumbers {
+ public:
+  // Of the next group of `members`: the same on all of them, and another one than of other lists and of
+  // earlier groups of the same list.
+  uint64_t next(std::span<const int> members) {
+    uint64_t list = members.size();
+    for (const int member : members) list = mix(list + static_cast<uint64_t>(member) + 1);
+    return mix(list + ++made_[list]);
+  }
+
+ private:
+  std::unordered_map<uint64_t, uint64_t> made_;  // groups, by their list
+};
 
 // The ranks of `comm` that have the colour of this one, in their order. color(rank): the same on all ranks.
 // Collective over `comm`; nothing is exchanged to agree on the colours.

@@ -2,9 +2,12 @@
 // computes.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,6 +18,20 @@
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::comm {
+
+// The order of a sum over ranks, for transports that reduce by themselves.
+
+// own <- ((x0 + x1) + x2) + ..., where x_me is `own` [n], and the others are the rows of `others` [size, n],
+// which is scratch afterwards; its row `me` is not read. On the tensors' device.
+void sum_in_rank_order(at::Tensor own, at::Tensor others, int me, int size);
+
+// Memory that a sum over ranks takes beside its tensors.
+
+// Bytes of the scratch of a sum over so many ranks whose tensor is larger than that: 1 MiB for each rank, so
+// that messages stay long enough, and at most 16 MiB. The thread that runs a communicator's sums keeps it.
+constexpr int64_t most_sum_scratch(int ranks) {
+  return std::min<int64_t>(ranks, 16) << 20;
+}
 
 class SumQueue {
  public:

@@ -1,6 +1,7 @@
 // The end of a wait that nobody has answered.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 #include "core/base/error.h"
@@ -15,6 +16,39 @@ inline constexpr std::chrono::minutes default_timeout{10};
 class WaitTimeout : public Error {
  public:
   using Error::Error;
+};
+
+// The end of a wait, as the process has lived it.
+
+// Time in which the whole process stood still (Ctrl-Z and SIGCONT, a paused virtual machine) does not count:
+// the peers may have stood still too. It is told from the gap between two looks, so somebody looks at least
+// once a second while the wait lasts.
+class PatientDeadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds look_every{1};
+
+  // A timeout of years is one of ten years.
+  explicit PatientDeadline(std::chrono::milliseconds timeout, Clock::time_point now = Clock::now())
+      : last_(now), end_(now + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(87'600))) {}
+
+  bool passed(Clock::time_point now = Clock::now()) {
+    const auto gap = now - last_;
+    last_ = now;
+    if (gap > standstill) end_ += gap;
+    return now >= end_;
+  }
+  // Until when to sleep before the next look.
+  Clock::time_point next_look() const { return std::min(end_, last_ + look_every); }
+  std::chrono::milliseconds time_to_look() const {
+    return std::chrono::ceil<std::chrono::milliseconds>(next_look() - last_);
+  }
+
+ private:
+  static constexpr std::chrono::seconds standstill{3};
+
+  Clock::time_point last_;
+  Clock::time_point end_;
 };
 
 }  // namespace pptrain::comm

@@ -40,13 +40,6 @@ Schedule Schedule::without_actions() const {
           .actions = std::vector<std::vector<Action>>(static_cast<size_t>(ranks))};
 }
 
-bool is_reduced_next(const std::vector<Action>& list, size_t place) {
-  for (size_t i = place + 1; i < list.size() && !is_compute(list[i].kind); ++i) {
-    if (list[i].kind == ActionKind::reduce_grad && list[i].stage == list[place].stage) return true;
-  }
-  return false;
-}
-
 PlacementTable::PlacementTable(const Schedule& schedule) {
   for (int stage = 0; stage < schedule.stages(); ++stage) rank_of.push_back(schedule.rank_of(stage));
   for (size_t stage = 0; stage + 1 < rank_of.size(); ++stage) {

@@ -43,10 +43,6 @@ struct Schedule {
   Schedule without_actions() const;
 };
 
-// Is the B or W (no pair) at this place of a list followed by REDUCE_GRAD of its stage, before anything is
-// computed? Then each of its gradients may be reduced as soon as it is there.
-bool is_reduced_next(const std::vector<Action>& list, size_t place);
-
 // rank_of and crosses_ranks as tables, for what walks over all actions.
 struct PlacementTable {
   explicit PlacementTable(const Schedule& schedule);

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -107,10 +108,11 @@ def rate(seconds: float, flops: float, moved: float) -> list[str]:
 def table(args, trace: dict, rank: int) -> list[list[str]]:
     other = trace["otherData"]
     kernels = other["kernels"][rank]
+    vocab = tomllib.loads(other["job"])["model"]["vocab_size"]
     step = sum(entry["step_time_s"] for entry in other["steps"]) / len(other["steps"])
     parts = defaultdict(list)
     for kernel in kernels:
-        parts[part_of(kernel, other["model"]["vocab"])].append(kernel)
+        parts[part_of(kernel, vocab)].append(kernel)
     sums = {name: [sum(k[key] for k in of_part) for key in ("seconds", "flops", "bytes")] for name, of_part in parts.items()}
     rows = [[f"rank {rank}", "s a step", "share", "GFLOP/s", "GB/s"]]
 

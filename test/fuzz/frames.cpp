@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/tcp/tcp_frame.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 #include "test/fuzz/targets.h"
 

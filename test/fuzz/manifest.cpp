@@ -10,7 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"
-#include "core/io/inner_path.h"
+#include "core/io/paths.h"
 #include "parallel/checkpoint/coverage.h"
 #include "test/fuzz/targets.h"
 

@@ -10,7 +10,6 @@
 #include "core/kernels/cuda/cudnn_graph.h"
 #include "core/kernels/cuda/cudnn_shape.h"
 #include "core/nn/attention_choice.h"
-#include "core/nn/attention_memory.h"
 #include "test/gpu/stand_in/described_device.h"
 #include "test/support/catch.h"
 

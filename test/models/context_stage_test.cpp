@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "app/forecast/footprint.h"
-#include "core/data/context_part.h"
+#include "core/data/microbatch.h"
 #include "core/tokens/context_split.h"
 #include "models/seams.h"
 #include "models/transformer_stage.h"

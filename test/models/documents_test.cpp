@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "app/forecast/footprint.h"
-#include "core/data/context_part.h"
 #include "core/data/data_loader.h"
+#include "core/data/microbatch.h"
 #include "core/kernels/dry_run.h"
 #include "parallel/comm/dry/dry_communicator.h"
 #include "test/core/data/token_files.h"

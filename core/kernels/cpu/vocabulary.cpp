@@ -1,5 +1,3 @@
-#include "core/kernels/vocabulary.h"
-
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -11,8 +9,11 @@
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/kernels.h"
+#include "core/kernels/vocabulary.h"
 
 namespace pptrain::kernels::cpu {
+
 namespace {
 
 constexpr int64_t ignored = -100;
@@ -137,6 +138,90 @@ void add_vocabulary_kernels() {
   kernels::embedding_part_backward.implement(BackEnd::cpu, embedding_part_backward);
   kernels::softmax_statistics.implement(BackEnd::cpu, softmax_statistics);
   kernels::cross_entropy_part.implement(BackEnd::cpu, cross_entropy_part);
+}
+
+namespace {
+
+void check_labels(const Tensor& labels, int64_t vocab) {
+  const int64_t* label = in<int64_t>(labels);
+  for (int64_t row = 0; row < labels.size(0); ++row) {
+    if (label[row] != -100 && (label[row] < 0 || label[row] >= vocab)) {
+      throw Error(fmt::format(
+          "cross entropy: label {} of row {} is outside the vocabulary of {}; use -100 for rows that do "
+          "not count",
+          label[row], row, vocab));
+    }
+  }
+}
+
+}  // namespace
+
+void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want_gradient) {
+  const int64_t vocab = logits.size(1);
+  check_labels(labels, vocab);
+  by_type(logits, [&]<class T>(T) {
+    const CrossEntropyArgs<T> args{.logits = out<T>(logits),
+                                   .labels = in<int64_t>(labels),
+                                   .loss = out<float>(loss),
+                                   .vocab = vocab,
+                                   .want_gradient = want_gradient};
+    parallel_for(logits.size(0), row_grain(vocab), [&](int64_t first, int64_t last) {
+      std::vector<float> scratch(want_gradient ? static_cast<size_t>(vocab) : 0);
+      typed<T>(loops()).cross_entropy(args, scratch.data(), first, last);
+    });
+  });
+}
+
+void add_cross_entropy_kernels() {
+  kernels::cross_entropy.implement(BackEnd::cpu, cross_entropy);
+}
+
+namespace {
+
+void check_tokens(const Tensor& tokens, int64_t vocab) {
+  const int64_t* token = in<int64_t>(tokens);
+  for (int64_t row = 0; row < tokens.size(0); ++row) {
+    if (token[row] < 0 || token[row] >= vocab) {
+      throw Error(fmt::format(
+          "embedding: token {} at row {} is outside the vocabulary of {}; check model.vocab_size against "
+          "the data's tokenizer",
+          token[row], row, vocab));
+    }
+  }
+}
+
+}  // namespace
+
+void embedding(const Tensor& tokens, const Tensor& weight, Tensor& result) {
+  check_tokens(tokens, weight.size(0));
+  const int64_t* token = in<int64_t>(tokens);
+  const auto row_bytes = static_cast<size_t>(weight.size(1) * weight.element_size());
+  const char* from = in<char>(weight);
+  char* to = out<char>(result);
+  parallel_for(tokens.size(0), row_grain(weight.size(1)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      std::memcpy(to + static_cast<size_t>(row) * row_bytes,
+                  from + static_cast<size_t>(token[row]) * row_bytes, row_bytes);
+    }
+  });
+}
+
+// Threads divide the columns, so that rows of one token are added in order.
+void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_grad) {
+  check_tokens(tokens, weight_grad.size(0));
+  const int64_t rows = dy.size(0);
+  const int64_t dim = dy.size(1);
+  by_type(dy, [&]<class T>(T) {
+    parallel_for(dim, row_grain(rows), [&](int64_t first, int64_t last) {
+      typed<T>(loops()).embedding_backward(in<int64_t>(tokens), in<T>(dy), out<float>(weight_grad), rows, dim,
+                                           first, last);
+    });
+  });
+}
+
+void add_embedding_kernels() {
+  kernels::embedding.implement(BackEnd::cpu, embedding);
+  kernels::embedding_backward.implement(BackEnd::cpu, embedding_backward);
 }
 
 }  // namespace pptrain::kernels::cpu

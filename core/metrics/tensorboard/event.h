@@ -11,6 +11,13 @@
 
 namespace pptrain::metrics {
 
+// CRC-32C (Castagnoli, RFC 3720), and how TFRecord files mask it.
+uint32_t crc32c(std::string_view bytes);
+
+// As TensorFlow stores it beside data: rotated right by 15 bits, plus a constant, so that a checksum of bytes
+// that hold checksums is no weaker.
+uint32_t masked_crc32c(std::string_view bytes);
+
 // wall_time: seconds since 1970.
 
 // What a file begins with: Event{wall_time, file_version = "brain.Event:2"}.

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <vector>
 
-#include "core/io/file_descriptor.h"
+#include "core/io/files.h"
 #include "core/metrics/figures.h"
 #include "core/metrics/tensorboard/event.h"
 

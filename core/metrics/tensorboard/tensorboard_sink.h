@@ -5,9 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "core/metrics/patient_file.h"
-#include "core/metrics/run_header.h"
+#include "core/metrics/jsonl_sink.h"
 #include "core/metrics/sinks.h"
+#include "core/metrics/step_record.h"
 
 namespace pptrain::metrics {
 

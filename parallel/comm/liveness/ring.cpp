@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "parallel/comm/gather_values.h"
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/comm/liveness/timed_socket.h"
@@ -57,11 +58,6 @@ static_assert(std::has_unique_object_representations_v<Hello>, "it is compared a
 template <size_t n>
 void copy_text(std::array<char, n>& to, const std::string& text) {
   std::memcpy(to.data(), text.data(), std::min(text.size(), n - 1));
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
 }
 
 // The running kernel and its network namespace.

@@ -21,7 +21,6 @@
 #include "core/base/printable.h"
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/signal_block.h"
 #include "parallel/comm/wait_timeout.h"
 

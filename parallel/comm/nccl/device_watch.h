@@ -26,7 +26,7 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/patient_deadline.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 

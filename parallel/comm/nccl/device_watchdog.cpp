@@ -5,8 +5,8 @@
 #include <exception>
 #include <utility>
 
-#include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/signal_block.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 namespace {

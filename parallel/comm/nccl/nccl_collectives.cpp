@@ -10,7 +10,7 @@
 
 #include "parallel/comm/collectives.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/rank_order_sum.h"
+#include "parallel/comm/sum_queue.h"
 
 namespace pptrain::comm {
 namespace {

@@ -11,9 +11,8 @@
 #include "parallel/comm/nccl/device_watchdog.h"
 #include "parallel/comm/nccl/nccl_collectives.h"
 #include "parallel/comm/nccl/nccl_group.h"
-#include "parallel/comm/nccl/nccl_links.h"
 #include "parallel/comm/nccl/nccl_member.h"
-#include "parallel/comm/nccl/nccl_ranks.h"
+#include "parallel/comm/nccl/nccl_transfers.h"
 #include "parallel/comm/operands.h"
 
 namespace pptrain::comm {

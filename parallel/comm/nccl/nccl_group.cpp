@@ -9,7 +9,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/patient_deadline.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 namespace {

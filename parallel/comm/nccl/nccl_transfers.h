@@ -4,8 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
@@ -13,6 +16,42 @@
 #include "parallel/comm/nccl/nccl_member.h"
 
 namespace pptrain::comm {
+
+// Point-to-point traffic: each direction between two ranks has an NCCL communicator and a stream of its own,
+// so that no other traffic can stand in its way.
+class NcclLinks {
+ public:
+  // `member` and `host`, which carries the set-up's messages, must outlive it.
+  NcclLinks(const NcclMember& member, Communicator& host) : member_(member), host_(host) {}
+  // The end of a link may wait for the other rank's: so in the same order everywhere.
+  ~NcclLinks();
+  NcclLinks(const NcclLinks&) = delete;
+  NcclLinks& operator=(const NcclLinks&) = delete;
+
+  // As Communicator::connect, on the current device. A message goes over each new link at once, which makes
+  // all its connections: NCCL connects a pair at its first message, whatever its size, on all the channels
+  // that a larger one would take (NCCL 2.28.9, enqueue.cc, p2pTaskAppend).
+  void connect(std::span<const std::pair<int, int>> pairs);
+
+  // Moves the tensor from `sender` to `receiver`, one of which this rank is. Throws Error where the pair was
+  // not connected or the tensor lies elsewhere.
+  std::unique_ptr<Work> start(at::Tensor tensor, int sender, int receiver) const;
+
+ private:
+  // The sender is rank 0 of the two.
+  struct Link {
+    CudaStream stream;  // goes last
+    std::unique_ptr<NcclGroup> group;
+  };
+
+  void make_link(int sender, int receiver);
+  std::string share_id(int sender, int receiver) const;
+  const Link& link(int sender, int receiver) const;
+
+  const NcclMember& member_;
+  Communicator& host_;
+  std::map<std::pair<int, int>, Link> links_;
+};
 
 class NcclTransfers {
  public:

@@ -6,10 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/comm/group_numbers.h"
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/patient_deadline.h"
+#include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_engine.h"
 #include "parallel/comm/tcp/tcp_rendezvous.h"
 #include "parallel/comm/wait_timeout.h"

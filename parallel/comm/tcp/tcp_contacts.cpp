@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/comm/tcp/tcp_frame.h"
+#include "parallel/comm/tcp/tcp_inbox.h"
 
 namespace pptrain::comm {
 namespace {

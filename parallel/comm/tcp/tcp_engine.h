@@ -29,7 +29,6 @@
 #include <vector>
 
 #include "parallel/comm/tcp/tcp_contacts.h"
-#include "parallel/comm/tcp/tcp_frame.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 #include "parallel/comm/tcp/tcp_meeting.h"
 #include "parallel/comm/tcp/tcp_socket.h"

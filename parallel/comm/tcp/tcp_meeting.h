@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_contacts.h"
 #include "parallel/comm/tcp/tcp_store.h"
-#include "parallel/comm/tree.h"
 
 namespace pptrain::comm {
 

@@ -10,8 +10,8 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/tcp/tcp_address.h"
-#include "parallel/comm/tcp/tcp_frame.h"
-#include "parallel/comm/tcp/tcp_key.h"
+#include "parallel/comm/tcp/tcp_handshake.h"
+#include "parallel/comm/tcp/tcp_inbox.h"
 #include "parallel/comm/tcp/tcp_store.h"
 
 namespace pptrain::comm {

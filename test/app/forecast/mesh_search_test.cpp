@@ -48,26 +48,26 @@ CostSource source_with(double within, double between, int ranks_per_host) {
   return source;
 }
 
-app::Plan plan_on(const app::PlanBase& base, const MeshShape& mesh, const app::Choice& choice,
-                  bool reshard = false, bool every_microbatch = false) {
-  app::PlanBase other = on_mesh(base, mesh);
-  other.job.distributed.reshard_after_forward = reshard;
-  other.job.distributed.reduce_gradients = every_microbatch ? "microbatch" : "step";
+app::Plan plan_on(const app::PlanBase& base, const app::Layout& layout) {
   schedule::Schedule lowered =
-      schedule::lower(schedule::make_schedule({.name = choice.schedule,
-                                               .ranks = mesh.pp,
-                                               .microbatches = static_cast<int>(choice.grad_accum_steps),
-                                               .stages_per_rank = static_cast<int>(choice.stages_per_rank)}),
-                      lower_options(other));
-  return make_plan(std::move(other), choice, std::move(lowered));
+      schedule::lower(schedule::make_schedule({.name = layout.schedule,
+                                               .ranks = layout.mesh.pp,
+                                               .microbatches = static_cast<int>(layout.grad_accum_steps),
+                                               .stages_per_rank = static_cast<int>(layout.stages_per_rank)}),
+                      lower_options(on_layout(base, layout)));
+  return make_plan(base, layout, std::move(lowered));
 }
 
-app::Choice even_choice(const app::PlanBase& base, const MeshShape& mesh,
-                        const std::string& schedule = "1f1b") {
+app::Layout even_layout(const app::PlanBase& base, const MeshShape& mesh,
+                        const std::string& schedule = "1f1b", bool reshard = false,
+                        bool every_microbatch = false) {
   const int64_t samples = app::samples_of_step(base) / mesh.size(Group::batch);
-  return {.micro_batch_size = 1,
+  return {.mesh = mesh,
+          .micro_batch_size = 1,
           .grad_accum_steps = samples,
           .recompute = {"none"},
+          .reshard = reshard,
+          .every_microbatch = every_microbatch,
           .schedule = schedule,
           .stages_per_rank = 1,
           .layers = pipeline::compute_layer_assignment(static_cast<int>(base.model.layers), mesh.pp)};
@@ -119,7 +119,7 @@ TEST_CASE("every legal mesh of up to 8 ranks is predicted, and nothing is lost o
       if (app::samples_of_step(base) / mesh.size(Group::batch) < mesh.pp) continue;  // 1f1b needs more
       INFO(mesh.describe());
       for (const bool reshard : {false, true}) {
-        const app::Plan plan = plan_on(base, mesh, even_choice(base, mesh), reshard, reshard);
+        const app::Plan plan = plan_on(base, even_layout(base, mesh, "1f1b", reshard, reshard));
         const app::CostModel costs = app::make_cost_model(plan, source);
         const app::Prediction p = app::predict(plan, costs);
         CHECK(p.step_time > 0);
@@ -149,7 +149,7 @@ TEST_CASE("every legal mesh of up to 8 ranks is predicted, and nothing is lost o
 TEST_CASE("what ranks exchange counts in a step: over slow links it takes longer, and hides behind passes") {
   const app::PlanBase base = small_base();
   const MeshShape mesh{.pp = 2, .dp_shard = 2};
-  const app::Plan plan = plan_on(base, mesh, even_choice(base, mesh));
+  const app::Plan plan = plan_on(base, even_layout(base, mesh));
   const CostSource fast = source_with(1e12, 1e12, 0), slow = source_with(1e8, 1e8, 0);
   const app::Prediction a = app::predict(plan, fast), b = app::predict(plan, slow);
   CHECK(b.step_time > a.step_time);
@@ -163,7 +163,7 @@ TEST_CASE("what ranks exchange counts in a step: over slow links it takes longer
   CHECK(find("gradients").exposed < 2 * find("gradients").total);
   CHECK(find("pp").total > 0);
   // Streamed weights are gathered anew for each pass.
-  const app::Plan streaming = plan_on(base, mesh, even_choice(base, mesh), true);
+  const app::Plan streaming = plan_on(base, even_layout(base, mesh, "1f1b", true));
   const app::CostModel costs = app::make_cost_model(streaming, slow);
   const auto streamed = app::exchange_times(streaming, costs, app::predict(streaming, costs));
   CHECK(streamed.front().what == "weights");
@@ -183,7 +183,7 @@ TEST_CASE("estimates of the search are what whole predictions say") {
       const app::Layout layout{.mesh = mesh,
                                .micro_batch_size = 1,
                                .grad_accum_steps = 96 / mesh.size(Group::batch),
-                               .recompute = "none",
+                               .recompute = {"none"},
                                .reshard = streamed,
                                .every_microbatch = streamed};
       app::LayoutModel model(layout, app::workload_of(base), base, source, dry_runs,
@@ -193,10 +193,10 @@ TEST_CASE("estimates of the search are what whole predictions say") {
         const auto estimate = model.estimate(shapes, schedule, stages);
         if (!estimate || (mesh.pp == 1 && schedule != "1f1b")) continue;
         INFO(mesh.describe() << ", " << schedule << (streamed ? ", streamed" : ""));
-        app::Choice choice = even_choice(base, mesh, schedule);
+        app::Layout choice = even_layout(base, mesh, schedule, streamed, streamed);
         choice.stages_per_rank = stages;
         choice.layers = model.layers(mesh.pp * stages);
-        const app::Plan plan = plan_on(base, mesh, choice, streamed, streamed);
+        const app::Plan plan = plan_on(base, choice);
         const app::Prediction p = app::predict(plan, source);
         CHECK(estimate->step_time == Approx(p.step_time).epsilon(0.02));
         CHECK(static_cast<double>(estimate->bytes.total()) ==
@@ -226,15 +226,14 @@ TEST_CASE("the search finds the best of all layouts of a few ranks") {
     const int64_t samples = 8 / mesh.size(Group::batch);
     for (int64_t size = 1; size <= samples; size *= 2) {
       for (const std::string schedule : {"gpipe", "1f1b", "zb_h1", "zb_h2"}) {
-        app::Choice choice = even_choice(base, mesh, schedule);
+        app::Layout choice = even_layout(base, mesh, schedule);
         choice.micro_batch_size = size;
         choice.grad_accum_steps = samples / size;
         if (choice.grad_accum_steps < mesh.pp) continue;
         for (const bool reshard : {false, true}) {
           for (const bool every : {false, true}) {
             if (mesh.dp_shard == 1 && (reshard || every)) continue;
-            best =
-                std::min(best, app::predict(plan_on(base, mesh, choice, reshard, every), source).step_time);
+            best = std::min(best, app::predict(plan_on(base, choice), source).step_time);
           }
         }
       }
@@ -243,9 +242,9 @@ TEST_CASE("the search finds the best of all layouts of a few ranks") {
   CHECK(found.ranking.front().step_time <= best * 1.001);
   CHECK(found.ranking.front().step_time > 0.5 * best);
   for (const app::MeshCandidate& candidate : found.ranking) {
-    CHECK(candidate.mesh.world_size() == 4);
-    CHECK(candidate.choice.micro_batch_size * candidate.choice.grad_accum_steps *
-              candidate.mesh.size(Group::batch) ==
+    CHECK(candidate.layout.mesh.world_size() == 4);
+    CHECK(candidate.layout.micro_batch_size * candidate.layout.grad_accum_steps *
+              candidate.layout.mesh.size(Group::batch) ==
           8);
   }
 }
@@ -257,13 +256,13 @@ TEST_CASE("tight memory makes ranks share parameters") {
   const CostSource source = source_with(1e9, 1e9, 0);
   const app::MeshSearchResult roomy = app::search_meshes(base, source, {.world = 4});
   const MeshShape replicas{.dp_replicate = 4};
-  const double whole = static_cast<double>(
-      app::predict(plan_on(base, replicas, even_choice(base, replicas)), source).peak_bytes());
+  const double whole =
+      static_cast<double>(app::predict(plan_on(base, even_layout(base, replicas)), source).peak_bytes());
   REQUIRE(!roomy.ranking.empty());
   const app::MeshSearchResult tight = app::search_meshes(base, source, {.world = 4, .budget = 0.7 * whole});
   REQUIRE(!tight.ranking.empty());
   for (const app::MeshCandidate& candidate : tight.ranking) {
-    CHECK(candidate.mesh.size(Group::fsdp) > 1);
+    CHECK(candidate.layout.mesh.size(Group::fsdp) > 1);
     CHECK(static_cast<double>(candidate.bytes.total()) <= 0.7 * whole);
   }
   CHECK(tight.ranking.front().step_time >= roomy.ranking.front().step_time * (1 - 1e-9));
@@ -287,15 +286,13 @@ TEST_CASE("the first of the ranking fits by what it takes exactly") {
     return found.ranking.empty() ? std::nullopt : std::optional(found.ranking.front());
   };
   const auto exact = [&](const app::MeshCandidate& candidate) {
-    return app::predict(
-        plan_on(base, candidate.mesh, candidate.choice, candidate.reshard, candidate.every_microbatch),
-        source);
+    return app::predict(plan_on(base, candidate.layout), source);
   };
   double budget = 0;
   int searches = 0;
   for (auto candidate = first(budget); candidate; candidate = first(budget)) {
     const app::Prediction p = exact(*candidate);
-    CAPTURE(budget, candidate->overrides());
+    CAPTURE(budget, candidate->layout.overrides());
     CHECK(candidate->fits);
     CHECK(candidate->bytes.total() == p.peak_bytes());
     CHECK(candidate->step_time == p.step_time);
@@ -315,7 +312,8 @@ TEST_CASE("steps that interleaved schedules take in longer rounds are estimated 
   // Three rounds of 5, seven of 9, and no rounds: then there are no interleaved schedules.
   for (const auto& [pp, m] : {std::pair{4, 15}, std::pair{8, 63}, std::pair{4, 18}}) {
     const MeshShape mesh{.pp = pp};
-    const app::Layout layout{.mesh = mesh, .micro_batch_size = 1, .grad_accum_steps = m, .recompute = "none"};
+    const app::Layout layout{
+        .mesh = mesh, .micro_batch_size = 1, .grad_accum_steps = m, .recompute = {"none"}};
     app::LayoutModel model(layout, app::workload_of(base), base, source, dry_runs,
                            std::make_shared<const app::MeshLinks>(source.device, mesh));
     for (const std::string schedule : {"interleaved_1f1b", "interleaved_zb", "1f1b", "zbv"}) {
@@ -324,11 +322,11 @@ TEST_CASE("steps that interleaved schedules take in longer rounds are estimated 
       const auto estimate = model.estimate(shapes, schedule, stages);
       REQUIRE(estimate);
       CAPTURE(pp, m, schedule);
-      app::Choice choice = even_choice(base, mesh, schedule);
+      app::Layout choice = even_layout(base, mesh, schedule);
       choice.grad_accum_steps = m;
       choice.stages_per_rank = stages;
       choice.layers = model.layers(mesh.pp * stages);
-      const app::Prediction p = app::predict(plan_on(base, mesh, choice), source);
+      const app::Prediction p = app::predict(plan_on(base, choice), source);
       CHECK(estimate->step_time == Approx(p.step_time).epsilon(0.02));
       CHECK(static_cast<double>(estimate->bytes.total()) ==
             Approx(static_cast<double>(p.peak_bytes())).epsilon(0.02));
@@ -343,7 +341,7 @@ TEST_CASE("slow links between hosts carry a pipeline, not sums of gradients") {
   const CostSource slow = source_with(1e11, 2e6, 4);
   const app::MeshSearchResult found = app::search_meshes(base, slow, {.world = 8});
   REQUIRE(!found.ranking.empty());
-  const MeshShape& best = found.ranking.front().mesh;
+  const MeshShape& best = found.ranking.front().layout.mesh;
   CHECK(best.pp > 1);
   const app::MeshLinks links(slow.device, best);
   CHECK_FALSE(links.of(Group::stage).between_hosts);
@@ -361,8 +359,8 @@ TEST_CASE("slow links between hosts keep tensor parallelism within a host") {
   const app::MeshSearchResult fast = best_with(1e12), slow = best_with(1e6);
   REQUIRE(!fast.ranking.empty());
   REQUIRE(!slow.ranking.empty());
-  CHECK(fast.ranking.front().mesh == MeshShape{.tp = 4});
-  CHECK(slow.ranking.front().mesh == MeshShape{.pp = 2, .tp = 2});
+  CHECK(fast.ranking.front().layout.mesh == MeshShape{.tp = 4});
+  CHECK(slow.ranking.front().layout.mesh == MeshShape{.pp = 2, .tp = 2});
   CHECK(mentions(slow.losers, "tp", "tp +"));
   CHECK(mentions(fast.losers, "pp x tp", "bubble +"));
 }
@@ -385,7 +383,7 @@ TEST_CASE("the report says what was kept, what won, and why the others lost") {
   for (const auto& [part, seconds] : json["time"].items()) sum += seconds.get<double>();
   CHECK(sum == Approx(json["ranking"][0]["step_time"].get<double>()));
   // The keys it prints are those of a job.
-  for (const std::string& key : found.ranking.front().overrides())
+  for (const std::string& key : found.ranking.front().layout.overrides())
     CHECK(config::find_option(key.substr(0, key.find('='))) != nullptr);
   CHECK_THROWS_WITH(app::search_meshes(base, source, {.world = 7}), contains_text("no mesh of 7 ranks"));
   const std::string csv = meshes_csv(found);
@@ -407,12 +405,12 @@ TEST_CASE("each mesh of the ranking is a job, with the step that the search says
       small_job_text() + "[distributed]\npp = 2\npp_head_weight = 1\n"};
   size_t turn = 0;
   for (const app::MeshCandidate& candidate : all.ranking) {
-    const Overrides keys = candidate.overrides();
+    const Overrides keys = candidate.layout.overrides();
     CAPTURE(keys);
     const std::string& text = texts[turn++ % std::size(texts)];
     const app::Plan plan = small_plan(text, "run", keys);
-    CHECK(plan.mesh == candidate.mesh);
-    CHECK(pipeline::layers_per_stage(plan.layers) == pipeline::layers_per_stage(candidate.choice.layers));
+    CHECK(plan.mesh == candidate.layout.mesh);
+    CHECK(pipeline::layers_per_stage(plan.layers) == pipeline::layers_per_stage(candidate.layout.layers));
     CHECK(app::predict(plan, source).step_time == Approx(candidate.step_time).epsilon(0.02));
   }
 }
@@ -446,6 +444,6 @@ TEST_CASE("a mesh of 1,024 GPUs for 70 B parameters is found in seconds") {
   CHECK(seconds < 16);
   const app::MeshCandidate& best = found.ranking.front();
   CHECK(static_cast<double>(best.bytes.total()) <= 80e9);
-  CHECK(best.mesh.tp <= 8);
+  CHECK(best.layout.mesh.tp <= 8);
   CHECK(mentions(found.losers, "dp_replicate", "memory: at least"));
 }

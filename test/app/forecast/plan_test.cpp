@@ -120,15 +120,15 @@ TEST_CASE("auto takes the best of the search that fits") {
   for (const app::Candidate& c : found) {
     CHECK(c.fits);
     CHECK(found.front().step_time <= c.step_time);
-    CHECK(c.choice.layers.size() == static_cast<size_t>(2 * c.choice.stages_per_rank));
-    const app::Prediction p = app::predict(app::make_plan(plan, c.choice, *c.lowered), source);
+    CHECK(c.layout.layers.size() == static_cast<size_t>(2 * c.layout.stages_per_rank));
+    const app::Prediction p = app::predict(app::make_plan(plan, c.layout, *c.lowered), source);
     CHECK(p.step_time == c.step_time);
     CHECK(p.peak_bytes() == c.peak_bytes);
   }
   const app::Plan chosen = plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto"}));
-  CHECK(chosen.job.distributed.pp_schedule == found.front().choice.schedule);
-  CHECK(chosen.job.distributed.pp_stages_per_rank == found.front().choice.stages_per_rank);
-  CHECK(chosen.layers == found.front().choice.layers);
+  CHECK(chosen.job.distributed.pp_schedule == found.front().layout.schedule);
+  CHECK(chosen.job.distributed.pp_stages_per_rank == found.front().layout.stages_per_rank);
+  CHECK(chosen.layers == found.front().layout.layers);
 
   // Less memory than that one takes: another, which fits, or recomputes.
   const double gb = static_cast<double>(found.front().peak_bytes) / 1e9;
@@ -203,7 +203,7 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
   const double budget = 0.97 * static_cast<double>(all.front().peak_bytes);
   const auto found = app::search(plan, source, {.budget = budget});
   REQUIRE(found.front().fits);
-  CHECK(found.front().choice.recompute.size() == 4);
+  CHECK(found.front().layout.recompute.size() == 4);
   for (const app::Candidate& c : found) {
     if (c.fits) CHECK(static_cast<double>(c.peak_bytes) <= budget);
     CHECK(found.front().step_time <= (c.fits ? c.step_time : found.front().step_time));
@@ -211,12 +211,12 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
   const app::Plan chosen = plan_with(with(
       bench_sizes(), layout,
       Overrides{"distributed.pp_schedule=auto", fmt::format("distributed.pp_memory_gb={}", budget / 1e9)}));
-  CHECK(chosen.job.train.recompute == found.front().choice.recompute);
+  CHECK(chosen.job.train.recompute == found.front().layout.recompute);
   CHECK(app::predict(chosen, source).step_time == found.front().step_time);
   // A job that says how much to recompute is taken at its word.
   const app::Plan given = plan_with(with(bench_sizes(), layout, Overrides{"train.recompute=selective"}));
   for (const app::Candidate& c : app::search(given, source, {.budget = budget}))
-    CHECK(c.choice.recompute == std::vector<std::string>{"selective"});
+    CHECK(c.layout.recompute == std::vector<std::string>{"selective"});
 }
 
 TEST_CASE("a job that says how much to recompute is refused where auto would fit, and told so") {
@@ -251,13 +251,13 @@ TEST_CASE("the search over microbatches keeps the samples of a step") {
   const auto found = app::search(plan, app::make_cost_source(plan, ""), {.microbatches = true});
   std::set<int64_t> counts;
   for (const app::Candidate& c : found) {
-    CHECK(c.choice.micro_batch_size * c.choice.grad_accum_steps == 8);
-    CHECK(c.lowered->microbatches == c.choice.grad_accum_steps);
-    counts.insert(c.choice.grad_accum_steps);
+    CHECK(c.layout.micro_batch_size * c.layout.grad_accum_steps == 8);
+    CHECK(c.lowered->microbatches == c.layout.grad_accum_steps);
+    counts.insert(c.layout.grad_accum_steps);
   }
   CHECK(counts == std::set<int64_t>{1, 2, 4, 8});
   const std::string text = app::render_ranking(found, plan.job, 0, {.rows = 5, .width = 80});
-  CHECK_THAT(text, contains_text(found.front().choice.schedule));
+  CHECK_THAT(text, contains_text(found.front().layout.schedule));
   CHECK_THAT(text, contains_text(fmt::format("{} more: --all", found.size() - 5)));
   check_width(text, 80);
 }
@@ -268,7 +268,7 @@ TEST_CASE("each row of the ranking is a job with its step, and no two are one sc
   const auto found = app::search(plan, source, {.microbatches = true, .budget = 0.8e9});
   std::set<std::pair<int64_t, std::string>> lists;  // microbatches, actions and split
   for (const app::Candidate& c : found) {
-    const Overrides keys = app::overrides(c.choice, plan.job);
+    const Overrides keys = c.layout.overrides(&plan.job);
     CAPTURE(keys);
     const app::Plan again = plan_with(with(bench_sizes(), keys));
     CHECK(app::predict(again, source).step_time == c.step_time);
@@ -276,9 +276,9 @@ TEST_CASE("each row of the ranking is a job with its step, and no two are one sc
     for (const auto& list : c.lowered->actions) {
       for (const schedule::Action& action : list) actions += schedule::to_string(action) + ',';
     }
-    actions += fmt::format("{}", fmt::join(pipeline::layers_per_stage(c.choice.layers), "+")) +
-               fmt::format("{}", fmt::join(c.choice.recompute, "+"));
-    CHECK(lists.emplace(c.choice.grad_accum_steps, actions).second);
+    actions += fmt::format("{}", fmt::join(pipeline::layers_per_stage(c.layout.layers), "+")) +
+               fmt::format("{}", fmt::join(c.layout.recompute, "+"));
+    CHECK(lists.emplace(c.layout.grad_accum_steps, actions).second);
   }
   // The text has these keys in whole; all formats have all rows.
   const std::string text = app::render_ranking(found, plan.job, 0.8e9, {.rows = found.size(), .width = 80});
@@ -287,11 +287,11 @@ TEST_CASE("each row of the ranking is a job with its step, and no two are one sc
   REQUIRE(json["ranking"].size() == found.size());
   CHECK(std::ranges::count(csv, '\n') == std::ssize(found) + 1);
   for (size_t i = 0; i < found.size(); ++i) {
-    for (const std::string& key : app::overrides(found[i].choice, plan.job)) {
+    for (const std::string& key : found[i].layout.overrides(&plan.job)) {
       CHECK_THAT(text, contains_text("--set " + key));
       CHECK_THAT(csv, contains_text(key));
     }
-    CHECK(json["ranking"][i]["set"].get<Overrides>() == app::overrides(found[i].choice, plan.job));
+    CHECK(json["ranking"][i]["set"].get<Overrides>() == found[i].layout.overrides(&plan.job));
   }
 }
 
@@ -368,12 +368,11 @@ TEST_CASE("costs from a run's trace give back its own times") {
   run_small_job(small_job_text(), folder.path() / "run", layout);
   const std::string trace_path = (folder.path() / "run/trace.json").string();
   const app::TraceSummary trace = app::read_trace(trace_path);
-  CHECK(trace.run.layers_per_stage == std::vector<int64_t>{2, 2});
-  CHECK(trace.run.microbatches == 4);
-  CHECK(trace.run.recompute == std::vector<std::string>{"cheap", "none"});
-  CHECK(trace.run.schedule == "1f1b");
-  CHECK(trace.run.model.hidden == 32);
-  CHECK(trace.run.model.tied == false);
+  CHECK(trace.layers == pipeline::LayerAssignment{{0, 2}, {2, 4}});
+  CHECK(trace.schedule == "1f1b");
+  CHECK(trace.device == "cpu");
+  CHECK(trace.run.job ==
+        small_plan(small_job_text(), folder.path() / "run", layout).job);  // as it ran, whole
   REQUIRE(trace.stages.size() == 2);
   CHECK(trace.step_time > 0);
   CHECK(trace.bubble.contains("bubble"));
@@ -409,7 +408,7 @@ TEST_CASE("costs from a run's trace give back its own times") {
     std::ofstream(path) << text.replace(place, from.size(), to);
     return path;
   };
-  CHECK_THROWS_AS(app::read_trace(changed("\"pp\":2", "\"pp\":-2")), UsageError);
+  CHECK_THROWS_AS(app::read_trace(changed("\\npp = 2", "\\npp = -2")), UsageError);
   CHECK_THROWS_AS(app::read_trace(changed("\"tid\":1,\"ts\"", "\"tid\":9,\"ts\"")), UsageError);
   CHECK_THROWS_AS(app::read_trace(changed("\"layers_per_stage\":[2,2]", "\"layers_per_stage\":[2,3]")),
                   UsageError);
@@ -438,7 +437,8 @@ TEST_CASE("a trace of a mixture with other experts is none of the job's costs") 
   };
   CHECK_THAT(refused("model.num_experts=8"), contains_text("num_experts = 4, but the job has 8"));
   CHECK_THAT(refused("model.num_experts_per_tok=1"), contains_text("num_experts_per_tok = 2"));
-  CHECK_THAT(refused("model.moe_intermediate_size=64"), contains_text("width = 16, but the job has 64"));
+  CHECK_THAT(refused("model.moe_intermediate_size=64"),
+             contains_text("moe_intermediate_size = 16, but the job has 64"));
   CHECK_THAT(refused("model.decoder_sparse_step=2"), contains_text("decoder_sparse_step = 1"));
   CHECK_THAT(refused("model.mlp_only_layers=[2]"),
              contains_text("mlp_only_layers = [1], but the job has [2]"));
@@ -451,7 +451,7 @@ TEST_CASE("costs from a trace of one mesh predict another") {
                 with(job, {"distributed.dp_replicate=2", "profile.trace=true"}));
   const std::string trace_path = (folder.path() / "run/trace.json").string();
   const app::TraceSummary trace = app::read_trace(trace_path);
-  CHECK(trace.run.dp_replicate == 2);
+  CHECK(trace.run.mesh.dp_replicate == 2);
   REQUIRE(trace.ranks.size() == 2);
   REQUIRE(trace.stages.size() == 1);
   const app::Plan plan = plan_with(with(job, {"distributed.pp=2", "distributed.pp_costs=" + trace_path}));

@@ -1,5 +1,5 @@
 // The products that a dry run foretells, against those of real passes.
-#include "app/forecast/stage_products.h"
+#include "app/forecast/footprint.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>

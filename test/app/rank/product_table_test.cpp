@@ -11,7 +11,7 @@
 
 #include "app/rank/product_tuning.h"
 #include "core/base/error.h"
-#include "core/io/small_file.h"
+#include "core/io/files.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 

@@ -148,14 +148,14 @@ TEST_CASE("the search asks nothing of the schedule that it replaces") {
   const Overrides few = {"distributed.pp=4", "train.grad_accum_steps=2", "train.micro_batch_size=2"};
   CHECK_THAT(refusal(few), contains_text("1f1b on 4 ranks needs at least 4 microbatches"));
   CHECK(std::ranges::any_of(found(few), [](const pptrain::app::Candidate& candidate) {
-    return candidate.choice.schedule == "1f1b" && candidate.choice.grad_accum_steps == 4;
+    return candidate.layout.schedule == "1f1b" && candidate.layout.grad_accum_steps == 4;
   }));
   CHECK(base(with(few, {"distributed.pp_schedule=/nowhere.csv"})).mesh.pp == 4);
   // It tries several stages per rank, unless the job says how many.
   const Overrides two = {"distributed.pp=2", "train.grad_accum_steps=4"};
   const auto stages = [&](const Overrides& overrides) {
     std::set<int64_t> counts;
-    for (const auto& candidate : found(overrides)) counts.insert(candidate.choice.stages_per_rank);
+    for (const auto& candidate : found(overrides)) counts.insert(candidate.layout.stages_per_rank);
     return counts;
   };
   CHECK(stages(two) == std::set<int64_t>{1, 2});

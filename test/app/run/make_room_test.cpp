@@ -5,7 +5,7 @@
 #include <iterator>
 #include <set>
 
-#include "app/run/find_start.h"
+#include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"

@@ -1,5 +1,5 @@
 // What may differ between a job and the one that saved the checkpoint it goes on from.
-#include "app/run/resume_check.h"
+#include "app/run/start_choice.h"
 
 #include <functional>
 

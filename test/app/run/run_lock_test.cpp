@@ -12,6 +12,7 @@
 
 #include "app/launch/this_process.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -76,9 +77,9 @@ TEST_CASE("a folder that another process has is refused with its pid and host, a
   CHECK_FALSE(lock.try_take(folder.path(), unexpected));
   REQUIRE(lock.holder());
   CHECK(lock.holder()->pid == other.pid());
-  CHECK(lock.holder()->host == app::host_name());
+  CHECK(lock.holder()->host == host_name());
   const std::string message = app::taken_message(folder.path(), lock.holder());
-  CHECK_THAT(message, contains_text(fmt::format("process {} on {}", other.pid(), app::host_name())));
+  CHECK_THAT(message, contains_text(fmt::format("process {} on {}", other.pid(), host_name())));
   CHECK_THAT(message, contains_text(app::command_line()));
   other.end();
   CHECK(lock.try_take(folder.path(), unexpected));
@@ -112,7 +113,7 @@ TEST_CASE("a file system that cannot lock is said, and does not stop a run") {
 
 TEST_CASE("the lock of a host that may have crashed is waited for as long as an NFS server keeps it") {
   using std::chrono::seconds;
-  const app::LockHolder here{.pid = 1, .host = app::host_name(), .since = {}, .command = {}};
+  const app::LockHolder here{.pid = 1, .host = host_name(), .since = {}, .command = {}};
   const app::LockHolder there{.pid = 1, .host = "another host", .since = {}, .command = {}};
   CHECK(app::patience(here) < seconds(5));
   CHECK(app::patience(std::nullopt) < seconds(5));

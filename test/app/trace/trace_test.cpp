@@ -2,6 +2,7 @@
 #include <array>
 #include <set>
 
+#include "core/config/differences.h"
 #include "parallel/schedule/cost/measured_step.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
@@ -119,7 +120,7 @@ TEST_CASE("a trace has every action of its steps once, and changes no number") {
       const json& other = trace.at("otherData");
       CHECK(other.at("schedule") == "1f1b");
       CHECK(other.at("layers_per_stage") == (pp == 2 ? json{2, 2} : json{2, 1, 1}));
-      CHECK(other.at("model").at("hidden") == 32);
+      CHECK(config::read_saved_job(other.at("job"), "the trace").model.hidden_size == 32);
       REQUIRE(other.at("steps").size() == 2);
       CHECK(other.at("steps")[0].at("step") == 2);
       CHECK(other.at("steps")[0].at("step_time_s") > 0);

@@ -6,7 +6,7 @@
 
 #include "core/config/aliases.h"
 #include "core/config/options.h"
-#include "core/config/warnings.h"
+#include "core/config/validate.h"
 #include "test/core/config/config_test_support.h"
 #include "test/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "core/data/blend.h"
+#include "core/data/sampler.h"
 
 #include <algorithm>
 #include <cmath>

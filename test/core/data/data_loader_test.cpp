@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/data/context_part.h"
+#include "core/data/microbatch.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/data/context_part.h"
 #include "core/data/data_loader.h"
 #include "core/data/document_index.h"
+#include "core/data/microbatch.h"
 #include "core/data/step_plan.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/data/file_places.h"
+#include "core/data/documents.h"
 #include "core/data/token_dataset.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"

@@ -63,3 +63,18 @@ TEST_CASE("every file of a folder is looked at") {
   CHECK_THROWS_WITH(inspect({.paths = {folder.path()}, .format = Format::text}, 256),
                     contains_text("part133.txt"));
 }
+
+TEST_CASE("ids of four bytes read as two are seen by their empty halves") {
+  const ScratchFolder folder;
+  const auto read_as = [](const std::filesystem::path& path, int bytes) {
+    return looks_like_uint32({.paths = {path}, .format = Format::bin, .token_bytes = bytes});
+  };
+  const std::vector<uint32_t> wide(32, 999);
+  CHECK(read_as(write_ids<uint32_t>(folder, "wide.bin", wide), 2));
+  CHECK_FALSE(read_as(folder.path() / "wide.bin", 4));
+  CHECK_FALSE(read_as(write_ids<uint32_t>(folder, "few.bin", std::vector<uint32_t>(31, 999)), 2));
+  std::vector<uint16_t> narrow(64, 0);
+  for (size_t i = 0; i < narrow.size(); i += 2) narrow[i] = 999;
+  narrow[63] = 1;
+  CHECK_FALSE(read_as(write_ids<uint16_t>(folder, "narrow.bin", narrow), 2));
+}

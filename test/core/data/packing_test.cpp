@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/data/share_rows.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

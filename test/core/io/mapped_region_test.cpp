@@ -1,4 +1,4 @@
-#include "core/io/mapped_region.h"
+#include "core/io/mapped_file.h"
 
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/io/mapped_file.h"
-#include "core/io/output_file.h"
+#include "core/io/files.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "core/io/regular_file.h"
+#include "core/io/files.h"
 
 #include <sys/socket.h>
 #include <sys/stat.h>

@@ -1,10 +1,10 @@
 // The end of metrics.jsonl, read while it is written.
-#include "core/metrics/metrics_tail.h"
+#include "core/metrics/metrics_file.h"
 
 #include <cmath>
 #include <fstream>
 
-#include "core/metrics/record_json.h"
+#include "core/metrics/step_record.h"
 #include "core/metrics/utc_time.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "core/kernels/kernels.h"
-#include "core/metrics/record_json.h"
-#include "core/metrics/step_text.h"
+#include "core/metrics/progress_text.h"
+#include "core/metrics/step_record.h"
 #include "test/support/catch.h"
 
 using pptrain::metrics::known_peak_flops;

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/metrics/prometheus/http.h"
+#include "core/metrics/prometheus/page_server.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -1,4 +1,4 @@
-#include "core/metrics/record_json.h"
+#include "core/metrics/step_record.h"
 
 #include <nlohmann/json.hpp>
 #include <string>

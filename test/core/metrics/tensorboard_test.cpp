@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "core/metrics/tensorboard/crc32c.h"
 #include "core/metrics/tensorboard/event.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"

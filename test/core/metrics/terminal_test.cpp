@@ -16,9 +16,7 @@
 
 #include "core/metrics/log_file.h"
 #include "core/metrics/progress_text.h"
-#include "core/metrics/step_text.h"
 #include "core/metrics/terminal_sinks.h"
-#include "core/metrics/time_left.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 

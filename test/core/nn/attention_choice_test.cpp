@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/kernels/dry_run.h"
-#include "core/nn/attention_memory.h"
 #include "core/nn/block_attention.h"
 #include "core/nn/causal_attention.h"
 #include "test/support/catch.h"

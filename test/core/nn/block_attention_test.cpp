@@ -10,7 +10,6 @@
 
 #include "core/kernels/cpu/attention.h"
 #include "core/kernels/dry_run.h"
-#include "core/nn/plain_attention.h"
 #include "core/tokens/context_split.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/attention_oracle.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/nn/weight_gradient.h"
+#include "core/nn/weight_grad_queue.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 

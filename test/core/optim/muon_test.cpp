@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
-#include "core/optim/newton_schulz.h"
+#include "core/optim/muon.h"
 #include "core/optim/optimizer.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"

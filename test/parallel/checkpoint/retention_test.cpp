@@ -8,7 +8,6 @@
 #include <optional>
 #include <random>
 
-#include "parallel/checkpoint/diverged.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "test/parallel/checkpoint/example.h"

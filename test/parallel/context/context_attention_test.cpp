@@ -24,8 +24,8 @@
 #include "parallel/context/ring_attention.h"
 #include "parallel/context/ulysses_attention.h"
 #include "test/core/kernels/compare.h"
-#include "test/core/tokens/random_split.h"
 #include "test/core/nn/attention_oracle.h"
+#include "test/core/tokens/random_split.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

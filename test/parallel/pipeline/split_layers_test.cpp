@@ -120,6 +120,7 @@ TEST_CASE("pinned ends") {
   CHECK_THROWS_AS(compute_pinned_layer_assignment(4, 4, 2, 1), UsageError);
   CHECK_THROWS_AS(compute_pinned_layer_assignment(8, 4, 0, 1), UsageError);
   CHECK_THROWS_AS(compute_pinned_layer_assignment(8, 1, 4, 4), UsageError);
+  CHECK_THROWS_AS(compute_pinned_layer_assignment(8, 0, 1, 1), UsageError);
 }
 
 TEST_CASE("a layout string") {

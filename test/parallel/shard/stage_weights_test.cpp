@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/nn/weight_gradient.h"
+#include "core/nn/weight_grad_queue.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/core/kernels/compare.h"
 #include "test/parallel/shard/thread_groups.h"

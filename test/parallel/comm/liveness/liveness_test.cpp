@@ -16,8 +16,8 @@
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/liveness/heartbeat.h"
 #include "parallel/comm/liveness/timed_socket.h"
-#include "parallel/comm/patient_deadline.h"
 #include "parallel/comm/thread/thread_communicator.h"
+#include "parallel/comm/wait_timeout.h"
 #include "test/support/catch.h"
 #include "test/support/wait_until.h"
 

@@ -144,18 +144,3 @@ TEST_CASE("a list keeps the exchanges that it brings if the job can use them") {
   CHECK(write_csv(lower(half, {.shard = {.unshard = true}})) ==
         "0UNSHARD,1UNSHARD,0F0,1F0,1B0,1RESHARD,1REDUCE_GRAD,0B0,0RESHARD,0REDUCE_GRAD\n");
 }
-
-TEST_CASE("whether a gradient is reduced next is seen past what is not computed") {
-  const Schedule s =
-      lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 2}), {.shard = {.unshard = true}});
-  const auto& list = s.actions[1];
-  const auto place = [&](const char* action) {
-    return static_cast<size_t>(std::ranges::find(list, parse_action(action)) - list.begin());
-  };
-  REQUIRE(place("1REDUCE_GRAD") > place("1B1") + 1);
-  CHECK(is_reduced_next(list, place("1B1")));
-  CHECK_FALSE(is_reduced_next(list, place("1B0")));
-  const auto other = parse_csv("0F0,1F0,1B0,0B0,1REDUCE_GRAD,0REDUCE_GRAD\n").actions[0];
-  CHECK(is_reduced_next(other, 3));
-  CHECK_FALSE(is_reduced_next(other, 2));
-}
