@@ -11,7 +11,7 @@
 
 namespace pptrain::app {
 
-// How to write what somebody most likely meant by arguments that are refused.
+// --- How to write what somebody most likely meant by arguments that are refused.
 
 // `arguments`: of the command line, without the program's name; `refusal`: CLI11's, which names those that
 // are not known. "a job is named so: --config job.toml"; empty where there is nothing to say.

@@ -22,7 +22,7 @@ CLI::Validator such_as(const std::vector<std::string>& words);
 
 void add_checkpoint(CLI::App& command, std::string& checkpoint);
 
-// How many ranks a command runs.
+// --- How many ranks a command runs.
 
 // The ranks that the launcher has started, or that --world says; 0 where neither does. Throws UsageError
 // where they contradict each other.

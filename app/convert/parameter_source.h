@@ -15,7 +15,7 @@
 
 namespace pptrain::app {
 
-// Elements between a file's type and the float32 of checkpoints, a piece of a tensor at a time.
+// --- Elements between a file's type and the float32 of checkpoints, a piece of a tensor at a time.
 
 // Throws Error, which begins with `what` (file and tensor), unless float32 holds every value of the type and
 // gives it back: float32, bfloat16, float16.

@@ -49,7 +49,7 @@ bool is_hf_file(const std::string& name);
 // them, which may say where texts end.
 const std::vector<std::string>& tokenizer_files();
 
-// How the weights of a Hugging Face directory are divided into files.
+// --- How the weights of a Hugging Face directory are divided into files.
 
 // transformers' max_shard_size.
 inline constexpr uint64_t default_shard_bytes = 50'000'000'000;

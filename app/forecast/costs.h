@@ -53,7 +53,7 @@ CostModel make_cost_model(const PlanBase& base, const CostSource& source, Footpr
 schedule::Costs simulation_costs(const CostModel& model, const pipeline::LayerAssignment& layers,
                                  const schedule::Schedule& schedule);
 
-// Costs of a job's passes from the trace of a run of the same model.
+// --- Costs of a job's passes from the trace of a run of the same model.
 
 // `trace_path`: run.dir/trace.json. Throws UsageError where it is no trace, or one of another model, sequence
 // length, type or number of threads.

@@ -51,7 +51,7 @@ struct PassFootprint {
   kernels::Cost cost;
   // Bytes that the pass holds at its peak beside the activations (F, B, I) or weight operands (W) of the
   // microbatch. The incoming gradient and what the pass returns count, where they are no part of these.
-  // Beside tensors, a GPU's libraries count as their sources say (nn/attention_memory.h, products.h). Without
+  // Beside tensors, a GPU's libraries count as their sources say (nn/attention_choice.h, products.h). Without
   // a GPU tensors alone do, and attention as the project's CPU kernel takes it.
   int64_t workspace = 0;
 };
@@ -121,7 +121,7 @@ class Footprints {
   mutable std::map<Kind, StageFootprint> known_;
 };
 
-// The matrix products that a model's passes do.
+// --- The matrix products that a model's passes do.
 
 // Of F, B, I and W of these stages, on the footprint's rank; products of experts, whose rows follow from the
 // data, are not among them. Found by dry runs, each kind of stage once: half a microsecond a kernel.

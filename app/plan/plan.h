@@ -17,7 +17,7 @@
 
 namespace pptrain::app {
 
-// Rotary tables for sequences that grow beyond those of training.
+// --- Rotary tables for sequences that grow beyond those of training.
 
 // The model with tables for all positions that it is meant for (model.max_position_embeddings), not only for
 // those of train.seq_len.

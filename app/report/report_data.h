@@ -11,7 +11,7 @@
 
 namespace pptrain::app {
 
-// Which points of a long curve are drawn, so that its spikes stay.
+// --- Which points of a long curve are drawn, so that its spikes stay.
 
 // Indices into `values`, ascending: all finite ones, or where these are more than `most` (at least 4), of
 // each group of consecutive ones the smallest and the largest, beside the first and the last of all.

@@ -22,7 +22,7 @@ void report_heads(const config::JobConfig& job, const models::ModelConfig& model
 void report_recompute(const config::JobConfig& job, std::optional<int> stages,
                       const config::ReportConflict& report);
 
-// Whether a job can have the samples that it asks for.
+// --- Whether a job can have the samples that it asks for.
 
 // Reports eval.generate_* that the job's data or model cannot serve: nothing where there are no samples.
 void check_samples(const config::JobConfig& job, const models::ModelConfig& model,

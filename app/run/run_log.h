@@ -30,7 +30,7 @@ void open_log(const std::filesystem::path& run_dir);
 // Writes an error to the file alone: the console gets it from main.
 void log_failure(const std::string& message);
 
-// Where the records of a run go: rank 0 opens the sinks that the job names.
+// --- Where the records of a run go: rank 0 opens the sinks that the job names.
 
 // Rank 0 takes the port of metrics.prometheus; nothing on other ranks, and where the job names none. Throws
 // CommonFault on all ranks where the port cannot be had. Collective.
@@ -47,7 +47,7 @@ std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const RunContext& context
 // FLOP/s of all ranks' devices, what mfu is a fraction of. 0, with a warning, where it is not known.
 double peak_flops_of_all(const RunContext& context);
 
-// What a start of a run says of itself.
+// --- What a start of a run says of itself.
 
 // As checkpoints and metrics.jsonl have it. `data`: the fingerprint of the training data.
 checkpoint::Layout describe_layout(const Plan& plan, const std::string& data);

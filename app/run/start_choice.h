@@ -49,7 +49,7 @@ struct StartChoice {
 // none is sound.
 StartChoice choose_start(const config::JobConfig& job, const Progress& progress);
 
-// What lies in a run's folder, read.
+// --- What lies in a run's folder, read.
 
 // Hears of each checkpoint that is passed over, and why.
 using Report = std::function<void(const std::string&)>;

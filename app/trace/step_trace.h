@@ -54,7 +54,7 @@ schedule::RankStep to_rank_step(const StepTrace& trace);
 std::vector<double> encode(std::span<const StepTrace> steps);
 std::vector<StepTrace> decode(std::span<const double> numbers);
 
-// What the kernels of a rank took in the traced steps, as it stands in trace.json (README.md).
+// --- What the kernels of a rank took in the traced steps, as it stands in trace.json (README.md).
 
 // A list of objects, the longest first. steps: that `times` are of; the numbers are of one step.
 std::string kernel_shares_json(const kernels::KernelTimes& times, int64_t steps);

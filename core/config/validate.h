@@ -11,7 +11,7 @@
 
 namespace pptrain::config {
 
-// What a job may well mean, but most do not.
+// --- What a job may well mean, but most do not.
 
 // One sentence each, of a resolved job; none where there is nothing to say.
 std::vector<std::string> warnings(const JobConfig& job);

@@ -10,7 +10,6 @@
 namespace pptrain::data {
 
 // Which parts of a file are looked at where reading all of it would take too long.
-
 struct Place {
   uint64_t offset = 0;
   uint64_t bytes = 0;

@@ -39,7 +39,6 @@ struct Microbatch {
 };
 
 // A microbatch while it is made on the host.
-
 class TokenList {
  public:
   // Of `size` tokens: 0 with ignore_label, until they are written. `options` must outlive it.
@@ -62,7 +61,7 @@ class TokenList {
   std::vector<int32_t> starts_{0};
 };
 
-// The part of a microbatch that a context-parallel rank holds.
+// --- The part of a microbatch that a context-parallel rank holds.
 
 // What rank split->part has of `whole`, a microbatch without a split whose documents may have any lengths:
 // tokens, labels and filling (where they are defined) and positions of its ranges, on their device;

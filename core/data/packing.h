@@ -26,8 +26,8 @@ using OfferedLength = std::function<std::optional<int64_t>(int64_t)>;
 // `count`, which always fit, and what the tokens allow.
 Rows pack(Packing how, int64_t count, int64_t capacity, const OfferedLength& offered);
 
-// Documents over rows, and rows over microbatches, such that all cost alike. Integers alone, so that every
-// rank comes to the same.
+// --- Documents over rows, and rows over microbatches, such that all cost alike. Integers alone, so that
+// every rank comes to the same.
 
 // What a document costs: its tokens, and its causal attention, which costs as much at `attention_length`. 0:
 // tokens alone count.

@@ -38,7 +38,7 @@ class Sampler {
   uint64_t seed_;
 };
 
-// Which of several sources a sample is of.
+// --- Which of several sources a sample is of.
 
 // Sources mixed by weights: sample n is of the source that is most behind its share, weight * n minus the
 // samples it had, the first of equal ones. This is Megatron-LM's blend (build_blending_indices in

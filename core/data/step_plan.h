@@ -15,7 +15,6 @@
 namespace pptrain::data {
 
 // How a token stream becomes the microbatches of steps.
-
 class StepSource {
  public:
   virtual ~StepSource() = default;

@@ -7,7 +7,8 @@
 
 namespace pptrain::io {
 
-// Names for temporary files that no other process takes, in other containers that share the folder either.
+// --- Names for temporary files that no other process takes, in other containers that share the folder
+// either.
 
 // 16 hexadecimal digits of what process ids are unique in: this start of the machine's kernel and this
 // process's namespace of ids. Two containers may both run a process 7, with the same host name.

@@ -48,7 +48,6 @@ FileDescriptor open_own_file(const std::filesystem::path& path, int flags);
 
 // Files from outside, opened without waiting: a pipe, a socket, a device or a folder in a file's place is an
 // error at once.
-
 class RegularFile {
  public:
   // Throws Error with the path, and the system's reason or what is there instead of a file.
@@ -67,7 +66,6 @@ class RegularFile {
 };
 
 // A file read at chosen places. Unlike with a mapping, a device that fails is an Error and not a signal.
-
 class InputFile {
  public:
   // Throws Error with the path and the system's reason.
@@ -84,7 +82,7 @@ class InputFile {
   FileDescriptor file_;
 };
 
-// A file being written, with every failure reported.
+// --- A file being written, with every failure reported.
 
 // Creates a new file; one that is there already is an error, so that two writers never mix in one file.
 // Not atomic: see atomic_file.h.
@@ -107,7 +105,7 @@ class OutputFile {
   uint64_t end_ = 0;  // append position
 };
 
-// Files of a few lines, read whole.
+// --- Files of a few lines, read whole.
 
 // The content of a regular file of `longest` bytes at most. Throws Error with the path where it is none,
 // cannot be read or is longer.

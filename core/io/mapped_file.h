@@ -7,7 +7,7 @@
 
 namespace pptrain::io {
 
-// Mapped files that stop being readable while they are read: the system raises SIGBUS where a page lies
+// --- Mapped files that stop being readable while they are read: the system raises SIGBUS where a page lies
 // behind the end of a file that was shortened, or cannot be read from the device.
 
 // While it lives, the bus errors within these bytes are known to be of the file `path`.

@@ -8,7 +8,7 @@
 
 namespace pptrain::io {
 
-// Whether there is something of a name, where a name that cannot be looked at counts as none.
+// --- Whether there is something of a name, where a name that cannot be looked at counts as none.
 
 // True where `path` (followed through links) names something; false too where a folder on the way may not be
 // read or the device fails. Never throws: who then opens the file hears what is wrong with it.
@@ -17,7 +17,7 @@ inline bool is_there(const std::filesystem::path& path) {
   return std::filesystem::exists(path, error);
 }
 
-// Paths that a file gives: names inside the folder that the file belongs to, and nothing else.
+// --- Paths that a file gives: names inside the folder that the file belongs to, and nothing else.
 
 // Whether `path` names something inside a folder: relative, no part empty or "." or "..", no NUL. A path with
 // an empty part ("a//etc") would become absolute when "a/" is taken away.
@@ -30,7 +30,8 @@ bool lies_in(const std::filesystem::path& path, const std::filesystem::path& fol
 // folder / path. Throws Error where `path` is no inner path, or where a link leads out of the folder.
 std::filesystem::path inner_path(const std::filesystem::path& folder, std::string_view path);
 
-// Names under which something makes room and is kept: metrics.jsonl -> metrics.1.jsonl, metrics.2.jsonl, ...
+// --- Names under which something makes room and is kept: metrics.jsonl -> metrics.1.jsonl, metrics.2.jsonl,
+// ...
 
 // The first of NAME.1.EXT, NAME.2.EXT, ... (NAME.1, ... of a folder) beside `path` that is not there.
 std::filesystem::path first_free(const std::filesystem::path& path);

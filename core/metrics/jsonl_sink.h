@@ -16,7 +16,6 @@ namespace pptrain::metrics {
 
 // A file of records that outlives a full disk: records that cannot be written wait in memory until there is
 // room.
-
 class PatientFile {
  public:
   // The record that tells of a gap: `reason` of the system, and how many records were lost in it. "": none is

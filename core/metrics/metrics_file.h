@@ -28,7 +28,6 @@ void set_aside_after(const std::filesystem::path& file, int64_t last, const Repo
 void set_aside_all(const std::filesystem::path& file, const Report& report);
 
 // What metrics.jsonl says last, read beside the run that writes it.
-
 struct MetricsTail {
   std::vector<StepRecord> steps;                 // the latest, the oldest first; a figure that is null is NaN
   std::optional<EvalRecord> evaluation;          // the latest that was found

@@ -10,7 +10,7 @@
 
 namespace pptrain::metrics {
 
-// How long the rest of the run will take.
+// --- How long the rest of the run will take.
 
 // The median of the latest steps, which neither a slow first step nor a suspended process moves, and on top
 // of it what evaluations and saves have taken so far, spread over the steps.
@@ -31,7 +31,7 @@ class TimeLeft {
   double paused_ = 0;
 };
 
-// Records and figures in words, for people.
+// --- Records and figures in words, for people.
 
 // "step 120/800  loss 1.6387  lr 3.000e-03  ...": a line of the log.
 std::string format_line(const StepRecord& record, int64_t last_step);

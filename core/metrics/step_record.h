@@ -12,7 +12,6 @@
 namespace pptrain::metrics {
 
 // What a start of a run, new or resumed, says of itself once: the first line that it writes to metrics.jsonl.
-
 struct RunHeader {
   int64_t step = 0;        // that the start goes on from; 0: a new run
   std::string checkpoint;  // that it goes on from; empty: a new run
@@ -95,7 +94,7 @@ struct EvalRecord {
   std::chrono::system_clock::time_point time{};  // when it was done; 1970: not told
 };
 
-// Records as lines of metrics.jsonl: what each key means is in README.md.
+// --- Records as lines of metrics.jsonl: what each key means is in README.md.
 
 // One JSON object on one line; floats with all their digits, null where not finite.
 std::string to_json(const RunHeader& header);

@@ -44,7 +44,7 @@ int64_t cudnn_head_parts(const AttentionCall& call);
 // Bytes of the gradient of the scores that one of these runs writes; 0 where it is not written.
 int64_t score_gradient_bytes(const AttentionCall& call);
 
-// What a GPU's libraries take of memory during one call of attention, beside its operands, results and
+// --- What a GPU's libraries take of memory during one call of attention, beside its operands, results and
 // gradients: as the sources of LibTorch 2.11 (flash_api.cpp, attention_backward.cu) and of cuDNN's frontend
 // 1.32 ask for it. For predictions: the libraries themselves are never told.
 

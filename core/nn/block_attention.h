@@ -35,8 +35,8 @@ void add_attention_backward(const at::Tensor& dout, const at::Tensor& q, const a
                             std::span<const tokens::AttentionBlock> blocks, AttentionGradients& grads,
                             AttentionOptions options = {});
 
-// Blocks of attention by ATen's plain operators, in float32: where no kernel takes them. Slow, and holds the
-// scores of 256 rows at a time.
+// --- Blocks of attention by ATen's plain operators, in float32: where no kernel takes them. Slow, and holds
+// the scores of 256 rows at a time.
 
 // Adds what the queries [first, first + rows) have of keys that they had not seen. out: [rows, heads,
 // head_dim]; logsumexp: float32 [heads, rows].

@@ -13,7 +13,7 @@
 
 namespace pptrain::nn {
 
-// Keys and values of earlier tokens, for attention of tokens that come one at a time.
+// --- Keys and values of earlier tokens, for attention of tokens that come one at a time.
 
 // Of one stage: `slots` documents, each with room for as many tokens as it will ever have, taken at once.
 class KeyValueCache {

@@ -13,7 +13,7 @@
 
 namespace pptrain::nn {
 
-// How tensor-parallel ranks share out parameters and rows.
+// --- How tensor-parallel ranks share out parameters and rows.
 
 // Rank `rank` of `size` that share out what each of them would hold whole. One rank holds everything.
 struct TensorCut {

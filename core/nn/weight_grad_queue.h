@@ -15,8 +15,8 @@
 
 namespace pptrain::nn {
 
-// How layers add to the gradients of weights that matrix products alone write (Weight::grad_by_products): the
-// first product since ParameterGroup::start_grad overwrites, so that nobody fills the gradient with zeros
+// --- How layers add to the gradients of weights that matrix products alone write (Weight::grad_by_products):
+// the first product since ParameterGroup::start_grad overwrites, so that nobody fills the gradient with zeros
 // first.
 
 // weight.grad += dy^T x. Operands as kernels::accumulate_weight_gradient takes them.

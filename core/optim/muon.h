@@ -15,7 +15,7 @@
 
 namespace pptrain::optim {
 
-// Orthogonalisation of a matrix by products alone.
+// --- Orthogonalisation of a matrix by products alone.
 
 // U V^T of x = U S V^T, nearly: five steps of the quintic Newton-Schulz iteration of Jordan et al., Muon
 // (2024), on x over its Frobenius norm, with their coefficients (3.4445, -4.7750, 2.0315), which leave

@@ -34,7 +34,7 @@ struct Retention {
 std::set<int64_t> kept_steps(std::span<const int64_t> there, int64_t saved, const Retention& retention,
                              std::span<const ScoredStep> scored);
 
-// Checkpoints of a run that diverged, out of the way of those to come.
+// --- Checkpoints of a run that diverged, out of the way of those to come.
 
 // Renames the checkpoints under `root` of step `first` and later, step_N to diverged_step_N (or
 // diverged_step_N.1, ... where that is taken), so that no start goes on from them by itself. `latest` and

@@ -42,7 +42,7 @@ std::vector<StepFolder> list_step_folders(const std::filesystem::path& root);
 void take_back_replaced(const std::filesystem::path& root,
                         const std::function<void(const std::string&)>& report);
 
-// The checkpoint that a user names.
+// --- The checkpoint that a user names.
 
 // Whether `path` is one checkpoint (by its name, step_N, or by its manifest), sound or not.
 bool is_step_folder(const std::filesystem::path& path);
@@ -55,7 +55,7 @@ std::optional<std::filesystem::path> find_named(const std::filesystem::path& pat
                                                 const std::function<void(const std::string&)>& report,
                                                 KnownProblems& known);
 
-// Which rank it was.
+// --- Which rank it was.
 
 // The lowest rank that says true, the same on all; -1 if none does. Collective.
 inline int first_rank(comm::Communicator& world, bool value) {

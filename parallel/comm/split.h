@@ -12,7 +12,7 @@
 
 namespace pptrain::comm {
 
-// The tree along which a group collects what its ranks have, and hands out what one of them knows.
+// --- The tree along which a group collects what its ranks have, and hands out what one of them knows.
 
 // Up to so many ranks exchange directly what is small: in one round, with size (size - 1) messages. More go
 // through the tree: 2 (size - 1) messages, in rounds as many as twice the logarithm of their number.
@@ -40,7 +40,7 @@ struct Tree {
   int ranks = 1;              // of the subtree, this one included
 };
 
-// What a transport that makes its groups itself calls them.
+// --- What a transport that makes its groups itself calls them.
 
 // Mixes bits, so that numbers made of others do not meet (the finaliser of SplitMix64, Steele et al. 2014).
 inline uint64_t mix(uint64_t x) {

@@ -19,13 +19,13 @@
 
 namespace pptrain::comm {
 
-// The order of a sum over ranks, for transports that reduce by themselves.
+// --- The order of a sum over ranks, for transports that reduce by themselves.
 
 // own <- ((x0 + x1) + x2) + ..., where x_me is `own` [n], and the others are the rows of `others` [size, n],
 // which is scratch afterwards; its row `me` is not read. On the tensors' device.
 void sum_in_rank_order(at::Tensor own, at::Tensor others, int me, int size);
 
-// Memory that a sum over ranks takes beside its tensors.
+// --- Memory that a sum over ranks takes beside its tensors.
 
 // Bytes of the scratch of a sum over so many ranks whose tensor is larger than that: 1 MiB for each rank, so
 // that messages stay long enough, and at most 16 MiB. The thread that runs a communicator's sums keeps it.

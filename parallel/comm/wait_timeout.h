@@ -18,7 +18,7 @@ class WaitTimeout : public Error {
   using Error::Error;
 };
 
-// The end of a wait, as the process has lived it.
+// --- The end of a wait, as the process has lived it.
 
 // Time in which the whole process stood still (Ctrl-Z and SIGCONT, a paused virtual machine) does not count:
 // the peers may have stood still too. It is told from the gap between two looks, so somebody looks at least

@@ -81,8 +81,7 @@ bool long_matmul(const Tensor& a, const Tensor& b, Tensor& result) {
   return true;
 }
 
-// At so few rows MKL and oneDNN reach a fraction of what memory gives: they make 2 to 5 GB/s of the weight's
-// bytes where this makes (measurements in the README).
+// At so few rows MKL and oneDNN reach a fraction of what memory gives: 2 to 5 GB/s of the weight's bytes.
 constexpr int64_t few_rows = 16;
 
 // Dot products along the weight's rows. A row's results do not depend on the number of rows.

@@ -14,7 +14,7 @@
 
 namespace pptrain::metrics {
 
-// What of HTTP/1.1 (RFC 9112) a page of figures needs: one request a connection, no body.
+// --- What of HTTP/1.1 (RFC 9112) a page of figures needs: one request a connection, no body.
 
 // The longest head of a request that is read, in bytes.
 inline constexpr size_t longest_request = 8192;

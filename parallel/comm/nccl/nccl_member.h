@@ -20,7 +20,7 @@
 
 namespace pptrain::comm {
 
-// What the ranks of a group tell each other before NCCL knows them.
+// --- What the ranks of a group tell each other before NCCL knows them.
 
 // The job's rank of each rank of `host`, of which this one's is `mine`. Collective.
 std::vector<int> ranks_of_job(Communicator& host, int mine);
@@ -29,8 +29,8 @@ std::vector<int> ranks_of_job(Communicator& host, int mine);
 // away what pptrain asks of NCCL. Collective.
 void check_ranks(Communicator& host, c10::Device device);
 
-// What a group does once at its set-up, so that NCCL makes its connections then and not in the middle of a
-// step, where some ranks of the group would wait in the making while others are elsewhere.
+// --- What a group does once at its set-up, so that NCCL makes its connections then and not in the middle of
+// a step, where some ranks of the group would wait in the making while others are elsewhere.
 //
 // What NCCL connects when, from the source of 2.28.9 (NCCL_RUNTIME_CONNECT=1, its default where GPUs have
 // virtual memory management):
