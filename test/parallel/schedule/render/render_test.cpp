@@ -11,6 +11,7 @@
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/text_layout.h"
+#include "parallel/schedule/render/trace_names.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::schedule;
@@ -231,4 +232,28 @@ TEST_CASE("exchanges are drawn and told where they take time") {
   CHECK(tracks[track_of["1F0"]] == "rank 1");
   CHECK(tracks[track_of["1UNSHARD"]] == "rank 1 gathers");
   CHECK(tracks[track_of["1REDUCE_GRAD"]] == "rank 1 reductions");
+}
+
+TEST_CASE("a value crosses ranks from the stage that makes it, a gradient to the stage before") {
+  const Schedule s = make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 2});
+  const auto sent = [&](const char* action) { return value_sent(s, parse_action(action)).value_or(""); };
+  const auto received = [&](const char* action) {
+    return value_received(s, parse_action(action)).value_or("");
+  };
+  CHECK(sent("0F1") == "0F1");
+  CHECK(received("1F1") == "0F1");
+  CHECK(received("0F1").empty());
+  CHECK(sent("1F1").empty());
+  CHECK(sent("1B0") == "1B0");
+  CHECK(received("0B0") == "1B0");
+  CHECK(received("1B0").empty());
+  CHECK(sent("0B0").empty());
+}
+
+TEST_CASE("pairs are drawn by the costs of their passes, given once or for each stage") {
+  const Schedule s = make_schedule({.name = "dualpipe_v", .ranks = 3, .microbatches = 7});
+  const StageCost cost{1, 1.5, 1};
+  const Costs once{.stages = {cost}, .latency = {}};
+  const Costs each{.stages = std::vector(static_cast<size_t>(s.stages()), cost), .latency = {}};
+  CHECK(render_text(s, once) == render_text(s, each));
 }
