@@ -54,6 +54,7 @@ void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
   }
 }
 
+// Without rows, addmm would rewrite the whole gradient.
 void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
   if (dy.size(0) > 0) {
     at::addmm_out(weight_grad, weight_grad, dy.t(), x, at::kFloat);

@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <thread>
 #include <vector>
 
@@ -234,7 +233,7 @@ TEST_CASE("what a GPU's libraries take counts while the call lasts, and only on 
   const bool gpu = GENERATE(false, true);
   const kernels::GpuKind kind =
       gpu ? kernels::GpuKind{.capability = 90, .multiprocessors = 132} : kernels::GpuKind{};
-  const int64_t scratch = gpu ? 32 * 1024 * 1024 : 0;  // of cuBLASLt
+  const int64_t scratch = gpu ? 32 * 1024 * 1024 : 0;  // of cuBLAS
   const Tensor x = meta({6, 10}, at::kBFloat16), weight = meta({20, 10}, at::kBFloat16),
                grads = meta({3, 20, 10}), experts = meta({3, 20, 10}, at::kBFloat16),
                ends = meta({3}, at::kInt), order = meta({24}, at::kInt), dy = meta({24, 20}, at::kBFloat16);
