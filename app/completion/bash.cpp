@@ -10,14 +10,33 @@
 namespace pptrain::app {
 namespace {
 
+// bashcompinit adds no blank behind what it completes (nospace) but where we do.
+constexpr const char* zsh_head = R"(#compdef pptrain
+# zsh completion of pptrain, made by: pptrain completion zsh
+#   source <(pptrain completion zsh)                   in this shell, after compinit
+#   pptrain completion zsh > DIR/_pptrain              in all new ones, where DIR is one of $fpath
+
+autoload -Uz bashcompinit && bashcompinit
+
+)";
+constexpr const char* zsh_tail = R"(
+complete -o nospace -F _pptrain pptrain
+[[ $zsh_eval_context[-1] != loadautofunc ]] || _bash_complete -o nospace -F _pptrain
+)";
+
 constexpr const char* bash_head = R"(# bash completion of pptrain, made by: pptrain completion bash
 #   source <(pptrain completion bash)                  in this shell
 #   pptrain completion bash > ~/.local/share/bash-completion/completions/pptrain        in all new ones
 
 )";
 
-// Shell functions share the local variables of their caller.
-constexpr const char* bash_body = R"(
+constexpr const char* bash_tail = R"(
+complete -F _pptrain pptrain
+)";
+
+// Shell functions share the local variables of their caller. zsh runs them as sh would, and completes the end
+// of PREFIX where bash completes the last argument of compgen.
+constexpr const char* body = R"(
 # Fills `words` with the words up to the cursor, put together again where bash has broken them at = and :.
 _pptrain_words() {
   local i word before
@@ -26,7 +45,7 @@ _pptrain_words() {
     word=${COMP_WORDS[i]}
     before=
     ((i < 2)) || before=${COMP_WORDS[i - 1]}
-    if [[ -z $word && ${COMP_LINE:0:COMP_POINT} == *[[:space:]] ]]; then
+    if [[ -z $word && ${COMP_LINE:0:$COMP_POINT} == *[[:space:]] ]]; then
       words+=("")  # a new word after a blank
     elif ((i > 1)) && [[ $word == [=:]* || $before == [=:] ]]; then
       words[${#words[@]} - 1]+=$word
@@ -58,12 +77,31 @@ _pptrain_place() {
   fi
 }
 
+_pptrain_add() {  # the lines of its input to COMPREPLY
+  local line
+  while IFS= read -r line; do [[ -z $line ]] || COMPREPLY+=("$line"); done
+}
+
+_pptrain_ending() {  # filenames or nospace, for bash
+  [[ -n ${ZSH_VERSION-} ]] || compopt -o "$1" 2>/dev/null
+}
+
+_pptrain_end() {  # zsh has no compopt: puts a / or a blank behind COMPREPLY[i]
+  case $takes in
+    file* | folder* | .*) [[ ! -d ${COMPREPLY[i]} ]] || { COMPREPLY[i]+=/; return; } ;;
+  esac
+  [[ ${COMPREPLY[i]} == *= ]] || COMPREPLY[i]+=" "
+}
+
 _pptrain_paths() {  # _pptrain_paths KIND: KIND is file, folder, or the ending that files must have
-  compopt -o filenames 2>/dev/null
+  local IPREFIX= PREFIX=$value
   case $1 in
-    file) mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -f -- "$value") ;;
-    folder) mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -d -- "$value") ;;
-    *) mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -d -- "$value"; compgen -f -X "!*$1" -- "$value") ;;
+    file) compgen -f -- "$value" ;;
+    folder) compgen -d -- "$value" ;;
+    *)
+      compgen -d -- "$value"
+      compgen -f -X "!*$1" -- "$value"
+      ;;
   esac
 }
 
@@ -83,27 +121,29 @@ _pptrain() {
       ;;
     setting)
       proposed=$_pptrain_keys
-      compopt -o nospace 2>/dev/null
+      _pptrain_ending nospace
       ;;
     *) [[ $takes != *" "* ]] || proposed=${takes#* } ;;
   esac
-  mapfile -t COMPREPLY < <(compgen -W "$proposed" -- "$value")
+  _pptrain_add < <(compgen -W "$proposed" -- "$value")
   case ${takes%% *} in
     "" | setting | text) ;;
-    *) _pptrain_paths "${takes%% *}" ;;
+    *)
+      _pptrain_ending filenames
+      _pptrain_add < <(_pptrain_paths "${takes%% *}")
+      ;;
   esac
   # bash replaces only what is behind the last character at which it breaks words.
   raw=${COMP_WORDS[COMP_CWORD]}
   [[ $raw != [=:] ]] || raw=
   local whole=${words[${#words[@]} - 1]}
   local kept=${whole%"$raw"}
-  for i in "${!COMPREPLY[@]}"; do
+  for ((i = 0; i < ${#COMPREPLY[@]}; i++)); do
+    [[ -z ${ZSH_VERSION-} ]] || _pptrain_end
     COMPREPLY[i]=$fixed${COMPREPLY[i]}
     COMPREPLY[i]=${COMPREPLY[i]#"$kept"}
   done
 }
-
-complete -F _pptrain pptrain
 )";
 
 // "text", "file", "folder", "setting" or ".toml", and the words.
@@ -138,9 +178,7 @@ std::string list_values(const CommandTree& command) {
   return out;
 }
 
-}  // namespace
-
-std::string bash_completion(const CommandTree& program, std::span<const JobKey> keys) {
+std::string functions(const CommandTree& program, std::span<const JobKey> keys) {
   CommandTree root = program;
   root.name.clear();
   std::string commands, options = list_options(root), values = list_values(root), names, key_values;
@@ -153,9 +191,8 @@ std::string bash_completion(const CommandTree& program, std::span<const JobKey> 
     names += (names.empty() ? "" : " ") + key.name + "=";
     key_values += case_line(key.name, "takes", describe(key.value));
   }
-  std::string out = bash_head;
-  out += fmt::format("_pptrain_commands={}\n_pptrain_keys={}\n\n", single_quoted(commands),
-                     single_quoted(names));
+  std::string out = fmt::format("_pptrain_commands={}\n_pptrain_keys={}\n\n", single_quoted(commands),
+                                single_quoted(names));
   out += "# Sets `proposed` to the options of the subcommand $1.\n";
   out += fmt::format("_pptrain_options() {{\n  case $1 in\n{}  esac\n}}\n\n", options);
   out +=
@@ -164,7 +201,17 @@ std::string bash_completion(const CommandTree& program, std::span<const JobKey> 
   out += fmt::format("_pptrain_option() {{\n  case \"$1 $2\" in\n{}  esac\n}}\n\n", values);
   out += "# Sets `takes` to what the key $1 of a job takes.\n";
   out += fmt::format("_pptrain_key() {{\n  takes=text\n  case $1 in\n{}  esac\n}}\n", key_values);
-  return out + bash_body;
+  return out + body;
+}
+
+}  // namespace
+
+std::string bash_completion(const CommandTree& program, std::span<const JobKey> keys) {
+  return bash_head + functions(program, keys) + bash_tail;
+}
+
+std::string zsh_completion(const CommandTree& program, std::span<const JobKey> keys) {
+  return zsh_head + functions(program, keys) + zsh_tail;
 }
 
 }  // namespace pptrain::app

@@ -11,7 +11,7 @@ namespace pptrain::app {
 // bash 4 or newer. Words that bash breaks at = and : (COMP_WORDBREAKS) are put together again.
 std::string bash_completion(const CommandTree& program, std::span<const JobKey> keys);
 
-// As a file of $fpath, or sourced after compinit.
+// The same, run by zsh's bashcompinit. As a file of $fpath, or sourced after compinit.
 std::string zsh_completion(const CommandTree& program, std::span<const JobKey> keys);
 
 std::string fish_completion(const CommandTree& program, std::span<const JobKey> keys);

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/kernels/dry_run.h"
-#include "core/kernels/products.h"
 #include "core/tokens/context_split.h"
 #include "parallel/comm/dry/dry_communicator.h"
 
@@ -81,8 +80,8 @@ class DryStage {
     footprint.boundary = static_cast<int64_t>(stage_.empty_boundary(data_).nbytes());
     footprint.forward = forward(footprint.activation);
     footprint.backward = pass(footprint.activation, [&] { stage_.backward(0, gradient()); });
-    // Products on the side stream have scratch memory of their own.
-    if (beside_) footprint.backward.workspace += kernels::most_product_scratch;
+    // GEMMs on the side stream have a workspace of their own.
+    if (beside_) footprint.backward.workspace += kernels::gemm_workspace_bytes;
     forward(footprint.activation);
     footprint.backward_input = pass(footprint.activation, [&] { stage_.backward_input(0, gradient()); });
     footprint.weight_operands = stage_.pending_bytes();
@@ -245,18 +244,6 @@ StageFootprint Footprints::measure(const models::StageSlice& slice) const {
   const int run = long_stage(batch_);
   if (layers <= run || !alike(slice)) return dry_run(model_, slice, batch_);
   return extended(of_layers(slice, run - 1), of_layers(slice, run), layers - run, slice.embedding ? 1 : 0);
-}
-
-// Recomputing repeats products of F.
-std::set<kernels::Product> products_of(const models::ModelConfig& model,
-                                       std::span<const models::StageSlice> stages, const BatchShape& batch) {
-  const Footprints footprints(model, batch);
-  std::set<Footprints::Kind> known;
-  const kernels::ProductRecord record;
-  for (const models::StageSlice& stage : stages) {
-    if (known.insert(footprints.kind_of(stage)).second) dry_run(model, stage, batch);
-  }
-  return record.products();
 }
 
 }  // namespace pptrain::app

@@ -5,14 +5,11 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
-#include <span>
 #include <tuple>
 #include <vector>
 
 #include "core/kernels/cost.h"
 #include "core/kernels/device_name.h"
-#include "core/kernels/products.h"
 #include "core/optim/footprint.h"
 #include "models/model_config.h"
 #include "models/seams.h"
@@ -51,8 +48,8 @@ struct PassFootprint {
   kernels::Cost cost;
   // Bytes that the pass holds at its peak beside the activations (F, B, I) or weight operands (W) of the
   // microbatch. The incoming gradient and what the pass returns count, where they are no part of these.
-  // Beside tensors, a GPU's libraries count as their sources say (nn/attention_choice.h, products.h). Without
-  // a GPU tensors alone do, and attention as the project's CPU kernel takes it.
+  // Beside tensors, a GPU's libraries count as their sources say (nn/attention_choice.h, kernels/dry_run.h).
+  // Without a GPU tensors alone do, and attention as the project's CPU kernel takes it.
   int64_t workspace = 0;
 };
 
@@ -120,12 +117,5 @@ class Footprints {
   BatchShape batch_;
   mutable std::map<Kind, StageFootprint> known_;
 };
-
-// --- The matrix products that a model's passes do.
-
-// Of F, B, I and W of these stages, on the footprint's rank; products of experts, whose rows follow from the
-// data, are not among them. Found by dry runs, each kind of stage once: half a microsecond a kernel.
-std::set<kernels::Product> products_of(const models::ModelConfig& model,
-                                       std::span<const models::StageSlice> stages, const BatchShape& batch);
 
 }  // namespace pptrain::app

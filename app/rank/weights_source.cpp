@@ -6,7 +6,6 @@
 
 #include <filesystem>
 
-#include "app/rank/product_tuning.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/config/field.h"
@@ -94,7 +93,6 @@ std::string load_weights(RunContext& context, RankModel& model, const std::strin
     model.load_weights(reader);
   });
   if (!problem.empty()) throw Error(fmt::format("{}: {}", found, problem));
-  use_products_of_run(context, found);
   return fmt::format("{} (step {})", found, step);
 }
 

@@ -18,8 +18,7 @@ std::vector<std::string> hf_overrides(const std::string& checkpoint);
 
 // Fills the model: from `checkpoint`, a step folder, a folder of them or a run's folder; where it is "" or a
 // Hugging Face directory, from the newest sound checkpoint in run.dir or, with model.init = "hf" and none
-// there, from model.hf_dir. On a GPU products are then computed as in the run whose checkpoint it is
-// (product_tuning.h). Returns what it was, for people. Nothing is written. Throws UsageError where
+// there, from model.hf_dir. Returns what it was, for people. Nothing is written. Throws UsageError where
 // there is nothing to load or the checkpoint is of another model, Error where it is damaged. Collective over
 // all ranks, which take what rank 0 finds.
 std::string load_weights(RunContext& context, RankModel& model, const std::string& checkpoint);

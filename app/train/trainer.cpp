@@ -10,7 +10,6 @@
 
 #include "app/data/datasets.h"
 #include "app/data/token_files.h"
-#include "app/rank/product_tuning.h"
 #include "app/rank/warm_up.h"
 #include "app/run/run_log.h"
 #include "app/train/divergence_report.h"
@@ -187,7 +186,6 @@ void Trainer::start() {
     if (const auto& holder = run_dir_.holder()) requests_.emplace(context_.job.run.dir, *holder);
   }
   open_saver(layout);
-  choose_product_algorithms(context_, *disk_comm_);
   disk_comm_->barrier();
   open_log(context_.job.run.dir);
   listen();

@@ -113,7 +113,6 @@ struct TrainSection {
   int64_t divergence_window = 100;  // losses that the band is computed from
   double divergence_band = 6;       // its width, in deviations above the median
   bool check_weights = false;       // that nothing changes them between optimizer steps
-  bool tune_products = true;        // cuda: time the library's algorithms for the job's matrix products
   bool deterministic = true;        // on a GPU: the same job gives the same bits
   bool overlap_weight_gradients = true;  // on a second stream of a GPU
 

@@ -461,14 +461,6 @@ void add_train(std::vector<Option>& options) {
             "run with its parameter's name, unsaved. Costs two readings of these bytes a step: less, the "
             "more tokens a step has.");
   train
-      .add(
-          "tune_products", &TrainSection::tune_products,
-          "Before the first step, cuBLASLt's algorithms are timed for each shape of matrix product that the "
-          "job's passes do, and the fastest are kept: in products.json in the run's folder, which resumed "
-          "runs, eval and generate read, and in ~/.cache/pptrain, which all runs of the user read, so that "
-          "the same job has the same bits on every layout. false: the library's first choice for each shape.")
-      .only_with("run.device", {"cuda"});
-  train
       .add("deterministic", &TrainSection::deterministic,
            "On GPUs, the same job gives the same bits again, on other layouts of the pipeline too: "
            "attention's backward pass adds in a fixed order, and operators of LibTorch that cannot do so are "

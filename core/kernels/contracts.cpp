@@ -9,7 +9,6 @@
 #include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
 #include "core/kernels/optimizers.h"
-#include "core/kernels/products.h"
 
 namespace pptrain::kernels {
 namespace {
@@ -261,10 +260,22 @@ Cost cost_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& weigh
   return cost;
 }
 
-// Of the library, whatever the product.
+GemmShape gemm_of_matmul(const Tensor& a, const Tensor& b, const Tensor&) {
+  return {.m = a.size(0), .n = b.size(1), .k = a.size(1)};
+}
+
+GemmShape gemm_of_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>&, const Tensor&) {
+  return {.m = x.size(0), .n = weight.size(0), .k = x.size(1)};
+}
+
+GemmShape gemm_of_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor&) {
+  return {.m = dy.size(1), .n = x.size(1), .k = dy.size(0)};
+}
+
+// Of cuBLAS, whatever the shape.
 template <class... Args>
-int64_t product_scratch(const Args&...) {
-  return most_product_scratch;
+int64_t gemm_scratch(const Args&...) {
+  return gemm_workspace_bytes;
 }
 
 void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, const Tensor& bias_grad) {
@@ -395,22 +406,15 @@ void add_contracts() {
   cross_entropy.accept(check_cross_entropy, cost_cross_entropy);
   embedding.accept(check_embedding, cost_embedding);
   embedding_backward.accept(check_embedding_backward, cost_embedding_backward);
-  matmul.accept(check_matmul, cost_matmul,
-                [](const Tensor& a, const Tensor& b, const Tensor&) { return product_of_matmul(a, b); });
-  linear.accept(check_linear, cost_linear,
-                [](const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor&) {
-                  return product_of_linear(x, weight, bias.has_value());
-                });
-  const auto of_weight_gradient = [](const Tensor& dy, const Tensor& x, const Tensor&) {
-    return product_of_weight_gradient(dy, x);
-  };
+  matmul.accept(check_matmul, cost_matmul, gemm_of_matmul);
+  linear.accept(check_linear, cost_linear, gemm_of_linear);
   accumulate_weight_gradient.accept(check_weight_gradient, cost_accumulate_weight_gradient,
-                                    of_weight_gradient);
-  weight_gradient.accept(check_weight_gradient, cost_weight_gradient, of_weight_gradient);
-  matmul.takes_on_gpu(product_scratch);
-  linear.takes_on_gpu(product_scratch);
-  accumulate_weight_gradient.takes_on_gpu(product_scratch);
-  weight_gradient.takes_on_gpu(product_scratch);
+                                    gemm_of_weight_gradient);
+  weight_gradient.accept(check_weight_gradient, cost_weight_gradient, gemm_of_weight_gradient);
+  matmul.takes_on_gpu(gemm_scratch);
+  linear.takes_on_gpu(gemm_scratch);
+  accumulate_weight_gradient.takes_on_gpu(gemm_scratch);
+  weight_gradient.takes_on_gpu(gemm_scratch);
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
   adamw.accept(check_adamw, cost_adamw);

@@ -162,13 +162,13 @@ int64_t bytes_of_copies(const Tensor& x, const std::optional<Tensor>& order) {
 
 int64_t grouped_scratch(const Tensor& a, const std::optional<Tensor>& order, int64_t, const Tensor&,
                         const Tensor&, const Tensor&) {
-  return bytes_of_copies(a, order) + most_product_scratch;
+  return bytes_of_copies(a, order) + gemm_workspace_bytes;
 }
 
 int64_t grouped_gradient_scratch(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
                                  const std::optional<Tensor>& x_order, int64_t, const Tensor&,
                                  const Tensor&) {
-  return bytes_of_copies(dy, dy_order) + bytes_of_copies(x, x_order) + most_product_scratch;
+  return bytes_of_copies(dy, dy_order) + bytes_of_copies(x, x_order) + gemm_workspace_bytes;
 }
 
 // The gradient is read and written; no weights are.

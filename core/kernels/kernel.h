@@ -16,7 +16,6 @@
 #include "core/kernels/cost.h"
 #include "core/kernels/dry_run.h"
 #include "core/kernels/kernel_times.h"
-#include "core/kernels/products.h"
 
 namespace pptrain::kernels {
 
@@ -34,7 +33,7 @@ class Kernel<void(Args...)> {
   using Function = void (*)(Args...);
   using Check = void (*)(const Checks&, Seen<Args>...);
   using CostOf = Cost (*)(Seen<Args>...);
-  using ProductOf = Product (*)(Seen<Args>...);
+  using GemmOf = GemmShape (*)(Seen<Args>...);
   using ScratchOf = int64_t (*)(Seen<Args>...);
 
   // The name is the kernel's in messages. Constant initialisation: kernels exist before any code runs.
@@ -49,15 +48,13 @@ class Kernel<void(Args...)> {
     define_kernels();
     const at::Tensor& first = first_of(args...);
     check_(Checks(name_, first), args...);
-    if (product_ != nullptr && ProductRecord::innermost() != nullptr)
-      ProductRecord::innermost()->add(product_(args...));
     if (first.is_meta()) {
       if (scratch_ != nullptr) record_scratch(scratch_(args...));
       return record(cost_(args...));
     }
     const Function function = find(first.is_cuda() ? BackEnd::cuda : BackEnd::cpu);
     if (!KernelClock::runs() || first.is_cuda()) return function(args...);
-    KernelClock::time({name_, product_ == nullptr ? std::nullopt : std::optional(product_(args...))},
+    KernelClock::time({name_, gemm_ == nullptr ? std::nullopt : std::optional(gemm_(args...))},
                       cost_(args...), [&] { function(args...); });
   }
 
@@ -72,10 +69,10 @@ class Kernel<void(Args...)> {
     check_ = check;
     cost_ = cost;
   }
-  // Of a kernel that is one matrix product: which one.
-  void accept(Check check, CostOf cost, ProductOf product) {
+  // Of a kernel that is one GEMM: which one.
+  void accept(Check check, CostOf cost, GemmOf gemm) {
     accept(check, cost);
-    product_ = product;
+    gemm_ = gemm;
   }
   // Of a kernel that takes much memory on a GPU beside its arguments: how many bytes at most.
   void takes_on_gpu(ScratchOf scratch) { scratch_ = scratch; }
@@ -106,7 +103,7 @@ class Kernel<void(Args...)> {
   const char* name_;
   Check check_ = nullptr;
   CostOf cost_ = nullptr;
-  ProductOf product_ = nullptr;
+  GemmOf gemm_ = nullptr;
   ScratchOf scratch_ = nullptr;
   std::array<Function, 2> functions_{};
 };

@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "core/kernels/cost.h"
-#include "core/kernels/products.h"
+#include "core/kernels/gemm_shape.h"
 
 namespace pptrain::kernels {
 
-// A kernel by its name, which lives as long as the program; a matrix product by its shape too.
-using KernelCall = std::pair<std::string_view, std::optional<Product>>;
+// A kernel by its name, which lives as long as the program; a GEMM by its shape too.
+using KernelCall = std::pair<std::string_view, std::optional<GemmShape>>;
 
-// Of all calls of one kernel (with products: of one shape).
+// Of all calls of one kernel (a GEMM: of one shape).
 struct KernelTime {
   int64_t calls = 0;
   double seconds = 0;

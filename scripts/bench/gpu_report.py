@@ -14,13 +14,10 @@ from contest import formatted
 
 MFU_GOALS = {4096: 0.65, 8192: 0.60}  # of a stage, by the tokens of its sequences
 COPY_SHARE_GOAL = 0.85  # of a memory-bound kernel
-PRODUCT_GOAL = 0.97  # of the fastest way that was measured: the program's own, the library's first choice, at::mm
 MODES = ("deterministic", "fastest")  # train.deterministic true and false
 ADVICE = {
     "MFU": "the stage's row: host ms near device ms asks for CUDA graphs; syncs above 0 are waits of the host; else compare "
            "products (sustained) and attention with what the stage needs of them",
-    "of the best measured": "at::mm ahead: another layout or algorithm is chosen there (gemm.cu); the first choice ahead: timing chose "
-                            "badly (tune_products.cpp)",
     "of the copy's rate": "host us near us: the launch bounds it; else its loads (16 bytes a thread, blocks enough), with ncu",
 }
 PARTS = ("bench", "torch", "whole")
@@ -42,12 +39,6 @@ def rows_of(parts: dict, section: str) -> list[dict]:
     return parts.get("bench", {}).get("sections", {}).get(section, {}).get("rows", [])
 
 
-def product_share(row: dict) -> float | None:
-    """A burst's rate over the fastest measured of its shape."""
-    rates = [row.get(rate) for rate in ("flops_per_s", "first_choice_flops_per_s", "aten_flops_per_s")]
-    return rates[0] / max(filter(None, rates)) if rates[0] else None
-
-
 def goals(parts: dict) -> list[dict]:
     """Each figure that has a goal, with the goal. Small sizes have none."""
     found = []
@@ -59,10 +50,6 @@ def goals(parts: dict) -> list[dict]:
             words = [f"{row['name']} stage", f"{row['sequence']} tokens", f"recompute {row['recompute']}"]
             words += [row["backward"], row["attention"]]
             found.append({"what": ", ".join(words), "unit": "MFU", "goal": goal, "measured": row.get("mfu")})
-    for row in rows_of(parts, "products"):
-        if row["kind"] == "burst":
-            what = f"product {row['name']}, {row['kernel']}, {row['rows']} rows"
-            found.append({"what": what, "unit": "of the best measured", "goal": PRODUCT_GOAL, "measured": product_share(row)})
     for row in rows_of(parts, "kernels"):
         found.append({"what": row["name"], "unit": "of the copy's rate", "goal": COPY_SHARE_GOAL, "measured": row.get("share")})
     for goal in found:
@@ -95,12 +82,8 @@ def product_tables(parts: dict) -> list[str]:
             continue
         long = sustained.get(key(row), {}).get("flops_per_s")
         share = long / peak if long and peak else None
-        cells = [row["name"], row["kernel"], number(row["rows"]), tera(long), percent(share)]
-        cells += [tera(row.get(rate)) for rate in ("flops_per_s", "first_choice_flops_per_s", "aten_flops_per_s")]
-        best = product_share(row)
-        lines.append([*cells, percent(best), met_word(parts, best, PRODUCT_GOAL)])
-    head = ["product", "kernel", "rows", "sustained, TFLOP/s", "of peak", "burst, TFLOP/s", "library's first choice", "at::mm"]
-    head += ["of the best", f"goal {PRODUCT_GOAL:.0%}"]
+        lines.append([row["name"], row["kernel"], number(row["rows"]), tera(long), percent(share), tera(row.get("flops_per_s"))])
+    head = ["product", "kernel", "rows", "sustained, TFLOP/s", "of peak", "burst, TFLOP/s"]
     blocks = []
     for row in rows:
         if row["name"] == "block":

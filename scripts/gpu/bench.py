@@ -75,22 +75,11 @@ def sections(context, names):
 
 
 def stages(context):
-    """With the products, whose algorithms are timed then, as before a training run. By themselves where that fails."""
-    try:
-        return sections(context, "products,stages")
-    except Failed as failure:
-        bench = figures(context, "bench")
-        if context.left() < 5 or (bench.exists() and json.loads(bench.read_text())["sections"].get("stages", {}).get("rows")):
-            raise
-        try:
-            sections(context, "stages")
-        except Failed as second:
-            raise Failed(f"with products: {failure}\nstages alone: {second}", failure.output + second.output) from None
-        raise Failed(f"{failure}\nstages alone were measured, without timed products", failure.output) from None
+    return sections(context, "stages")
 
 
 def parts(context):
-    return sections(context, "copy,attention,kernels")
+    return sections(context, "copy,products,attention,kernels")
 
 
 def torch(context):
@@ -113,9 +102,9 @@ def whole(context):
 
 # Limits as in correct.py. The steps' figures are in bench.json, torch.json and whole.json; all of them in bench_all.json.
 SUITE = Suite("bench", [
-    Step("stages", "matrix products, and the MFU of stages of Llama 3 8B", 150, stages,
+    Step("stages", "the MFU of stages of Llama 3 8B", 110, stages,
          "A row's own `error` is in bench.json. Out of memory: look at `peak_bytes` of the rows before it."),
-    Step("parts", "copy, attention by back end, memory-bound kernels", 50, parts,
+    Step("parts", "copy, GEMMs, attention by back end, memory-bound kernels", 90, parts,
          "A row's own `error` is in bench.json. The same kernel on small shapes: step `kernels` of `correct`."),
     Step("whole", "training of a model of 1B parameters, train.deterministic on and off", 100, whole,
          "The end of the program's output is in whole.json. A run by itself: python3 scripts/bench/gpu_whole.py --help"),

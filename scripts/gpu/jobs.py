@@ -72,18 +72,15 @@ def torchrun_environments(ranks, **by_rank):
 
 
 def train_all(context, parts, jobs, beside=1):
-    """jobs: name -> settings. The results of those that ended well, by name; `beside` jobs at a time, but the first by
-    itself: it times the algorithms of products, which the others then find in the cache."""
+    """jobs: name -> settings. The results of those that ended well, by name; `beside` jobs at a time."""
     results = {}
 
     def one(name):
         with parts.part(name):
             results[name] = train(context, name, **jobs[name])
 
-    first, *others = jobs
-    one(first)
     with ThreadPoolExecutor(beside) as pool:
-        list(pool.map(one, others))
+        list(pool.map(one, jobs))
     return [results[name] for name in jobs if name in results]
 
 

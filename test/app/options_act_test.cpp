@@ -182,7 +182,6 @@ std::vector<Row> train_rows() {
       by_value("train.divergence_window", numbers, "16", watched),
       by_value("train.divergence_band", end, "1e5", watched),
       by_value("train.check_weights", other, "true", {}, "test/app/rank/check_weights_test.cpp"),
-      by_value("train.tune_products", refusal, "false", {}, "acts only with run.device = cuda"),
       by_value("train.deterministic", plan, "false", large_attention),
       by_value("optimizer.name", weights, "lion"),
       by_value("optimizer.lr", weights, "1e-3"),

@@ -14,7 +14,7 @@ namespace pptrain::kernels::cpu {
 namespace {
 
 using at::Tensor;
-using Blocks = std::span<const tokens::AttentionBlock>;
+using BlockSpan = std::span<const tokens::AttentionBlock>;
 
 // Keys taken at a time: the scores of as many rows as products like stay in the second-level cache. A
 // multiple of kMostRows, so that a tile begins at or before the rows that see its end.
@@ -22,8 +22,8 @@ constexpr int64_t kMostKeys = 1024;
 static_assert(kMostKeys % kMostRows == 0);
 
 // The blocks of each document: what may be computed beside each other.
-std::vector<Blocks> by_document(Blocks blocks) {
-  std::vector<Blocks> result;
+std::vector<BlockSpan> by_document(BlockSpan blocks) {
+  std::vector<BlockSpan> result;
   while (!blocks.empty()) {
     const auto end = std::ranges::find_if(blocks, [&](const tokens::AttentionBlock& block) {
       return block.document != blocks.front().document;
@@ -35,7 +35,7 @@ std::vector<Blocks> by_document(Blocks blocks) {
   return result;
 }
 
-int64_t most_scores(Blocks blocks) {
+int64_t most_scores(BlockSpan blocks) {
   int64_t keys = 0;
   for (const tokens::AttentionBlock& block : blocks) keys = std::max(keys, block.keys);
   return kMostRows * std::min(keys, kMostKeys);
@@ -147,9 +147,9 @@ void backward_tile(const BackwardBlock<T>& h, const Tile& tile, int64_t head_dim
 }  // namespace
 
 // Threads share heads first, and documents within a head; the blocks of a document keep their order.
-void add_attention_blocks(const Tensor& q, const Tensor& k, const Tensor& v, Blocks blocks, Tensor& out,
+void add_attention_blocks(const Tensor& q, const Tensor& k, const Tensor& v, BlockSpan blocks, Tensor& out,
                           Tensor& logsumexp) {
-  const std::vector<Blocks> documents = by_document(blocks);
+  const std::vector<BlockSpan> documents = by_document(blocks);
   const auto count = static_cast<int64_t>(documents.size());
   const int64_t group = q.size(1) / k.size(1);
   by_type(q, [&]<class T>(T) {
@@ -171,9 +171,9 @@ void add_attention_blocks(const Tensor& q, const Tensor& k, const Tensor& v, Blo
 }
 
 void add_attention_blocks_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                                   const Tensor& out, const Tensor& logsumexp, Blocks blocks, Tensor& dq,
+                                   const Tensor& out, const Tensor& logsumexp, BlockSpan blocks, Tensor& dq,
                                    Tensor& dk, Tensor& dv) {
-  const std::vector<Blocks> documents = by_document(blocks);
+  const std::vector<BlockSpan> documents = by_document(blocks);
   const auto count = static_cast<int64_t>(documents.size());
   const int64_t kv_heads = k.size(1);
   const int64_t group = q.size(1) / kv_heads;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/kernels/cpu/loops.h"
+#include "core/kernels/gemm_shape.h"
 
 namespace pptrain::kernels::cpu {
 
@@ -13,10 +14,6 @@ enum class Op : int { none = 111, transpose = 112 };  // as CBLAS numbers them
 
 // Whether a result takes the place of what is there, unread, or is added to it.
 enum class Result { written, added };
-
-struct GemmShape {
-  int64_t m, n, k;
-};
 
 // A row-major matrix; `stride` is the distance of its rows, in elements.
 template <class T>

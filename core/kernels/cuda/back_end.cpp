@@ -1,6 +1,5 @@
 // One line a file of this folder: each adds the kernels that it implements.
 #include "core/kernels/back_ends.h"
-#include "core/kernels/cuda/prepare_libraries.h"
 
 namespace pptrain::kernels::cuda {
 
@@ -18,7 +17,6 @@ void add_swiglu_kernels();
 void add_vocabulary_kernels();
 
 void add_kernels() {
-  prepare_libraries();
   add_cross_entropy_kernels();
   add_embedding_kernels();
   add_expert_kernels();

@@ -1,14 +1,15 @@
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
 
 #include <optional>
 
-#include "core/kernels/cuda/blas.h"
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/gemm.h"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/partial_sums.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/products.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -39,57 +40,29 @@ __global__ void column_sums_kernel(const T* dy, int64_t rows, int64_t rows_per_b
   store<kVector>(partials + static_cast<int64_t>(blockIdx.x) * dim + i, dim - i, sum);
 }
 
-ProductOperands operands_of(const Tensor& a, const Tensor& b, const Tensor& out) {
-  return {.a = a.const_data_ptr(), .b = b.const_data_ptr(), .bias = nullptr, .out = out.mutable_data_ptr()};
-}
-
 }  // namespace
 
 void matmul(const Tensor& a, const Tensor& b, Tensor& out) {
-  if (out.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(a.device());
-  multiply(product_of_matmul(a, b), operands_of(a, b, out), Existing::overwritten);
+  at::mm_out(out, a, b);
 }
 
-// A bias that the product does not take is put where the sums are then added to.
 void linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& out) {
-  if (out.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(x.device());
-  Product product = product_of_linear(x, weight, bias.has_value());
-  ProductOperands operands = operands_of(x, weight, out);
   if (bias) {
-    operands.bias = bias->const_data_ptr();
-    if (!takes_bias(product, operands)) {
-      out.copy_(bias->expand_as(out));
-      product.bias = false;
-      operands.bias = nullptr;
-      return multiply(product, operands, Existing::added);
-    }
+    at::addmm_out(out, *bias, x, weight.t());
+  } else {
+    at::mm_out(out, x, weight.t());
   }
-  multiply(product, operands, Existing::overwritten);
 }
 
-void add_outer_products(const Tensor& dy, const Tensor& x, Existing existing, Tensor& weight_grad) {
-  const DeviceGuard guard(dy.device());
-  multiply(product_of_weight_gradient(dy, x), operands_of(dy, x, weight_grad), existing);
-}
-
+// Without rows, addmm would rewrite the whole gradient.
 void accumulate_weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
   if (dy.size(0) > 0) {
-    add_outer_products(dy, x, Existing::added, weight_grad);
+    at::addmm_out(weight_grad, weight_grad, dy.t(), x, at::kFloat);
   }
 }
 
 void weight_gradient(const Tensor& dy, const Tensor& x, Tensor& weight_grad) {
-  if (dy.size(0) == 0) {
-    weight_grad.zero_();
-    return;
-  }
-  add_outer_products(dy, x, Existing::overwritten, weight_grad);
+  at::mm_out(weight_grad, dy.t(), x, at::kFloat);
 }
 
 void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
@@ -117,7 +90,14 @@ void accumulate_bias_gradient(const Tensor& dy, Tensor& bias_grad) {
   add_partial_sums(partials, bias_grad);
 }
 
+// Partial sums of a GEMM may then not be rounded to bfloat16, which LibTorch allows cuBLAS by default: also
+// for the GEMMs of Muon, which call ATen by themselves.
+void sum_in_float32() {
+  at::globalContext().setAllowBF16ReductionCuBLAS(/*allow_reduced_precision=*/false, /*allow_splitk=*/true);
+}
+
 void add_gemm_kernels() {
+  sum_in_float32();
   kernels::matmul.implement(BackEnd::cuda, matmul);
   kernels::linear.implement(BackEnd::cuda, linear);
   kernels::accumulate_weight_gradient.implement(BackEnd::cuda, accumulate_weight_gradient);

@@ -63,20 +63,17 @@ void grouped_matmul(const Tensor& dy, const std::optional<Tensor>& order, int64_
 
 namespace {
 
-// Of each expert; where the results are overwritten, one without rows gets zeros.
-void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
-                    const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends, Existing existing,
-                    Tensor& weight_grad) {
+using WeightGradient = void (*)(const Tensor& dy, const Tensor& x, Tensor& weight_grad);
+
+void for_each_expert(WeightGradient weight_gradient, const Tensor& dy, const std::optional<Tensor>& dy_order,
+                     const Tensor& x, const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
+                     Tensor& weight_grad) {
   const DeviceGuard guard(dy.device());
   const Tensor left = rows_of(dy, dy_order, each);
   const Tensor right = rows_of(x, x_order, each);
   for_each_group(ends, left.size(0), [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = weight_grad[e];
-    if (rows > 0) {
-      add_outer_products(left.narrow(0, first, rows), right.narrow(0, first, rows), existing, part);
-    } else if (existing == Existing::overwritten) {
-      part.zero_();
-    }
+    weight_gradient(left.narrow(0, first, rows), right.narrow(0, first, rows), part);
   });
 }
 
@@ -85,13 +82,13 @@ void outer_products(const Tensor& dy, const std::optional<Tensor>& dy_order, con
 void accumulate_grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order,
                                         const Tensor& x, const std::optional<Tensor>& x_order, int64_t each,
                                         const Tensor& ends, Tensor& weight_grad) {
-  outer_products(dy, dy_order, x, x_order, each, ends, Existing::added, weight_grad);
+  for_each_expert(accumulate_weight_gradient, dy, dy_order, x, x_order, each, ends, weight_grad);
 }
 
 void grouped_weight_gradient(const Tensor& dy, const std::optional<Tensor>& dy_order, const Tensor& x,
                              const std::optional<Tensor>& x_order, int64_t each, const Tensor& ends,
                              Tensor& weight_grad) {
-  outer_products(dy, dy_order, x, x_order, each, ends, Existing::overwritten, weight_grad);
+  for_each_expert(weight_gradient, dy, dy_order, x, x_order, each, ends, weight_grad);
 }
 
 void add_grouped_kernels() {

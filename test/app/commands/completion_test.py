@@ -257,7 +257,7 @@ class Zsh(Shell, unittest.TestCase):
     def complete(self, line):
         os.write(self.terminal, line.encode() + b"\t\x18\x0b")
         hits, self.buffer = self.wait_for_answer()
-        return set(hits)
+        return {hit.removesuffix(" ") for hit in hits}
 
     def test_the_line_is_completed(self):
         self.complete("pptrain --set train.dtype=b")

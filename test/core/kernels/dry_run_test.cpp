@@ -10,14 +10,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <thread>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/products.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -85,56 +83,6 @@ TEST_CASE("products record operations, and the weights they read apart", "[dry_r
   CHECK(cost_of([&] { kernels::weight_gradient(dy, x, grad); }) ==
         Cost{.product_flops = flops, .bytes = (120 + 60) * t + 200 * 4, .kernels = 1});
   CHECK(cost_of([&] { kernels::accumulate_bias_gradient(dy, bias_grad); }) == moved(120 * t + 2 * 20 * 4));
-}
-
-TEST_CASE("a record collects the products of its thread, dry or not, each once", "[dry_run]") {
-  using kernels::Product;
-  using kernels::ProductLayout;
-  const auto device = GENERATE(at::kMeta, at::kCPU);
-  const auto tensor = [&](at::IntArrayRef shape, at::ScalarType type = at::kBFloat16) {
-    return at::zeros(shape, at::TensorOptions().dtype(type).device(device));
-  };
-  const Tensor wide = tensor({6, 15}), x = wide.narrow(1, 0, 10), dense = tensor({6, 10}),
-               weight = tensor({20, 10}), bias = tensor({20}), dy = tensor({6, 20});
-  Tensor y = tensor({6, 20}), dx = tensor({6, 10}), grad = tensor({20, 10}, at::kFloat);
-  std::optional<DryRun> run;
-  if (device == at::kMeta) run.emplace();
-  const kernels::ProductRecord outer;
-  {
-    const kernels::ProductRecord record;
-    kernels::linear(x, weight, bias, y);
-    kernels::linear(dense, weight, none, y);
-    kernels::matmul(dy, weight, dx);
-    kernels::weight_gradient(dy, dense, grad);
-    kernels::accumulate_weight_gradient(dy, dense, grad);  // one algorithm serves both
-    const auto product = [](ProductLayout layout, int64_t m, int64_t n, int64_t k, int64_t stride,
-                            bool with) { return Product{layout, at::kBFloat16, m, n, k, stride, with}; };
-    CHECK((record.products() == std::set<Product>{product(ProductLayout::nt, 6, 20, 10, 15, true),
-                                                  product(ProductLayout::nt, 6, 20, 10, 10, false),
-                                                  product(ProductLayout::nn, 6, 10, 20, 20, false),
-                                                  product(ProductLayout::tn, 20, 10, 6, 20, false)}));
-    std::thread([&] {
-      std::optional<DryRun> other;
-      if (device == at::kMeta) other.emplace();
-      Tensor narrow = tensor({6, 1});
-      kernels::matmul(dense, tensor({10, 1}), narrow);
-    }).join();
-    CHECK(record.products().size() == 4);
-  }
-  CHECK(outer.products().empty());
-}
-
-TEST_CASE("an installed table stays until another one comes, and is counted where it differs", "[dry_run]") {
-  kernels::ProductTable table{.device = "a GPU", .library = "a library 1", .algorithms = {}};
-  table.algorithms[{.m = 1, .n = 2, .k = 3, .stride = 3}] = {1, 2, 3, 4, 5, 6, 7, 8};
-  const uint64_t before = kernels::products_generation();
-  kernels::install_products(table);
-  kernels::install_products(table);
-  CHECK(*kernels::installed_products() == table);
-  CHECK(kernels::products_generation() == before + 1);
-  kernels::install_products({});
-  CHECK(kernels::installed_products()->algorithms.empty());
-  CHECK(kernels::products_generation() == before + 2);
 }
 
 TEST_CASE("embedding and cross entropy record what they touch", "[dry_run]") {
@@ -285,7 +233,7 @@ TEST_CASE("what a GPU's libraries take counts while the call lasts, and only on 
   const bool gpu = GENERATE(false, true);
   const kernels::GpuKind kind =
       gpu ? kernels::GpuKind{.capability = 90, .multiprocessors = 132} : kernels::GpuKind{};
-  const int64_t scratch = gpu ? 32 * 1024 * 1024 : 0;  // of cuBLASLt
+  const int64_t scratch = gpu ? 32 * 1024 * 1024 : 0;  // of cuBLAS
   const Tensor x = meta({6, 10}, at::kBFloat16), weight = meta({20, 10}, at::kBFloat16),
                grads = meta({3, 20, 10}), experts = meta({3, 20, 10}, at::kBFloat16),
                ends = meta({3}, at::kInt), order = meta({24}, at::kInt), dy = meta({24, 20}, at::kBFloat16);

@@ -126,9 +126,6 @@ class GpuBench(Folder):
         for row in bursts:
             inner, outer = shapes[row["name"]]
             self.assertEqual(row["flops"], 2 * row["rows"] * inner * outer)
-            self.check_rate(row, "flops", "aten_flops_per_s", "aten_seconds")
-            # Nothing is tuned on a CPU.
-            self.assertEqual(row["first_choice_flops_per_s"], row["flops_per_s"])
         for count in (64, ROWS):
             sustained = [row for row in rows if row["kind"] == "sustained" and row["rows"] == count]
             [block] = [row for row in sustained if row["name"] == "block"]
@@ -243,8 +240,8 @@ class Report(Folder):
         rows = [stage | {"sequence": 4096, "mfu": 0.66, "tokens_per_s": 300.0}, stage | {"sequence": 8192, "mfu": 0.59}]
         rows.append(stage | {"sequence": 8192, "recompute": "cheap", "error": "out of memory"})
         kernels = [{"name": "swiglu", "share": 0.9}, {"name": "adamw", "share": 0.5}]
-        burst = {"kind": "burst", "name": "qkv", "kernel": "linear", "rows": 4096, "first_choice_flops_per_s": 8.0}
-        products = [burst | {"flops_per_s": 9.0, "aten_flops_per_s": 10.0}, burst | {"flops_per_s": 9.0, "aten_flops_per_s": 7.0}]
+        products = [{"kind": "burst", "name": "qkv", "kernel": "linear", "rows": 4096, "flops_per_s": 900e12}]
+        products += [products[0] | {"kind": "sustained", "flops_per_s": 800e12}]
         sections = {"products": {"state": "done", "rows": products}, "stages": {"state": "done", "rows": rows}}
         sections["kernels"] = {"state": "failed", "error": "lost", "rows": kernels}
         bench = {"device": "NVIDIA H200", "cuda": "13.0", "peak_flops": 989e12, "small": False, "sections": sections}
@@ -253,15 +250,14 @@ class Report(Folder):
         torch = {"torch": "2.11", "rows": [ours | measured, ours | failed]}
         whole = {"device": "cuda", "rows": [{"name": "deterministic", "sequence": 4096}]}
         figures, text = self.merged(bench=bench, torch=torch, whole=whole)
-        self.assertEqual([goal["met"] for goal in figures["goals"]], [True, False, False, False, True, True, False])
-        self.assertEqual([goal["goal"] for goal in figures["goals"]], [0.65, 0.60, 0.60, 0.97, 0.97, 0.85, 0.85])
-        # Of the fastest way: at::mm in the first product, its own in the second.
-        self.assertEqual([goal["measured"] for goal in figures["goals"]][3:5], [0.9, 1.0])
+        self.assertEqual([goal["met"] for goal in figures["goals"]], [True, False, False, True, False])
+        self.assertEqual([goal["goal"] for goal in figures["goals"]], [0.65, 0.60, 0.60, 0.85, 0.85])
         failed = figures["failures"]
         self.assertEqual(failed[:2], ["kernels: lost", "whole: fastest: not measured"])
         self.assertTrue(failed[2].endswith("out of memory"))
         self.assertTrue(failed[3].startswith("torch: middle 4096 flash"))
         self.assertIn("| 66.0% | 65.0% |", text)
+        self.assertIn("| 800.0 | 80.9% | 900.0 |", text)  # a GEMM: sustained, of peak, burst
         self.assertIn("| 1.50 |", text)  # times PyTorch's rate
         self.assertIn("| 50.0% |", text)  # PyTorch's MFU
 

@@ -1,19 +1,15 @@
 // The matrix products of a block and of the head: one shape at a time, and all of a block in turns for long.
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/kernels/device_name.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/products.h"
 #include "core/nn/cross_entropy.h"
 #include "test/gpu/bench/sections.h"
 
@@ -53,7 +49,7 @@ std::vector<Layer> block_layers(const Sizes& sizes) {
 
 // What the three products of a layer read and write. Gradients are small, as in training.
 struct Operands {
-  Tensor x, weight, dy, y, dx, weight_grad, weight_grad_of_mm;
+  Tensor x, weight, dy, y, dx, weight_grad;
 
   Operands(const Bench& bench, const Layer& layer, int64_t rows)
       : x(bench.random({rows, layer.in}, at::kBFloat16)),
@@ -83,43 +79,6 @@ void multiply(Pass pass, Operands& of) {
   }
 }
 
-// The same by at::mm, whose weight gradient is rounded to bfloat16 and added to nothing.
-void multiply_by_mm(Pass pass, Operands& of) {
-  switch (pass) {
-    case Pass::forward:
-      at::mm_out(of.y, of.x, of.weight.t());
-      return;
-    case Pass::input_gradient:
-      at::mm_out(of.dx, of.dy, of.weight);
-      return;
-    case Pass::weight_gradient:
-      at::mm_out(of.weight_grad_of_mm, of.dy.t(), of.x);
-      return;
-  }
-}
-
-// Times the library's algorithms for a product and has the fastest used from now on, as a training run does
-// before its first step. False where there is nothing to choose.
-bool tune(const Bench& bench, Pass pass, Operands& of) {
-  const std::string library = kernels::product_library(bench.device());
-  if (library.empty()) return false;
-  std::set<kernels::Product> products;
-  {
-    const kernels::ProductRecord record;
-    multiply(pass, of);
-    products = record.products();
-  }
-  kernels::ProductTable table = *kernels::installed_products();
-  table.device = kernels::device_name(bench.device());
-  table.library = library;
-  for (const kernels::Product& product : products) {
-    if (const auto algorithm = kernels::tune_product(product, bench.device()))
-      table.algorithms.insert_or_assign(product, *algorithm);
-  }
-  kernels::install_products(std::move(table));
-  return true;
-}
-
 void measure_one(Bench& bench, Rows& rows, const Layer& layer, int64_t count) {
   std::vector<Operands> sets;
   sets.emplace_back(bench, layer, count);
@@ -130,17 +89,9 @@ void measure_one(Bench& bench, Rows& rows, const Layer& layer, int64_t count) {
                      {"in", layer.in},  {"out", layer.out},   {"sets", sets.size()}};
     rows.add(names, [&](Json& row) {
       row["flops"] = layer.flops(count);
-      const auto measure_own = [&] { return bench.measure([&](int64_t i) { multiply(pass, set(i)); }); };
-      Timing own = measure_own();
-      row["first_choice_flops_per_s"] = layer.flops(count) / own.seconds;
-      if (tune(bench, pass, set(0))) own = measure_own();
-      put(row, own);
-      row["flops_per_s"] = layer.flops(count) / own.seconds;
-      if (pass == Pass::weight_gradient)
-        for (Operands& one : sets) one.weight_grad_of_mm = at::empty_like(one.weight);
-      const Timing aten = bench.measure([&](int64_t i) { multiply_by_mm(pass, set(i)); });
-      row["aten_seconds"] = aten.seconds;
-      row["aten_flops_per_s"] = layer.flops(count) / aten.seconds;
+      const Timing timing = bench.measure([&](int64_t i) { multiply(pass, set(i)); });
+      put(row, timing);
+      row["flops_per_s"] = layer.flops(count) / timing.seconds;
     });
   }
 }

@@ -8,9 +8,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/kernels/cuda/blas.h"
 #include "core/kernels/cuda/cuda_api.h"
-#include "core/kernels/cuda/prepare_libraries.h"
 
 namespace pptrain::kernels::cuda {
 namespace emulator {
@@ -173,50 +171,4 @@ void* shared_memory() {
 }
 
 }  // namespace emulator
-
-namespace {
-
-// Row-major, by definition: shows that the shape handed over is the right one.
-template <typename T, typename Out>
-void plain_product(const Product& p, const ProductOperands& operands, Existing existing) {
-  const T* const a = static_cast<const T*>(operands.a);
-  const T* const b = static_cast<const T*>(operands.b);
-  Out* const out = static_cast<Out*>(operands.out);
-  for (int64_t row = 0; row < p.m; ++row) {
-    for (int64_t column = 0; column < p.n; ++column) {
-      double sum = p.bias ? static_cast<double>(static_cast<const T*>(operands.bias)[column]) : 0;
-      for (int64_t i = 0; i < p.k; ++i) {
-        const T left = p.layout == ProductLayout::tn ? a[i * p.stride + row] : a[row * p.stride + i];
-        const T right = p.layout == ProductLayout::nt ? b[column * p.k + i] : b[i * p.n + column];
-        sum += static_cast<double>(left) * static_cast<double>(right);
-      }
-      Out& result = out[row * p.n + column];
-      result = static_cast<Out>(
-          static_cast<float>(existing == Existing::added ? sum + static_cast<double>(result) : sum));
-    }
-  }
-}
-
-}  // namespace
-
-void prepare_libraries() {}  // there are none
-
-// In place of cuBLASLt. Odd numbers of columns stand for products whose bias it does not take.
-bool takes_bias(const Product& product, const ProductOperands&) {
-  return product.n % 2 == 0;
-}
-
-void multiply(const Product& product, const ProductOperands& operands, Existing existing) {
-  if (product.m <= 0 || product.n <= 0 || product.k <= 0 || product.bias != (operands.bias != nullptr)) {
-    throw Error("a product that cuBLASLt would refuse: " + describe(product));
-  }
-  if (product.type == at::kFloat) {
-    plain_product<float, float>(product, operands, existing);
-  } else if (product.layout == ProductLayout::tn) {
-    plain_product<at::BFloat16, float>(product, operands, existing);
-  } else {
-    plain_product<at::BFloat16, at::BFloat16>(product, operands, existing);
-  }
-}
-
 }  // namespace pptrain::kernels::cuda
