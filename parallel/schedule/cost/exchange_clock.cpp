@@ -52,11 +52,10 @@ double ExchangeClock::end_of_pass(int rank, const Action& part, double start, do
     if (streamed_) stream(rank, part, start);
     wait(stage.weights);
   }
-  channels_[rank].last_stage = -1;
+  stage.taking.reset();
   if (!is_weight_gradient(part.kind)) return end;
   wait(stage.buffers);
-  channels_[rank].last_stage = part.stage;
-  channels_[rank].last_pass = {start, end};
+  stage.taking = Span{start, end};
   return end;
 }
 
@@ -65,10 +64,8 @@ Span ExchangeClock::reduce(int rank, int stage, double now) {
   Channels& channels = channels_[rank];
   const double group = cost.reduce / cost.groups;
   double begin = now;
-  if (channels.last_stage == stage) {
-    const Span& pass = channels.last_pass;
-    begin = pass.start + (pass.end - pass.start) / cost.groups;
-  }
+  if (const std::optional<Span>& pass = stages_[stage].taking)
+    begin = pass->start + (pass->end - pass->start) / cost.groups;
   Span span = use(channels.reduce, begin, cost.reduce);
   // The last group's gradients are there at `now`.
   channels.reduce = span.end = std::max(span.end, now + group);
