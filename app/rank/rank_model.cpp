@@ -9,6 +9,7 @@
 
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
+#include "app/rank/checkpoint_contents.h"
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
@@ -19,8 +20,6 @@
 namespace pptrain::app {
 
 namespace {
-
-using checkpoint::model_file;
 
 models::Seams seams_of(RunContext& context) {
   mesh::DeviceMesh& mesh = context.mesh;
@@ -49,12 +48,6 @@ at::ScalarType compute_dtype(const config::JobConfig& job) {
   return job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat;
 }
 
-// The ranks of tp that hold the same key-value heads, where there are more ranks than heads. Collective.
-std::unique_ptr<comm::Communicator> kv_copies_of(RunContext& context) {
-  comm::Communicator& tp = context.mesh.along(mesh::Axis::tp);
-  return tp.size() <= context.model.kv_heads ? nullptr : tensor::make_kv_group(tp, context.model.kv_heads);
-}
-
 // For weight gradients.
 std::unique_ptr<nn::SideStream> side_stream_of(const RunContext& context, Purpose purpose) {
   const bool wanted = purpose == Purpose::train && context.job.train.overlap_weight_gradients;
@@ -68,7 +61,7 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
     : context_(context),
       purpose_(purpose),
       schedule_(context.plan.schedule),
-      kv_copies_(kv_copies_of(context)),
+      kv_copies_(tensor::make_kv_group(context.mesh.along(mesh::Axis::tp), context.model.kv_heads)),
       side_(side_stream_of(context, purpose)),
       norm_(context.mesh.of(mesh::Group::replica), context.mesh.along(mesh::Axis::pp)) {
   const models::Seams seams = seams_of(context);
@@ -107,7 +100,7 @@ void RankModel::add_optimizer(RankStage& own) {
   own.optimizer =
       optim::make_optimizer(context_.job.optimizer, parameters.shards(), optimizer_surroundings(context_));
   for (nn::Slice* slice : parameters.slices()) {
-    if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(*slice))
+    if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(context_, *slice))
       own.counted.push_back(slice);
   }
 }
@@ -174,31 +167,6 @@ void RankModel::overlap_weight_gradients(nn::SideStream& side) {
   for (RankStage& own : stages_) own.stage->overlap_weight_gradients(side);
 }
 
-bool RankModel::is_tied_copy(const nn::Slice& slice) const {
-  return context_.model.tied && slice.spec.name == "head.weight";
-}
-
-bool RankModel::is_stored_here(const nn::Slice& slice) const {
-  return slice.spec.counted && !is_tied_copy(slice);
-}
-
-// Names, over all stages; experts are on several ranks of each.
-size_t RankModel::model_parameters() {
-  std::vector<double> counts(2, 0.0);  // dense, experts
-  for (RankStage& own : stages_) {
-    for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
-      for (const nn::ParameterSpec* spec : group.specs()) {
-        if (context_.model.tied && spec->name == "head.weight") continue;
-        counts[group.spread() == nn::Spread::experts ? 1 : 0] += 1;
-      }
-    }
-  }
-  if (context_.model.sparse.experts > 0)
-    counts[1] = comm::all_reduce_sum(context_.mesh.of(mesh::Group::ep), std::vector<double>{counts[1]})[0];
-  counts = comm::all_reduce_sum(context_.mesh.along(mesh::Axis::pp), counts);
-  return static_cast<size_t>(counts[0] + counts[1]);
-}
-
 void RankModel::initialise() {
   for (RankStage& own : stages_) {
     if (context_.job.model.init == config::Init::hf) {
@@ -210,68 +178,14 @@ void RankModel::initialise() {
   if (guard_) guard_->note();
 }
 
-void RankModel::check_size(const checkpoint::Reader& reader) {
-  const size_t stored = reader.names(model_file).size(), own = model_parameters();
-  if (stored == own) return;
-  throw Error(fmt::format("the checkpoint holds {} parameters, the job's model has {}: it is another model's",
-                          stored, own));
-}
-
-std::string RankModel::stored_name(const nn::Slice& slice) const {
-  return is_tied_copy(slice) ? std::string("embed.weight") : slice.spec.name;
-}
-
-void RankModel::load_weights(const checkpoint::Reader& reader) {
-  check_size(reader);
-  for (RankStage& own : stages_) {
-    for (nn::Slice* slice : own.stage->parameters().slices())
-      reader.read(model_file, stored_name(*slice), slice->shape, slice->master);
-    own.stage->parameters().refresh_compute();
-  }
-}
-
 void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm) {
-  check_size(reader);
-  checkpoint::Destinations wanted;
-  for (RankStage& own : stages_) {
-    for (nn::Slice* slice : own.stage->parameters().slices())
-      wanted[model_file].push_back({stored_name(*slice), slice->shape, slice->master});
-    for (const optim::StateTensor& state : own.optimizer->state()) {
-      if (reader.weights_alone()) {
-        state.tensor.zero_();  // as in a new run, whatever an attempt to load another checkpoint left
-      } else {
-        wanted[state.file].push_back({stored_name(*state.slice), state.slice->shape, state.tensor});
-      }
-    }
-  }
-  reader.read_shared(comm, wanted);
-  for (RankStage& own : stages_) {
-    own.stage->parameters().refresh_compute();
-    own.optimizer->set_step(reader.state().optimizer_step);
-  }
+  read_all(context_, stages_, reader, comm);
   optimizer_step_ = reader.state().optimizer_step;
   if (guard_) guard_->note();
 }
 
 std::vector<checkpoint::StageContents> RankModel::contents() const {
-  if (context_.mesh.coordinate(mesh::Axis::dp_replicate) != 0) return {};
-  std::vector<checkpoint::StageContents> result;
-  for (const RankStage& own : stages_) {
-    checkpoint::StageContents& stage = result.emplace_back();
-    stage.stage = own.stage->index();
-    stage.part = context_.mesh.place(mesh::Group::replica);
-    stage.parts = context_.mesh.size(mesh::Group::replica);
-    for (const nn::Slice* slice : own.stage->parameters().slices()) {
-      if (is_stored_here(*slice))
-        stage.files[model_file].push_back({slice->spec.name, slice->shape, slice->master});
-    }
-    for (const optim::StateTensor& state : own.optimizer->state()) {
-      const nn::Slice& slice = *state.slice;
-      if (is_stored_here(slice))
-        stage.files[state.file].push_back({slice.spec.name, slice.shape, state.tensor});
-    }
-  }
-  return result;
+  return contents_of(context_, stages_);
 }
 
 void RankModel::zero_grad() {

@@ -2,12 +2,11 @@
 // step.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "app/plan/run_context.h"
@@ -48,11 +47,8 @@ class RankModel {
 
   // Values of a new run: from the seed, or from model.hf_dir.
   void initialise();
-  // Collective over all ranks, and over `comm`, which is of them all (checkpoint::load_on_all).
+  // Those of checkpoint_contents.h: read_all and contents_of.
   void load(const checkpoint::Reader& reader, comm::Communicator& comm);
-  // The weights alone, of which this rank reads its own.
-  void load_weights(const checkpoint::Reader& reader);
-  // What this rank writes: what it answers for of its stages in the first replica, nothing in others.
   std::vector<checkpoint::StageContents> contents() const;
 
   void zero_grad();  // before a run of the schedule, whose end completes the gradients
@@ -90,14 +86,9 @@ class RankModel {
   void add_stage(int index, models::Seams seams);
   void add_optimizer(RankStage& stage);
   bool generates() const;
-  void check_size(const checkpoint::Reader& reader);  // is it a checkpoint of this model?
-  std::string stored_name(const nn::Slice& slice) const;
   nn::Divisions divisions();
   shard::StageRanks stage_ranks();
   bool reduces_every_microbatch() const;
-  bool is_tied_copy(const nn::Slice& slice) const;
-  bool is_stored_here(const nn::Slice& slice) const;
-  size_t model_parameters();
   void watch_weights();
 
   RunContext& context_;

@@ -10,6 +10,7 @@
 
 #include "app/data/datasets.h"
 #include "app/data/token_files.h"
+#include "app/rank/not_finite.h"
 #include "app/rank/product_tuning.h"
 #include "app/rank/warm_up.h"
 #include "app/run/run_log.h"
