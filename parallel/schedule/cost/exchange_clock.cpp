@@ -52,10 +52,11 @@ double ExchangeClock::end_of_pass(int rank, const Action& part, double start, do
     if (streamed_) stream(rank, part, start);
     wait(stage.weights);
   }
-  stage.taking.reset();
+  channels_[rank].last_stage = -1;
   if (!is_weight_gradient(part.kind)) return end;
   wait(stage.buffers);
-  stage.taking = Span{start, end};
+  channels_[rank].last_stage = part.stage;
+  channels_[rank].last_pass = {start, end};
   return end;
 }
 
@@ -64,8 +65,10 @@ Span ExchangeClock::reduce(int rank, int stage, double now) {
   Channels& channels = channels_[rank];
   const double group = cost.reduce / cost.groups;
   double begin = now;
-  if (const std::optional<Span>& pass = stages_[stage].taking)
-    begin = pass->start + (pass->end - pass->start) / cost.groups;
+  if (channels.last_stage == stage) {
+    const Span& pass = channels.last_pass;
+    begin = pass.start + (pass.end - pass.start) / cost.groups;
+  }
   Span span = use(channels.reduce, begin, cost.reduce);
   // The last group's gradients are there at `now`.
   channels.reduce = span.end = std::max(span.end, now + group);

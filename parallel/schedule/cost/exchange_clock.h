@@ -2,7 +2,6 @@
 // for them: the part of simulate() that knows of exchanges.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "parallel/schedule/cost/simulate.h"
@@ -22,8 +21,8 @@ class ExchangeClock {
   // UNSHARD at `now`: when the channel is at it; streamed: at its first group, as the passes gather the
   // others.
   Span unshard(int rank, int stage, double now);
-  // REDUCE_GRAD at `now`: when the channel is at it. If the stage's last pass was a B or W, it began during
-  // that pass (pipeline::Pass::reduce_follows), with the first group whose gradients were there.
+  // REDUCE_GRAD at `now`: when the channel is at it. Right after the B or W it began during that pass, with
+  // the first group whose gradients were there.
   Span reduce(int rank, int stage, double now);
 
   // When a F, B, I or W ends that begins at `start` and takes `time` where it waits for nothing.
@@ -42,12 +41,13 @@ class ExchangeClock {
     bool fresh = false;    // since UNSHARD, no pass has run
     bool forward = false;  // the last pass was one
     Arrival weights;
-    Arrival buffers;             // when what the gradients are put into is free again
-    std::optional<Span> taking;  // the stage's last pass, if it was a B or W
+    Arrival buffers;  // when what the gradients are put into is free again
   };
   struct Channels {
     double gather = 0;  // free from then on
     double reduce = 0;
+    int last_stage = -1;  // of the rank's last compute action, if it was a B or W
+    Span last_pass;
   };
 
   void stream(int rank, const Action& part, double start);
