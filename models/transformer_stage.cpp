@@ -3,7 +3,6 @@
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/stack.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
@@ -192,10 +191,8 @@ Residual TransformerStage::run_blocks(const data::Microbatch& data, at::Tensor i
   return residual;
 }
 
-void TransformerStage::add_loss(const at::Tensor& loss, const at::Tensor& labels) {
-  const at::Tensor valid = labels.ne(data::ignore_label).sum();
+void TransformerStage::add_loss(const at::Tensor& loss) {
   loss_ = loss_.defined() ? loss_.add(loss) : loss;
-  valid_ = valid_.defined() ? valid_.add(valid) : valid;
 }
 
 at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& data, at::Tensor input) {
@@ -220,7 +217,7 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
     const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
     at::Tensor dh = at::empty_like(normed.y);
     with(head_groups_, nn::Use::backward,
-         [&] { add_loss(head_->forward_backward(normed.y, data.labels, dh), data.labels); });
+         [&] { add_loss(head_->forward_backward(normed.y, data.labels, dh)); });
     record.dy = norm_->backward(saved, dh, {});
   });
   return {};
@@ -239,7 +236,7 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
   Residual residual = run_blocks(data, std::move(input));
   if (!head_) return sum(std::move(residual));
   const at::Tensor normed = final_norm(std::move(residual));
-  with(head_groups_, nn::Use::forward, [&] { add_loss(head_->forward(normed, data.labels), data.labels); });
+  with(head_groups_, nn::Use::forward, [&] { add_loss(head_->forward(normed, data.labels)); });
   return {};
 }
 
@@ -350,16 +347,10 @@ void TransformerStage::backward_weight(int microbatch) {
        [&] { embedding_->backward_weight(pending.tokens, pending.embedding_dy); });
 }
 
-pipeline::LossSum TransformerStage::take_loss() {
-  pipeline::LossSum sum;
-  if (loss_.defined()) {
-    const at::Tensor both =
-        at::stack({loss_.to(at::kDouble), valid_.to(at::kDouble)}).cpu();  // one wait for the device
-    sum = {.loss = both[0].item<double>(), .tokens = static_cast<int64_t>(both[1].item<double>())};
-  }
+double TransformerStage::take_loss() {
+  const double loss = loss_.defined() ? loss_.item<double>() : 0;
   loss_.reset();
-  valid_.reset();
-  return sum;
+  return loss;
 }
 
 std::vector<TransformerStage::ExpertLoads> TransformerStage::take_loads() {
@@ -375,7 +366,6 @@ void TransformerStage::discard() {
   records_.clear();
   pending_.clear();
   loss_.reset();
-  valid_.reset();
   take_loads();
 }
 

@@ -92,9 +92,7 @@ class TransformerStage final : public pipeline::Stage {
   at::Tensor backward_input(int microbatch, at::Tensor dy) override;
   void backward_weight(int microbatch) override;
 
-  pipeline::LossSum take_loss() override;
-  size_t saved_microbatches() const override { return records_.size(); }
-  size_t pending_weight_gradients() const override { return pending_.size(); }
+  double take_loss() override;
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
 
@@ -154,7 +152,7 @@ class TransformerStage final : public pipeline::Stage {
   Residual enter(const data::Microbatch& data, at::Tensor input) const;
   Residual run_blocks(const data::Microbatch& data, at::Tensor input) const;
   at::Tensor final_norm(Residual residual) const;
-  void add_loss(const at::Tensor& loss, const at::Tensor& labels);
+  void add_loss(const at::Tensor& loss);
   Record take_record(int microbatch);
   // queues: of each block.
   at::Tensor backward_blocks(Record& record, at::Tensor dy, nn::Use use,
@@ -180,8 +178,7 @@ class TransformerStage final : public pipeline::Stage {
 
   std::map<int, Record> records_;
   std::map<int, PendingWeights> pending_;
-  at::Tensor loss_;   // float64 scalar on the device, undefined when nothing was added
-  at::Tensor valid_;  // int64 scalar on the device
+  at::Tensor loss_;  // float64 scalar on the device, undefined when nothing was added
 };
 
 }  // namespace pptrain::models

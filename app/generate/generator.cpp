@@ -36,10 +36,12 @@ Generator::Generator(RunContext& context, RankModel& model, GenerateOptions opti
     : context_(context),
       options_(std::move(options)),
       placement_(context.plan.schedule),
-      actions_(model.stage_actions()),
       pipeline_(context.mesh.along(mesh::Axis::pp)),
       peers_(context.mesh.of(mesh::Group::stage).host()) {
-  for (const RankModel::CachedStage& stage : model.cached_stages()) stages_.push_back({stage, nullptr});
+  for (const RankModel::RankStage& own : model.stages()) {
+    if (!own.attention) throw Error("this model was not built to generate");
+    stages_.push_back({*own.stage, *own.weights, *own.attention, nullptr});
+  }
 }
 
 void Generator::check(const models::ModelConfig& model, std::span<const int64_t> prompt, int64_t number,
@@ -68,16 +70,16 @@ void Generator::run(std::vector<Sequence>& sequences, const Listener& listener) 
   const models::ModelConfig model = with_all_positions(context_.model, context_.job);
   for (const Sequence& s : sequences) check(model, s.tokens(), s.number(), options_.stop.max_tokens);
   const comm::ActivityScope working(context_.report.activity, comm::Doing::work, "generating");
-  for (StageState& state : stages_) {
-    if (actions_.unshard) actions_.unshard(*state.stage.stage, schedule::ActionKind::forward);
-  }
+  for (StageState& state : stages_) state.weights.unshard(schedule::ActionKind::forward);
   const auto all = std::span(sequences);
   const auto wave = static_cast<size_t>(std::max<int64_t>(1, options_.in_flight));
   for (size_t first = 0; first < all.size(); first += wave)
     run_wave(all.subspan(first, std::min(wave, all.size() - first)), listener);
-  for_all_stages(actions_.reshard);
-  for_all_stages(actions_.finish);
-  for (StageState& state : stages_) state.cache.reset();
+  for (StageState& state : stages_) state.weights.reshard();
+  for (StageState& state : stages_) {
+    state.weights.finish();
+    state.cache.reset();
+  }
 }
 
 // Tokens that are only there to give every tensor-parallel rank a row have slots of one token at the end.
@@ -90,13 +92,13 @@ void Generator::take_cache(std::span<Sequence> sequences) {
   const int tp = context_.mesh.size(mesh::Axis::tp);
   capacities.insert(capacities.end(), static_cast<size_t>(tp - 1), 1);
   for (StageState& state : stages_) {
-    const models::StageSlice& slice = state.stage.stage->slice();
+    const models::StageSlice& slice = state.stage.slice();
     state.cache.reset();
     state.cache = std::make_unique<nn::KeyValueCache>(
         nn::KeyValueCache::Shape{.layers = slice.end_layer - slice.first_layer,
                                  .kv_heads = std::max<int64_t>(1, context_.model.kv_heads / tp),
                                  .head_dim = context_.model.head_dim,
-                                 .dtype = state.stage.stage->parameters().compute_dtype(),
+                                 .dtype = state.stage.parameters().compute_dtype(),
                                  .device = context_.device},
         capacities);
   }
@@ -168,18 +170,20 @@ void Generator::forward(Group& group, int group_index, int stage, const Listener
   prepare(group);
   StageState& state = state_of(stage);
   Tensor input = input_of(group, group_index, state);
-  begin_pass(state);
-  const nn::CachedAttention::Use use(*state.stage.attention, *state.cache, group.documents);
-  if (!state.stage.stage->is_last())
-    return send_on(state.stage.stage->forward_only(group.data, std::move(input)), group_index, stage);
+  state.weights.begin_pass({.kind = schedule::ActionKind::forward,
+                            .next = schedule::ActionKind::forward,
+                            .reduce_follows = false});
+  const nn::CachedAttention::Use use(state.attention, *state.cache, group.documents);
+  if (!state.stage.is_last())
+    return send_on(state.stage.forward_only(group.data, std::move(input)), group_index, stage);
   const Tensor chosen =
-      choose_tokens(group, state.stage.stage->logits(group.data, std::move(input), group.last_rows));
+      choose_tokens(group, state.stage.logits(group.data, std::move(input), group.last_rows));
   tell(chosen);
   take(group, chosen, listener);
 }
 
 Tensor Generator::input_of(const Group& group, int group_index, StageState& state) {
-  models::TransformerStage& stage = *state.stage.stage;
+  models::TransformerStage& stage = state.stage;
   if (stage.is_first()) return {};
   if (auto node = local_.extract({stage.index(), group_index})) return std::move(node.mapped());
   Tensor tensor = stage.empty_boundary(group.data);
@@ -253,18 +257,6 @@ void Generator::take(Group& group, const Tensor& chosen, const Listener& listene
   group.prepared = false;
 }
 
-void Generator::begin_pass(const StageState& state) const {
-  if (!actions_.before_compute) return;
-  actions_.before_compute(*state.stage.stage, {.kind = schedule::ActionKind::forward,
-                                               .next = schedule::ActionKind::forward,
-                                               .reduce_follows = false});
-}
-
-void Generator::for_all_stages(const std::function<void(pipeline::Stage&)>& call) {
-  if (!call) return;
-  for (StageState& state : stages_) call(*state.stage.stage);
-}
-
 void Generator::reap_sends(bool wait) {
   if (wait) {
     for (Send& send : sends_) send.work->wait([] { return "the end of a message of generation"; });
@@ -276,7 +268,7 @@ void Generator::reap_sends(bool wait) {
 
 Generator::StageState& Generator::state_of(int stage) {
   for (StageState& state : stages_) {
-    if (state.stage.stage->index() == stage) return state;
+    if (state.stage.index() == stage) return state;
   }
   throw Error(fmt::format("stage {} is not on pipeline rank {}", stage, pipeline_.rank()));
 }

@@ -50,7 +50,9 @@ class Generator {
 
  private:
   struct StageState {
-    RankModel::CachedStage stage;
+    models::TransformerStage& stage;
+    pipeline::WeightActions& weights;
+    nn::CachedAttention& attention;
     std::unique_ptr<nn::KeyValueCache> cache;  // of the wave
   };
   struct Group {
@@ -82,15 +84,12 @@ class Generator {
   void post_choice(Group& group);
   void hear_choice(Group& group, const Listener& listener);
   void take(Group& group, const at::Tensor& chosen, const Listener& listener);
-  void begin_pass(const StageState& state) const;
-  void for_all_stages(const std::function<void(pipeline::Stage&)>& call);
   void reap_sends(bool wait);
   StageState& state_of(int stage);
 
   RunContext& context_;
   GenerateOptions options_;
   const schedule::Schedule& placement_;
-  pipeline::Executor::StageActions actions_;
   std::vector<StageState> stages_;
   comm::Communicator& pipeline_;                     // carries activations; its host(), tokens
   comm::Communicator& peers_;                        // all ranks of this one's stages

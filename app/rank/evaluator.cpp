@@ -27,24 +27,24 @@ std::vector<Evaluator::Validation> Evaluator::open(const RunContext& context,
 Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources)
     : model_(model),
       validations_(open(context, sources)),
-      executor_(model.stages(), context.mesh.along(mesh::Axis::pp),
+      executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp),
                 schedule::lower(schedule::forward_only(context.plan.schedule), lower_options(context.plan)),
                 pipeline::Executor::Mode::evaluate) {
-  executor_.on_stage_actions(model.stage_actions());
   executor_.report_to(context.report.activity, context.device);
 }
 
 metrics::SourceLoss Evaluator::run(const Validation& validation) {
+  metrics::SourceLoss loss{.name = validation.name};
   int64_t own_bytes = 0;  // of this rank's labels
   for (int64_t i = 0; i < validation.loader.batches(); ++i) {
     const std::vector<data::Microbatch> batch = validation.loader.batch(i);
     executor_.run(batch);
+    for (const data::Microbatch& microbatch : batch) loss.tokens += microbatch.global_targets;
     if (validation.bytes && model_.has_last_stage()) own_bytes += validation.bytes->of_labels(batch);
   }
-  const pipeline::LossSum sum = model_.global_loss();
-  metrics::SourceLoss loss{.name = validation.name, .sum = sum.loss, .tokens = sum.tokens};
+  loss.sum = model_.global_loss();
   if (validation.bytes)
-    loss.bytes = static_cast<int64_t>(model_.sum_of_last_stage({static_cast<double>(own_bytes)})[0]);
+    loss.bytes = static_cast<int64_t>(model_.sum_of_last_stage(static_cast<double>(own_bytes)));
   return loss;
 }
 

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <vector>
 
 namespace pptrain::app {
 
@@ -36,16 +37,19 @@ bool is_finite(const at::Tensor& tensor) {
 }
 
 // Those of this rank, in the model's order.
-std::vector<Found> find_not_finite(const std::vector<StageParameters>& stages, at::Tensor nn::Slice::*value) {
+std::vector<Found> find_not_finite(std::span<const RankModel::RankStage> stages,
+                                   at::Tensor nn::Slice::*value) {
   std::vector<Found> found;
-  for (const auto& [stage, parameters] : stages) {
+  for (const RankModel::RankStage& own : stages) {
+    nn::ParameterStore& parameters = own.stage->parameters();
     std::map<std::string, int64_t> numbers;
-    for (const nn::ParameterSpec* spec : parameters->specs())
+    for (const nn::ParameterSpec* spec : parameters.specs())
       numbers.emplace(spec->name, static_cast<int64_t>(numbers.size()));
-    for (const nn::Slice* slice : parameters->slices()) {
+    for (const nn::Slice* slice : parameters.slices()) {
       const at::Tensor& tensor = slice->*value;
       if (slice->spec.role == nn::Role::balance || !tensor.defined() || is_finite(tensor)) continue;
-      found.push_back({stage * places_of_stage + numbers.at(slice->spec.name), slice->spec.name});
+      found.push_back(
+          {own.stage->index() * places_of_stage + numbers.at(slice->spec.name), slice->spec.name});
     }
   }
   std::ranges::sort(found, {}, &Found::place);
@@ -73,7 +77,7 @@ std::optional<Found> back(const std::vector<Found>& found) {
 
 }  // namespace
 
-std::string describe_not_finite(comm::Communicator& world, const std::vector<StageParameters>& stages) {
+std::string describe_not_finite(comm::Communicator& world, std::span<const RankModel::RankStage> stages) {
   const std::vector<Found> gradients = find_not_finite(stages, &nn::Slice::grad);
   const std::string weight = lowest(world, front(find_not_finite(stages, &nn::Slice::master)), 1);
   const std::string nearest_to_loss = lowest(world, back(gradients), -1);

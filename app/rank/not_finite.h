@@ -1,23 +1,17 @@
 // Where in the model a step stopped being finite: looked for only then.
 #pragma once
 
+#include <span>
 #include <string>
-#include <vector>
 
-#include "core/nn/parameter.h"
+#include "app/rank/rank_model.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::app {
 
-// The parameters of one of this rank's stages.
-struct StageParameters {
-  int stage = 0;
-  nn::ParameterStore* parameters = nullptr;
-};
-
 // Names weights that are not finite, if there are some, and which gradients are not: the nearest to the loss,
 // where the backward pass met the first, and the nearest to the input, in the order of the model's layers.
 // Gradients are those summed over data ranks. The same text on every rank. Collective.
-std::string describe_not_finite(comm::Communicator& world, const std::vector<StageParameters>& stages);
+std::string describe_not_finite(comm::Communicator& world, std::span<const RankModel::RankStage> stages);
 
 }  // namespace pptrain::app

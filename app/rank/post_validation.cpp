@@ -9,10 +9,10 @@ namespace pptrain::app {
 
 namespace {
 
-// What each rank tells after the exact sum of its replica's squares. Loss and tokens of the last stage's rank
-// hold for all: it has summed them over the data ranks, and whether any of its stage's ranks was told to
-// stop or save.
-enum Extra { extra_loss, extra_tokens, extra_urgent, extras };
+// What each rank tells after the exact sum of its replica's squares. Those of the last stage's rank hold for
+// all: it has summed the loss over the data ranks, and knows whether any rank of its stage was asked to stop
+// or save.
+enum Extra { extra_loss, extra_urgent, extras };
 
 }  // namespace
 
@@ -29,9 +29,7 @@ void PostValidation::start(const Pending& step, bool urgent) {
   std::vector<double> extra(extras, 0.0);
   extra[extra_urgent] = urgent || seen_urgent_ ? 1 : 0;
   if (model_.has_last_stage()) {
-    const pipeline::LossSum loss = model_.last_stage_loss();
-    extra[extra_loss] = loss.loss;
-    extra[extra_tokens] = static_cast<double>(loss.tokens);
+    extra[extra_loss] = model_.last_stage_loss();
     extra[extra_urgent] = comm::any(context_.mesh.of(mesh::Group::stage), extra[extra_urgent] > 0) ? 1 : 0;
   }
   const auto squares = model_.norm().of_replica(model_.squared_norm()).portable();
@@ -51,8 +49,7 @@ PostValidation::Totals PostValidation::wait() {
   }
   const auto last = std::span<const double>(told[model_.last_stage_rank()]).last(extras);
   urgent_ = urgent_ || last[extra_urgent] > 0;
-  return {.loss = {.loss = last[extra_loss], .tokens = static_cast<int64_t>(last[extra_tokens])},
-          .norm = shard::GradNorm::of_stages(squares)};
+  return {.loss = last[extra_loss], .norm = shard::GradNorm::of_stages(squares)};
 }
 
 bool PostValidation::correct(const std::optional<double>& grad_scale) {

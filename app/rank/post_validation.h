@@ -22,7 +22,7 @@ class PostValidation {
   };
   // What the step came to over all ranks: the same bits on each.
   struct Totals {
-    pipeline::LossSum loss;
+    double loss = 0;  // in nats, summed over all valid tokens
     double norm = 0;  // of the summed, unscaled gradient
   };
 

@@ -9,6 +9,7 @@
 
 #include "app/plan/plan.h"
 #include "app/plan/stage_recompute.h"
+#include "app/rank/checkpoint_contents.h"
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
@@ -19,8 +20,6 @@
 namespace pptrain::app {
 
 namespace {
-
-using checkpoint::model_file;
 
 models::Seams seams_of(RunContext& context) {
   mesh::DeviceMesh& mesh = context.mesh;
@@ -49,36 +48,11 @@ at::ScalarType compute_dtype(const config::JobConfig& job) {
   return job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat;
 }
 
-// The ranks of tp that hold the same key-value heads, where there are more ranks than heads. Collective.
-std::unique_ptr<comm::Communicator> kv_copies_of(RunContext& context) {
-  comm::Communicator& tp = context.mesh.along(mesh::Axis::tp);
-  return tp.size() <= context.model.kv_heads ? nullptr : tensor::make_kv_group(tp, context.model.kv_heads);
-}
-
 // For weight gradients.
 std::unique_ptr<nn::SideStream> side_stream_of(const RunContext& context, Purpose purpose) {
   const bool wanted = purpose == Purpose::train && context.job.train.overlap_weight_gradients;
   if (!wanted || context.device.is_cpu()) return nullptr;
   return std::make_unique<nn::DeviceSideStream>(context.device);
-}
-
-nn::Use use_of(schedule::ActionKind kind) {
-  switch (kind) {
-    case schedule::ActionKind::forward:
-      return nn::Use::forward;
-    case schedule::ActionKind::backward:
-      return nn::Use::backward;
-    case schedule::ActionKind::backward_input:
-      return nn::Use::backward_input;
-    case schedule::ActionKind::backward_weight:
-      return nn::Use::backward_weight;
-    default:
-      throw Error("an action that is no pass");
-  }
-}
-
-std::optional<nn::Use> use_of(const std::optional<schedule::ActionKind>& kind) {
-  return kind ? std::optional(use_of(*kind)) : std::nullopt;
 }
 
 }  // namespace
@@ -87,11 +61,12 @@ RankModel::RankModel(RunContext& context, Purpose purpose)
     : context_(context),
       purpose_(purpose),
       schedule_(context.plan.schedule),
-      kv_copies_(kv_copies_of(context)),
+      kv_copies_(tensor::make_kv_group(context.mesh.along(mesh::Axis::tp), context.model.kv_heads)),
       side_(side_stream_of(context, purpose)),
       norm_(context.mesh.of(mesh::Group::replica), context.mesh.along(mesh::Axis::pp)) {
   const models::Seams seams = seams_of(context);
-  for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp))) add_part(stage, seams);
+  for (const int stage : schedule_.stages_of(context.mesh.coordinate(mesh::Axis::pp)))
+    add_stage(stage, seams);
   if (purpose == Purpose::train && context.job.train.check_weights) watch_weights();
 }
 
@@ -100,47 +75,42 @@ bool RankModel::generates() const {
          (purpose_ == Purpose::train && context_.job.eval.generate_interval > 0);
 }
 
-void RankModel::add_part(int stage, models::Seams seams) {
+void RankModel::add_stage(int index, models::Seams seams) {
   const Plan& plan = context_.plan;
-  Part part;
-  if (generates()) {
-    part.attention = std::make_shared<nn::CachedAttention>(seams.attention);
-    seams.attention = part.attention;
-  }
+  RankStage& own = stages_.emplace_back();
+  if (generates()) seams.attention = own.attention = std::make_shared<nn::CachedAttention>(seams.attention);
   const bool grows = generates() || purpose_ != Purpose::train;
-  part.stage = std::make_unique<models::TransformerStage>(
-      grows ? with_all_positions(plan.model, plan.job) : plan.model, models::stage_slice(plan.layers, stage),
-      stage_recompute(plan.job.train.recompute, stage), seams);
-  part.stage->materialise(context_.device, compute_dtype(plan.job),
-                          /*with_gradients=*/purpose_ == Purpose::train, divisions());
-  nn::ParameterStore& parameters = part.stage->parameters();
+  own.stage = std::make_unique<models::TransformerStage>(
+      grows ? with_all_positions(plan.model, plan.job) : plan.model, models::stage_slice(plan.layers, index),
+      stage_recompute(plan.job.train.recompute, index), seams);
+  own.stage->materialise(context_.device, compute_dtype(plan.job),
+                         /*with_gradients=*/purpose_ == Purpose::train, divisions());
   const shard::ShardPolicy policy{
       .keep = reshards_after_forward(plan.job.distributed) ? shard::Keep::streamed : shard::Keep::kept,
       .reduce = reduces_every_microbatch() ? shard::ReduceEvery::microbatch : shard::ReduceEvery::step};
-  part.weights = std::make_unique<shard::StageWeights>(parameters, stage_ranks(), policy, sums_,
-                                                       fmt::format("stage {}", stage));
-  part.stage->use_weights(*part.weights);
-  if (side_) part.stage->overlap_weight_gradients(*side_);
-  if (purpose_ == Purpose::train) add_optimizer(part);
-  parts_.push_back(std::move(part));
+  own.weights = std::make_unique<shard::StageWeights>(own.stage->parameters(), stage_ranks(), policy, sums_,
+                                                      fmt::format("stage {}", index));
+  own.stage->use_weights(*own.weights);
+  if (side_) own.stage->overlap_weight_gradients(*side_);
+  if (purpose_ == Purpose::train) add_optimizer(own);
 }
 
-void RankModel::add_optimizer(Part& part) {
-  nn::ParameterStore& parameters = part.stage->parameters();
-  part.optimizer =
+void RankModel::add_optimizer(RankStage& own) {
+  nn::ParameterStore& parameters = own.stage->parameters();
+  own.optimizer =
       optim::make_optimizer(context_.job.optimizer, parameters.shards(), optimizer_surroundings(context_));
   for (nn::Slice* slice : parameters.slices()) {
-    if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(*slice))
-      part.counted.push_back(slice);
+    if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(context_, *slice))
+      own.counted.push_back(slice);
   }
 }
 
 void RankModel::watch_weights() {
   guard_.emplace();
-  for (Part& part : parts_) {
-    for (const nn::Slice* slice : part.stage->parameters().slices())
+  for (RankStage& own : stages_) {
+    for (const nn::Slice* slice : own.stage->parameters().slices())
       guard_->watch(slice->spec.name, slice->master);
-    for (const optim::StateTensor& state : part.optimizer->state())
+    for (const optim::StateTensor& state : own.optimizer->state())
       guard_->watch(fmt::format("{} of {}", state.file, state.slice->spec.name), state.tensor);
   }
 }
@@ -187,167 +157,39 @@ shard::StageRanks RankModel::stage_ranks() {
           .pieces = mesh.of(mesh::Group::efsdp), .replicas = replicas, .sum = mesh.of(mesh::Group::eloss)}};
 }
 
-std::vector<pipeline::Stage*> RankModel::stages() {
-  std::vector<pipeline::Stage*> result;
-  for (Part& part : parts_) result.push_back(part.stage.get());
-  return result;
-}
-
-std::vector<RankModel::CachedStage> RankModel::cached_stages() {
-  std::vector<CachedStage> result;
-  for (Part& part : parts_) {
-    if (!part.attention) throw Error("this model was not built to generate");
-    result.push_back({part.stage.get(), part.attention.get()});
-  }
-  return result;
-}
-
-std::vector<shard::StageWeights*> RankModel::weights() {
-  std::vector<shard::StageWeights*> result;
-  for (Part& part : parts_) result.push_back(part.weights.get());
+std::vector<pipeline::StageWithWeights> RankModel::pipeline_stages() const {
+  std::vector<pipeline::StageWithWeights> result;
+  for (const RankStage& own : stages_) result.push_back({*own.stage, *own.weights});
   return result;
 }
 
 void RankModel::overlap_weight_gradients(nn::SideStream& side) {
-  for (Part& part : parts_) part.stage->overlap_weight_gradients(side);
-}
-
-bool RankModel::is_tied_copy(const nn::Slice& slice) const {
-  return context_.model.tied && slice.spec.name == "head.weight";
-}
-
-bool RankModel::is_stored_here(const nn::Slice& slice) const {
-  return slice.spec.counted && !is_tied_copy(slice);
-}
-
-// Names, over all stages; experts are on several ranks of each.
-size_t RankModel::model_parameters() {
-  std::vector<double> counts(2, 0.0);  // dense, experts
-  for (Part& part : parts_) {
-    for (nn::ParameterGroup& group : part.stage->parameters().groups()) {
-      for (const nn::ParameterSpec* spec : group.specs()) {
-        if (context_.model.tied && spec->name == "head.weight") continue;
-        counts[group.spread() == nn::Spread::experts ? 1 : 0] += 1;
-      }
-    }
-  }
-  if (context_.model.sparse.experts > 0)
-    counts[1] = comm::all_reduce_sum(context_.mesh.of(mesh::Group::ep), std::vector<double>{counts[1]})[0];
-  counts = comm::all_reduce_sum(context_.mesh.along(mesh::Axis::pp), counts);
-  return static_cast<size_t>(counts[0] + counts[1]);
+  for (RankStage& own : stages_) own.stage->overlap_weight_gradients(side);
 }
 
 void RankModel::initialise() {
-  for (Part& part : parts_) {
+  for (RankStage& own : stages_) {
     if (context_.job.model.init == config::Init::hf) {
-      models::load_hf_weights(*part.stage, context_.job.model.hf_dir);
+      models::load_hf_weights(*own.stage, context_.job.model.hf_dir);
     } else {
-      part.stage->parameters().initialise(static_cast<uint64_t>(context_.job.run.seed));
+      own.stage->parameters().initialise(static_cast<uint64_t>(context_.job.run.seed));
     }
   }
   if (guard_) guard_->note();
 }
 
-void RankModel::check_size(const checkpoint::Reader& reader) {
-  const size_t stored = reader.names(model_file).size(), own = model_parameters();
-  if (stored == own) return;
-  throw Error(fmt::format("the checkpoint holds {} parameters, the job's model has {}: it is another model's",
-                          stored, own));
-}
-
-std::string RankModel::stored_name(const nn::Slice& slice) const {
-  return is_tied_copy(slice) ? std::string("embed.weight") : slice.spec.name;
-}
-
-void RankModel::load_weights(const checkpoint::Reader& reader) {
-  check_size(reader);
-  for (Part& part : parts_) {
-    for (nn::Slice* slice : part.stage->parameters().slices())
-      reader.read(model_file, stored_name(*slice), slice->shape, slice->master);
-    part.stage->parameters().refresh_compute();
-  }
-}
-
 void RankModel::load(const checkpoint::Reader& reader, comm::Communicator& comm) {
-  check_size(reader);
-  checkpoint::Destinations wanted;
-  for (Part& part : parts_) {
-    for (nn::Slice* slice : part.stage->parameters().slices())
-      wanted[model_file].push_back({stored_name(*slice), slice->shape, slice->master});
-    for (const optim::StateTensor& state : part.optimizer->state()) {
-      if (reader.weights_alone()) {
-        state.tensor.zero_();  // as in a new run, whatever an attempt to load another checkpoint left
-      } else {
-        wanted[state.file].push_back({stored_name(*state.slice), state.slice->shape, state.tensor});
-      }
-    }
-  }
-  reader.read_shared(comm, wanted);
-  for (Part& part : parts_) {
-    part.stage->parameters().refresh_compute();
-    part.optimizer->set_step(reader.state().optimizer_step);
-  }
+  read_all(context_, stages_, reader, comm);
   optimizer_step_ = reader.state().optimizer_step;
   if (guard_) guard_->note();
 }
 
 std::vector<checkpoint::StageContents> RankModel::contents() const {
-  if (context_.mesh.coordinate(mesh::Axis::dp_replicate) != 0) return {};
-  std::vector<checkpoint::StageContents> result;
-  for (const Part& part : parts_) {
-    checkpoint::StageContents& stage = result.emplace_back();
-    stage.stage = part.stage->index();
-    stage.part = context_.mesh.place(mesh::Group::replica);
-    stage.parts = context_.mesh.size(mesh::Group::replica);
-    for (const nn::Slice* slice : part.stage->parameters().slices()) {
-      if (is_stored_here(*slice))
-        stage.files[model_file].push_back({slice->spec.name, slice->shape, slice->master});
-    }
-    for (const optim::StateTensor& state : part.optimizer->state()) {
-      const nn::Slice& slice = *state.slice;
-      if (is_stored_here(slice))
-        stage.files[state.file].push_back({slice.spec.name, slice.shape, state.tensor});
-    }
-  }
-  return result;
+  return contents_of(context_, stages_);
 }
 
 void RankModel::zero_grad() {
-  for (Part& part : parts_) part.stage->parameters().start_grad();
-}
-
-void RankModel::discard() {
-  for (Part& part : parts_) part.stage->discard();
-}
-
-RankModel::Part& RankModel::part_of(const pipeline::Stage& stage) {
-  for (Part& part : parts_) {
-    if (part.stage.get() == &stage) return part;
-  }
-  throw Error(fmt::format("stage {} is not this rank's", stage.index()));
-}
-
-RankModel::Call RankModel::on_weights(void (shard::StageWeights::*call)()) {
-  return [this, call](pipeline::Stage& stage) { (part_of(stage).weights.get()->*call)(); };
-}
-
-pipeline::Executor::StageActions RankModel::stage_actions() {
-  using shard::StageWeights;
-  return {.unshard =
-              [this](pipeline::Stage& stage, std::optional<schedule::ActionKind> next) {
-                part_of(stage).weights->unshard(use_of(next));
-              },
-          .reshard = on_weights(&StageWeights::reshard),
-          .reduce_grad = on_weights(&StageWeights::reduce_grad),
-          .before_compute =
-              [this](pipeline::Stage& stage, const pipeline::Executor::PassPlace& place) {
-                part_of(stage).weights->begin_pass({.use = use_of(place.kind),
-                                                    .next = use_of(place.next),
-                                                    .reduce_follows = place.reduce_follows});
-              },
-          .settle = on_weights(&StageWeights::settle),
-          .discard = on_weights(&StageWeights::discard),
-          .finish = on_weights(&StageWeights::finish)};
+  for (RankStage& own : stages_) own.stage->parameters().start_grad();
 }
 
 // The two weights are the only ones of their groups, so their pieces are cut alike.
@@ -360,9 +202,9 @@ void RankModel::sum_tied_gradients() {
     }
     throw Error(fmt::format("a stage lacks the group {}", group));
   };
-  for (Part& part : parts_) {
-    if (part.stage->is_first()) embedding = gradient(*part.stage, "embed");
-    if (part.stage->is_last()) head = gradient(*part.stage, "head");
+  for (RankStage& own : stages_) {
+    if (own.stage->is_first()) embedding = gradient(*own.stage, "embed");
+    if (own.stage->is_last()) head = gradient(*own.stage, "head");
   }
   pipeline::sum_tied_gradient(context_.mesh.along(mesh::Axis::pp), schedule_.rank_of(0), last_stage_rank(),
                               embedding, head);
@@ -370,60 +212,50 @@ void RankModel::sum_tied_gradients() {
 
 kernels::ExactSum RankModel::squared_norm() {
   std::vector<nn::Slice*> counted;  // of all stages, so that the host waits for the device once
-  for (Part& part : parts_) counted.insert(counted.end(), part.counted.begin(), part.counted.end());
+  for (RankStage& own : stages_) counted.insert(counted.end(), own.counted.begin(), own.counted.end());
   return optim::sum_of_squares(counted);
 }
 
 std::vector<models::TransformerStage::ExpertLoads> RankModel::take_expert_loads() {
   std::vector<models::TransformerStage::ExpertLoads> loads;
-  for (Part& part : parts_) std::ranges::move(part.stage->take_loads(), std::back_inserter(loads));
+  for (RankStage& own : stages_) std::ranges::move(own.stage->take_loads(), std::back_inserter(loads));
   return loads;
-}
-
-std::vector<StageParameters> RankModel::stage_parameters() {
-  std::vector<StageParameters> result;
-  for (Part& part : parts_) result.push_back({part.stage->index(), &part.stage->parameters()});
-  return result;
 }
 
 void RankModel::apply(double lr, double grad_scale) {
   check_weights();
   before_change_();
-  for (Part& part : parts_) part.optimizer->step(lr, grad_scale);
+  for (RankStage& own : stages_) own.optimizer->step(lr, grad_scale);
   ++optimizer_step_;
   if (guard_) guard_->note();
 }
 
 void RankModel::keep_previous() {
-  for (Part& part : parts_) part.optimizer->keep_previous();
+  for (RankStage& own : stages_) own.optimizer->keep_previous();
 }
 
 void RankModel::undo() {
   check_weights();
   before_change_();
-  for (Part& part : parts_) part.optimizer->undo();
+  for (RankStage& own : stages_) own.optimizer->undo();
   --optimizer_step_;
   if (guard_) guard_->note();
 }
 
-pipeline::LossSum RankModel::last_stage_loss() {
-  const pipeline::LossSum own = parts_.back().stage->take_loss();
-  const auto sums = comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss),
-                                         std::vector<double>{own.loss, static_cast<double>(own.tokens)});
-  return {.loss = sums[0], .tokens = static_cast<int64_t>(sums[1])};
+double RankModel::last_stage_loss() {
+  const std::vector<double> own{stages_.back().stage->take_loss()};
+  return comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss), own)[0];
 }
 
-std::vector<double> RankModel::sum_of_last_stage(std::vector<double> own) {
-  if (has_last_stage()) own = comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss), own);
-  comm::broadcast(context_.mesh.along(mesh::Axis::pp), own, last_stage_rank());
-  return own;
+double RankModel::sum_of_last_stage(double own) {
+  std::vector<double> sum{own};
+  if (has_last_stage()) sum = comm::all_reduce_sum(context_.mesh.of(mesh::Group::loss), sum);
+  comm::broadcast(context_.mesh.along(mesh::Axis::pp), sum, last_stage_rank());
+  return sum[0];
 }
 
-pipeline::LossSum RankModel::global_loss() {
-  pipeline::LossSum own;
-  if (has_last_stage()) own = parts_.back().stage->take_loss();
-  const auto sums = sum_of_last_stage({own.loss, static_cast<double>(own.tokens)});
-  return {.loss = sums[0], .tokens = static_cast<int64_t>(sums[1])};
+double RankModel::global_loss() {
+  return sum_of_last_stage(has_last_stage() ? stages_.back().stage->take_loss() : 0);
 }
 
 }  // namespace pptrain::app

@@ -2,16 +2,14 @@
 // step.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "app/plan/run_context.h"
-#include "app/rank/not_finite.h"
 #include "core/fault/memory_guard.h"
 #include "core/kernels/exact_sum.h"
 #include "core/nn/cached_attention.h"
@@ -19,7 +17,7 @@
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 #include "parallel/checkpoint/checkpoint.h"
-#include "parallel/pipeline/executor.h"
+#include "parallel/pipeline/stage.h"
 #include "parallel/schedule/schedule.h"
 #include "parallel/shard/grad_norm.h"
 #include "parallel/shard/stage_weights.h"
@@ -36,32 +34,27 @@ class RankModel {
   // what exchanges anything here.
   explicit RankModel(RunContext& context, Purpose purpose = Purpose::train);
 
-  std::vector<pipeline::Stage*> stages();
-
-  // A stage as generation sees it. Where samples are generated, of each of stages().
-  struct CachedStage {
-    models::TransformerStage* stage = nullptr;
-    nn::CachedAttention* attention = nullptr;
+  // One of this rank's stages.
+  struct RankStage {
+    std::unique_ptr<models::TransformerStage> stage;
+    std::unique_ptr<shard::StageWeights> weights;
+    std::shared_ptr<nn::CachedAttention> attention;  // where tokens are generated
+    std::unique_ptr<optim::Optimizer> optimizer;     // in training
+    std::vector<nn::Slice*> counted;                 // that enter the norm
   };
-  std::vector<CachedStage> cached_stages();
+  std::span<const RankStage> stages() const { return stages_; }
+  std::vector<pipeline::StageWithWeights> pipeline_stages() const;  // stages() as an executor takes them
 
   // Values of a new run: from the seed, or from model.hf_dir.
   void initialise();
-  // Collective over all ranks, and over `comm`, which is of them all (checkpoint::load_on_all).
+  // Those of checkpoint_contents.h: read_all and contents_of.
   void load(const checkpoint::Reader& reader, comm::Communicator& comm);
-  // The weights alone, of which this rank reads its own.
-  void load_weights(const checkpoint::Reader& reader);
-  // What this rank writes: what it answers for of its stages in the first replica, nothing in others.
   std::vector<checkpoint::StageContents> contents() const;
 
-  void zero_grad();  // before a run of the schedule with stage_actions(), whose end completes the gradients
-  void discard();    // drops records of a failed step
-  // What a run of the schedule does with the parameter groups of one of the stages.
-  pipeline::Executor::StageActions stage_actions();
+  void zero_grad();  // before a run of the schedule, whose end completes the gradients
   void sum_tied_gradients();
   kernels::ExactSum squared_norm();  // of the summed, unscaled gradients: this rank's term of norm()
   const shard::GradNorm& norm() const { return norm_; }  // over the whole model
-  std::vector<StageParameters> stage_parameters();
   // `call` comes before each apply() and undo(), which alone change what contents() holds.
   void before_change(std::function<void()> call) { before_change_ = std::move(call); }
   void apply(double lr, double grad_scale);
@@ -71,13 +64,13 @@ class RankModel {
   // the last apply(), undo(), load() or initialise() left. The next apply() and undo() do so by themselves.
   void check_weights() const;
 
-  // Loss and valid tokens, summed over all ranks; the same on every rank.
-  pipeline::LossSum global_loss();
+  // The loss since the last call, summed over all valid tokens of all ranks; the same on every rank.
+  double global_loss();
   // ... over the data ranks of this pipeline's last stage, on whose ranks alone it is called.
-  pipeline::LossSum last_stage_loss();
-  // Values of the ranks of the last stage, each of its own share of the tokens, summed; the same on every
-  // rank. Others' `own` has as many and does not count. Collective.
-  std::vector<double> sum_of_last_stage(std::vector<double> own);
+  double last_stage_loss();
+  // A value of the ranks of the last stage, each of its own share of the tokens, summed; the same on every
+  // rank. Others' `own` does not count. Collective.
+  double sum_of_last_stage(double own);
   bool has_last_stage() const { return context_.mesh.coordinate(mesh::Axis::pp) == last_stage_rank(); }
 
   // Of the backward passes since the last call, from this rank.
@@ -86,35 +79,17 @@ class RankModel {
   int64_t optimizer_step() const { return optimizer_step_; }
   int last_stage_rank() const { return schedule_.rank_of(schedule_.stages() - 1); }
 
-  // Of each of stages(), where its weights are.
-  std::vector<shard::StageWeights*> weights();
-
   // Instead of a stream of the device: for tests. It must outlive the model's passes.
   void overlap_weight_gradients(nn::SideStream& side);
 
  private:
-  struct Part {
-    std::unique_ptr<models::TransformerStage> stage;
-    std::unique_ptr<shard::StageWeights> weights;
-    std::shared_ptr<nn::CachedAttention> attention;  // where tokens are generated
-    std::unique_ptr<optim::Optimizer> optimizer;     // in training
-    std::vector<nn::Slice*> counted;                 // that enter the norm
-  };
-  void add_part(int stage, models::Seams seams);
-  void add_optimizer(Part& part);
+  void add_stage(int index, models::Seams seams);
+  void add_optimizer(RankStage& stage);
   bool generates() const;
-  void check_size(const checkpoint::Reader& reader);  // is it a checkpoint of this model?
-  std::string stored_name(const nn::Slice& slice) const;
   nn::Divisions divisions();
   shard::StageRanks stage_ranks();
   bool reduces_every_microbatch() const;
-  bool is_tied_copy(const nn::Slice& slice) const;
-  bool is_stored_here(const nn::Slice& slice) const;
-  size_t model_parameters();
-  Part& part_of(const pipeline::Stage& stage);
   void watch_weights();
-  using Call = std::function<void(pipeline::Stage&)>;
-  Call on_weights(void (shard::StageWeights::*call)());
 
   RunContext& context_;
   Purpose purpose_;
@@ -122,7 +97,7 @@ class RankModel {
   std::unique_ptr<comm::Communicator> kv_copies_;  // of tp: the ranks with this one's key-value heads
   std::unique_ptr<nn::SideStream> side_;           // null where B takes weight gradients at once
   shard::GradientSums sums_;
-  std::vector<Part> parts_;
+  std::vector<RankStage> stages_;
   shard::GradNorm norm_;
   std::optional<fault::MemoryGuard> guard_;  // with train.check_weights
   int64_t optimizer_step_ = 0;

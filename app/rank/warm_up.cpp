@@ -14,7 +14,6 @@
 namespace pptrain::app {
 namespace {
 
-using nn::Use;
 using schedule::ActionKind;
 
 // Which backward passes a rank's list has.
@@ -56,14 +55,14 @@ at::Tensor made_up(at::Tensor boundary) {
 
 class StageWarmUp {
  public:
-  StageWarmUp(pipeline::Stage& stage, shard::StageWeights& weights, const data::Microbatch& data)
-      : stage_(stage), weights_(weights), data_(data) {}
+  StageWarmUp(const pipeline::StageWithWeights& own, const data::Microbatch& data)
+      : stage_(own.stage), weights_(own.weights), data_(data) {}
 
   // The first product of a gradient overwrites it, with another kernel than those that add to it.
   // `evaluates`: the stage also computes losses without gradients.
   void run(const Backward& backward, bool evaluates) {
     constexpr int rounds = 2;
-    weights_.unshard(Use::forward);
+    weights_.unshard(ActionKind::forward);
     for (int round = 0; round < rounds; ++round) {
       if (backward.at_once) run_at_once();
       if (backward.split) run_split();
@@ -76,34 +75,34 @@ class StageWarmUp {
   }
 
  private:
-  void begin(Use use, std::optional<Use> next) {
-    weights_.begin_pass({.use = use, .next = next, .reduce_follows = false});
+  void begin(ActionKind kind, std::optional<ActionKind> next) {
+    weights_.begin_pass({.kind = kind, .next = next, .reduce_follows = false});
   }
   void run_at_once() {
-    forward(Use::backward);
-    begin(Use::backward, Use::forward);
+    forward(ActionKind::backward);
+    begin(ActionKind::backward, ActionKind::forward);
     stage_.backward(0, gradient());
   }
   void run_split() {
-    forward(Use::backward_input);
-    begin(Use::backward_input, Use::forward);
+    forward(ActionKind::backward_input);
+    begin(ActionKind::backward_input, ActionKind::forward);
     stage_.backward_input(0, gradient());
-    begin(Use::backward_weight, Use::forward);
+    begin(ActionKind::backward_weight, ActionKind::forward);
     stage_.backward_weight(0);
   }
   void evaluate() {
-    begin(Use::forward, std::nullopt);
+    begin(ActionKind::forward, std::nullopt);
     stage_.forward_only(data_, stage_.is_first() ? at::Tensor() : boundary());
   }
-  void forward(Use next) {
-    begin(Use::forward, next);
+  void forward(ActionKind next) {
+    begin(ActionKind::forward, next);
     stage_.forward(0, data_, stage_.is_first() ? at::Tensor() : boundary());
   }
   at::Tensor gradient() const { return stage_.is_last() ? at::Tensor() : boundary(); }
   at::Tensor boundary() const { return made_up(stage_.empty_boundary(data_)); }
 
   pipeline::Stage& stage_;
-  shard::StageWeights& weights_;
+  pipeline::WeightActions& weights_;
   const data::Microbatch& data_;
 };
 
@@ -113,14 +112,12 @@ void warm_up(const RunContext& context, RankModel& model, std::span<const data::
   const auto rank = static_cast<size_t>(context.mesh.coordinate(mesh::Axis::pp));
   const Backward backward = backward_of(context.plan.schedule.actions.at(rank));
   const bool evaluates = context.job.eval.interval > 0;
-  const std::vector<pipeline::Stage*> stages = model.stages();
-  const std::vector<shard::StageWeights*> weights = model.weights();
+  const std::vector<pipeline::StageWithWeights> stages = model.pipeline_stages();
   model.zero_grad();
   for (const data::Microbatch* data : lengths(microbatches, context.job)) {
-    for (size_t i = 0; i < stages.size(); ++i)
-      StageWarmUp(*stages[i], *weights[i], *data).run(backward, evaluates);
+    for (const pipeline::StageWithWeights& own : stages) StageWarmUp(own, *data).run(backward, evaluates);
   }
-  for (pipeline::Stage* stage : stages) stage->parameters().zero_grad();
+  for (const pipeline::StageWithWeights& own : stages) own.stage.parameters().zero_grad();
   if (context.device.is_cpu()) return;
   c10::impl::VirtualGuardImpl(context.device.type()).getStream(context.device).synchronize();
 }

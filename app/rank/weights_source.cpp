@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "app/rank/checkpoint_contents.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/config/field.h"
@@ -90,7 +91,7 @@ std::string load_weights(RunContext& context, RankModel& model, const std::strin
   int64_t step = 0;
   const std::string problem = checkpoint::load_on_all(*disk, found, [&](const checkpoint::Reader& reader) {
     step = reader.state().step;
-    model.load_weights(reader);
+    read_weights(context, model.stages(), reader);
   });
   if (!problem.empty()) throw Error(fmt::format("{}: {}", found, problem));
   return fmt::format("{} (step {})", found, step);

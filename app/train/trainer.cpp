@@ -10,6 +10,7 @@
 
 #include "app/data/datasets.h"
 #include "app/data/token_files.h"
+#include "app/rank/not_finite.h"
 #include "app/rank/warm_up.h"
 #include "app/run/run_log.h"
 #include "app/train/divergence_report.h"
@@ -72,7 +73,7 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       sources_(open_sources(context, *disk_comm_, shutdown)),
       model_(context),
       loader_(open_training_data(context, sources_)),
-      executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
+      executor_(model_.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
                 pipeline::Executor::Mode::train),
       profile_(context, executor_),
       lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
@@ -80,7 +81,6 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       divergence_({.steps = context.job.train.divergence_steps,
                    .window = context.job.train.divergence_window,
                    .width = context.job.train.divergence_band}) {
-  executor_.on_stage_actions(model_.stage_actions());
   executor_.report_to(context.report.activity, context.device);
   if (context.job.eval.interval > 0) evaluator_.emplace(context, model_, sources_);
   if (context.job.eval.generate_interval > 0) samples_.emplace(context, model_);
@@ -244,7 +244,7 @@ void Trainer::train_step() {
     return Seconds{seconds_since(begin), data_wait_, stalled - std::exchange(stalled_, stalled)};
   };
   const double lr = lr_.at(state_.step - 1);
-  const double unclipped = 1.0 / static_cast<double>(std::max<int64_t>(given.targets, 1));
+  const double unclipped = 1.0 / static_cast<double>(std::max<int64_t>(given.valid_tokens, 1));
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {
       post_validation_->start({.step = state_.step, .lr = lr, .grad_scale = unclipped},
@@ -255,9 +255,10 @@ void Trainer::train_step() {
     pending_seconds_ = seconds();
     return;
   }
-  const pipeline::LossSum loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
+  const double loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
   const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norm(); });
-  const Step step = judge(loss, profile_.timed(Phase::norm_exchange, [&] { return model_.norm()(squares); }));
+  const Step step =
+      judge(loss, profile_.timed(Phase::norm_exchange, [&] { return model_.norm()(squares); }), given);
   if (quick_stop_) quick_stop_->begin_update(state_.step);
   if (step.applied) profile_.timed(Phase::optimizer, [&] { model_.apply(lr, step.grad_scale); });
   if (post_validation_) post_validation_->set_confident(step.applied && step.grad_scale == unclipped);
@@ -276,7 +277,7 @@ Trainer::Given Trainer::run_pipeline() {
     executor_.run(step.microbatches);
   }
   state_.next_sample += step.samples;
-  return {.targets = step.targets, .tokens = step.tokens, .padding = step.padding};
+  return {.valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding};
 }
 
 bool Trainer::validate() {
@@ -288,9 +289,9 @@ bool Trainer::validate() {
     stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });
   };
   // A step that is not finite is taken back first: the weights are looked at as they were before it.
-  const bool finite = std::isfinite(totals.loss.loss) && std::isfinite(totals.norm);
+  const bool finite = std::isfinite(totals.loss) && std::isfinite(totals.norm);
   if (!finite) correct(std::nullopt);
-  const Step step = judge(totals.loss, totals.norm);
+  const Step step = judge(totals.loss, totals.norm, pending_given_);
   if (finite) correct(step.applied ? std::optional(step.grad_scale) : std::nullopt);
   settle(step, pending.step, pending_given_, pending_seconds_);
   zero_gradients();
@@ -301,23 +302,23 @@ void Trainer::zero_gradients() {
   profile_.timed(Phase::zero_gradients, [&] { model_.zero_grad(); });
 }
 
-Trainer::Step Trainer::judge(const pipeline::LossSum& loss, double norm) {
-  const double tokens = static_cast<double>(std::max<int64_t>(loss.tokens, 1));
-  Step step{.loss = loss, .norm = norm / tokens};
+Trainer::Step Trainer::judge(double loss, double norm, const Given& given) {
+  const double tokens = static_cast<double>(std::max<int64_t>(given.valid_tokens, 1));
+  Step step{.loss = loss / tokens, .norm = norm / tokens};
   // Every rank holds the same bits of loss and norm, so all take the same branch.
-  const std::string where = find_not_finite(loss.loss / tokens, step.norm);
-  if (loss.tokens == 0 && where.empty()) {
+  const std::string where = find_not_finite(step.loss, step.norm);
+  if (given.valid_tokens == 0 && where.empty()) {
     anomaly_.skip_empty();
     return step;
   }
-  step.applied = anomaly_.accept(loss.loss / tokens, step.norm, where);
+  step.applied = anomaly_.accept(step.loss, step.norm, where);
   if (step.applied) step.grad_scale = clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens;
   return step;
 }
 
 std::string Trainer::find_not_finite(double loss, double norm) {
   if (std::isfinite(loss) && std::isfinite(norm)) return "";
-  const std::string where = describe_not_finite(context_.mesh.world(), model_.stage_parameters());
+  const std::string where = describe_not_finite(context_.mesh.world(), model_.stages());
   if (!context_.root()) return where;
   const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the log");
   spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
@@ -326,11 +327,10 @@ std::string Trainer::find_not_finite(double loss, double norm) {
 
 void Trainer::settle(const Step& step, int64_t number, const Given& given, const Seconds& seconds) {
   state_.optimizer_step = model_.optimizer_step();
-  state_.tokens += step.loss.tokens;
+  state_.tokens += given.valid_tokens;
   state_.skipped = anomaly_.total();
   state_.skipped_in_a_row = anomaly_.in_a_row();
-  if (step.applied)
-    divergence_.take(number, step.loss.loss / static_cast<double>(std::max<int64_t>(step.loss.tokens, 1)));
+  if (step.applied) divergence_.take(number, step.loss);
   state_.recent_losses = divergence_.state().recent;
   state_.losses_above = divergence_.state().above;
   state_.above_since = divergence_.state().since;
@@ -366,14 +366,14 @@ void Trainer::record(const Step& step, int64_t number, const Given& given, const
   auto expert_loads = expert_loads_ ? expert_loads_->wait() : std::vector<metrics::ExpertLoad>{};
   if (!context_.root()) return;
   const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing metrics");
-  const double tokens = static_cast<double>(step.loss.tokens);
+  const auto tokens = static_cast<double>(given.valid_tokens);
   const metrics::StepRecord run = so_far();
   metrics::StepRecord record{
       .step = number,
-      .loss = tokens > 0 ? step.loss.loss / tokens : std::numeric_limits<double>::quiet_NaN(),
+      .loss = tokens > 0 ? step.loss : std::numeric_limits<double>::quiet_NaN(),
       .grad_norm = step.norm,
       .lr = lr_.at(number - 1),
-      .tokens = step.loss.tokens,
+      .tokens = given.valid_tokens,
       .computed_tokens = given.tokens,
       .padding_tokens = given.padding,
       .tokens_per_s = tokens / seconds.whole,

@@ -54,12 +54,12 @@ class Trainer {
   };
   // What a step was given, over all data ranks.
   struct Given {
-    int64_t targets = 0;  // labels that count
+    int64_t valid_tokens = 0;  // labels that count
     int64_t tokens = 0;
     int64_t padding = 0;  // of these
   };
   struct Step {
-    pipeline::LossSum loss;
+    double loss = 0;        // mean over valid tokens, in nats
     double norm = 0;        // of the gradient of the mean loss
     bool applied = false;   // else it is skipped
     double grad_scale = 0;  // what the optimizer multiplies the gradient of the loss sum by
@@ -82,8 +82,9 @@ class Trainer {
   Given run_pipeline();  // of the next step, whose samples are then taken
   void zero_gradients();
   bool validate();  // the pending step; false if it was redone or skipped
-  Step judge(const pipeline::LossSum& loss, double norm);  // norm: of the gradient of the loss sum
-  std::string find_not_finite(double loss, double norm);   // "" where both are finite; warns elsewhere
+  // loss, norm: the loss summed over valid tokens, and the norm of its gradient.
+  Step judge(double loss, double norm, const Given& given);
+  std::string find_not_finite(double loss, double norm);  // "" where both are finite; warns elsewhere
   void settle(const Step& step, int64_t number, const Given& given, const Seconds& seconds);
   void record(const Step& step, int64_t number, const Given& given, const Seconds& seconds,
               const std::optional<metrics::Bubble>& bubble);

@@ -40,7 +40,7 @@ auto take(Map& map, const typename Map::key_type& key, const char* what) {
 
 }  // namespace
 
-Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline,
+Executor::Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
                    const schedule::Schedule& schedule, Mode mode)
     : stages_(std::move(stages)), pipeline_(pipeline), schedule_(schedule.without_actions()), mode_(mode) {
   if (schedule_.ranks != pipeline_.size()) {
@@ -48,12 +48,13 @@ Executor::Executor(std::vector<Stage*> stages, comm::Communicator& pipeline,
                             pipeline_.size()));
   }
   const std::vector<int> expected = schedule_.stages_of(pipeline_.rank());
-  const bool same = std::ranges::equal(stages_, expected, {}, [](const Stage* s) { return s->index(); });
+  const bool same =
+      std::ranges::equal(stages_, expected, {}, [](const StageWithWeights& s) { return s.stage.index(); });
   if (!same)
     throw Error(fmt::format("pipeline rank {} holds other stages than its schedule says", pipeline_.rank()));
   // Every rank's list on every rank would grow with their square.
   schedule_.actions[pipeline_.rank()] = schedule.actions[pipeline_.rank()];
-  places_ = find_places(schedule_.actions[pipeline_.rank()]);
+  passes_ = find_passes(schedule_.actions[pipeline_.rank()]);
 }
 
 void Executor::prepare_validation(const schedule::Schedule& schedule) {
@@ -61,29 +62,29 @@ void Executor::prepare_validation(const schedule::Schedule& schedule) {
 }
 
 // From the end of the list to its beginning: what lies ahead of each action of a stage.
-std::vector<Executor::Places> Executor::find_places(const std::vector<Action>& list) {
-  std::map<int, PassPlace> ahead;  // [stage]
+std::vector<Executor::Passes> Executor::find_passes(const std::vector<Action>& list) {
+  std::map<int, Pass> ahead;  // [stage]
   const auto visit = [&](const Action& part) {
-    PassPlace& stage = ahead[part.stage];
+    Pass& stage = ahead[part.stage];
     stage.kind = part.kind;
-    const PassPlace place = stage;
+    const Pass pass = stage;
     if (part.kind == ActionKind::reshard) stage.next.reset();
     if (part.kind == ActionKind::reduce_grad) stage.reduce_follows = true;
-    if (!schedule::is_compute(part.kind)) return place;
-    if (part.kind != ActionKind::backward_weight) stage.next = part.kind;
+    if (!schedule::is_compute(part.kind)) return pass;
+    if (schedule::needs_weights(part.kind)) stage.next = part.kind;
     stage.reduce_follows = false;
-    return place;
+    return pass;
   };
-  std::vector<Places> places(list.size());
+  std::vector<Passes> passes(list.size());
   for (size_t i = list.size(); i-- > 0;) {
     if (list[i].kind == ActionKind::overlapped_pair) {
-      places[i][1] = visit(schedule::backward_of(list[i]));
-      places[i][0] = visit(schedule::forward_of(list[i]));
+      passes[i][1] = visit(schedule::backward_of(list[i]));
+      passes[i][0] = visit(schedule::forward_of(list[i]));
     } else {
-      places[i][0] = visit(list[i]);
+      passes[i][0] = visit(list[i]);
     }
   }
-  return places;
+  return passes;
 }
 
 ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
@@ -103,7 +104,7 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
     if (!speculation_) throw Error("validation of a step in the next one was not prepared");
     const size_t prefix = speculation_->prefix[pipeline_.rank()];
     run_range(0, prefix);
-    for_all_stages(stage_actions_.settle);
+    for (const StageWithWeights& s : stages_) s.weights.settle();
     begin = prefix;
     if (!validate()) {
       throw_away_prefix();
@@ -120,7 +121,7 @@ void Executor::run_range(size_t begin, size_t end) {
     const Action& action = schedule_.actions[pipeline_.rank()][i];
     if (activity_ != nullptr) activity_->set(comm::Doing::work, describe(action));
     try {
-      execute(action, places_[i]);
+      execute(action, passes_[i]);
     } catch (const PeerFailure&) {
       throw;
     } catch (const comm::WaitTimeout& error) {
@@ -161,8 +162,10 @@ void Executor::throw_away_prefix() {
   }
   reap_sends(/*wait=*/true);
   for (auto* values : {&local_inputs_, &local_gradients_, &outputs_, &input_gradients_}) values->clear();
-  for (Stage* s : stages_) s->discard();
-  for_all_stages(stage_actions_.discard);
+  for (const StageWithWeights& s : stages_) {
+    s.stage.discard();
+    s.weights.discard();
+  }
   in_flight_ = 0;
   marks_.reset(timed_on_);  // the step is timed as it is walked in the end
 }
@@ -175,7 +178,7 @@ std::vector<ActionTime> Executor::times() {
   return times;
 }
 
-void Executor::execute(const Action& action, const Places& places) {
+void Executor::execute(const Action& action, const Passes& passes) {
   switch (action.kind) {
     case ActionKind::recv_f:
     case ActionKind::recv_b:
@@ -183,25 +186,21 @@ void Executor::execute(const Action& action, const Places& places) {
     case ActionKind::send_f:
     case ActionKind::send_b:
       return post_send(action);
-    case ActionKind::reduce_grad:
-      return run_on_stage(action, stage_actions_.reduce_grad);
     case ActionKind::unshard:
-      return run_on_stage(action, [&](Stage& s) {
-        if (stage_actions_.unshard) stage_actions_.unshard(s, places[0].next);
-      });
     case ActionKind::reshard:
-      return run_on_stage(action, stage_actions_.reshard);
+    case ActionKind::reduce_grad:
+      return run_on_weights(action, passes[0]);
     case ActionKind::overlapped_pair:
-      compute(schedule::forward_of(action), places[0]);
-      return compute(schedule::backward_of(action), places[1]);
+      compute(schedule::forward_of(action), passes[0]);
+      return compute(schedule::backward_of(action), passes[1]);
     default:
-      return compute(action, places[0]);
+      return compute(action, passes[0]);
   }
 }
 
-void Executor::compute(const Action& action, const PassPlace& place) {
+void Executor::compute(const Action& action, const Pass& pass) {
   marks_.mark();
-  if (stage_actions_.before_compute) stage_actions_.before_compute(stage(action.stage), place);
+  find(action.stage).weights.begin_pass(pass);
   if (action.kind == ActionKind::forward) {
     run_forward(action);
   } else if (action.kind == ActionKind::backward_weight) {
@@ -214,16 +213,18 @@ void Executor::compute(const Action& action, const PassPlace& place) {
   marks_.mark();
 }
 
-void Executor::run_on_stage(const Action& action, const std::function<void(Stage&)>& body) {
+void Executor::run_on_weights(const Action& action, const Pass& pass) {
   marks_.mark();
   marks_.mark();
-  if (body) body(stage(action.stage));
+  WeightActions& weights = find(action.stage).weights;
+  if (action.kind == ActionKind::unshard) {
+    weights.unshard(pass.next);
+  } else if (action.kind == ActionKind::reshard) {
+    weights.reshard();
+  } else {
+    weights.reduce_grad();
+  }
   marks_.mark();
-}
-
-void Executor::for_all_stages(const std::function<void(Stage&)>& body) {
-  if (!body) return;
-  for (Stage* s : stages_) body(*s);
 }
 
 void Executor::run_forward(const Action& action) {
@@ -326,18 +327,18 @@ void Executor::reap_sends(bool wait) {
 
 void Executor::finish() {
   reap_sends(/*wait=*/true);
-  for_all_stages(stage_actions_.finish);
+  for (const StageWithWeights& s : stages_) s.weights.finish();
   const bool clean = local_inputs_.empty() && local_gradients_.empty() && received_inputs_.empty() &&
                      received_gradients_.empty() && outputs_.empty() && input_gradients_.empty();
   if (!clean || in_flight_ != 0 || weight_operands_ != 0)
     throw Error("the schedule left values behind: it is not complete");
 }
 
-Stage& Executor::stage(int index) {
-  for (Stage* s : stages_) {
-    if (s->index() == index) return *s;
+const StageWithWeights& Executor::find(int stage) const {
+  for (const StageWithWeights& s : stages_) {
+    if (s.stage.index() == stage) return s;
   }
-  throw Error(fmt::format("stage {} is not on pipeline rank {}", index, pipeline_.rank()));
+  throw Error(fmt::format("stage {} is not on pipeline rank {}", stage, pipeline_.rank()));
 }
 
 bool Executor::is_local(int stage) const {

@@ -19,6 +19,7 @@
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/pipeline/stage.h"
 #include "parallel/pipeline/time_marks.h"
+#include "parallel/pipeline/weight_actions.h"
 #include "parallel/schedule/proof/speculation.h"
 #include "parallel/schedule/schedule.h"
 
@@ -46,28 +47,8 @@ class Executor {
   // `stages`: this rank's, by ascending index; they must be the schedule's for this rank. `pipeline`: the
   // communicator along pp; its rank is the schedule's rank. Both must outlive the executor. `schedule`:
   // lowered and validated; it keeps this rank's list.
-  Executor(std::vector<Stage*> stages, comm::Communicator& pipeline, const schedule::Schedule& schedule,
-           Mode mode);
-
-  // What comes next on one stage, for who gathers its weights and sums its gradients.
-  struct PassPlace {
-    schedule::ActionKind kind = schedule::ActionKind::forward;  // F, B, I or W
-    // The stage's next F, B or I before a RESHARD or the end of the list.
-    std::optional<schedule::ActionKind> next;
-    bool reduce_follows = false;  // REDUCE_GRAD comes before the stage's next compute action
-  };
-  // What the executor tells of a stage. None of these waits for other ranks but settle, finish and discard.
-  // Without a function nothing is done.
-  struct StageActions {
-    // UNSHARD; it gets PassPlace::next.
-    std::function<void(Stage&, std::optional<schedule::ActionKind>)> unshard;
-    std::function<void(Stage&)> reshard, reduce_grad;              // RESHARD, REDUCE_GRAD
-    std::function<void(Stage&, const PassPlace&)> before_compute;  // F, B, I or W is about to run
-    std::function<void(Stage&)> settle;   // before weights may be taken back: what is under way must end
-    std::function<void(Stage&)> discard;  // what was gathered for a prefix that is thrown away is stale
-    std::function<void(Stage&)> finish;   // the end of the list: what REDUCE_GRAD began must end
-  };
-  void on_stage_actions(StageActions actions) { stage_actions_ = std::move(actions); }
+  Executor(std::vector<StageWithWeights> stages, comm::Communicator& pipeline,
+           const schedule::Schedule& schedule, Mode mode);
 
   // What this rank does, and which receive it waits for, goes to `activity`, which must outlive the executor;
   // so does, where `device` is a GPU, which actions the GPU has done.
@@ -108,15 +89,14 @@ class Executor {
     schedule::Action action;
   };
 
-  using Places = std::array<PassPlace, 2>;  // of an action, or of the two of a pair
-  static std::vector<Places> find_places(const std::vector<schedule::Action>& list);
+  using Passes = std::array<Pass, 2>;  // of an action, or of the two of a pair
+  static std::vector<Passes> find_passes(const std::vector<schedule::Action>& list);
   void run_range(size_t begin, size_t end);
   void mark_on_device(const schedule::Action& action);
   void throw_away_prefix();
-  void execute(const schedule::Action& action, const Places& places);
-  void compute(const schedule::Action& action, const PassPlace& place);
-  void run_on_stage(const schedule::Action& action, const std::function<void(Stage&)>& body);
-  void for_all_stages(const std::function<void(Stage&)>& body);
+  void execute(const schedule::Action& action, const Passes& passes);
+  void compute(const schedule::Action& action, const Pass& pass);
+  void run_on_weights(const schedule::Action& action, const Pass& pass);
   void run_forward(const schedule::Action& action);
   void run_backward(const schedule::Action& action);
   void count_held(int activations, int weight_operands);
@@ -129,18 +109,18 @@ class Executor {
   void wait_for(Receive& receive, const schedule::Action& action);
   void reap_sends(bool wait);
   void finish();
-  Stage& stage(int index);
+  const StageWithWeights& find(int stage) const;
+  Stage& stage(int index) const { return find(index).stage; }
   bool is_local(int stage) const;
 
-  std::vector<Stage*> stages_;
+  std::vector<StageWithWeights> stages_;
   comm::Communicator& pipeline_;
   schedule::Schedule schedule_;  // with the list of this rank alone
   std::optional<schedule::Speculation> speculation_;
   Mode mode_;
-  StageActions stage_actions_;
   comm::Activity* activity_ = nullptr;
   c10::Device device_ = c10::kCPU;  // of the marks that the activity gets
-  std::vector<Places> places_;      // of this rank's actions
+  std::vector<Passes> passes_;      // of this rank's actions
 
   std::span<const data::Microbatch> microbatches_;
   // Values between actions. Keys name the stage that consumes (inputs) or produced (outputs) them.

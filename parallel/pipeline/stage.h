@@ -4,18 +4,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-
 #include "core/data/microbatch.h"
 #include "core/nn/parameter.h"
+#include "parallel/pipeline/weight_actions.h"
 
 namespace pptrain::pipeline {
-
-// Sums over the microbatches seen since the last take_loss().
-struct LossSum {
-  double loss = 0;     // nats, summed over valid tokens
-  int64_t tokens = 0;  // valid tokens
-};
 
 class Stage {
  public:
@@ -49,17 +42,19 @@ class Stage {
   // W: the weight gradients that backward_input of this microbatch left.
   virtual void backward_weight(int microbatch) = 0;
 
-  // Last stage: sums since the last call. Waits for the device.
-  virtual LossSum take_loss() = 0;
-
-  // Records held: microbatches between F and I/B, and between I and W. Both 0 after a step.
-  virtual size_t saved_microbatches() const = 0;
-  virtual size_t pending_weight_gradients() const = 0;
+  // Last stage: the loss in nats, summed over valid tokens since the last call. Waits for the device.
+  virtual double take_loss() = 0;
 
   // Drops every record, after a failed step.
   virtual void discard() = 0;
 
   virtual nn::ParameterStore& parameters() = 0;
+};
+
+// A stage of this rank. Both must outlive their users.
+struct StageWithWeights {
+  Stage& stage;
+  WeightActions& weights;
 };
 
 }  // namespace pptrain::pipeline

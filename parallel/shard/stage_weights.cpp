@@ -8,6 +8,9 @@
 #include "core/base/error.h"
 
 namespace pptrain::shard {
+
+using schedule::ActionKind;
+
 namespace {
 
 // Groups that are whole or on their way at a time, where weights are streamed: the one in use, the next one,
@@ -59,10 +62,10 @@ bool StageWeights::divided(size_t group) const {
 
 // --- weights ---
 
-void StageWeights::unshard(std::optional<nn::Use> next) {
+void StageWeights::unshard(std::optional<ActionKind> next) {
   reshard();  // what is there is of older masters
   if (policy_.keep == Keep::streamed) {
-    begin_pass({.use = next.value_or(nn::Use::forward), .next = {}, .reduce_follows = false});
+    begin_pass({.kind = next.value_or(ActionKind::forward), .next = {}, .reduce_follows = false});
     return gather_ahead();
   }
   for (size_t group = 0; group < groups_.size(); ++group) gather(group);
@@ -112,7 +115,7 @@ std::vector<size_t> StageWeights::upcoming(size_t count) const {
   const auto add = [&](const Order& order, size_t from) {
     for (size_t i = from; i < order.size() && result.size() < count; ++i) result.push_back(order[i]);
   };
-  add(orders_[order_index(pass_.use)], acquired_.size());
+  add(orders_[order_index(pass_.kind)], acquired_.size());
   if (pass_.next) add(orders_[order_index(*pass_.next)], 0);
   return result;
 }
@@ -136,14 +139,14 @@ int StageWeights::take_most_whole_groups() {
   return std::exchange(most_whole_, whole_groups());
 }
 
-size_t StageWeights::order_index(nn::Use use) {
-  return use == nn::Use::forward ? 0 : 1;
+size_t StageWeights::order_index(ActionKind kind) {
+  return kind == ActionKind::forward ? 0 : 1;
 }
 
 // --- passes ---
 
-void StageWeights::begin_pass(const Pass& pass) {
-  if (!acquired_.empty()) orders_[order_index(pass_.use)] = std::move(acquired_);
+void StageWeights::begin_pass(const pipeline::Pass& pass) {
+  if (!acquired_.empty()) orders_[order_index(pass_.kind)] = std::move(acquired_);
   acquired_.clear();
   pass_ = pass;
   sums_.advance();
@@ -169,7 +172,7 @@ void StageWeights::acquire(size_t index, nn::Use use) {
     if (policy_.keep == Keep::streamed) gather_ahead();
   }
   if (!nn::takes_gradients(use)) return;
-  if (pass_.use == nn::Use::forward) group.in_forward = true;
+  if (pass_.kind == ActionKind::forward) group.in_forward = true;
   for (size_t buffer = 0; buffer < group.taken.size(); ++buffer) {
     if (takes(use, group.exchange.group().whole()[buffer])) prepare_gradient(index, buffer);
   }
@@ -177,8 +180,7 @@ void StageWeights::acquire(size_t index, nn::Use use) {
 
 void StageWeights::release(size_t index, nn::Use use) {
   if (nn::takes_gradients(use)) {
-    const bool last =
-        pass_.reduce_follows && pass_.use != nn::Use::forward && pass_.use != nn::Use::backward_input;
+    const bool last = pass_.reduce_follows && schedule::is_weight_gradient(pass_.kind);
     if (policy_.reduce == ReduceEvery::microbatch || last) begin_sums(index, use);
   }
   if (policy_.keep == Keep::kept || !nn::reads_weights(use) || !divided(index)) return;

@@ -13,6 +13,8 @@
 
 #include "core/nn/parameter.h"
 #include "core/nn/weight_access.h"
+#include "parallel/pipeline/weight_actions.h"
+#include "parallel/schedule/action.h"
 #include "parallel/shard/gradient_sums.h"
 #include "parallel/shard/group_exchange.h"
 
@@ -35,16 +37,9 @@ struct StageRanks {
   ShardRanks experts;
 };
 
-// One of the stage's passes, as who walks the schedule announces it.
-struct Pass {
-  nn::Use use = nn::Use::forward;
-  std::optional<nn::Use> next;  // that reads weights, before reshard() or the end
-  bool reduce_follows = false;  // reduce_grad() comes before the stage's next pass
-};
-
 // Ranks that share a stage call everything here in one order. Nothing waits but acquire(), for what its use
 // needs, and settle(), finish() and discard().
-class StageWeights final : public nn::WeightAccess {
+class StageWeights final : public pipeline::WeightActions, public nn::WeightAccess {
  public:
   // `store`: the stage's parameters, materialised; they are divided as `ranks` are, and have own gradients
   // where they are summed after each microbatch. `sums`: of all stages of this rank. `name` stands for the
@@ -52,26 +47,21 @@ class StageWeights final : public nn::WeightAccess {
   StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy,
                GradientSums& sums, std::string name);
 
-  // UNSHARD: weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that
-  // `next`, the stage's next pass, uses; passes gather the others, each while the one before computes.
-  void unshard(std::optional<nn::Use> next);
-  // RESHARD: frees what is whole.
-  void reshard();
-  // REDUCE_GRAD: begins the sums of the gradients taken so far that are not under way yet. After each
-  // microbatch most are; once a step those of blocks are, if reduce_follows was told before the last pass.
-  void reduce_grad();
-
-  void begin_pass(const Pass& pass);
+  // Weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that `next`, the
+  // stage's next pass, uses; passes gather the others, each while the one before computes.
+  void unshard(std::optional<schedule::ActionKind> next) override;
+  void reshard() override;
+  // Begins the sums of the gradients taken so far that are not under way yet. After each microbatch most are;
+  // once a step those of blocks are, if reduce_follows was given with the last pass.
+  void reduce_grad() override;
+  void begin_pass(const pipeline::Pass& pass) override;
   void acquire(size_t group, nn::Use use) override;
   void release(size_t group, nn::Use use) override;
-
-  // Waits for gathers under way, so that masters may change.
-  void settle();
-  // The end of the list: waits for sums under way, those of other stages too. Gradients can be read then:
-  // what the list took none of is zero.
-  void finish();
-  // Passes are thrown away: waits for gathers under way and takes gathered weights for stale.
-  void discard();
+  void settle() override;
+  // Waits for the sums of the rank's other stages too. Gradients can be read then: what the list took none of
+  // is zero.
+  void finish() override;
+  void discard() override;
 
   // Groups whose compute weights are whole or being gathered, and the most there have been since the last
   // call.
@@ -96,7 +86,7 @@ class StageWeights final : public nn::WeightAccess {
   void free(size_t group);
   void gather_ahead();
   std::vector<size_t> upcoming(size_t count) const;
-  static size_t order_index(nn::Use use);
+  static size_t order_index(schedule::ActionKind kind);
   void prepare_gradient(size_t group, size_t buffer);
   void begin_sums(size_t group, nn::Use use = nn::Use::backward);  // of what this use takes and has taken
   std::string reduction_of(size_t group) const;
@@ -106,7 +96,7 @@ class StageWeights final : public nn::WeightAccess {
   std::string name_;
   std::deque<Group> groups_;     // sums under way refer to them
   std::array<Order, 2> orders_;  // of the last forward and the last backward (or its input part)
-  Pass pass_;                    // under way, or about to begin
+  pipeline::Pass pass_;          // under way, or about to begin
   Order acquired_;               // in this pass so far
   int64_t largest_ = 0;          // elements of the largest group
   int most_whole_ = 0;

@@ -66,7 +66,7 @@ Results step(const Place& place, const models::ModelConfig& model, const std::ve
     for (auto& stage : stages) stage->overlap_weight_gradients(*side);
   }
   const StageStep done = run_step(stages, microbatches(model, place.device), backward);
-  Results results{{"loss", at::zeros({}, at::kDouble).fill_(done.loss.loss)}};
+  Results results{{"loss", at::zeros({}, at::kDouble).fill_(done.loss)}};
   for (auto& stage : stages) {
     for (auto& group : stage->parameters().groups()) add_gradients(results, group);
   }

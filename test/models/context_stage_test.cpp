@@ -74,8 +74,9 @@ Result step(models::TransformerStage& stage, const std::vector<data::Microbatch>
   if (run.split_backward) {
     for (int i = 0; i < m; ++i) stage.backward_weight(i);
   }
-  const auto sum = stage.take_loss();
-  Result result{.loss = sum.loss, .tokens = sum.tokens, .grads = {}};
+  Result result{.loss = stage.take_loss(), .grads = {}};
+  for (const data::Microbatch& batch : batches)
+    result.tokens += batch.labels.ne(data::ignore_label).sum().item<int64_t>();
   for (const nn::Slice* slice : stage.parameters().slices())
     result.grads[slice->spec.name] = slice->grad.clone();
   return result;

@@ -29,7 +29,7 @@ double run(Stages& stages, const data::Microbatch& microbatch) {
   for (auto& stage : stages) x = stage->forward(0, microbatch, std::move(x));
   Tensor dy;
   for (size_t i = stages.size(); i-- > 0;) dy = stages[i]->backward(0, std::move(dy));
-  return stages.back()->take_loss().loss;
+  return stages.back()->take_loss();
 }
 
 std::vector<Tensor> gradients(Stages& stages) {

@@ -73,7 +73,7 @@ class Model {
   }
 
   // Gradients of the sum over `microbatches`, one after the other as 1F1B does.
-  pipeline::LossSum run(const std::vector<data::Microbatch>& microbatches) {
+  double run(const std::vector<data::Microbatch>& microbatches) {
     for (auto& stage : stages_) stage->parameters().zero_grad();
     for (int i = 0; i < static_cast<int>(microbatches.size()); ++i) {
       at::Tensor x;
@@ -175,12 +175,13 @@ void train(const std::string& input_path, const std::string& output_path, int st
     model.load(hf_dirs.at(step));
     const auto microbatches = microbatches_of(tokens[step], labels[step], filling[step]);
     if (step == 0) output.emplace_back("logits", model.logits(microbatches.front()));
-    const pipeline::LossSum sum = model.run(microbatches);
-    const auto valid = static_cast<double>(sum.tokens);
+    const double loss = model.run(microbatches);
+    const auto valid_tokens = labels[step].ne(data::ignore_label).sum().item<int64_t>();
+    const auto valid = static_cast<double>(valid_tokens);
     const double norm = model.gradient_norm() / valid;
-    losses[step] = sum.loss / valid;
+    losses[step] = loss / valid;
     norms[step] = norm;
-    if (step == 0) model.add_gradients(output, sum.tokens);
+    if (step == 0) model.add_gradients(output, valid_tokens);
     model.step(lr, std::min(1.0, 1.0 / (norm + 1e-6)) / valid);
     model.add_weights(output, step);
   }

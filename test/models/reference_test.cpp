@@ -119,7 +119,7 @@ class PlainModel {
 
 // What our model makes of one microbatch.
 struct Ours {
-  pipeline::LossSum loss;
+  double loss = 0;
   std::map<std::string, Tensor> gradients;
 };
 
@@ -160,8 +160,7 @@ TEST_CASE("a model's loss and gradients are autograd's") {
 
   SECTION("in float32") {
     const Ours ours = run_ours(model, data, at::kFloat);
-    CHECK(ours.loss.tokens == data.targets);
-    CHECK(ours.loss.loss == Approx(loss.item<double>()).epsilon(1e-6));
+    CHECK(ours.loss == Approx(loss.item<double>()).epsilon(1e-6));
     for (const auto& [name, gradient] : ours.gradients) {
       INFO(name);
       CHECK(relative_error(gradient, exact.grad(name)) < 1e-5);
@@ -177,8 +176,7 @@ TEST_CASE("a model's loss and gradients are autograd's") {
     PlainModel rounded(model, whole[0]->parameters(), at::kBFloat16);
     const Tensor rounded_loss = rounded.loss(data);
     rounded_loss.backward();
-    CHECK(ours.loss.tokens == data.targets);
-    CHECK(ours.loss.loss == Approx(loss.item<double>()).epsilon(2e-3));
+    CHECK(ours.loss == Approx(loss.item<double>()).epsilon(2e-3));
     for (const auto& [name, gradient] : ours.gradients) {
       const double plain = relative_error(rounded.grad(name), exact.grad(name));
       const double own = relative_error(gradient, exact.grad(name));

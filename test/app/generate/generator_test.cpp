@@ -78,7 +78,7 @@ std::vector<std::vector<int64_t>> generate_plainly(const Overrides& overrides,
                                     .positions = at::arange(count, at::kInt),
                                     .segments = tokens::equal_segments(1, count, at::kCPU)};
         const at::Tensor logits =
-            model.stages().front()->logits(data, {}, at::tensor({count - 1}, at::kLong)).to(at::kFloat);
+            model.stages().front().stage->logits(data, {}, at::tensor({count - 1}, at::kLong)).to(at::kFloat);
         tokens.push_back(app::choose(options.sampling,
                                      {logits.const_data_ptr<float>(), static_cast<size_t>(logits.numel())},
                                      tokens, i));

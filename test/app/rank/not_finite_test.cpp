@@ -24,10 +24,10 @@ std::string described(const Overrides& layout, const std::function<void(nn::Slic
   app::run_ranks(plan, [&](app::RunContext& context) {
     app::RankModel model(context);
     model.initialise();
-    for (const app::StageParameters& stage : model.stage_parameters()) {
-      for (nn::Slice* slice : stage.parameters->slices()) spoil(*slice);
+    for (const app::RankModel::RankStage& own : model.stages()) {
+      for (nn::Slice* slice : own.stage->parameters().slices()) spoil(*slice);
     }
-    const std::string text = describe_not_finite(context.mesh.world(), model.stage_parameters());
+    const std::string text = describe_not_finite(context.mesh.world(), model.stages());
     const std::lock_guard lock(mutex);
     texts.insert(text);
     return 0;

@@ -46,12 +46,11 @@ class Steps {
   Steps(app::RunContext& context, const Way& way)
       : context_(context),
         model_(context),
-        executor_(model_.stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
+        executor_(model_.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
                   pipeline::Executor::Mode::train),
         loader_(app::training_streams(
                     app::open_data(context.job, context.model.vocab, {}, app::Wanted::training)),
                 app::loader_options(context), /*shuffle=*/true, /*seed=*/0) {
-    executor_.on_stage_actions(model_.stage_actions());
     model_.initialise();
     if (way.beside) model_.overlap_weight_gradients(side_);
     if (way.warm_up) warm_up();
@@ -65,16 +64,16 @@ class Steps {
       next += data.samples;
       executor_.run(data.microbatches);
       model_.sum_tied_gradients();
-      const pipeline::LossSum loss = model_.global_loss();
+      const double loss = model_.global_loss();
       const double norm = model_.norm()(model_.squared_norm());
       const auto loads = model_.take_expert_loads();
-      model_.apply(1e-2, 1.0 / static_cast<double>(loss.tokens));
+      model_.apply(1e-2, 1.0 / static_cast<double>(data.targets));
       const std::lock_guard lock(mutex);
       for (const data::Microbatch& m : data.microbatches) {
         if (step == 0) outcome.lengths[context_.mesh.rank()].insert(m.segments.tokens());
       }
       if (!context_.root()) continue;
-      outcome.values.insert(outcome.values.end(), {loss.loss, static_cast<double>(loss.tokens), norm});
+      outcome.values.insert(outcome.values.end(), {loss, static_cast<double>(data.targets), norm});
       for (const auto& load : loads) outcome.values.push_back(load.rows.sum().item<double>());
     }
     const std::lock_guard lock(mutex);
@@ -95,13 +94,11 @@ class Steps {
     const auto is_zero = [](const nn::Slice* slice) {
       return !slice->grad.defined() || !slice->grad.any().item<bool>();
     };
-    for (pipeline::Stage* stage : model_.stages()) {
-      const bool nothing_left = stage->saved_microbatches() == 0 && stage->pending_weight_gradients() == 0 &&
-                                std::ranges::all_of(stage->parameters().slices(), is_zero);
+    for (const app::RankModel::RankStage& own : model_.stages()) {
+      const bool nothing_left = own.stage->saved_bytes() == 0 && own.stage->pending_bytes() == 0 &&
+                                std::ranges::all_of(own.stage->parameters().slices(), is_zero);
       if (!nothing_left) throw Error("a warm-up left something");
-    }
-    for (shard::StageWeights* weights : model_.weights()) {
-      if (weights->whole_groups() != 0) throw Error("a warm-up left weights gathered");
+      if (own.weights->whole_groups() != 0) throw Error("a warm-up left weights gathered");
     }
     if (!model_.take_expert_loads().empty()) throw Error("a warm-up left experts' loads");
   }

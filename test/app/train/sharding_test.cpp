@@ -205,9 +205,10 @@ std::vector<Held> held_by(const Overrides& overrides) {
     app::RankModel model(context);
     model.initialise();
     Held& own = held[context.mesh.rank()];
-    for (pipeline::Stage* stage : model.stages()) {
-      for (const nn::Shard* shard : stage->parameters().shards()) own.masters += shard->master.numel();
-      for (nn::ParameterGroup& group : stage->parameters().groups()) {
+    for (const app::RankModel::RankStage& stage : model.stages()) {
+      nn::ParameterStore& parameters = stage.stage->parameters();
+      for (const nn::Shard* shard : parameters.shards()) own.masters += shard->master.numel();
+      for (nn::ParameterGroup& group : parameters.groups()) {
         for (const auto& whole : group.whole())
           own.gradients += static_cast<int64_t>(whole.grad.storage().nbytes());
       }
@@ -256,25 +257,23 @@ TEST_CASE("streamed weights are whole a few groups at a time, and nothing of a s
           const auto sources = app::open_data(plan.job, plan.model.vocab, {}, app::Wanted::training);
           const data::DataLoader loader(app::training_streams(sources), app::loader_options(context), true,
                                         0);
-          pipeline::Executor executor(model.stages(), context.mesh.along(mesh::Axis::pp), plan.schedule,
-                                      pipeline::Executor::Mode::train);
-          executor.on_stage_actions(model.stage_actions());
+          pipeline::Executor executor(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp),
+                                      plan.schedule, pipeline::Executor::Mode::train);
           for (int step = 0; step < 3; ++step) {
             model.zero_grad();
             executor.run(loader.step(0).microbatches);
             model.global_loss();
             const std::lock_guard lock(mutex);
             CAPTURE(schedule, pp, policy, reduce, step, context.mesh.rank());
-            for (shard::StageWeights* weights : model.weights()) {
-              const int most = weights->take_most_whole_groups();
-              CHECK(weights->whole_groups() == 0);
+            for (const app::RankModel::RankStage& own : model.stages()) {
+              const int most = own.weights->take_most_whole_groups();
+              CHECK(own.weights->whole_groups() == 0);
+              CHECK(own.stage->saved_bytes() == 0);
+              for (nn::ParameterGroup& group : own.stage->parameters().groups())
+                CHECK(group.whole_bytes() == 0);
               if (step == 0) continue;  // in which the order of uses is learnt
               CHECK(most >= 2);
               if (policy == reshard) CHECK(most <= 3);
-            }
-            for (pipeline::Stage* stage : model.stages()) {
-              CHECK(stage->saved_microbatches() == 0);
-              for (nn::ParameterGroup& group : stage->parameters().groups()) CHECK(group.whole_bytes() == 0);
             }
           }
           return 0;

@@ -158,11 +158,8 @@ void measure_stage(Bench& bench, Json& row, TransformerStage& stage, const Place
   stage.take_loss();
   const PassTimes times = run_1f1b(bench, run, count, place.in_flight, split);
   row["peak_bytes"] = bench.peak_memory_bytes();
-  if (stage.is_last()) {
-    const pipeline::LossSum loss = stage.take_loss();
-    row["loss"] = loss.loss / static_cast<double>(loss.tokens);
-  }
   const double tokens = static_cast<double>(count) * static_cast<double>(sequence);
+  if (stage.is_last()) row["loss"] = stage.take_loss() / tokens;
   const double flops = stage_flops_per_token(bench.sizes(), place, sequence);
   row["microbatches"] = count;
   row["total_s"] = times.total;

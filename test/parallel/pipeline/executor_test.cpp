@@ -71,13 +71,13 @@ class CountingStage final : public pipeline::Stage {
     return is_first() ? at::Tensor() : at::mul(in, 2);
   }
   void backward_weight(int) override { --pending_; }
-  pipeline::LossSum take_loss() override { return std::exchange(loss_, {}); }
-  size_t saved_microbatches() const override { return saved_.size(); }
-  size_t pending_weight_gradients() const override { return pending_; }
+  double take_loss() override { return std::exchange(loss_, 0); }
   void discard() override { saved_.clear(); }
   nn::ParameterStore& parameters() override { return store_; }
 
-  bool has_loss() const { return loss_.tokens > 0; }
+  bool has_loss() const { return loss_ > 0; }
+  size_t saved_microbatches() const { return saved_.size(); }
+  size_t pending_weight_gradients() const { return pending_; }
 
   double gradient = 0;
   int fail_at = -1;
@@ -92,17 +92,43 @@ class CountingStage final : public pipeline::Stage {
     if (x.sizes() != at::IntArrayRef({tokens, width})) throw Error("an input of the wrong shape");
     x = at::add(x, 1);
     if (!is_last()) return x;
-    loss_.loss += x.sum().item<double>();
-    loss_.tokens += tokens;
+    loss_ += x.sum().item<double>();
     return {};
   }
 
   int index_, stages_;
   std::vector<std::pair<int, int64_t>> saved_;  // microbatch, its tokens
   size_t pending_ = 0;
-  pipeline::LossSum loss_;
+  double loss_ = 0;
   nn::ParameterStore store_;
 };
+
+class CountedReductions final : public pipeline::WeightActions {
+ public:
+  void reduce_grad() override { ++count; }
+  int count = 0;
+};
+
+class RecordedActions final : public pipeline::WeightActions {
+ public:
+  void unshard(std::optional<schedule::ActionKind> next) override {
+    told.push_back(next == schedule::ActionKind::forward ? "unshard for F" : "unshard");
+  }
+  void reshard() override { told.emplace_back("reshard"); }
+  void finish() override { told.emplace_back("finish"); }
+  void begin_pass(const pipeline::Pass& pass) override { passes.push_back(pass); }
+  void settle() override { told.emplace_back("settle"); }
+  void discard() override { told.emplace_back("discard"); }
+
+  std::vector<std::string> told;
+  std::vector<pipeline::Pass> passes;
+};
+
+// A stage whose weights no other rank shares, as an executor takes it.
+std::vector<pipeline::StageWithWeights> alone(CountingStage& stage) {
+  static pipeline::WeightActions none;
+  return {{stage, none}};
+}
 
 schedule::Schedule lowered_schedule(const std::string& name, int ranks, int microbatches) {
   const schedule::ScheduleSpec spec{.name = name, .ranks = ranks, .microbatches = microbatches};
@@ -153,17 +179,15 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
         comm::run_thread_ranks(p, [&](comm::Communicator& world) {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
-          pipeline::Executor train({&stage}, world, lowered, pipeline::Executor::Mode::train);
-          pipeline::Executor evaluate({&stage}, world, forward, pipeline::Executor::Mode::evaluate);
-          int reduced = 0;
-          pipeline::Executor::StageActions actions;
-          actions.reduce_grad = [&](pipeline::Stage&) { ++reduced; };
-          train.on_stage_actions(actions);
+          CountedReductions reductions;
+          pipeline::Executor train({{stage, reductions}}, world, lowered, pipeline::Executor::Mode::train);
+          pipeline::Executor evaluate({{stage, reductions}}, world, forward,
+                                      pipeline::Executor::Mode::evaluate);
           for (int step = 0; step < 2; ++step) {
             const pipeline::ExecutorStats stats = train.run(microbatches(m));
-            const pipeline::LossSum loss = stage.take_loss();
+            const double loss = stage.take_loss();
             evaluate.run(microbatches(m));
-            const pipeline::LossSum again = stage.take_loss();
+            const double again = stage.take_loss();
             const std::lock_guard lock(mutex);
             CAPTURE(name, p, m, world.rank());
             CHECK(stats.max_in_flight == (name == "gpipe" ? m : std::min(p - world.rank(), m)));
@@ -173,20 +197,19 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
             CHECK(stage.saved_microbatches() == 0);
             CHECK(stage.pending_weight_gradients() == 0);
             if (!stage.is_last()) continue;
-            CHECK(loss.loss == expected(p, m).loss);
-            CHECK(loss.tokens == expected(p, m).tokens);
-            CHECK(again.loss == expected(p, m).loss);
+            CHECK(loss == expected(p, m).loss);
+            CHECK(again == expected(p, m).loss);
           }
           const std::lock_guard lock(mutex);
           CHECK(stage.gradient == 2 * expected(p, m).gradient(p, world.rank()));
-          CHECK(reduced == 2);
+          CHECK(reductions.count == 2);
         });
       }
     }
   }
 }
 
-TEST_CASE("of each pass the executor tells what the list has next for its stage") {
+TEST_CASE("the executor gives each pass of a stage what the list has next for it") {
   using schedule::ActionKind;
   constexpr int m = 3;
   const schedule::ShardOptions shard{
@@ -197,19 +220,8 @@ TEST_CASE("of each pass the executor tells what the list has next for its stage"
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;
     CountingStage stage(0, 1);
-    pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
-    std::vector<pipeline::Executor::PassPlace> places;
-    std::vector<std::string> told;
-    pipeline::Executor::StageActions actions;
-    actions.unshard = [&](pipeline::Stage&, std::optional<ActionKind> next) {
-      told.push_back(next == ActionKind::forward ? "unshard for F" : "unshard");
-    };
-    actions.reshard = [&](pipeline::Stage&) { told.emplace_back("reshard"); };
-    actions.finish = [&](pipeline::Stage&) { told.emplace_back("finish"); };
-    actions.before_compute = [&](pipeline::Stage&, const pipeline::Executor::PassPlace& place) {
-      places.push_back(place);
-    };
-    executor.on_stage_actions(actions);
+    RecordedActions weights;
+    pipeline::Executor executor({{stage, weights}}, world, lowered, pipeline::Executor::Mode::train);
     executor.run(microbatches(m));
     // The passes of the list, and for each the next one that reads weights.
     std::vector<ActionKind> passes;
@@ -217,14 +229,14 @@ TEST_CASE("of each pass the executor tells what the list has next for its stage"
       if (schedule::is_compute(action.kind)) passes.push_back(action.kind);
     }
     const std::lock_guard lock(mutex);
-    CHECK(told == std::vector<std::string>{"unshard for F", "reshard", "finish"});
-    REQUIRE(places.size() == passes.size());
+    CHECK(weights.told == std::vector<std::string>{"unshard for F", "reshard", "finish"});
+    REQUIRE(weights.passes.size() == passes.size());
     std::optional<ActionKind> next;
-    for (size_t i = places.size(); i-- > 0;) {
+    for (size_t i = passes.size(); i-- > 0;) {
       CAPTURE(i);
-      CHECK(places[i].kind == passes[i]);
-      CHECK(places[i].next == next);
-      CHECK(places[i].reduce_follows == schedule::is_weight_gradient(passes[i]));
+      CHECK(weights.passes[i].kind == passes[i]);
+      CHECK(weights.passes[i].next == next);
+      CHECK(weights.passes[i].reduce_follows == schedule::is_weight_gradient(passes[i]));
       if (schedule::needs_weights(passes[i])) next = passes[i];
     }
   });
@@ -242,7 +254,7 @@ TEST_CASE("every action is timed once, and a rank is either busy or idle") {
   comm::run_thread_ranks(p, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;
     CountingStage stage(world.rank(), p);
-    pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+    pipeline::Executor executor(alone(stage), world, lowered, pipeline::Executor::Mode::train);
     executor.time_on(std::nullopt);
     executor.run(microbatches(m));
     const bool untimed = executor.times().empty();
@@ -287,7 +299,8 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
         comm::run_thread_ranks(p, [&](comm::Communicator& world) {
           const c10::InferenceMode inference;
           CountingStage stage(world.rank(), p);
-          pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+          RecordedActions weights;
+          pipeline::Executor executor({{stage, weights}}, world, lowered, pipeline::Executor::Mode::train);
           executor.prepare_validation(lowered);
           for (const bool confirmed : {false, true, false, false}) {
             int asked = 0;
@@ -297,13 +310,16 @@ TEST_CASE("a run that is not confirmed is thrown away and begins anew") {
               if (stage.gradient != before || stage.has_loss()) throw Error("asked too late");
               return confirmed;
             });
-            const pipeline::LossSum loss = stage.take_loss();
+            const double loss = stage.take_loss();
             const std::lock_guard lock(mutex);
             CAPTURE(name, p, m, world.rank(), confirmed);
             CHECK(asked == 1);
+            CHECK(std::exchange(weights.told, {}) ==
+                  (confirmed ? std::vector<std::string>{"settle", "finish"}
+                             : std::vector<std::string>{"settle", "discard", "finish"}));
             CHECK(stage.saved_microbatches() == 0);
             CHECK(stage.gradient - before == expected(p, m).gradient(p, world.rank()));
-            if (stage.is_last()) CHECK(loss.loss == expected(p, m).loss);
+            if (stage.is_last()) CHECK(loss == expected(p, m).loss);
           }
         });
       }
@@ -318,9 +334,7 @@ TEST_CASE("an error names the action, and the other ranks stop") {
       const c10::InferenceMode inference;
       CountingStage stage(world.rank(), 3);
       if (world.rank() == 1) stage.fail_at = 2;
-      pipeline::Executor(std::vector<pipeline::Stage*>{&stage}, world, lowered,
-                         pipeline::Executor::Mode::train)
-          .run(microbatches(4));
+      pipeline::Executor(alone(stage), world, lowered, pipeline::Executor::Mode::train).run(microbatches(4));
     });
   };
   CHECK_THROWS_WITH(run(), test::contains_text("in F stage 1 microbatch 2: broken on purpose"));
@@ -344,7 +358,7 @@ TEST_CASE("a silent rank is reported in the schedule's terms") {
     comm::run_thread_ranks(2, [&](comm::Communicator& world) {
       const c10::InferenceMode inference;
       CountingStage stage(world.rank(), 2);
-      pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+      pipeline::Executor executor(alone(stage), world, lowered, pipeline::Executor::Mode::train);
       executor.report_to(&activities[static_cast<size_t>(world.rank())]);
       if (world.rank() == 1) {
         world.set_timeout(std::chrono::milliseconds(200));
@@ -372,7 +386,7 @@ TEST_CASE("an executor tells what it is doing, and what it waits for") {
     comm::Activity& mine = activities[static_cast<size_t>(world.rank())];
     mine.set(comm::Doing::work, "step 17");
     CountingStage stage(world.rank(), 2);
-    pipeline::Executor executor({&stage}, world, lowered, pipeline::Executor::Mode::train);
+    pipeline::Executor executor(alone(stage), world, lowered, pipeline::Executor::Mode::train);
     executor.report_to(&mine);
     if (world.rank() == 0) {
       stage.silent_at = 1;
@@ -397,9 +411,9 @@ TEST_CASE("stages must be the schedule's") {
   const schedule::Schedule lowered = lowered_schedule("gpipe", 1, 1);
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
     CountingStage stage(3, 5);
-    CHECK_THROWS_AS(pipeline::Executor({&stage}, world, lowered, pipeline::Executor::Mode::train), Error);
+    CHECK_THROWS_AS(pipeline::Executor(alone(stage), world, lowered, pipeline::Executor::Mode::train), Error);
     CountingStage right(0, 1);
-    pipeline::Executor executor({&right}, world, lowered, pipeline::Executor::Mode::train);
+    pipeline::Executor executor(alone(right), world, lowered, pipeline::Executor::Mode::train);
     CHECK_THROWS_AS(executor.run(microbatches(2)), Error);
   });
 }

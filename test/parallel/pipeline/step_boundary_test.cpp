@@ -42,9 +42,7 @@ class SleepingStage final : public pipeline::Stage {
   }
   at::Tensor backward_input(int, at::Tensor) override { return sleep(is_first()); }
   void backward_weight(int) override { sleep(true); }
-  pipeline::LossSum take_loss() override { return {}; }
-  size_t saved_microbatches() const override { return 0; }
-  size_t pending_weight_gradients() const override { return 0; }
+  double take_loss() override { return 0; }
   void discard() override {}
   nn::ParameterStore& parameters() override { return store_; }
 
@@ -66,10 +64,11 @@ double measured(const schedule::Schedule& s, StepBoundary boundary) {
   comm::run_thread_ranks(s.ranks, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;
     std::vector<std::unique_ptr<SleepingStage>> own;
-    std::vector<pipeline::Stage*> stages;
+    pipeline::WeightActions none;
+    std::vector<pipeline::StageWithWeights> stages;
     for (const int stage : s.stages_of(world.rank())) {
       own.push_back(std::make_unique<SleepingStage>(stage, s.stages()));
-      stages.push_back(own.back().get());
+      stages.push_back({*own.back(), none});
     }
     const std::vector<data::Microbatch> microbatches(s.microbatches);
     pipeline::Executor executor(stages, world, s, pipeline::Executor::Mode::train);

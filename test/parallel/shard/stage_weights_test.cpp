@@ -22,6 +22,7 @@ using at::Tensor;
 using nn::Use;
 using pptrain::test::same_bits;
 using pptrain::test::ThreadGroups;
+using schedule::ActionKind;
 using shard::Keep;
 using shard::ReduceEvery;
 using shard::StageWeights;
@@ -151,22 +152,24 @@ Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& p
     const auto reduces = [&](int m) {
       return policy.reduce == ReduceEvery::microbatch || m + 1 == microbatches;
     };
-    weights.unshard(Use::forward);
+    weights.unshard(ActionKind::forward);
     for (int m = 0; m < microbatches; ++m) {
-      weights.begin_pass({.use = Use::forward, .next = split_backward ? Use::forward : Use::backward});
+      weights.begin_pass(
+          {.kind = ActionKind::forward, .next = split_backward ? ActionKind::forward : ActionKind::backward});
       stage.forward(m);
       if (split_backward) continue;
-      weights.begin_pass({.use = Use::backward, .next = Use::forward, .reduce_follows = reduces(m)});
+      weights.begin_pass(
+          {.kind = ActionKind::backward, .next = ActionKind::forward, .reduce_follows = reduces(m)});
       stage.backward(m, Use::backward);
       if (reduces(m)) weights.reduce_grad();
     }
     for (int m = 0; split_backward && m < microbatches; ++m) {
-      weights.begin_pass({.use = Use::backward_input, .next = Use::backward_input});
+      weights.begin_pass({.kind = ActionKind::backward_input, .next = ActionKind::backward_input});
       stage.backward(m, Use::backward_input);
     }
     weights.reshard();
     for (int m = 0; split_backward && m < microbatches; ++m) {
-      weights.begin_pass({.use = Use::backward_weight, .next = {}, .reduce_follows = reduces(m)});
+      weights.begin_pass({.kind = ActionKind::backward_weight, .next = {}, .reduce_follows = reduces(m)});
       stage.backward(m, Use::backward_weight);
       if (reduces(m)) weights.reduce_grad();
     }
@@ -235,8 +238,8 @@ TEST_CASE("what no product has written is zero before gradients are summed or re
     for (int step = 0; step < 2; ++step) {
       if (!division.own_gradient) group.whole()[0].grad.fill_(std::nanf(""));
       store.start_grad();
-      weights.unshard(Use::forward);
-      weights.begin_pass({.use = Use::backward, .next = {}, .reduce_follows = true});
+      weights.unshard(ActionKind::forward);
+      weights.begin_pass({.kind = ActionKind::backward, .next = {}, .reduce_follows = true});
       if (taken) {
         weights.acquire(0, Use::backward);
         if (division.own_gradient) idle.grad.fill_(std::nanf(""));
@@ -273,8 +276,8 @@ TEST_CASE("weights that a pass throws away are gathered anew after masters have 
       whole.initialise(seed);
       store.initialise(seed);
       weights.discard();
-      weights.unshard(Use::forward);
-      weights.begin_pass({.use = Use::forward, .next = Use::forward});
+      weights.unshard(ActionKind::forward);
+      weights.begin_pass({.kind = ActionKind::forward, .next = ActionKind::forward});
       stage.forward(0);
     }
     weights.settle();

@@ -1,0 +1,106 @@
+#include "app/rank/checkpoint_contents.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <cstddef>
+#include <string>
+
+#include "core/base/error.h"
+
+namespace pptrain::app {
+namespace {
+
+using checkpoint::model_file;
+using Stages = std::span<const RankModel::RankStage>;
+
+bool is_stored_here(const RunContext& context, const nn::Slice& slice) {
+  return slice.spec.counted && !is_tied_copy(context, slice);
+}
+
+std::string stored_name(const RunContext& context, const nn::Slice& slice) {
+  return is_tied_copy(context, slice) ? std::string("embed.weight") : slice.spec.name;
+}
+
+// Names, over all stages; experts are on several ranks of each.
+size_t model_parameters(RunContext& context, Stages stages) {
+  std::vector<double> counts(2, 0.0);  // dense, experts
+  for (const RankModel::RankStage& own : stages) {
+    for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
+      for (const nn::ParameterSpec* spec : group.specs()) {
+        if (context.model.tied && spec->name == "head.weight") continue;
+        counts[group.spread() == nn::Spread::experts ? 1 : 0] += 1;
+      }
+    }
+  }
+  if (context.model.sparse.experts > 0)
+    counts[1] = comm::all_reduce_sum(context.mesh.of(mesh::Group::ep), std::vector<double>{counts[1]})[0];
+  counts = comm::all_reduce_sum(context.mesh.along(mesh::Axis::pp), counts);
+  return static_cast<size_t>(counts[0] + counts[1]);
+}
+
+void check_size(RunContext& context, Stages stages, const checkpoint::Reader& reader) {
+  const size_t stored = reader.names(model_file).size(), own = model_parameters(context, stages);
+  if (stored == own) return;
+  throw Error(fmt::format("the checkpoint holds {} parameters, the job's model has {}: it is another model's",
+                          stored, own));
+}
+
+}  // namespace
+
+bool is_tied_copy(const RunContext& context, const nn::Slice& slice) {
+  return context.model.tied && slice.spec.name == "head.weight";
+}
+
+std::vector<checkpoint::StageContents> contents_of(const RunContext& context, Stages stages) {
+  if (context.mesh.coordinate(mesh::Axis::dp_replicate) != 0) return {};
+  std::vector<checkpoint::StageContents> result;
+  for (const RankModel::RankStage& own : stages) {
+    checkpoint::StageContents& stage = result.emplace_back();
+    stage.stage = own.stage->index();
+    stage.part = context.mesh.place(mesh::Group::replica);
+    stage.parts = context.mesh.size(mesh::Group::replica);
+    for (const nn::Slice* slice : own.stage->parameters().slices()) {
+      if (is_stored_here(context, *slice))
+        stage.files[model_file].push_back({slice->spec.name, slice->shape, slice->master});
+    }
+    for (const optim::StateTensor& state : own.optimizer->state()) {
+      const nn::Slice& slice = *state.slice;
+      if (is_stored_here(context, slice))
+        stage.files[state.file].push_back({slice.spec.name, slice.shape, state.tensor});
+    }
+  }
+  return result;
+}
+
+void read_weights(RunContext& context, Stages stages, const checkpoint::Reader& reader) {
+  check_size(context, stages, reader);
+  for (const RankModel::RankStage& own : stages) {
+    for (nn::Slice* slice : own.stage->parameters().slices())
+      reader.read(model_file, stored_name(context, *slice), slice->shape, slice->master);
+    own.stage->parameters().refresh_compute();
+  }
+}
+
+void read_all(RunContext& context, Stages stages, const checkpoint::Reader& reader,
+              comm::Communicator& comm) {
+  check_size(context, stages, reader);
+  checkpoint::Destinations wanted;
+  for (const RankModel::RankStage& own : stages) {
+    for (nn::Slice* slice : own.stage->parameters().slices())
+      wanted[model_file].push_back({stored_name(context, *slice), slice->shape, slice->master});
+    for (const optim::StateTensor& state : own.optimizer->state()) {
+      if (reader.weights_alone()) {
+        state.tensor.zero_();  // as in a new run, whatever an attempt to load another checkpoint left
+      } else {
+        wanted[state.file].push_back({stored_name(context, *state.slice), state.slice->shape, state.tensor});
+      }
+    }
+  }
+  reader.read_shared(comm, wanted);
+  for (const RankModel::RankStage& own : stages) {
+    own.stage->parameters().refresh_compute();
+    own.optimizer->set_step(reader.state().optimizer_step);
+  }
+}
+
+}  // namespace pptrain::app

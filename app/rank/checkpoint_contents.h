@@ -1,0 +1,31 @@
+// What a checkpoint holds of a rank's stages: masters and optimizer states, by global name.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "app/plan/run_context.h"
+#include "app/rank/rank_model.h"
+#include "core/nn/parameter.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/comm/communicator.h"
+
+namespace pptrain::app {
+
+// Is it the head's copy of a tied embedding? A checkpoint holds the embedding alone.
+bool is_tied_copy(const RunContext& context, const nn::Slice& slice);
+
+// What this rank writes: what it answers for of its stages in the first replica, nothing in others.
+std::vector<checkpoint::StageContents> contents_of(const RunContext& context,
+                                                   std::span<const RankModel::RankStage> stages);
+
+// Masters, of which this rank reads its own. Like read_all collective; both throw Error if the checkpoint's
+// model has another number of parameters.
+void read_weights(RunContext& context, std::span<const RankModel::RankStage> stages,
+                  const checkpoint::Reader& reader);
+
+// Masters, optimizer states and steps. `comm` is of all ranks (checkpoint::load_on_all).
+void read_all(RunContext& context, std::span<const RankModel::RankStage> stages,
+              const checkpoint::Reader& reader, comm::Communicator& comm);
+
+}  // namespace pptrain::app
