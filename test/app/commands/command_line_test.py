@@ -22,7 +22,7 @@ import xml.dom.minidom
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import pptrain  # noqa: E402
 from pptrain import (SOURCE, TEXT, checksums, environment, free_port, job, latest, mpi_command,  # noqa: E402
-                     rank_environment, records, run, sets, start, start_ranks, wait_for_steps)
+                     rank_environment, records, run, sets, start, start_ranks, temporary_folder, wait_for_steps)
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
@@ -107,6 +107,16 @@ class Case(pptrain.Case):
 
 
 class CommandLine(Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.whole = temporary_folder(cls.addClassCleanup)
+        (cls.whole / "job.toml").write_text(JOB)
+        run([PPTRAIN, "--config", "job.toml", *sets("run.dir=run")], cls.whole)
+
+    def copy_whole(self, run_dir):
+        """What training the job as it is leaves, made once for all tests."""
+        shutil.copytree(self.whole / "run", self.folder / run_dir)
+
     # --- subcommands -------------------------------------------------------------------------------------------------
 
     def test_reference_is_the_shipped_one(self):
@@ -344,7 +354,7 @@ class CommandLine(Case):
                 self.assertEqual(self.numbers(f"{name}_threads"), self.numbers(f"{name}_mpi"))
 
     def test_torchrun_variables_give_the_bits_of_threads(self):
-        self.train("threads")
+        self.copy_whole("threads")
         ranks = self.start_torchrun(self.arguments("tcp"), self.arguments("tcp"))
         outputs = [rank.communicate(timeout=120) for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
@@ -469,7 +479,7 @@ class CommandLine(Case):
         self.assertIn("step_11: ", damaged[10])
 
     def test_eval_of_a_checkpoint_on_any_layout(self):
-        self.train("run")
+        self.copy_whole("run")
         trained = [r for r in records(self.folder / "run") if "eval_loss" in r][-1]
         before = sorted(p for p in (self.folder / "run").rglob("*"))
         last = self.folder / "run/checkpoints/step_4"
@@ -487,7 +497,7 @@ class CommandLine(Case):
 
     @with_mpi
     def test_eval_and_generate_under_mpirun(self):
-        self.train("run")
+        self.copy_whole("run")
         for command in (["eval", "--json"], ["generate", "--prompt", "To be", "--max-tokens", "9", "--json"]):
             alone = self.pptrain(*command, *self.arguments("run")).stdout
             spread = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, *command, *self.arguments("run")).stdout
@@ -497,7 +507,7 @@ class CommandLine(Case):
         self.assertEqual(refused.stderr.count("there is no checkpoint in"), 1)
 
     def test_generate(self):
-        self.train("run")
+        self.copy_whole("run")
         job = self.arguments("run", "model.max_position_embeddings=16", "data.path=\"not here\"")
         once = ["--prompt", "To be", "--max-tokens", "12", "--seed", "5"]
         result = json.loads(self.pptrain("generate", *job, *once, "--json").stdout)
@@ -514,7 +524,7 @@ class CommandLine(Case):
         self.assertEqual(re.findall(rb"--- (\d): (.*)\n", several), [(b"1", b"one"), (b"2", b"two"), (b"3", b"7,8")])
 
     def test_values_in_brackets_are_taken_as_they_stand(self):
-        self.train("run")
+        self.copy_whole("run")
         job = [*self.arguments("run", "model.max_position_embeddings=64"), "--max-tokens", "40", "--greedy"]
 
         def generate(*arguments):
@@ -539,7 +549,7 @@ class CommandLine(Case):
                               cwd=self.folder, timeout=120, check=True)
 
     def test_generate_refuses_by_name(self):
-        self.train("run")
+        self.copy_whole("run")
         for arguments, text in ((["--prompt", "a"], r"prompt 1: 1 tokens and 128 more are beyond the model's 16 positions"),
                                 ([], "no prompt; give --prompt TEXT"),
                                 (["--prompt-ids", "1,x"], 'expected numbers with commas between, like 1,2,3'),
@@ -613,7 +623,7 @@ class CommandLine(Case):
         self.assertIn("run.dir: cannot create", error)
 
     def test_resolved_job_runs_again(self):
-        self.train("first")
+        self.copy_whole("first")
         resolved = self.folder / "first/job.toml"
         self.pptrain("--config", resolved, "--set", f'run.dir="{self.folder / "second"}"')
         self.assertEqual(self.numbers("first"), self.numbers("second"))
