@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 disable_progress_bar()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "test/support"))
-from launch import environment, mpi_command  # noqa: E402
+from pptrain import environment, mpi_command  # noqa: E402
 
 THREADS, PROMPT_TOKENS = 2, 16
 SIZES = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary

@@ -19,42 +19,18 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from launch import environment, free_port, mpi_command  # noqa: E402
+from pptrain import Case, environment, free_port, job, mpi_command, rank_environment, sets, steps, wait_for  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
 TRIALS = int(os.environ.get("PPTRAIN_LIVENESS_TRIALS", "1"))
 SEED = int(os.environ.get("PPTRAIN_LIVENESS_SEED", random.randrange(10**6)))
-SOURCE = pathlib.Path(__file__).resolve().parents[2]
 RANKS = 3
 LIMIT = 10  # seconds in which all other ranks are to be gone
 
-JOB = f"""
-[model]
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 6
-num_attention_heads = 4
-num_key_value_heads = 2
-vocab_size = 256
-[distributed]
-pp = {RANKS}
-[train]
-steps = 1000000
-seq_len = 64
-micro_batch_size = 2
-grad_accum_steps = 4
-[data]
-path = "{SOURCE}/configs/data/tinyshakespeare.txt"
-val_fraction = 0.2
-[eval]
-interval = 10
-batches = 2
-[checkpoint]
-interval = 40
-[metrics]
-peak_tflops = 1
-"""
+JOB = job(model={"num_hidden_layers": 6, "num_key_value_heads": 2}, distributed={"pp": RANKS},
+          train={"steps": 1000000, "seq_len": 64}, data={"val_fraction": 0.2}, eval={"interval": 10, "batches": 2},
+          checkpoint={"interval": 40})
 
 with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
 as_root = unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "network namespaces need root and ip")
@@ -72,41 +48,29 @@ def lives(pid):
     return state(pid) not in ("", "Z", "X")
 
 
-def wait_until(condition, seconds, what):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {seconds} s")
-        time.sleep(0.005)
-
-
 class Job:
     """A training run of RANKS processes. `pids` is by rank."""
 
     def __init__(self, folder, *settings):
         self.folder = folder
         (folder / "job.toml").write_text(JOB)
-        self.command = [str(PPTRAIN), "--config", str(folder / "job.toml"), "--set", f'run.dir="{folder}/run"',
-                        *[part for setting in settings for part in ("--set", setting)]]
+        self.command = [str(PPTRAIN), "--config", str(folder / "job.toml"), *sets(f'run.dir="{folder}/run"', *settings)]
         self.processes = []
         self.outputs = []
 
-    def launch(self, command, name, **env):
+    def launch(self, command, name, env):
         self.outputs.append(open(self.folder / f"{name}.out", "w+"))
         process = subprocess.Popen(command, stdout=self.outputs[-1], stderr=subprocess.STDOUT, cwd=self.folder,
-                                   env=environment(**env), start_new_session=True)
+                                   env=env, start_new_session=True)
         self.processes.append(process)
         return process
 
     def steps(self):
-        try:
-            return (self.folder / "run/metrics.jsonl").read_text().count('"grad_norm"')
-        except OSError:
-            return 0
+        return len(steps(self.folder / "run"))
 
     def wait_for_steps(self, more):
         wanted = self.steps() + more
-        wait_until(lambda: self.steps() >= wanted or self.ended(), 120, f"{wanted} steps")
+        wait_for(lambda: self.steps() >= wanted or self.ended(), 120, f"{wanted} steps")
         if self.ended():
             raise AssertionError(f"ended too early:\n{self.output()}")
 
@@ -143,8 +107,7 @@ class TcpJob(Job):
     def start(self, ranks=range(RANKS), prefix=lambda rank: [], address="127.0.0.1"):
         port = free_port()
         for rank in ranks:
-            self.launch([*prefix(rank), *self.command], f"rank_{rank}", RANK=rank, WORLD_SIZE=RANKS, LOCAL_RANK=rank,
-                        MASTER_ADDR=address, MASTER_PORT=port)
+            self.launch([*prefix(rank), *self.command], f"rank_{rank}", rank_environment(rank, RANKS, port, address))
         return self
 
     def pids(self):
@@ -155,7 +118,7 @@ class MpiJob(Job):
     known = None
 
     def start(self):
-        self.launch([*mpi_command(MPIEXEC, RANKS), *self.command], "mpirun")
+        self.launch([*mpi_command(MPIEXEC, RANKS), *self.command], "mpirun", environment())
         return self
 
     def pids(self):
@@ -178,7 +141,7 @@ class MpiJob(Job):
         return found
 
 
-class Liveness(unittest.TestCase):
+class Liveness(Case):
     times = {}
 
     @classmethod
@@ -189,8 +152,7 @@ class Liveness(unittest.TestCase):
                   f"median {statistics.median(times):.2f}, 95 % {cut[-1]:.2f}, max {max(times):.2f}")
 
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_live_"))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        super().setUp()
         self.random = random.Random(f"{SEED} {self.id()}")
 
     def job(self, kind, *settings):
@@ -203,15 +165,13 @@ class Liveness(unittest.TestCase):
         """Sends the signal; the others have to be gone in time."""
         os.kill(job.pids()[victim], sign)
         start = time.monotonic()
-        while not job.others_gone(victim):
-            if time.monotonic() - start > limit:
-                raise AssertionError(f"seed {SEED}: rank {victim} after {sign!r}: others live\n{job.output()}")
-            time.sleep(0.005)
+        wait_for(lambda: job.others_gone(victim), limit,
+                 lambda: f"seed {SEED}: rank {victim} after {sign!r}: others live\n{job.output()}", pause=0.005)
         self.times.setdefault(name, []).append(time.monotonic() - start)
 
     def trial(self, kind, sign, name):
         job = self.job(kind).start()
-        wait_until(lambda: len(job.pids()) == RANKS, 60, "all ranks")
+        wait_for(lambda: len(job.pids()) == RANKS, 60, "all ranks")
         job.wait_for_steps(2)
         time.sleep(self.random.uniform(0, 1.5))
         victim = self.random.randrange(RANKS)
@@ -253,7 +213,7 @@ class Liveness(unittest.TestCase):
     def start_up_trial(self, kind, sign, name, *settings):
         """The signal comes at any time from the first breath on."""
         job = self.job(kind, *settings).start()
-        wait_until(lambda: len(job.pids()) == RANKS, 60, "all ranks")
+        wait_for(lambda: len(job.pids()) == RANKS, 60, "all ranks")
         time.sleep(self.random.uniform(0, 1.0))
         victim = self.random.randrange(RANKS)
         self.hit(job, victim, sign, name)
@@ -354,9 +314,7 @@ class Liveness(unittest.TestCase):
                 job.wait_for_steps(5)
                 inside(switch, "link", "set", f"port{victim}", "nomaster")
                 start = time.monotonic()
-                while not job.others_gone(victim):
-                    self.assertLess(time.monotonic() - start, LIMIT, job.output())
-                    time.sleep(0.01)
+                wait_for(lambda: job.others_gone(victim), LIMIT, job.output)
                 self.times.setdefault("TCP, unreachable host", []).append(time.monotonic() - start)
                 text = "\n".join(job.messages())
                 self.assertRegex(text, rf"rank {victim} \(host .*10\.77\.0\.{victim + 1}\) has been unreachable", job.output())

@@ -17,7 +17,7 @@ STAND_IN = pathlib.Path(sys.argv.pop(1)).resolve()
 DRIVER_FOLDER = pathlib.Path(sys.argv.pop(1)).resolve()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "test" / "support"))
-import launch  # noqa: E402
+import pptrain  # noqa: E402
 
 PATIENCE = 600  # seconds
 
@@ -61,7 +61,7 @@ class Result:
 
 
 def environment(folder, gpus=1, capability=90):
-    return launch.environment(LD_PRELOAD=STAND_IN, LD_LIBRARY_PATH=DRIVER_FOLDER, HOME=folder,
+    return pptrain.environment(LD_PRELOAD=STAND_IN, LD_LIBRARY_PATH=DRIVER_FOLDER, HOME=folder,
                               PPTRAIN_GPU_JOURNAL=folder / "journal", PPTRAIN_GPU_COUNT=gpus,
                               PPTRAIN_GPU_CAPABILITY=capability)
 
@@ -130,7 +130,7 @@ class StandIn(unittest.TestCase):
         job = ["--config", ROOT / "configs" / f"{recipe}.toml", "--set", f"train.grad_accum_steps={microbatches}",
                "--set", f"data.path={ROOT / 'configs/data/tinyshakespeare.txt'}", "--set", f"run.dir={folder / 'run'}"]
         plan = subprocess.run([PPTRAIN, "plan", *job], capture_output=True, text=True, timeout=PATIENCE,
-                              env=launch.environment(), check=True)
+                              env=pptrain.environment(), check=True)
         table = plan.stdout[plan.stdout.index("GB at the worst moment"):].split("\n\n")[0].splitlines()
         rows = [row.split() for row in table if row.split()[0].isdigit()]
         self.assertTrue(rows)

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from launch import environment  # noqa: E402
+from pptrain import environment  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parents[2]

@@ -10,49 +10,23 @@ import os
 import pathlib
 import re
 import resource
-import shutil
-import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from launch import environment, free_port  # noqa: E402
+from pptrain import Case, environment, job, sets, start, start_ranks, wait_for_steps  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 
-JOB = """
-[run]
-dir = "run"
-[model]
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 4
-num_attention_heads = 4
-vocab_size = 256
-[distributed]
-pp = 2
-[train]
-steps = 2
-seq_len = 16
-micro_batch_size = 2
-grad_accum_steps = 4
-[data]
-path = "data.txt"
-[lr_schedule]
-warmup_steps = 2
-[metrics]
-peak_tflops = 1
-"""
+JOB = job(run={"dir": "run"}, train={"steps": 2}, data={"path": "data.txt"})
 
 
-class Accidents(unittest.TestCase):
+class Accidents(Case):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_accidents_"))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        super().setUp()
         self.write("job.toml", JOB)
         self.write("data.txt", "All happy families are alike. " * 100)
 
@@ -63,16 +37,11 @@ class Accidents(unittest.TestCase):
         return path
 
     def start(self, *arguments, settings=(), cwd=None, limits=None, **variables):
-        command = [PPTRAIN, *arguments]
-        for setting in settings:
-            command += ["--set", setting]
-
         def limit():
             for kind, value in (limits or {}).items():
                 resource.setrlimit(kind, (value, value))
 
-        return subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env=environment(**variables), cwd=cwd or self.folder, preexec_fn=limit)
+        return start([PPTRAIN, *arguments, *sets(*settings)], cwd or self.folder, env=environment(**variables), preexec_fn=limit)
 
     def finish(self, process, code, timeout=60):
         try:
@@ -200,7 +169,7 @@ class Accidents(unittest.TestCase):
         os.remove(self.folder / "hf/model.safetensors")
         header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [32], "data_offsets": [0, 128]}}).encode()
         self.write("hf/model.safetensors", struct.pack("<Q", len(header)) + header + bytes(128))
-        self.refused("check", "--config", "job.toml", expect=["job.toml:5:1", "has no tensor 'model.embed_tokens.weight'"])
+        self.refused("check", "--config", "job.toml", expect=["job.toml:2:1", "has no tensor 'model.embed_tokens.weight'"])
 
     def test_weights_of_tokens_on_bytes(self):
         (self.folder / "hf").mkdir()
@@ -286,9 +255,7 @@ class Accidents(unittest.TestCase):
     # --- ranks that differ -------------------------------------------------------------------------------------------
 
     def two_ranks(self, *commands):
-        port = free_port()
-        ranks = [self.start(*command, RANK=rank, WORLD_SIZE=len(commands), LOCAL_RANK=rank, MASTER_ADDR="127.0.0.1",
-                            MASTER_PORT=port) for rank, command in enumerate(commands)]
+        ranks = start_ranks([[PPTRAIN, *command] for command in commands], self.folder)
         return [self.finish(rank, 2) for rank in ranks]
 
     def test_ranks_with_another_job_or_other_data(self):
@@ -317,13 +284,7 @@ class Accidents(unittest.TestCase):
 
     def start_long(self, *settings, **options):
         process = self.start("--config", "job.toml", settings=["train.steps=1000000", *settings], **options)
-        deadline = time.monotonic() + 60
-        metrics = self.folder / "run/metrics.jsonl"
-        while not metrics.exists() or metrics.read_text().count('"grad_norm"') < 3:
-            if process.poll() is not None:
-                self.fail(f"ended too early: {process.communicate()}")
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.02)
+        wait_for_steps([process], self.folder / "run", 3)
         return process
 
     def test_data_cut_under_a_run(self):

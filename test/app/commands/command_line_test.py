@@ -15,49 +15,20 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 import xml.dom.minidom
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from launch import environment, free_port, mpi_command, rank_environment  # noqa: E402
+import pptrain  # noqa: E402
+from pptrain import (SOURCE, TEXT, checksums, environment, free_port, job, latest, mpi_command,  # noqa: E402
+                     rank_environment, records, run, sets, start, start_ranks, temporary_folder, wait_for_steps)
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
-TEXT = SOURCE / "configs/data/tinyshakespeare.txt"
 
-JOB = f"""
-[model]
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 4
-num_attention_heads = 4
-num_key_value_heads = 2
-vocab_size = 256
-[distributed]
-pp = 2
-[train]
-steps = 4
-seq_len = 16
-micro_batch_size = 2
-grad_accum_steps = 4
-grad_clip = 0.5
-[data]
-path = "{TEXT}"
-val_fraction = 0.2
-[optimizer]
-lr = 1e-2
-[lr_schedule]
-warmup_steps = 2
-[eval]
-interval = 2
-batches = 2
-[metrics]
-log_interval = 1
-peak_tflops = 1
-"""
+JOB = job(model={"num_key_value_heads": 2}, train={"grad_clip": 0.5}, data={"val_fraction": 0.2}, optimizer={"lr": 1e-2},
+          eval={"interval": 2, "batches": 2}, metrics={"log_interval": 1})
 
 
 def seconds(work):
@@ -69,24 +40,17 @@ def seconds(work):
 with_mpi = unittest.skipUnless(MPIEXEC, "built without MPI")
 
 
-class Case(unittest.TestCase):
+class Case(pptrain.Case):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_cli_"))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        super().setUp()
         self.job = self.folder / "job.toml"
         self.job.write_text(JOB)
 
     def arguments(self, run_dir, *settings):
-        result = ["--config", self.job, "--set", f'run.dir="{self.folder / run_dir}"']
-        for setting in settings:
-            result += ["--set", setting]
-        return [str(a) for a in result]
+        return ["--config", str(self.job), *sets(f'run.dir="{self.folder / run_dir}"', *settings)]
 
     def run_command(self, *command, code=0, timeout=120, cwd=None, **env):
-        done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout,
-                              env=environment(**env), cwd=cwd or self.folder)
-        self.assertEqual(done.returncode, code, f"{command}\n{done.stdout}\n{done.stderr}")
-        return done
+        return run(command, cwd or self.folder, code=code, timeout=timeout, env=environment(**env))
 
     def pptrain(self, *arguments, code=0, **env):
         return self.run_command(PPTRAIN, *arguments, code=code, **env)
@@ -99,39 +63,24 @@ class Case(unittest.TestCase):
 
     def numbers(self, run_dir):
         """What must not depend on the layout: the metrics of each step, and every stored tensor's checksum."""
-        records = []
-        for line in (self.folder / run_dir / "metrics.jsonl").read_text().splitlines():
-            record = json.loads(line)
-            if "start" in record:
-                continue
-            records.append({k: record[k] for k in ("step", "loss", "grad_norm", "lr", "tokens", "eval_loss") if k in record})
-        root = self.folder / run_dir / "checkpoints"
-        manifest = json.loads((root / (root / "latest").read_text().strip() / "manifest.json").read_text())
-        tensors = {f"{stored['file']}/{name}": tensor["xxh3_128"]
-                   for stored in manifest["files"] for name, tensor in stored["tensors"].items()}
-        self.assertGreater(len(records), 3)
+        keys = ("step", "loss", "grad_norm", "lr", "tokens", "eval_loss")
+        figures = [{k: record[k] for k in keys if k in record}
+                   for record in records(self.folder / run_dir) if "start" not in record]
+        tensors = checksums(latest(self.folder / run_dir))
+        self.assertGreater(len(figures), 3)
         self.assertGreater(len(tensors), 30)
-        return records, tensors
+        return figures, tensors
 
     def own_lines(self, error):
         """What pptrain said, without the launcher's report."""
         return error.split("-----")[0].splitlines()
 
     def start_torchrun(self, *commands):
-        port = free_port()
-        return [subprocess.Popen([str(PPTRAIN), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 env=rank_environment(r, len(commands), port))
-                for r, command in enumerate(commands)]
+        return start_ranks([[PPTRAIN, *command] for command in commands], self.folder)
 
     def start_and_wait_for(self, command, run_dir, step):
-        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=environment(), cwd=self.folder)
-        metrics = self.folder / run_dir / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while not metrics.exists() or metrics.read_text().count('"grad_norm"') < step:
-            self.assertIsNone(process.poll(), "ended too early")
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+        process = start(command, self.folder)
+        wait_for_steps([process], self.folder / run_dir, step)
         return process
 
     def ranks(self):
@@ -154,11 +103,20 @@ class Case(unittest.TestCase):
         return out
 
     def starts(self, run_dir):
-        lines = [json.loads(l) for l in (self.folder / run_dir / "metrics.jsonl").read_text().splitlines()]
-        return [line for line in lines if "start" in line]
+        return [record for record in records(self.folder / run_dir) if "start" in record]
 
 
 class CommandLine(Case):
+    @classmethod
+    def setUpClass(cls):
+        cls.whole = temporary_folder(cls.addClassCleanup)
+        (cls.whole / "job.toml").write_text(JOB)
+        run([PPTRAIN, "--config", "job.toml", *sets("run.dir=run")], cls.whole)
+
+    def copy_whole(self, run_dir):
+        """What training the job as it is leaves, made once for all tests."""
+        shutil.copytree(self.whole / "run", self.folder / run_dir)
+
     # --- subcommands -------------------------------------------------------------------------------------------------
 
     def test_reference_is_the_shipped_one(self):
@@ -196,7 +154,7 @@ class CommandLine(Case):
         self.assertIn(f"parameters  {2 * 256 * 32 + 4 * (2 * 1024 + 2 * 512 + 3 * 48 * 32 + 64) + 32}", out)
 
     def test_every_error_of_a_job_at_once(self):
-        self.job.write_text(JOB.replace("seq_len = 16", "seq_len = -1").replace("lr = 1e-2", 'lrr = 1e-2'))
+        self.job.write_text(JOB.replace("seq_len = 16", "seq_len = -1").replace("lr = 0.01", "lrr = 0.01"))
         error = self.pptrain("--config", self.job, code=2).stderr
         self.assertRegex(error, r"job\.toml:\d+:\d+: train\.seq_len")
         self.assertRegex(error, r"job\.toml:\d+:\d+: optimizer\.lrr")
@@ -345,8 +303,7 @@ class CommandLine(Case):
         self.assertEqual(out.count("the validation data have no token to predict"), 2)
         self.assertIn("done: 4 steps; checkpoint in", out)
         self.assertNotIn("validation loss", out)
-        records = [json.loads(line) for line in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
-        self.assertEqual([], [record for record in records if "eval_loss" in record])
+        self.assertEqual([], [record for record in records(self.folder / "run") if "eval_loss" in record])
         done = self.pptrain("eval", *self.arguments("run"), code=2)
         self.assertEqual(done.stderr.count("the validation data have no token to predict"), 1)
         self.assertEqual(done.stdout, "")
@@ -357,8 +314,8 @@ class CommandLine(Case):
         out = self.train("two").stdout
         self.assertEqual(out.count("the validation data of ends have no token to predict"), 2)
         self.assertIn("done: 4 steps, validation loss", out)
-        records = [json.loads(line) for line in (self.folder / "two/metrics.jsonl").read_text().splitlines()]
-        self.assertEqual([["text"]] * 2, [[*record["eval_sources"]] for record in records if "eval_loss" in record])
+        evaluated = [record for record in records(self.folder / "two") if "eval_loss" in record]
+        self.assertEqual([["text"]] * 2, [[*record["eval_sources"]] for record in evaluated])
         result = json.loads(self.pptrain("eval", *self.arguments("two"), "--json").stdout)
         self.assertEqual([source["tokens"] > 0 for source in result["sources"]], [True, False])
         self.assertNotIn("loss", result["sources"][1])
@@ -397,7 +354,7 @@ class CommandLine(Case):
                 self.assertEqual(self.numbers(f"{name}_threads"), self.numbers(f"{name}_mpi"))
 
     def test_torchrun_variables_give_the_bits_of_threads(self):
-        self.train("threads")
+        self.copy_whole("threads")
         ranks = self.start_torchrun(self.arguments("tcp"), self.arguments("tcp"))
         outputs = [rank.communicate(timeout=120) for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
@@ -469,29 +426,29 @@ class CommandLine(Case):
                 self.assertEqual([error for _, error in outputs[1:]], [""] * (len(ranks) - 1), "only rank 0 speaks")
 
     def test_a_rank_alone(self):
-        def start(rank, *keys):
-            command = self.arguments("run", "train.steps=1", *keys)
-            return subprocess.Popen([str(PPTRAIN), *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                    env=rank_environment(rank, 2, free_port()))
+        def alone_as(rank, *keys):
+            return start([PPTRAIN, *self.arguments("run", "train.steps=1", *keys)], self.folder,
+                         env=rank_environment(rank, 2, free_port()))
 
         for rank in (0, 1):
             with self.subTest("time", rank=rank):
                 before = time.monotonic()
-                alone = start(rank, "distributed.start_timeout_s=1")
+                alone = alone_as(rank, "distributed.start_timeout_s=1")
                 error = alone.communicate(timeout=60)[1]
                 self.assertLess(time.monotonic() - before, 10)
                 self.assertEqual(alone.returncode, 1, error)
                 self.assertIn(f"rank {rank} waited 1.0 s for rank {1 - rank}", error)
-            for name in ("SIGTERM", "SIGINT"):
-                with self.subTest(name, rank=rank):
-                    alone = start(rank)
-                    time.sleep(2)
-                    before = time.monotonic()
-                    alone.send_signal(getattr(signal, name))
-                    error = alone.communicate(timeout=60)[1]
-                    self.assertLess(time.monotonic() - before, 2)
-                    self.assertEqual(alone.returncode, 3, error)
-                    self.assertIn(f"rank {rank} was told to stop while it waited for rank {1 - rank}", error)
+        signals = ("SIGTERM", "SIGINT")
+        waiting = [(name, rank, alone_as(rank)) for name in signals for rank in (0, 1)]
+        time.sleep(3)
+        for name, rank, alone in waiting:
+            with self.subTest(name, rank=rank):
+                before = time.monotonic()
+                alone.send_signal(getattr(signal, name))
+                error = alone.communicate(timeout=60)[1]
+                self.assertLess(time.monotonic() - before, 2)
+                self.assertEqual(alone.returncode, 3, error)
+                self.assertIn(f"rank {rank} was told to stop while it waited for rank {1 - rank}", error)
 
     def test_variables_of_a_launcher_that_make_no_sense(self):
         error = self.pptrain("--config", self.job, code=2, RANK=4, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=1).stderr
@@ -522,9 +479,8 @@ class CommandLine(Case):
         self.assertIn("step_11: ", damaged[10])
 
     def test_eval_of_a_checkpoint_on_any_layout(self):
-        self.train("run")
-        trained = [r for r in map(json.loads, (self.folder / "run/metrics.jsonl").read_text().splitlines())
-                   if "eval_loss" in r][-1]
+        self.copy_whole("run")
+        trained = [r for r in records(self.folder / "run") if "eval_loss" in r][-1]
         before = sorted(p for p in (self.folder / "run").rglob("*"))
         last = self.folder / "run/checkpoints/step_4"
         for checkpoint in ([], ["--checkpoint", last], ["--checkpoint", self.folder / "run"]):
@@ -541,7 +497,7 @@ class CommandLine(Case):
 
     @with_mpi
     def test_eval_and_generate_under_mpirun(self):
-        self.train("run")
+        self.copy_whole("run")
         for command in (["eval", "--json"], ["generate", "--prompt", "To be", "--max-tokens", "9", "--json"]):
             alone = self.pptrain(*command, *self.arguments("run")).stdout
             spread = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, *command, *self.arguments("run")).stdout
@@ -551,7 +507,7 @@ class CommandLine(Case):
         self.assertEqual(refused.stderr.count("there is no checkpoint in"), 1)
 
     def test_generate(self):
-        self.train("run")
+        self.copy_whole("run")
         job = self.arguments("run", "model.max_position_embeddings=16", "data.path=\"not here\"")
         once = ["--prompt", "To be", "--max-tokens", "12", "--seed", "5"]
         result = json.loads(self.pptrain("generate", *job, *once, "--json").stdout)
@@ -568,7 +524,7 @@ class CommandLine(Case):
         self.assertEqual(re.findall(rb"--- (\d): (.*)\n", several), [(b"1", b"one"), (b"2", b"two"), (b"3", b"7,8")])
 
     def test_values_in_brackets_are_taken_as_they_stand(self):
-        self.train("run")
+        self.copy_whole("run")
         job = [*self.arguments("run", "model.max_position_embeddings=64"), "--max-tokens", "40", "--greedy"]
 
         def generate(*arguments):
@@ -593,7 +549,7 @@ class CommandLine(Case):
                               cwd=self.folder, timeout=120, check=True)
 
     def test_generate_refuses_by_name(self):
-        self.train("run")
+        self.copy_whole("run")
         for arguments, text in ((["--prompt", "a"], r"prompt 1: 1 tokens and 128 more are beyond the model's 16 positions"),
                                 ([], "no prompt; give --prompt TEXT"),
                                 (["--prompt-ids", "1,x"], 'expected numbers with commas between, like 1,2,3'),
@@ -659,8 +615,7 @@ class CommandLine(Case):
         self.assertIn("SKIPPED", done.stdout)
         self.assertIn("max_skipped_steps", done.stderr)
         self.assertNotIn("Traceback", done.stderr)
-        records = [json.loads(l) for l in (self.folder / "run/metrics.jsonl").read_text().splitlines()]
-        self.assertEqual([r["skipped"] for r in records if "skipped" in r][-3:], [True] * 3)
+        self.assertEqual([r["skipped"] for r in records(self.folder / "run") if "skipped" in r][-3:], [True] * 3)
 
     def test_unwritable_run_dir(self):
         (self.folder / "file").write_text("in the way")
@@ -668,7 +623,7 @@ class CommandLine(Case):
         self.assertIn("run.dir: cannot create", error)
 
     def test_resolved_job_runs_again(self):
-        self.train("first")
+        self.copy_whole("first")
         resolved = self.folder / "first/job.toml"
         self.pptrain("--config", resolved, "--set", f'run.dir="{self.folder / "second"}"')
         self.assertEqual(self.numbers("first"), self.numbers("second"))
@@ -769,8 +724,7 @@ class Clock(Case):
         settings = ["train.steps=100000", "eval.interval=0"]
         process = self.start_and_wait_for([*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", *settings)], "run", 3)
         try:
-            failed = subprocess.run([*mpi_command(MPIEXEC, 2), str(PPTRAIN), *self.arguments("run", *settings)],
-                                    capture_output=True, text=True, timeout=60, env=environment())
+            failed = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments("run", *settings), code=None, timeout=60)
             self.assertNotEqual(failed.returncode, 0)
             self.assertIn("in use by process", failed.stderr + failed.stdout)
             self.assertIsNone(process.poll(), "the first goes on")

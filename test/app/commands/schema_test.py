@@ -8,7 +8,6 @@ import json
 import math
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -16,8 +15,10 @@ import unittest
 
 import jsonschema
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from pptrain import SOURCE, run  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
 CONFIGS = SOURCE / "configs"
 SCHEMA = json.loads((CONFIGS / "schema.json").read_text())
 VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
@@ -83,8 +84,7 @@ class Schema(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="pptrain_schema_") as folder:
             job = pathlib.Path(folder) / "job.toml"
             job.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
-            done = subprocess.run([PPTRAIN, "check", "--config", job], capture_output=True, text=True, timeout=120)
-        self.assertEqual(done.returncode, 2, done.stderr)
+            done = run([PPTRAIN, "check", "--config", job], folder, code=2)
         return set(re.findall(r"^\S+job\.toml:\d+:\d+: ([\w.]+)", done.stderr, re.M)), done.stderr
 
     def test_it_is_a_schema(self):

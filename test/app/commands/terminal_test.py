@@ -9,47 +9,20 @@ import pathlib
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
-import subprocess
 import sys
-import tempfile
 import termios
 import time
 import unittest
 
-PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from pptrain import Case, environment, job, run, start  # noqa: E402
 
-JOB = f"""
-[run]
-dir = "run"
-[model]
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 4
-num_attention_heads = 4
-vocab_size = 256
-[distributed]
-pp = 2
-[train]
-steps = 40
-seq_len = 16
-micro_batch_size = 2
-grad_accum_steps = 4
-[data]
-path = "{SOURCE / "configs/data/tinyshakespeare.txt"}"
-val_fraction = 0.2
-[lr_schedule]
-warmup_steps = 2
-[eval]
-interval = 20
-batches = 40
-[metrics]
-log_interval = 10
-peak_tflops = 1
-"""
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+
+JOB = job(run={"dir": "run"}, train={"steps": 40}, data={"val_fraction": 0.2}, eval={"interval": 20, "batches": 40},
+          metrics={"log_interval": 10})
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 TIMED = re.compile(r"\d\d:\d\d:\d\d (.*)")
@@ -93,19 +66,20 @@ class Screen:
                     self.wrapped = True
 
 
-class Terminal(unittest.TestCase):
+class Terminal(Case):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_tty_"))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        super().setUp()
         (self.folder / "job.toml").write_text(JOB)
 
     def command(self, *arguments):
         return [str(PPTRAIN), "--config", "job.toml", *arguments]
 
     def environment(self, **extra):
-        env = {k: v for k, v in os.environ.items()
-               if not k.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_")) and k not in ("RANK", "NO_COLOR", "COLORTERM")}
-        return {**env, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", **extra}
+        env = {k: v for k, v in environment().items() if k not in ("NO_COLOR", "COLORTERM")}
+        return {**env, "TERM": "xterm-256color", **extra}
+
+    def run_in_pipes(self, *arguments, code=0):
+        return run(self.command(*arguments), self.folder, code=code, timeout=60, env=self.environment())
 
     def start(self, *arguments, columns=100, **extra):
         """The program on a terminal of its own, which is also the one that Ctrl-C is typed on."""
@@ -172,9 +146,7 @@ class Terminal(unittest.TestCase):
     def test_the_log_is_what_was_printed_and_is_appended_to(self):
         printed = []
         for steps in (10, 20):
-            done = subprocess.run(self.command("--set", f"train.steps={steps}"), cwd=self.folder, env=self.environment(),
-                                  capture_output=True, text=True, timeout=60)
-            self.assertEqual(done.returncode, 0, done.stderr)
+            done = self.run_in_pipes("--set", f"train.steps={steps}")
             self.assertNotIn("\x1b", done.stdout)
             self.assertNotIn("\r", done.stdout)
             printed += [TIMED.fullmatch(line).group(1) for line in done.stdout.splitlines()]
@@ -184,9 +156,7 @@ class Terminal(unittest.TestCase):
         self.assertTrue(any("resumed from" in line for line in printed))
 
     def test_a_failure_is_in_the_log(self):
-        done = subprocess.run(self.command("--set", "optimizer.lr=1e30", "--set", "train.max_skipped_steps=1"),
-                              cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.returncode, 1)
+        self.run_in_pipes("--set", "optimizer.lr=1e30", "--set", "train.max_skipped_steps=1", code=1)
         logged = (self.folder / "run/log.txt").read_text()
         self.assertRegex(logged, r"\bW step \d+/40 .*SKIPPED")
         self.assertRegex(logged, r"\bE rank \d: .*max_skipped_steps")
@@ -203,8 +173,7 @@ class Terminal(unittest.TestCase):
                 text = self.run_on_terminal(*steps, *arguments, "--set", f"run.dir={name}", **extra)
                 self.assertFalse(has_color(text), text)
                 self.assertEqual("\x1b" in text, name != "dumb")
-        piped = subprocess.run(self.command(*steps, "--color=always", "--set", "run.dir=piped"), cwd=self.folder,
-                               env=self.environment(), capture_output=True, text=True, timeout=60)
+        piped = self.run_in_pipes(*steps, "--color=always", "--set", "run.dir=piped")
         self.assertTrue(has_color(piped.stdout))
         self.assertNotIn("\x1b", (self.folder / "piped/log.txt").read_text())
 
@@ -260,20 +229,17 @@ class Terminal(unittest.TestCase):
             self.assertTrue(list((self.folder / f"hung_up_{code}/checkpoints").glob("step_*")))
 
     def test_output_that_nobody_reads_any_more_ends_no_run(self):
-        run = subprocess.Popen(self.command(), cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-        self.assertTrue(run.stdout.readline())
-        run.stdout.close()
-        self.assertEqual((run.wait(60), run.stderr.read()), (0, ""))
-        run.stderr.close()
+        unread = start(self.command(), self.folder, env=self.environment())
+        self.assertTrue(unread.stdout.readline())
+        unread.stdout.close()
+        self.assertEqual((unread.wait(60), unread.stderr.read()), (0, ""))
+        unread.stderr.close()
         self.assertIn("done: 40 steps", (self.folder / "run/log.txt").read_text())
 
     def test_metrics_are_not_written_into_a_pipe(self):
         (self.folder / "run").mkdir()
         os.mkfifo(self.folder / "run/metrics.jsonl")
-        done = subprocess.run(self.command(), cwd=self.folder, env=self.environment(), capture_output=True, text=True,
-                              timeout=60)
-        self.assertEqual(done.returncode, 1)
+        done = self.run_in_pipes(code=1)
         self.assertIn("metrics.jsonl' is a pipe, not a file of metrics", done.stderr)
 
 

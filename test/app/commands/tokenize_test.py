@@ -7,9 +7,7 @@ import json
 import pathlib
 import shutil
 import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 
 import numpy
@@ -21,26 +19,23 @@ try:
 except ImportError:
     pyarrow = None
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from pptrain import SOURCE, TEXT, Case, run  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 PARQUET = pyarrow is not None and (PPTRAIN.parent / "libpptrain_parquet.so").exists()
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
-TEXT = SOURCE / "configs/data/tinyshakespeare.txt"
 DEFINITION = SOURCE / "test/core/tokenizer/definitions/llama3/tokenizer.json"
 
 
-class Tokenize(unittest.TestCase):
+class Tokenize(Case):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, self.folder)
+        super().setUp()
         shutil.copy(DEFINITION, self.folder)
         self.package = Tokenizer.from_file(str(DEFINITION))
 
     def pptrain(self, *arguments, code=0):
-        result = subprocess.run(
-            [PPTRAIN, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True, timeout=300, check=False
-        )
-        self.assertEqual(code, result.returncode, result.stdout + result.stderr)
-        return result.stdout + result.stderr
+        done = run([PPTRAIN, *arguments], self.folder, code=code)
+        return done.stdout + done.stderr
 
     def tokenize(self, *arguments, code=0):
         return self.pptrain("tokenize", "--tokenizer", "tokenizer.json", "--out", "out", *arguments, code=code)

@@ -11,7 +11,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -27,6 +26,11 @@ from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
 torch.set_num_threads(1)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import pptrain  # noqa: E402
+from pptrain import records, run, sets  # noqa: E402
+from transformers_models import shake_norms  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 ORACLE = pathlib.Path(sys.argv.pop(1)).resolve()
 VOCAB = 131
@@ -121,10 +125,7 @@ def save_hf(kind, folder, dtype=torch.float32, **options):
     torch.manual_seed(2)
     model_class, config_class, changes = HF[kind]
     model = model_class(config_class(**HF_SIZES, **changes)).to(dtype)
-    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+    shake_norms(model)
     model.save_pretrained(folder, **options)
     return model
 
@@ -133,17 +134,9 @@ def files(folder):
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-class Case(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name).resolve()
-
+class Case(pptrain.Case):
     def pptrain(self, *arguments, code=0):
-        done = subprocess.run([str(a) for a in (PPTRAIN, *arguments)], capture_output=True, text=True, timeout=300,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"})
-        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}")
-        return done
+        return run([PPTRAIN, *arguments], None, code=code)
 
     def convert(self, source, target, *options, code=0):
         return self.pptrain("convert", "--from", source, "--to", target, *options, code=code)
@@ -355,10 +348,9 @@ class HfAndBack(Case):
         self.convert(source, self.folder / "c/checkpoints/step_0")  # a run in c finds it by itself
         losses = []
         for name, key in (("a", f'checkpoint.resume="{checkpoint}"'), ("b", 'model.init="hf"'), ("c", "train.steps=2")):
-            done = self.pptrain("--config", job, "--set", f'run.dir="{self.folder}/{name}"', "--set", key, "--set",
-                                "optimizer.name=lion", "--set", "run.seed=5", "--set", "distributed.pp=2")
-            lines = [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
-            losses.append([line["loss"] for line in lines if line.get("loss")])
+            done = self.pptrain("--config", job, *sets(f'run.dir="{self.folder}/{name}"', key, "optimizer.name=lion",
+                                                       "run.seed=5", "distributed.pp=2"))
+            losses.append([record["loss"] for record in records(self.folder / name) if record.get("loss")])
             self.assertEqual("weights alone" in done.stderr + done.stdout, name != "b")
         self.assertEqual(len(losses[0]), 2)
         self.assertEqual(losses, [losses[0]] * 3)
@@ -372,9 +364,7 @@ class HfAndBack(Case):
                  "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
 
         def peak(*arguments):
-            done = subprocess.run([sys.executable, "-c", start, PPTRAIN, "convert", *map(str, arguments)],
-                                  capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            self.assertEqual(done.returncode, 0, done.stderr)
+            done = run([sys.executable, "-c", start, PPTRAIN, "convert", *arguments], None)
             return int(done.stdout) / 1024  # MiB
         peaks = {}
         for layers in (1, 24):

@@ -12,8 +12,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
-import time
 import unittest
 
 import numpy
@@ -26,38 +24,20 @@ except ImportError:
     pyarrow = None
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from launch import environment, mpi_command  # noqa: E402
+from pptrain import SOURCE, Case, job, mpi_command, records, run, sets, start, wait_for  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
 PARQUET = pyarrow is not None and (PPTRAIN.parent / "libpptrain_parquet.so").exists()
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
 SHAKESPEARE = SOURCE / "configs/data/tinyshakespeare.txt"
 DEFINITION = SOURCE / "test/core/tokenizer/definitions/llama3/tokenizer.json"
 PACKAGE = Tokenizer.from_file(str(DEFINITION))
 END = PACKAGE.token_to_id("<|end_of_text|>")
 TEXTS = SHAKESPEARE.read_text().split("\n\n")[:400]
 
-JOB = f"""
-[model]
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 2
-num_attention_heads = 2
-vocab_size = {PACKAGE.get_vocab_size()}
-[train]
-steps = 2
-seq_len = 32
-micro_batch_size = 2
-grad_accum_steps = 2
-dtype = "fp32"
-[checkpoint]
-resume = "none"
-[metrics]
-peak_tflops = 1
-[data]
-tokenizer = "tokenizer.json"
-"""
+JOB = job(model={"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": PACKAGE.get_vocab_size()}, distributed=None,
+          train={"steps": 2, "seq_len": 32, "grad_accum_steps": 2, "dtype": "fp32"}, lr_schedule=None,
+          checkpoint={"resume": "none"}, data=None) + '[data]\ntokenizer = "tokenizer.json"\n'
 
 
 def zstd(text):
@@ -97,38 +77,28 @@ def read_documents(folder):
     return documents, numpy.frombuffer(prompts.read_bytes(), numpy.uint32, -1, 16).tolist()
 
 
-class Corpus(unittest.TestCase):
+class Corpus(Case):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, self.folder)
+        super().setUp()
         shutil.copy(DEFINITION, self.folder)
         (self.folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end_of_text|>"}))
 
-    def command(self, *arguments, launcher=()):
-        return [*launcher, str(PPTRAIN), *map(str, arguments)]
-
     def run_pptrain(self, *arguments, code=0, launcher=()):
-        result = subprocess.run(
-            self.command(*arguments, launcher=launcher), cwd=self.folder, env=environment(), capture_output=True, text=True,
-            timeout=300, check=False
-        )
-        self.assertEqual(code, result.returncode, result.stdout + result.stderr)
-        return result.stdout + result.stderr
+        done = run([*launcher, PPTRAIN, *arguments], self.folder, code=code)
+        return done.stdout + done.stderr
 
     def job(self, text, name="job.toml"):
         (self.folder / name).write_text(JOB + text)
         return self.folder / name
 
-    def train(self, job, run, *settings, code=0, launcher=()):
-        sets = [word for setting in (f"run.dir={run}", *settings) for word in ("--set", setting)]
-        return self.run_pptrain("--config", job, *sets, code=code, launcher=launcher)
+    def train(self, job, run_dir, *settings, code=0, launcher=()):
+        return self.run_pptrain("--config", job, *sets(f"run.dir={run_dir}", *settings), code=code, launcher=launcher)
 
     def metrics(self, run):
         """What must not depend on layout, stops and time, by step."""
-        records = [json.loads(line) for line in (self.folder / run / "metrics.jsonl").read_text().splitlines()]
         keys = ("loss", "grad_norm", "tokens", "computed_tokens", "epochs", "eval_loss", "eval_sources")
         steps = {}
-        for record in records:
+        for record in records(self.folder / run):
             if "start" not in record:
                 steps.setdefault(record["step"], {}).update({k: record[k] for k in keys if k in record})
         return steps
@@ -242,13 +212,12 @@ class Corpus(unittest.TestCase):
     def interrupt(self, job, number):
         """Sends the signal when a new cache is being made."""
         old = self.parts()
-        process = subprocess.Popen(self.command("--config", job), cwd=self.folder, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True)
-        deadline = time.monotonic() + 120
-        while not [part for part in self.parts() if part not in old]:
+        process = start([PPTRAIN, "--config", job], self.folder, stderr=subprocess.STDOUT)
+
+        def begun():
             self.assertIsNone(process.poll(), "it ended before it was interrupted")
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.002)
+            return any(part not in old for part in self.parts())
+        wait_for(begun, 120, "a new cache", pause=0.002)
         process.send_signal(number)
         out = process.communicate(timeout=120)[0]
         return process.returncode, out

@@ -24,6 +24,11 @@ from transformers.generation.logits_process import (LogitsProcessorList, MinPLog
 from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
+torch.set_num_threads(1)  # quicker for models as small as these
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from pptrain import run, sets  # noqa: E402
+from transformers_models import shake_norms  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 ORACLE = pathlib.Path(sys.argv.pop(1)).resolve()
 TOKENS = 200
@@ -90,10 +95,7 @@ def build(name):
     model_class, config_class, changes = MODELS[name]
     config = config_class(**{**SIZES, **changes}, attn_implementation="eager", bos_token_id=1, eos_token_id=2)
     model = model_class(config).float().eval()
-    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide mistakes
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+    shake_norms(model)
     return model
 
 
@@ -107,10 +109,7 @@ def greedy(model, prompt):
 
 class Generate(unittest.TestCase):
     def pptrain(self, *arguments, code=0):
-        done = subprocess.run([str(a) for a in (PPTRAIN, *arguments)], capture_output=True, text=True, timeout=300,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"})
-        self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}")
-        return done
+        return run([PPTRAIN, *arguments], None, code=code)
 
     def prepare(self, folder, name):
         model = build(name)
@@ -121,10 +120,7 @@ class Generate(unittest.TestCase):
         return model, tokens
 
     def settings(self, folder, keys):
-        result = ["--config", folder / "job.toml", "--checkpoint", folder / "hf"]
-        for key in keys:
-            result += ["--set", key]
-        return result
+        return ["--config", folder / "job.toml", "--checkpoint", folder / "hf", *sets(*keys)]
 
     def test_greedy_equals_transformers_token_for_token(self):
         for name in MODELS:

@@ -15,12 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import urllib.request
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from pptrain import job, records, run, sets, start, temporary_folder, wait_for  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
 PATIENCE = 300  # seconds, on a machine with other work
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which nothing fetches
@@ -34,37 +35,9 @@ try:
 except ImportError:
     text_string_to_metric_families = None
 
-JOB = f"""
-[run]
-dir = "run"
-[model]
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 4
-num_attention_heads = 4
-vocab_size = 256
-[distributed]
-pp = 2
-[train]
-steps = 100000
-seq_len = 16
-micro_batch_size = 2
-grad_accum_steps = 4
-[data]
-path = "{SOURCE / "configs/data/tinyshakespeare.txt"}"
-val_fraction = 0.2
-[eval]
-interval = 3
-batches = 2
-[checkpoint]
-interval = 4
-keep_last_n = 0
-[metrics]
-tensorboard = true
-prometheus = "0"
-[profile]
-trace = true
-"""
+JOB = job(run={"dir": "run"}, train={"steps": 100000}, data={"val_fraction": 0.2}, lr_schedule=None,
+          eval={"interval": 3, "batches": 2}, checkpoint={"interval": 4, "keep_last_n": 0},
+          metrics={"tensorboard": True, "prometheus": "0"}, profile={"trace": True})
 
 
 def fetch(url):
@@ -102,8 +75,8 @@ def value_of(found, name):
 class Run:
     """One run in a folder, started, looked at, stopped, and gone on with from an earlier checkpoint."""
 
-    def __init__(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_look_"))
+    def __init__(self, add_cleanup):
+        self.folder = temporary_folder(add_cleanup)
         (self.folder / "job.toml").write_text(JOB)
         self.path = self.folder / "run"
         self.strangers = []
@@ -111,16 +84,13 @@ class Run:
         self.first_steps = self.records()[0]
         shutil.rmtree(max((self.path / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:])))
         self.resumed_at = max(int(p.name[5:]) for p in (self.path / "checkpoints").glob("step_*"))
-        done = self.pptrain("--config", "job.toml", "--set", f"train.steps={self.resumed_at + 7}")
-        assert done.returncode == 0, done.stdout + done.stderr
+        run([PPTRAIN, "--config", "job.toml", *sets(f"train.steps={self.resumed_at + 7}")], self.folder)
 
     def pptrain(self, *arguments):
-        return subprocess.run([PPTRAIN, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True,
-                              timeout=PATIENCE)
+        return run([PPTRAIN, *arguments], self.folder, code=None, timeout=PATIENCE)
 
     def first_life(self):
-        process = subprocess.Popen([PPTRAIN, "--config", "job.toml"], cwd=self.folder, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = start([PPTRAIN, "--config", "job.toml"], self.folder, stderr=subprocess.STDOUT)
         try:
             lines = iter(process.stdout.readline, "")
             self.url = next(match[0] for match in (re.search(r"http://\S+/metrics", line) for line in lines) if match)
@@ -139,25 +109,20 @@ class Run:
                 stranger.close()
 
     def until_step(self, step):
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            kind, text = fetch(self.url)
-            self.kind, self.page = kind, text
-            if value_of(samples(text), "pptrain_step") >= step:
-                return
-            assert time.monotonic() < deadline, text
-            time.sleep(0.02)
+        def reached():
+            self.kind, self.page = fetch(self.url)
+            return value_of(samples(self.page), "pptrain_step") >= step
+        wait_for(reached, PATIENCE, lambda: self.page)
 
     def records(self):
-        lines = [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+        lines = records(self.path)
         return ([x for x in lines if "loss" in x], [x for x in lines if "eval_loss" in x], [x for x in lines if "start" in x])
 
 
 class Look(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.run_ = Run()
-        cls.addClassCleanup(shutil.rmtree, cls.run_.folder, ignore_errors=True)
+        cls.run_ = Run(cls.addClassCleanup)
 
     def test_prometheus_page(self):
         run = self.run_
@@ -261,13 +226,11 @@ class Page(html.parser.HTMLParser):
 class Report(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_report_"))
-        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        cls.folder = temporary_folder(cls.addClassCleanup)
         (cls.folder / "job.toml").write_text(JOB)
-        settings = ["--set", "train.steps=6", "--set", "metrics.tensorboard=false", "--set", 'metrics.prometheus=""']
-        for name, more in [("a", []), ("b", ["--set", "optimizer.lr=0.01", "--set", "profile.trace=false"])]:
-            done = cls.pptrain("--config", "job.toml", "--set", f'run.dir="{name}"', *settings, *more)
-            assert done.returncode == 0, done.stdout + done.stderr
+        settings = ["train.steps=6", "metrics.tensorboard=false", 'metrics.prometheus=""']
+        for name, more in [("a", []), ("b", ["optimizer.lr=0.01", "profile.trace=false"])]:
+            run([PPTRAIN, "--config", "job.toml", *sets(f'run.dir="{name}"', *settings, *more)], cls.folder)
         cls.done = cls.pptrain("report", "a", "b", "-o", "page.html")
         assert cls.done.returncode == 0, cls.done.stderr
         cls.text = (cls.folder / "page.html").read_text()
@@ -275,8 +238,7 @@ class Report(unittest.TestCase):
 
     @classmethod
     def pptrain(cls, *arguments):
-        return subprocess.run([PPTRAIN, *map(str, arguments)], cwd=cls.folder, capture_output=True, text=True,
-                              timeout=PATIENCE)
+        return run([PPTRAIN, *arguments], cls.folder, code=None, timeout=PATIENCE)
 
     def browse(self, file):
         """The page's elements after its scripts have run, and what it complained of."""
@@ -302,7 +264,7 @@ class Report(unittest.TestCase):
         data = self.page.data()
         self.assertEqual([run["name"] for run in data["runs"]], ["a", "b"])
         for run in data["runs"]:
-            lines = [json.loads(x) for x in (self.folder / run["name"] / "metrics.jsonl").read_text().splitlines()]
+            lines = records(self.folder / run["name"])
             steps = [x for x in lines if "loss" in x]
             evals = [x for x in lines if "eval_loss" in x]
             curves = run["curves"]

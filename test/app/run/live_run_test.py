@@ -10,73 +10,35 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from launch import environment, mpi_command  # noqa: E402
+from pptrain import Case, job, manifest, mpi_command, run, sets, start, steps, wait_for  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
 PATIENCE = 300  # seconds; of every wait, on a machine that has much else to do
 
-JOB = f"""
-[model]
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 2
-num_attention_heads = 4
-vocab_size = 256
-[distributed]
-pp = 2
-[train]
-steps = 1000000
-seq_len = 16
-micro_batch_size = 2
-grad_accum_steps = 8
-[data]
-path = "{SOURCE / "configs/data/tinyshakespeare.txt"}"
-val_fraction = 0.1
-[eval]
-interval = 1000000
-[optimizer]
-lr = 1e-3
-[lr_schedule]
-warmup_steps = 2
-[checkpoint]
-interval = 0
-[metrics]
-log_interval = 100000
-peak_tflops = 1
-"""
+JOB = job(model={"num_hidden_layers": 2}, train={"steps": 1000000, "grad_accum_steps": 8}, data={"val_fraction": 0.1},
+          eval={"interval": 1000000}, optimizer={"lr": 1e-3}, checkpoint={"interval": 0}, metrics={"log_interval": 100000})
 
 
-class LiveRun(unittest.TestCase):
+class LiveRun(Case):
     def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_live_"))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        super().setUp()
         (self.folder / "job.toml").write_text(JOB)
         self.run_dir = self.folder / "run"
 
     def start(self, *settings, launcher=()):
-        command = [*launcher, PPTRAIN, "--config", "job.toml", "--set", "run.dir=run"]
-        for setting in settings:
-            command += ["--set", setting]
-        process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   cwd=self.folder, env=environment())
+        command = [*launcher, PPTRAIN, "--config", "job.toml", *sets("run.dir=run", *settings)]
+        process = start(command, self.folder, stderr=subprocess.STDOUT)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process
 
     def command(self, *arguments, code=0):
-        done = subprocess.run([str(PPTRAIN), *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE,
-                              cwd=self.folder, env=environment())
-        if code is not None:
-            self.assertEqual(done.returncode, code, f"{arguments}\n{done.stdout}\n{done.stderr}\n{self.log()}")
-        return done
+        return run([PPTRAIN, *arguments], self.folder, code=code, timeout=PATIENCE)
 
     def status(self, code=0):
         return json.loads(self.command("status", "run", "--json", code=code).stdout)
@@ -86,20 +48,14 @@ class LiveRun(unittest.TestCase):
         return file.read_text() if file.exists() else ""
 
     def until(self, holds, what):
-        deadline = time.monotonic() + PATIENCE
-        while not holds():
-            self.assertLess(time.monotonic(), deadline, f"{what}\n{self.log()}")
-            time.sleep(0.05)
+        wait_for(holds, PATIENCE, lambda: f"{what}\n{self.log()}")
 
     def wait_for_step(self, step):
-        def reached():
-            file = self.run_dir / "metrics.jsonl"
-            return file.exists() and f'"step":{step},"loss"' in file.read_text()
-        self.until(reached, f"step {step} was not reached")
+        self.until(lambda: any(r["step"] == step for r in steps(self.run_dir)), f"step {step} was not reached")
 
     def saved(self, answer):
-        manifest = self.run_dir / "checkpoints" / answer["checkpoint"] / "manifest.json"
-        self.assertEqual(json.loads(manifest.read_text())["state"]["step"], answer["step"])
+        saved = manifest(self.run_dir / "checkpoints" / answer["checkpoint"])
+        self.assertEqual(saved["state"]["step"], answer["step"])
         return answer["step"]
 
     def check_live(self, process):
@@ -116,8 +72,7 @@ class LiveRun(unittest.TestCase):
         self.assertRegex(text, r"run: running, process \d+ on ")
         self.assertRegex(text, r"step +\d+ of 1000000")
 
-        asking = [subprocess.Popen([str(PPTRAIN), "save", "run", "--json"], stdout=subprocess.PIPE, text=True,
-                                   cwd=self.folder, env=environment()) for _ in range(2)]
+        asking = [start([PPTRAIN, "save", "run", "--json"], self.folder) for _ in range(2)]
         answers = [json.loads(each.communicate(timeout=PATIENCE)[0]) for each in asking]
         self.assertEqual([each.returncode for each in asking], [0, 0], self.log())
         for answer in answers:

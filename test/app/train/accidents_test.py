@@ -16,52 +16,24 @@ import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from launch import environment, free_port, mpi_command, rank_environment  # noqa: E402
+from pptrain import (checksums, environment, free_port, job, manifest, mpi_command, rank_environment, run, sets,  # noqa: E402
+                     start, steps, temporary_folder, wait_for, wait_for_steps)
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 FAILING_CALLS = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
-TEXT = SOURCE / "configs/data/tinyshakespeare.txt"
 SAMPLE = os.environ.get("PPTRAIN_ACCIDENTS", "12")
 SEED = int(os.environ.get("PPTRAIN_ACCIDENTS_SEED", "0"))
 WORKERS = int(os.environ.get("PPTRAIN_ACCIDENTS_WORKERS", "2"))
 
-JOB = f"""
-[model]
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 2
-num_attention_heads = 2
-vocab_size = 256
-[distributed]
-pp = 2
-[train]
-steps = 4
-seq_len = 16
-micro_batch_size = 1
-grad_accum_steps = 2
-[data]
-path = "{TEXT}"
-[optimizer]
-lr = 1e-2
-[lr_schedule]
-name = "constant"
-warmup_steps = 0
-[checkpoint]
-interval = 2
-keep_last_n = 1
-[metrics]
-log_interval = 1
-peak_tflops = 1
-"""
+JOB = job(model={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
+          train={"micro_batch_size": 1, "grad_accum_steps": 2}, optimizer={"lr": 1e-2},
+          lr_schedule={"name": "constant", "warmup_steps": 0}, checkpoint={"interval": 2, "keep_last_n": 1},
+          metrics={"log_interval": 1})
 
 # What can befall which call.
 WRITING = ("open", "openat", "pwrite", "write", "fsync", "close", "mkdir", "rename", "renameat2")
@@ -82,24 +54,16 @@ def complete(checkpoints):
 
 def numbers(run_dir):
     """What must not depend on accidents: each step's numbers, and the last checkpoint's checksums."""
-    records = {}
-    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if "grad_norm" in record:
-            records[record["step"]] = {k: record[k] for k in ("loss", "grad_norm", "lr", "tokens")}
+    figures = {r["step"]: {k: r[k] for k in ("loss", "grad_norm", "lr", "tokens")} for r in steps(run_dir)}
     last = run_dir / "checkpoints" / f"step_{complete(run_dir / 'checkpoints')[-1]}"
-    manifest = json.loads((last / "manifest.json").read_text())
-    tensors = {f"{stored['file']}/{name}": tensor["xxh3_128"]
-               for stored in manifest["files"] for name, tensor in stored["tensors"].items()}
-    return records, tensors, manifest["state"]
+    return figures, checksums(last), manifest(last)["state"]
 
 
 def wait_for_ranks_of(run_dir):
     """Ranks may outlive mpirun by a moment, in which they still save."""
-    deadline = time.monotonic() + 60
-    while any(str(run_dir).encode() in command_line(p) for p in pathlib.Path("/proc").glob("[0-9]*/cmdline")):
-        assert time.monotonic() < deadline, f"ranks of {run_dir} outlive mpirun"
-        time.sleep(0.05)
+    def gone():
+        return all(str(run_dir).encode() not in command_line(p) for p in pathlib.Path("/proc").glob("[0-9]*/cmdline"))
+    wait_for(gone, 60, f"the ranks of {run_dir} outlive mpirun", pause=0.05)
 
 
 def command_line(path):
@@ -112,8 +76,7 @@ def command_line(path):
 class Accidents(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_accidents_")).resolve()
-        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        cls.folder = temporary_folder(cls.addClassCleanup)
         cls.job = cls.folder / "job.toml"
         cls.job.write_text(JOB)
         cls.whole = {}
@@ -124,10 +87,7 @@ class Accidents(unittest.TestCase):
 
     @classmethod
     def command(cls, run_dir, *settings):
-        result = [str(PPTRAIN), "--config", str(cls.job), "--set", f'run.dir="{run_dir}"']
-        for setting in settings:
-            result += ["--set", setting]
-        return result
+        return [PPTRAIN, "--config", cls.job, *sets(f'run.dir="{run_dir}"', *settings)]
 
     @classmethod
     def run_job(cls, run_dir, *settings, prefix=(), timeout=120, **failing):
@@ -136,8 +96,7 @@ class Accidents(unittest.TestCase):
         if failing:
             failing.setdefault("folder", run_dir / "checkpoints")
             env = environment(LD_PRELOAD=FAILING_CALLS, **{"FAILING_" + k.upper(): v for k, v in failing.items()})
-        return subprocess.run([*prefix, *cls.command(run_dir, *settings)], capture_output=True, text=True, env=env,
-                              timeout=timeout)
+        return run([*prefix, *cls.command(run_dir, *settings)], cls.folder, code=None, timeout=timeout, env=env)
 
     def calls(self, run_dir, *settings):
         """The calls of an undisturbed run, in order: (name, path)."""
@@ -202,8 +161,7 @@ class Accidents(unittest.TestCase):
             if rank == 0:
                 env.update(LD_PRELOAD=str(FAILING_CALLS), FAILING_FOLDER=str(run_dir),
                            **{"FAILING_" + k.upper(): str(v) for k, v in failing.items()})
-            ranks.append(subprocess.Popen(self.command(run_dir, *settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                          text=True, env=env))
+            ranks.append(start(self.command(run_dir, *settings), self.folder, env=env))
             self.addCleanup(ranks[-1].kill)
         return ranks
 
@@ -228,12 +186,7 @@ class Accidents(unittest.TestCase):
         ranks = self.start_ranks(run_dir, "train.grad_accum_steps=4000", "train.steps=100", "checkpoint.interval=0",
                                  PPTRAIN_STOP_SECONDS=0.4,
                                  failing={"name": "end.json", "calls": "rename", "at": 1, "action": "late:3"})
-        metrics = run_dir / "metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while not (metrics.exists() and "grad_norm" in metrics.read_text()):
-            self.assertLess(time.monotonic(), deadline)
-            self.assertEqual([rank.poll() for rank in ranks], [None, None])
-            time.sleep(0.02)
+        wait_for_steps(ranks, run_dir, 1, seconds=120)
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)
         outputs = [rank.communicate(timeout=60) for rank in ranks]

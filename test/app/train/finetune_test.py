@@ -7,9 +7,7 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -19,16 +17,17 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from pptrain import SOURCE, records, run, sets, temporary_folder  # noqa: E402
+
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
 DOCUMENTS = 32
 
 
 class FineTune(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_finetune_"))
-        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        cls.folder = temporary_folder(cls.addClassCleanup)
         torch.manual_seed(7)
         config = LlamaConfig(hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
                              num_key_value_heads=2, vocab_size=1024, max_position_embeddings=256,
@@ -43,15 +42,11 @@ class FineTune(unittest.TestCase):
 
     def train(self, run_dir, *settings):
         """The losses of a run of the recipe, in fp32."""
-        command = [PPTRAIN, "--config", SOURCE / "configs/finetune.toml"]
-        for setting in (f"run.dir={self.folder / run_dir}", f"model.hf_dir={self.folder / 'hf'}", f"data.path={self.folder / 'speeches.jsonl'}",
-                        "train.dtype=fp32", "train.steps=4", "data.val_fraction=0", "eval.interval=0",
-                        "metrics.peak_tflops=1", *settings):
-            command += ["--set", setting]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=self.folder)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        records = map(json.loads, (self.folder / run_dir / "metrics.jsonl").read_text().splitlines())
-        return [record["loss"] for record in records if "loss" in record]
+        small = sets(f"run.dir={self.folder / run_dir}", f"model.hf_dir={self.folder / 'hf'}",
+                     f"data.path={self.folder / 'speeches.jsonl'}", "train.dtype=fp32", "train.steps=4",
+                     "data.val_fraction=0", "eval.interval=0", "metrics.peak_tflops=1", *settings)
+        run([PPTRAIN, "--config", SOURCE / "configs/finetune.toml", *small], self.folder, timeout=600)
+        return [record["loss"] for record in records(self.folder / run_dir) if "loss" in record]
 
     def loss_of_transformers(self):
         """Of the completions, and the token that ends each, given all before them."""

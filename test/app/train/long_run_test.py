@@ -6,55 +6,24 @@ Usage: long_run_test.py PPTRAIN [unittest arguments]
 import json
 import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from launch import environment  # noqa: E402
+from pptrain import Case, environment, job, records  # noqa: E402
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
 STEPS = 2000
 WARM_UP = 400  # until then caches fill, and the allocator's arenas reach their sizes
 
-JOB = f"""
-[model]
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 2
-num_attention_heads = 2
-num_key_value_heads = 1
-vocab_size = 256
-[distributed]
-pp = 2
-[train]
-steps = {STEPS}
-seq_len = 16
-micro_batch_size = 1
-grad_accum_steps = 2
-[data]
-path = "{SOURCE / "configs/data/tinyshakespeare.txt"}"
-val_fraction = 0.1
-[eval]
-interval = 20
-batches = 1
-generate_interval = 40
-generate_prompt = "ROMEO:"
-generate_tokens = 4
-[optimizer]
-lr = 1e-3
-[checkpoint]
-interval = 20
-keep_last_n = 2
-[metrics]
-log_interval = 100
-peak_tflops = 1
-"""
+JOB = job(
+    model={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1},
+    train={"steps": STEPS, "micro_batch_size": 1, "grad_accum_steps": 2}, data={"val_fraction": 0.1},
+    eval={"interval": 20, "batches": 1, "generate_interval": 40, "generate_prompt": "ROMEO:", "generate_tokens": 4},
+    optimizer={"lr": 1e-3}, lr_schedule=None, checkpoint={"interval": 20, "keep_last_n": 2}, metrics={"log_interval": 100})
 
 
 class Sample:
@@ -86,7 +55,7 @@ class Steps:
         return self.step
 
 
-class LongRun(unittest.TestCase):
+class LongRun(Case):
     def samples_of_run(self, folder):
         (folder / "job.toml").write_text(JOB)
         with (folder / "output.txt").open("w") as output:
@@ -106,18 +75,16 @@ class LongRun(unittest.TestCase):
         return samples
 
     def check_output(self, run_dir):
-        records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-        self.assertEqual(sum("grad_norm" in record for record in records), STEPS)
-        self.assertEqual(sum("eval_loss" in record for record in records), STEPS // 20)
+        found = records(run_dir)
+        self.assertEqual(sum("grad_norm" in record for record in found), STEPS)
+        self.assertEqual(sum("eval_loss" in record for record in found), STEPS // 20)
         self.assertEqual({folder.name for folder in (run_dir / "checkpoints").iterdir() if folder.is_dir()},
                          {f"step_{STEPS - 20}", f"step_{STEPS}"})
         self.assertGreaterEqual((run_dir / "log.txt").read_text().count("ROMEO:"), STEPS // 40)
 
     def test_memory_descriptors_and_threads_stay_the_same(self):
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_long_"))
-        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
-        samples = self.samples_of_run(folder)
-        self.check_output(folder / "run")
+        samples = self.samples_of_run(self.folder)
+        self.check_output(self.folder / "run")
 
         early = [s for s in samples if WARM_UP <= s.step < 2 * WARM_UP]
         late = [s for s in samples if STEPS - WARM_UP <= s.step < STEPS]

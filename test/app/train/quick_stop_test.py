@@ -4,7 +4,6 @@ Usage: quick_stop_test.py PPTRAIN MPIEXEC [unittest arguments]; MPIEXEC is "" in
 launcher (but for mpirun); PPTRAIN_SWEEP=N stops N runs at random times instead of a few.
 """
 
-import json
 import os
 import pathlib
 import random
@@ -13,107 +12,56 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from launch import environment, free_port, is_open_mpi, mpi_command, rank_environment  # noqa: E402
+from pptrain import (checksums, is_open_mpi, job, latest, mpi_command, run, sets, start, start_ranks, steps,  # noqa: E402
+                     temporary_folder, wait_for_steps)
 
 PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
 MPIEXEC = sys.argv.pop(1)
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
 SWEEP = int(os.environ.get("PPTRAIN_SWEEP", 4))
 
-JOB = f"""
-[model]
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 4
-num_attention_heads = 4
-vocab_size = 256
-[distributed]
-pp = 2
-[train]
-steps = 4
-seq_len = 16
-micro_batch_size = 2
-[data]
-path = "{SOURCE / "configs/data/tinyshakespeare.txt"}"
-[optimizer]
-lr = 1e-2
-[lr_schedule]
-warmup_steps = 2
-[metrics]
-log_interval = 1
-peak_tflops = 1
-"""
+JOB = job(optimizer={"lr": 1e-2}, metrics={"log_interval": 1})
 
 
 class QuickStop(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_stop_"))
-        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        cls.folder = temporary_folder(cls.addClassCleanup)
         (cls.folder / "job.toml").write_text(JOB)
         # So many microbatches that a step takes two seconds here.
         cls.microbatches = 500
         cls.run_threads(cls, "trial", "train.steps=3")
-        times = [record["step_time_s"] for record in cls.records(cls, "trial")]
+        times = [step["step_time_s"] for step in steps(cls.folder / "trial")]
         cls.microbatches = max(8, int(500 * 2 / min(times)))
         cls.run_threads(cls, "whole")
         cls.whole = cls.numbers(cls, "whole")
 
-    def arguments(self, run_dir, *settings):
-        result = ["--config", "job.toml", "--set", f"run.dir={run_dir}", "--set", f"train.grad_accum_steps={self.microbatches}"]
-        for setting in settings:
-            result += ["--set", setting]
-        return result
+    def command(self, run_dir, *settings):
+        grad_accum_steps = f"train.grad_accum_steps={self.microbatches}"
+        return [PPTRAIN, "--config", "job.toml", *sets(f"run.dir={run_dir}", grad_accum_steps, *settings)]
 
     def run_threads(self, run_dir, *settings):
-        subprocess.run([PPTRAIN, *QuickStop.arguments(self, run_dir, *settings)], cwd=self.folder, env=environment(),
-                       check=True, capture_output=True, timeout=120)
-
-    def records(self, run_dir):
-        """The steps that were done; a line may be cut while it is written."""
-        file = self.folder / run_dir / "metrics.jsonl"
-        result = []
-        for line in file.read_text().splitlines() if file.exists() else []:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if "grad_norm" in record:
-                result.append(record)
-        return result
+        run(QuickStop.command(self, run_dir, *settings), self.folder)
 
     def numbers(self, run_dir):
-        root = self.folder / run_dir / "checkpoints"
-        manifest = json.loads((root / (root / "latest").read_text().strip() / "manifest.json").read_text())
-        tensors = {f"{stored['file']}/{name}": tensor["xxh3_128"]
-                   for stored in manifest["files"] for name, tensor in stored["tensors"].items()}
-        return [(r["step"], r["loss"], r["grad_norm"]) for r in QuickStop.records(self, run_dir)], tensors
+        path = self.folder / run_dir
+        return [(r["step"], r["loss"], r["grad_norm"]) for r in steps(path)], checksums(latest(path))
 
     def start_ranks(self, run_dir, *settings, **extra):
-        port = free_port()
-        return [subprocess.Popen([str(PPTRAIN), *self.arguments(run_dir, *settings)], stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE, text=True, cwd=self.folder,
-                                 env=rank_environment(rank, 2, port, **extra)) for rank in range(2)]
+        return start_ranks([self.command(run_dir, *settings)] * 2, self.folder, **extra)
 
-    def wait_for_steps(self, processes, run_dir, steps):
-        deadline = time.monotonic() + 60
-        while len(self.records(run_dir)) < steps:
-            self.assertLess(time.monotonic(), deadline)
-            for process in processes:
-                self.assertIsNone(process.poll(), process.communicate() if process.poll() is not None else "")
-            time.sleep(0.02)
+    def wait_for_steps(self, processes, run_dir, count):
+        wait_for_steps(processes, self.folder / run_dir, count)
 
     def saved_step(self, run_dir):
-        return int((self.folder / run_dir / "checkpoints/latest").read_text().strip().removeprefix("step_"))
+        return int(latest(self.folder / run_dir).name.removeprefix("step_"))
 
     def check_goes_on(self, run_dir):
         """The checkpoint is of the last step that was recorded, and resuming from it makes the uninterrupted run."""
-        self.assertEqual(self.saved_step(run_dir), self.records(run_dir)[-1]["step"])
+        self.assertEqual(self.saved_step(run_dir), steps(self.folder / run_dir)[-1]["step"])
         self.run_threads(run_dir)
         self.assertEqual(self.numbers(run_dir), self.whole)
 
@@ -178,7 +126,7 @@ class QuickStop(unittest.TestCase):
         outputs = [rank.communicate(timeout=30) for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
         self.assertIn("stopped by a signal at step", outputs[0][0])
-        self.assertEqual(self.saved_step("short"), self.records("short")[-1]["step"])
+        self.assertEqual(self.saved_step("short"), steps(self.folder / "short")[-1]["step"])
 
     def test_at_any_time(self):
         chance = random.Random(5)
@@ -196,9 +144,8 @@ class QuickStop(unittest.TestCase):
             outputs = [rank.communicate(timeout=30) for rank in ranks]
             with self.subTest(run_dir):
                 self.assertEqual([rank.returncode for rank in ranks], [3, 3], outputs)
-                self.assertEqual(self.saved_step(run_dir), self.records(run_dir)[-1]["step"], outputs)
-                subprocess.run([PPTRAIN, "verify", f"{run_dir}/checkpoints"], cwd=self.folder, check=True,
-                               capture_output=True)
+                self.assertEqual(self.saved_step(run_dir), steps(self.folder / run_dir)[-1]["step"], outputs)
+                run([PPTRAIN, "verify", f"{run_dir}/checkpoints"], self.folder)
             shutil.rmtree(self.folder / run_dir)
 
     @unittest.skipUnless(is_open_mpi(MPIEXEC), "built without Open MPI")
@@ -206,8 +153,7 @@ class QuickStop(unittest.TestCase):
         for name in ("SIGTERM", "SIGINT"):
             with self.subTest(name):
                 run_dir = f"mpirun_{name}"
-                process = subprocess.Popen([*mpi_command(MPIEXEC, 2), PPTRAIN, *self.arguments(run_dir)], text=True, cwd=self.folder,
-                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+                process = start([*mpi_command(MPIEXEC, 2), *self.command(run_dir)], self.folder)
                 self.wait_for_steps([process], run_dir, 2)
                 process.send_signal(getattr(signal, name))
                 output = process.communicate(timeout=60)

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import json
 import pathlib
-import subprocess
 import sys
 
 import numpy
@@ -12,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "support"))
-from launch import environment  # noqa: E402
+from pptrain import records, run, sets  # noqa: E402
 from oracle.data_order import Mixture  # noqa: E402
 
 VOCAB = 132
@@ -230,12 +228,10 @@ class Result:
 def run_pptrain(program, folder, job, model, *settings):
     """Trains in `folder`, where the data lie, and converts the last checkpoint."""
     (folder / "job.toml").write_text(job.toml(model))
-    sets = [word for setting in settings for word in ("--set", setting)]
-    call(program, folder, "--config", "job.toml", *sets)
-    call(program, folder, "convert", "--from", "run", "--to", folder / "trained")
+    run([program, "--config", "job.toml", *sets(*settings)], folder)
+    run([program, "convert", "--from", "run", "--to", folder / "trained"], folder)
     result = Result([], [], [], {}, load_file(folder / "trained/model.safetensors"))
-    for line in (folder / "run/metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in records(folder / "run"):
         if "loss" in record:
             result.loss.append(record["loss"])
             result.norm.append(record["grad_norm"])
@@ -244,10 +240,3 @@ def run_pptrain(program, folder, job, model, *settings):
             losses = {name: (source["loss"], source["tokens"]) for name, source in record["eval_sources"].items()}
             result.validation[record["step"]] = {"": (record["eval_loss"], record["eval_tokens"]), **losses}
     return result
-
-
-def call(program, folder, *arguments):
-    command = [str(word) for word in (program, *arguments)]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        raise AssertionError(f"{command}\n{done.stdout}{done.stderr}")

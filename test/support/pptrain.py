@@ -1,0 +1,159 @@
+"""What Python tests of the program share: a tiny job, how to start and wait, and what a run leaves.
+
+The program starts as a user's shell would start it, whatever the machine and the launcher that runs the tests.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+TEXT = SOURCE / "configs/data/tinyshakespeare.txt"
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment(**extra):
+    """This process's environment without a launcher's variables, one thread a rank, and `extra` as text.
+
+    Open MPI then starts more ranks than there are cores, as root too, and ties none to a core that another one uses.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS) and name not in TORCHRUN}
+    env.update(OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+               OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none")
+    env.update({name: str(value) for name, value in extra.items()})
+    return env
+
+
+def rank_environment(rank, ranks, port, address="127.0.0.1", **extra):
+    """environment() of one of `ranks` processes that meet at `address`, as torchrun would start it."""
+    return environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, MASTER_ADDR=address, MASTER_PORT=port, **extra)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def is_open_mpi(mpiexec):
+    """False too where `mpiexec` is "", as in a build without MPI."""
+    if not mpiexec:
+        return False
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
+    return "Open MPI" in version or "OpenRTE" in version
+
+
+def mpi_command(mpiexec, ranks):
+    """Starts that many ranks with the MPI that pptrain is built with, on however few cores."""
+    return [mpiexec, *(["--oversubscribe"] if is_open_mpi(mpiexec) else []), "-n", str(ranks)]
+
+
+TINY = {
+    "model": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256},
+    "distributed": {"pp": 2},
+    "train": {"steps": 4, "seq_len": 16, "micro_batch_size": 2, "grad_accum_steps": 4},
+    "data": {"path": str(TEXT)},
+    "lr_schedule": {"warmup_steps": 2},
+    "metrics": {"peak_tflops": 1},  # else every start measures it
+}
+
+
+def job(**sections):
+    """TINY as TOML with other or more keys, `train={"steps": 9}`; a section that is None goes."""
+    lines = []
+    for name in dict.fromkeys([*TINY, *sections]):
+        keys = sections.get(name, {})
+        if keys is not None:
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in {**TINY.get(name, {}), **keys}.items())]
+    return "\n".join(lines) + "\n"
+
+
+def sets(*settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def start(command, cwd, stderr=subprocess.PIPE, env=None, **options):
+    """With its output in pipes, and in environment() if no other is given."""
+    return subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=cwd,
+                            env=env or environment(), **options)
+
+
+def start_ranks(commands, cwd, **extra):
+    """One process for each command, which meet over TCP."""
+    port = free_port()
+    return [start(command, cwd, env=rank_environment(rank, len(commands), port, **extra))
+            for rank, command in enumerate(commands)]
+
+
+def run(command, cwd, code=0, timeout=300, env=None, **options):
+    """What the command says, once it ended with `code`; None: with any."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=cwd, timeout=timeout,
+                          env=env or environment(), **options)
+    if code not in (None, done.returncode):
+        raise AssertionError(f"exit code {done.returncode} in place of {code}: {command}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def wait_for(condition, seconds, what, pause=0.01):
+    """`what`, in the failure, is a text or a function that gives one."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
+        time.sleep(pause)
+
+
+def records(run_dir):
+    """Of metrics.jsonl; not a last line that is still being written."""
+    file = run_dir / "metrics.jsonl"
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+
+
+def steps(run_dir):
+    return [record for record in records(run_dir) if "grad_norm" in record]
+
+
+def wait_for_steps(processes, run_dir, count, seconds=60):
+    """Fails where a process ends before so many steps are recorded."""
+    def reached():
+        for process in processes:
+            if process.poll() is not None:
+                raise AssertionError(f"ended before step {count}: {process.communicate()}")
+        return len(steps(run_dir)) >= count
+    wait_for(reached, seconds, f"{count} steps in {run_dir}")
+
+
+def manifest(checkpoint):
+    return json.loads((checkpoint / "manifest.json").read_text())
+
+
+def checksums(checkpoint):
+    """Of every tensor, by file and name."""
+    return {f"{stored['file']}/{name}": tensor["xxh3_128"]
+            for stored in manifest(checkpoint)["files"] for name, tensor in stored["tensors"].items()}
+
+
+def latest(run_dir):
+    """The checkpoint that is named so."""
+    return run_dir / "checkpoints" / (run_dir / "checkpoints/latest").read_text().strip()
+
+
+def temporary_folder(add_cleanup):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_test_")).resolve()
+    add_cleanup(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class Case(unittest.TestCase):
+    """A test with a folder of its own."""
+
+    def setUp(self):
+        self.folder = temporary_folder(self.addCleanup)
