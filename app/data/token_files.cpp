@@ -139,7 +139,7 @@ void make_on_this_host(Wish& wish, const std::function<bool()>& stopped) {
   std::error_code ignored;
   fs::create_directories(wish.places.front(), ignored);
   const fs::path& folder = io::is_there(wish.places.front()) ? wish.places.front() : wish.places.back();
-  const io::FileDescriptor lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const FileDescriptor lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   ::flock(lock.get(), LOCK_EX);
   make(wish, stopped);
 }

@@ -79,13 +79,13 @@ std::string LockHolder::describe() const {
 }
 
 RunLock::~RunLock() {
-  if (file_.valid()) std::ignore = ::ftruncate(file_.get(), 0);
+  if (file_.open()) std::ignore = ::ftruncate(file_.get(), 0);
 }
 
 bool RunLock::try_take(const fs::path& folder, const std::function<void(const std::string&)>& warn,
                        const std::function<int(int)>& lock_file) {
   const fs::path path = folder / "lock";
-  io::FileDescriptor file = io::open_own_file(path, O_RDWR | O_CREAT);
+  FileDescriptor file = io::open_own_file(path, O_RDWR | O_CREAT);
   const int error = lock_file(file.get());
   if (error == EAGAIN) {
     holder_ = read_holder(file.get());

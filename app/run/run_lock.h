@@ -64,7 +64,7 @@ class RunLock {
   const std::optional<LockHolder>& holder() const { return holder_; }
 
  private:
-  io::FileDescriptor file_;
+  FileDescriptor file_;
   std::optional<LockHolder> holder_, own_;
 };
 

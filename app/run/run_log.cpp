@@ -12,7 +12,6 @@
 #include <string>
 #include <utility>
 
-#include "core/base/listen_address.h"
 #include "core/config/validate.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/jsonl_sink.h"
@@ -23,6 +22,7 @@
 #include "core/metrics/prometheus/prometheus_sink.h"
 #include "core/metrics/tensorboard/tensorboard_sink.h"
 #include "core/metrics/terminal_sinks.h"
+#include "core/net/listen_address.h"
 #include "models/flops.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/schedule/passes/passes.h"
@@ -65,7 +65,8 @@ std::optional<metrics::Listener> listen_for_metrics(RunContext& context) {
   std::optional<metrics::Listener> listener;
   std::string fault;
   if (context.root())
-    fault = comm::fault_of([&] { listener = metrics::listen_on(parse_listen_address(address).value()); });
+    fault =
+        comm::fault_of([&] { listener = metrics::listen_on(net::parse_listen_address(address).value()); });
   fault = comm::broadcast_string(context.mesh.world(), fault, 0);
   if (!fault.empty()) throw CommonFault(fault);
   return listener;

@@ -16,13 +16,13 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/base/listen_address.h"
 #include "core/base/source_files.h"
 #include "core/base/special_file.h"
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
 #include "core/config/sizes.h"
+#include "core/net/listen_address.h"
 
 namespace pptrain::config {
 
@@ -326,7 +326,7 @@ void check_profile(Document& document) {
 
 void check_metrics(Document& document) {
   const std::string& address = document.job.metrics.prometheus;
-  if (address.empty() || parse_listen_address(address)) return;
+  if (address.empty() || net::parse_listen_address(address)) return;
   document.report("metrics.prometheus",
                   fmt::format("{} is no address to listen on; expected a port, as \"9464\", or an address of "
                               "this machine in numbers with a port, as \"127.0.0.1:9464\" or \"[::1]:9464\"",

@@ -15,10 +15,6 @@
 
 namespace pptrain::io {
 
-FileDescriptor::~FileDescriptor() {
-  if (valid()) ::close(fd_);
-}
-
 Error file_error(std::string_view action, const std::filesystem::path& path, int error_number) {
   return Error(
       fmt::format("{} '{}': {}", action, path.string(), std::system_category().message(error_number)));

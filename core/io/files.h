@@ -9,32 +9,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "core/base/error.h"
+#include "core/base/file_descriptor.h"
 
 namespace pptrain::io {
-
-// POSIX file descriptors that close themselves, and errors that say which file and why.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor();
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  // Gives the descriptor up, unclosed.
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_ = -1;
-};
 
 // "ACTION 'PATH': REASON".
 Error file_error(std::string_view action, const std::filesystem::path& path, int error_number);

@@ -46,7 +46,7 @@ class PatientFile {
   std::filesystem::path path_;
   Note note_;
   size_t most_;
-  io::FileDescriptor file_;
+  FileDescriptor file_;
   uint64_t end_ = 0;  // of the last whole record, in bytes
   std::deque<std::string> waiting_;
   size_t waiting_bytes_ = 0;

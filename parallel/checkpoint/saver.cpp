@@ -8,9 +8,9 @@
 #include <exception>
 #include <utility>
 
+#include "core/base/signal_block.h"
 #include "parallel/checkpoint/save.h"
 #include "parallel/checkpoint/step_folders.h"
-#include "parallel/comm/signal_block.h"
 
 namespace pptrain::checkpoint {
 
@@ -63,7 +63,7 @@ void Saver::start(const RunState& state, std::vector<StageContents> stages, Save
   job_ = std::make_unique<Job>(state, std::move(stages), std::move(terms));
   if (background_) job_->snapshot.keep_host_copies();
   {
-    const comm::SignalBlock block;
+    const SignalBlock block;
     done_ = std::async(std::launch::async, [this] { run(*job_); });
   }
   if (!background_) collect();

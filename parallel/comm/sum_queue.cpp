@@ -13,8 +13,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/base/signal_block.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/signal_block.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {

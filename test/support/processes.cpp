@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "parallel/comm/tcp/tcp_socket.h"
+#include "core/net/socket.h"
 
 namespace pptrain::test {
 namespace {
@@ -88,7 +88,7 @@ std::vector<Ended> run_processes(const std::vector<Process>& processes, double s
 
 int free_port() {
   int error = 0;
-  return comm::port_of(comm::listen_at("127.0.0.1", 0, error));
+  return net::port_of(net::listen_at("127.0.0.1", 0, error));
 }
 
 }  // namespace pptrain::test

@@ -1,9 +1,6 @@
 #include "core/metrics/prometheus/page_server.h"
 
-#include <netinet/in.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
@@ -14,13 +11,14 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/signal_block.h"
+#include "core/net/socket.h"
 
 namespace pptrain::metrics {
 
@@ -94,70 +92,19 @@ bool would_block() {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-struct SocketAddress {
-  sockaddr_storage storage{};
-  socklen_t size = sizeof(sockaddr_storage);
-  sockaddr* data() { return reinterpret_cast<sockaddr*>(&storage); }
-};
-
-SocketAddress socket_address(const ListenAddress& address) {
-  SocketAddress result;
-  if (address.v6) {
-    sockaddr_in6 v6{};
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons(address.port);
-    inet_pton(AF_INET6, address.host.c_str(), &v6.sin6_addr);
-    result.size = sizeof(v6);
-    std::memcpy(&result.storage, &v6, sizeof(v6));
-  } else {
-    sockaddr_in v4{};
-    v4.sin_family = AF_INET;
-    v4.sin_port = htons(address.port);
-    inet_pton(AF_INET, address.host.c_str(), &v4.sin_addr);
-    result.size = sizeof(v4);
-    std::memcpy(&result.storage, &v4, sizeof(v4));
-  }
-  return result;
-}
-
-uint16_t port_of(const io::FileDescriptor& socket) {
-  SocketAddress address;
-  if (getsockname(socket.get(), address.data(), &address.size) != 0) return 0;
-  sockaddr_in6 v6{};  // the port lies where IPv4 has it
-  std::memcpy(&v6, &address.storage, sizeof(v6));
-  return ntohs(v6.sin6_port);
-}
-
-// Signals are for the program's own threads.
-std::thread start_without_signals(std::function<void()> body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::move(body));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
 }  // namespace
 
-Listener listen_on(const ListenAddress& address) {
-  constexpr int backlog = 16;
-  const int on = 1;
-  SocketAddress at = socket_address(address);
-  io::FileDescriptor socket(
-      ::socket(address.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  // A port whose last user's connections still fade away is free.
-  const bool listens = socket.valid() &&
-                       setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-                       bind(socket.get(), at.data(), at.size) == 0 && listen(socket.get(), backlog) == 0;
-  if (!listens) {
+Listener listen_on(const net::ListenAddress& address) {
+  int error = 0;
+  net::Socket socket = net::listen_at(address.host, address.port, error);
+  if (!socket.open()) {
     throw UsageError(fmt::format(
         "metrics.prometheus: cannot listen on {}: {}. Give another port or address, or port 0 for any free "
         "one",
-        address.text(), std::system_category().message(errno)));
+        address.text(), std::system_category().message(error)));
   }
-  ListenAddress actual = address;
-  actual.port = port_of(socket);
+  net::ListenAddress actual = address;
+  actual.port = static_cast<uint16_t>(net::port_of(socket));
   return {std::move(socket), fmt::format("http://{}/metrics", actual.text())};
 }
 
@@ -166,8 +113,9 @@ PageServer::PageServer(Listener listener, std::string_view content_type, std::fu
       content_type_(content_type),
       page_(std::move(page)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!stop_.valid()) throw Error("metrics.prometheus: the system has no descriptor left for its thread");
-  thread_ = start_without_signals([this] { serve(); });
+  if (!stop_.open()) throw Error("metrics.prometheus: the system has no descriptor left for its thread");
+  const SignalBlock block;
+  thread_ = std::thread([this] { serve(); });
 }
 
 PageServer::~PageServer() {
@@ -216,10 +164,10 @@ bool PageServer::wait() {
 
 void PageServer::accept_some() {
   for (size_t i = 0; i < most_connections; ++i) {
-    io::FileDescriptor socket(
-        accept4(listener_.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket.valid()) {
-      const bool no_room = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    int error = 0;
+    net::Socket socket = net::accept_now(listener_.socket, error);
+    if (!socket.open()) {
+      const bool no_room = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
       if (no_room) deaf_until_ = Clock::now() + std::chrono::seconds(1);
       return;
     }

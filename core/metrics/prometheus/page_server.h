@@ -9,8 +9,9 @@
 #include <string_view>
 #include <thread>
 
-#include "core/base/listen_address.h"
-#include "core/io/files.h"
+#include "core/base/file_descriptor.h"
+#include "core/net/listen_address.h"
+#include "core/net/socket.h"
 
 namespace pptrain::metrics {
 
@@ -30,12 +31,12 @@ std::string http_response(std::string_view received, std::string_view content_ty
 
 // A socket that has its port; who connects waits until a PageServer takes it over.
 struct Listener {
-  io::FileDescriptor socket;
+  net::Socket socket;
   std::string url;  // of /metrics, with the port that the system chose for 0
 };
 
 // Throws UsageError that says what to do.
-Listener listen_on(const ListenAddress& address);
+Listener listen_on(const net::ListenAddress& address);
 
 // Answers GET /metrics, in a thread of its own that takes no signals, until it is destroyed, which waits for
 // nobody who is connected. At most `most_connections` at a time: another one ends the oldest. A connection
@@ -55,7 +56,7 @@ class PageServer {
  private:
   using Clock = std::chrono::steady_clock;
   struct Connection {
-    io::FileDescriptor socket;
+    net::Socket socket;
     Clock::time_point deadline;
     std::string received{};
     std::string response{};  // "" until the request is there
@@ -73,7 +74,7 @@ class PageServer {
   Listener listener_;
   std::string content_type_;
   std::function<std::string()> page_;
-  io::FileDescriptor stop_;  // an eventfd
+  FileDescriptor stop_;  // an eventfd
   std::list<Connection> connections_;
   Clock::time_point deaf_until_{};  // the system has no room for another connection
   std::thread thread_;              // last: it uses the rest

@@ -13,8 +13,8 @@
 
 #include "core/base/error.h"
 #include "core/base/printable.h"
+#include "core/base/signal_block.h"
 #include "parallel/comm/agreement.h"
-#include "parallel/comm/signal_block.h"
 
 namespace pptrain::comm {
 namespace {

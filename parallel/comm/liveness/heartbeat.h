@@ -85,7 +85,7 @@ class Heartbeat {
  private:
   // One of the two connections.
   struct Link {
-    Socket socket;
+    net::Socket socket;
     int peer = 0;
     FrameReader reader;
     std::string outgoing;
@@ -128,7 +128,7 @@ class Heartbeat {
   const Options options_;
   const std::chrono::milliseconds period_;
   const int unwinding_;
-  Socket wake_;  // an eventfd
+  FileDescriptor wake_;  // an eventfd
 
   // The thread's own.
   Link previous_, next_;

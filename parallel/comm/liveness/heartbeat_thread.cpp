@@ -33,7 +33,7 @@ double seconds(std::chrono::steady_clock::duration time) {
 }
 
 // Whether the peer's kernel has lately acknowledged what was sent.
-bool host_answers(const Socket& socket, milliseconds lately) {
+bool host_answers(const net::Socket& socket, milliseconds lately) {
   tcp_info info{};
   socklen_t size = sizeof(info);
   if (getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;

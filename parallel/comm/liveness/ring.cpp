@@ -1,9 +1,5 @@
 #include "parallel/comm/liveness/ring.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -17,7 +13,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <memory>
 #include <random>
 #include <sstream>
 #include <system_error>
@@ -27,10 +22,11 @@
 
 #include "core/base/error.h"
 #include "core/base/process.h"
+#include "core/base/signal_block.h"
+#include "core/net/address.h"
+#include "core/net/timed_socket.h"
 #include "parallel/comm/gather_values.h"
 #include "parallel/comm/liveness/activity.h"
-#include "parallel/comm/liveness/timed_socket.h"
-#include "parallel/comm/signal_block.h"
 
 namespace pptrain::comm {
 namespace {
@@ -69,46 +65,11 @@ std::string machine() {
   return boot + space.data();
 }
 
-std::string text_of(const sockaddr* address) {
-  std::array<char, NI_MAXHOST> text{};
-  const socklen_t size = address->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-  const int code = getnameinfo(address, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-  return code == 0 ? text.data() : "";
-}
-
-// The address from which this host speaks to the world outside, "" without a route. Nothing is sent.
-std::string address_of_default_route() {
-  const Socket socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  sockaddr_in outside{};
-  outside.sin_family = AF_INET;
-  outside.sin_port = htons(9);
-  inet_pton(AF_INET, "192.0.2.1", &outside.sin_addr);  // of documentation (RFC 5737)
-  sockaddr_in own{};
-  socklen_t size = sizeof(own);
-  const bool found = socket.open() &&
-                     connect(socket.get(), reinterpret_cast<sockaddr*>(&outside), sizeof(outside)) == 0 &&
-                     getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0;
-  return found ? text_of(reinterpret_cast<sockaddr*>(&own)) : "";
-}
-
-// Of all interfaces that are up, that of the default route first.
+// Those of all interfaces that fit into a Card, with spaces between.
 std::string addresses() {
-  std::vector<std::string> found{address_of_default_route()};
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) list = nullptr;
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0 ||
-        (entry->ifa_flags & IFF_LOOPBACK) != 0)
-      continue;
-    const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    const std::string text = text_of(entry->ifa_addr);
-    if (!text.starts_with("fe80") && std::ranges::find(found, text) == found.end()) found.push_back(text);
-  }
   std::string all;
-  for (const std::string& text : found) {
-    if (!text.empty() && all.size() + text.size() + 1 < sizeof(Card::addresses)) all += text + " ";
+  for (const std::string& text : net::addresses_for_others()) {
+    if (all.size() + text.size() + 1 < sizeof(Card::addresses)) all += text + " ";
   }
   return all;
 }
@@ -146,23 +107,9 @@ std::vector<std::string> host_names(const std::vector<Card>& cards) {
   return names;
 }
 
-// At all addresses of this host.
-Socket listen_everywhere(int& error) {
-  Socket socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int both = 0;
-  sockaddr_in6 any{};
-  any.sin6_family = AF_INET6;
-  if (socket.open() && setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof(both)) == 0 &&
-      bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0 &&
-      listen(socket.get(), SOMAXCONN) == 0) {
-    return socket;
-  }
-  return listen_at("0.0.0.0", 0, error);
-}
-
-Socket listen_for_previous(const std::string& address) {
+net::Socket listen_for_previous(const std::string& address) {
   int error = 0;
-  Socket socket = address.empty() ? listen_everywhere(error) : listen_at(address, 0, error);
+  net::Socket socket = address.empty() ? net::listen_everywhere(error) : net::listen_at(address, 0, error);
   if (!socket.open()) {
     throw Error(fmt::format("cannot listen for heartbeats{}{}: {}", address.empty() ? "" : " at ", address,
                             std::generic_category().message(error)));
@@ -171,10 +118,10 @@ Socket listen_for_previous(const std::string& address) {
 }
 
 // Waits for the previous rank. Who says nothing, or something else, is sent away and keeps nobody.
-Socket accept_previous(const Socket& listener, const Hello& expected, const Hello& answer,
-                       Deadline deadline) {
+net::Socket accept_previous(const net::Socket& listener, const Hello& expected, const Hello& answer,
+                            net::Deadline deadline) {
   struct Visitor {
-    Socket socket;
+    net::Socket socket;
     Hello hello;
     size_t read = 0;
   };
@@ -200,12 +147,13 @@ Socket accept_previous(const Socket& listener, const Hello& expected, const Hell
         v.socket.close();
         continue;
       }
-      send_all(v.socket, &answer, sizeof(answer), deadline, "the previous rank");
+      net::send_all(v.socket, &answer, sizeof(answer), deadline, "the previous rank");
       return std::move(v.socket);
     }
     std::erase_if(visitors, [](const Visitor& v) { return !v.socket.open(); });
     if ((entries[0].revents & POLLIN) == 0) continue;
-    Socket visitor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    int error = 0;
+    net::Socket visitor = net::accept_now(listener, error);
     if (!visitor.open()) continue;
     if (visitors.size() == most_visitors) visitors.erase(visitors.begin());
     visitors.push_back({.socket = std::move(visitor), .hello = {}, .read = 0});
@@ -227,7 +175,7 @@ std::vector<std::string> addresses_to_call(const Card& card, bool near, bool one
   return all;
 }
 
-void make_quick(const Socket& socket) {
+void make_quick(const net::Socket& socket) {
   const int on = 1;
   setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
@@ -248,17 +196,17 @@ Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience, c
   Ring ring{.hosts = host_names(cards), .previous = {}, .next = {}, .fault = std::move(fault)};
   const bool one_machine =
       std::ranges::all_of(cards, [&](const Card& card) { return same_machine(card, cards[0]); });
-  Socket listener;
+  net::Socket listener;
   try {
     if (ring.fault.empty()) listener = listen_for_previous(one_machine ? loopback : address);
   } catch (const Error& error) {
     ring.fault = error.what();
   }
   const std::vector<int32_t> ports =
-      gather_values(world, listener.open() ? int32_t{port_of(listener)} : int32_t{0});
+      gather_values(world, listener.open() ? int32_t{net::port_of(listener)} : int32_t{0});
   if (!listener.open() || ports[after] == 0) return ring;
 
-  const Deadline deadline = Clock::now() + patience;
+  const net::Deadline deadline = Clock::now() + patience;
   const Hello to_next{.secret = cards[0].secret, .from = rank, .to = after};
   const Hello from_next{.secret = cards[0].secret, .from = after, .to = rank};
   const Hello from_previous{.secret = cards[0].secret, .from = before, .to = rank};
@@ -275,7 +223,7 @@ Ring make_ring(Communicator& communicator, std::chrono::milliseconds patience, c
         ring.previous.close();
       }
     });
-    ring.next = call_any(called, ports[after], bytes_of(to_next), bytes_of(from_next), deadline, reason);
+    ring.next = net::call_any(called, ports[after], bytes_of(to_next), bytes_of(from_next), deadline, reason);
   }
   if (!ring.next.open()) {
     ring.fault =

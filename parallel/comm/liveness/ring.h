@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "core/net/socket.h"
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/tcp/tcp_socket.h"
 
 namespace pptrain::comm {
 
 struct Ring {
   std::vector<std::string> hosts;  // by rank; with an address where several hosts have one name
-  Socket previous, next;           // to rank - 1 and rank + 1; closed where `fault` says why
+  net::Socket previous, next;      // to rank - 1 and rank + 1; closed where `fault` says why
   std::string fault;
 };
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/signal_block.h"
 #include "parallel/comm/liveness/siblings.h"
-#include "parallel/comm/signal_block.h"
 
 namespace pptrain::comm {
 namespace {

@@ -19,9 +19,9 @@
 #include <utility>
 
 #include "core/base/printable.h"
+#include "core/base/signal_block.h"
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/signal_block.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/signal_block.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/signal_block.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {

@@ -5,7 +5,7 @@
 #include <exception>
 #include <utility>
 
-#include "parallel/comm/signal_block.h"
+#include "core/base/signal_block.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {

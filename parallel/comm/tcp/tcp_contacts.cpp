@@ -51,7 +51,7 @@ LinkAddress read_address(const std::string& text, int rank) {
   return address;
 }
 
-TcpContacts::TcpContacts(RunIdentity me, Socket listener, Patience patience, Ends ends)
+TcpContacts::TcpContacts(RunIdentity me, net::Socket listener, Patience patience, Ends ends)
     : me_(std::move(me)), listener_(std::move(listener)), patience_(patience), ends_(std::move(ends)) {}
 
 void TcpContacts::hand_over(Patience patience, Ends ends) {
@@ -76,10 +76,10 @@ void TcpContacts::dial() {
                     .handshake = Handshake::calling(me_, rank),
                     .callee = rank,
                     .expires = patience_.silent == std::chrono::milliseconds::max()
-                                   ? Deadline::max()
+                                   ? net::Deadline::max()
                                    : Clock::now() + patience_.silent};
     int error = 0;
-    contact.socket = start_connecting(callee.address.host, callee.address.port, error);
+    contact.socket = net::start_connecting(callee.address.host, callee.address.port, error);
     if (!contact.socket.open()) {
       call_failed(contact, text_of(error));
       continue;
@@ -128,7 +128,7 @@ void TcpContacts::handle(std::span<const pollfd> entries) {
 void TcpContacts::accept_visitors() {
   while (listener_.open()) {
     int error = 0;
-    Socket socket = accept_now(listener_, error);
+    net::Socket socket = net::accept_now(listener_, error);
     if (!socket.open() && error == 0) return;
     if (!socket.open()) {
       throw Error(
@@ -188,7 +188,7 @@ bool TcpContacts::advance(Contact& contact, short ready) {
 }
 
 void TcpContacts::connected(Contact& contact) {
-  if (const int error = error_of(contact.socket); error != 0) throw Broken(text_of(error));
+  if (const int error = net::error_of(contact.socket); error != 0) throw Broken(text_of(error));
   contact.connecting = false;
   contact.out = contact.handshake.opening();
 }
@@ -221,7 +221,7 @@ void TcpContacts::send(Contact& contact) {
 void TcpContacts::turn_away(const Contact& contact, const std::string& reason) {
   if (std::exchange(reported_visitor_, true)) return;
   fmt::print(stderr, "rank {} turned away a connection from {}, which {}; more of them are not reported\n",
-             me_.rank, peer_address(contact.socket), reason);
+             me_.rank, net::peer_address(contact.socket), reason);
 }
 
 }  // namespace pptrain::comm

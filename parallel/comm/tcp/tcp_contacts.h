@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "core/net/socket.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
-#include "parallel/comm/tcp/tcp_socket.h"
 
 namespace pptrain::comm {
 
@@ -37,13 +37,13 @@ class TcpContacts {
   };
   // Called by handle() and call(); they may throw.
   struct Ends {
-    std::function<void(int peer, Socket socket)> linked;
+    std::function<void(int peer, net::Socket socket)> linked;
     // The call has failed for good. reason: a sentence that names both ranks and the address.
     std::function<void(int peer, const std::string& reason)> unreachable;
   };
 
   // listener: where others call; closed: none do.
-  TcpContacts(RunIdentity me, Socket listener, Patience patience, Ends ends);
+  TcpContacts(RunIdentity me, net::Socket listener, Patience patience, Ends ends);
 
   // Nothing where the call is under way.
   void call(int peer, const LinkAddress& address);
@@ -65,10 +65,10 @@ class TcpContacts {
  private:
   // A connection whose handshake is under way.
   struct Contact {
-    Socket socket;
+    net::Socket socket;
     Handshake handshake;
     int callee = -1;  // the rank that is called; -1: a visitor
-    Deadline expires = Deadline::max();
+    net::Deadline expires = net::Deadline::max();
     bool connecting = false;
     bool spoke = false;
     std::vector<uint8_t> in{};   // of the message that comes
@@ -77,8 +77,8 @@ class TcpContacts {
   struct Callee {
     LinkAddress address;
     bool called = false;
-    Deadline call_at{};
-    Deadline give_up = Deadline::max();  // from the first refusal on
+    net::Deadline call_at{};
+    net::Deadline give_up = net::Deadline::max();  // from the first refusal on
   };
 
   void dial();
@@ -93,7 +93,7 @@ class TcpContacts {
   void turn_away(const Contact& contact, const std::string& reason);
 
   const RunIdentity me_;
-  Socket listener_;
+  net::Socket listener_;
   Patience patience_;
   Ends ends_;
   std::list<Contact> contacts_;

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/comm/signal_block.h"
+#include "core/base/signal_block.h"
 
 namespace pptrain::comm {
 namespace {
@@ -31,15 +31,15 @@ TcpEngine::TcpEngine(Met met, TcpInbox::Limits limits, std::chrono::milliseconds
       addresses_(std::move(met.addresses)),
       limits_(limits),
       silence_(silence),
-      contacts_(met.contacts
-                    ? std::move(met.contacts)
-                    : std::make_unique<TcpContacts>(met.me, Socket(), call_patience, TcpContacts::Ends{})),
+      contacts_(met.contacts ? std::move(met.contacts)
+                             : std::make_unique<TcpContacts>(met.me, net::Socket(), call_patience,
+                                                             TcpContacts::Ends{})),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       unwinding_(std::uncaught_exceptions()) {
   if (!wake_.open()) throw Error("eventfd failed: too many open files; raise the limit with ulimit -n");
   contacts_->hand_over(
       call_patience,
-      {.linked = [this](int peer, Socket socket) { linked(peer, std::move(socket)); },
+      {.linked = [this](int peer, net::Socket socket) { linked(peer, std::move(socket)); },
        .unreachable = [this](int peer, const std::string& reason) { unreachable(peer, reason); }});
   for (auto& [peer, socket] : met.links) linked(peer, std::move(socket));
   const SignalBlock block;
@@ -130,12 +130,12 @@ void TcpEngine::complete(TcpOperation& operation, std::string error, bool peer_e
 }
 
 TcpEngine::Outcome TcpEngine::poll(const OperationPtr& operation) {
-  return wait(operation, Deadline::min());
+  return wait(operation, net::Deadline::min());
 }
 
-TcpEngine::Outcome TcpEngine::wait(const OperationPtr& operation, Deadline deadline) {
+TcpEngine::Outcome TcpEngine::wait(const OperationPtr& operation, net::Deadline deadline) {
   std::unique_lock lock(done_mutex_);
-  if (deadline != Deadline::min())
+  if (deadline != net::Deadline::min())
     done_.wait_until(lock, deadline, [&] { return operation->done || failed_; });
   if (operation->done) {
     operation->tensor.reset();

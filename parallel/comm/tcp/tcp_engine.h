@@ -28,10 +28,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/net/socket.h"
 #include "parallel/comm/tcp/tcp_contacts.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 #include "parallel/comm/tcp/tcp_meeting.h"
-#include "parallel/comm/tcp/tcp_socket.h"
 
 namespace pptrain::comm {
 
@@ -54,7 +54,7 @@ class TcpEngine {
 
   // complete: `error` may say that it went wrong. failed: throw_failure() tells.
   Outcome poll(const OperationPtr& operation);
-  Outcome wait(const OperationPtr& operation, Deadline deadline);
+  Outcome wait(const OperationPtr& operation, net::Deadline deadline);
   [[noreturn]] void throw_failure();
   // "" while nothing has failed.
   std::string failure();
@@ -65,7 +65,7 @@ class TcpEngine {
 
  private:
   enum class Read { more, later, lost };
-  static constexpr Deadline never = Deadline::max();
+  static constexpr net::Deadline never = net::Deadline::max();
   struct Outgoing {
     FrameHeader header;
     OperationPtr operation;  // data
@@ -77,14 +77,14 @@ class TcpEngine {
          std::chrono::milliseconds silence)
         : inbox(peer, complete, limits, std::move(total)), host(silence) {}
     TcpInbox inbox;
-    SilenceWatch host;  // of the peer; the engine's thread's
+    net::SilenceWatch host;  // of the peer; the engine's thread's
     // Guards what follows; the sockets are opened and closed by the engine's thread alone.
     std::mutex mutex;
-    Socket socket;             // the one to send on
-    Socket second;             // where both sides called
-    Deadline call_at = never;  // while there is no connection
-    bool lost = false;         // its connection has ended, or cannot be had
-    bool left = false;         // this side has taken leave
+    net::Socket socket;             // the one to send on
+    net::Socket second;             // where both sides called
+    net::Deadline call_at = never;  // while there is no connection
+    bool lost = false;              // its connection has ended, or cannot be had
+    bool left = false;              // this side has taken leave
     std::deque<Outgoing> outgoing;
   };
 
@@ -95,16 +95,16 @@ class TcpEngine {
   void run();
   void serve();
   void call_peers(const Links& links);
-  void linked(int peer, Socket socket);
+  void linked(int peer, net::Socket socket);
   void unreachable(int peer, const std::string& reason);
   int patience(const Links& links);
   void watch(std::vector<pollfd>& entries, const Links& links);
   bool may_stop(const Links& links);
   void flush(Link& link);  // under the link's lock
-  void read_turn(int peer, Link& link, Socket& socket, bool to_the_end);
-  Read read_some(Link& link, const Socket& socket, size_t& bytes_read, std::string& reason);
+  void read_turn(int peer, Link& link, net::Socket& socket, bool to_the_end);
+  Read read_some(Link& link, const net::Socket& socket, size_t& bytes_read, std::string& reason);
   void look_for_silence(const Links& links);
-  void lose(int peer, Link& link, Socket& socket, const std::string& reason);
+  void lose(int peer, Link& link, net::Socket& socket, const std::string& reason);
   void drop_outgoing(Link& link, const std::string& reason);  // under the link's lock
   void enqueue(Link& link, Outgoing frame);                   // under the link's lock
   void take_leave(Link& link);                                // under the link's lock
@@ -116,11 +116,11 @@ class TcpEngine {
   const TcpInbox::Limits limits_;
   const TcpInbox::Total early_bytes_ = std::make_shared<std::atomic<size_t>>(0);
   const std::chrono::milliseconds silence_;
-  Deadline next_look_for_silence_{};
+  net::Deadline next_look_for_silence_{};
   const std::unique_ptr<TcpContacts> contacts_;  // the thread's own
   std::mutex links_mutex_;
   std::map<int, Link> links_;  // made when they are first used; none goes before the engine
-  Socket wake_;                // an eventfd
+  FileDescriptor wake_;        // an eventfd
 
   std::mutex done_mutex_;  // taken last, after a link's and an inbox's
   std::condition_variable done_;

@@ -51,7 +51,7 @@ void TcpEngine::run() {
 
 void TcpEngine::serve() {
   std::vector<pollfd> entries;
-  Deadline give_up = never;
+  net::Deadline give_up = never;
   while (true) {
     if (closing_ && give_up == never) {
       give_up = Clock::now() + (take_leave_ ? leave_time : failure_time);
@@ -69,7 +69,7 @@ void TcpEngine::serve() {
     if (entries[0].revents != 0) static_cast<void>(::read(wake_.get(), &count, sizeof(count)));
     for (size_t i = 0; i < known.size(); ++i) {
       const auto& [peer, link] = known[i];
-      for (Socket* socket : {&link->socket, &link->second}) {
+      for (net::Socket* socket : {&link->socket, &link->second}) {
         const short ready = entries[first + 2 * i + (socket == &link->second)].revents;
         if ((ready & POLLOUT) != 0) {
           const std::lock_guard lock(link->mutex);
@@ -97,8 +97,8 @@ void TcpEngine::call_peers(const Links& links) {
   }
 }
 
-void TcpEngine::linked(int peer, Socket socket) {
-  make_link(socket);
+void TcpEngine::linked(int peer, net::Socket socket) {
+  net::make_link(socket);
   Link& link = link_to(peer);
   const std::lock_guard lock(link.mutex);
   if (link.lost) return;
@@ -129,7 +129,7 @@ int TcpEngine::patience(const Links& links) {
   constexpr int closing_ms = 50;
   if (contacts_->has_contacts()) return static_cast<int>(TcpContacts::look_every.count());
   if (closing_) return closing_ms;
-  Deadline next = never;
+  net::Deadline next = never;
   for (const auto& [peer, link] : links) {
     const std::lock_guard lock(link->mutex);
     next = std::min(next, link->socket.open() ? next_look_for_silence_ : link->call_at);
@@ -167,7 +167,7 @@ bool TcpEngine::may_stop(const Links& links) {
   });
 }
 
-void TcpEngine::read_turn(int peer, Link& link, Socket& socket, bool to_the_end) {
+void TcpEngine::read_turn(int peer, Link& link, net::Socket& socket, bool to_the_end) {
   size_t bytes_read = 0;
   while (socket.open() && bytes_read < turn_bytes) {
     if (!to_the_end && !link.inbox.wants_bytes()) return;
@@ -179,7 +179,7 @@ void TcpEngine::read_turn(int peer, Link& link, Socket& socket, bool to_the_end)
 }
 
 // One recv() into the header or the body, whichever is not full yet.
-TcpEngine::Read TcpEngine::read_some(Link& link, const Socket& socket, size_t& bytes_read,
+TcpEngine::Read TcpEngine::read_some(Link& link, const net::Socket& socket, size_t& bytes_read,
                                      std::string& reason) {
   const std::span<char> room = link.inbox.room();
   const ssize_t got = ::recv(socket.get(), room.data(), room.size(), MSG_DONTWAIT);
@@ -214,7 +214,7 @@ void TcpEngine::look_for_silence(const Links& links) {
 }
 
 // Of two connections a peer sends on one; where the other ends first, what comes on that one tells why.
-void TcpEngine::lose(int peer, Link& link, Socket& socket, const std::string& reason) {
+void TcpEngine::lose(int peer, Link& link, net::Socket& socket, const std::string& reason) {
   {
     const std::lock_guard lock(link.mutex);
     socket.close();

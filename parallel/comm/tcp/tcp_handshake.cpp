@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/tcp/tcp_socket.h"
+#include "core/base/file_descriptor.h"
 
 namespace pptrain::comm {
 
@@ -33,7 +33,7 @@ constexpr const char* in_file = "PPTRAIN_SECRET_FILE";
 
 std::string read_file(const std::string& path) {
   // A pipe must not make the start wait.
-  const Socket file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.open()) refuse_file(path, std::generic_category().message(errno));
   struct stat status {};
   if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) refuse_file(path, "it is no file");

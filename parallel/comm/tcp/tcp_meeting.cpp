@@ -31,7 +31,7 @@ std::string address_key(int rank) {
   return fmt::format("address/{}", rank);
 }
 
-Meeting::Meeting(const RunIdentity& me, Socket listener, TcpStore& store, const StartPatience& patience)
+Meeting::Meeting(const RunIdentity& me, net::Socket listener, TcpStore& store, const StartPatience& patience)
     : me_(me),
       tree_(me.rank, me.size),
       store_(store),
@@ -41,7 +41,7 @@ Meeting::Meeting(const RunIdentity& me, Socket listener, TcpStore& store, const 
           TcpContacts::Patience{.refused = refusal_time, .silent = std::chrono::milliseconds::max()},
           TcpContacts::Ends{
               .linked =
-                  [this](int peer, Socket socket) {
+                  [this](int peer, net::Socket socket) {
                     if (!links_[peer].open()) links_[peer] = std::move(socket);
                   },
               .unreachable = [](int /*peer*/, const std::string& reason) { throw Error(reason); }})) {}

@@ -24,13 +24,13 @@ struct Met {
   std::unique_ptr<TcpContacts>
       contacts;  // with ranks that are ahead of this one and call it; none: a world of one
   std::vector<LinkAddress> addresses;  // by rank
-  std::map<int, Socket> links;         // by rank: to its neighbours in the tree, at least
+  std::map<int, net::Socket> links;    // by rank: to its neighbours in the tree, at least
 };
 
 class Meeting {
  public:
   // listener: where other ranks call.
-  Meeting(const RunIdentity& me, Socket listener, TcpStore& store, const StartPatience& patience);
+  Meeting(const RunIdentity& me, net::Socket listener, TcpStore& store, const StartPatience& patience);
 
   // Returns on every rank after all have come and those below it in the tree have read the store, which may
   // go when it returns on rank 0. Throws Error that names the ranks that are missing or that ended meanwhile,
@@ -62,12 +62,12 @@ class Meeting {
   const StartPatience& patience_;
   std::unique_ptr<TcpContacts> contacts_;
 
-  std::map<int, Socket> links_;  // also of ranks that are done here, and call this one
-  std::map<int, int> heard_;     // words of each neighbour
-  int told_parent_ = 0;          // words
+  std::map<int, net::Socket> links_;  // also of ranks that are done here, and call this one
+  std::map<int, int> heard_;          // words of each neighbour
+  int told_parent_ = 0;               // words
   std::vector<LinkAddress> addresses_;
   std::map<int, bool> busy_;  // bytes of the run have come already
-  Deadline next_look_{};
+  net::Deadline next_look_{};
   std::chrono::milliseconds look_again_{5};
 };
 

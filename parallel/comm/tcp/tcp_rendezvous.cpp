@@ -62,9 +62,9 @@ RunIdentity agree_on_run(int rank, int size, const Rendezvous& rendezvous, TcpSt
       .key = secret ? rendezvous.secret : key, .run = text.substr(0, hex_digest), .rank = rank, .size = size};
 }
 
-Socket listen_for_ranks(const std::string& address, int rank) {
+net::Socket listen_for_ranks(const std::string& address, int rank) {
   int error = 0;
-  Socket listener = listen_at(address, 0, error);
+  net::Socket listener = net::listen_at(address, 0, error);
   if (listener.open()) return listener;
   throw Error(fmt::format("rank {} cannot listen at {} for other ranks: {}", rank, address,
                           std::generic_category().message(error)));
@@ -74,8 +74,8 @@ Met connect_all(int rank, int size, const Rendezvous& rendezvous, const std::str
                 const StartPatience& patience) {
   const RunIdentity me = agree_on_run(rank, size, rendezvous, store, patience);
   const std::string address = own_address(rendezvous, host);
-  Socket listener = listen_for_ranks(address, rank);
-  store.set(address_key(rank), to_text({address, port_of(listener)}), patience);
+  net::Socket listener = listen_for_ranks(address, rank);
+  store.set(address_key(rank), to_text({address, net::port_of(listener)}), patience);
   return Meeting(me, std::move(listener), store, patience).run();
 }
 
@@ -108,7 +108,7 @@ Met meet(int rank, int size, const Rendezvous& rendezvous) {
   const std::string host = meeting_host(rendezvous);
   const bool serves = rank == 0 && !rendezvous.served_by_launcher;
   std::string meeting_address = host;
-  Socket door = serves ? listen_at_meeting_point(rendezvous, host, meeting_address) : Socket();
+  net::Socket door = serves ? listen_at_meeting_point(rendezvous, host, meeting_address) : net::Socket();
   TcpStore store(rendezvous, meeting_address, std::move(door), patience);
   try {
     return connect_all(rank, size, rendezvous, host, store, patience);

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/comm/signal_block.h"
-#include "parallel/comm/tcp/tcp_address.h"
+#include "core/base/signal_block.h"
+#include "core/net/address.h"
 
 namespace pptrain::comm {
 namespace {
@@ -69,9 +69,9 @@ auto patiently(Call call, const StartPatience& patience, const std::string& awai
 bool answers(const std::string& address, int port, const StartPatience& patience, const std::string& awaited,
              std::string& why) {
   int error = 0;
-  const Socket socket = start_connecting(address, port, error);
+  const net::Socket socket = net::start_connecting(address, port, error);
   // An address that swallows packets leaves time for the next one.
-  const Deadline enough = Clock::now() + std::chrono::seconds(3);
+  const net::Deadline enough = Clock::now() + std::chrono::seconds(3);
   for (int ready = 0; socket.open() && ready <= 0;) {
     patience.check(awaited);
     if (patience.over() || Clock::now() > enough) {
@@ -81,14 +81,14 @@ bool answers(const std::string& address, int port, const StartPatience& patience
     pollfd entry{socket.get(), POLLOUT, 0};
     ready = poll(&entry, 1, static_cast<int>(slice.count()));
   }
-  if (socket.open()) error = error_of(socket);
+  if (socket.open()) error = net::error_of(socket);
   why = std::generic_category().message(error);
   return error == 0;
 }
 
 void wait_for_answer(const std::string& host, int port, const StartPatience& patience,
                      const std::string& awaited) {
-  const std::vector<std::string> addresses = addresses_of(host);
+  const std::vector<std::string> addresses = net::addresses_of(host);
   std::string why;
   while (true) {
     for (const std::string& address : addresses) {
@@ -117,7 +117,7 @@ StartPatience StartPatience::for_last_words() const {
   return more;
 }
 
-TcpStore::TcpStore(const Rendezvous& rendezvous, const std::string& host, Socket listener,
+TcpStore::TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
                    const StartPatience& patience)
     : prefix_(rendezvous.prefix),
       name_(fmt::format("{} port {} (MASTER_ADDR, MASTER_PORT)", rendezvous.host, rendezvous.port)) {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "core/net/socket.h"
 #include "parallel/comm/tcp/tcp_communicator.h"
-#include "parallel/comm/tcp/tcp_socket.h"
 
 namespace c10d {
 class TCPStore;
@@ -35,7 +35,7 @@ class StartPatience {
  private:
   int rank_;
   std::chrono::milliseconds timeout_;
-  Deadline deadline_;
+  net::Deadline deadline_;
   std::function<bool()> stopped_;
 };
 
@@ -44,7 +44,7 @@ class StartPatience {
 class TcpStore {
  public:
   // host: meeting_host(). listener: rank 0's, where it serves the store; closed elsewhere.
-  TcpStore(const Rendezvous& rendezvous, const std::string& host, Socket listener,
+  TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
            const StartPatience& patience);
 
   void set(const std::string& key, const std::string& value, const StartPatience& patience);

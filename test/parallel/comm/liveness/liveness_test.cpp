@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/net/timed_socket.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/liveness/heartbeat.h"
-#include "parallel/comm/liveness/timed_socket.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/comm/wait_timeout.h"
 #include "test/support/catch.h"
@@ -58,8 +58,8 @@ void run_with_dead_rank(int size, int dead, Outcome& outcome, Die&& die) {
       Ring ring = make_ring(world, 5s);
       if (!agree(world, ring.fault, [](const std::string&) {})) throw Error(ring.fault);
       const auto beat = encode_beat(rank.activity.state());
-      for (const Socket* socket : {&ring.previous, &ring.next})
-        send_all(*socket, beat.data(), beat.size(), Clock::now() + 1s, "a neighbour");
+      for (const net::Socket* socket : {&ring.previous, &ring.next})
+        net::send_all(*socket, beat.data(), beat.size(), Clock::now() + 1s, "a neighbour");
       world.barrier();
       outcome.event = Clock::now();
       die(ring);
@@ -129,7 +129,7 @@ TEST_CASE("a rank that sends nonsense is not listened to", "[clock]") {
   Outcome outcome;
   run_with_dead_rank(3, 1, outcome, [](Ring& ring) {
     const std::string nonsense(100, 'x');
-    send_all(ring.next, nonsense.data(), nonsense.size(), Clock::now() + 1s, "a neighbour");
+    net::send_all(ring.next, nonsense.data(), nonsense.size(), Clock::now() + 1s, "a neighbour");
   });
   check_outcome(outcome, 1, 3s);
   REQUIRE(outcome.said.size() == 1);
@@ -264,7 +264,7 @@ TEST_CASE("a rank on another machine is reached at the one address that it names
         world, 5s, {.address = [&] { return address(r); }, .machine = "machine " + std::to_string(r)});
     const std::lock_guard lock(mutex);
     CHECK(ring.fault.empty());
-    CHECK(peer_address(ring.next) == address((r + 1) % 3));
+    CHECK(net::peer_address(ring.next) == address((r + 1) % 3));
   });
 }
 
@@ -283,41 +283,6 @@ TEST_CASE("an address that a host has not leaves the job without heartbeats, and
     CHECK(heartbeat == nullptr);
   });
   CHECK_THAT(warning, contains_text("no heartbeats") && contains_text("no interface ib7 here"));
-}
-
-TEST_CASE("of several addresses the one that answers is found at once, whatever the others do") {
-  const std::string greeting = "hello", answer = "right";
-  int error = 0;
-  const Socket right = listen_at("127.0.0.1", 0, error);
-  REQUIRE(right.open());
-  const int port = port_of(right);
-  std::vector<std::string> addresses{"127.0.0.9"};  // refuses
-  std::vector<Socket> silent;                       // take the call and say nothing
-  for (const char* address : {"127.0.0.2", "127.0.0.3", "127.0.0.4"}) {
-    silent.push_back(listen_at(address, port, error));
-    REQUIRE(silent.back().open());
-    addresses.emplace_back(address);
-  }
-  addresses.emplace_back("127.0.0.1");
-  std::string heard(greeting.size(), ' ');
-  std::jthread answers([&] {
-    Socket caller;
-    ssize_t got = 0;
-    wait_until([&] { return caller.open() || (caller = accept_now(right, error)).open(); });
-    wait_until([&] { return got > 0 || (got = recv(caller.get(), heard.data(), heard.size(), 0)) > 0; });
-    send_all(caller, answer.data(), answer.size(), Clock::now() + 1s, "the caller");
-  });
-  std::string reason;
-  const auto start = Clock::now();
-  const Socket found = call_any(addresses, port, greeting, answer, start + 8s, reason);
-  CHECK(Clock::now() - start < 1500ms);
-  REQUIRE(found.open());
-  CHECK(peer_address(found) == "127.0.0.1");
-  answers.join();
-  CHECK(heard == greeting);
-  CHECK_FALSE(call_any({"127.0.0.2"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
-  CHECK_FALSE(call_any({"127.0.0.9"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
-  CHECK_THAT(reason, contains_text("127.0.0.9: Connection refused"));
 }
 
 // The parent of a vfork waits for its child in the very state in which a thread waits for a dead disk.

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/tcp/tcp_socket.h"
+#include "core/net/socket.h"
 #include "test/support/catch.h"
 
 namespace pptrain::comm {
@@ -34,10 +34,10 @@ struct Pair {
   explicit Pair(TcpInbox::Limits limits = {}) {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    other = Socket(ends[1]);
-    engine = std::make_unique<TcpEngine>(met(0, Socket(ends[0])), limits);
+    other = net::Socket(ends[1]);
+    engine = std::make_unique<TcpEngine>(met(0, net::Socket(ends[0])), limits);
   }
-  static Met met(int rank, Socket link) {
+  static Met met(int rank, net::Socket link) {
     Met met{.me = {.key = "k", .run = "r", .rank = rank, .size = 2},
             .contacts = {},
             .addresses = {},
@@ -49,7 +49,7 @@ struct Pair {
     REQUIRE(::send(other.get(), bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count));
   }
   std::unique_ptr<TcpEngine> peer() { return std::make_unique<TcpEngine>(met(1, std::move(other))); }
-  Socket other;
+  net::Socket other;
   std::unique_ptr<TcpEngine> engine;
 };
 
@@ -152,19 +152,19 @@ TEST_CASE("a peer that dies while it is made to wait is noticed", "[clock]") {
 }
 
 // Both ends of a connection over the loopback.
-std::pair<Socket, Socket> connected() {
+std::pair<net::Socket, net::Socket> connected() {
   int error = 0;
-  const Socket listener = listen_at("127.0.0.1", 0, error);
-  Socket caller = start_connecting("127.0.0.1", port_of(listener), error);
+  const net::Socket listener = net::listen_at("127.0.0.1", 0, error);
+  net::Socket caller = net::start_connecting("127.0.0.1", net::port_of(listener), error);
   pollfd call{.fd = listener.get(), .events = POLLIN, .revents = 0};
   REQUIRE(poll(&call, 1, 5000) == 1);
-  Socket called = accept_now(listener, error);
+  net::Socket called = net::accept_now(listener, error);
   REQUIRE((caller.open() && called.open()));
   return {std::move(caller), std::move(called)};
 }
 
 // From now on no packet reaches the socket or is answered, as if its host were gone.
-void cut_off(const Socket& socket) {
+void cut_off(const net::Socket& socket) {
   sock_filter drop{.code = BPF_RET | BPF_K, .jt = 0, .jf = 0, .k = 0};
   const sock_fprog program{.len = 1, .filter = &drop};
   REQUIRE(setsockopt(socket.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof(program)) == 0);
@@ -199,9 +199,9 @@ TEST_CASE("a peer that reads nothing for longer than a silence lasts is waited f
 
 // It would count the time in which a peer that computes takes nothing.
 TEST_CASE("a link sets no time limit on bytes that the peer does not take") {
-  const Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const net::Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   REQUIRE(socket.open());
-  make_link(socket);
+  net::make_link(socket);
   int limit = -1;
   socklen_t size = sizeof(limit);
   REQUIRE(getsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, &size) == 0);
@@ -253,9 +253,9 @@ std::vector<Met> strangers(int size) {
     Met& met = ranks[static_cast<size_t>(rank)];
     met.me = {.key = "the key of this run", .run = "r", .rank = rank, .size = size};
     int error = 0;
-    Socket listener = listen_at("127.0.0.1", 0, error);
+    net::Socket listener = net::listen_at("127.0.0.1", 0, error);
     REQUIRE(listener.open());
-    addresses.push_back({"127.0.0.1", port_of(listener)});
+    addresses.push_back({"127.0.0.1", net::port_of(listener)});
     met.contacts = std::make_unique<TcpContacts>(met.me, std::move(listener), TcpContacts::Patience{},
                                                  TcpContacts::Ends{});
   }
@@ -330,17 +330,17 @@ TEST_CASE("a peer that refuses is named at once", "[clock]") {
 TEST_CASE("a peer that takes calls and says nothing is given up, and so is a stranger in its place",
           "[clock]") {
   int error = 0;
-  const Socket listener = listen_at("127.0.0.1", 0, error);
+  const net::Socket listener = net::listen_at("127.0.0.1", 0, error);
   const bool speaks = GENERATE(false, true);
   std::string reason;
   TcpContacts contacts(
-      {.key = "k", .run = "r", .rank = 0, .size = 2}, Socket(),
+      {.key = "k", .run = "r", .rank = 0, .size = 2}, net::Socket(),
       {.refused = std::chrono::milliseconds(0), .silent = std::chrono::milliseconds(300)},
-      {.linked = [](int, Socket) { FAIL("a stranger is no rank"); },
+      {.linked = [](int, net::Socket) { FAIL("a stranger is no rank"); },
        .unreachable = [&](int peer,
                           const std::string& text) { reason = std::to_string(peer) + " " + text; }});
-  contacts.call(1, {"127.0.0.1", port_of(listener)});
-  Socket taken;
+  contacts.call(1, {"127.0.0.1", net::port_of(listener)});
+  net::Socket taken;
   const auto start = Clock::now();
   while (reason.empty() && Clock::now() - start < std::chrono::seconds(10)) {
     std::vector<pollfd> entries;
@@ -348,7 +348,7 @@ TEST_CASE("a peer that takes calls and says nothing is given up, and so is a str
     ::poll(entries.data(), entries.size(), 10);
     contacts.handle(entries);
     if (!speaks || taken.open()) continue;
-    taken = accept_now(listener, error);
+    taken = net::accept_now(listener, error);
     const std::string words = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
     if (taken.open()) static_cast<void>(::send(taken.get(), words.data(), words.size(), MSG_NOSIGNAL));
   }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/net/address.h"
 #include "parallel/comm/tcp/tcp_address.h"
 #include "parallel/comm/tcp/tcp_engine.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
@@ -83,12 +84,12 @@ class Intruder {
   std::unique_ptr<c10d::TCPStore> store_;
 };
 
-Socket connect_to(const std::string& host, int port) {
+net::Socket connect_to(const std::string& host, int port) {
   int error = 0;
-  Socket socket = start_connecting(host, port, error);
+  net::Socket socket = net::start_connecting(host, port, error);
   if (!socket.open()) return socket;
   pollfd entry{socket.get(), POLLOUT, 0};
-  if (poll(&entry, 1, 1000) != 1 || error_of(socket) != 0) return {};
+  if (poll(&entry, 1, 1000) != 1 || net::error_of(socket) != 0) return {};
   return socket;
 }
 
@@ -150,7 +151,7 @@ TEST_CASE("strangers, silent or not, keep nobody out and hold nobody up", "[cloc
   const Rendezvous rendezvous = somewhere();
   std::vector<std::future<Came>> ranks;
   for (const int r : {0, 1}) ranks.push_back(start(r, 3, rendezvous));
-  std::vector<Socket> strangers;
+  std::vector<net::Socket> strangers;
   {
     Intruder intruder(rendezvous);
     for (const int r : {0, 1}) {
@@ -213,12 +214,12 @@ TEST_CASE("an address that was forged leads to an error, not to a link") {
   Intruder intruder(rendezvous);
   intruder.address(0);
   int error = 0;
-  const Socket trap = listen_at("127.0.0.1", 0, error);
-  intruder.set(address_key(0), to_text({"127.0.0.1", port_of(trap)}));
+  const net::Socket trap = net::listen_at("127.0.0.1", 0, error);
+  intruder.set(address_key(0), to_text({"127.0.0.1", net::port_of(trap)}));
   auto second = start(1, 2, rendezvous);
   pollfd entry{trap.get(), POLLIN, 0};
   REQUIRE(poll(&entry, 1, 10'000) == 1);
-  const Socket victim = accept_now(trap, error);
+  const net::Socket victim = net::accept_now(trap, error);
   // What rank 0 would say, but for the key.
   const RunIdentity false_rank{.key = "?", .run = intruder.get("run"), .rank = 0, .size = 2};
   const std::vector<uint8_t> hello = Handshake::calling(false_rank, 1).opening();
@@ -255,7 +256,7 @@ TEST_CASE("a rank alone ends with its time, and says who is missing", "[clock]")
 TEST_CASE("the time counts where something else answers, or nothing does", "[clock]") {
   Rendezvous rendezvous = somewhere(400ms);
   int error = 0;
-  const Socket silent = listen_at("127.0.0.1", rendezvous.port, error);
+  const net::Socket silent = net::listen_at("127.0.0.1", rendezvous.port, error);
   const Came met = start(1, 2, rendezvous).get();
   REQUIRE_THAT(met.error, contains_text("waited 0.4 s"));
   REQUIRE(met.time < 2s);
@@ -301,8 +302,8 @@ TEST_CASE("a host's own address is chosen, or taken from the user") {
   std::string address;
   REQUIRE_THROWS_WITH(listen_at_meeting_point(rendezvous, rendezvous.host, address),
                       contains_text("is no address of its host"));
-  REQUIRE(is_loopback("127.0.1.1"));
-  REQUIRE_FALSE(is_loopback("127.example.org"));
+  REQUIRE(net::is_loopback("127.0.1.1"));
+  REQUIRE_FALSE(net::is_loopback("127.example.org"));
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
-// Threads that serve a transport leave signals to the program's own threads.
+// Threads that only serve others leave signals to the program's own threads.
 #pragma once
 
 #include <pthread.h>
 #include <signal.h>
 
-namespace pptrain::comm {
+namespace pptrain {
 
 // While it lives, this thread and the threads that it starts take no signals.
 class SignalBlock {
@@ -22,4 +22,4 @@ class SignalBlock {
   sigset_t before_{};
 };
 
-}  // namespace pptrain::comm
+}  // namespace pptrain

@@ -1,4 +1,4 @@
-// Stream sockets that own their descriptor, with the few calls that the TCP transport makes on them.
+// Stream sockets: calls that do not block, and a watch for a vanished host.
 #pragma once
 
 #include <chrono>
@@ -6,40 +6,22 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
-namespace pptrain::comm {
+#include "core/base/file_descriptor.h"
+
+namespace pptrain::net {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  ~Socket() { close(); }
-
-  int get() const { return descriptor_; }
-  bool open() const { return descriptor_ >= 0; }
-  void close();
-  // Leaves the descriptor to the caller.
-  int release() { return std::exchange(descriptor_, -1); }
-
- private:
-  int descriptor_ = -1;
-};
+using Socket = FileDescriptor;
 
 // Of the calls below none blocks; addresses are numbers as text ("10.0.0.5", "fe80::1%eth0").
 
 // A socket that listens at this address alone. Port 0: one of the system's choice. A closed one where that
 // cannot be, with the error's number in `error`.
 Socket listen_at(const std::string& address, int port, int& error);
+// The same at all addresses of this host, and a port of the system's choice.
+Socket listen_everywhere(int& error);
 int port_of(const Socket& socket);
 // The next connection; a closed Socket where none waits, or, with `error`, where it cannot be had.
 Socket accept_now(const Socket& listener, int& error);
@@ -71,4 +53,4 @@ class SilenceWatch {
   uint32_t repeated_ = 0;  // segments of the connection, when the silence began
 };
 
-}  // namespace pptrain::comm
+}  // namespace pptrain::net

@@ -1,19 +1,19 @@
-#include "parallel/comm/tcp/tcp_socket.h"
+#include "core/net/socket.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 #include "core/base/error.h"
 
-namespace pptrain::comm {
+namespace pptrain::net {
 namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -39,10 +39,6 @@ Socket new_socket(int family) {
 
 }  // namespace
 
-void Socket::close() {
-  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
-}
-
 Socket listen_at(const std::string& address, int port, int& error) {
   const AddressList list = resolve_address(address, port);
   error = EADDRNOTAVAIL;
@@ -57,6 +53,20 @@ Socket listen_at(const std::string& address, int port, int& error) {
   }
   error = 0;
   return socket;
+}
+
+Socket listen_everywhere(int& error) {
+  Socket socket = new_socket(AF_INET6);
+  const int both = 0;
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  if (socket.open() && setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof(both)) == 0 &&
+      bind(socket.get(), reinterpret_cast<const sockaddr*>(&any), sizeof(any)) == 0 &&
+      listen(socket.get(), SOMAXCONN) == 0) {
+    error = 0;
+    return socket;
+  }
+  return listen_at("0.0.0.0", 0, error);
 }
 
 int port_of(const Socket& socket) {
@@ -136,4 +146,4 @@ bool SilenceWatch::is_silent(const Socket& socket, Deadline now) {
   return since_ && now - *since_ >= patience_ && repetitions >= enough_repetitions;
 }
 
-}  // namespace pptrain::comm
+}  // namespace pptrain::net

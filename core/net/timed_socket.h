@@ -1,13 +1,13 @@
-// The few calls with a deadline that the ring's set-up makes on its sockets.
+// Calls on sockets with a deadline.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <vector>
 
-#include "parallel/comm/tcp/tcp_socket.h"
+#include "core/net/socket.h"
 
-namespace pptrain::comm {
+namespace pptrain::net {
 
 // Calls all addresses (numbers as text) at once, those that fail again and again, and says `greeting` to each
 // that answers. The first that says `answer` has the connection. Closed where none has by the deadline;
@@ -19,4 +19,4 @@ Socket call_any(const std::vector<std::string>& addresses, int port, const std::
 void send_all(const Socket& socket, const void* data, size_t bytes, Deadline deadline,
               const std::string& who);
 
-}  // namespace pptrain::comm
+}  // namespace pptrain::net

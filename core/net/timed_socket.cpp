@@ -1,4 +1,4 @@
-#include "parallel/comm/liveness/timed_socket.h"
+#include "core/net/timed_socket.h"
 
 #include <poll.h>
 #include <spdlog/fmt/fmt.h>
@@ -14,7 +14,7 @@
 
 #include "core/base/error.h"
 
-namespace pptrain::comm {
+namespace pptrain::net {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -132,4 +132,4 @@ void send_all(const Socket& socket, const void* data, size_t bytes, Deadline dea
   }
 }
 
-}  // namespace pptrain::comm
+}  // namespace pptrain::net

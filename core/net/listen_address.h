@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace pptrain {
+namespace pptrain::net {
 
 struct ListenAddress {
   std::string host;  // an IPv4 or IPv6 address in numbers
@@ -40,4 +40,4 @@ inline std::optional<ListenAddress> parse_listen_address(std::string_view text) 
   return result;
 }
 
-}  // namespace pptrain
+}  // namespace pptrain::net

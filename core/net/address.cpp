@@ -1,0 +1,153 @@
+#include "core/net/address.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <spdlog/fmt/fmt.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/net/socket.h"
+
+namespace pptrain::net {
+namespace {
+
+using HostAddresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// Addresses kept for documentation (RFC 5737 and 3849): the way to them is the default route.
+constexpr const char* elsewhere_v4 = "192.0.2.1";
+constexpr const char* elsewhere_v6 = "2001:db8::1";
+
+HostAddresses look_up(const std::string& host, int type) {
+  addrinfo hints{};
+  hints.ai_socktype = type;
+  addrinfo* list = nullptr;
+  const int code = getaddrinfo(host.c_str(), "9", &hints, &list);
+  if (code != 0) throw Error(fmt::format("host \"{}\" is not known here: {}", host, gai_strerror(code)));
+  return {list, &freeaddrinfo};
+}
+
+std::string text_of(const sockaddr* address, socklen_t size) {
+  char text[NI_MAXHOST] = {};
+  const int code = getnameinfo(address, size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+  return code == 0 ? text : "";
+}
+
+struct Interface {
+  std::string name, address;
+  int family = AF_UNSPEC;
+  bool loopback = false;
+};
+
+// Those that are up, one entry per address.
+std::vector<Interface> interfaces() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
+  std::vector<Interface> found;
+  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
+    const int family = i->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    found.push_back({i->ifa_name, text_of(i->ifa_addr, size), family, (i->ifa_flags & IFF_LOOPBACK) != 0});
+  }
+  return found;
+}
+
+// The first address of interface `name`, IPv4 before IPv6; of any but loopback where `name` is empty.
+std::string address_of_interface(const std::string& name) {
+  const std::vector<Interface> all = interfaces();
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const Interface& i : all) {
+      if (i.family == family && (name.empty() ? !i.loopback : i.name == name)) return i.address;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<std::string> addresses_of(const std::string& host) {
+  const HostAddresses list = look_up(host, SOCK_STREAM);
+  std::vector<std::string> addresses;
+  for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+    if (std::string text = text_of(a->ai_addr, a->ai_addrlen); !text.empty()) addresses.push_back(text);
+  }
+  if (addresses.empty()) throw Error(fmt::format("host \"{}\" has no address here", host));
+  return addresses;
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "::1" ||
+         (address.starts_with("127.") && address.find_first_not_of("0123456789.") == std::string::npos);
+}
+
+std::string address_towards(const std::string& host) {
+  const HostAddresses addresses = look_up(host, SOCK_DGRAM);
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    // Connecting a datagram socket sends nothing: it only looks up the route.
+    const Socket socket(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t size = sizeof(own);
+    if (socket.open() && connect(socket.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+        getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0) {
+      return text_of(reinterpret_cast<const sockaddr*>(&own), size);
+    }
+  }
+  return "";
+}
+
+std::string address_of_default_route() {
+  return address_towards(elsewhere_v4);
+}
+
+std::string address_for_others() {
+  for (const char* elsewhere : {elsewhere_v4, elsewhere_v6}) {
+    const std::string address = address_towards(elsewhere);
+    if (!address.empty() && !is_loopback(address)) return address;
+  }
+  if (std::string address = address_of_interface(""); !address.empty()) return address;
+  throw Error(
+      "this host has no address that other hosts could reach: set PPTRAIN_HOST_ADDRESS to one, or to the "
+      "name of an interface");
+}
+
+std::vector<std::string> addresses_for_others() {
+  std::vector<std::string> found;
+  if (std::string first = address_of_default_route(); !first.empty()) found.push_back(std::move(first));
+  for (const Interface& i : interfaces()) {
+    const bool usable = !i.loopback && !i.address.empty() && !i.address.starts_with("fe80");
+    if (usable && std::ranges::find(found, i.address) == found.end()) found.push_back(i.address);
+  }
+  return found;
+}
+
+bool can_listen(const std::string& address) {
+  int error = 0;
+  return listen_at(address, 0, error).open();
+}
+
+std::string host_address(const std::string& given) {
+  std::string address = address_of_interface(given);
+  if (address.empty()) {
+    try {
+      address = addresses_of(given).front();
+    } catch (const Error&) {
+      address.clear();
+    }
+  }
+  if (address.empty() || address == "0.0.0.0" || address == "::" || !can_listen(address)) {
+    throw UsageError(fmt::format(
+        "environment variable PPTRAIN_HOST_ADDRESS is \"{}\": this host has no such address or interface",
+        given));
+  }
+  return address;
+}
+
+}  // namespace pptrain::net

@@ -1,0 +1,105 @@
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/net/address.h"
+#include "core/net/listen_address.h"
+#include "core/net/socket.h"
+#include "core/net/timed_socket.h"
+#include "test/support/catch.h"
+#include "test/support/wait_until.h"
+
+namespace pptrain::net {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using pptrain::test::contains_text;
+using pptrain::test::wait_until;
+
+TEST_CASE("addresses to listen on") {
+  CHECK(parse_listen_address("9464")->text() == "127.0.0.1:9464");
+  CHECK(parse_listen_address("localhost:0")->text() == "127.0.0.1:0");
+  CHECK(parse_listen_address("0.0.0.0:80")->text() == "0.0.0.0:80");
+  CHECK(parse_listen_address("[::1]:80")->text() == "[::1]:80");
+  for (const char* wrong : {"", ":", "host:1", "127.0.0.1", "127.0.0.1:", ":9464", "1.2.3:80", "65536", "-1",
+                            "+1", " 1", "1 ", "::1:80", "[127.0.0.1]:80", "[]:1", "80x", "127.0.0.1:80:80"}) {
+    INFO(wrong);
+    CHECK_FALSE(parse_listen_address(wrong));
+  }
+}
+
+TEST_CASE("of several addresses the one that answers is found at once, whatever the others do") {
+  const std::string greeting = "hello", answer = "right";
+  int error = 0;
+  const Socket right = listen_at("127.0.0.1", 0, error);
+  REQUIRE(right.open());
+  const int port = port_of(right);
+  std::vector<std::string> addresses{"127.0.0.9"};  // refuses
+  std::vector<Socket> silent;                       // take the call and say nothing
+  for (const char* address : {"127.0.0.2", "127.0.0.3", "127.0.0.4"}) {
+    silent.push_back(listen_at(address, port, error));
+    REQUIRE(silent.back().open());
+    addresses.emplace_back(address);
+  }
+  addresses.emplace_back("127.0.0.1");
+  std::string heard(greeting.size(), ' ');
+  std::jthread answers([&] {
+    Socket caller;
+    ssize_t got = 0;
+    wait_until([&] { return caller.open() || (caller = accept_now(right, error)).open(); });
+    wait_until([&] { return got > 0 || (got = recv(caller.get(), heard.data(), heard.size(), 0)) > 0; });
+    send_all(caller, answer.data(), answer.size(), Clock::now() + 1s, "the caller");
+  });
+  std::string reason;
+  const auto start = Clock::now();
+  const Socket found = call_any(addresses, port, greeting, answer, start + 8s, reason);
+  CHECK(Clock::now() - start < 1500ms);
+  REQUIRE(found.open());
+  CHECK(peer_address(found) == "127.0.0.1");
+  answers.join();
+  CHECK(heard == greeting);
+  CHECK_FALSE(call_any({"127.0.0.2"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
+  CHECK_FALSE(call_any({"127.0.0.9"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
+  CHECK_THAT(reason, contains_text("127.0.0.9: Connection refused"));
+}
+
+TEST_CASE("the address of this host that others are told is not loopback, and can be listened on") {
+  CHECK(is_loopback("127.0.1.1"));
+  CHECK(is_loopback("::1"));
+  CHECK_FALSE(is_loopback("127.example.org"));
+  CHECK(address_towards("127.0.0.1") == "127.0.0.1");
+  CHECK(host_address("lo") == "127.0.0.1");
+  CHECK(host_address("127.0.0.1") == "127.0.0.1");
+  for (const char* wrong : {"0.0.0.0", "192.0.2.77", "no_such_interface"}) {
+    CHECK_THROWS_WITH(host_address(wrong), contains_text("PPTRAIN_HOST_ADDRESS"));
+  }
+  for (const std::string& address : addresses_for_others()) {
+    INFO(address);
+    CHECK_FALSE(is_loopback(address));
+    CHECK(can_listen(address));
+  }
+}
+
+TEST_CASE("a socket that listens everywhere is reached by IPv4, and its port is taken") {
+  int error = -1;
+  const Socket listener = listen_everywhere(error);
+  REQUIRE(listener.open());
+  CHECK(error == 0);
+  const Socket caller = start_connecting("127.0.0.1", port_of(listener), error);
+  REQUIRE(caller.open());
+  Socket called;
+  CHECK(wait_until([&] { return called.open() || (called = accept_now(listener, error)).open(); }));
+  CHECK_FALSE(listen_at("127.0.0.1", port_of(listener), error).open());
+  CHECK(error == EADDRINUSE);
+  CHECK_FALSE(listen_at("localhost", 0, error).open());  // names are not looked up
+  CHECK(error == EADDRNOTAVAIL);
+}
+
+}  // namespace
+}  // namespace pptrain::net
