@@ -78,7 +78,7 @@ config::RopeScaling read_rope_scaling(const HfJson& rope, const HfJson& json,
   if (type != "linear" && type != "llama3") {
     rope.fail("rope_type", fmt::format("\"{}\" is not supported; supported: default, linear, llama3", type));
   }
-  scaling.rope_type = type;
+  scaling.rope_type = type == "linear" ? config::RopeType::linear : config::RopeType::llama3;
   if (!rope.has("factor")) rope.fail("factor", "is missing");
   scaling.factor = rope.positive("factor", 1);
   if (type == "llama3") {

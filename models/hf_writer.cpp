@@ -16,9 +16,9 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 OrderedJson rope_scaling(const config::RopeScaling& scaling) {
-  if (scaling.rope_type == "default") return nullptr;
-  OrderedJson json = {{"rope_type", scaling.rope_type}, {"factor", scaling.factor}};
-  if (scaling.rope_type != "llama3") return json;
+  if (scaling.rope_type == config::RopeType::none) return nullptr;
+  OrderedJson json = {{"rope_type", scaling.rope_type.text}, {"factor", scaling.factor}};
+  if (scaling.rope_type != config::RopeType::llama3) return json;
   json["low_freq_factor"] = scaling.low_freq_factor;
   json["high_freq_factor"] = scaling.high_freq_factor;
   json["original_max_position_embeddings"] = scaling.original_max_position_embeddings;

@@ -7,38 +7,33 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/config/layout_rules.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
 namespace {
 
 void set_rope_scaling(const config::RopeScaling& scaling, ModelConfig& model) {
-  if (scaling.rope_type == "default") return;
-  if (scaling.rope_type == "linear") {
+  if (scaling.rope_type == config::RopeType::linear) {
     model.rope_linear = nn::LinearRopeScaling{.factor = scaling.factor};
-  } else if (scaling.rope_type == "llama3") {
+  } else if (scaling.rope_type == config::RopeType::llama3) {
     model.rope_llama3 =
         nn::Llama3RopeScaling{.factor = scaling.factor,
                               .low_freq_factor = scaling.low_freq_factor,
                               .high_freq_factor = scaling.high_freq_factor,
                               .original_max_position_embeddings = scaling.original_max_position_embeddings};
-  } else {
-    throw UsageError(
-        fmt::format("model.rope_scaling.rope_type: \"{}\" is not known; valid are \"default\", "
-                    "\"linear\" and \"llama3\"",
-                    scaling.rope_type));
   }
 }
 
-// Where the intermediate size acts: mixtral's is that of its experts.
-bool has_dense_layers(const config::ModelSection& m) {
-  return m.arch != "qwen3_moe" || m.decoder_sparse_step > 1 || !m.mlp_only_layers.empty();
+// Mixtral's is the width of its experts.
+bool has_intermediate_size(const config::ModelSection& m) {
+  return m.arch == "mixtral" || config::has_dense_layers(m);
 }
 
 void check_sizes(const config::ModelSection& m, const config::ReportConflict& report) {
   const std::pair<const char*, int64_t> sizes[] = {
       {"model.hidden_size", m.hidden_size},
-      {"model.intermediate_size", has_dense_layers(m) ? m.intermediate_size : 1},
+      {"model.intermediate_size", has_intermediate_size(m) ? m.intermediate_size : 1},
       {"model.num_hidden_layers", m.num_hidden_layers},
       {"model.num_attention_heads", m.num_attention_heads},
       {"model.vocab_size", m.vocab_size},
@@ -121,7 +116,7 @@ void check_heads(const config::ModelSection& m, const config::ReportConflict& re
 
 void check_positions(const config::ModelSection& m, int64_t seq_len, const config::ReportConflict& report) {
   const config::RopeScaling& rope = m.rope_scaling;
-  if (rope.rope_type == "llama3" && rope.high_freq_factor <= rope.low_freq_factor) {
+  if (rope.rope_type == config::RopeType::llama3 && rope.high_freq_factor <= rope.low_freq_factor) {
     report({"model.rope_scaling.high_freq_factor", "model.rope_scaling.low_freq_factor"},
            fmt::format("high_freq_factor = {} is not above low_freq_factor = {}", rope.high_freq_factor,
                        rope.low_freq_factor));

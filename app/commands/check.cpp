@@ -40,7 +40,7 @@ int check(const JobArguments& arguments) {
 
   fmt::print("{}\n", config::to_toml(job));
   fmt::print("# world size  {} ({})\n", plan.mesh.world_size(), plan.mesh.describe());
-  fmt::print("# tokens a step  {}{}\n", job.data.lengths == "fixed" ? "" : "at most ",
+  fmt::print("# tokens a step  {}{}\n", job.data.lengths == config::Lengths::fixed ? "" : "at most ",
              rows * job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch));
   fmt::print("# of a rank with the stage:\n");
   fmt::print(

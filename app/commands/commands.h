@@ -7,9 +7,19 @@
 #include <string>
 #include <vector>
 
+#include "core/config/word.h"
+
 namespace CLI {
 class App;
 }
+
+namespace pptrain::app {
+enum class PlanFormat { text, csv, json, svg, trace };
+}  // namespace pptrain::app
+
+template <>
+inline constexpr std::array pptrain::config::words<pptrain::app::PlanFormat> =
+    std::to_array<std::string_view>({"text", "csv", "json", "svg", "trace"});
 
 namespace pptrain::app {
 
@@ -24,9 +34,9 @@ struct TrainArguments : JobArguments {
 };
 
 struct PlanArguments : JobArguments {
-  std::string format = "text";  // text | csv | json | svg | trace
-  bool actions = false;         // json: every action with its times too
-  std::string output;           // file; empty: standard output
+  config::Word<PlanFormat> format = PlanFormat::text;
+  bool actions = false;  // json: every action with its times too
+  std::string output;    // file; empty: standard output
   // "measured", "modelled", a device's name or a trace, over distributed.pp_costs; empty: measured on a CPU
   std::string costs;
   std::string compare;   // a trace to put beside the prediction

@@ -142,11 +142,9 @@ int eval(const EvalArguments& arguments) {
     log_to_stderr();
     std::vector<std::string> overrides = arguments.set;
     overrides.emplace_back("eval.interval=1");
+    if (arguments.batches >= 0) overrides.push_back(fmt::format("eval.batches={}", arguments.batches));
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
-    Plan plan =
-        load_plan(arguments.config, overrides, {.world = world_of(arguments), .inspect = inspect_data});
-    if (arguments.batches >= 0) plan.job.eval.batches = arguments.batches;
-    return plan;
+    return load_plan(arguments.config, overrides, {.world = world_of(arguments), .inspect = inspect_data});
   };
   return run_ranks(load, [&](RunContext& context) { return eval_rank(context, arguments); });
 }

@@ -45,7 +45,7 @@ const TextCodec& needed(const TextCodec* codec, const char* argument, const conf
   throw UsageError(
       fmt::format("{} needs to know the text of tokens, which data.format = \"{}\" does not say: give "
                   "data.tokenizer, or ids (--prompt-ids, --stop-id)",
-                  argument, config::data_sources(job).front().format));
+                  argument, config::data_sources(job).front().format.text));
 }
 
 std::vector<int64_t> parse_ids(const std::string& text) {

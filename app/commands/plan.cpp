@@ -69,13 +69,14 @@ std::string render(const PlanArguments& arguments, const Plan& plan, const CostS
   const CostModel costs = make_cost_model(plan, source);
   Prediction p = predict(plan, costs);
   if (plan.job.run.device == config::Device::cpu) p.program_bytes = program;
-  if (arguments.format == "json") {
+  if (arguments.format == PlanFormat::json) {
     const nlohmann::ordered_json json = plan_json(plan, p, costs, source);
     return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
                              : schedule::render_json(json);
   }
-  if (arguments.format == "svg") return schedule::render_svg(plan.schedule, p.pipeline, /*seconds=*/true);
-  if (arguments.format == "trace") return schedule::render_trace(plan.schedule, p.pipeline);
+  if (arguments.format == PlanFormat::svg)
+    return schedule::render_svg(plan.schedule, p.pipeline, /*seconds=*/true);
+  if (arguments.format == PlanFormat::trace) return schedule::render_trace(plan.schedule, p.pipeline);
   return render_plan(plan, p, costs, source, text_style(arguments));
 }
 
@@ -88,8 +89,8 @@ std::string search_world(const PlanArguments& arguments, const PlanBase& base, c
                             .budget = budget_of(arguments, base, source)};
   if (arguments.all) options.rows = std::numeric_limits<size_t>::max();
   const MeshSearchResult found = search_meshes(base, source, options);
-  if (arguments.format == "json") return meshes_json(found, base, source, options);
-  if (arguments.format == "csv") return meshes_csv(found);
+  if (arguments.format == PlanFormat::json) return meshes_json(found, base, source, options);
+  if (arguments.format == PlanFormat::csv) return meshes_csv(found);
   return render_meshes(found, base, source, options, text_style(arguments).width);
 }
 
@@ -97,18 +98,18 @@ std::string search_plan(const PlanArguments& arguments, const PlanBase& base, co
   if (arguments.world > 0) return search_world(arguments, base, source);
   const double budget = budget_of(arguments, base, source);
   const std::vector<Candidate> found = search(base, source, {.microbatches = true, .budget = budget});
-  if (arguments.format == "json") return ranking_json(found, base.job, budget);
-  if (arguments.format == "csv") return ranking_csv(found, base.job);
+  if (arguments.format == PlanFormat::json) return ranking_json(found, base.job, budget);
+  if (arguments.format == PlanFormat::csv) return ranking_csv(found, base.job);
   RankingStyle style{.width = text_style(arguments).width};
   if (arguments.all) style.rows = found.size();
   return fmt::format("costs: {}\n", source.description) + render_ranking(found, base.job, budget, style);
 }
 
 void check_arguments(const PlanArguments& arguments) {
-  if (arguments.actions && (arguments.format != "json" || arguments.search))
+  if (arguments.actions && (arguments.format != PlanFormat::json || arguments.search))
     throw UsageError("--actions needs --format json, and no --search");
-  if (arguments.search && (arguments.format == "svg" || arguments.format == "trace"))
-    throw UsageError(fmt::format("--search prints text, json or csv, not {}", arguments.format));
+  if (arguments.search && (arguments.format == PlanFormat::svg || arguments.format == PlanFormat::trace))
+    throw UsageError(fmt::format("--search prints text, json or csv, not {}", arguments.format.text));
   if (arguments.all && !arguments.search) throw UsageError("--all needs --search");
   if (!arguments.search && arguments.memory_gb > 0) throw UsageError("--memory-gb needs --search");
 }
@@ -184,8 +185,8 @@ CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments) {
       cli.add_subcommand("plan", "Predict a job's step: timeline, bubble, time and memory of each rank");
   add_job_options(*plan, arguments);
   CLI::Option* format =
-      plan->add_option("--format", arguments.format, "text, csv, json, svg, or trace (for Perfetto)")
-          ->check(CLI::IsMember({"text", "csv", "json", "svg", "trace"}))
+      plan->add_option("--format", arguments.format.text, "text, csv, json, svg, or trace (for Perfetto)")
+          ->check(CLI::IsMember(config::words_of<PlanFormat>()))
           ->capture_default_str();
   plan->add_flag("--actions", arguments.actions, "With --format json: also every action, with its times");
   plan->add_option("-o,--output", arguments.output, "Write to FILE instead of standard output")
@@ -216,7 +217,7 @@ int plan(const PlanArguments& arguments) {
     text = search_plan(arguments, base, cost_source(arguments, base));
   } else {
     const Plan plan = load_plan(arguments.config, arguments.set, options);
-    if (arguments.format == "csv") {  // costs nothing
+    if (arguments.format == PlanFormat::csv) {  // costs nothing
       text = schedule::write_csv(listed(plan.job), schedule::CsvCells::stepped);
     } else {
       const CostSource costs = cost_source(arguments, plan);

@@ -27,6 +27,7 @@ namespace pptrain::app {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using config::DataFormat;
 using corpus::TokenizeProgress;
 using tokenizer::Tokenizer;
 
@@ -61,12 +62,13 @@ std::string shown(const std::string& token) {
   return nlohmann::json(token).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-bool has_ending(const std::string& name, std::string_view format) {
-  return std::ranges::any_of(file_endings(format), [&](std::string_view e) { return name.ends_with(e); });
+bool has_ending(const std::string& name, DataFormat format) {
+  return std::ranges::any_of(config::file_endings(format),
+                             [&](std::string_view e) { return name.ends_with(e); });
 }
 
 // Is it a file of the format, or a folder that holds one?
-bool is_of(const std::string& name, std::string_view format) {
+bool is_of(const std::string& name, DataFormat format) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(name, ignored)) return has_ending(name, format);
   for (std::filesystem::directory_iterator entry(name, ignored), end; !ignored && entry != end;
@@ -80,21 +82,21 @@ bool is_of(const std::string& name, std::string_view format) {
 corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
   const bool prompts = !arguments.prompt_key.empty();
   const bool keys = prompts || !arguments.key.empty();
-  const auto any = [&](std::string_view format) {
+  const auto any = [&](DataFormat format) {
     return std::ranges::find_if(arguments.files,
                                 [&](const std::string& name) { return has_ending(name, format); });
   };
-  for (const char* format : {"jsonl", "parquet"}) {
+  for (const DataFormat format : {DataFormat::jsonl, DataFormat::parquet}) {
     if (const auto file = any(format); !keys && file != arguments.files.end())
       throw UsageError(fmt::format("{}: a {} file needs --key, under which its texts are (--key text)", *file,
-                                   format == std::string_view("jsonl") ? "JSONL" : "Parquet"));
+                                   format == DataFormat::jsonl ? "JSONL" : "Parquet"));
   }
-  const auto none_of = [&](std::string_view format) {
+  const auto none_of = [&](DataFormat format) {
     return std::ranges::none_of(arguments.files,
                                 [&](const std::string& name) { return is_of(name, format); });
   };
-  const bool parquet =
-      any("parquet") != arguments.files.end() || (keys && !none_of("parquet") && none_of("jsonl"));
+  const bool parquet = any(DataFormat::parquet) != arguments.files.end() ||
+                       (keys && !none_of(DataFormat::parquet) && none_of(DataFormat::jsonl));
   return {.kind = parquet ? corpus::Kind::parquet
                   : keys  ? corpus::Kind::jsonl
                           : corpus::Kind::text,
@@ -102,14 +104,15 @@ corpus::DocumentFormat format_of(const TokenizeArguments& arguments) {
           .prompt_key = arguments.prompt_key,
           .completion_key = arguments.completion_key,
           .separator = unescape(arguments.separator),
-          .skip_bad_lines = arguments.bad_lines == "skip"};
+          .skip_bad_lines = arguments.bad_lines == config::BadLines::skip};
 }
 
 // A folder stands for its files of this kind.
 std::vector<std::filesystem::path> files_of(const TokenizeArguments& arguments, corpus::Kind kind) {
-  return source_files(arguments.files, file_endings(kind == corpus::Kind::jsonl     ? "jsonl"
-                                                    : kind == corpus::Kind::parquet ? "parquet"
-                                                                                    : "text"));
+  const DataFormat format = kind == corpus::Kind::jsonl     ? DataFormat::jsonl
+                            : kind == corpus::Kind::parquet ? DataFormat::parquet
+                                                            : DataFormat::text;
+  return source_files(arguments.files, config::file_endings(format));
 }
 
 // "[#####-----]  45%  450 of 1,000 MB  52.1 MB/s  0:11 left", as much of it as there is room for.
@@ -197,7 +200,7 @@ CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
       ->option_text("TOKEN");
   command
       ->add_option(
-          "--bad-lines", arguments.bad_lines,
+          "--bad-lines", arguments.bad_lines.text,
           "Lines of JSONL that hold no document: refuse, or skip, which says how many and where the first is")
       ->option_text("WORD")
       ->check(CLI::IsMember({"refuse", "skip"}))

@@ -16,7 +16,7 @@
 namespace pptrain::app {
 
 std::vector<std::filesystem::path> StreamFiles::files() const {
-  return source_files(paths, file_endings(options.format));
+  return source_files(paths, config::file_endings(options.format));
 }
 
 std::vector<StreamFiles> streams_of(const config::JobConfig& job, Wanted wanted) {
@@ -40,19 +40,20 @@ std::vector<StreamFiles> streams_of(const config::JobConfig& job, Wanted wanted)
 
 data::Source data_source(const StreamFiles& stream) {
   return {.paths = stream.paths,
-          .format = data::parse_format(stream.options.format),
-          .token_bytes = data::parse_token_bytes(stream.options.dtype)};
+          .format = stream.options.format,
+          .token_bytes = stream.options.dtype == config::TokenType::uint16 ? 2 : 4};
 }
 
 corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source) {
-  return {.kind = source.format == "jsonl"     ? corpus::Kind::jsonl
-                  : source.format == "parquet" ? corpus::Kind::parquet
-                                               : corpus::Kind::text,
+  return {.kind = source.format == config::DataFormat::jsonl     ? corpus::Kind::jsonl
+                  : source.format == config::DataFormat::parquet ? corpus::Kind::parquet
+                                                                 : corpus::Kind::text,
           .key = source.text_key,
           .prompt_key = source.prompt_key,
           .completion_key = source.completion_key,
           .separator = source.document_separator,
-          .skip_bad_lines = source.format == "jsonl" && job.data.bad_lines == config::BadLines::skip};
+          .skip_bad_lines =
+              source.format == config::DataFormat::jsonl && job.data.bad_lines == config::BadLines::skip};
 }
 
 corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
@@ -152,8 +153,8 @@ data::LoaderOptions loader_options(const RunContext& context) {
           .cp_order = models::order_of(context.job.distributed.cp_kind),
           .document_end = context.job.data.document_end >= 0 ? std::optional(context.job.data.document_end)
                                                              : std::nullopt,
-          .packing = data::parse_packing(context.job.data.packing),
-          .lengths = data::parse_lengths(context.job.data.lengths),
+          .packing = context.job.data.packing,
+          .lengths = context.job.data.lengths,
           .pad_to_multiple_of = context.job.data.pad_to_multiple_of,
           .tp_size = mesh.size(mesh::Axis::tp),
           .attention_length = attention_length(context.model),

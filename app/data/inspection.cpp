@@ -49,8 +49,7 @@ void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
                    const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
   const data::LoaderOptions options{.seq_len = job.train.seq_len};
-  const data::LoaderOptions chosen{.packing = data::parse_packing(job.data.packing),
-                                   .lengths = data::parse_lengths(job.data.lengths)};
+  const data::LoaderOptions chosen{.packing = job.data.packing, .lengths = job.data.lengths};
   const std::string path = config::source_key(job, index, "path");
   const std::string fraction = config::source_key(job, index, "val_fraction");
   sound(report, {path, "train.seq_len", fraction}, [&] {

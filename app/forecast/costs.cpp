@@ -169,12 +169,12 @@ void check_same_costs(const PlanBase& base, const PlanBase& run, const std::stri
 
 // Of times over microbatches of many lengths nothing follows for a full one.
 void check_full_microbatches(const PlanBase& run, const std::string& path) {
-  const std::string& lengths = run.job.data.lengths;
-  if (lengths == "fixed") return;
+  const config::Word<config::Lengths>& lengths = run.job.data.lengths;
+  if (lengths == config::Lengths::fixed) return;
   throw UsageError(
       fmt::format("{} is of a run with data.lengths = {}, whose microbatches have other numbers of "
                   "tokens each: trace one with --set data.lengths=fixed",
-                  path, lengths));
+                  path, lengths.text));
 }
 
 }  // namespace

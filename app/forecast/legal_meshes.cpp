@@ -1,6 +1,10 @@
 #include "app/forecast/legal_meshes.h"
 
-#include "app/forecast/costs.h"
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "core/config/layout_rules.h"
 
 namespace pptrain::app {
 
@@ -21,26 +25,18 @@ std::vector<int> divisors(int n) {
   return small;
 }
 
-bool has_dense_layers(const models::ModelConfig& model) {
-  for (int64_t layer = 0; layer < model.layers; ++layer) {
-    if (!model.sparse.contains(layer)) return true;
-  }
-  return false;
-}
-
-// Tensor-parallel ranks cut the MLP of dense layers, and no expert.
-bool cuts_model(const models::ModelConfig& model, int tp) {
-  const bool key_values = model.kv_heads % tp == 0 || tp % model.kv_heads == 0;
-  const bool mlp = !has_dense_layers(model) || model.intermediate % tp == 0;
-  return model.heads % tp == 0 && key_values && mlp && tp <= model.vocab;
-}
-
-bool cuts_samples(const models::ModelConfig& model, int64_t length, models::ContextKind kind, int tp,
-                  int cp) {
-  if (cp > most_context_ranks || length / cp < tp) return false;  // each rank has a share of the tokens
-  if (cp == 1) return true;
-  if (kind == models::ContextKind::ulysses) return length % cp == 0 && model.heads / tp % cp == 0;
-  return length % (2 * cp) == 0;
+// Do these axes share out the model and the tokens of a microbatch of one sample?
+bool fits(const PlanBase& base, int cp, int tp) {
+  if (cp > most_context_ranks) return false;
+  config::JobConfig job = base.job;
+  job.train.micro_batch_size = 1;
+  job.distributed.cp = cp;
+  job.distributed.tp = tp;
+  job.distributed.ep = 1;
+  bool fits = true;
+  config::check_layout(job,
+                       [&](std::initializer_list<std::string_view>, const std::string&) { fits = false; });
+  return fits;
 }
 
 // The mesh, and for a model of experts the mesh with every number of ranks that can share them out.
@@ -57,14 +53,13 @@ void add_mesh(const PlanBase& base, mesh::MeshShape mesh, std::vector<mesh::Mesh
 }  // namespace
 
 std::vector<mesh::MeshShape> legal_meshes(const PlanBase& base, int world, int64_t samples) {
-  const models::ContextKind kind = context_kind(base.job.distributed);
   std::vector<mesh::MeshShape> meshes;
   for (const int pp : divisors(world)) {
     if (pp > base.model.layers) break;
     for (const int tp : divisors(world / pp)) {
-      if (!cuts_model(base.model, tp)) continue;
+      if (!fits(base, 1, tp)) continue;
       for (const int cp : divisors(world / pp / tp)) {
-        if (!cuts_samples(base.model, base.job.train.seq_len, kind, tp, cp)) continue;
+        if (!fits(base, cp, tp)) continue;
         const int data = world / pp / tp / cp;
         if (samples % data != 0) continue;
         for (const int shard : divisors(data))

@@ -34,11 +34,11 @@ std::string heading(const Plan& plan, const CostSource& source) {
                   compute.microbatches, job.train.micro_batch_size, job.train.seq_len);
   out += fmt::format("layers per stage {}, recompute {}\n", describe_layers(plan.layers),
                      describe_recompute(job.train.recompute));
-  if (job.data.lengths != "fixed")
+  if (job.data.lengths != config::Lengths::fixed)
     out += fmt::format(
         "data.lengths = {}: times are of full microbatches, the longest that can come, and bytes those that "
         "any of them needs at most\n",
-        job.data.lengths);
+        job.data.lengths.text);
   if (plan.mesh.world_size() > plan.mesh.pp)
     out += fmt::format("{} ranks; below, a pipeline rank stands for those of its stages\n",
                        plan.mesh.describe());

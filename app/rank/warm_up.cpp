@@ -42,7 +42,7 @@ std::vector<const data::Microbatch*> lengths(std::span<const data::Microbatch> m
   if (microbatches.empty()) throw Error("a warm-up needs a microbatch");
   const auto tokens = [](const data::Microbatch& m) { return m.segments.tokens(); };
   const auto [shortest, longest] = std::ranges::minmax_element(microbatches, {}, tokens);
-  if (data::parse_lengths(job.data.lengths) != data::Lengths::exact) return {&*longest};
+  if (job.data.lengths != data::Lengths::exact) return {&*longest};
   return {&*longest, &*shortest};
 }
 

@@ -69,7 +69,7 @@ void check_samples(const config::JobConfig& job, const models::ModelConfig& trai
     return report({"eval.generate_interval", "data.format"},
                   fmt::format("samples need to know the text of tokens, which data.format = \"{}\" does not "
                               "say: give data.tokenizer, or leave generate_interval = 0",
-                              config::data_sources(job).front().format));
+                              config::data_sources(job).front().format.text));
   }
   const std::vector<int64_t> prompt = codec->encode(eval.generate_prompt);
   if (prompt.empty()) {

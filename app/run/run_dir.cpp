@@ -63,7 +63,7 @@ void RunDir::pass_over(const std::string& problem) {
 
 fs::path RunDir::begun_from() const {
   const std::string& resume = context_.job.checkpoint.resume;
-  if (resume == "auto" || resume == "none" || resume == "restart") return {};
+  if (config::resume_of(resume) != config::Resume::named) return {};
   if (checkpoint::parse_step_folder(fs::path(resume).filename().string())) return resume;
   return choice_.from == StartFrom::named ? fs::path(checkpoint_) : fs::path{};
 }

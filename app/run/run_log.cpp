@@ -131,7 +131,7 @@ void announce(const RunContext& context, const std::vector<OpenSource>& sources)
   const int data_ranks = context.mesh.size(mesh::Group::batch);
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",
                job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context.plan.layers), "+"),
-               job.train.grad_accum_steps, job.data.lengths == "fixed" ? "" : "at most ",
+               job.train.grad_accum_steps, job.data.lengths == config::Lengths::fixed ? "" : "at most ",
                job.train.micro_batch_size, job.train.seq_len,
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
   for (const OpenSource& source : sources) {

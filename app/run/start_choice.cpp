@@ -28,8 +28,8 @@ bool same_but_for_layout(const config::JobConfig& saved, const config::JobConfig
 
 // Whether the run that `saved` is of was begun by this job's "restart".
 bool begun_by_restart(const SavedRun& saved, const config::JobConfig& job) {
-  return saved.job && saved.job->checkpoint.resume == "restart" && saved.step < saved.job->train.steps &&
-         same_but_for_layout(*saved.job, job);
+  return saved.job && config::resume_of(saved.job->checkpoint.resume) == config::Resume::restart &&
+         saved.step < saved.job->train.steps && same_but_for_layout(*saved.job, job);
 }
 
 StartChoice restart(const config::JobConfig& job, const Progress& progress) {
@@ -48,8 +48,8 @@ bool same_folder(const fs::path& a, const fs::path& b) {
 
 std::string passed_over(const config::JobConfig& job, const SavedRun& newest) {
   const std::string& resume = job.checkpoint.resume;
-  if (resume == "auto" || same_folder(resume, newest.folder) || same_folder(resume, job.run.dir) ||
-      same_folder(resume, newest.folder.parent_path())) {
+  if (config::resume_of(resume) == config::Resume::automatic || same_folder(resume, newest.folder) ||
+      same_folder(resume, job.run.dir) || same_folder(resume, newest.folder.parent_path())) {
     return "";
   }
   return fmt::format(
@@ -63,8 +63,8 @@ std::string passed_over(const config::JobConfig& job, const SavedRun& newest) {
 }  // namespace
 
 StartChoice choose_start(const config::JobConfig& job, const Progress& progress) {
-  const std::string& resume = job.checkpoint.resume;
-  if (resume == "restart") return restart(job, progress);
+  const config::Resume resume = config::resume_of(job.checkpoint.resume);
+  if (resume == config::Resume::restart) return restart(job, progress);
   if (progress.newest) {
     return {.from = StartFrom::own_checkpoint, .remark = passed_over(job, *progress.newest)};
   }
@@ -72,8 +72,7 @@ StartChoice choose_start(const config::JobConfig& job, const Progress& progress)
     throw Error(fmt::format("{} Or start over with checkpoint.resume = \"restart\", which sets them aside.",
                             progress.problem));
   }
-  const bool named = resume != "auto" && resume != "none";
-  return {.from = named ? StartFrom::named : StartFrom::nothing, .remark = {}};
+  return {.from = resume == config::Resume::named ? StartFrom::named : StartFrom::nothing, .remark = {}};
 }
 
 namespace fs = std::filesystem;
@@ -226,8 +225,8 @@ ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, co
   refuse_other_model(saved, sorted.model);
   ResumeTerms terms{.new_data = !sorted.data.empty(), .next_sample = saved.next_sample, .remarks = {}};
   if (terms.new_data) {
-    if (job.checkpoint.data == "same") refuse_other_data(saved, sorted.data);
-    if (job.checkpoint.data == "restart") terms.next_sample = 0;
+    if (job.checkpoint.data == config::ChangedData::same) refuse_other_data(saved, sorted.data);
+    if (job.checkpoint.data == config::ChangedData::restart) terms.next_sample = 0;
     terms.remarks.push_back(fmt::format("other data or another order than in {}, from sample {} on: {}",
                                         saved.folder.string(), terms.next_sample,
                                         fmt::join(sorted.data, "; ")));

@@ -16,15 +16,6 @@
 
 namespace pptrain {
 
-// How the files of a format (data.format) are called that a folder stands for.
-inline std::vector<std::string_view> file_endings(std::string_view format) {
-  if (format == "text") return {".txt"};
-  if (format == "jsonl") return {".jsonl", ".jsonl.gz", ".jsonl.zst"};
-  if (format == "parquet") return {".parquet"};
-  if (format == "npy") return {".npy"};
-  return {".bin"};
-}
-
 namespace source_files_detail {
 
 inline std::string in_quotes(const std::filesystem::path& path) {

@@ -28,12 +28,12 @@ std::string source_key(const JobConfig& job, size_t index, std::string_view key)
 }
 
 bool is_tokenized(const JobConfig& job, const DataSource& source) {
-  const bool text = source.format == "text" && !job.data.tokenizer.empty();
-  return text || source.format == "jsonl" || source.format == "parquet";
+  const bool text = source.format == DataFormat::text && !job.data.tokenizer.empty();
+  return text || source.format == DataFormat::jsonl || source.format == DataFormat::parquet;
 }
 
 bool is_of_bytes(const JobConfig& job, const DataSource& source) {
-  return source.format == "text" && !is_tokenized(job, source);
+  return source.format == DataFormat::text && !is_tokenized(job, source);
 }
 
 bool any_tokenized(const JobConfig& job) {
@@ -46,7 +46,7 @@ bool all_of_bytes(const JobConfig& job) {
 
 bool has_documents(const JobConfig& job) {
   return job.data.document_end >= 0 || std::ranges::all_of(data_sources(job), [&](const DataSource& source) {
-           return source.format == "megatron" || is_tokenized(job, source);
+           return source.format == DataFormat::megatron || is_tokenized(job, source);
          });
 }
 

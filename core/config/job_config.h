@@ -22,7 +22,7 @@ struct RunSection {
 
 // Hugging Face's config.json names. Unset sizes (0) must come from hf_dir.
 struct RopeScaling {
-  std::string rope_type = "default";  // default | linear | llama3
+  Word<RopeType> rope_type = RopeType::none;
   double factor = 1;
   double low_freq_factor = 1;
   double high_freq_factor = 4;
@@ -122,24 +122,24 @@ struct TrainSection {
 // One of [[data.sources]]; the keys of [data] with these names are short for the only one.
 struct DataSource {
   std::string name;
-  std::vector<std::string> path;      // files, folders and patterns
-  double weight = 1;                  // of its samples among those of all sources
-  std::string format = "text";        // text | jsonl | parquet | bin | llmc | megatron | npy
-  std::string dtype = "uint16";       // of a headerless .bin: uint16 | uint32
-  std::string text_key = "text";      // jsonl, parquet
-  std::string prompt_key;             // jsonl, parquet: with completion_key, in place of text_key
-  std::string completion_key;         //
-  std::string document_separator;     // text with a tokenizer; "": a file is a document
-  double val_fraction = 0;            //
-  std::vector<std::string> val_path;  // of the same format
+  std::vector<std::string> path;  // files, folders and patterns
+  double weight = 1;              // of its samples among those of all sources
+  Word<DataFormat> format = DataFormat::text;
+  Word<TokenType> dtype = TokenType::uint16;  // of a headerless .bin
+  std::string text_key = "text";              // jsonl, parquet
+  std::string prompt_key;                     // jsonl, parquet: with completion_key, in place of text_key
+  std::string completion_key;                 //
+  std::string document_separator;             // text with a tokenizer; "": a file is a document
+  double val_fraction = 0;                    //
+  std::vector<std::string> val_path;          // of the same format
 
   bool operator==(const DataSource&) const = default;
 };
 
 struct DataSection {
   std::vector<std::string> path;
-  std::string format = "text";
-  std::string dtype = "uint16";
+  Word<DataFormat> format = DataFormat::text;
+  Word<TokenType> dtype = TokenType::uint16;
   std::string text_key = "text";
   std::string prompt_key;
   std::string completion_key;
@@ -149,9 +149,9 @@ struct DataSection {
   bool add_special = true;  // the tokens that the tokenizer puts around a text
   Word<BadLines> bad_lines = BadLines::refuse;  // of JSONL
   int64_t document_end = -1;  // id of the token that ends a document; -1: none, or the files' index says
-  std::string packing = "sequential";  // none | sequential | best_fit
-  std::string lengths = "fixed";       // exact | padded | fixed
-  int64_t pad_to_multiple_of = 128;    // tokens, of padded
+  Word<Packing> packing = Packing::sequential;
+  Word<Lengths> lengths = Lengths::fixed;
+  int64_t pad_to_multiple_of = 128;  // tokens, of padded
   bool shuffle = true;
   double val_fraction = 0;
   std::vector<std::string> val_path;
@@ -200,7 +200,7 @@ struct CheckpointSection {
   int64_t keep_last_n = 3;      // 0: all
   int64_t keep_best_n = 0;      // beside these, those of the lowest validation losses
   std::string resume = "auto";  // auto | none | restart | PATH
-  std::string data = "same";    // same | continue | restart
+  Word<ChangedData> data = ChangedData::same;
 
   bool operator==(const CheckpointSection&) const = default;
 };

@@ -10,6 +10,7 @@
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/job_config.h"
+#include "core/config/layout_rules.h"
 #include "core/config/nearest.h"
 
 namespace pptrain::config {
@@ -37,10 +38,9 @@ void add_run(std::vector<Option>& options) {
       .decides(Effect::layout);
 }
 
-// In a qwen3_moe every layer has experts, but for those that these two say.
-bool has_dense_layers(const JobConfig& job) {
-  const ModelSection& m = job.model;
-  return m.arch != "qwen3_moe" || m.decoder_sparse_step > 1 || !m.mlp_only_layers.empty();
+// intermediate_size is the width of mixtral's experts too.
+bool has_intermediate_size(const JobConfig& job) {
+  return job.model.arch == "mixtral" || has_dense_layers(job.model);
 }
 
 void add_model_sizes(SectionFields<ModelSection>& model) {
@@ -52,7 +52,7 @@ void add_model_sizes(SectionFields<ModelSection>& model) {
            "hf_dir.")
       .between(0, max_size)
       .only_if("layers that have an MLP, or mixtral's experts",
-               {"model.decoder_sparse_step", "model.mlp_only_layers", "model.arch"}, has_dense_layers);
+               {"model.decoder_sparse_step", "model.mlp_only_layers", "model.arch"}, has_intermediate_size);
   model.add("num_hidden_layers", &ModelSection::num_hidden_layers, "Transformer blocks. 0: from hf_dir.")
       .between(0, 1 << 16);
   model.add("num_attention_heads", &ModelSection::num_attention_heads, "Query heads. 0: from hf_dir.")
@@ -179,8 +179,7 @@ void add_rope_scaling(std::vector<Option>& options) {
   const std::string type = "model.rope_scaling.rope_type";
   rope.add("rope_type", &RopeScaling::rope_type,
            "Change of the rotary frequencies: none, all divided by factor, or Llama 3.1's, which divides the "
-           "low ones.")
-      .one_of({"default", "linear", "llama3"});
+           "low ones.");
   rope.add("factor", &RopeScaling::factor, "How much longer the context is than the original one.")
       .at_least(1)
       .only_with(type, {"linear", "llama3"});
@@ -479,7 +478,8 @@ bool generates(const JobConfig& job) {
 }
 
 bool has_lines(const JobConfig& job) {
-  return std::ranges::any_of(data_sources(job), [](const DataSource& s) { return s.format == "jsonl"; });
+  return std::ranges::any_of(data_sources(job),
+                             [](const DataSource& s) { return s.format == DataFormat::jsonl; });
 }
 
 // What [data] and [[data.sources]] say alike of one source's files. `with` lets an option act only with these
@@ -487,19 +487,16 @@ bool has_lines(const JobConfig& job) {
 template <class Section>
 void add_files(SectionFields<Section>& fields,
                const std::function<void(Option&, const std::vector<std::string>& formats)>& with) {
-  fields
-      .add("format", &Section::format,
-           "text: a token is a byte; with data.tokenizer, a file is a document. jsonl: a document a line, an "
-           "object with its text under text_key; .gz and .zst are unpacked. parquet: a document a row. These "
-           "are made "
-           "tokens once, by the tokenizer (data.cache). bin: tokens of dtype without a header. llmc: llm.c's "
-           "format with a header. megatron: Megatron-LM's, PREFIX.bin with PREFIX.idx beside it, which has "
-           "the "
-           "tokens' type and where documents end. npy: NumPy's, an array of integers of one dimension.")
-      .one_of({"text", "jsonl", "parquet", "bin", "llmc", "megatron", "npy"});
-  with(fields.add("dtype", &Section::dtype, "Type of a token in a headerless file.")
-           .one_of({"uint16", "uint32"}),
-       {"bin"});
+  fields.add(
+      "format", &Section::format,
+      "text: a token is a byte; with data.tokenizer, a file is a document. jsonl: a document a line, an "
+      "object with its text under text_key; .gz and .zst are unpacked. parquet: a document a row. These "
+      "are made "
+      "tokens once, by the tokenizer (data.cache). bin: tokens of dtype without a header. llmc: llm.c's "
+      "format with a header. megatron: Megatron-LM's, PREFIX.bin with PREFIX.idx beside it, which has "
+      "the "
+      "tokens' type and where documents end. npy: NumPy's, an array of integers of one dimension.");
+  with(fields.add("dtype", &Section::dtype, "Type of a token in a headerless file."), {"bin"});
   with(fields.add("text_key", &Section::text_key, "Key, or column, of a document's text."),
        {"jsonl", "parquet"});
   with(fields.add("prompt_key", &Section::prompt_key,
@@ -559,7 +556,6 @@ void add_data(std::vector<Option>& options) {
           "fixed lengths are full, and cut documents. best_fit: those that fill rows best, none cut. none: a "
           "row is a document. Where documents are not cut, a sample is a document; one longer than a row is "
           "cut into rows, each with its own attention and positions.")
-      .one_of({"none", "sequential", "best_fit"})
       .only_if(documents_known, document_keys, has_documents);
   data.add(
           "lengths", &DataSection::lengths,
@@ -567,7 +563,6 @@ void add_data(std::vector<Option>& options) {
           "those of its documents, no padding; the documents of a step are shared out so that microbatches "
           "cost alike. padded: as many as the step's longest microbatch has, rounded up to "
           "pad_to_multiple_of. At most micro_batch_size * seq_len, for which memory and time are predicted.")
-      .one_of({"fixed", "exact", "padded"})
       .only_if(documents_known, document_keys, has_documents);
   data.add("pad_to_multiple_of", &DataSection::pad_to_multiple_of,
            "A padded microbatch has a multiple of so many tokens, unless it is full.")
@@ -764,13 +759,11 @@ void add_checkpoint(std::vector<Option>& options) {
            "goes "
            "on.")
       .such_as({"auto", "none", "restart"});
-  checkpoint
-      .add(
-          "data", &CheckpointSection::data,
-          "Where data or their order (data.*, train.seq_len, run.seed) are not those that the checkpoint was "
-          "trained on. same: the start is refused. continue: goes on at the same sample number of the new "
-          "order. restart: begins with the new order's first sample.")
-      .one_of({"same", "continue", "restart"});
+  checkpoint.add(
+      "data", &CheckpointSection::data,
+      "Where data or their order (data.*, train.seq_len, run.seed) are not those that the checkpoint was "
+      "trained on. same: the start is refused. continue: goes on at the same sample number of the new "
+      "order. restart: begins with the new order's first sample.");
 }
 
 void add_eval_and_metrics(std::vector<Option>& options) {

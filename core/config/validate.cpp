@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@
 #include "core/base/special_file.h"
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
+#include "core/config/layout_rules.h"
 #include "core/config/options.h"
 #include "core/config/sizes.h"
 #include "core/net/listen_address.h"
@@ -90,7 +92,7 @@ bool has_weights(const std::string& dir) {
 }
 
 void require_files(Document& document, const std::string& option, const std::vector<std::string>& paths,
-                   const std::string& format) {
+                   DataFormat format) {
   if (document.broken.contains(option)) return;
   try {
     source_files(paths, file_endings(format));
@@ -125,82 +127,6 @@ void check_axes(Document& document) {
   }
 }
 
-// Has a layer an MLP? intermediate_size acts for mixtral too: it is the width of its experts, which
-// tensor-parallel ranks do not cut.
-bool has_mlp(const JobConfig& job) {
-  return job.model.arch != "mixtral" && holds(*find_option("model.intermediate_size")->acts_when, job);
-}
-
-// Tensor-parallel ranks share out heads, the MLP's inner width, vocabulary and rows. Sizes that are missing
-// are reported elsewhere.
-void check_tensor_parallel(Document& document) {
-  const JobConfig& job = document.job;
-  const ModelSection& model = job.model;
-  const int64_t tp = job.distributed.tp;
-  if (tp <= 1) return;
-  const auto report = [&](std::string_view option, const std::string& problem) {
-    document.report_conflict({"distributed.tp", option, "model.hf_dir"},
-                             fmt::format("tp = {} {}", tp, problem));
-  };
-  if (model.num_attention_heads % tp != 0) {
-    report("model.num_attention_heads",
-           fmt::format("does not divide num_attention_heads = {}", model.num_attention_heads));
-  }
-  const int64_t kv_heads = model.num_key_value_heads;
-  if (kv_heads > 0 && kv_heads % tp != 0 && tp % kv_heads != 0) {
-    report("model.num_key_value_heads",
-           fmt::format("neither divides num_key_value_heads = {} nor is a multiple of it", kv_heads));
-  }
-  if (has_mlp(job) && model.intermediate_size % tp != 0) {
-    report("model.intermediate_size",
-           fmt::format("does not divide intermediate_size = {}", model.intermediate_size));
-  }
-  if (model.vocab_size > 0 && model.vocab_size < tp) {
-    report("model.vocab_size", fmt::format("is more than vocab_size = {}", model.vocab_size));
-  }
-  const int64_t tokens =
-      job.train.micro_batch_size * job.train.seq_len / std::max<int64_t>(1, job.distributed.cp);
-  if (tokens < tp) {
-    document.report_conflict(
-        {"distributed.tp", "train.seq_len", "train.micro_batch_size"},
-        fmt::format("tp = {} is more than the {} tokens of a rank's microbatch", tp, tokens));
-  }
-}
-
-void check_experts(Document& document) {
-  const int64_t ep = document.job.distributed.ep, experts = document.job.model.num_experts;
-  if (ep == 1) return;
-  if (experts == 0) {
-    document.report_conflict({"distributed.ep", "model.num_experts", "model.arch"},
-                             fmt::format("ep = {} shares out experts, but this model has none", ep));
-  } else if (experts % ep != 0) {
-    document.report_conflict({"distributed.ep", "model.num_experts", "model.hf_dir"},
-                             fmt::format("num_experts = {} is not divisible by ep = {}", experts, ep));
-  }
-}
-
-// Context-parallel ranks share out each row in equal pieces, and Ulysses' each tensor-parallel rank's heads.
-void check_context(Document& document) {
-  const DistributedSection& d = document.job.distributed;
-  const int64_t seq_len = document.job.train.seq_len, heads = document.job.model.num_attention_heads;
-  if (d.cp <= 1 || d.tp < 1) return;
-  const bool ring = d.cp_kind == ContextKind::ring;
-  if (const int64_t pieces = ring ? 2 * d.cp : d.cp; seq_len % pieces != 0) {
-    document.report_conflict(
-        {"distributed.cp", "train.seq_len"},
-        fmt::format("seq_len = {} is not divisible by {} = {}: cp_kind = \"{}\" cuts each row into as many "
-                    "equal pieces",
-                    seq_len, ring ? "2 * cp" : "cp", pieces, d.cp_kind.text));
-  }
-  if (!ring && heads % d.tp == 0 && heads / d.tp % d.cp != 0) {
-    document.report_conflict(
-        {"distributed.cp", "model.num_attention_heads"},
-        fmt::format("cp_kind = \"ulysses\" shares out heads, but num_attention_heads / tp = {} is not "
-                    "divisible by cp = {}: take another cp, or cp_kind = \"ring\"",
-                    heads / d.tp, d.cp));
-  }
-}
-
 void check_data_files(Document& document) {
   const std::vector<DataSource> sources = data_sources(document.job);
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -230,19 +156,20 @@ void check_short_form(Document& document) {
 // The keys of one source that act only with other formats.
 void check_source_keys(Document& document, const DataSource& source,
                        const std::function<void(std::string_view key, const std::string& text)>& report) {
-  const bool records = source.format == "jsonl" || source.format == "parquet";
+  const bool records = source.format == DataFormat::jsonl || source.format == DataFormat::parquet;
   const DataSource defaults;
   const bool listed = !document.job.data.sources.empty();  // else its keys are options with conditions
   const auto only_with = [&](const char* key, bool acts, bool changed, const char* formats) {
     if (listed && changed && !acts)
       report(key, fmt::format("acts only with format = {}, which is {} here: remove it, or change that",
-                              formats, toml_string(source.format)));
+                              formats, toml_string(source.format.text)));
   };
-  only_with("dtype", source.format == "bin", source.dtype != defaults.dtype, "bin");
+  only_with("dtype", source.format == DataFormat::bin, source.dtype != defaults.dtype, "bin");
   only_with("text_key", records, source.text_key != defaults.text_key, "jsonl or parquet");
   only_with("prompt_key", records, !source.prompt_key.empty(), "jsonl or parquet");
   only_with("completion_key", records, !source.completion_key.empty(), "jsonl or parquet");
-  only_with("document_separator", source.format == "text", !source.document_separator.empty(), "text");
+  only_with("document_separator", source.format == DataFormat::text, !source.document_separator.empty(),
+            "text");
   if (!source.document_separator.empty() && is_of_bytes(document.job, source))
     report("document_separator",
            "acts only with a tokenizer, which makes tokens of the text: give "
@@ -338,7 +265,7 @@ void check_resume(Document& document) {
   std::error_code error;
   // It counts for the first start alone: what a run of weeks began with may have been deleted since.
   const bool used = fs::exists(fs::path(document.job.run.dir) / "checkpoints", error);
-  if (resume != "auto" && resume != "none" && resume != "restart" && !used && !fs::exists(resume, error)) {
+  if (resume_of(resume) == Resume::named && !used && !fs::exists(resume, error)) {
     document.report(
         "checkpoint.resume",
         fmt::format("{} does not exist; expected auto, none, restart, or the path of a checkpoint",
@@ -459,9 +386,9 @@ void validate(Document& document, bool needs_files) {
   }
   check_hf_weights(document, needs_files);
   check_axes(document);
-  check_tensor_parallel(document);
-  check_experts(document);
-  check_context(document);
+  check_layout(document.job, [&](std::initializer_list<std::string_view> options, const std::string& text) {
+    document.report_conflict(options, text);
+  });
   check_data(document);
   check_profile(document);
   check_metrics(document);

@@ -18,6 +18,26 @@ enum class Init { random, hf };
 enum class ContextKind { ring, ulysses };
 enum class ReduceGradients { step, microbatch };
 enum class BadLines { refuse, skip };
+enum class DataFormat { text, jsonl, parquet, bin, llmc, megatron, npy };
+enum class TokenType { uint16, uint32 };
+// Which documents share a row of seq_len tokens. Longer ones come in pieces of seq_len, each a document of
+// its own whose last target is the next piece's first token.
+enum class Packing {
+  none,        // a row is a document
+  sequential,  // documents one after the other, whole; with Lengths::fixed rows are full and cut documents
+  best_fit,    // those that fit best; rows are filled up
+};
+// How long microbatches are.
+enum class Lengths {
+  fixed,   // rows of seq_len each
+  exact,   // as long as their documents
+  padded,  // as long as the step's longest, rounded up
+};
+// checkpoint.resume: a word, or the path of a checkpoint.
+enum class Resume { automatic, none, restart, named };
+enum class RopeType { none, linear, llama3 };
+// What a run whose data changed does: it refuses, goes on at the same sample, or begins with the first one.
+enum class ChangedData { same, go_on, restart };
 
 // The words of an enum's values, in their order.
 template <class E>
@@ -34,6 +54,40 @@ template <>
 inline constexpr std::array words<ReduceGradients> = std::to_array<std::string_view>({"step", "microbatch"});
 template <>
 inline constexpr std::array words<BadLines> = std::to_array<std::string_view>({"refuse", "skip"});
+template <>
+inline constexpr std::array words<DataFormat> =
+    std::to_array<std::string_view>({"text", "jsonl", "parquet", "bin", "llmc", "megatron", "npy"});
+template <>
+inline constexpr std::array words<TokenType> = std::to_array<std::string_view>({"uint16", "uint32"});
+template <>
+inline constexpr std::array words<Packing> = std::to_array<std::string_view>({"none", "sequential",
+                                                                              "best_fit"});
+template <>
+inline constexpr std::array words<Lengths> = std::to_array<std::string_view>({"fixed", "exact", "padded"});
+template <>
+inline constexpr std::array words<RopeType> = std::to_array<std::string_view>({"default", "linear",
+                                                                               "llama3"});
+template <>
+inline constexpr std::array words<Resume> = std::to_array<std::string_view>({"auto", "none", "restart"});
+template <>
+inline constexpr std::array words<ChangedData> = std::to_array<std::string_view>({"same", "continue",
+                                                                                  "restart"});
+
+// How the files of a format are called that a folder stands for.
+inline std::vector<std::string_view> file_endings(DataFormat format) {
+  switch (format) {
+    case DataFormat::text:
+      return {".txt"};
+    case DataFormat::jsonl:
+      return {".jsonl", ".jsonl.gz", ".jsonl.zst"};
+    case DataFormat::parquet:
+      return {".parquet"};
+    case DataFormat::npy:
+      return {".npy"};
+    default:
+      return {".bin"};
+  }
+}
 
 // A value of E that the loader reads and writes as text. `text` is always one of E's words: the loader takes
 // no other.
@@ -48,6 +102,10 @@ struct Word {
   friend bool operator==(const Word& a, const Word& b) { return a.text == b.text; }
   friend bool operator==(const Word& a, E b) { return E(a) == b; }
 };
+
+inline Resume resume_of(std::string_view text) {
+  return static_cast<Resume>(std::ranges::find(words<Resume>, text) - words<Resume>.begin());
+}
 
 template <class E>
 std::vector<std::string> words_of() {

@@ -5,30 +5,14 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
+#include "core/config/word.h"
 #include "core/tokens/context_split.h"
 
 namespace pptrain::data {
 
-// Which documents share a row of seq_len tokens. Longer ones come in pieces of seq_len, each a document of
-// its own whose last target is the next piece's first token.
-enum class Packing {
-  none,        // a row is a document
-  sequential,  // documents one after the other, whole; with Lengths::fixed rows are full and cut documents
-  best_fit,    // those that fit best; rows are filled up
-};
-
-// How long microbatches are.
-enum class Lengths {
-  fixed,   // rows of seq_len each
-  exact,   // as long as their documents
-  padded,  // as long as the step's longest, rounded up
-};
-
-// By their names in a job. Throw UsageError that lists the valid ones.
-Packing parse_packing(const std::string& name);
-Lengths parse_lengths(const std::string& name);
+using config::Lengths;
+using config::Packing;
 
 struct LoaderOptions {
   int64_t seq_len = 0;

@@ -21,16 +21,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-constexpr std::array<std::pair<std::string_view, Format>, 5> format_names{{{"text", Format::text},
-                                                                           {"bin", Format::bin},
-                                                                           {"llmc", Format::llmc},
-                                                                           {"megatron", Format::megatron},
-                                                                           {"npy", Format::npy}}};
-
-std::string_view name_of(Format format) {
-  return std::ranges::find(format_names, format, &std::pair<std::string_view, Format>::second)->first;
-}
-
 constexpr size_t llmc_header_ints = 256;
 struct LlmcVariant {
   int32_t magic;
@@ -85,7 +75,7 @@ LlmcHeader read_llmc_header(const io::MappedFile& file) {
 
 std::vector<std::filesystem::path> token_files(const Source& source) {
   try {
-    return source_files(source.paths, file_endings(name_of(source.format)));
+    return source_files(source.paths, config::file_endings(source.format));
   } catch (const Error& error) {
     throw Error(fmt::format("data: {}", error.what()));
   }
@@ -107,19 +97,6 @@ bool has_llmc_header(const io::RegularFile& file) {
   if (file.size() < llmc_header_ints * sizeof(int32_t)) return false;
   file.read(0, std::as_writable_bytes(std::span(begin)));
   return find_variant(begin[0], begin[1]) != nullptr;
-}
-
-Format parse_format(const std::string& name) {
-  for (const auto& [known, format] : format_names) {
-    if (known == name) return format;
-  }
-  throw UsageError(fmt::format("data.format: '{}' is not one of text, bin, llmc, megatron, npy", name));
-}
-
-int parse_token_bytes(const std::string& dtype) {
-  if (dtype == "uint16") return 2;
-  if (dtype == "uint32") return 4;
-  throw UsageError(fmt::format("data.dtype: '{}' is not one of uint16, uint32", dtype));
 }
 
 TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_size_(vocab_size) {
@@ -151,6 +128,10 @@ TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& pa
   segment.file = std::make_shared<const io::MappedFile>(path);
   segment.ids = segment.file->bytes();
   switch (source.format) {
+    case Format::jsonl:
+    case Format::parquet:
+      throw Error(
+          fmt::format("'{}': texts are no tokens: a tokenizer makes them (pptrain tokenize)", path.string()));
     case Format::text:
       segment.token_bytes = 1;
       break;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/config/word.h"
 #include "core/data/prompts.h"
 #include "core/io/files.h"
 #include "core/io/mapped_file.h"
@@ -23,17 +24,14 @@ namespace pptrain::data {
 // megatron: ids without a header, of the type that PREFIX.idx beside PREFIX.bin says (document_index.h), and
 //       where there is a PREFIX.prompts, prompts (prompts.h).
 // npy:  NumPy's array of integers of one dimension.
-enum class Format { text, bin, llmc, megatron, npy };
-// Throws UsageError that lists the valid names.
-Format parse_format(const std::string& name);
+// Texts (jsonl, parquet) are refused: a tokenizer makes them tokens first.
+using Format = config::DataFormat;
 
 struct Source {
   std::vector<std::string> paths;  // files, folders and patterns (source_files.h), one stream together
   Format format = Format::text;
   int token_bytes = 2;  // bin: 2 (uint16) or 4 (uint32)
 };
-// "uint16" or "uint32" as bytes; throws UsageError.
-int parse_token_bytes(const std::string& dtype);
 
 // The files that a source stands for, in their order. Throws Error where there are none.
 std::vector<std::filesystem::path> token_files(const Source& source);

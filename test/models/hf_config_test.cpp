@@ -96,7 +96,7 @@ TEST_CASE("a qwen3 directory, and the newer rope_parameters") {
   folder.write("hf/config.json", config.dump());
   const ModelSection newer = parse(job_text(folder, "")).model;
   CHECK(newer.rope_theta == 250000);
-  CHECK(newer.rope_scaling.rope_type == "linear");
+  CHECK(newer.rope_scaling.rope_type == config::RopeType::linear);
   CHECK(newer.rope_scaling.factor == 2);
 }
 

@@ -69,7 +69,7 @@ TEST_CASE("config.json gives the model back, of every architecture") {
     INFO(architecture->name);
     ModelSection model = section_of(architecture->name);
     CHECK(there_and_back(model) == model);
-    model.rope_scaling = {.rope_type = "linear", .factor = 2.5};
+    model.rope_scaling = {.rope_type = config::RopeType::linear, .factor = 2.5};
     CHECK(there_and_back(model) == model);
     model.rope_scaling = {"llama3", 8, 1.25, 4.5, 4096};
     CHECK(there_and_back(model) == model);

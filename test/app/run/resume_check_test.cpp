@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "test/support/catch.h"
 
+using pptrain::config::ChangedData;
 using namespace pptrain;
 using namespace pptrain::app;
 using pptrain::test::contains_text;
@@ -53,7 +54,7 @@ TEST_CASE("what changes the model is refused, with both values") {
       {[](auto& job) { job.model.num_attention_heads = 16; }, "model.num_attention_heads was 8, is 16"},
       {[](auto& job) { job.model.head_dim = 32; }, "model.head_dim was 64, is 32"},
       {[](auto& job) { job.model.rope_theta = 5e5; }, "model.rope_theta was 10000.0, is 500000.0"},
-      {[](auto& job) { job.model.rope_scaling.rope_type = "linear"; },
+      {[](auto& job) { job.model.rope_scaling.rope_type = config::RopeType::linear; },
        "model.rope_scaling.rope_type was \"default\", is \"linear\""},
       {[](auto& job) { job.model.rope_scaling.factor = 8; }, "model.rope_scaling.factor was 1.0, is 8.0"},
       {[](auto& job) { job.model.rms_norm_eps = 1e-5; }, "model.rms_norm_eps was 1e-06, is 1e-05"},
@@ -64,7 +65,7 @@ TEST_CASE("what changes the model is refused, with both values") {
       {[](auto& job) { job.optimizer.name = "muon"; }, "optimizer.name was \"adamw\", is \"muon\""},
   };
   for (const auto& [change, words] : cases) {
-    for (const char* data : {"same", "continue", "restart"}) {
+    for (const auto data : {ChangedData::same, ChangedData::go_on, ChangedData::restart}) {
       config::JobConfig job = changed(change);
       job.checkpoint.data = data;
       CHECK_THROWS_AS(check_resume(saved_by(plain_job()), job, "aaaa"), UsageError);
@@ -99,10 +100,12 @@ TEST_CASE("what changes the order of the data is refused, unless the job says wh
       {[](auto& job) { job.data.val_fraction = 0.1; }, "data.val_fraction was 0.0, is 0.1"},
       {[](auto& job) { job.data.shuffle = false; }, "data.shuffle was true, is false"},
       {[](auto& job) { job.data.document_end = 3; }, "data.document_end was -1, is 3"},
-      {[](auto& job) { job.data.packing = "none"; }, "data.packing was \"sequential\", is \"none\""},
-      {[](auto& job) { job.data.lengths = "exact"; }, "data.lengths was \"fixed\", is \"exact\""},
+      {[](auto& job) { job.data.packing = config::Packing::none; },
+       "data.packing was \"sequential\", is \"none\""},
+      {[](auto& job) { job.data.lengths = config::Lengths::exact; },
+       "data.lengths was \"fixed\", is \"exact\""},
       {[](auto& job) { job.data.pad_to_multiple_of = 64; }, "data.pad_to_multiple_of was 128, is 64"},
-      {[](auto& job) { job.data.format = "bin"; }, "data.format was \"text\", is \"bin\""},
+      {[](auto& job) { job.data.format = config::DataFormat::bin; }, "data.format was \"text\", is \"bin\""},
   };
   for (const auto& [change, words] : cases) {
     config::JobConfig job = changed(change);
@@ -110,7 +113,8 @@ TEST_CASE("what changes the order of the data is refused, unless the job says wh
     CHECK_THROWS_WITH(check_resume(saved_by(plain_job()), job, "aaaa"),
                       contains_text(words) && contains_text("checkpoint.data = \"continue\"") &&
                           contains_text("sample 320"));
-    for (const auto& [meant, sample] : {std::pair("continue", 320), std::pair("restart", 0)}) {
+    for (const auto& [meant, sample] :
+         {std::pair(ChangedData::go_on, 320), std::pair(ChangedData::restart, 0)}) {
       job.checkpoint.data = meant;
       const ResumeTerms terms = check_resume(saved_by(plain_job()), job, "aaaa");
       CHECK(terms.new_data);

@@ -141,7 +141,8 @@ TEST_CASE("overrides win over the file and are TOML, or bare words") {
   CHECK(accepted(folder, "optimizer.betas=[0.8, 0.9]").optimizer.betas == std::vector<double>{0.8, 0.9});
   CHECK(accepted(folder, "checkpoint.resume=none").checkpoint.resume == "none");
   CHECK(accepted(folder, "checkpoint.resume=" + folder.path()).checkpoint.resume == folder.path());
-  CHECK(accepted(folder, "model.rope_scaling.rope_type=llama3").model.rope_scaling.rope_type == "llama3");
+  CHECK(accepted(folder, "model.rope_scaling.rope_type=llama3").model.rope_scaling.rope_type ==
+        RopeType::llama3);
   CHECK(accepted(folder, "model.rope_scaling={rope_type='linear', factor=4}").model.rope_scaling.factor ==
         4.0);
 }

@@ -351,7 +351,8 @@ TEST_CASE("a data.dtype has nothing to act on unless the file is headerless") {
   const Folder folder;
   CHECK_THAT(refusal("[data]\nformat = 'llmc'\ndtype = 'uint32'\n", essentials(folder)),
              StartsWith("job.toml:3:9: data.dtype: acts only with data.format = bin"));
-  CHECK(parse("[data]\nformat = 'bin'\ndtype = 'uint32'\n", essentials(folder)).data.dtype == "uint32");
+  CHECK(parse("[data]\nformat = 'bin'\ndtype = 'uint32'\n", essentials(folder)).data.dtype ==
+        TokenType::uint32);
 }
 
 TEST_CASE("sources: what each must say, and what is said of them in the wrong place") {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/config/word.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 
@@ -19,7 +20,8 @@ TEST_CASE("files, folders, patterns and lists of them, in order") {
   const std::string here = folder.path().string() + "/";
   const auto names = [&](const std::vector<std::string>& paths) {
     std::string all;
-    for (const auto& file : source_files(paths, file_endings("jsonl"))) all += file.filename().string() + " ";
+    for (const auto& file : source_files(paths, config::file_endings(config::DataFormat::jsonl)))
+      all += file.filename().string() + " ";
     return all;
   };
   CHECK(names({here}) == "a.jsonl.gz b.jsonl c.jsonl.zst e[1].jsonl ");
@@ -30,7 +32,8 @@ TEST_CASE("files, folders, patterns and lists of them, in order") {
   CHECK(names({}).empty());
   CHECK_THROWS_WITH(names({here + "z*"}), contains_text("is a pattern that no file has the name of"));
   CHECK_THROWS_WITH(names({here + "z"}), contains_text("does not exist (a path is relative to"));
-  CHECK_THROWS_WITH(source_files(std::vector<std::string>{here}, file_endings("npy")),
-                    contains_text("is a folder without *.npy files"));
+  CHECK_THROWS_WITH(
+      source_files(std::vector<std::string>{here}, config::file_endings(config::DataFormat::npy)),
+      contains_text("is a folder without *.npy files"));
   CHECK_THROWS_WITH(names({"/dev/null"}), contains_text("is a device"));
 }

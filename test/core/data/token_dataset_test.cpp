@@ -93,10 +93,8 @@ TEST_CASE("what is not there is named") {
   CHECK_THROWS_WITH(TokenDataset({.paths = {folder.path()}}, 256), contains_text("without *.txt files"));
   CHECK_THROWS_WITH(TokenDataset({.paths = {folder.write("empty.txt", "")}}, 256),
                     contains_text("empty.txt") && contains_text("no tokens"));
-  CHECK_THROWS_AS(parse_format("txt"), UsageError);
-  CHECK_THROWS_AS(parse_token_bytes("int16"), UsageError);
-  CHECK(parse_format("llmc") == Format::llmc);
-  CHECK(parse_token_bytes("uint32") == 4);
+  CHECK_THROWS_WITH(TokenDataset({{folder.write("a.jsonl", "{}")}, Format::jsonl}, 256),
+                    contains_text("texts are no tokens"));
 }
 
 TEST_CASE("an id beyond the vocabulary is named with its file and place") {
