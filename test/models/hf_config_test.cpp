@@ -72,7 +72,7 @@ TEST_CASE("a llama directory gives every key of the model") {
   CHECK(m.vocab_size == 300);
   CHECK(m.max_position_embeddings == 131072);
   CHECK(m.rope_theta == 500000);
-  CHECK(m.rope_scaling == RopeScaling{"llama3", 32, 1.5, 4.5, 4096});
+  CHECK(m.rope_scaling == RopeScaling{config::RopeType::llama3, 32, 1.5, 4.5, 4096});
   CHECK(m.rms_norm_eps == 1e-5);
   CHECK(m.initializer_range == 0.03);
   CHECK(m.tie_word_embeddings);
@@ -171,7 +171,7 @@ TEST_CASE("keys that fix the weights must agree with hf_dir; others win over it"
                                   .model;
   CHECK(longer.rope_theta == 1e6);
   CHECK(longer.max_position_embeddings == 200000);
-  CHECK(longer.rope_scaling == RopeScaling{"linear", 2, 1, 4, 8192});
+  CHECK(longer.rope_scaling == RopeScaling{config::RopeType::linear, 2, 1, 4, 8192});
 }
 
 TEST_CASE("a resolved job with hf_dir reads back as the same job") {
