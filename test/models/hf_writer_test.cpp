@@ -71,7 +71,7 @@ TEST_CASE("config.json gives the model back, of every architecture") {
     CHECK(there_and_back(model) == model);
     model.rope_scaling = {.rope_type = config::RopeType::linear, .factor = 2.5};
     CHECK(there_and_back(model) == model);
-    model.rope_scaling = {"llama3", 8, 1.25, 4.5, 4096};
+    model.rope_scaling = {config::RopeType::llama3, 8, 1.25, 4.5, 4096};
     CHECK(there_and_back(model) == model);
     model.tie_word_embeddings = model.attention_bias = model.mlp_bias = model.norm_topk_prob = false;
     model.mlp_only_layers.clear();
