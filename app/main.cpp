@@ -8,9 +8,8 @@
 #include <exception>
 
 #include "app/commands/command_line.h"
-#include "app/commands/commit.h"
-#include "app/commands/version.h"
-#include "app/quick/write_answers.h"
+#include "app/commands/commands.h"
+#include "app/quick/answers.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
 #include "core/base/printable.h"

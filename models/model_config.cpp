@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/config/layout_rules.h"
+#include "core/config/validate.h"
 #include "models/registry.h"
 
 namespace pptrain::models {

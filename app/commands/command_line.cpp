@@ -10,13 +10,8 @@
 #include <string_view>
 
 #include "app/commands/commands.h"
-#include "app/commands/completion.h"
-#include "app/commands/convert.h"
-#include "app/commands/live.h"
-#include "app/commands/tokenize.h"
-#include "app/commands/version.h"
 #include "core/base/error.h"
-#include "core/config/aliases.h"
+#include "core/config/nearest.h"
 #include "core/config/options.h"
 
 namespace pptrain::app {
@@ -124,7 +119,7 @@ int CommandLine::run(int argc, char** argv) {
     const bool asked = cli_.exit(error, out, text) == 0;  // --help, --version
     fmt::print("{}", out.str());
     if (asked) return 0;
-    // Most subcommands are no work of several ranks: whoever runs one speaks for itself.
+    // Most subcommands are not run by several ranks: each process prints its own refusal.
     const std::string refusal = describe_refusal(text.str(), argc, argv);
     if (!chosen().of_ranks) throw UsageError(refusal);
     return refuse(refusal);

@@ -11,17 +11,18 @@
 
 namespace pptrain::app {
 
-// --- How to write what somebody most likely meant by arguments that are refused.
+// --- Hints for arguments that are refused: how to write what was most likely meant.
 
-// `arguments`: of the command line, without the program's name; `refusal`: CLI11's, which names those that
-// are not known. "a job is named so: --config job.toml"; empty where there is nothing to say.
+// `arguments`: the command line without the program's name; `refusal`: CLI11's message, which names unknown
+// arguments. Returns a hint such as "a job is named so: --config job.toml", or "".
 std::string argument_hint(std::span<const std::string> arguments, std::string_view refusal);
 
-// A command of the program, and whoever runs it.
+// A command of the program, and the function that runs it.
 struct Command {
   const CLI::App* app = nullptr;
   std::function<int()> run;
-  bool of_ranks = false;  // the ranks of a launch run it together: wrong arguments are said once
+  bool of_ranks =
+      false;  // the ranks of a launch run it together: one of them prints what is wrong with the arguments
 };
 
 // The whole tree of options and subcommands. CLI11 refers to the arguments that it fills, so it stays where

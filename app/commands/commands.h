@@ -3,11 +3,15 @@
 // arguments, 3 stopped after saving.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "app/convert/convert.h"
 #include "core/config/word.h"
+#include "core/metrics/console.h"
 
 namespace CLI {
 class App;
@@ -18,6 +22,9 @@ enum class PlanFormat { text, csv, json, svg, trace };
 }  // namespace pptrain::app
 
 template <>
+inline constexpr std::array pptrain::config::words<pptrain::metrics::Color> =
+    std::to_array<std::string_view>({"auto", "always", "never"});
+template <>
 inline constexpr std::array pptrain::config::words<pptrain::app::PlanFormat> =
     std::to_array<std::string_view>({"text", "csv", "json", "svg", "trace"});
 
@@ -26,11 +33,11 @@ namespace pptrain::app {
 struct JobArguments {
   std::string config;            // TOML file
   std::vector<std::string> set;  // "section.key=value"
-  int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not said
+  int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not given
 };
 
 struct TrainArguments : JobArguments {
-  std::string color = "auto";  // auto | always | never
+  config::Word<metrics::Color> color = metrics::Color::automatic;
 };
 
 struct PlanArguments : JobArguments {
@@ -67,8 +74,35 @@ struct GenerateArguments : JobArguments {
   bool json = false;
 };
 
+// Of status, save and stop: a run that is under way, through its folder.
+struct LiveArguments {
+  std::string run;  // run.dir
+  bool json = false;
+  double wait_s = 600;  // for the answer of a run
+  bool no_wait = false;
+};
+
 struct VerifyArguments {
   std::string checkpoint_dir;
+};
+
+struct TokenizeArguments {
+  std::string tokenizer;  // tokenizer.json, or its folder
+  std::string out;        // PREFIX of .bin and .idx
+  std::string key;        // JSONL, Parquet
+  std::string prompt_key, completion_key;
+  std::string separator;  // between documents, with \n, \t and \\ for what they are in C
+  std::string eos;        // a token, an id or "none"; empty: what the tokenizer's folder says
+  config::Word<config::BadLines> bad_lines = config::BadLines::refuse;
+  bool no_special = false;
+  bool overwrite = false;
+  int64_t threads = 0;  // 0: as many as there are cores
+  std::vector<std::string> files;
+};
+
+struct CompletionArguments {
+  CLI::App* program = nullptr;  // whose commands are completed
+  std::string shell;            // bash | zsh | fish
 };
 
 struct ConfigArguments {
@@ -87,19 +121,46 @@ CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments);
 CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments);
 CLI::App* add_generate(CLI::App& cli, GenerateArguments& arguments);
 CLI::App* add_verify(CLI::App& cli, VerifyArguments& arguments);
+CLI::App* add_status(CLI::App& cli, LiveArguments& arguments);
+CLI::App* add_save(CLI::App& cli, LiveArguments& arguments);
+CLI::App* add_stop(CLI::App& cli, LiveArguments& arguments);
 CLI::App* add_report(CLI::App& cli, ReportArguments& arguments);
+CLI::App* add_convert(CLI::App& cli, ConvertArguments& arguments);
+CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments);
 CLI::App* add_config(CLI::App& cli, ConfigArguments& arguments);
+CLI::App* add_completion(CLI::App& cli, CompletionArguments& arguments);
 
 int train(const TrainArguments& arguments);
 int eval(const EvalArguments& arguments);
 int generate(const GenerateArguments& arguments);
-// In place of train() where the arguments are wrong: `fault` is told to the other ranks of the launch, as a
-// fault of the job would be, and said once. Without a launcher it is thrown as UsageError.
+// Replaces train() where the arguments are wrong: the ranks of a launch exchange `fault`, as they do with a
+// fault of the job, and one prints it. Without a launcher it is thrown as UsageError.
 int refuse(const std::string& fault);
 int check(const JobArguments& arguments);
 int plan(const PlanArguments& arguments);
 int verify(const VerifyArguments& arguments);
+// 0 while the run is under way; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.
+int status(const LiveArguments& arguments);
+// 0 done, 1 refused, failed or not answered.
+int save(const LiveArguments& arguments);
+int stop(const LiveArguments& arguments);
 int report(const ReportArguments& arguments);
+int run_convert(const ConvertArguments& arguments);
+int tokenize(const TokenizeArguments& arguments);
 int print_keys(const ConfigArguments& arguments);
+int print_completion(const CompletionArguments& arguments);
+
+// The script of bash, zsh or fish that completes the commands of `program`.
+std::string completion_script(CLI::App& program, const std::string& shell);
+
+// Which commit the program was built from: "1a2b3c4d5e6f", or "1a2b3c4d5e6f, with changes"; "" where the
+// sources were no git checkout. Defined in a file that the build writes, and which belongs to the program
+// alone: a commit compiles nothing else anew.
+const char* commit();
+
+// What --version prints: "pptrain X.Y.Z", and below it what the program is made of and what this machine
+// offers it. `commit`: of the checkout that it was built from; "": of none. Makes no CUDA context, and needs
+// no GPU.
+std::string version_text(const std::string& commit);
 
 }  // namespace pptrain::app

@@ -1,4 +1,4 @@
-#include "app/commands/completion.h"
+#include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "app/completion/command_tree.h"
-#include "app/completion/shells.h"
+#include "app/completion/completion.h"
 
 namespace pptrain::app {
 namespace {

@@ -261,18 +261,15 @@ CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
   return generate;
 }
 
-// No data is read: the job's may be elsewhere.
 int generate(const GenerateArguments& arguments) {
   GenerateRequest request;
   const auto load = [&] {
     log_to_stderr();
     std::vector<std::string> overrides = arguments.set;
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
-    Plan plan = load_plan(arguments.config, overrides, {.world = world_of(arguments), .needs_files = false});
+    Plan plan = load_plan(arguments.config, overrides,
+                          {.world = world_of(arguments), .needs_files = false, .reads_data = false});
     request = read_generate_request(arguments, plan);
-    plan.job.data.path.clear();
-    plan.job.data.val_path.clear();
-    plan.job.data.sources.clear();
     return plan;
   };
   return run_ranks(load, [&](RunContext& context) { return generate_rank(context, arguments, request); });

@@ -1,5 +1,5 @@
 // pptrain status, save and stop
-#include "app/commands/live.h"
+#include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -54,7 +54,7 @@ std::string to_json(const std::filesystem::path& run, const Outcome& outcome) {
 }
 
 int request(RequestKind kind, const LiveArguments& arguments) {
-  const fault::Shutdown shutdown;  // who is interrupted takes the request back
+  const fault::Shutdown shutdown;  // after Ctrl-C the request is withdrawn
   const Outcome outcome =
       ask(arguments.run, kind,
           {.patience = std::chrono::duration<double>(arguments.wait_s),

@@ -34,13 +34,6 @@ namespace pptrain::app {
 
 namespace {
 
-// The schedule as a generator or a file has it: with overlapped pairs.
-schedule::Schedule listed(const config::JobConfig& job) {
-  const std::string& name = job.distributed.pp_schedule;
-  return schedule::compute_only(is_schedule_file(name) ? schedule::load_schedule(name)
-                                                       : schedule::make_schedule(schedule_spec(job)));
-}
-
 // Columns of the text: those that COLUMNS or the terminal says, within what is readable; elsewhere always the
 // same, so that output can be compared.
 int text_width(bool on_terminal) {
@@ -218,7 +211,8 @@ int plan(const PlanArguments& arguments) {
   } else {
     const Plan plan = load_plan(arguments.config, arguments.set, options);
     if (arguments.format == PlanFormat::csv) {  // costs nothing
-      text = schedule::write_csv(listed(plan.job), schedule::CsvCells::stepped);
+      text =
+          schedule::write_csv(schedule::compute_only(given_schedule(plan.job)), schedule::CsvCells::stepped);
     } else {
       const CostSource costs = cost_source(arguments, plan);
       text = arguments.compare.empty() ? render(arguments, plan, costs, program)

@@ -1,4 +1,4 @@
-#include "app/commands/tokenize.h"
+#include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
 

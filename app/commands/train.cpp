@@ -28,11 +28,6 @@ namespace pptrain::app {
 
 namespace {
 
-metrics::Color color_of(const std::string& word) {
-  if (word == "always") return metrics::Color::always;
-  return word == "never" ? metrics::Color::never : metrics::Color::automatic;
-}
-
 int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   try {
     return Trainer(context, shutdown).run();
@@ -49,9 +44,9 @@ int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
 
 CLI::App* add_train(CLI::App& cli, TrainArguments& arguments) {
   add_job_options(cli, arguments)->required(false);  // not beside a subcommand
-  cli.add_option("--color", arguments.color,
+  cli.add_option("--color", arguments.color.text,
                  "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
-      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->check(CLI::IsMember(config::words_of<metrics::Color>()))
       ->option_text("WHEN");
   return &cli;
 }
@@ -61,7 +56,7 @@ int train(const TrainArguments& arguments) {
   std::optional<fault::Shutdown> shutdown;
   const auto load = [&] {
     const comm::Launch launch = comm::detect_launch();
-    start_log(color_of(arguments.color), launch);
+    start_log(arguments.color, launch);
     Plan plan =
         load_plan(arguments.config, arguments.set, {.world = world_of(arguments), .inspect = inspect_data});
     // From here on a signal asks for an orderly stop.

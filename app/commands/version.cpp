@@ -1,4 +1,4 @@
-#include "app/commands/version.h"
+#include "app/commands/commands.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <ATen/Version.h>

@@ -1,4 +1,4 @@
-#include "app/completion/command_tree.h"
+#include "app/completion/completion.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -112,6 +112,19 @@ std::vector<JobKey> read_job_keys() {
   for (const config::TableList& list : config::table_lists())
     keys.push_back({.name = list.section, .help = first_sentence(list.meaning), .value = {}});
   return keys;
+}
+
+std::string single_quoted(const std::string& text, bool for_fish) {
+  std::string out = "'";
+  for (const char c : text) {
+    if (c == '\'') {
+      out += for_fish ? "\\'" : "'\\''";
+    } else {
+      if (c == '\\' && for_fish) out += '\\';
+      out += c;
+    }
+  }
+  return out + "'";
 }
 
 }  // namespace pptrain::app

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "app/completion/shells.h"
+#include "app/completion/completion.h"
 
 namespace pptrain::app {
 namespace {

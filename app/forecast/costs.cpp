@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "app/plan/plan.h"
-#include "app/plan/stage_recompute.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/config/differences.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/config/layout_rules.h"
+#include "core/config/validate.h"
 
 namespace pptrain::app {
 

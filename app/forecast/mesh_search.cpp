@@ -19,7 +19,7 @@
 
 #include "app/forecast/layout_model.h"
 #include "app/forecast/legal_meshes.h"
-#include "app/plan/stage_recompute.h"
+#include "app/plan/plan.h"
 #include "core/base/error.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/forecast/search_report.h"
-#include "app/plan/stage_recompute.h"
+#include "app/plan/plan.h"
 #include "parallel/schedule/render/text_layout.h"
 
 namespace pptrain::app {

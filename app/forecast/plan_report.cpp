@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "app/plan/stage_recompute.h"
+#include "app/plan/plan.h"
 #include "core/metrics/peak_flops.h"
 #include "models/flops.h"
 #include "parallel/schedule/cost/in_flight.h"

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "app/plan/stage_recompute.h"
+#include "app/plan/plan.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/cost/memory.h"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "app/plan/stage_recompute.h"
+#include "app/plan/plan.h"
 #include "parallel/schedule/render/text_layout.h"
 
 namespace pptrain::app {

@@ -21,7 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include "app/launch/memory_report.h"
+#include "app/forecast/costs.h"
+#include "app/forecast/prediction.h"
 #include "app/launch/same_job.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
@@ -29,6 +30,7 @@
 #include "core/kernels/device_name.h"
 #include "core/kernels/numerics.h"
 #include "core/kernels/out_of_memory.h"
+#include "core/metrics/memory.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
 #include "parallel/comm/liveness/start_watch.h"
@@ -71,8 +73,34 @@ comm::NcclOptions nccl_options(const config::JobConfig& job, comm::Activity* act
   return options;
 }
 
-// Puts the rank before the message of an error of `body`; a UsageError stays one. Behind a wait that lasted
-// too long it puts what the other ranks are doing, behind memory that ran out what the plan foretold.
+double in_gb(int64_t bytes) {
+  return static_cast<double>(bytes) / 1e9;
+}
+
+// The message beside a failed allocation: the plan's prediction of this rank's memory by kind, and the peak
+// so far. `ranks_here` ranks share this process. Never throws: what is unknown is left out.
+std::string describe_memory(const Plan& plan, int rank, int ranks_here, at::Device device) {
+  std::string text;
+  try {
+    const int pp = mesh::coordinates(plan.mesh, rank)[static_cast<int>(mesh::Axis::pp)];
+    const RankBytes bytes = predict(plan, make_cost_source(plan, "")).bytes.at(static_cast<size_t>(pp));
+    std::string kinds;
+    for (const auto& [kind, count] : bytes.kinds())
+      kinds += fmt::format("{}{} {:.3f}", kinds.empty() ? "" : ", ", kind, in_gb(count));
+    text = fmt::format("\npptrain plan predicts {:.3f} GB for this rank ({}), beside what the program takes",
+                       in_gb(bytes.total()), kinds);
+    if (ranks_here > 1) text += fmt::format("; {} ranks share this process", ranks_here);
+    text += fmt::format(". At most {:.3f} GB were taken so far", in_gb(metrics::peak_memory_bytes(device)));
+    text +=
+        ". Use more ranks, train.recompute, or a smaller train.micro_batch_size; pptrain plan --search "
+        "--memory-gb finds what fits.";
+  } catch (const std::exception&) {  // memory is short
+  }
+  return text;
+}
+
+// Runs `body` and puts the rank before the message of its error; a UsageError stays one. After a timeout the
+// message also says what the other ranks are doing, after a failed allocation what the plan predicted.
 template <typename Body>
 int named(const Plan& plan, int rank, int ranks_here, at::Device device, const comm::RankReport& report,
           Body&& body) {
@@ -186,14 +214,14 @@ class Gathering {
                      .timeout = comm::starts_our_mpi(launch_) ? timeout_ : std::chrono::milliseconds(0),
                      .stopped = heartbeat_limit(plan),
                      .fault = fault_.text,
-                     // Elsewhere the meeting point is told, so that the others hear why.
+                     // Elsewhere the rendezvous is asked to stop, so that the other ranks learn why.
                      .stop_requested = comm::starts_our_mpi(launch_) ? stop_requested : nullptr,
                      .say = comm::print_now,
                      .end = comm::end_process});
   }
 
-  // The world, even where this rank has a fault to tell it. Null where the others cannot be reached and the
-  // fault is said.
+  // Connects the ranks, also where this rank has a fault to report to them. Null where the others cannot be
+  // reached; then this rank has printed its fault.
   std::unique_ptr<comm::Communicator> meet() {
     try {
       auto world = comm::make_world(launch_);
@@ -211,7 +239,7 @@ class Gathering {
     }
   }
 
-  // 0 where no rank has a fault; otherwise the exit code, after rank 0 has said what is wrong. Collective.
+  // 0 where no rank has a fault; otherwise the exit code, after rank 0 has printed what is wrong. Collective.
   int agree(comm::Communicator& world) {
     const bool said = !fault_.text.empty() && watch_->said_fault();
     if (comm::agree(world, said ? comm::said_already : fault_.text)) return 0;

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "app/data/datasets.h"
-#include "app/launch/this_process.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/data/fingerprint.h"
@@ -77,7 +76,8 @@ std::vector<std::string> differences(const Identity& own, const Values& of_rank_
 Identity files_identity(const Plan& plan) {
   const config::JobConfig& job = plan.job;
   Identity identity = {{"the program", describe_program()}};
-  const std::vector<StreamFiles> streams = streams_of(job, Wanted::all);
+  const std::vector<StreamFiles> streams =
+      plan.reads_data ? streams_of(job, Wanted::all) : std::vector<StreamFiles>();
   for (const StreamFiles& stream : streams) {
     const bool texts = config::is_tokenized(job, stream.options);
     identity.emplace_back(fmt::format("the data of {}", stream.key),

@@ -3,12 +3,14 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <span>
 #include <sstream>
 #include <utility>
 
-#include "app/plan/stage_recompute.h"
+#include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/nearest.h"
 #include "core/io/checksum.h"
@@ -67,11 +69,8 @@ PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh) {
 }
 
 Plan make_plan(const config::JobConfig& job) {
-  const std::string& name = job.distributed.pp_schedule;
   PlanBase base = plan_base(job);
-  schedule::Schedule lowered = schedule::lower(
-      is_schedule_file(name) ? schedule::load_schedule(name) : schedule::make_schedule(schedule_spec(job)),
-      lower_options(base));
+  schedule::Schedule lowered = schedule::lower(given_schedule(job), lower_options(base));
   pipeline::LayerAssignment layers = split_layers(job, lowered.stages());
   return make_plan(std::move(base), std::move(lowered), std::move(layers));
 }
@@ -162,8 +161,10 @@ schedule::LowerOptions lower_options(const PlanBase& base) {
                     .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step}};
 }
 
-bool is_schedule_file(const std::string& pp_schedule) {
-  return config::to_lower(pp_schedule).ends_with(".csv");
+ScheduleChoice schedule_choice(const std::string& pp_schedule) {
+  const std::string lower = config::to_lower(pp_schedule);
+  if (lower == "auto") return ScheduleChoice::automatic;
+  return lower.ends_with(".csv") ? ScheduleChoice::file : ScheduleChoice::name;
 }
 
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
@@ -172,6 +173,12 @@ schedule::ScheduleSpec schedule_spec(const config::JobConfig& job) {
           .ranks = static_cast<int>(d.pp),
           .microbatches = static_cast<int>(job.train.grad_accum_steps),
           .stages_per_rank = static_cast<int>(d.pp_stages_per_rank)};
+}
+
+schedule::Schedule given_schedule(const config::JobConfig& job) {
+  const std::string& given = job.distributed.pp_schedule;
+  return schedule_choice(given) == ScheduleChoice::file ? schedule::load_schedule(given)
+                                                        : schedule::make_schedule(schedule_spec(job));
 }
 
 pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages) {
@@ -196,7 +203,8 @@ Identity identity(const Plan& plan) {
   }
   job.distributed.ranks_per_host = 0;  // predictions alone read these two
   job.distributed.host_link_gbps = 0;
-  if (is_schedule_file(job.distributed.pp_schedule)) job.distributed.pp_schedule.clear();
+  if (schedule_choice(job.distributed.pp_schedule) == ScheduleChoice::file)
+    job.distributed.pp_schedule.clear();
   Identity result = keys_of(config::to_toml(job));
   result.emplace_back("layers of the stages",
                       fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), "+")));
@@ -222,6 +230,53 @@ std::string fingerprint(const Identity& identity) {
 
 std::string fingerprint(const Plan& plan) {
   return fingerprint(identity(plan));
+}
+
+std::vector<std::string> resolved_recompute(std::vector<std::string> words, config::Device device) {
+  if (words == std::vector<std::string>{"auto"}) words = {device == config::Device::cpu ? "none" : "cheap"};
+  return words;
+}
+
+void check_recompute_words(std::span<const std::string> words) {
+  if (words.size() > 1 && std::ranges::find(words, "auto") != words.end())
+    throw UsageError("auto is for all stages: give each its own word, or one auto");
+}
+
+void check_recompute(std::span<const std::string> words, int stages) {
+  check_recompute_words(words);
+  if (words.size() == 1 || words.size() == static_cast<size_t>(stages)) return;
+  throw UsageError(
+      fmt::format("{} words for {} stages: give one for all, or one for each", words.size(), stages));
+}
+
+models::Recompute stage_recompute(std::span<const std::string> words, int stage) {
+  return models::make_recompute(words.size() == 1 ? words[0] : words[static_cast<size_t>(stage)]);
+}
+
+std::vector<models::Recompute> recompute_of_stages(std::span<const std::string> words) {
+  std::vector<models::Recompute> stages;
+  for (size_t stage = 0; words.size() > 1 && stage < words.size(); ++stage)
+    stages.push_back(models::make_recompute(words[stage]));
+  return stages;
+}
+
+std::vector<std::string> recompute_words(std::span<const models::Recompute> stages) {
+  std::vector<std::string> words;
+  for (const models::Recompute recompute : stages) words.emplace_back(models::to_string(recompute));
+  if (std::ranges::adjacent_find(words, std::ranges::not_equal_to()) == words.end()) words.resize(1);
+  return words;
+}
+
+std::string describe_recompute(std::span<const std::string> words) {
+  std::string text;
+  for (size_t begin = 0; begin < words.size();) {
+    size_t end = begin + 1;
+    while (end < words.size() && words[end] == words[begin]) ++end;
+    if (!text.empty()) text += ", ";
+    text += end - begin > 1 ? fmt::format("{} {}", end - begin, words[begin]) : words[begin];
+    begin = end;
+  }
+  return text;
 }
 
 }  // namespace pptrain::app

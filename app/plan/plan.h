@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/config/job_config.h"
+#include "core/config/word.h"
 #include "models/model_config.h"
 #include "parallel/mesh/device_mesh.h"
 #include "parallel/pipeline/split_layers.h"
@@ -57,6 +59,7 @@ struct Plan : PlanBase {
   pipeline::LayerAssignment layers;  // of each stage
   schedule::Schedule schedule;       // lowered and proven
   schedule::Schedule compute;        // its compute actions alone
+  bool reads_data = true;            // otherwise ranks do not compare the job's data, which may be elsewhere
 };
 
 // Its job says what train.recompute is in the place of auto. Throws UsageError that names the key where the
@@ -80,8 +83,9 @@ Plan make_plan(PlanBase base, schedule::Schedule lowered, pipeline::LayerAssignm
 // The plan of the job on this layout; `lowered` is the layout's schedule.
 Plan make_plan(PlanBase base, const Layout& layout, schedule::Schedule lowered);
 
-// Is pp_schedule a file, and not a name?
-bool is_schedule_file(const std::string& pp_schedule);
+// What distributed.pp_schedule says: auto, a file ending in .csv, or a schedule's name.
+enum class ScheduleChoice { automatic, file, name };
+ScheduleChoice schedule_choice(const std::string& pp_schedule);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
 schedule::LowerOptions lower_options(const PlanBase& base);
@@ -90,6 +94,10 @@ bool reshards_after_forward(const config::DistributedSection& distributed);
 
 // What the job's generated schedule is to be.
 schedule::ScheduleSpec schedule_spec(const config::JobConfig& job);
+
+// The schedule that the job names, or that its file holds: computes alone, overlapped pairs as they stand
+// there. Throws UsageError.
+schedule::Schedule given_schedule(const config::JobConfig& job);
 
 // The layers of `stages` stages as distributed.pp_split (not cost) shares them out. Throws UsageError.
 pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages);
@@ -102,5 +110,29 @@ Identity identity(const Plan& plan);
 // A hash of it: 32 hexadecimal digits.
 std::string fingerprint(const Plan& plan);
 std::string fingerprint(const Identity& identity);
+
+// --- train.recompute as stages see it: one word for all of them, or one for each.
+
+// What "auto" means on a device; other words as they are. GPUs are short of memory, not of
+// time for what takes no product: of Llama 3 8B a third of the activations for some 1 % of the operations'
+// bytes.
+std::vector<std::string> resolved_recompute(std::vector<std::string> words, config::Device device);
+
+// Throws UsageError if the words are several with an "auto", whatever the number of stages.
+void check_recompute_words(std::span<const std::string> words);
+
+// The same, and if they are neither one nor as many as the stages.
+void check_recompute(std::span<const std::string> words, int stages);
+
+models::Recompute stage_recompute(std::span<const std::string> words, int stage);
+
+// Of each stage; empty where one word serves all, as Workload wants it.
+std::vector<models::Recompute> recompute_of_stages(std::span<const std::string> words);
+
+// The words for these stages: a single one where all are alike.
+std::vector<std::string> recompute_words(std::span<const models::Recompute> stages);
+
+// "full", or in runs of equal stages "2 full, cheap, 5 none".
+std::string describe_recompute(std::span<const std::string> words);
 
 }  // namespace pptrain::app

@@ -10,7 +10,7 @@
 
 namespace pptrain::app {
 
-// A UsageError that every rank throws, with the same text, after they have told each other: rank 0 prints it
+// A UsageError that every rank throws, with the same text, after an exchange of faults: rank 0 prints it
 // and all end with 2.
 class CommonFault : public UsageError {
  public:

@@ -5,6 +5,10 @@
 #include <span>
 #include <string>
 
+namespace CLI {
+class App;
+}
+
 namespace pptrain::app {
 
 struct QuickAnswer {
@@ -19,5 +23,8 @@ std::span<const QuickAnswer> quick_answers();
 // What `pptrain --version` tells of the machine depends on this alone: the processor and its instruction
 // sets, cores, variables of the environment. "" with a GPU's driver, which has more to tell.
 std::string this_machine();
+
+// C++ that defines quick_answers(). `program`: its options and subcommands; `version`: what --version prints.
+std::string quick_answers_source(CLI::App& program, const std::string& version);
 
 }  // namespace pptrain::app

@@ -1,9 +1,8 @@
-#include "app/quick/write_answers.h"
+#include "app/quick/answers.h"
 
 #include <spdlog/fmt/fmt.h>
 
-#include "app/commands/completion.h"
-#include "app/quick/answers.h"
+#include "app/commands/commands.h"
 #include "core/config/loader.h"
 
 namespace pptrain::app {

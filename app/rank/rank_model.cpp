@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "app/plan/plan.h"
-#include "app/plan/stage_recompute.h"
 #include "app/rank/checkpoint_contents.h"
 #include "core/base/error.h"
 #include "core/optim/squared_norms.h"

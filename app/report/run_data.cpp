@@ -107,7 +107,7 @@ class Reader {
     return true;
   }
 
-  // What was told of steps after this one is told anew.
+  // The lines that follow replace the records of later steps.
   void forget_after(int64_t step) {
     StepColumns& steps = run_.steps;
     const auto kept = static_cast<size_t>(std::ranges::upper_bound(steps.step, step) - steps.step.begin());

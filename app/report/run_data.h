@@ -50,8 +50,8 @@ struct RunData {
 const std::vector<std::string>& series_keys();
 
 // `run`: a run's folder or a file like metrics.jsonl. Where a step comes twice, the later line counts, and
-// what was told of later steps before it does not. A last line that is not ended is one that is being
-// written, and left out. Throws UsageError where there is no such file.
+// earlier records of later steps do not. A last line without its end is still being written, and left out.
+// Throws UsageError where there is no such file.
 RunData read_run(const std::string& run);
 
 }  // namespace pptrain::app

@@ -11,7 +11,6 @@
 #include "app/data/text_codec.h"
 #include "app/forecast/costs.h"
 #include "app/plan/plan.h"
-#include "app/plan/stage_recompute.h"
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
 #include "core/optim/groups.h"

@@ -11,7 +11,7 @@
 
 #include "app/forecast/search.h"
 #include "app/forecast/split_by_cost.h"
-#include "app/plan/stage_recompute.h"
+#include "app/plan/plan.h"
 #include "app/resolve/job_checks.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
@@ -36,8 +36,8 @@ std::optional<std::string> schedule_name(const std::string& given, const ReportC
   const std::vector<std::string> names = schedule::training_schedule_names();
   try {
     std::string name = schedule::canonical_schedule_name(given);
-    if (name != "inference") return name;
-    report({schedule_key}, "\"inference\" has forward passes alone: it cannot train");
+    if (std::ranges::find(names, name) != names.end()) return name;
+    report({schedule_key}, fmt::format("\"{}\" has forward passes alone: it cannot train", name));
   } catch (const UsageError& error) {
     const bool planned = schedule::is_planned_schedule(given);
     std::string guess = config::nearest(given, names);
@@ -81,8 +81,7 @@ class Resolver {
   // schedule must be a name, and need not exist for the job's microbatches.
   void check_for_search() {
     config::DistributedSection& d = job_.distributed;
-    if (config::to_lower(d.pp_schedule) != "auto" && !is_schedule_file(d.pp_schedule))
-      schedule_name(d.pp_schedule, report_);
+    if (schedule_choice(d.pp_schedule) == ScheduleChoice::name) schedule_name(d.pp_schedule, report_);
     d.pp_schedule = "auto";
     check_split();
     report_recompute(job_, std::nullopt, report_);
@@ -125,11 +124,11 @@ bool Resolver::is_too_long() {
 void Resolver::check_schedule() {
   config::DistributedSection& d = job_.distributed;
   if (is_too_long()) return;
-  if (config::to_lower(d.pp_schedule) == "auto") {
+  if (schedule_choice(d.pp_schedule) == ScheduleChoice::automatic) {
     d.pp_schedule = "auto";
     return;
   }
-  if (is_schedule_file(d.pp_schedule)) return check_file();
+  if (schedule_choice(d.pp_schedule) == ScheduleChoice::file) return check_file();
   const std::optional<std::string> name = schedule_name(d.pp_schedule, report_);
   if (!name) return;
   d.pp_schedule = *name;
@@ -177,7 +176,7 @@ void Resolver::check_split() {
     d.pp_split.text = "cost";
     return;
   }
-  if (d.pp_schedule == "auto") return;
+  if (schedule_choice(d.pp_schedule) == ScheduleChoice::automatic) return;
   if (job_.model.num_hidden_layers == 0 || d.pp_stages_per_rank == 0) return;  // reported already
   try {
     layers_ = split_layers(job_, static_cast<int>(d.pp * d.pp_stages_per_rank));
@@ -251,6 +250,7 @@ FinishJob resolve_into(std::optional<Plan>& plan, const LoadOptions& options) {
     Resolver resolver(job, report, sound);
     resolver.check();
     plan = resolver.plan();
+    if (plan) plan->reads_data = options.reads_data;
     if (plan && options.inspect) options.inspect(*plan, report);
   };
 }

@@ -14,8 +14,9 @@ namespace pptrain::app {
 struct LoadOptions {
   // The ranks that there are, which dp_shard = -1 fills and any other mesh must have; 0: not known.
   int64_t world = 0;
-  // Data and checkpoints must be there; who only plans has no use for them.
+  // Data and checkpoints must be there; a plan alone has no use for them.
   bool needs_files = true;
+  bool reads_data = true;  // Plan::reads_data
   // Called with the plan of a job without problems; what it reports is a problem of the job.
   std::function<void(const Plan&, const config::ReportConflict&)> inspect = {};
 };

@@ -11,7 +11,6 @@
 #include <string_view>
 #include <system_error>
 
-#include "app/launch/this_process.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/io/atomic_file.h"

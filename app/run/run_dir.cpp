@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "app/data/datasets.h"
-#include "app/launch/this_process.h"
 #include "app/run/make_room.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"

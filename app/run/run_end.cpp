@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "app/launch/this_process.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 

@@ -11,7 +11,6 @@
 #include <tuple>
 #include <utility>
 
-#include "app/launch/this_process.h"
 #include "core/base/process.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"

@@ -2,6 +2,7 @@
 // The format is in README.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -12,11 +13,12 @@
 #include "app/trace/step_trace.h"
 #include "core/metrics/step_record.h"
 #include "parallel/pipeline/split_layers.h"
+#include "parallel/schedule/cost/simulate.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
 
-// The words of trace.json, for those who write and read it. Its format is in README.md.
+// The words of trace.json.
 inline constexpr const char* trace_format = "pptrain trace 2";
 
 // Every key, for the writer and the reader. The first are Chrome's.
@@ -79,5 +81,20 @@ inline double value_or_zero(const std::map<std::string, double>& values, const s
   const auto found = values.find(key);
   return found == values.end() ? 0 : found->second;
 }
+
+// --- One step of a trace as a schedule with its times, for pictures.
+
+struct TracedStep {
+  int64_t step = 0;
+  // Compute actions alone, in the order in which they ran, of the first replica; the two of an overlapped
+  // pair stand apart.
+  schedule::Schedule schedule;
+  // Seconds from the first action's start to the last one's end. Idle time is not split.
+  schedule::Simulation times;
+};
+
+// The last traced step. Throws UsageError that names the file where it is no trace of pptrain, or the step
+// has more than `most_actions`.
+TracedStep read_traced_step(const std::filesystem::path& path, size_t most_actions);
 
 }  // namespace pptrain::app

@@ -1,4 +1,4 @@
-// This process as others see it: its exit codes, and its host's name.
+// This process as others see it: its exit codes, its host and its command.
 #pragma once
 
 #include <unistd.h>
@@ -18,5 +18,11 @@ inline std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
+
+// The command that started this process, quoted as a shell takes it. Empty where /proc does not tell.
+std::string command_line();
+
+// "2026-01-31 23:59:59 UTC"
+std::string now_utc();
 
 }  // namespace pptrain

@@ -1,11 +1,9 @@
-#include "core/config/aliases.h"
+#include "core/config/nearest.h"
 
 #include <algorithm>
 #include <iterator>
 #include <string>
 #include <string_view>
-
-#include "core/config/nearest.h"
 
 namespace pptrain::config {
 namespace {

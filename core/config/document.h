@@ -44,7 +44,7 @@ struct Document {
   void report(std::string_view option, const std::string& text);
 
   // A contradiction: it is laid at the first of these options that the user gave, else at the section of the
-  // first. Nothing is said when one of them is broken, since what it holds is not what the user meant.
+  // first. Nothing is reported when one of them is broken, since its value is not what the user meant.
   void report_conflict(std::initializer_list<std::string_view> involved, const std::string& text);
 
   // Throws UsageError with every problem, in the order of the file, if there is one.

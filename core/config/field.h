@@ -38,7 +38,7 @@ struct Range {
 };
 
 // The option acts only while the one called by the first of `keys` has one of `values`; or while `test`
-// holds, which looks at all of `keys` and is said in `words`.
+// holds, which looks at all of `keys`; messages describe it with `words`.
 struct Condition {
   std::vector<std::string> keys;  // by which it is decided, the one to change first
   std::vector<std::string> values;

@@ -1,4 +1,4 @@
-#include "core/config/layout_rules.h"
+#include "core/config/validate.h"
 
 #include <spdlog/fmt/fmt.h>
 

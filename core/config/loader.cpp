@@ -12,7 +12,6 @@
 #include "core/base/error.h"
 #include "core/base/special_file.h"
 #include "core/config/document.h"
-#include "core/config/sizes.h"
 #include "core/config/validate.h"
 
 namespace pptrain::config {

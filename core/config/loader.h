@@ -13,7 +13,7 @@
 namespace pptrain::config {
 
 // Lays a contradiction at the first of these options that the user gave, else at the first's section. Nothing
-// is said about options whose value could not be taken.
+// is reported about options whose value could not be taken.
 using ReportConflict =
     std::function<void(std::initializer_list<std::string_view> options, const std::string& text)>;
 
@@ -21,7 +21,7 @@ using ReportConflict =
 // Throws UsageError, which names the file and the key.
 using ReadHfConfig = std::function<ModelSection(const std::string& hf_dir)>;
 
-// What those who use the job know beyond this folder. Each may be empty; without read_hf_config, a job with
+// What the callers know beyond this folder. Each may be empty; without read_hf_config, a job with
 // model.hf_dir is refused.
 struct Hooks {
   ReadHfConfig read_hf_config{};
@@ -30,11 +30,11 @@ struct Hooks {
   std::function<void(ModelSection& model, int64_t seq_len, const ReportConflict& report)> finish_model{};
 
   // Checks the job and fills in what it leaves open. Called with all else resolved, where products of sizes
-  // fit (sizes.h); also where there are problems already: then `sound` is false, and sizes may be 0.
+  // fit (check_products); also where there are problems already: then `sound` is false, and sizes may be 0.
   std::function<void(JobConfig& job, const ReportConflict& report, bool sound)> finish{};
 
   int64_t world = 0;  // ranks that the job is for, which dp_shard = -1 fills; 0: not known
-  // What the job trains on, starts from and resumes from must be there. Not so for who only plans.
+  // Data, weights and checkpoints of the job must exist; a plan alone needs none of them.
   bool needs_files = true;
 };
 

@@ -1,4 +1,4 @@
-// The valid name that a misspelt one most likely meant. Names that others use are in aliases.h.
+// The valid name that was most likely meant: by a misspelt one, or by what other trainers call it.
 #pragma once
 
 #include <cstddef>
@@ -21,5 +21,18 @@ std::string nearest(std::string_view word, std::span<const std::string> names);
 std::string did_you_mean(std::string_view guess);
 
 std::string to_lower(std::string_view text);  // ASCII
+
+// --- What other trainers call the sections, keys and values of a job: names that no count of letters would
+// find (aliases.cpp).
+
+// The option ("optimizer.lr") that a key ("learning_rate") of that section means elsewhere; empty if none is
+// known. An alias of this section ("eval.steps") comes before one of any section.
+std::string alias_of_key(std::string_view section, std::string_view key);
+
+// The section that is called `name` elsewhere; empty if none is known.
+std::string alias_of_section(std::string_view name);
+
+// The value of that option that is called `value` elsewhere ("gpu": "cuda"); empty if none is known.
+std::string alias_of_value(std::string_view option, std::string_view value);
 
 }  // namespace pptrain::config

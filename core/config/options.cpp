@@ -10,8 +10,8 @@
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/job_config.h"
-#include "core/config/layout_rules.h"
 #include "core/config/nearest.h"
+#include "core/config/validate.h"
 
 namespace pptrain::config {
 namespace {
@@ -80,7 +80,7 @@ void add_experts(SectionFields<ModelSection>& model) {
       .only_with(arch, sparse);
   model
       .add("num_experts_per_tok", &ModelSection::num_experts_per_tok,
-           "Experts that each token goes through. 0: from hf_dir.")
+           "Experts of each token. 0: from hf_dir.")
       .between(0, 4096)
       .only_with(arch, sparse);
   model
@@ -94,12 +94,12 @@ void add_experts(SectionFields<ModelSection>& model) {
       .only_with(arch, {"qwen3_moe"});
   model
       .add("decoder_sparse_step", &ModelSection::decoder_sparse_step,
-           "Layer i, counted from 1, has experts where this divides i; the others have an MLP.")
+           "Layer i, counted from 1, has experts if this number divides i; the other layers have an MLP.")
       .between(1, 1 << 16)
       .only_with(arch, {"qwen3_moe"});
   model
       .add("mlp_only_layers", &ModelSection::mlp_only_layers,
-           "Layers, counted from 0, that have an MLP in any case.")
+           "Layers, counted from 0, that have an MLP and no experts.")
       .between(0, 1 << 16)
       .or_empty()
       .only_with(arch, {"qwen3_moe"});
@@ -107,26 +107,24 @@ void add_experts(SectionFields<ModelSection>& model) {
       .add("router_aux_loss_coef", &ModelSection::router_aux_loss_coef,
            "Coefficient of the loss that balances the experts of each sparse layer: num_experts * sum over "
            "experts of (choices / tokens) * (mean probability), over the microbatches of all data-parallel "
-           "ranks together, without padding; the sum over the sparse layers counts. transformers takes the "
-           "means of all "
-           "layers first: its router_aux_loss_coef divided by the number of sparse layers does about the "
-           "same here. Only the gradient acts: the reported loss is without it. Never from hf_dir.")
+           "ranks together, without padding, summed over the sparse layers. transformers averages over the "
+           "layers instead: its router_aux_loss_coef divided by the number of sparse layers has about the "
+           "same effect. It changes gradients, not the reported loss. Never taken from hf_dir.")
       .between(0, 1000)
       .only_with(arch, sparse)
       .decides(Effect::course);
   model
       .add("router_z_loss_coef", &ModelSection::router_z_loss_coef,
-           "Coefficient of the mean squared logsumexp of each router's logits, which keeps them small. Only "
-           "its gradient acts.")
+           "Coefficient of the mean squared logsumexp of each router's logits, which keeps them small. It "
+           "changes gradients, not the reported loss.")
       .between(0, 1000)
       .only_with(arch, sparse)
       .decides(Effect::course);
   model
-      .add(
-          "router_bias_update_rate", &ModelSection::router_bias_update_rate,
-          "By which, in each step, a bias on each expert's probability falls (rises) where the expert's load "
-          "is above (below) the mean; the bias counts for the choice alone. It balances without a loss, and "
-          "moves as far in every step, whatever [lr_schedule] says. 0: no bias.")
+      .add("router_bias_update_rate", &ModelSection::router_bias_update_rate,
+           "Balances experts without a loss: in each step, a bias on an expert's probability falls by this "
+           "much if its load is above the mean, and rises if it is below. The bias decides only which "
+           "experts are chosen, and does not follow [lr_schedule]. 0: no bias.")
       .between(0, 1)
       .only_with(arch, sparse)
       .decides(Effect::course);
@@ -137,14 +135,14 @@ void add_model(std::vector<Option>& options) {
       options, "model", [](JobConfig& j) -> ModelSection& { return j.model; }, Effect::model);
   model
       .add("arch", &ModelSection::arch,
-           "Architecture; qwen3 has RMSNorm on queries and keys, qwen3_moe and mixtral have experts. With "
-           "hf_dir it is taken from there.")
+           "Architecture. qwen3 has RMSNorm on queries and keys; qwen3_moe and mixtral have experts. With "
+           "hf_dir, config.json says it.")
       .one_of({"llama", "qwen3", "qwen3_moe", "mixtral"});
   model
       .add("hf_dir", &ModelSection::hf_dir,
-           "Hugging Face directory whose config.json gives the model: keys of this section that fix the "
-           "shape of the weights may then be left out, or must agree; the others, where given, win over "
-           "config.json.")
+           "Hugging Face directory whose config.json describes the model. Keys of this section that fix the "
+           "shape of the weights may then be left out, and must agree where they are given; other keys "
+           "override config.json.")
       .decides(Effect::none);
   model
       .add("init", &ModelSection::init,
@@ -161,7 +159,7 @@ void add_model(std::vector<Option>& options) {
   model.add("rms_norm_eps", &ModelSection::rms_norm_eps, "Added to the mean square in every RMSNorm.")
       .between(0, 1);
   model.add("tie_word_embeddings", &ModelSection::tie_word_embeddings,
-            "The head uses the embedding's weight, wherever the two stages lie.");
+            "The head uses the embedding's weight, also where the two lie on different stages.");
   model
       .add("max_position_embeddings", &ModelSection::max_position_embeddings,
            "Longest sequence that the model is meant for. 0: from hf_dir, else train.seq_len.")
@@ -178,9 +176,9 @@ void add_rope_scaling(std::vector<Option>& options) {
       Effect::model);
   const std::string type = "model.rope_scaling.rope_type";
   rope.add("rope_type", &RopeScaling::rope_type,
-           "Change of the rotary frequencies: none, all divided by factor, or Llama 3.1's, which divides the "
-           "low ones.");
-  rope.add("factor", &RopeScaling::factor, "How much longer the context is than the original one.")
+           "How rotary frequencies are scaled: default does not, linear divides all by factor, llama3 "
+           "divides the low ones (Llama 3.1).");
+  rope.add("factor", &RopeScaling::factor, "The context's length divided by the original one.")
       .at_least(1)
       .only_with(type, {"linear", "llama3"});
   rope.add("low_freq_factor", &RopeScaling::low_freq_factor,
@@ -210,18 +208,15 @@ void add_axes(SectionFields<DistributedSection>& distributed) {
       .between(1, max_ranks);
   distributed
       .add("dp_shard", &DistributedSection::dp_shard,
-           "Data-parallel ranks that share one copy of the model: each holds its part of the weights, "
-           "gradients "
-           "and optimizer states, and takes its own grad_accum_steps microbatches. The results are those of "
-           "as "
-           "many dp_replicate ranks, to the bit. -1: what the other axes leave of the ranks launched.")
+           "Data-parallel ranks that share one copy of the model (FSDP): each holds a shard of the weights, "
+           "gradients and optimizer states, and takes its own grad_accum_steps microbatches. The results "
+           "equal those of as many dp_replicate ranks, to the bit. -1: all ranks that the other axes leave.")
       .between(-1, max_ranks);
   distributed.add("cp", &DistributedSection::cp, "Context-parallel ranks, which share each sequence.")
       .between(1, max_ranks);
   distributed
       .add("cp_kind", &DistributedSection::cp_kind,
-           "How context-parallel ranks share out attention. \"ring\": keys and values travel from rank to "
-           "rank; "
+           "How context-parallel ranks divide attention. \"ring\": keys and values travel from rank to rank; "
            "train.seq_len must be divisible by 2 * cp. \"ulysses\": ranks exchange tokens for heads; "
            "train.seq_len and the heads of a tensor-parallel rank must be divisible by cp.")
       .only_if("distributed.cp > 1", {"distributed.cp"},
@@ -252,12 +247,10 @@ bool sums_gradients(const JobConfig& job) {
 void add_sharding(SectionFields<DistributedSection>& distributed) {
   distributed
       .add("reshard_after_forward", &DistributedSection::reshard_after_forward,
-           "Weights gathered from the ranks that share them are freed after each pass, block by block, and "
-           "gathered "
-           "again for the backward: two or three blocks are whole at a time. Otherwise a stage's weights are "
-           "gathered once a step and kept. Not set: false with pp above 1, whose many microbatches use them "
-           "again "
-           "and again, else true.")
+           "true: a block's gathered weights are freed after each forward and gathered again for the "
+           "backward, so that two or three blocks are whole at a time. false: a stage's weights are gathered "
+           "once a step and kept. Not set: false if pp is above 1, since many microbatches use them, else "
+           "true.")
       .only_if(
           "ranks that share weights: dp_shard or cp > 1, or with experts tp > ep",
           {"distributed.dp_shard", "distributed.dp", "distributed.cp", "distributed.tp", "distributed.ep"},
@@ -265,10 +258,9 @@ void add_sharding(SectionFields<DistributedSection>& distributed) {
       .unless_given_as("false");
   distributed
       .add("reduce_gradients", &DistributedSection::reduce_gradients,
-           "When gradients are summed over the ranks that have other samples. step: once, over all "
-           "microbatches; "
-           "each rank holds its stages' whole gradients until then. microbatch: after each one; a rank holds "
-           "its part, and the whole gradients of blocks under way.")
+           "When gradients are reduced over the ranks of a stage. step: once, after all microbatches; until "
+           "then each rank holds whole gradients of its stages. microbatch: after each one; a rank holds its "
+           "shard, and whole gradients only of the blocks that it is computing.")
       .only_if("several ranks to a stage: dp_replicate, dp_shard, cp or tp > 1",
                {"distributed.dp_replicate", "distributed.dp_shard", "distributed.dp", "distributed.cp",
                 "distributed.tp"},
@@ -284,7 +276,7 @@ bool splits_evenly(const JobConfig& job) {
   return d.pp_split == PipelineSplit() && !one_stage;
 }
 
-// Do predictions see more than one host? The CPU's are taken to be one, unless said otherwise.
+// Do predictions see more than one host? CPU ranks are taken to share one, unless ranks_per_host is given.
 bool has_hosts(const JobConfig& job) {
   const DistributedSection& d = job.distributed;
   return job.run.device == Device::cuda || d.ranks_per_host > 0 || !d.pp_costs.empty();
@@ -299,26 +291,24 @@ void add_distributed(std::vector<Option>& options) {
   add_axes(distributed);
   add_sharding(distributed);
   distributed
-      .add(
-          "pp_schedule", &DistributedSection::pp_schedule,
-          "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
-          "interleaved_zb, zbv, v_half, v_min or dualpipe_v, in any case of letters, or PyTorch's class name "
-          "of one; a file ending in .csv with a schedule in PyTorch's text form; or auto: the fastest that "
-          "fits, by the costs that pptrain plan shows.")
+      .add("pp_schedule", &DistributedSection::pp_schedule,
+           "Order of the passes on each rank: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, "
+           "interleaved_zb, zbv, v_half, v_min or dualpipe_v (in any case, or PyTorch's class name); a .csv "
+           "file with a schedule in PyTorch's text form; or auto, the fastest that fits, by the costs that "
+           "pptrain plan shows.")
       .such_as({"gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb", "zbv",
                 "v_half", "v_min", "dualpipe_v", "auto"});
   distributed
       .add("pp_stages_per_rank", &DistributedSection::pp_stages_per_rank,
-           "Stages on each pipeline rank, for schedules that take several. 0: what the schedule is made for, "
-           "1 or 2.")
+           "Stages on each pipeline rank, for schedules that take several. 0: the schedule's usual number, 1 "
+           "or 2.")
       .between(0, 64);
   distributed
       .add("pp_split", &DistributedSection::pp_split,
-           "Transformer blocks of each stage, first to last. \"even\": as equal as can be, more on the "
-           "earlier stages. \"cost\": so that the slowest rank takes the least time, embedding and head "
-           "included. Else a list, or a layout: stages apart by |, each a number, or * for an even share of "
-           "the rest, such as \"1|*|*|1\", or Megatron's letters, such as \"Ett|ttt|ttL\" or "
-           "\"Et|(tt|)*6tL\".")
+           "Transformer blocks of each stage, first to last. \"even\": as equal as possible, more on the "
+           "earlier stages. \"cost\": the slowest rank takes the least time, embedding and head included. Or "
+           "a list, or a layout: stages separated by |, each a number, or * for an even share of the rest, "
+           "such as \"1|*|*|1\", or Megatron's letters, such as \"Ett|ttt|ttL\" or \"Et|(tt|)*6tL\".")
       .between(1, 1 << 16)
       .such_as({"even", "cost"});
   distributed
@@ -332,12 +322,11 @@ void add_distributed(std::vector<Option>& options) {
       .between(0, 1 << 16)
       .only_if("an even split of several stages", of_split, splits_evenly);
   distributed
-      .add(
-          "pp_costs", &DistributedSection::pp_costs,
-          "Where pp_schedule = \"auto\", pp_split = \"cost\" and pptrain plan take times from: a trace.json "
-          "that an earlier run of this model wrote (profile.trace), or the model of a device: cpu, a100, "
-          "h100, h200 or b200. Empty: the device of run.device, h100 for cuda; pptrain plan measures the CPU "
-          "that it runs on.")
+      .add("pp_costs", &DistributedSection::pp_costs,
+           "Source of the times that pp_schedule = \"auto\", pp_split = \"cost\" and pptrain plan use: a "
+           "trace.json that an earlier run of this model wrote (profile.trace), or a modelled device: cpu, "
+           "a100, h100, h200 or b200. Empty: the device of run.device, h100 for cuda; pptrain plan measures "
+           "the CPU that it runs on.")
       .such_as({"cpu", "a100", "h100", "h200", "b200"});
   distributed
       .add("pp_memory_gb", &DistributedSection::pp_memory_gb,
@@ -348,34 +337,31 @@ void add_distributed(std::vector<Option>& options) {
                [](const JobConfig& j) { return to_lower(j.distributed.pp_schedule) == "auto"; });
   distributed
       .add("ranks_per_host", &DistributedSection::ranks_per_host,
-           "For predictions: so many ranks that follow each other share a host. 0: 8 on GPUs, all of them on "
-           "CPUs.")
+           "For predictions: consecutive ranks that share a host. 0: 8 on GPUs, all on CPUs.")
       .between(0, max_ranks);
   distributed
       .add("host_link_gbps", &DistributedSection::host_link_gbps,
-           "For predictions: Gb/s at which a rank sends to other hosts. 0: InfiniBand of the GPU's "
-           "generation, 10 Gb/s "
-           "Ethernet on CPUs; 90 % of it.")
+           "For predictions: Gb/s at which a rank sends to other hosts. 0: 90 % of InfiniBand of the GPU's "
+           "generation, or of 10 Gb/s Ethernet on CPUs.")
       .between(0, 1e6)
       .only_if("several hosts: run.device = cuda, ranks_per_host or pp_costs",
                {"distributed.ranks_per_host", "run.device", "distributed.pp_costs"}, has_hosts);
   distributed
       .add("timeout_s", &DistributedSection::timeout_s,
-           "Seconds. A wait for another rank that lasts longer ends the run with a report: the limit of slow "
-           "work, not of dead ranks. On GPUs it also limits the set-up of each NCCL group, and runs from the "
-           "moment when the GPU comes to an operation.")
+           "Seconds that a rank waits for another one; then the run ends with a report. It limits slow work: "
+           "dead ranks are found by heartbeat_s. On GPUs the time runs from when the GPU begins an "
+           "operation, and also limits the set-up of each NCCL group.")
       .above_up_to(0, 1e9);
   distributed
       .add("heartbeat_s", &DistributedSection::heartbeat_s,
-           "Seconds without a sign of life after which a rank counts as dead (stopped, unreachable, stuck in "
-           "the kernel), which ends the run; a killed one is found at once. 0: no heartbeats, as for work in "
-           "a "
-           "debugger.")
+           "Seconds without a heartbeat after which a rank counts as dead (stopped, unreachable, stuck in "
+           "the kernel) and the run ends. A killed rank is found at once. 0: no heartbeats, for example "
+           "under a debugger.")
       .between(0, 1e6);
   distributed
       .add("start_timeout_s", &DistributedSection::start_timeout_s,
-           "Seconds for all processes of the launch to have come; then the start ends, over TCP with the "
-           "names of those that are missing.")
+           "Seconds that the start waits for all processes of the launch; over TCP the error names those "
+           "that are missing.")
       .above_up_to(0, 1e6);
 }
 
@@ -383,19 +369,19 @@ void add_divergence(SectionFields<TrainSection>& train) {
   const auto watches = [](const JobConfig& j) { return j.train.divergence_steps > 0; };
   train
       .add("divergence_steps", &TrainSection::divergence_steps,
-           "So many steps in a row with a loss above its band end the run (exit code 1) with a report. What "
-           "they made is saved as checkpoints/diverged_step_N, which no start goes on from by itself, and "
+           "Steps in a row with a loss above its band after which the run ends with a report (exit code 1). "
+           "Their state is saved as checkpoints/diverged_step_N, from which no start resumes by itself; "
            "until then no checkpoint is deleted. 0: off.")
       .between(0, max_steps);
   train
       .add("divergence_window", &TrainSection::divergence_window,
-           "Losses that the band is computed from: the latest ones that did not lie above it. Nothing is "
-           "judged before there are so many.")
+           "Number of losses that the band is computed from: the latest that did not lie above it. Until "
+           "there are so many, no loss is above the band.")
       .between(8, 1024)
       .only_if("train.divergence_steps > 0", {"train.divergence_steps"}, watches);
   train
       .add("divergence_band", &TrainSection::divergence_band,
-           "The band ends so many deviations above the losses' median. A deviation is 1.4826 times their "
+           "Height of the band above the losses' median, in deviations. A deviation is 1.4826 times their "
            "median absolute deviation (for normal noise the standard deviation), 0.1 % of the median at "
            "least.")
       .above_up_to(0, 1e6)
@@ -405,7 +391,8 @@ void add_divergence(SectionFields<TrainSection>& train) {
 void add_train(std::vector<Option>& options) {
   SectionFields<TrainSection> train(options, "train", [](JobConfig& j) -> TrainSection& { return j.train; });
   train
-      .add("steps", &TrainSection::steps, "Optimizer steps of the whole run, those before a resume included.")
+      .add("steps", &TrainSection::steps,
+           "Optimizer steps of the whole run, including those before a resume.")
       .between(1, max_steps);
   train.add("seq_len", &TrainSection::seq_len, "Tokens of a sample.")
       .between(1, max_size)
@@ -429,43 +416,41 @@ void add_train(std::vector<Option>& options) {
       .refuse("half", "fp16 is refused: use bf16");
   train
       .add("recompute", &TrainSection::recompute,
-           "What a forward pass does not keep for its backward pass, which computes it again, with the same "
-           "bits. cheap: the norms' outputs and the MLP's product of gate and up, which take no matrix "
-           "product again. selective: the norms' outputs and the MLP's inner activations. full: all but each "
-           "block's input. auto: cheap on GPUs, none on CPUs, and more on stages that do not fit where "
-           "pp_schedule is auto. Any other word is kept there too. A list has one for each stage, first to "
-           "last.")
+           "Activations that are not saved but recomputed in the backward pass, with the same bits. none: "
+           "everything is saved. cheap: the norms' outputs and the MLP's product of gate and up, which need "
+           "no GEMM. selective: the norms' outputs and the MLP's inner activations. full: all but each "
+           "block's input. auto: cheap on GPUs, none on CPUs; with pp_schedule = \"auto\", more on stages "
+           "that do not fit. A list has a word for each stage, first to last.")
       .one_of({"auto", "none", "cheap", "selective", "full"})
       .alone_in_list("auto")
       .decides(Effect::layout);
   train
       .add("overlap_weight_gradients", &TrainSection::overlap_weight_gradients,
-           "On GPUs B computes weight gradients on a stream of their own, so that norms, SwiGLU and rotary "
-           "passes of the next layer hide behind them. Changes no bit. The two operands of each weight of a "
-           "block are held until the next block is done. Does nothing on the CPU, nor where tp > 1.")
+           "Computes a backward's weight gradients on a second GPU stream, so that they overlap with norms, "
+           "SwiGLU and rotary passes of the next layer. Changes no bit. Both operands of each weight of a "
+           "block are held until the next block is done. Has no effect on the CPU, nor with tp > 1.")
       .decides(Effect::layout);
   train
       .add("grad_clip", &TrainSection::grad_clip,
-           "Gradients are scaled down to this global norm, taken over all stages and ranks. 0: off.")
+           "Scales gradients down to this global norm over all stages and ranks. 0: off.")
       .at_least(0);
   train
       .add("max_skipped_steps", &TrainSection::max_skipped_steps,
-           "A step with a non-finite loss or norm is skipped; more than so many in a row end the run. 0: the "
-           "first does.")
+           "Skipped steps in a row, with a non-finite loss or norm, after which one more ends the run. 0: "
+           "the first ends it.")
       .between(0, max_steps);
   add_divergence(train);
-  train.add("check_weights", &TrainSection::check_weights,
-            "Sums over the bytes of master weights and optimizer state are taken after each optimizer step, "
-            "and compared before the next one and before a checkpoint: a bit that flips in between ends the "
-            "run with its parameter's name, unsaved. Costs two readings of these bytes a step: less, the "
-            "more tokens a step has.");
+  train.add(
+      "check_weights", &TrainSection::check_weights,
+      "Checks that nothing changes master weights and optimizer state between optimizer steps: checksums are "
+      "taken after each step and compared before the next one and before a checkpoint. A flipped bit ends "
+      "the run with its parameter's name; nothing is saved. Costs two readings of these bytes a step.");
   train
       .add("deterministic", &TrainSection::deterministic,
-           "On GPUs, the same job gives the same bits again, on other layouts of the pipeline too: "
-           "attention's backward pass adds in a fixed order, and operators of LibTorch that cannot do so are "
-           "refused. "
-           "false: the fastest attention; losses then differ from run to run in their last digits. On CPUs "
-           "numbers are the same in any case.")
+           "true: on GPUs the same job gives the same bits again, also on other pipeline layouts. "
+           "Attention's backward adds in a fixed order, and LibTorch operators that cannot are refused. "
+           "false: the fastest attention; losses differ in their last digits from run to run. CPUs always "
+           "give the same bits.")
       .only_with("run.device", {"cuda"});
 }
 
@@ -489,101 +474,95 @@ void add_files(SectionFields<Section>& fields,
                const std::function<void(Option&, const std::vector<std::string>& formats)>& with) {
   fields.add(
       "format", &Section::format,
-      "text: a token is a byte; with data.tokenizer, a file is a document. jsonl: a document a line, an "
-      "object with its text under text_key; .gz and .zst are unpacked. parquet: a document a row. These "
-      "are made "
-      "tokens once, by the tokenizer (data.cache). bin: tokens of dtype without a header. llmc: llm.c's "
-      "format with a header. megatron: Megatron-LM's, PREFIX.bin with PREFIX.idx beside it, which has "
-      "the "
-      "tokens' type and where documents end. npy: NumPy's, an array of integers of one dimension.");
+      "text: each byte is a token; with data.tokenizer, each file is a document. jsonl: each line is an "
+      "object with a document under text_key; .gz and .zst are unpacked. parquet: each row is a document. "
+      "The tokenizer turns texts into token files once (data.cache). bin: tokens of dtype without a header. "
+      "llmc: llm.c's format, with a header. megatron: Megatron-LM's PREFIX.bin with PREFIX.idx, which has "
+      "the tokens' type and the documents' ends. npy: NumPy's, a one-dimensional array of integers.");
   with(fields.add("dtype", &Section::dtype, "Type of a token in a headerless file."), {"bin"});
   with(fields.add("text_key", &Section::text_key, "Key, or column, of a document's text."),
        {"jsonl", "parquet"});
   with(fields.add("prompt_key", &Section::prompt_key,
-                  "Key, or column, of a prompt, whose tokens are no targets. The text is then under "
-                  "completion_key, not under text_key. Empty: no prompts."),
+                  "Key, or column, of a prompt, whose tokens add nothing to the loss. The answer is then "
+                  "under completion_key, not under text_key. Empty: no prompts."),
        {"jsonl", "parquet"});
   with(fields.add("completion_key", &Section::completion_key,
-                  "Key, or column, of what follows the prompt: its tokens count."),
+                  "Key, or column, of the text after the prompt, whose tokens make the loss."),
        {"jsonl", "parquet"});
   with(fields.add("document_separator", &Section::document_separator,
-                  "Text that stands between the documents of a file that a tokenizer reads, and belongs to "
-                  "none. Empty: a file is a document."),
+                  "Text between the documents of a file that a tokenizer reads; it belongs to neither. "
+                  "Empty: a file is a document."),
        {"text"});
 }
 
 void add_data(std::vector<Option>& options) {
   SectionFields<DataSection> data(
       options, "data", [](JobConfig& j) -> DataSection& { return j.data; }, Effect::data);
-  data.add(
-          "path", &DataSection::path,
-          "What to train on, relative to the current directory: a file, a folder (its files with the "
-          "format's ending: .txt, .jsonl[.gz|.zst], .parquet, .npy or .bin, by name), a pattern such as "
-          "\"data/*.bin\", or a list of these. All are one stream in this order. This key and the next ones, "
-          "to document_separator, with val_fraction and val_path, are short for the one of [[data.sources]].")
+  data.add("path", &DataSection::path,
+           "What to train on, relative to the current directory: a file, a folder (its files with the "
+           "format's ending: .txt, .jsonl[.gz|.zst], .parquet, .npy or .bin, by name), a pattern such as "
+           "\"data/*.bin\", or a list of these, read as one stream in this order. Where [[data.sources]] are "
+           "given, each source has this key and the next ones, to document_separator, with val_fraction and "
+           "val_path.")
       .required_unless("data.sources");
   add_files<DataSection>(data, [](Option& option, const std::vector<std::string>& formats) {
     option.only_with("data.format", formats);
   });
   data.add("cache", &DataSection::cache,
-           "Folder for the token files that are made of texts before the first step. Another job with the "
-           "same files, tokenizer and keys uses them too. Empty: pptrain_cache beside the first file, or in "
-           "run.dir where that cannot be written.")
+           "Folder of the token files that are made of texts before the first step. Jobs with the same "
+           "files, tokenizer and keys share them. Empty: pptrain_cache beside the first file, or in run.dir "
+           "if that cannot be written.")
       .decides(Effect::none);
   data.add("add_special", &DataSection::add_special,
-           "Texts are made tokens with those that the tokenizer puts around a text (its post_processor).");
+           "Adds the special tokens that the tokenizer puts around a text (its post_processor).");
   data.add("bad_lines", &DataSection::bad_lines,
-           "What to do with a line of JSONL that holds no document: no JSON, no object, or without a text "
-           "under "
-           "its key. refuse: the run does not start. skip: such lines are left out; how many there are and "
-           "where "
-           "the first is, is said when the texts are made tokens.")
+           "What to do with a line of JSONL without a document: no JSON, no object, or no text under its "
+           "key. refuse: the run does not start. skip: such lines are left out; the log says how many, and "
+           "where the first is.")
       .only_if("lines of texts: a source of format = jsonl", {"data.format"}, has_lines)
       .decides(Effect::none);
   data.add("document_end", &DataSection::document_end,
-           "Id of the token that ends a document, such as a tokenizer's end of text. Rows then hold several "
-           "documents: attention stays inside a document, positions restart with it, and what follows its "
-           "end is no target. Behind a document that a tokenizer made it is put, if it is not there; -1: the "
-           "tokenizer's eos_token. Else -1: rows are documents, but where data.format = megatron.")
+           "Id of the token that ends a document, such as a tokenizer's end of text. Rows may then hold "
+           "several documents: attention stays inside each, positions restart, and no token is predicted "
+           "across an end. A tokenizer's documents get this token at their end if they lack it. -1: for "
+           "texts the tokenizer's eos_token; for token files none, so each row is a document, except with "
+           "data.format = megatron.")
       .between(-1, 1 << 28)
       .only_with("data.format", {"text", "jsonl", "parquet", "bin", "llmc", "npy"});
   const std::vector<std::string> document_keys = {"data.document_end", "data.format"};
   constexpr const char* documents_known =
       "known documents: data.document_end, data.format = megatron, or a tokenizer";
-  data.add(
-          "packing", &DataSection::packing,
-          "Which documents share a row of train.seq_len tokens. sequential: one after the other; rows of "
-          "fixed lengths are full, and cut documents. best_fit: those that fill rows best, none cut. none: a "
-          "row is a document. Where documents are not cut, a sample is a document; one longer than a row is "
-          "cut into rows, each with its own attention and positions.")
+  data.add("packing", &DataSection::packing,
+           "Which documents share a row of train.seq_len tokens. sequential: one after the other; with fixed "
+           "lengths rows are full, and documents are cut. best_fit: those that fill rows best, uncut. none: "
+           "a row is a document. If documents are not cut, a sample is a document; one longer than a row "
+           "becomes several rows, each with its own attention and positions.")
       .only_if(documents_known, document_keys, has_documents);
-  data.add(
-          "lengths", &DataSection::lengths,
-          "Tokens of a microbatch. fixed: micro_batch_size rows of seq_len; short ones are filled up. exact: "
-          "those of its documents, no padding; the documents of a step are shared out so that microbatches "
-          "cost alike. padded: as many as the step's longest microbatch has, rounded up to "
-          "pad_to_multiple_of. At most micro_batch_size * seq_len, for which memory and time are predicted.")
+  data.add("lengths", &DataSection::lengths,
+           "Tokens of a microbatch. fixed: micro_batch_size rows of seq_len; short rows are padded. exact: "
+           "its documents' tokens without padding; a step's documents are divided so that its microbatches "
+           "cost about the same. padded: the tokens of the step's longest microbatch, rounded up to "
+           "pad_to_multiple_of. At most micro_batch_size * seq_len, for which memory and time are predicted.")
       .only_if(documents_known, document_keys, has_documents);
   data.add("pad_to_multiple_of", &DataSection::pad_to_multiple_of,
-           "A padded microbatch has a multiple of so many tokens, unless it is full.")
+           "A padded microbatch has a multiple of this many tokens, unless it is full.")
       .between(1, max_size)
       .only_with("data.lengths", {"padded"});
-  data.add("shuffle", &DataSection::shuffle,
-           "Samples in an order drawn from run.seed, anew each epoch; else in the order of the file.");
+  data.add(
+      "shuffle", &DataSection::shuffle,
+      "true: samples in an order drawn from run.seed, new in each epoch. false: in the order of the file.");
   data.add("val_fraction", &DataSection::val_fraction,
-           "The last part of the tokens that is kept for validation.")
+           "Fraction of the tokens, at their end, that is kept for validation.")
       .from_up_to(0, 1);
   data.add("val_path", &DataSection::val_path,
            "Files, folders or patterns to validate on, in the same format; then val_fraction is 0.")
       .only_if("eval.interval > 0", {"eval.interval"}, validates)
       .decides(Effect::course);
   data.add("tokenizer", &DataSection::tokenizer,
-           "Hugging Face's tokenizer.json, or a folder with one: it makes tokens of texts, or made those of "
-           "token files, and is needed for prompts, samples and the text of what is generated. Empty: the "
-           "one "
-           "in model.hf_dir, if there is one; but then data.format = \"text\" is bytes, which model.init = "
-           "\"hf\" "
-           "refuses.")
+           "Hugging Face's tokenizer.json, or a folder with one: it turns texts into tokens (or has done so "
+           "for token files), and is needed for prompts, samples and generated text. Empty: the one in "
+           "model.hf_dir, if there is one; data.format = \"text\" then still means bytes, which model.init = "
+           "\"hf\" refuses.")
       .decides(Effect::none);
 }
 
@@ -600,15 +579,13 @@ TableList data_source_tables() {
   SectionFields<DataSource> source(
       list.fields, list.section, [sources](JobConfig& j) -> DataSource& { return sources(j).front(); },
       Effect::data);
-  source
-      .add("name", &DataSource::name, "How messages and metrics call it: letters, digits, '.', '_' and '-'.")
+  source.add("name", &DataSource::name, "Name in messages and metrics: letters, digits, '.', '_' and '-'.")
       .required();
   source.add("path", &DataSource::path, "As data.path.").required();
   source
-      .add(
-          "weight", &DataSource::weight,
-          "Of all samples, those of the source are weight / sum of weights: rows of train.seq_len tokens, or "
-          "whole documents where data.packing or data.lengths keep these.")
+      .add("weight", &DataSource::weight,
+           "The source gives weight / sum of weights of all samples. A sample is a row of train.seq_len "
+           "tokens, or a whole document where data.packing or data.lengths keep documents whole.")
       .above_up_to(0, 1e9);
   add_files<DataSource>(source, [](Option&, const std::vector<std::string>&) {});
   source.add("val_fraction", &DataSource::val_fraction, "As data.val_fraction.").from_up_to(0, 1);
@@ -621,17 +598,16 @@ void add_optimizer(std::vector<Option>& options) {
                                             [](JobConfig& j) -> OptimizerSection& { return j.optimizer; });
   const std::string name = "optimizer.name";
   optimizer
-      .add("name", &OptimizerSection::name,
-           "adamw; muon: Muon for the matrices of the blocks, each by itself, and AdamW for embedding, head, "
-           "norms, biases and routers; or lion, which wants lr 3 to 10 times below AdamW's, weight_decay as "
-           "much "
-           "above, and betas [0.9, 0.99].")
+      .add(
+          "name", &OptimizerSection::name,
+          "adamw; muon: Muon for the blocks' matrices, AdamW for embedding, head, norms, biases and routers; "
+          "lion: use an lr 3 to 10 times below AdamW's, a weight_decay as much above, and betas [0.9, 0.99].")
       .one_of({"adamw", "muon", "lion"})
       .decides(Effect::model);
   optimizer.add("lr", &OptimizerSection::lr, "Highest learning rate.").at_least(0);
   optimizer
       .add("betas", &OptimizerSection::betas,
-           "Decay of the first and second moments; of lion: in its direction, and of its moment.")
+           "Decay of the first and second moments; with lion, of its direction and its moment.")
       .of_length(2)
       .from_up_to(0, 1);
   optimizer.add("eps", &OptimizerSection::eps, "Added to the root of the second moment.")
@@ -646,24 +622,21 @@ void add_optimizer(std::vector<Option>& options) {
       .only_with(name, {"muon"});
   optimizer
       .add("muon_lr_scale", &OptimizerSection::muon_lr_scale,
-           "Learning rate of Muon's matrices over lr. Their steps are scaled by 0.2 sqrt(max(rows, columns)) "
-           "to "
-           "AdamW's usual size, so that 1 serves.")
+           "Learning rate of Muon's matrices divided by lr. Their steps are scaled by 0.2 sqrt(max(rows, "
+           "columns)) to the usual size of AdamW's, so that 1 works.")
       .above(0)
       .only_with(name, {"muon"});
   optimizer
       .add("muon_weight_decay", &OptimizerSection::muon_weight_decay,
-           "weight_decay of Muon's matrices, in its place.")
+           "Replaces weight_decay for Muon's matrices.")
       .at_least(0)
       .only_with(name, {"muon"});
   optimizer
       .add("post_validation", &OptimizerSection::post_validation,
-           "Ranks step without waiting for the global norm, and begin the next step; a step that was to be "
-           "clipped or skipped is then taken back and redone. The results are the same bits. Spares zb_h2 "
-           "and zbv the rest of their bubble, where clipping is rare; costs master weights and optimizer "
-           "state "
-           "once "
-           "more (12 bytes per parameter with adamw).")
+           "Ranks step without waiting for the global norm and begin the next step; a step that had to be "
+           "clipped or skipped is rolled back and redone, with the same bits (zero bubble's "
+           "post-validation). Removes the rest of the bubble of zb_h2 and zbv if clipping is rare. Costs a "
+           "second copy of master weights and optimizer state (12 bytes per parameter with adamw).")
       .decides(Effect::layout);
 }
 
@@ -673,7 +646,7 @@ TableList optimizer_groups() {
   };
   TableList list = make_table_list<OptimizerGroup>(
       "optimizer.groups",
-      "Parameters that are stepped otherwise. A parameter is in the first group that matches it.", groups);
+      "Parameters with settings of their own. A parameter is in the first group that matches it.", groups);
   SectionFields<OptimizerGroup> group(
       list.fields, list.section, [groups](JobConfig& j) -> OptimizerGroup& { return groups(j).front(); });
   group
@@ -682,11 +655,9 @@ TableList optimizer_groups() {
            "characters; or a role: matrix, embedding, head, norm, bias or router. A tied head is in the "
            "embedding's group.")
       .required();
-  group.add("lr_scale", &OptimizerGroup::lr_scale, "Learning rate over what it is without the group.")
-      .at_least(0);
+  group.add("lr_scale", &OptimizerGroup::lr_scale, "Factor on the learning rate.").at_least(0);
   group
-      .add("weight_decay", &OptimizerGroup::weight_decay,
-           "Decay, in place of what it is without the group: also of norms and biases.")
+      .add("weight_decay", &OptimizerGroup::weight_decay, "Replaces weight_decay, also for norms and biases.")
       .at_least(0);
   return list;
 }
@@ -703,17 +674,16 @@ void add_lr_schedule(std::vector<Option>& options) {
       .any_case();
   schedule
       .add("warmup_steps", &LrScheduleSection::warmup_steps,
-           "Steps of the linear rise to optimizer.lr, which a run of fewer steps does not reach (there is a "
-           "warning).")
+           "Steps of the linear rise to optimizer.lr. A run with fewer steps never reaches it, and warns.")
       .between(0, max_steps);
   schedule
       .add("min_lr_ratio", &LrScheduleSection::min_lr_ratio,
-           "The last learning rate, as a part of optimizer.lr.")
+           "The last learning rate as a fraction of optimizer.lr.")
       .between(0, 1)
       .only_with(name, {"cosine", "linear", "wsd"});
   schedule
       .add("decay_fraction", &LrScheduleSection::decay_fraction,
-           "The last part of the run over which the learning rate falls, one step at least.")
+           "Fraction of the run, at its end, in which the learning rate falls; one step at least.")
       .above_up_to(0, 1)
       .only_with(name, {"wsd"});
 }
@@ -728,42 +698,35 @@ void add_checkpoint(std::vector<Option>& options) {
       .between(0, max_steps);
   checkpoint
       .add("minutes", &CheckpointSection::minutes,
-           "A checkpoint is saved too when so many minutes have passed since the last one. 0: whatever the "
-           "time.")
+           "Minutes since the last checkpoint after which one more is saved. 0: none by time.")
       .between(0, 1e6);
-  checkpoint.add(
-      "async", &CheckpointSection::async,
-      "Checkpoints are written while training goes on, of the tensors as they were. What is not "
-      "written when the next step changes it is copied first: up to once more the fp32 weights and "
-      "the optimizer's state of a rank, in the host's memory. false: training waits.");
+  checkpoint.add("async", &CheckpointSection::async,
+                 "true: checkpoints are written while training goes on. Tensors that are not yet written "
+                 "when the next step changes them are copied first, so a rank may need its fp32 weights and "
+                 "optimizer state once more in host memory. false: training waits.");
   checkpoint
       .add("keep_last_n", &CheckpointSection::keep_last_n,
            "Newest checkpoints kept; older ones are deleted. 0: all.")
       .between(0, max_steps);
   checkpoint
       .add("keep_best_n", &CheckpointSection::keep_best_n,
-           "Checkpoints with the lowest validation losses that are kept beside the newest ones. A "
-           "checkpoint's loss is that of the evaluation after the same step, so an evaluation that is among "
-           "the best saves one. checkpoints/best has the best one's name. 0: none.")
+           "Checkpoints with the lowest validation losses that are kept besides the newest ones. An "
+           "evaluation that is among the best saves a checkpoint of its step. The file checkpoints/best has "
+           "the best one's name. 0: none.")
       .between(0, max_steps)
       .only_if("eval.interval > 0", {"eval.interval"}, validates);
   checkpoint
       .add("resume", &CheckpointSection::resume,
-           "What the first start in run.dir begins with: none or auto: a new model. Else the path of a "
-           "checkpoint, "
-           "or of a folder of them. Later starts go on from run.dir's own newest sound checkpoint, whatever "
-           "stands "
-           "here, so that the same command always resumes. restart: sets aside what run.dir holds, deletes "
-           "nothing "
-           "and starts anew; an unfinished run of this very job, but for its layout, was begun so before and "
-           "goes "
-           "on.")
+           "What the first start in run.dir begins with. none or auto: a new model. A path: a checkpoint, or "
+           "a folder of checkpoints. Later starts resume from run.dir's own newest sound checkpoint, "
+           "whatever this says, so that the same command always resumes. restart: moves the contents of "
+           "run.dir aside, deletes nothing and starts over; but an unfinished run of this same job (its "
+           "layout may differ) that began with restart is resumed.")
       .such_as({"auto", "none", "restart"});
-  checkpoint.add(
-      "data", &CheckpointSection::data,
-      "Where data or their order (data.*, train.seq_len, run.seed) are not those that the checkpoint was "
-      "trained on. same: the start is refused. continue: goes on at the same sample number of the new "
-      "order. restart: begins with the new order's first sample.");
+  checkpoint.add("data", &CheckpointSection::data,
+                 "What to do if the data or their order (data.*, train.seq_len, run.seed) differ from the "
+                 "checkpoint's. same: the start is refused. continue: goes on at the same sample number of "
+                 "the new order. restart: begins with the new order's first sample.");
 }
 
 void add_eval_and_metrics(std::vector<Option>& options) {
@@ -780,40 +743,39 @@ void add_eval_and_metrics(std::vector<Option>& options) {
   eval.add("generate_interval", &EvalSection::generate_interval,
            "Steps between samples of generated text in the log. 0: none.")
       .between(0, max_steps);
-  of_samples(eval.add("generate_prompt", &EvalSection::generate_prompt, "Text that a sample goes on from."));
+  of_samples(eval.add("generate_prompt", &EvalSection::generate_prompt, "Prompt of the samples."));
   of_samples(eval.add("generate_tokens", &EvalSection::generate_tokens,
-                      "Tokens of a sample, drawn as the model's probabilities say, with run.seed.")
+                      "Tokens of a sample, drawn from the model's probabilities with run.seed.")
                  .between(1, 1 << 20));
   SectionFields<MetricsSection> metrics(
       options, "metrics", [](JobConfig& j) -> MetricsSection& { return j.metrics; }, Effect::none);
-  metrics.add("log_interval", &MetricsSection::log_interval, "Steps between two lines of the log.")
+  metrics.add("log_interval", &MetricsSection::log_interval, "Steps between lines of the log.")
       .between(1, max_steps);
   metrics
-      .add(
-          "peak_tflops", &MetricsSection::peak_tflops,
-          "Peak TFLOP/s of one rank's device, of which mfu is a fraction. 0: of a known GPU the data sheet's "
-          "dense bf16 rate, of a CPU the rate of its fastest GEMM, timed at the start in 0.3 s at most. A "
-          "step that is faster raises the peak, so mfu is never above 100 %.")
+      .add("peak_tflops", &MetricsSection::peak_tflops,
+           "Peak TFLOP/s of one rank's device, for mfu. 0: the data sheet's dense bf16 rate of a known GPU, "
+           "or the rate of a CPU's fastest GEMM, timed at the start in at most 0.3 s. A faster step raises "
+           "the peak, so mfu never exceeds 100 %.")
       .between(0.0, 1e6);
   metrics.add("tensorboard", &MetricsSection::tensorboard,
-              "Writes the figures of each step and evaluation to run.dir/tensorboard too, as TensorBoard's "
+              "Also writes the metrics of each step and evaluation to run.dir/tensorboard, as TensorBoard's "
               "event files.");
-  metrics.add(
-      "prometheus", &MetricsSection::prometheus,
-      "Where rank 0 answers GET /metrics with the latest figures, for Prometheus: \"HOST:PORT\", the "
-      "host a numeric address, or \"PORT\" for programs of the same machine alone; port 0 is any free "
-      "one, which the log says. Who can reach it can read it. Empty: nowhere.");
+  metrics.add("prometheus", &MetricsSection::prometheus,
+              "Address at which rank 0 serves the latest metrics to Prometheus (GET /metrics): "
+              "\"HOST:PORT\", the host a numeric address, or \"PORT\" for programs of the same machine; port "
+              "0 is any free one, which the log names. Anybody who reaches it can read it. Empty: off.");
 }
 
 void add_profile(std::vector<Option>& options) {
   SectionFields<ProfileSection> profile(
       options, "profile", [](JobConfig& j) -> ProfileSection& { return j.profile; }, Effect::none);
   profile.add("trace", &ProfileSection::trace,
-              "Writes what every rank did when, in some steps, to trace.json in run.dir (for Perfetto or "
+              "Writes a timeline of all ranks over some steps to trace.json in run.dir (for Perfetto or "
               "chrome://tracing).");
   profile
       .add("first_step", &ProfileSection::first_step,
-           "First step traced; 1 is the first after a start or a resume, which is slower than the others.")
+           "First step traced, counted from 1 after each start or resume; the first is slower than the "
+           "others.")
       .between(1, max_steps)
       .only_with("profile.trace", {"true"});
   profile.add("steps", &ProfileSection::steps, "Steps traced.")

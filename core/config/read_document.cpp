@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/config/aliases.h"
 #include "core/config/document.h"
 #include "core/config/field.h"
 #include "core/config/nearest.h"

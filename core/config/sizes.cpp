@@ -1,4 +1,4 @@
-#include "core/config/sizes.h"
+#include "core/config/validate.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>

@@ -21,9 +21,7 @@
 #include "core/base/special_file.h"
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
-#include "core/config/layout_rules.h"
 #include "core/config/options.h"
-#include "core/config/sizes.h"
 #include "core/net/listen_address.h"
 
 namespace pptrain::config {

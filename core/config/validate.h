@@ -32,4 +32,26 @@ void validate(Document& document, bool needs_files);
 // their defaults.
 void resolve(JobConfig& job);
 
+// --- Products of a job's sizes, checked before anybody multiplies (sizes.cpp).
+
+// The ranks of the mesh, but for dp_shard: 0 where they are more than an int counts.
+int64_t ranks_beside_dp_shard(const DistributedSection& distributed);
+
+// Reports, at the keys that are multiplied, what would not fit: ranks, tokens of a microbatch and of a step,
+// actions of a schedule, parameters, activations of a microbatch. Where it gives true, all of these can be
+// computed in 64 bits (in 32 where ranks, positions and actions are counted) without overflow.
+// `document.job` has its model's sizes; those that are 0, missing, make no product.
+bool check_products(Document& document);
+
+// --- What cannot be shared out over the ranks of a mesh: heads, widths, experts and tokens
+// (layout_rules.cpp).
+
+// Reports each axis of [distributed] that does not divide what its ranks share out. The loader and the search
+// over meshes ask this one function. Sizes that are missing (0) are reported elsewhere.
+void check_layout(const JobConfig& job, const ReportConflict& report);
+
+// Has a layer an MLP of intermediate_size? Mixtral's layers all have experts; qwen3_moe's have them but for
+// those that decoder_sparse_step and mlp_only_layers name.
+bool has_dense_layers(const ModelSection& model);
+
 }  // namespace pptrain::config

@@ -9,7 +9,7 @@ if(status STREQUAL "0" AND top STREQUAL here)
                   OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
 set(text "// Written by scripts/cmake/commit.cmake.
-#include \"app/commands/commit.h\"
+#include \"app/commands/commands.h\"
 
 namespace pptrain::app {
 

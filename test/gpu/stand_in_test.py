@@ -118,7 +118,7 @@ class StandIn(unittest.TestCase):
         self.assertGreater(launches, 25)
         self.assertLess(launches, 40)
 
-    def test_memory_is_what_plan_foretells(self):
+    def test_memory_is_what_plan_predicts(self):
         for recipe, microbatches in (("llama3_8b_8gpu", 16), ("qwen3_8b_pp2_fsdp4", 8)):
             with self.subTest(recipe=recipe):
                 foretold, taken = self.memory(recipe, microbatches)

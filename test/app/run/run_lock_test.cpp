@@ -10,7 +10,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "app/launch/this_process.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "test/app/small_job.h"

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/config/aliases.h"
+#include "core/config/nearest.h"
 #include "core/config/options.h"
 #include "core/config/validate.h"
 #include "test/core/config/config_test_support.h"

@@ -1,5 +1,5 @@
 // Products of sizes, before anybody multiplies.
-#include "core/config/sizes.h"
+#include "core/config/validate.h"
 
 #include <cstdint>
 #include <string>

@@ -1,17 +1,15 @@
-#include "app/launch/this_process.h"
+#include "core/base/process.h"
 
 #include <spdlog/fmt/chrono.h>
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <ctime>
 #include <fstream>
 #include <string_view>
 
-namespace pptrain::app {
+namespace pptrain {
 namespace {
 
 bool plain(char c) {
@@ -46,4 +44,4 @@ std::string now_utc() {
   return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(std::time(nullptr)));
 }
 
-}  // namespace pptrain::app
+}  // namespace pptrain

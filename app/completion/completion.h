@@ -1,7 +1,9 @@
-// The commands of the program as plain data, read from its command line: what completion has to know.
+// Completion: the commands of the program as plain data, read from its command line, and the scripts of the
+// shells made of them.
 #pragma once
 
 #include <CLI/App.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,5 +54,19 @@ std::vector<JobKey> read_job_keys();
 
 // The first sentence, without its point.
 std::string first_sentence(std::string_view text);
+
+// --- The scripts: each is whole, and asks pptrain for nothing when it runs.
+
+// bash 4 or newer. Words that bash breaks at = and : (COMP_WORDBREAKS) are put together again.
+std::string bash_completion(const CommandTree& program, std::span<const JobKey> keys);
+
+// The same, run by zsh's bashcompinit. As a file of $fpath, or sourced after compinit.
+std::string zsh_completion(const CommandTree& program, std::span<const JobKey> keys);
+
+std::string fish_completion(const CommandTree& program, std::span<const JobKey> keys);
+
+// `text` as one word of the shell, single quotes included. fish, other than the others, reads backslashes in
+// them.
+std::string single_quoted(const std::string& text, bool for_fish = false);
 
 }  // namespace pptrain::app
