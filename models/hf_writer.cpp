@@ -82,10 +82,10 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
     if (model.tied && spec->name == "head.weight") continue;
     if (spec->role == nn::Role::balance) {
-      throw Error(fmt::format(
-          "{}: {} has no bias on the choice of experts (model.router_bias_update_rate > 0), and without it "
-          "the model would compute something else",
-          spec->name, architecture.hf_class));
+      throw Error(
+          fmt::format("{}: {} has no bias on the choice of experts (model.router_bias_update_rate > 0), and "
+                      "without it the model would compute something else",
+                      spec->name, architecture.hf_class));
     }
     tensors.push_back({hf_name(architecture.weights, spec->name, model.tied), spec->name, spec->shape});
   }

@@ -22,10 +22,9 @@ CLI::App* add_convert(CLI::App& cli, ConvertArguments& arguments) {
       ->required()
       ->option_text("DIR");
   command
-      ->add_option(
-          "--dtype", arguments.dtype,
-          "Of the Hugging Face weights: fp32 (as checkpoints hold them), bf16 or fp16; default: as in "
-          "the directory that the checkpoint was made of, else fp32")
+      ->add_option("--dtype", arguments.dtype,
+                   "Of the Hugging Face weights: fp32 (as checkpoints hold them), bf16 or fp16; default: as "
+                   "in the directory that the checkpoint was made of, else fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->option_text("TYPE");
   command

@@ -96,11 +96,10 @@ Conversion Rewrite::run() {
       ++files;
     }
   }
-  return {
-      .written = fmt::format("the directory that it was made of, byte for byte: {} file{} of weights and {} "
-                             "other{}",
-                             shards, shards == 1 ? "" : "s", files, files == 1 ? "" : "s"),
-      .notes = {}};
+  return {.written = fmt::format(
+              "the directory that it was made of, byte for byte: {} file{} of weights and {} other{}", shards,
+              shards == 1 ? "" : "s", files, files == 1 ? "" : "s"),
+          .notes = {}};
 }
 
 }  // namespace

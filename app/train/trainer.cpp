@@ -51,8 +51,7 @@ void warn_of_no_targets(const std::vector<metrics::SourceLoss>& sources, int64_t
     if (source.tokens == 0)
       spdlog::warn(
           "step {}: the validation data{} have no token to predict: all are prompts, first tokens of "
-          "documents "
-          "or padding. There is no loss of them",
+          "documents or padding. There is no loss of them",
           step, source.name.empty() ? "" : fmt::format(" of {}", source.name));
   }
 }

@@ -48,10 +48,10 @@ std::vector<int64_t> stacked_shape(std::span<const ParameterSpec> parts) {
   for (const ParameterSpec& part : parts.subspan(1)) {
     const std::vector<int64_t> other = part.local_shape();
     if (other.size() != shape.size() || !std::equal(shape.begin() + 1, shape.end(), other.begin() + 1)) {
-      throw Error(fmt::format(
-          "parameter '{}' of shape [{}] cannot be stacked under '{}' of shape [{}]: all dims but the first "
-          "must agree",
-          part.name, fmt::join(other, ", "), parts.front().name, fmt::join(shape, ", ")));
+      throw Error(
+          fmt::format("parameter '{}' of shape [{}] cannot be stacked under '{}' of shape [{}]: all dims but "
+                      "the first must agree",
+                      part.name, fmt::join(other, ", "), parts.front().name, fmt::join(shape, ", ")));
     }
     shape[0] += other[0];
   }
