@@ -24,7 +24,7 @@
 #include "core/config/layout_rules.h"
 #include "core/config/options.h"
 #include "core/config/sizes.h"
-#include "core/net/listen_address.h"
+#include "core/net/address.h"
 
 namespace pptrain::config {
 

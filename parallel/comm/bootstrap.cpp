@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
+#include "parallel/comm/tcp/tcp_communicator.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
 
 namespace pptrain::comm {

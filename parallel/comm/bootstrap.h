@@ -6,7 +6,7 @@
 #include <string>
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/tcp/tcp_communicator.h"
+#include "parallel/comm/tcp/tcp_rendezvous.h"
 
 namespace pptrain::comm {
 

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/comm/self_communicator.h"
 
 namespace pptrain::mesh {
 namespace {

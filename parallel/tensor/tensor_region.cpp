@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/self_communicator.h"
 #include "parallel/comm/split.h"
 
 namespace pptrain::tensor {

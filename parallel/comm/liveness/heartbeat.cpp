@@ -49,7 +49,7 @@ void end_process(int code) {
 std::unique_ptr<Heartbeat> Heartbeat::start(Communicator& world, Activity& activity, Options options,
                                             const std::function<void(const std::string&)>& warn) {
   if (world.size() == 1) return nullptr;
-  Ring ring = make_ring(world, patience_for_links, {.address = options.address});
+  Ring ring = make_ring(world, patience_for_links, options.address);
   const bool made = agree(world, ring.fault, [&](const std::string& faults) {
     warn(
         fmt::format("no heartbeats: a rank that is stopped or unreachable is found by distributed.timeout_s "

@@ -298,11 +298,8 @@ class MpiWork final : public Work {
     std::unique_lock lock(session.mutex);
     if (!poll_for(timeout_, lock)) {
       session.failed = true;
-      throw WaitTimeout(timeout_message(
-          rank_, timeout_,
-          fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
-                      transfer_.peer),
-          what ? what() : ""));
+      throw WaitTimeout(timeout_message(rank_, timeout_, describe_message(transfer_.is_send, transfer_.peer),
+                                        what ? what() : ""));
     }
     transfer_.tensor.reset();
   }

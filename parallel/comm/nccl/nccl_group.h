@@ -17,7 +17,7 @@
 #include <optional>
 #include <string>
 
-#include "parallel/comm/nccl/device_watchdog.h"
+#include "parallel/comm/nccl/device_watch.h"
 
 namespace pptrain::comm {
 
