@@ -1,4 +1,4 @@
-// Finds out who launched this process, and makes the world of ranks that the launcher meant.
+// Detects the launcher of this process, and makes the world of its ranks.
 #pragma once
 
 #include <functional>

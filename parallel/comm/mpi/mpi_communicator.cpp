@@ -42,8 +42,8 @@ void check(int code, const char* call) {
 
 // Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, and
 // to a thousandth of what the wait has lasted. A yield after which others had the core says that the host is
-// busy: there whoever yields waits for whole time slices of the others, and whoever sleeps is woken before
-// they end.
+// busy: there a thread that yields waits for whole time slices of the others, but one that sleeps is woken
+// before they end.
 class Backoff {
  public:
   void pause() {

@@ -27,7 +27,7 @@ std::string text_of(int error) {
   return std::generic_category().message(error);
 }
 
-// The connection itself failed, which says nothing of who is at its other end.
+// The connection itself failed, which says nothing of the process at its other end.
 class Broken : public Error {
  public:
   using Error::Error;

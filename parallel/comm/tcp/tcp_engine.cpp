@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Nobody is called again who refuses: all ranks listen from the start of the run to their own end.
+// A rank that refuses is not called again: all ranks listen from the start of the run to their own end.
 constexpr TcpContacts::Options call_options{.refused = std::chrono::milliseconds(0),
                                             .silent = std::chrono::seconds(8)};
 // So long a receive waits for its sender's call.
@@ -247,7 +247,7 @@ void TcpEngine::flush(Link& link) {
 
 // --- the thread: waits for links that can read or write, and reads frames ---
 
-// Whatever goes wrong here must reach those who wait: an exception would end the process without a word.
+// Any error here must reach the ranks that wait: an exception would end the process without a word.
 void TcpEngine::run() {
   std::string reason;
   try {
@@ -330,7 +330,7 @@ void TcpEngine::unreachable(int peer, const std::string& reason) {
   const std::lock_guard lock(link.mutex);
   if (link.socket.open()) return;  // the peer called meanwhile
   link.lost = true;
-  link.inbox.end(reason);  // first: who hears of a send's failure and sends again is told the same reason
+  link.inbox.end(reason);  // first: after a failed send, the next one fails with the same reason
   drop_outgoing(link, reason);
 }
 

@@ -22,7 +22,7 @@ namespace pptrain::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// A rank listens before it leaves its address: who is refused for so long calls one that has ended.
+// A rank listens before it leaves its address: one that refuses for so long has ended.
 constexpr std::chrono::seconds refusal_time{10};
 constexpr std::chrono::milliseconds longest_look{100};
 
@@ -225,7 +225,7 @@ std::string wait_for(const TcpStore& store, const std::string& key, const StartP
 }
 
 // Rank 0 gives the run a name, and a key where the user gave no secret. A rank with a secret never takes a
-// key from the store: whoever reaches the store could have put it there.
+// key from the store: any process that reaches the store could have put it there.
 RunIdentity agree_on_run(int rank, int size, const Rendezvous& rendezvous, const TcpStore& store,
                          const StartPatience& patience) {
   const bool secret = !rendezvous.secret.empty();

@@ -66,7 +66,7 @@ class StartPatience {
   bool over() const { return std::chrono::steady_clock::now() >= deadline_; }
   // Throws StartStopped that names `awaited` where the rank was told to stop.
   void check(const std::string& awaited) const;
-  // For the last words of a rank whose time is over or who was told to stop.
+  // For the last words of a rank whose time is over, or that has to stop.
   StartPatience for_last_words() const;
 
  private:
@@ -77,7 +77,7 @@ class StartPatience {
 };
 
 // PyTorch's TCPStore. Calls block for as long as the rank's patience lasts; then they end with Error, and so
-// they do where the store is gone. Anybody who reaches the store may have set its values: they are to be
+// they do where the store is gone. Any process that reaches the store may have set its values: they are to be
 // checked.
 class TcpStore {
  public:

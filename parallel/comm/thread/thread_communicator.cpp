@@ -60,7 +60,7 @@ struct Mailbox {
   std::optional<c10::Stream> to_stream;
 };
 
-// Wakes nobody who waits for something else.
+// Wakes no thread that waits for something else.
 void complete(Operation& operation, const std::string& error) {
   bool awaited = false;
   {
