@@ -22,7 +22,7 @@
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
-#include "core/net/listen_address.h"
+#include "core/net/address.h"
 
 namespace pptrain::config {
 

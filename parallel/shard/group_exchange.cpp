@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/works.h"
 
 namespace pptrain::shard {
 namespace {
@@ -48,13 +47,13 @@ GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
 }
 
 std::unique_ptr<comm::Work> GroupExchange::unshard() {
-  if (ranks_.pieces.size() == 1) return std::make_unique<comm::DoneWork>();
+  if (ranks_.pieces.size() == 1) return comm::join();
   group_.restore_whole_compute();
   std::vector<std::unique_ptr<comm::Work>> works;
   const auto shards = group_.shards();
   for (size_t i = 0; i < shards.size(); ++i)
     works.push_back(ranks_.pieces.iall_gather(group_.whole()[i].compute, shards[i]->rounded()));
-  return std::make_unique<comm::AllWorks>(std::move(works));
+  return comm::join(std::move(works));
 }
 
 comm::Communicator* GroupExchange::copies(size_t buffer) const {
