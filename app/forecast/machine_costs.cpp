@@ -1,4 +1,4 @@
-#include "app/forecast/machine_costs.h"
+#include "app/forecast/costs.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>

@@ -79,7 +79,7 @@ TEST_CASE("a folder that another process has is refused with its pid and host, a
   CHECK(lock.holder()->host == host_name());
   const std::string message = app::taken_message(folder.path(), lock.holder());
   CHECK_THAT(message, contains_text(fmt::format("process {} on {}", other.pid(), host_name())));
-  CHECK_THAT(message, contains_text(app::command_line()));
+  CHECK_THAT(message, contains_text(pptrain::command_line()));
   other.end();
   CHECK(lock.try_take(folder.path(), unexpected));
 }
