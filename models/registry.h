@@ -15,7 +15,7 @@ namespace pptrain::models {
 
 class HfJson;
 
-// All that is said of one architecture.
+// Everything that describes one architecture.
 struct Architecture {
   std::string_view name;                // model.arch
   std::string_view hf_model_type;       // config.json's model_type

@@ -1,4 +1,4 @@
-// Whether two files hold the same data, told from little of them.
+// Whether two files hold the same data, judged by a few places of each.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Whether files hold what the job says, told before the first step from a little of them.
+// Checks before the first step, at a few places, that files hold what the job says.
 #pragma once
 
 #include <cstdint>

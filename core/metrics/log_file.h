@@ -11,7 +11,7 @@
 
 namespace pptrain::metrics {
 
-// A sink of spdlog that keeps its lines until it is told where they go, since a run prints before it knows
+// A sink of spdlog that keeps its lines until it is given a file, since a run prints before it knows
 // that its folder is its own. "2026-11-22T01:43:18+00:00 I resumed from ...": I, W or E before the text.
 class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
  public:

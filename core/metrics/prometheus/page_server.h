@@ -1,4 +1,4 @@
-// A server of one page of text that whoever connects can neither hold up nor fill.
+// A server of one page of text that slow or many clients can neither hold up nor fill.
 #pragma once
 
 #include <chrono>
@@ -29,7 +29,7 @@ bool is_whole_request(std::string_view received);
 std::string http_response(std::string_view received, std::string_view content_type,
                           const std::function<std::string()>& page);
 
-// A socket that has its port; who connects waits until a PageServer takes it over.
+// A socket that has its port; clients wait until a PageServer takes it over.
 struct Listener {
   net::Socket socket;
   std::string url;  // of /metrics, with the port that the system chose for 0
