@@ -418,8 +418,8 @@ TEST_CASE("each mesh of the ranking is a job, with the step that the search says
 TEST_CASE("no schedule is simulated under two names") {
   app::ScheduleShapes shapes;
   const auto repeats = [&](const std::string& name, int stages) {
-    return shapes.repeats_another(
-        {.schedule = name, .ranks = 4, .stages_per_rank = stages, .microbatches = 8});
+    return shapes.repeats_another({.name = name, .ranks = 4, .microbatches = 8, .stages_per_rank = stages},
+                                  {});
   };
   CHECK(repeats("looped_bfs", 1));
   CHECK_FALSE(repeats("looped_bfs", 2));
