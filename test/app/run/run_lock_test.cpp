@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <fstream>
-#include <iterator>
 
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -18,6 +17,7 @@
 using namespace pptrain;
 using pptrain::app::RunLock;
 using pptrain::test::contains_text;
+using pptrain::test::content;
 using pptrain::test::TemporaryFolder;
 
 namespace {
@@ -61,11 +61,6 @@ class OtherRun {
  private:
   pid_t pid_ = 0;
 };
-
-std::string content(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 }  // namespace
 
