@@ -1,9 +1,9 @@
-#include "models/llama.h"
-
+// Llama 2 and 3, dense (Touvron et al., arXiv 2307.09288; Grattafiori et al., arXiv 2407.21783). Its block is
+// the one that others change.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "models/hf_json.h"
+#include "models/hf_config.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -45,16 +45,15 @@ BlockConfig sparse_block(const ModelConfig& model, int64_t layer) {
   BlockConfig config = llama_block(model, layer);
   const SparseLayers& sparse = model.sparse;
   if (!sparse.contains(layer)) return config;
-  config.experts = {.router = {.hidden = model.hidden,
-                               .experts = sparse.experts,
-                               .chosen = sparse.chosen,
-                               .normalise = sparse.normalise,
-                               .init_std = model.initializer_range,
-                               .balance_loss = sparse.balance_loss,
-                               .z_loss = sparse.z_loss,
-                               .balance_bias = sparse.bias_rate > 0},
+  config.experts = {.hidden = model.hidden,
+                    .experts = sparse.experts,
+                    .chosen = sparse.chosen,
                     .intermediate = sparse.intermediate,
-                    .init_std = model.initializer_range};
+                    .normalise = sparse.normalise,
+                    .init_std = model.initializer_range,
+                    .balance_loss = sparse.balance_loss,
+                    .z_loss = sparse.z_loss,
+                    .balance_bias = sparse.bias_rate > 0};
   return config;
 }
 
@@ -62,9 +61,9 @@ constinit const Architecture llama = {.name = "llama",
                                       .hf_model_type = "llama",
                                       .hf_class = "LlamaForCausalLM",
                                       .weights = decoder_weights,
+                                      .has_mlp_bias = true,
                                       .block = llama_block,
                                       .read_hf = read_hf,
-                                      .write_hf = write_hf,
-                                      .check = nullptr};
+                                      .write_hf = write_hf};
 
 }  // namespace pptrain::models

@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "models/hf_json.h"
-#include "models/llama.h"
+#include "models/hf_config.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -30,24 +29,17 @@ void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
   json["sliding_window"] = nullptr;
 }
 
-void check(const config::ModelSection& model, const config::ReportConflict& report) {
-  if (model.mlp_bias) {
-    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "mixtral has no biases in its experts");
-  }
-  if (model.attention_bias) {
-    report({"model.attention_bias", "model.arch", "model.hf_dir"}, "mixtral has no biases in its attention");
-  }
-}
-
 }  // namespace
 
 constinit const Architecture mixtral = {.name = "mixtral",
                                         .hf_model_type = "mixtral",
                                         .hf_class = "MixtralForCausalLM",
                                         .weights = mixtral_weights,
+                                        .sparse = true,
+                                        .experts_of_mlp_width = true,
+                                        .has_attention_bias = false,
                                         .block = sparse_block,
                                         .read_hf = read_hf,
-                                        .write_hf = write_hf,
-                                        .check = check};
+                                        .write_hf = write_hf};
 
 }  // namespace pptrain::models

@@ -2,8 +2,7 @@
 // rotation.
 #include <nlohmann/json.hpp>
 
-#include "models/hf_json.h"
-#include "models/llama.h"
+#include "models/hf_config.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -27,12 +26,6 @@ void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
   json["use_sliding_window"] = false;
 }
 
-void check(const config::ModelSection& model, const config::ReportConflict& report) {
-  if (model.mlp_bias) {
-    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "qwen3 has no biases in its MLP");
-  }
-}
-
 }  // namespace
 
 constinit const Architecture qwen3 = {.name = "qwen3",
@@ -41,7 +34,6 @@ constinit const Architecture qwen3 = {.name = "qwen3",
                                       .weights = decoder_weights,
                                       .block = block,
                                       .read_hf = read_hf,
-                                      .write_hf = write_hf,
-                                      .check = check};
+                                      .write_hf = write_hf};
 
 }  // namespace pptrain::models

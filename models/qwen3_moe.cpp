@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "models/hf_json.h"
-#include "models/llama.h"
+#include "models/hf_config.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -46,21 +45,15 @@ void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
   json["mlp_only_layers"] = model.mlp_only_layers;
 }
 
-void check(const config::ModelSection& model, const config::ReportConflict& report) {
-  if (model.mlp_bias) {
-    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "qwen3_moe has no biases in its MLP");
-  }
-}
-
 }  // namespace
 
 constinit const Architecture qwen3_moe = {.name = "qwen3_moe",
                                           .hf_model_type = "qwen3_moe",
                                           .hf_class = "Qwen3MoeForCausalLM",
                                           .weights = qwen3_moe_weights,
+                                          .sparse = true,
                                           .block = block,
                                           .read_hf = read_hf,
-                                          .write_hf = write_hf,
-                                          .check = check};
+                                          .write_hf = write_hf};
 
 }  // namespace pptrain::models

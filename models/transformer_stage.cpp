@@ -10,8 +10,8 @@
 
 #include "core/base/error.h"
 #include "core/kernels/dry_run.h"
+#include "core/nn/feed_forward.h"
 #include "core/nn/rope.h"
-#include "core/nn/storage_bytes.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -24,6 +24,14 @@ at::Tensor sum(Residual residual) {
 }
 
 }  // namespace
+
+StageSlice whole_model(const ModelConfig& model) {
+  return {.index = 0,
+          .first_layer = 0,
+          .end_layer = static_cast<int>(model.layers),
+          .embedding = true,
+          .head = true};
+}
 
 StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
   const auto& [start, end] = assignment.at(static_cast<size_t>(index));
@@ -80,7 +88,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     block_groups_.push_back(declare([&] {
       nn::ParameterGroup& group = store_.add_group(name);
       nn::ParameterGroup* const experts =
-          block.experts ? &store_.add_group(name + ".experts", nn::Spread::experts) : nullptr;
+          block.experts ? &store_.add_group(name + ".experts", /*of_experts=*/true) : nullptr;
       blocks_.emplace_back(group, name, block, seams, experts);
     }));
   }
@@ -102,11 +110,11 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
 }
 
 void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
-                                   const nn::Divisions& divisions) {
-  store_.materialise(device, compute_dtype, with_gradients, divisions);
+                                   const nn::ShardPlace& place, const nn::ShardPlace& experts) {
+  store_.materialise(device, compute_dtype, with_gradients, place, experts);
   size_chunks_for(device.type());
-  rope_ = nn::make_rope_table(model_.head_dim, model_.max_seq, model_.rope_theta, model_.rope_llama3,
-                              model_.rope_linear, device);
+  rope_ =
+      nn::make_rope_table(model_.head_dim, model_.max_seq, model_.rope_theta, model_.rope_scaling, device);
 }
 
 void TransformerStage::size_chunks_for(at::DeviceType device) {
@@ -214,10 +222,10 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
 
   with(norm_groups_, nn::Use::backward, [&] {
     nn::RmsNorm::Saved saved;
-    const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
-    at::Tensor dh = at::empty_like(normed.y);
+    const at::Tensor normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
+    at::Tensor dh = at::empty_like(normed);
     with(head_groups_, nn::Use::backward,
-         [&] { add_loss(head_->forward_backward(normed.y, data.labels, dh)); });
+         [&] { add_loss(head_->forward_backward(normed, data.labels, dh)); });
     record.dy = norm_->backward(saved, dh, {});
   });
   return {};
@@ -227,7 +235,7 @@ at::Tensor TransformerStage::final_norm(Residual residual) const {
   at::Tensor y;
   with(norm_groups_, nn::Use::forward, [&] {
     nn::RmsNorm::Saved dropped;
-    y = norm_->forward(residual.stream, std::move(residual.delta), dropped).y;
+    y = norm_->forward(residual.stream, std::move(residual.delta), dropped);
   });
   return y;
 }
@@ -288,8 +296,8 @@ at::Tensor TransformerStage::backward_blocks_at_once(Record& record, at::Tensor 
   return backward_blocks(record, std::move(dy), nn::Use::backward, queues);
 }
 
-// To who gathers weights and sums gradients it is an I of each block, and a W that begins with it and ends a
-// block later: a sum must not begin before the current stream is behind the gradients.
+// The sharding hooks see an I of each block, and a W that starts with it and ends one block later: a
+// reduction must not begin before the current stream is behind the gradients.
 at::Tensor TransformerStage::backward_blocks_beside(Record& record, at::Tensor dy) {
   std::vector<nn::WeightGradQueue> queues(blocks_.size(), nn::WeightGradQueue(*side_));
   const auto join = [&](size_t i) {

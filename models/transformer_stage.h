@@ -17,13 +17,11 @@
 #include <vector>
 
 #include "core/kernels/kernels.h"
-#include "core/nn/cross_entropy.h"
-#include "core/nn/embedding.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
 #include "core/nn/rms_norm.h"
-#include "core/nn/side_stream.h"
 #include "core/nn/token_info.h"
+#include "core/nn/vocabulary.h"
 #include "core/nn/weight_access.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/block.h"
@@ -33,7 +31,7 @@
 
 namespace pptrain::models {
 
-// Which piece of the model a stage holds.
+// Which part of the model a stage holds.
 struct StageSlice {
   int index = 0;
   int first_layer = 0;
@@ -42,6 +40,8 @@ struct StageSlice {
   bool head = false;
 };
 
+// The model as one stage.
+StageSlice whole_model(const ModelConfig& model);
 // Stage `index` of the assignment; the embedding is on stage 0, the head on the last one.
 StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index);
 
@@ -63,9 +63,10 @@ class TransformerStage final : public pipeline::Stage {
                    const Seams& seams = {});
 
   // Allocates parameters and rotary tables. compute_dtype: float32 or bfloat16. Then fill the masters:
-  // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
+  // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute(). Places as
+  // ParameterStore::materialise takes them.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
-                   const nn::Divisions& divisions = {});
+                   const nn::ShardPlace& place = {}, const nn::ShardPlace& experts = {});
 
   // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
   void use_weights(nn::WeightAccess& access) { access_ = &access; }
