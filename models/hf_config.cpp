@@ -46,6 +46,18 @@ const Architecture& architecture_of(const HfJson& json) {
             fmt::format("\"{}\" is not supported; supported: {}", model_type, fmt::join(supported, ", ")));
 }
 
+// What the architectures have in common, but with other defaults.
+void read_sizes(const HfJson& json, const Architecture& architecture, config::ModelSection& model) {
+  const auto or_else = [](int64_t size, int64_t other) { return size > 0 ? size : other; };
+  const int64_t heads = model.num_attention_heads;
+  model.num_key_value_heads = json.size("num_key_value_heads", or_else(architecture.hf_kv_heads, heads));
+  model.head_dim = json.size(
+      "head_dim", or_else(architecture.hf_head_dim, std::max<int64_t>(1, model.hidden_size / heads)));
+  model.max_position_embeddings = json.size("max_position_embeddings", architecture.hf_max_positions);
+  if (architecture.has_attention_bias) model.attention_bias = json.flag("attention_bias", false);
+  if (architecture.has_mlp_bias) model.mlp_bias = json.flag("mlp_bias", false);
+}
+
 // What transformers computes for these settings and pptrain does not.
 void refuse_unsupported(const HfJson& json) {
   if (const std::string activation = json.text("hidden_act", "silu"); activation != "silu") {
@@ -275,7 +287,8 @@ config::ModelSection parse_hf_config(std::string_view text, const std::string& p
   model.rms_norm_eps = json.number("rms_norm_eps", 1e-6);
   model.initializer_range = json.number("initializer_range", 0.02);
   model.tie_word_embeddings = json.flag("tie_word_embeddings", false);
-  architecture.read_hf(json, model);
+  read_sizes(json, architecture, model);
+  if (architecture.read_hf != nullptr) architecture.read_hf(json, model);
   // Missing, it is the architecture's default; null, it is this for all of them.
   if (json.is_null("num_key_value_heads")) model.num_key_value_heads = model.num_attention_heads;
   read_rope(json, model);
@@ -309,7 +322,9 @@ OrderedJson hf_config(const config::ModelSection& model, at::ScalarType dtype, c
       {"use_cache", true},
       {"vocab_size", model.vocab_size},
   };
-  architecture.write_hf(model, json);
+  if (architecture.has_attention_bias) json["attention_bias"] = model.attention_bias;
+  if (architecture.has_mlp_bias) json["mlp_bias"] = model.mlp_bias;
+  if (architecture.write_hf != nullptr) architecture.write_hf(model, json);
   return json;
 }
 

@@ -1,28 +1,8 @@
 // Llama 2 and 3, dense (Touvron et al., arXiv 2307.09288; Grattafiori et al., arXiv 2407.21783). Its block is
 // the one that others change.
-#include <algorithm>
-#include <nlohmann/json.hpp>
-
-#include "models/hf_config.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
-namespace {
-
-void read_hf(const HfJson& json, config::ModelSection& model) {
-  model.num_key_value_heads = json.size("num_key_value_heads", model.num_attention_heads);
-  model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
-  model.max_position_embeddings = json.size("max_position_embeddings", 2048);
-  model.attention_bias = json.flag("attention_bias", false);
-  model.mlp_bias = json.flag("mlp_bias", false);
-}
-
-void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
-  json["attention_bias"] = model.attention_bias;
-  json["mlp_bias"] = model.mlp_bias;
-}
-
-}  // namespace
 
 BlockConfig llama_block(const ModelConfig& model, int64_t /*layer*/) {
   return {.attention = {.hidden = model.hidden,
@@ -63,7 +43,6 @@ constinit const Architecture llama = {.name = "llama",
                                       .weights = decoder_weights,
                                       .has_mlp_bias = true,
                                       .block = llama_block,
-                                      .read_hf = read_hf,
-                                      .write_hf = write_hf};
+                                      .hf_max_positions = 2048};
 
 }  // namespace pptrain::models

@@ -1,5 +1,4 @@
 // Mixtral (Jiang et al., arXiv 2401.04088): Llama's block with experts in the place of the MLP.
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "models/hf_config.h"
@@ -10,9 +9,6 @@ namespace {
 
 // transformers calls the number of experts either, and takes num_experts where both are there.
 void read_hf(const HfJson& json, config::ModelSection& model) {
-  model.num_key_value_heads = json.size("num_key_value_heads", 8);
-  model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
-  model.max_position_embeddings = json.size("max_position_embeddings", 131072);
   model.rms_norm_eps = json.number("rms_norm_eps", 1e-5);
   model.rope_theta = 1e6;  // where config.json has none
   model.num_experts = json.size(json.has("num_experts") ? "num_experts" : "num_local_experts", 8);
@@ -39,6 +35,8 @@ constinit const Architecture mixtral = {.name = "mixtral",
                                         .experts_of_mlp_width = true,
                                         .has_attention_bias = false,
                                         .block = sparse_block,
+                                        .hf_kv_heads = 8,
+                                        .hf_max_positions = 131072,
                                         .read_hf = read_hf,
                                         .write_hf = write_hf};
 

@@ -31,11 +31,15 @@ struct Architecture {
 
   // What the architecture fixes, of the layer with this number.
   BlockConfig (*block)(const ModelConfig&, int64_t layer);
-  // Reads what differs from one architecture to the next, with transformers' defaults: kv heads, head_dim,
-  // max_position_embeddings, biases. The other sizes are there already. Refuses what is not supported.
-  void (*read_hf)(const HfJson& json, config::ModelSection& model);
-  // The inverse: writes what it reads, and what of the architecture is to stay off.
-  void (*write_hf)(const config::ModelSection& model, nlohmann::ordered_json& json);
+  // transformers' defaults for what config.json leaves out.
+  int64_t hf_kv_heads = 0;  // 0: as many as heads
+  int64_t hf_head_dim = 0;  // 0: hidden_size / num_attention_heads
+  int64_t hf_max_positions = 0;
+  // Reads what no other architecture has, and refuses what is not supported; all else is read already. Null:
+  // nothing.
+  void (*read_hf)(const HfJson& json, config::ModelSection& model) = nullptr;
+  // The inverse: writes what it reads, and what of the architecture is to stay off. Null: nothing.
+  void (*write_hf)(const config::ModelSection& model, nlohmann::ordered_json& json) = nullptr;
 };
 
 // Llama's block, which others change; attention_bias gives q, k, v and o a bias each.

@@ -6,6 +6,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <ranges>
 #include <utility>
 
 #include "core/base/error.h"
@@ -43,24 +44,24 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
 }
 
 template <typename Declare>
-TransformerStage::GroupSpan TransformerStage::declare(const Declare& declare) {
+TransformerStage::Groups TransformerStage::declare(const Declare& declare) {
   const size_t first = store_.groups().size();
   declare();
   return {first, store_.groups().size()};
 }
 
-void TransformerStage::acquire(const GroupSpan& groups, nn::Use use) const {
+void TransformerStage::acquire(const Groups& groups, nn::Use use) const {
   if (access_ == nullptr) return;
-  for (size_t group = groups.first; group < groups.end; ++group) access_->acquire(group, use);
+  for (const size_t group : groups) access_->acquire(group, use);
 }
 
-void TransformerStage::release(const GroupSpan& groups, nn::Use use) const {
+void TransformerStage::release(const Groups& groups, nn::Use use) const {
   if (access_ == nullptr) return;
-  for (size_t group = groups.end; group-- > groups.first;) access_->release(group, use);
+  for (const size_t group : groups | std::views::reverse) access_->release(group, use);
 }
 
 template <typename Body>
-void TransformerStage::with(const GroupSpan& groups, nn::Use use, const Body& body) const {
+void TransformerStage::with(const Groups& groups, nn::Use use, const Body& body) const {
   acquire(groups, use);
   body();
   release(groups, use);

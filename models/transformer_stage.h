@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <vector>
 
@@ -130,20 +131,17 @@ class TransformerStage final : public pipeline::Stage {
     std::vector<nn::WeightGradQueue> queues;  // of each block
     at::Tensor tokens, embedding_dy;          // first stage
   };
-  // Groups [first, end) of the store.
-  struct GroupSpan {
-    size_t first = 0;
-    size_t end = 0;
-  };
+  // Indices in the store, which follow each other.
+  using Groups = std::ranges::iota_view<size_t, size_t>;
 
-  void acquire(const GroupSpan& groups, nn::Use use) const;
-  void release(const GroupSpan& groups, nn::Use use) const;
+  void acquire(const Groups& groups, nn::Use use) const;
+  void release(const Groups& groups, nn::Use use) const;
   // Runs `body` while it may use the groups so.
   template <typename Body>
-  void with(const GroupSpan& groups, nn::Use use, const Body& body) const;
+  void with(const Groups& groups, nn::Use use, const Body& body) const;
   // Declares what `declare` does, and says in which groups.
   template <typename Declare>
-  GroupSpan declare(const Declare& declare);
+  Groups declare(const Declare& declare);
 
   nn::TokenInfo info_of(const data::Microbatch& data) const;
   at::Tensor own_rows(const at::Tensor& list, int64_t tokens) const;
@@ -172,8 +170,8 @@ class TransformerStage final : public pipeline::Stage {
   std::optional<nn::LinearCrossEntropy> head_;
   kernels::RopeTable rope_;
 
-  GroupSpan embedding_groups_, norm_groups_, head_groups_;
-  std::vector<GroupSpan> block_groups_;
+  Groups embedding_groups_, norm_groups_, head_groups_;
+  std::vector<Groups> block_groups_;
   nn::WeightAccess* access_ = nullptr;
   nn::SideStream* side_ = nullptr;  // for weight gradients, if any
 

@@ -47,7 +47,9 @@ struct HfStored {
   const io::SafetensorsReader* file = nullptr;
   io::TensorSpec spec;
 
-  std::string describe() const;  // "'FILE': the tensor 'NAME'"
+  std::string describe() const {
+    return fmt::format("'{}': the tensor '{}'", file->path().string(), spec.name);
+  }
 };
 
 // The weights of a Hugging Face directory, read at chosen places: what is read is not mapped, so that memory
@@ -55,10 +57,10 @@ struct HfStored {
 class HfSource {
  public:
   // Throws Error as HfCheckpoint does.
-  explicit HfSource(const std::filesystem::path& hf_dir) : hf_(hf_dir) {}
+  explicit HfSource(const fs::path& hf_dir) : hf_(hf_dir) {}
 
   const io::HfCheckpoint& hf() const { return hf_; }
-  HfStored find(const std::string& tensor) const;
+  HfStored find(const std::string& tensor) const { return {&hf_.shard(tensor), hf_.spec(tensor)}; }
 
   // Fills `out` with the tensor's bytes from byte `begin` on.
   void read(const HfStored& tensor, uint64_t begin, std::span<std::byte> out);
@@ -71,14 +73,6 @@ class HfSource {
   io::HfCheckpoint hf_;
   std::optional<io::InputFile> open_;  // that was read last
 };
-
-std::string HfStored::describe() const {
-  return fmt::format("'{}': the tensor '{}'", file->path().string(), spec.name);
-}
-
-HfStored HfSource::find(const std::string& tensor) const {
-  return {&hf_.shard(tensor), hf_.spec(tensor)};
-}
 
 void HfSource::read(const HfStored& tensor, uint64_t begin, std::span<std::byte> out) {
   if (!open_ || open_->path() != tensor.file->path()) open_.emplace(tensor.file->path());
