@@ -55,10 +55,10 @@ void refuse_left_over(TransformerStage& stage, std::span<const WeightName> names
     const auto global = global_name(names, name);
     const auto layer = global ? layer_of(*global) : std::nullopt;
     if (layer && *layer >= stage.model().layers) {
-      throw Error(fmt::format(
-          "{}: tensor {} is of layer {}, but this model has {} (num_hidden_layers), counted from 0: "
-          "are its config.json and [model] those of these weights?",
-          checkpoint.folder().string(), name, *layer, stage.model().layers));
+      throw Error(
+          fmt::format("{}: tensor {} is of layer {}, but this model has {} (num_hidden_layers), counted from "
+                      "0: are its config.json and [model] those of these weights?",
+                      checkpoint.folder().string(), name, *layer, stage.model().layers));
     }
     if (layer && *layer >= stage.slice().first_layer && *layer < stage.slice().end_layer &&
         !known.contains(*global) && !is_another_ranks_expert(stage.model(), *layer, *global)) {

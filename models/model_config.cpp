@@ -105,11 +105,10 @@ void check_heads(const config::ModelSection& m, const config::ReportConflict& re
                        m.num_attention_heads, m.num_key_value_heads));
   }
   if (m.head_dim == 0 && m.hidden_size % m.num_attention_heads != 0) {
-    report(
-        {"model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
-        fmt::format("hidden_size = {} is not divisible by num_attention_heads = {}: change one of them, or "
-                    "give model.head_dim",
-                    m.hidden_size, m.num_attention_heads));
+    report({"model.hidden_size", "model.num_attention_heads", "model.hf_dir"},
+           fmt::format("hidden_size = {} is not divisible by num_attention_heads = {}: change one of them, "
+                       "or give model.head_dim",
+                       m.hidden_size, m.num_attention_heads));
     return;
   }
   const int64_t head_dim = m.head_dim != 0 ? m.head_dim : m.hidden_size / m.num_attention_heads;

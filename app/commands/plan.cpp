@@ -161,10 +161,10 @@ void add_costs(CLI::App* plan, PlanArguments& arguments) {
       plan->add_option("--profile", arguments.costs, "Costs measured by a run: its trace.json")
           ->option_text("TRACE")
           ->excludes(device);
-  plan->add_option("--costs", arguments.costs,
-                   "measured: a second or two of passes on this machine, the default for a job on CPUs; "
-                   "modelled: of the job's device, without looking at this machine; or as --device or "
-                   "--profile")
+  plan->add_option(
+          "--costs", arguments.costs,
+          "measured: a second or two of passes on this machine, the default for a job on CPUs; modelled: of "
+          "the job's device, without looking at this machine; or as --device or --profile")
       ->option_text("WHICH")
       ->check(such_as(sources))
       ->excludes(device)

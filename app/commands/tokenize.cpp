@@ -193,10 +193,9 @@ CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
       ->excludes(key)
       ->excludes(prompt);
   command
-      ->add_option(
-          "--eos", arguments.eos,
-          "Id of the token behind each document, or the token itself, or none; default: eos_token of the "
-          "tokenizer_config.json beside, if there is one")
+      ->add_option("--eos", arguments.eos,
+                   "Id of the token behind each document, or the token itself, or none; default: eos_token "
+                   "of the tokenizer_config.json beside, if there is one")
       ->option_text("TOKEN");
   command
       ->add_option(
@@ -232,8 +231,7 @@ int tokenize(const TokenizeArguments& arguments) {
   } else if (arguments.eos.empty()) {
     fmt::print(
         "no token ends a document (no eos_token in a tokenizer_config.json beside; --eos TOKEN gives one): "
-        "only "
-        "the index says where documents end\n");
+        "only the index says where documents end\n");
   }
   const int token_bytes = tokenizer.vocab_size() <= 65536 ? 2 : 4;
   corpus::TokenWriter writer(arguments.out, token_bytes, arguments.overwrite);

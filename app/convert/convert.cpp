@@ -52,8 +52,8 @@ void refuse_hf_options(const ConvertArguments& arguments) {
                                                      : nullptr;
   if (given == nullptr) return;
   throw UsageError(
-      fmt::format("{}: is about a Hugging Face directory that is written; \"{}\" is one that is "
-                  "read, and becomes a checkpoint",
+      fmt::format("{}: is about a Hugging Face directory that is written; \"{}\" is one that is read, and "
+                  "becomes a checkpoint",
                   given, arguments.from));
 }
 

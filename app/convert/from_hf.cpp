@@ -168,10 +168,9 @@ std::set<std::string> Import::taken() {
   const HfStored head = source_.find(head_name);
   const HfStored embedding = source_.find(models::hf_name(map, "embed.weight", false));
   if (!source_.same(head, embedding)) {
-    throw Error(
-        fmt::format("{} is not {}, though config.json says tie_word_embeddings: which of the two is the "
-                    "model's head?",
-                    head.describe(), embedding.spec.name));
+    throw Error(fmt::format(
+        "{} is not {}, though config.json says tie_word_embeddings: which of the two is the model's head?",
+        head.describe(), embedding.spec.name));
   }
   names.insert(head_name);
   return names;

@@ -46,8 +46,8 @@ models::TextEnds read_text_ends(const fs::path& folder, const config::ModelSecti
   }
   if (tokenizer->vocab_size() > model.vocab_size) {
     throw UsageError(
-        fmt::format("the tokenizer has ids up to {}, but model.vocab_size = {}: it is another "
-                    "model's; --tokenizer names the right one",
+        fmt::format("the tokenizer has ids up to {}, but model.vocab_size = {}: it is another model's; "
+                    "--tokenizer names the right one",
                     tokenizer->vocab_size() - 1, model.vocab_size));
   }
   return {.bos = tokenizer->bos_id(), .eos = tokenizer->eos_id()};

@@ -28,10 +28,10 @@ namespace fs = std::filesystem;
 std::set<std::string> files_of_checkpoint(const fs::path& folder) {
   const checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
   if (!manifest.weights_alone()) {
-    throw UsageError(fmt::format(
-        "--to: {} is a checkpoint that a run has saved, with optimizer state, which --overwrite does not "
-        "replace",
-        folder.string()));
+    throw UsageError(
+        fmt::format("--to: {} is a checkpoint that a run has saved, with optimizer state, which --overwrite "
+                    "does not replace",
+                    folder.string()));
   }
   std::set<std::string> names = {checkpoint::manifest_name};
   for (const checkpoint::FileEntry& file : manifest.files) names.insert(file.path().string());
@@ -119,8 +119,7 @@ void TargetFolder::check() const {
   if (const auto foreign = find_foreign(target_, own_)) {
     throw UsageError(
         fmt::format("--to: {} holds {}, which no conversion has written: --overwrite does not replace it. "
-                    "Move it away, or "
-                    "give another folder",
+                    "Move it away, or give another folder",
                     target_.string(), *foreign));
   }
 }

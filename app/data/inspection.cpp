@@ -97,9 +97,9 @@ void check_bytes(const config::JobConfig& job, const config::ReportConflict& rep
     const std::string path = config::source_key(job, i, "path"),
                       format = config::source_key(job, i, "format");
     report({format, path, "data.sources", "model.init"},
-           fmt::format("{} = \"text\" takes each byte for a token, which the weights of model.hf_dir do not "
-                       "know: {}",
-                       format, advice));
+           fmt::format(
+               "{} = \"text\" takes each byte for a token, which the weights of model.hf_dir do not know: {}",
+               format, advice));
   }
 }
 
@@ -138,9 +138,9 @@ void inspect_resume(const config::JobConfig& job, const config::ReportConflict& 
   const std::string& resume = job.checkpoint.resume;
   if (!io::is_there(resume)) return;  // a word; or a path that is not there, which is reported already
   if (holds_checkpoint(resume)) return;
-  report({"checkpoint.resume"}, fmt::format("\"{}\" holds no checkpoint: neither a manifest.json nor a "
-                                            "folder step_N with one",
-                                            resume));
+  report({"checkpoint.resume"},
+         fmt::format("\"{}\" holds no checkpoint: neither a manifest.json nor a folder step_N with one",
+                     resume));
 }
 
 }  // namespace

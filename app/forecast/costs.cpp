@@ -171,8 +171,8 @@ void check_full_microbatches(const PlanBase& run, const std::string& path) {
   const config::Word<config::Lengths>& lengths = run.job.data.lengths;
   if (lengths == config::Lengths::fixed) return;
   throw UsageError(
-      fmt::format("{} is of a run with data.lengths = {}, whose microbatches have other numbers of "
-                  "tokens each: trace one with --set data.lengths=fixed",
+      fmt::format("{} is of a run with data.lengths = {}, whose microbatches have other numbers of tokens "
+                  "each: trace one with --set data.lengths=fixed",
                   path, lengths.text));
 }
 

@@ -247,8 +247,8 @@ std::string too_long(const CostModel& costs, std::span<const models::StageSlice>
 CostSource measure_machine(const PlanBase& base) {
   if (base.job.run.device != config::Device::cpu)
     throw UsageError(
-        "--costs measured is of this machine's CPU, but run.device is \"cuda\": name the GPU, or "
-        "give a run's trace");
+        "--costs measured is of this machine's CPU, but run.device is \"cuda\": name the GPU, or give a "
+        "run's trace");
   const auto start = Clock::now();
   CostSource source = make_cost_source(base, "cpu");
   Workload workload = timed_workload(base);

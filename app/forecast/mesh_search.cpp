@@ -557,8 +557,7 @@ MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
   if (result.meshes == 0) {
     throw UsageError(
         fmt::format("no mesh of {} ranks cuts {} layers, {} heads and {} samples a step into whole parts: "
-                    "use another number "
-                    "of ranks, or more samples",
+                    "use another number of ranks, or more samples",
                     options.world, base.model.layers, base.model.heads, result.samples));
   }
   return result;

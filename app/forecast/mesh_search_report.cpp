@@ -31,11 +31,10 @@ std::string header(const MeshSearchResult& result, const PlanBase& base, const C
   text +=
       options.budget > 0 ? fmt::format("; {:.2f} GB a rank", in_gb(options.budget)) : "; no bound on memory";
   text += fmt::format("\nkept: {} samples of {} tokens a step\n", result.samples, base.job.train.seq_len);
-  return text +
-         fmt::format(
-             "{} meshes, {} layouts; {} simulated with every schedule, the others take longer or more memory "
-             "by what they hold and compute at least\n\n",
-             result.meshes, result.layouts, result.simulated);
+  return text + fmt::format(
+                    "{} meshes, {} layouts; {} simulated with every schedule, the others take longer or more "
+                    "memory by what they hold and compute at least\n\n",
+                    result.meshes, result.layouts, result.simulated);
 }
 
 std::vector<std::string> row(const MeshCandidate& c) {

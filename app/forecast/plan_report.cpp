@@ -125,8 +125,8 @@ double model_flops_utilization(const Plan& plan, const Prediction& p, const Cost
 std::string summary(const Plan& plan, const Prediction& p, const CostSource& source) {
   const double mfu = model_flops_utilization(plan, p, source);
   return fmt::format(
-      "step {}: {} tokens/s, MFU {}; bubble {:.1f} % of it ({:.1f} % if all stages cost the same and "
-      "B = 2 F)\n",
+      "step {}: {} tokens/s, MFU {}; bubble {:.1f} % of it ({:.1f} % if all stages cost the same and B = 2 "
+      "F)\n",
       schedule::format_seconds(p.step_time), schedule::with_commas(p.tokens_per_s),
       mfu > 0 ? fmt::format("{:.1f} %", 100 * mfu) : "unknown", 100 * p.bubble(),
       100 * schedule::simulate(plan.compute).bubble());

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "app/forecast/sharding.h"
-#include "parallel/comm/sum_queue.h"
+#include "parallel/comm/collectives.h"
 #include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::app {

@@ -79,8 +79,7 @@ Patience patience_of(const comm::Launch& launch, const comm::GetEnv& environment
   if (launch.kind == comm::LaunchKind::open_mpi && *patience.time < agents_patience) {
     patience.advice = fmt::format(
         "Ctrl-C, and SIGTERM to mpirun, leave {:.3g} s: a longer step is given up then and the last finished "
-        "one "
-        "saved. To finish the step: {}",
+        "one saved. To finish the step: {}",
         std::chrono::duration<double>(*patience.time).count(), usr1_to_mpirun());
   }
   return patience;

@@ -35,7 +35,7 @@
 #include "parallel/comm/bootstrap.h"
 #include "parallel/comm/liveness/start_watch.h"
 #include "parallel/comm/nccl/nccl_communicator.h"
-#include "parallel/comm/tcp/tcp_address.h"
+#include "parallel/comm/tcp/tcp_rendezvous.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/comm/wait_timeout.h"
 

@@ -22,9 +22,9 @@ std::string quick_answers_source(CLI::App& program, const std::string& version) 
   if (!machine.empty()) add("--version", machine, version + '\n');
   return fmt::format(
       "// Written by pptrain_whole.\n#include \"app/quick/answers.h\"\n\nnamespace pptrain::app "
-      "{{\nnamespace "
-      "{{\n\nconstexpr QuickAnswer answers[] = {{\n{}}};\n\n}}  // namespace\n\nstd::span<const QuickAnswer> "
-      "quick_answers() {{\n  return answers;\n}}\n\n}}  // namespace pptrain::app\n",
+      "{{\nnamespace {{\n\nconstexpr QuickAnswer answers[] = {{\n{}}};\n\n}}  // "
+      "namespace\n\nstd::span<const QuickAnswer> quick_answers() {{\n  return answers;\n}}\n\n}}  // "
+      "namespace pptrain::app\n",
       entries);
 }
 

@@ -8,7 +8,7 @@
 
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
-#include "parallel/comm/exchange.h"
+#include "parallel/comm/host_values.h"
 
 namespace pptrain::app {
 

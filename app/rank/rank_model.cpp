@@ -119,11 +119,11 @@ void RankModel::check_weights() const {
   if (!guard_) return;
   const std::optional<std::string> changed = guard_->find_change();
   if (!changed) return;
-  throw Error(fmt::format(
-      "{} changed between optimizer steps {} and {}, while nobody may write to it: this host's memory (or "
-      "its GPU's) is failing. Nothing of it was saved. Take the host out of the job, and start the same "
-      "command again: it resumes from the last checkpoint",
-      *changed, optimizer_step_, optimizer_step_ + 1));
+  throw Error(
+      fmt::format("{} changed between optimizer steps {} and {}, while nobody may write to it: this host's "
+                  "memory (or its GPU's) is failing. Nothing of it was saved. Take the host out of the job, "
+                  "and start the same command again: it resumes from the last checkpoint",
+                  *changed, optimizer_step_, optimizer_step_ + 1));
 }
 
 bool RankModel::reduces_every_microbatch() const {

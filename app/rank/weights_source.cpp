@@ -32,8 +32,8 @@ fs::path find_named(const fs::path& path) {
   checkpoint::KnownProblems known;
   if (const auto found = checkpoint::find_named(path, warn, known)) return *found;
   throw UsageError(
-      fmt::format("--checkpoint: \"{}\" holds no checkpoint (a manifest.json, or folders step_N "
-                  "with one) and no Hugging Face model (a config.json)",
+      fmt::format("--checkpoint: \"{}\" holds no checkpoint (a manifest.json, or folders step_N with one) "
+                  "and no Hugging Face model (a config.json)",
                   path.string()));
 }
 
@@ -45,8 +45,8 @@ std::string find_checkpoint(const config::JobConfig& job, const std::string& nam
     return found->string();
   if (job.model.init == config::Init::hf) return "";
   throw UsageError(
-      fmt::format("there is no checkpoint in {}: name one with --checkpoint DIR, which may also "
-                  "be a Hugging Face directory",
+      fmt::format("there is no checkpoint in {}: name one with --checkpoint DIR, which may also be a Hugging "
+                  "Face directory",
                   job.run.dir));
 }
 
@@ -56,8 +56,7 @@ void refuse_other_model(const fs::path& folder, const config::JobConfig& job) {
   const std::vector<std::string> other = model_differences(*saved.job, job);
   if (other.empty()) return;
   throw UsageError(
-      fmt::format("{} is of another model: {}. Use the job that it was trained by, or set what it "
-                  "was.",
+      fmt::format("{} is of another model: {}. Use the job that it was trained by, or set what it was.",
                   folder.string(), fmt::join(other, "; ")));
 }
 

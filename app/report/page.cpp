@@ -41,11 +41,10 @@ SchedulePicture draw_plan(const config::JobConfig& job) {
         fmt::format("a step has more than {} passes; see pptrain plan --format svg", most_actions));
   const CostSource costs = make_cost_source(plan, "");
   const Prediction prediction = predict(plan, costs);
-  return {
-      schedule::render_svg(plan.schedule, prediction.pipeline, /*seconds=*/true),
-      fmt::format("A step as planned from job.toml, with costs {}. With profile.trace = true a run leaves "
-                  "the trace of steps as they ran.",
-                  costs.description)};
+  return {schedule::render_svg(plan.schedule, prediction.pipeline, /*seconds=*/true),
+          fmt::format("A step as planned from job.toml, with costs {}. With profile.trace = true a run "
+                      "leaves the trace of steps as they ran.",
+                      costs.description)};
 }
 
 // A step as it ran, of trace.json (profile.trace) in the run's folder; without one, a step as planned from
@@ -104,8 +103,8 @@ std::string schedule_figures(std::span<const RunData> runs) {
                         html_escaped(names), html_escaped(picture.caption));
     if (!picture.svg.empty())
       html += fmt::format(
-          "<div class=\"scroll\" tabindex=\"0\" role=\"img\" aria-label=\"Timeline of the "
-          "passes of each rank\">{}</div>",
+          "<div class=\"scroll\" tabindex=\"0\" role=\"img\" aria-label=\"Timeline of the passes of each "
+          "rank\">{}</div>",
           picture.svg);
     html += "</figure>\n";
   }

@@ -42,12 +42,11 @@ std::optional<std::string> schedule_name(const std::string& given, const ReportC
     const bool planned = schedule::is_planned_schedule(given);
     std::string guess = config::nearest(given, names);
     if (!guess.empty()) guess = '"' + guess + '"';
-    report({schedule_key}, planned
-                               ? error.what()
-                               : fmt::format("\"{}\" is not a schedule{} Valid: {}, auto, or a file ending "
-                                             "in .csv",
-                                             given, guess.empty() ? "." : config::did_you_mean(guess),
-                                             fmt::join(names, ", ")));
+    report({schedule_key},
+           planned
+               ? error.what()
+               : fmt::format("\"{}\" is not a schedule{} Valid: {}, auto, or a file ending in .csv", given,
+                             guess.empty() ? "." : config::did_you_mean(guess), fmt::join(names, ", ")));
   }
   return std::nullopt;
 }
@@ -113,11 +112,10 @@ bool Resolver::is_too_long() {
   const int64_t microbatches = job_.train.grad_accum_steps;
   const int64_t stages = std::max<int64_t>(1, d.pp) * std::max<int64_t>(1, d.pp_stages_per_rank);
   if (microbatches <= max_passes / stages) return false;
-  report_(
-      {"train.grad_accum_steps", "distributed.pp", stages_key},
-      fmt::format("{} microbatches through {} stages: a schedule has {} forward passes at most. Use larger "
-                  "microbatches, or more data ranks",
-                  microbatches, stages, max_passes));
+  report_({"train.grad_accum_steps", "distributed.pp", stages_key},
+          fmt::format("{} microbatches through {} stages: a schedule has {} forward passes at most. Use "
+                      "larger microbatches, or more data ranks",
+                      microbatches, stages, max_passes));
   return true;
 }
 
@@ -218,13 +216,12 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
   if (best.fits) return make_plan(base, best.layout, *best.lowered);
   const bool could_recompute =
       !base.chooses_recompute && base.job.train.recompute != std::vector<std::string>{"full"};
-  report_(
-      {"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
-      fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", needs "
-                  "{:.2f} GB. Use more ranks, or smaller microbatches{}",
-                  budget / 1e9, best.layout.schedule, describe_recompute(best.layout.recompute),
-                  static_cast<double>(best.peak_bytes) / 1e9,
-                  could_recompute ? ", or train.recompute = \"auto\"" : ""));
+  report_({"distributed.pp_memory_gb", schedule_key, "distributed.pp"},
+          fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", "
+                      "needs {:.2f} GB. Use more ranks, or smaller microbatches{}",
+                      budget / 1e9, best.layout.schedule, describe_recompute(best.layout.recompute),
+                      static_cast<double>(best.peak_bytes) / 1e9,
+                      could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
 }
 

@@ -98,12 +98,11 @@ class Asking {
       return outcome;
     }
     const bool withdrawn = withdraw(run_dir_, request_);
-    return {
-        .state = "unanswered",
-        .message = fmt::format("{}: the run has not answered. {}", why,
-                               withdrawn ? "The request is withdrawn; if the run has seen it, it still acts "
-                                           "on it after the step under way"
-                                         : "It is acting on the request")};
+    return {.state = "unanswered",
+            .message = fmt::format("{}: the run has not answered. {}", why,
+                                   withdrawn ? "The request is withdrawn; if the run has seen it, it still "
+                                               "acts on it after the step under way"
+                                             : "It is acting on the request")};
   }
 
   void tell_progress() {

@@ -91,10 +91,10 @@ bool RunLock::try_take(const fs::path& folder, const std::function<void(const st
     return false;
   }
   if (error != 0) {
-    warn(fmt::format(
-        "{}: this file system cannot lock ({}): nothing keeps a second run out of {}. Start one at "
-        "a time there.",
-        path.string(), std::system_category().message(error), folder.string()));
+    warn(
+        fmt::format("{}: this file system cannot lock ({}): nothing keeps a second run out of {}. Start one "
+                    "at a time there.",
+                    path.string(), std::system_category().message(error), folder.string()));
     return true;
   }
   own_ = LockHolder{
@@ -113,8 +113,7 @@ std::string taken_message(const fs::path& folder, const std::optional<LockHolder
   const std::string who = holder ? holder->describe() : "another process, which does not say who it is";
   return fmt::format(
       "run.dir: {} is in use by {}. A folder has one run at a time: wait for that one, stop it{}, or give "
-      "another "
-      "run.dir.",
+      "another run.dir.",
       folder.string(), who,
       holder ? fmt::format(" (kill -TERM {}{})", holder->pid,
                            holder->host == host_name() ? "" : fmt::format(" on {}", holder->host))

@@ -22,7 +22,7 @@
 #include "core/metrics/prometheus/prometheus_sink.h"
 #include "core/metrics/tensorboard/tensorboard_sink.h"
 #include "core/metrics/terminal_sinks.h"
-#include "core/net/listen_address.h"
+#include "core/net/address.h"
 #include "models/flops.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/schedule/passes/passes.h"

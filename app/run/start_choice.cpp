@@ -35,10 +35,10 @@ bool begun_by_restart(const SavedRun& saved, const config::JobConfig& job) {
 StartChoice restart(const config::JobConfig& job, const Progress& progress) {
   if (!progress.newest || !begun_by_restart(*progress.newest, job)) return {};
   return {.from = StartFrom::own_checkpoint,
-          .remark = fmt::format("checkpoint.resume = \"restart\" has begun the run in {}, which is at step "
-                                "{} of {}: it goes on. To "
-                                "start over before its end, move {} away or give another run.dir.",
-                                job.run.dir, progress.newest->step, job.train.steps, job.run.dir)};
+          .remark = fmt::format(
+              "checkpoint.resume = \"restart\" has begun the run in {}, which is at step {} of {}: it goes "
+              "on. To start over before its end, move {} away or give another run.dir.",
+              job.run.dir, progress.newest->step, job.train.steps, job.run.dir)};
 }
 
 bool same_folder(const fs::path& a, const fs::path& b) {
@@ -54,9 +54,8 @@ std::string passed_over(const config::JobConfig& job, const SavedRun& newest) {
   }
   return fmt::format(
       "checkpoint.resume = \"{}\" counts for the first start in a folder alone: {} has a run at step {}, "
-      "which goes "
-      "on. To start over, give another run.dir, or checkpoint.resume = \"restart\"; to go back to an earlier "
-      "checkpoint of this run, move the later ones out of {}.",
+      "which goes on. To start over, give another run.dir, or checkpoint.resume = \"restart\"; to go back to "
+      "an earlier checkpoint of this run, move the later ones out of {}.",
       resume, job.run.dir, newest.step, newest.folder.parent_path().string());
 }
 
@@ -191,10 +190,8 @@ void refuse_other_model(const SavedRun& saved, const std::vector<std::string>& d
 void refuse_other_data(const SavedRun& saved, const std::vector<std::string>& differences) {
   throw UsageError(
       fmt::format("{} was trained on other data or in another order: {}. Set what it was; or say what is "
-                  "meant: checkpoint.data = "
-                  "\"continue\" goes on at sample {} of the new order, checkpoint.data = \"restart\" begins "
-                  "with its first "
-                  "sample.",
+                  "meant: checkpoint.data = \"continue\" goes on at sample {} of the new order, "
+                  "checkpoint.data = \"restart\" begins with its first sample.",
                   saved.folder.string(), fmt::join(differences, "; "), saved.next_sample));
 }
 

@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/kernels/device_name.h"
-#include "parallel/comm/clock_offset.h"
+#include "parallel/comm/host_values.h"
 
 namespace pptrain::app {
 

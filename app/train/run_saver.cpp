@@ -24,10 +24,15 @@ checkpoint::SaveOptions complete(checkpoint::SaveOptions options, const config::
 
 }  // namespace
 
+std::string checkpoint_name(int64_t step) {
+  return step > 0 ? checkpoint::step_folder_name(step) : "";
+}
+
 RunSaver::RunSaver(const RunContext& context, comm::Communicator& disk, RankModel& model,
                    checkpoint::SaveOptions options, const checkpoint::RunState& state, bool is_saved)
     : context_(context),
       model_(model),
+      state_(state),
       options_(complete(std::move(options), context.job)),
       saved_step_(is_saved ? state.step : -1),
       saved_at_(Clock::now()),
@@ -86,17 +91,26 @@ std::optional<DivergedCheckpoints> RunSaver::save_diverged(const checkpoint::Run
   return result;
 }
 
+bool RunSaver::is_due(int64_t step) const {
+  const int64_t interval = context_.job.checkpoint.interval;
+  return interval > 0 && step % interval == 0;
+}
+
+StopOrSave RunSaver::wants() {
+  return {.stop = false, .save = context_.root() && (is_late() || is_among_best())};
+}
+
 bool RunSaver::is_late() const {
   const double minutes = context_.job.checkpoint.minutes;
   const std::chrono::duration<double> since = Clock::now() - saved_at_;
-  return context_.root() && minutes > 0 && since.count() >= 60 * minutes;
+  return minutes > 0 && since.count() >= 60 * minutes;
 }
 
-bool RunSaver::is_among_best(const checkpoint::RunState& state) {
-  if (!context_.root() || !state.validation_loss || options_.keep_best_n == 0) return false;
+bool RunSaver::is_among_best() {
+  if (!state_.validation_loss || options_.keep_best_n == 0) return false;
   const std::lock_guard lock(mutex_);
   forget_lost();
-  return checkpoint::is_among_best(scored_, {.step = state.step, .loss = *state.validation_loss},
+  return checkpoint::is_among_best(scored_, {.step = state_.step, .loss = *state_.validation_loss},
                                    options_.keep_best_n);
 }
 

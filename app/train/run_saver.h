@@ -1,4 +1,4 @@
-// When and how a run saves: what is due, which checkpoints are worth keeping, what is told of a save.
+// When and how a run saves: what is due, and which checkpoints are worth keeping.
 #pragma once
 
 #include <chrono>
@@ -12,22 +12,26 @@
 
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
-#include "app/train/divergence_report.h"
+#include "app/train/divergence.h"
+#include "app/train/step_listener.h"
 #include "parallel/checkpoint/saver.h"
 
 namespace pptrain::app {
 
-class RunSaver {
+// The name of a step's checkpoint; "" before the first step.
+std::string checkpoint_name(int64_t step);
+
+class RunSaver final : public StepListener {
  public:
   // `disk`: what checkpoint::patient() gives. `options`: root, layout, keep and ended are used; the rest is
-  // the job's. `state`: what the run begins with. `is_saved`: that lies in a checkpoint. All ranks alike;
-  // the references must outlive this.
+  // the job's. `state`: the run's, which `is_saved` if it begins with a checkpoint. All ranks alike; the
+  // references must outlive this.
   RunSaver(const RunContext& context, comm::Communicator& disk, RankModel& model,
            checkpoint::SaveOptions options, const checkpoint::RunState& state, bool is_saved);
 
   // Saves this step, unless it is saved already. What the memory lost since the last update is found before
-  // anything of it is saved. The last save of a run must succeed; one before it that fails is told, and the
-  // next may succeed. Collective.
+  // anything of it is saved. The last save of a run must succeed; an earlier one that fails is a warning.
+  // Collective.
   void save(const checkpoint::RunState& state, bool is_last);
 
   // The same in the thread of a quick stop, over a communicator of its own, while the main thread may be
@@ -39,10 +43,11 @@ class RunSaver {
   // too. Tells on rank 0 what is left, nothing elsewhere. Collective; waits until all is written.
   std::optional<DivergedCheckpoints> save_diverged(const checkpoint::RunState& state);
 
-  // On rank 0, whose clock counts: checkpoint.minutes have passed since the last save.
-  bool is_late() const;
-  // On rank 0: the state's validation loss is among those of the checkpoint.keep_best_n best checkpoints.
-  bool is_among_best(const checkpoint::RunState& state);
+  // Every checkpoint.interval steps.
+  bool is_due(int64_t step) const override;
+  // On rank 0, whose clock counts, a save if checkpoint.minutes have passed since the last one, or if the
+  // state's validation loss is among those of the checkpoint.keep_best_n best checkpoints.
+  StopOrSave wants() override;
 
   double stalled_seconds() const { return saver_.stalled_seconds(); }
   // On rank 0: the step of the newest checkpoint of this start; -1 before there is one.
@@ -51,10 +56,13 @@ class RunSaver {
 
  private:
   checkpoint::SaveTerms terms(const checkpoint::RunState& state, bool is_last);
+  bool is_late() const;
+  bool is_among_best();
   void forget_lost();
 
   const RunContext& context_;
   RankModel& model_;
+  const checkpoint::RunState& state_;
   checkpoint::SaveOptions options_;
   int64_t saved_step_;  // begun to be saved
   std::chrono::steady_clock::time_point saved_at_;

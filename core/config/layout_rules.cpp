@@ -61,11 +61,10 @@ void check_context(const JobConfig& job, const ReportConflict& report) {
   if (d.cp <= 1 || d.tp < 1) return;
   const bool ring = d.cp_kind == ContextKind::ring;
   if (const int64_t pieces = ring ? 2 * d.cp : d.cp; seq_len % pieces != 0) {
-    report(
-        {"distributed.cp", "train.seq_len"},
-        fmt::format("seq_len = {} is not divisible by {} = {}: cp_kind = \"{}\" cuts each row into as many "
-                    "equal pieces",
-                    seq_len, ring ? "2 * cp" : "cp", pieces, d.cp_kind.text));
+    report({"distributed.cp", "train.seq_len"},
+           fmt::format("seq_len = {} is not divisible by {} = {}: cp_kind = \"{}\" cuts each row into as "
+                       "many equal pieces",
+                       seq_len, ring ? "2 * cp" : "cp", pieces, d.cp_kind.text));
   }
   if (!ring && heads % d.tp == 0 && heads / d.tp % d.cp != 0) {
     report({"distributed.cp", "model.num_attention_heads"},

@@ -25,8 +25,8 @@ JobConfig load_job(const std::string& path, std::span<const std::string> overrid
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file) {
     throw UsageError(
-        fmt::format("{}: cannot be read: {}. Expected a job file (TOML); `pptrain config --reference` "
-                    "prints one with every key",
+        fmt::format("{}: cannot be read: {}. Expected a job file (TOML); `pptrain config --reference` prints "
+                    "one with every key",
                     path, std::generic_category().message(errno)));
   }
   return parse_job(text, path, overrides, hooks);

@@ -158,11 +158,10 @@ Json& section_schema(Json& root, const std::string& section, bool is_required) {
 }  // namespace
 
 std::string json_schema() {
-  Json root = {
-      {"$schema", "http://json-schema.org/draft-07/schema#"},
-      {"description",
-       "Every key of a pptrain job. Generated from core/config/options.cpp: pptrain config --schema > "
-       "configs/schema.json"}};
+  Json root = {{"$schema", "http://json-schema.org/draft-07/schema#"},
+               {"description",
+                "Every key of a pptrain job. Generated from core/config/options.cpp: pptrain config --schema "
+                "> configs/schema.json"}};
   root.update(table_schema("pptrain job"));
   const JobConfig defaults;
   for (const Option& option : options()) {

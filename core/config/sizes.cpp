@@ -148,8 +148,7 @@ Checked attention_work(const JobConfig& job) {
 std::string describe(const ModelSection& m) {
   return fmt::format(
       "num_hidden_layers = {}, hidden_size = {}, intermediate_size = {}, num_attention_heads = {}, head_dim "
-      "= "
-      "{}, vocab_size = {}{}",
+      "= {}, vocab_size = {}{}",
       m.num_hidden_layers, m.hidden_size, m.intermediate_size, m.num_attention_heads, head_dim(m),
       m.vocab_size, is_sparse(m) ? fmt::format(", num_experts = {}", m.num_experts) : "");
 }
@@ -165,11 +164,10 @@ bool check_model(Document& document) {
     return false;
   }
   if (tensors(m).fits(max_tensors)) return true;
-  document.report_conflict(
-      {"model.num_experts", "model.num_hidden_layers", "model.hf_dir"},
-      fmt::format("num_hidden_layers = {} of num_experts = {} are more than {} tensors, the most that a "
-                  "model can have",
-                  m.num_hidden_layers, m.num_experts, max_tensors));
+  document.report_conflict({"model.num_experts", "model.num_hidden_layers", "model.hf_dir"},
+                           fmt::format("num_hidden_layers = {} of num_experts = {} are more than {} tensors, "
+                                       "the most that a model can have",
+                                       m.num_hidden_layers, m.num_experts, max_tensors));
   return false;
 }
 
@@ -182,10 +180,9 @@ bool check_work(Document& document) {
   document.report_conflict(
       {"train.micro_batch_size", "train.seq_len", "model.hidden_size", "model.num_hidden_layers",
        "model.num_attention_heads", "model.vocab_size", "model.hf_dir"},
-      fmt::format(
-          "a microbatch of micro_batch_size = {} x seq_len = {} tokens, with {}, computes more than {} "
-          "bytes, the most that a microbatch can",
-          job.train.micro_batch_size, job.train.seq_len, describe(job.model), max_work));
+      fmt::format("a microbatch of micro_batch_size = {} x seq_len = {} tokens, with {}, computes more than "
+                  "{} bytes, the most that a microbatch can",
+                  job.train.micro_batch_size, job.train.seq_len, describe(job.model), max_work));
   return false;
 }
 

@@ -22,7 +22,7 @@
 #include "core/config/data_sources.h"
 #include "core/config/field.h"
 #include "core/config/options.h"
-#include "core/net/listen_address.h"
+#include "core/net/address.h"
 
 namespace pptrain::config {
 
@@ -30,10 +30,10 @@ std::vector<std::string> warnings(const JobConfig& job) {
   std::vector<std::string> result;
   const int64_t warmup = job.lr_schedule.warmup_steps, steps = job.train.steps;
   if (warmup > steps) {
-    result.push_back(fmt::format(
-        "lr_schedule.warmup_steps = {} is more than train.steps = {}: the learning rate rises to {:.1f} % of "
-        "optimizer.lr, and there the run ends",
-        warmup, steps, 100.0 * static_cast<double>(steps) / static_cast<double>(warmup)));
+    result.push_back(
+        fmt::format("lr_schedule.warmup_steps = {} is more than train.steps = {}: the learning rate rises to "
+                    "{:.1f} % of optimizer.lr, and there the run ends",
+                    warmup, steps, 100.0 * static_cast<double>(steps) / static_cast<double>(warmup)));
   }
   return result;
 }
@@ -170,8 +170,7 @@ void check_source_keys(Document& document, const DataSource& source,
             "text");
   if (!source.document_separator.empty() && is_of_bytes(document.job, source))
     report("document_separator",
-           "acts only with a tokenizer, which makes tokens of the text: give "
-           "data.tokenizer, or remove it");
+           "acts only with a tokenizer, which makes tokens of the text: give data.tokenizer, or remove it");
   if (source.prompt_key.empty() != source.completion_key.empty())
     report(source.prompt_key.empty() ? "completion_key" : "prompt_key",
            "prompt_key and completion_key go together: give both, or text_key alone");
@@ -201,10 +200,10 @@ void check_source(Document& document, size_t index, const DataSource& source) {
   check_source_keys(document, source, report);
   const int64_t vocab = document.job.model.vocab_size;
   if (is_of_bytes(document.job, source) && vocab != 0 && vocab < 256) {
-    document.report_conflict({"model.vocab_size", source_key(document.job, index, "format"), "model.hf_dir"},
-                             fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to "
-                                         "255: give at least 256",
-                                         vocab));
+    document.report_conflict(
+        {"model.vocab_size", source_key(document.job, index, "format"), "model.hf_dir"},
+        fmt::format("vocab_size = {}, but data.format = \"text\" has tokens from 0 to 255: give at least 256",
+                    vocab));
   }
   if (source.val_fraction > 0 && !source.val_path.empty())
     report("val_fraction", "val_fraction and val_path both name the validation data: give one of the two");
@@ -364,13 +363,12 @@ void fill_world(Document& document, int64_t world) {
     // Too many ranks: check_products says so.
   } else if (world == 0) {
     document.report(option,
-                    "-1 is what the other axes leave of the ranks launched, and none were: start the "
-                    "job with a launcher, say --world N, or give a number");
+                    "-1 is what the other axes leave of the ranks launched, and none were: start the job "
+                    "with a launcher, say --world N, or give a number");
   } else if (world % others != 0) {
-    document.report(option,
-                    fmt::format("-1 is what the other axes leave of the ranks, but pp {} x dp_replicate {} "
-                                "x cp {} x tp {} = {} does not divide {}",
-                                d.pp, d.dp_replicate, d.cp, d.tp, others, world));
+    document.report(option, fmt::format("-1 is what the other axes leave of the ranks, but pp {} x "
+                                        "dp_replicate {} x cp {} x tp {} = {} does not divide {}",
+                                        d.pp, d.dp_replicate, d.cp, d.tp, others, world));
   } else {
     left = world / others;
   }

@@ -46,10 +46,10 @@ std::vector<int64_t> starts_by_end(const TokenDataset& dataset, int64_t end_id) 
 std::vector<int64_t> document_starts(const TokenDataset& dataset, std::optional<int64_t> end_id) {
   if (dataset.has_index()) return dataset.indexed_documents();
   if (end_id) return starts_by_end(dataset, *end_id);
-  throw Error(fmt::format(
-      "data: nothing says where the documents of '{}' end: give data.document_end, or files with an index "
-      "(data.format = \"megatron\")",
-      dataset.path()));
+  throw Error(
+      fmt::format("data: nothing says where the documents of '{}' end: give data.document_end, or files with "
+                  "an index (data.format = \"megatron\")",
+                  dataset.path()));
 }
 
 Pieces::Pieces(const std::vector<int64_t>& document_starts, int64_t longest) {

@@ -28,25 +28,23 @@ void check_text(const io::RegularFile& file, const std::vector<Place>& places) {
       throw Error(fmt::format(
           "'{}' has llm.c's header, but data.format = \"text\": is it data.format = \"llmc\"?", path));
     }
-    throw Error(fmt::format(
-        "'{}': byte {} is 0, which no text has, but data.format = \"text\": is it a file of token ids "
-        "(data.format = \"bin\"), or UTF-16 (save it as UTF-8)?",
-        path, place.offset + static_cast<uint64_t>(zero - bytes.begin())));
+    throw Error(
+        fmt::format("'{}': byte {} is 0, which no text has, but data.format = \"text\": is it a file of "
+                    "token ids (data.format = \"bin\"), or UTF-16 (save it as UTF-8)?",
+                    path, place.offset + static_cast<uint64_t>(zero - bytes.begin())));
   }
 }
 
 void check_headerless(const io::RegularFile& file) {
   if (has_npy_header(file)) {
-    throw Error(
-        fmt::format("'{}' has NumPy's header, whose bytes would be taken for tokens: is it data.format "
-                    "= \"npy\"?",
-                    file.path().string()));
+    throw Error(fmt::format(
+        "'{}' has NumPy's header, whose bytes would be taken for tokens: is it data.format = \"npy\"?",
+        file.path().string()));
   }
   if (!has_llmc_header(file)) return;
-  throw Error(
-      fmt::format("'{}' has llm.c's header, whose bytes would be taken for tokens: is it data.format = "
-                  "\"llmc\"?",
-                  file.path().string()));
+  throw Error(fmt::format(
+      "'{}' has llm.c's header, whose bytes would be taken for tokens: is it data.format = \"llmc\"?",
+      file.path().string()));
 }
 
 // read() refuses ids outside of the vocabulary.

@@ -109,8 +109,7 @@ std::vector<int64_t> shares_of(std::span<const double> weights) {
     const double fraction = weight / sum;
     if (!(fraction * static_cast<double>(Blend::max_period) >= 1)) {
       throw UsageError(
-          fmt::format("a source's weight {} is {:.3g} of the sum of weights; it must be at least "
-                      "1 / {}",
+          fmt::format("a source's weight {} is {:.3g} of the sum of weights; it must be at least 1 / {}",
                       weight, fraction, Blend::max_period));
     }
     fractions.push_back(fraction);

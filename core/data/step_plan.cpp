@@ -17,10 +17,10 @@ namespace {
 void check(const LoaderOptions& o) {
   if (o.seq_len < 1 || o.micro_batch_size < 1 || o.microbatches < 1 || o.dp_size < 1 || o.dp_rank < 0 ||
       o.dp_rank >= o.dp_size) {
-    throw Error(fmt::format(
-        "data loader: seq_len {}, micro_batch_size {}, microbatches {}, data rank {} of {} must be "
-        "positive, and the rank below their number",
-        o.seq_len, o.micro_batch_size, o.microbatches, o.dp_rank, o.dp_size));
+    throw Error(
+        fmt::format("data loader: seq_len {}, micro_batch_size {}, microbatches {}, data rank {} of {} must "
+                    "be positive, and the rank below their number",
+                    o.seq_len, o.micro_batch_size, o.microbatches, o.dp_rank, o.dp_size));
   }
   if (o.pad_to_multiple_of < 1 || o.tp_size < 1 || o.attention_length < 1) {
     throw Error(

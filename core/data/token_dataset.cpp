@@ -54,19 +54,18 @@ LlmcHeader read_llmc_header(const io::MappedFile& file) {
   std::memcpy(header.data(), bytes.data(), sizeof(header));
   const LlmcVariant* const variant = find_variant(header[0], header[1]);
   if (variant == nullptr) {
-    throw Error(fmt::format(
-        "'{}': not an llm.c token file: magic {} version {} instead of {} version {} (uint16) or {} "
-        "version {} (uint32); is it a headerless file (data.format = \"bin\")?",
-        path, header[0], header[1], llmc_variants[0].magic, llmc_variants[0].version, llmc_variants[1].magic,
-        llmc_variants[1].version));
+    throw Error(
+        fmt::format("'{}': not an llm.c token file: magic {} version {} instead of {} version {} (uint16) or "
+                    "{} version {} (uint32); is it a headerless file (data.format = \"bin\")?",
+                    path, header[0], header[1], llmc_variants[0].magic, llmc_variants[0].version,
+                    llmc_variants[1].magic, llmc_variants[1].version));
   }
   const int64_t count = header[2];
   const int64_t expected = static_cast<int64_t>(sizeof(header)) + count * variant->token_bytes;
   if (count < 0 || expected != static_cast<int64_t>(bytes.size())) {
-    throw Error(
-        fmt::format("'{}': the header promises {} tokens ({} bytes), the file has {} bytes; it is damaged or "
-                    "incomplete",
-                    path, count, expected, bytes.size()));
+    throw Error(fmt::format(
+        "'{}': the header promises {} tokens ({} bytes), the file has {} bytes; it is damaged or incomplete",
+        path, count, expected, bytes.size()));
   }
   return {variant->token_bytes, count};
 }
@@ -139,8 +138,7 @@ TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& pa
       segment.token_bytes = source.token_bytes;
       if (segment.ids.size() % static_cast<size_t>(source.token_bytes) != 0) {
         throw Error(fmt::format(
-            "'{}': {} bytes are not a whole number of {}-byte ids; it is damaged, or data.dtype is "
-            "wrong",
+            "'{}': {} bytes are not a whole number of {}-byte ids; it is damaged, or data.dtype is wrong",
             path.string(), segment.ids.size(), source.token_bytes));
       }
       break;

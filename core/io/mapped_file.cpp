@@ -95,8 +95,8 @@ void on_bus_error(int /*signal*/, siginfo_t* info, void* /*context*/) {
     message.add("' can no longer be read on host ");
     message.add(host.data());
     message.add(
-        ": the file was shortened while it was in use, or its device failed. Restore it, and start "
-        "the same command again\n");
+        ": the file was shortened while it was in use, or its device failed. Restore it, and start the same "
+        "command again\n");
   } else {
     message.add("a bus error on host ");
     message.add(host.data());

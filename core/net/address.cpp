@@ -1,5 +1,6 @@
 #include "core/net/address.h"
 
+#include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -8,6 +9,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <memory>
 #include <utility>
 
@@ -148,6 +151,23 @@ std::string host_address(const std::string& given) {
         given));
   }
   return address;
+}
+
+std::optional<ListenAddress> parse_listen_address(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  const std::string_view digits = colon == std::string_view::npos ? text : text.substr(colon + 1);
+  std::string_view host = colon == std::string_view::npos ? "localhost" : text.substr(0, colon);
+  ListenAddress result;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), result.port);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    result.v6 = true;
+    host = host.substr(1, host.size() - 2);
+  }
+  result.host = host == "localhost" && !result.v6 ? "127.0.0.1" : std::string(host);
+  std::array<unsigned char, sizeof(in6_addr)> bytes{};
+  if (inet_pton(result.v6 ? AF_INET6 : AF_INET, result.host.c_str(), bytes.data()) != 1) return std::nullopt;
+  return result;
 }
 
 }  // namespace pptrain::net

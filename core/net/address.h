@@ -1,10 +1,15 @@
 // Addresses of hosts, as numbers in text ("10.0.0.5", "fe80::1%eth0").
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace pptrain::net {
+
+inline constexpr const char* loopback = "127.0.0.1";
 
 // The addresses of a host's name. Throws Error where it has none here.
 std::vector<std::string> addresses_of(const std::string& host);
@@ -26,5 +31,19 @@ std::vector<std::string> addresses_for_others();
 // that this host does not have.
 std::string host_address(const std::string& given);
 bool can_listen(const std::string& address);
+
+// Where a server listens, as people write it.
+struct ListenAddress {
+  std::string host;  // an IPv4 or IPv6 address in numbers
+  bool v6 = false;
+  uint16_t port = 0;  // 0: any free one
+
+  // "127.0.0.1:9464", "[::1]:9464".
+  std::string text() const { return (v6 ? '[' + host + ']' : host) + ':' + std::to_string(port); }
+};
+
+// Of "9464" (this machine alone), "localhost:9464", "0.0.0.0:9464" or "[::1]:9464"; nothing of other texts.
+// Names are not looked up: what an address means must not depend on who answers.
+std::optional<ListenAddress> parse_listen_address(std::string_view text);
 
 }  // namespace pptrain::net

@@ -21,10 +21,10 @@ using at::Tensor;
 AttentionConfig local_heads(const std::string& name, const AttentionConfig& config, int size) {
   if (config.heads <= 0 || config.kv_heads <= 0 || config.heads % config.kv_heads != 0 ||
       config.head_dim <= 0 || config.head_dim % 2 != 0) {
-    throw Error(fmt::format(
-        "{}: {} heads, {} key-value heads of dim {}: key-value heads must divide heads, and the dim must "
-        "be even",
-        name, config.heads, config.kv_heads, config.head_dim));
+    throw Error(
+        fmt::format("{}: {} heads, {} key-value heads of dim {}: key-value heads must divide heads, and the "
+                    "dim must be even",
+                    name, config.heads, config.kv_heads, config.head_dim));
   }
   if (config.heads % size != 0 || (config.kv_heads % size != 0 && size % config.kv_heads != 0)) {
     throw Error(

@@ -49,14 +49,16 @@ std::vector<GroupProblem> check_groups(std::span<const config::OptimizerGroup> g
     }
     if (acts) continue;
     if (matched == nullptr) {
-      problems.push_back({i, fmt::format("\"{}\" matches no parameter of the model (the first is called {}). "
-                                         "Give a pattern such as \"*.q.weight\", or matrix, embedding, head, "
-                                         "norm, bias or router",
-                                         match, specs.empty() ? "nothing" : specs.front()->name)});
+      problems.push_back(
+          {i, fmt::format("\"{}\" matches no parameter of the model (the first is called {}). Give a pattern "
+                          "such as \"*.q.weight\", or matrix, embedding, head, norm, bias or router",
+                          match, specs.empty() ? "nothing" : specs.front()->name)});
     } else {
-      problems.push_back({i, fmt::format("all that \"{}\" matches, such as {}, is in an earlier group: the "
-                                         "first that matches counts",
-                                         match, matched->name)});
+      problems.push_back(
+          {i,
+           fmt::format(
+               "all that \"{}\" matches, such as {}, is in an earlier group: the first that matches counts",
+               match, matched->name)});
     }
   }
   return problems;

@@ -85,11 +85,10 @@ AddedTokens::AddedTokens(const JsonPart& part, const Bpe& model, const Normalize
     const auto known = model.find(token.content);
     const int64_t id = known ? *known : next++;
     if (id != token.id) {
-      each.refuse(
-          fmt::format("'{}' has the id {}, but {} {}; the tokenizers package would number it so, whatever "
-                      "the file says",
-                      token.content, token.id,
-                      known ? "in the model's vocabulary it has" : "the next that is free is", id));
+      each.refuse(fmt::format(
+          "'{}' has the id {}, but {} {}; the tokenizers package would number it so, whatever the file says",
+          token.content, token.id, known ? "in the model's vocabulary it has" : "the next that is free is",
+          id));
     }
     if (token.normalized) token.shown = normalizer.apply(token.content);
     if (token.shown.empty())

@@ -111,10 +111,10 @@ void probe_shared(comm::Communicator& comm, const fs::path& root) {
   if (comm.rank() != 0) {
     problem = problem_of([&] {
       if (!fs::exists(root / seen)) {
-        throw Error(fmt::format(
-            "'{}' is not the folder that rank 0 sees under this name; run.dir must be one folder for all "
-            "ranks, on a file system that their hosts share",
-            root.string()));
+        throw Error(
+            fmt::format("'{}' is not the folder that rank 0 sees under this name; run.dir must be one folder "
+                        "for all ranks, on a file system that their hosts share",
+                        root.string()));
       }
       probe(root);
     });

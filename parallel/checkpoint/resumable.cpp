@@ -52,10 +52,10 @@ std::optional<fs::path> find_resumable(const fs::path& root,
     all += fmt::format("\n  {}: {}", folder.path.filename().string(), known[folder.path]);
   }
   if (folders.empty()) return std::nullopt;
-  throw Error(fmt::format(
-      "none of the checkpoints in '{}' can be used, and nothing is begun anew over them:{}\nWhere "
-      "the disk or the rights are at fault, set them right and start again.",
-      root.string(), all));
+  throw Error(
+      fmt::format("none of the checkpoints in '{}' can be used, and nothing is begun anew over "
+                  "them:{}\nWhere the disk or the rights are at fault, set them right and start again.",
+                  root.string(), all));
 }
 
 std::optional<fs::path> find_resumable(const fs::path& root,

@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
+#include "parallel/comm/tcp/tcp_communicator.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
 
 namespace pptrain::comm {
@@ -149,11 +150,6 @@ Rendezvous find_rendezvous(const Environment& env, const Launch& launch) {
   return result;
 }
 
-Launch with_rendezvous(const Environment& env, Launch launch) {
-  launch.rendezvous = find_rendezvous(env, launch);
-  return launch;
-}
-
 // A process that a launcher meant to be one of several would train the whole job by itself, beside the
 // others. A pod's own RANK or WORLD_SIZE alone, or a world of one, says nothing.
 void refuse_half_a_launch(const Environment& env) {
@@ -175,6 +171,30 @@ void refuse_half_a_launch(const Environment& env) {
                   launch.rank, launch.world_size, env.has("MASTER_ADDR") ? "MASTER_PORT" : "MASTER_ADDR"));
 }
 
+// The launch without its rendezvous.
+Launch find_launch(const Environment& env) {
+  const bool as_torchrun =
+      env.has(torchrun.rank) && env.has(torchrun.size) && env.has("MASTER_ADDR") && env.has("MASTER_PORT");
+  if (as_torchrun && env.has("TORCHELASTIC_RUN_ID")) return read(env, LaunchKind::torchrun, torchrun);
+  if (env.has(open_mpi.rank) && env.has(open_mpi.size)) return read(env, LaunchKind::open_mpi, open_mpi);
+  const int64_t tasks = step_tasks(env);
+  // mpiexec of MPICH starts its proxies with srun: then PMI's size is not the step's.
+  const bool has_pmi = env.has(pmi.rank) && env.has(pmi.size);
+  if (has_pmi && (tasks == 0 || env.number(pmi.size) != tasks)) return read(env, LaunchKind::pmi, pmi);
+  if (tasks > 1) {
+    const char* size = env.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : slurm.size;
+    return read(env, LaunchKind::slurm, {slurm.rank, size, slurm.local_rank});
+  }
+  if (as_torchrun) return read(env, LaunchKind::torchrun, torchrun);
+  refuse_half_a_launch(env);
+  return {};
+}
+
+std::string built_with() {
+  return mpi_flavor() == MpiFlavor::none ? "is built without MPI"
+                                         : fmt::format("is built with {}", mpi_version());
+}
+
 }  // namespace
 
 bool starts_our_mpi(const Launch& launch) {
@@ -192,15 +212,6 @@ bool starts_our_mpi(const Launch& launch) {
   }
   return false;
 }
-
-namespace {
-
-std::string built_with() {
-  return mpi_flavor() == MpiFlavor::none ? "is built without MPI"
-                                         : fmt::format("is built with {}", mpi_version());
-}
-
-}  // namespace
 
 const char* name(LaunchKind kind) {
   switch (kind) {
@@ -237,27 +248,9 @@ std::string first_host(const std::string& node_list) {
 
 Launch detect_launch(const GetEnv& environment) {
   const Environment env(environment);
-  const bool as_torchrun =
-      env.has(torchrun.rank) && env.has(torchrun.size) && env.has("MASTER_ADDR") && env.has("MASTER_PORT");
-  if (as_torchrun && env.has("TORCHELASTIC_RUN_ID")) {
-    return with_rendezvous(env, read(env, LaunchKind::torchrun, torchrun));
-  }
-  if (env.has(open_mpi.rank) && env.has(open_mpi.size)) {
-    return with_rendezvous(env, read(env, LaunchKind::open_mpi, open_mpi));
-  }
-  const int64_t tasks = step_tasks(env);
-  // mpiexec of MPICH starts its proxies with srun: then PMI's size is not the step's.
-  const bool has_pmi = env.has(pmi.rank) && env.has(pmi.size);
-  if (has_pmi && (tasks == 0 || env.number(pmi.size) != tasks)) {
-    return with_rendezvous(env, read(env, LaunchKind::pmi, pmi));
-  }
-  if (tasks > 1) {
-    const char* size = env.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : slurm.size;
-    return with_rendezvous(env, read(env, LaunchKind::slurm, {slurm.rank, size, slurm.local_rank}));
-  }
-  if (as_torchrun) return with_rendezvous(env, read(env, LaunchKind::torchrun, torchrun));
-  refuse_half_a_launch(env);
-  return {};
+  Launch launch = find_launch(env);
+  if (launch.kind != LaunchKind::threads) launch.rendezvous = find_rendezvous(env, launch);
+  return launch;
 }
 
 Launch detect_launch() {

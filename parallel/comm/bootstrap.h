@@ -1,4 +1,4 @@
-// Finds out who launched this process, and makes the world of ranks that the launcher meant.
+// Detects the launcher of this process, and makes the world of its ranks.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/tcp/tcp_communicator.h"
+#include "parallel/comm/tcp/tcp_rendezvous.h"
 
 namespace pptrain::comm {
 

@@ -9,8 +9,6 @@
 
 #include "parallel/comm/operands.h"
 #include "parallel/comm/split.h"
-#include "parallel/comm/sum_queue.h"
-#include "parallel/comm/works.h"
 
 namespace pptrain::comm {
 namespace {
@@ -109,6 +107,18 @@ void all_reduce_chunked(Communicator& comm, at::Tensor flat, at::Tensor scratch,
 
 }  // namespace
 
+// a + b has the bits of b + a, so the sum may start in either operand.
+void sum_in_rank_order(at::Tensor own, at::Tensor others, int me, int size) {
+  if (me == 0) {
+    for (int r = 1; r < size; ++r) own.add_(others.select(0, r));
+    return;
+  }
+  at::Tensor sum = others.select(0, 0);
+  for (int r = 1; r < me; ++r) sum.add_(others.select(0, r));
+  own.add_(sum);
+  for (int r = me + 1; r < size; ++r) own.add_(others.select(0, r));
+}
+
 void wait_for_message(Work& work, const char* what) {
   work.wait([what] { return std::string(what); });
 }
@@ -141,14 +151,15 @@ void run_reduce_scatter_sum(Communicator& comm, at::Tensor out, const at::Tensor
     return copy_own_part(out, Parts(sum, counts)[me]);
   }
   copy_own_part(out, parts[me]);
-  const Windows windows = make_windows(counts, element_bytes(tensor), most_sum_scratch(size));
-  const at::Tensor scratch = at::empty({size * std::min(windows.length, counts[me])}, tensor.options());
+  const int64_t length = window_length(counts.size(), element_bytes(tensor), most_sum_scratch(size));
+  const at::Tensor scratch = at::empty({size * std::min(length, counts[me])}, tensor.options());
   const Parts outs(out, std::span(&counts[me], 1));
-  for (int64_t w = 0; w < windows.count; ++w) {
-    const at::Tensor own = outs.window(0, w, windows.length);
+  const int64_t longest = *std::ranges::max_element(counts);
+  for (int64_t begin = 0; begin < longest; begin += length) {
+    const at::Tensor own = outs.window(0, begin, length);
     const at::Tensor others = scratch.narrow(0, 0, size * own.numel()).view({size, own.numel()});
     wait_all(post(
-                 comm, Empty::stays, [&](int r) { return parts.window(r, w, windows.length); },
+                 comm, Empty::stays, [&](int r) { return parts.window(r, begin, length); },
                  [&](int r) { return others.select(0, r); }),
              wait, "reduce_scatter_sum");
     if (own.numel() > 0) sum_in_rank_order(own, others, me, size);
@@ -193,7 +204,7 @@ std::unique_ptr<Work> start_all_gather(Communicator& comm, at::Tensor out, const
   const c10::InferenceMode inference;
   const Parts parts(std::move(out), counts);
   copy_own_part(parts[comm.rank()], tensor);
-  return std::make_unique<AllWorks>(post(
+  return join(post(
       comm, Empty::stays, [&](int) { return tensor; }, [&](int r) { return parts[r]; }));
 }
 
@@ -203,7 +214,7 @@ std::unique_ptr<Work> start_all_to_all(Communicator& comm, at::Tensor out, std::
   const Parts incoming(std::move(out), from);
   const Parts outgoing(tensor, to);
   copy_own_part(incoming[comm.rank()], outgoing[comm.rank()]);
-  return std::make_unique<AllWorks>(post(
+  return join(post(
       comm, Empty::travels, [&](int r) { return outgoing[r]; }, [&](int r) { return incoming[r]; }));
 }
 
@@ -216,16 +227,13 @@ Parts::Parts(at::Tensor flat, std::span<const int64_t> counts)
   }
 }
 
-at::Tensor Parts::window(int rank, int64_t window, int64_t length) const {
-  const int64_t begin = std::min(window * length, counts_[rank]);
-  return flat_.narrow(0, begins_[rank] + begin, std::min(length, counts_[rank] - begin));
+at::Tensor Parts::window(int rank, int64_t begin, int64_t length) const {
+  const int64_t first = std::min(begin, counts_[rank]);
+  return flat_.narrow(0, begins_[rank] + first, std::min(length, counts_[rank] - first));
 }
 
-Windows make_windows(std::span<const int64_t> counts, int64_t element_bytes, int64_t scratch_bytes) {
-  const int64_t longest = *std::ranges::max_element(counts);
-  const int64_t length =
-      std::max<int64_t>(scratch_bytes / element_bytes / static_cast<int64_t>(counts.size()), 1);
-  return {.length = length, .count = (longest + length - 1) / length};
+int64_t window_length(size_t ranks, int64_t element_bytes, int64_t scratch_bytes) {
+  return std::max<int64_t>(scratch_bytes / element_bytes / static_cast<int64_t>(ranks), 1);
 }
 
 }  // namespace pptrain::comm

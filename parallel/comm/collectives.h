@@ -2,6 +2,8 @@
 // those of two collectives on it come in the order in which they are called, which is the same on all ranks.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -31,13 +33,25 @@ std::unique_ptr<Work> start_all_gather(Communicator& comm, at::Tensor out, const
 std::unique_ptr<Work> start_all_to_all(Communicator& comm, at::Tensor out, std::span<const int64_t> from,
                                        const at::Tensor& tensor, std::span<const int64_t> to);
 
-// A tensor cut into one part per rank, by rank.
+// --- what collectives are made of ---
+
+// own <- ((x0 + x1) + x2) + ..., where x_me is `own` [n], and the others are the rows of `others` [size, n],
+// which is scratch afterwards; its row `me` is not read. On the tensors' device.
+void sum_in_rank_order(at::Tensor own, at::Tensor others, int me, int size);
+
+// Bytes of the scratch of a sum over so many ranks whose tensor is larger than that: 1 MiB for each rank, so
+// that messages stay long enough, and at most 16 MiB. The thread that runs a communicator's sums keeps it.
+constexpr int64_t most_sum_scratch(int ranks) {
+  return std::min<int64_t>(ranks, 16) << 20;
+}
+
+// A flat tensor as one part per rank, by rank.
 class Parts {
  public:
   Parts(at::Tensor flat, std::span<const int64_t> counts);
   at::Tensor operator[](int rank) const { return flat_.narrow(0, begins_[rank], counts_[rank]); }
-  // Elements [window * length, (window + 1) * length) of the rank's part, as far as it goes.
-  at::Tensor window(int rank, int64_t window, int64_t length) const;
+  // Elements [begin, begin + length) of the rank's part, as far as it goes.
+  at::Tensor window(int rank, int64_t begin, int64_t length) const;
 
  private:
   at::Tensor flat_;
@@ -45,12 +59,8 @@ class Parts {
   std::vector<int64_t> begins_;
 };
 
-// A reduce-scatter goes through all parts together, window by window, so that `size` windows fit into
-// `scratch_bytes`.
-struct Windows {
-  int64_t length = 0;  // elements of a part
-  int64_t count = 0;
-};
-Windows make_windows(std::span<const int64_t> counts, int64_t element_bytes, int64_t scratch_bytes);
+// A reduce-scatter goes through all parts together, by windows of so many elements of each: one window for
+// each rank fits into `scratch_bytes`.
+int64_t window_length(size_t ranks, int64_t element_bytes, int64_t scratch_bytes);
 
 }  // namespace pptrain::comm

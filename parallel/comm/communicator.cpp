@@ -3,13 +3,37 @@
 
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "parallel/comm/operands.h"
-#include "parallel/comm/works.h"
 
 namespace pptrain::comm {
 namespace {
+
+class JoinedWork final : public Work {
+ public:
+  explicit JoinedWork(std::vector<std::unique_ptr<Work>> works) : works_(std::move(works)) {}
+
+  bool done() override {
+    return std::ranges::all_of(works_, [](const auto& work) { return work->done(); });
+  }
+  void wait(const std::function<std::string()>& what) override {
+    for (const auto& work : works_) work->wait(what);
+  }
+  bool wait_for(std::chrono::milliseconds time) override {
+    using Clock = std::chrono::steady_clock;
+    const auto deadline = Clock::now() + time;
+    return std::ranges::all_of(works_, [&](const auto& work) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+      return work->wait_for(std::max(left, std::chrono::milliseconds(0)));
+    });
+  }
+
+ private:
+  std::vector<std::unique_ptr<Work>> works_;
+};
 
 // `whole` is cut into one part per rank, and `part` has the size of this rank's.
 std::vector<int64_t> check_parts(const Communicator& comm, const at::Tensor& whole, const at::Tensor& part,
@@ -36,10 +60,14 @@ std::vector<int64_t> check_parts(const Communicator& comm, const at::Tensor& who
 // What a group of one rank does instead of sending.
 std::unique_ptr<Work> copy_alone(at::Tensor out, const at::Tensor& tensor) {
   copy_own_part(std::move(out), tensor);
-  return std::make_unique<DoneWork>();
+  return join();
 }
 
 }  // namespace
+
+std::unique_ptr<Work> join(std::vector<std::unique_ptr<Work>> works) {
+  return std::make_unique<JoinedWork>(std::move(works));
+}
 
 std::unique_ptr<Communicator> Communicator::duplicate() {
   std::vector<int> all(static_cast<size_t>(size()));
@@ -49,7 +77,7 @@ std::unique_ptr<Communicator> Communicator::duplicate() {
 
 std::unique_ptr<Work> Communicator::iall_reduce_sum(at::Tensor tensor) {
   check_contiguous(tensor, "iall_reduce_sum");
-  if (size() == 1 || tensor.numel() == 0) return std::make_unique<DoneWork>();
+  if (size() == 1 || tensor.numel() == 0) return join();
   const c10::InferenceMode inference;
   return start_all_reduce_sum(tensor.view({-1}));
 }
@@ -59,7 +87,7 @@ std::unique_ptr<Work> Communicator::ireduce_scatter_sum(at::Tensor out, const at
   std::vector<int64_t> all = check_parts(*this, tensor, out, counts, "ireduce_scatter_sum");
   const c10::InferenceMode inference;
   if (size() == 1) return copy_alone(out.view({-1}), tensor.view({-1}));
-  if (tensor.numel() == 0) return std::make_unique<DoneWork>();
+  if (tensor.numel() == 0) return join();
   return start_reduce_scatter_sum(out.view({-1}), tensor.view({-1}), std::move(all));
 }
 
@@ -67,7 +95,7 @@ std::unique_ptr<Work> Communicator::iall_gather(at::Tensor out, const at::Tensor
   std::vector<int64_t> all = check_parts(*this, out, tensor, counts, "iall_gather");
   const c10::InferenceMode inference;
   if (size() == 1) return copy_alone(out.view({-1}), tensor.view({-1}));
-  if (out.numel() == 0) return std::make_unique<DoneWork>();
+  if (out.numel() == 0) return join();
   return start_all_gather(out.view({-1}), tensor.view({-1}), std::move(all));
 }
 

@@ -36,6 +36,9 @@ class Work {
   virtual bool wait_for(std::chrono::milliseconds time) = 0;
 };
 
+// Complete when all of `works` are; at once without any.
+std::unique_ptr<Work> join(std::vector<std::unique_ptr<Work>> works = {});
+
 // Elements for each rank of a group, by rank.
 using Counts = std::span<const int64_t>;
 
@@ -126,7 +129,11 @@ class Communicator {
                                                  std::vector<int64_t> to) = 0;
 };
 
-// --- host-side helpers on any communicator (CPU tensors under the hood) ---
+// A group of one rank, which carries tensors of any device and sends nothing. job: where abort() goes; it
+// must outlive the result and what is split off it.
+std::unique_ptr<Communicator> make_self(Communicator& job);
+
+// --- host-side helpers on any communicator (CPU tensors under the hood); host_values.h has more ---
 std::vector<double> all_reduce_sum(Communicator& comm, std::span<const double> values);
 void broadcast(Communicator& comm, std::span<double> values, int root);
 std::string broadcast_string(Communicator& comm, const std::string& value, int root);

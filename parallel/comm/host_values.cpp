@@ -1,28 +1,45 @@
-// Host values over a communicator.
+#include "parallel/comm/host_values.h"
+
 #include <ATen/ops/empty.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <numeric>
+#include <utility>
 
-#include "parallel/comm/communicator.h"
+#include "core/base/error.h"
 #include "parallel/comm/split.h"
 
 namespace pptrain::comm {
+namespace {
+
+using std::chrono::nanoseconds;
+
+at::Tensor tensor_of(std::span<const double> values) {
+  const at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
+  std::ranges::copy(values, tensor.data_ptr<double>());
+  return tensor;
+}
+
+std::vector<double> values_of(const at::Tensor& tensor) {
+  const double* begin = tensor.const_data_ptr<double>();
+  return {begin, begin + tensor.numel()};
+}
+
+}  // namespace
 
 std::vector<double> all_reduce_sum(Communicator& comm, std::span<const double> values) {
-  const at::Tensor sum = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
-  std::copy(values.begin(), values.end(), sum.data_ptr<double>());
+  const at::Tensor sum = tensor_of(values);
   comm.host().all_reduce_sum(sum);
-  const double* begin = sum.const_data_ptr<double>();
-  return {begin, begin + values.size()};
+  return values_of(sum);
 }
 
 void broadcast(Communicator& comm, std::span<double> values, int root) {
-  const at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
-  std::copy(values.begin(), values.end(), tensor.data_ptr<double>());
+  const at::Tensor tensor = tensor_of(values);
   comm.host().broadcast(tensor, root);
-  std::copy_n(tensor.const_data_ptr<double>(), values.size(), values.begin());
+  std::ranges::copy(values_of(tensor), values.begin());
 }
 
 std::string broadcast_string(Communicator& comm, const std::string& value, int root) {
@@ -93,6 +110,98 @@ std::vector<std::vector<double>> gather(Communicator& comm, std::span<const doub
 bool any(Communicator& comm, bool value) {
   const double mine = value ? 1.0 : 0.0;
   return all_reduce_sum(comm, std::span(&mine, 1))[0] > 0.0;
+}
+
+Exchange::Exchange(Communicator& group, std::vector<size_t> counts)
+    : counts_(std::move(counts)), group_(group.host().duplicate()) {
+  if (counts_.size() != static_cast<size_t>(group_->size()))
+    throw Error("exchange: one count per rank is needed");
+}
+
+void Exchange::start(std::span<const double> values) {
+  const int me = group_->rank();
+  if (!values_.empty()) throw Error("exchange: the one before is still under way");
+  if (values.size() != counts_[me]) throw Error("exchange: another number of values than agreed");
+  for (const size_t count : counts_) values_.push_back(at::empty({static_cast<int64_t>(count)}, at::kDouble));
+  values_[me] = tensor_of(values);
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (rank != me) works_.push_back(group_->irecv(values_[rank], rank));
+  }
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (rank != me) works_.push_back(group_->isend(values_[me], rank));
+  }
+}
+
+std::vector<std::vector<double>> Exchange::wait(const std::string& what) {
+  for (const auto& work : works_) {
+    work->wait([&] { return fmt::format("rank {} waits for {}", group_->rank(), what); });
+  }
+  works_.clear();
+  std::vector<std::vector<double>> result;
+  for (const at::Tensor& tensor : std::exchange(values_, {})) result.push_back(values_of(tensor));
+  return result;
+}
+
+namespace {
+
+constexpr int round_trips = 8;
+
+std::string host_identity() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+int64_t now() {
+  return nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string wait_text() {
+  return "clock_offset";
+}
+
+void send_time(Communicator& comm, int other) {
+  const at::Tensor time = at::empty({1}, at::kLong);
+  for (int i = 0; i < round_trips; ++i) {
+    comm.irecv(time, other)->wait(wait_text);
+    *time.data_ptr<int64_t>() = now();
+    comm.isend(time, other)->wait(wait_text);
+  }
+}
+
+nanoseconds ask_time(Communicator& comm) {
+  const at::Tensor time = at::empty({1}, at::kLong);
+  *time.data_ptr<int64_t>() = 0;
+  int64_t quickest = INT64_MAX, offset = 0;
+  for (int i = 0; i < round_trips; ++i) {
+    const int64_t asked = now();
+    comm.isend(time, 0)->wait(wait_text);
+    comm.irecv(time, 0)->wait(wait_text);
+    const int64_t answered = now();
+    if (answered - asked >= quickest) continue;
+    quickest = answered - asked;
+    offset = *time.const_data_ptr<int64_t>() - (asked + quickest / 2);
+  }
+  return nanoseconds(offset);
+}
+
+}  // namespace
+
+nanoseconds clock_offset(Communicator& comm) {
+  const std::string mine = host_identity();
+  const std::string roots = broadcast_string(comm, mine, 0);
+  return clock_offset(comm, !mine.empty() && mine == roots);
+}
+
+nanoseconds clock_offset(Communicator& communicator, bool same_clock) {
+  Communicator& comm = communicator.host();
+  const double asks = same_clock ? 0 : 1;
+  const auto asking = gather(comm, std::span(&asks, 1), 0);
+  if (comm.rank() != 0) return same_clock ? nanoseconds(0) : ask_time(comm);
+  for (int rank = 1; rank < comm.size(); ++rank) {
+    if (asking[rank][0] != 0) send_time(comm, rank);
+  }
+  return nanoseconds(0);
 }
 
 }  // namespace pptrain::comm

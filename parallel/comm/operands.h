@@ -5,13 +5,11 @@
 #include <c10/core/InferenceMode.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
 
 #include "core/base/error.h"
-#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 
@@ -98,11 +96,9 @@ inline void copy_own_part(at::Tensor out, const at::Tensor& tensor) {
   out.copy_(tensor, /*non_blocking=*/true);
 }
 
-inline std::string timeout_message(int rank, std::chrono::milliseconds timeout, const std::string& operation,
-                                   const std::string& what) {
-  return fmt::format("rank {} waited {:.1f} s for {}{}{}; a peer is stuck or slower than the timeout", rank,
-                     std::chrono::duration<double>(timeout).count(), operation, what.empty() ? "" : ": ",
-                     what);
+// What a rank waits for that has a message under way, in words.
+inline std::string describe_message(bool is_send, int peer) {
+  return fmt::format("{} rank {}", is_send ? "its message to be taken by" : "a message from", peer);
 }
 
 }  // namespace pptrain::comm

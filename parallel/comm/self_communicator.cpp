@@ -1,15 +1,22 @@
-#include "parallel/comm/self_communicator.h"
+// A group of one rank: no transport, no messages, nothing to set up.
+#include <spdlog/fmt/fmt.h>
 
-#include <utility>
+#include <memory>
+#include <span>
+#include <string>
 
+#include "core/base/error.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
+#include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
 namespace {
 
-class SelfCommunicator final : public Communicator {
+class SelfCommunicator final : public MessageCommunicator {
  public:
-  explicit SelfCommunicator(Communicator& job) : job_(job) {}
+  explicit SelfCommunicator(Communicator& job) : MessageCommunicator(default_timeout), job_(job) {}
 
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -21,45 +28,17 @@ class SelfCommunicator final : public Communicator {
     place_in_group(members, 0, 1);
     return make_self(job_);
   }
-
-  void all_reduce_sum(at::Tensor tensor) override { check_contiguous(tensor, "all_reduce_sum"); }
-  void broadcast(at::Tensor tensor, int root) override {
-    check_contiguous(tensor, "broadcast");
-    check_root(root, 1);
-  }
-  void barrier() override {}
-  void all_gather(at::Tensor out, const at::Tensor& tensor) override {
-    check_contiguous(tensor, "all_gather");
-    check_contiguous(out, "all_gather");
-    check_rows(out, tensor, 1);
-    iall_gather(std::move(out), tensor);
-  }
-
   void abort(const std::string& message) override { job_.abort(message); }
   std::string failure() const override { return job_.failure(); }
-  void set_timeout(std::chrono::milliseconds /*timeout*/) override {}
-
- protected:
-  std::unique_ptr<Work> start_all_reduce_sum(at::Tensor /*tensor*/) override { not_alone(); }
-  std::unique_ptr<Work> start_reduce_scatter_sum(at::Tensor /*out*/, at::Tensor /*tensor*/,
-                                                 std::vector<int64_t> /*counts*/) override {
-    not_alone();
-  }
-  std::unique_ptr<Work> start_all_gather(at::Tensor /*out*/, at::Tensor /*tensor*/,
-                                         std::vector<int64_t> /*counts*/) override {
-    not_alone();
-  }
-  std::unique_ptr<Work> start_all_to_all(at::Tensor /*out*/, std::vector<int64_t> /*from*/,
-                                         at::Tensor /*tensor*/, std::vector<int64_t> /*to*/) override {
-    not_alone();
-  }
 
  private:
+  // Nothing is exchanged in a group of one.
+  std::unique_ptr<Communicator> on_lane(Lane /*lane*/) const override {
+    throw Error("a group of one rank has nobody to exchange with");
+  }
   [[noreturn]] static void refuse(int peer, const char* what) {
     throw Error(fmt::format("{}: a group of one rank has no rank {}", what, peer));
   }
-  // Communicator does what there is to do in a group of one before it asks for a start.
-  [[noreturn]] static void not_alone() { throw Error("a group of one rank has nobody to exchange with"); }
 
   Communicator& job_;
 };

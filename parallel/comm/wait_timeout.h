@@ -1,8 +1,11 @@
 // The end of a wait that nobody has answered.
 #pragma once
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <chrono>
+#include <string>
 
 #include "core/base/error.h"
 
@@ -17,6 +20,13 @@ class WaitTimeout : public Error {
  public:
   using Error::Error;
 };
+
+inline std::string timeout_message(int rank, std::chrono::milliseconds timeout, const std::string& operation,
+                                   const std::string& what) {
+  return fmt::format("rank {} waited {:.1f} s for {}{}{}; a peer is stuck or slower than the timeout", rank,
+                     std::chrono::duration<double>(timeout).count(), operation, what.empty() ? "" : ": ",
+                     what);
+}
 
 // --- The end of a wait, as the process has lived it.
 

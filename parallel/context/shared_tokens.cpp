@@ -15,10 +15,9 @@ void check_shared_tokens(const comm::Communicator& group, const nn::TokenInfo& t
   int64_t all = 0;
   for (int r = 0; r < split.parts(); ++r) all += split.tokens(r);
   if (q.size(0) != split.tokens(split.part) || all != tokens.segments.tokens()) {
-    throw Error(
-        fmt::format("attention: {} queries, but the split gives this rank {} of {} tokens, and the "
-                    "documents have {}",
-                    q.size(0), split.tokens(split.part), all, tokens.segments.tokens()));
+    throw Error(fmt::format(
+        "attention: {} queries, but the split gives this rank {} of {} tokens, and the documents have {}",
+        q.size(0), split.tokens(split.part), all, tokens.segments.tokens()));
   }
 }
 

@@ -3,6 +3,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <limits>
@@ -10,39 +12,30 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/comm/self_communicator.h"
 
 namespace pptrain::mesh {
 namespace {
 
 constexpr std::array axes{Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
-constexpr std::array groups{Group::batch, Group::fsdp, Group::loss,  Group::replica,
-                            Group::stage, Group::ep,   Group::efsdp, Group::eloss};
-static_assert(axes.size() == axis_count && groups.size() == group_count);
+constexpr std::array axis_names{"pp", "dp_replicate", "dp_shard", "cp", "tp"};
+constexpr std::array axis_sizes{&MeshShape::pp, &MeshShape::dp_replicate, &MeshShape::dp_shard,
+                                &MeshShape::cp, &MeshShape::tp};
+static_assert(axes.size() == axis_count && axis_names.size() == axis_count &&
+              axis_sizes.size() == axis_count);
+
+constexpr std::array group_names{"batch", "fsdp", "loss", "replica", "stage", "ep", "efsdp", "eloss"};
+static_assert(group_names.size() == group_count);
 
 // The axes that a group spans; for ep, efsdp and eloss, those of the replica that they share out.
 std::span<const Axis> axes_of(Group group) {
   static constexpr std::array batch{Axis::dp_shard, Axis::dp_replicate};
   static constexpr std::array fsdp{Axis::cp, Axis::dp_shard};
   static constexpr std::array loss{Axis::cp, Axis::dp_shard, Axis::dp_replicate};
-  static constexpr std::array stage{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
   static constexpr std::array replica{Axis::dp_shard, Axis::cp, Axis::tp};
-  switch (group) {
-    case Group::batch:
-      return batch;
-    case Group::fsdp:
-      return fsdp;
-    case Group::loss:
-      return loss;
-    case Group::stage:
-      return stage;
-    case Group::replica:
-    case Group::ep:
-    case Group::efsdp:
-    case Group::eloss:
-      return replica;
-  }
-  throw Error("unknown group");
+  static constexpr std::array stage{Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::tp};
+  static constexpr std::array<std::span<const Axis>, group_count> spans{batch, fsdp,    loss,    replica,
+                                                                        stage, replica, replica, replica};
+  return spans.at(static_cast<size_t>(group));
 }
 
 int ranks_of(const MeshShape& shape, std::span<const Axis> span) {
@@ -91,57 +84,15 @@ std::vector<std::pair<int, int>> ring(int size) {
 }  // namespace
 
 const char* name(Axis axis) {
-  switch (axis) {
-    case Axis::pp:
-      return "pp";
-    case Axis::dp_replicate:
-      return "dp_replicate";
-    case Axis::dp_shard:
-      return "dp_shard";
-    case Axis::cp:
-      return "cp";
-    case Axis::tp:
-      return "tp";
-  }
-  throw Error("unknown axis");
+  return axis_names.at(static_cast<size_t>(axis));
 }
 
 const char* name(Group group) {
-  switch (group) {
-    case Group::batch:
-      return "batch";
-    case Group::fsdp:
-      return "fsdp";
-    case Group::loss:
-      return "loss";
-    case Group::replica:
-      return "replica";
-    case Group::stage:
-      return "stage";
-    case Group::ep:
-      return "ep";
-    case Group::efsdp:
-      return "efsdp";
-    case Group::eloss:
-      return "eloss";
-  }
-  throw Error("unknown group");
+  return group_names.at(static_cast<size_t>(group));
 }
 
 int MeshShape::size(Axis axis) const {
-  switch (axis) {
-    case Axis::pp:
-      return pp;
-    case Axis::dp_replicate:
-      return dp_replicate;
-    case Axis::dp_shard:
-      return dp_shard;
-    case Axis::cp:
-      return cp;
-    case Axis::tp:
-      return tp;
-  }
-  throw Error("unknown axis");
+  return this->*axis_sizes.at(static_cast<size_t>(axis));
 }
 
 int MeshShape::size(Group group) const {

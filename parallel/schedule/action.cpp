@@ -48,8 +48,8 @@ std::string_view trim(std::string_view text) {
 [[noreturn]] void refuse(std::string_view text, std::string_view why) {
   throw UsageError(fmt::format(
       "'{}' is not a schedule action: {}. An action reads "
-      "<stage><F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B><microbatch>, "
-      "<stage><UNSHARD|RESHARD|REDUCE_GRAD> or (<F action>;<B action>)OVERLAP_F_B, for example 2F0",
+      "<stage><F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B><microbatch>, <stage><UNSHARD|RESHARD|REDUCE_GRAD> or (<F "
+      "action>;<B action>)OVERLAP_F_B, for example 2F0",
       text, why));
 }
 

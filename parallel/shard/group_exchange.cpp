@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/works.h"
 
 namespace pptrain::shard {
 namespace {
@@ -48,12 +47,12 @@ GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
 }
 
 std::unique_ptr<comm::Work> GroupExchange::unshard() {
-  if (ranks_.pieces.size() == 1) return std::make_unique<comm::DoneWork>();
+  if (ranks_.pieces.size() == 1) return comm::join();
   group_.restore_whole_compute();
   std::vector<std::unique_ptr<comm::Work>> works;
   for (const nn::Buffer* buffer : group_.buffers())
     works.push_back(ranks_.pieces.iall_gather(buffer->whole_compute, buffer->rounded()));
-  return std::make_unique<comm::AllWorks>(std::move(works));
+  return comm::join(std::move(works));
 }
 
 comm::Communicator* GroupExchange::copies(size_t buffer) const {

@@ -3,12 +3,12 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/self_communicator.h"
 #include "parallel/comm/split.h"
 
 namespace pptrain::tensor {
@@ -33,22 +33,27 @@ std::vector<int64_t> elements(const at::Tensor& whole, std::span<const int64_t> 
   return counts;
 }
 
+class TensorRegion final : public nn::Region {
+ public:
+  TensorRegion(comm::Communicator& tp, int chunks)
+      : nn::Region({.rank = tp.rank(), .size = tp.size()}, chunks), tp_(tp) {}
+
+  std::unique_ptr<Work> gather(at::Tensor all, const at::Tensor& own,
+                               std::span<const int64_t> rows) const override {
+    const std::vector<int64_t> counts = elements(all, rows);
+    return std::make_unique<CommWork>(tp_.iall_gather(std::move(all), own, counts));
+  }
+  std::unique_ptr<Work> sum(at::Tensor own, const at::Tensor& partial,
+                            std::span<const int64_t> rows) const override {
+    const std::vector<int64_t> counts = elements(partial, rows);
+    return std::make_unique<CommWork>(tp_.ireduce_scatter_sum(std::move(own), partial, counts));
+  }
+
+ private:
+  comm::Communicator& tp_;
+};
+
 }  // namespace
-
-TensorRegion::TensorRegion(comm::Communicator& tp, int chunks)
-    : nn::Region({.rank = tp.rank(), .size = tp.size()}, chunks), tp_(tp) {}
-
-std::unique_ptr<nn::Region::Work> TensorRegion::gather(at::Tensor all, const at::Tensor& own,
-                                                       std::span<const int64_t> rows) const {
-  const std::vector<int64_t> counts = elements(all, rows);
-  return std::make_unique<CommWork>(tp_.iall_gather(std::move(all), own, counts));
-}
-
-std::unique_ptr<nn::Region::Work> TensorRegion::sum(at::Tensor own, const at::Tensor& partial,
-                                                    std::span<const int64_t> rows) const {
-  const std::vector<int64_t> counts = elements(partial, rows);
-  return std::make_unique<CommWork>(tp_.ireduce_scatter_sum(std::move(own), partial, counts));
-}
 
 std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp, int chunks) {
   if (tp == nullptr || tp->size() == 1) return std::make_shared<nn::Region>();

@@ -9,22 +9,9 @@
 
 namespace pptrain::tensor {
 
-// Gathers and sums are the communicator's, so that sums are taken in rank order and have the same bits on
-// every transport. `tp` must outlive the region. chunks: nn::Region::chunks; it changes no bit of a result.
-class TensorRegion final : public nn::Region {
- public:
-  explicit TensorRegion(comm::Communicator& tp, int chunks = 1);
-
-  std::unique_ptr<Work> gather(at::Tensor all, const at::Tensor& own,
-                               std::span<const int64_t> rows) const override;
-  std::unique_ptr<Work> sum(at::Tensor own, const at::Tensor& partial,
-                            std::span<const int64_t> rows) const override;
-
- private:
-  comm::Communicator& tp_;
-};
-
-// The region of a group; of a rank alone where the group is null or has one rank.
+// The region of a group; of a rank alone where the group is null or has one rank. Gathers and sums are the
+// communicator's, so that sums are taken in rank order and have the same bits on every transport. `tp` must
+// outlive the region. chunks: nn::Region::chunks; it changes no bit of a result.
 std::shared_ptr<const nn::Region> make_region(comm::Communicator* tp, int chunks = 1);
 
 // The ranks of `tp` that hold copies of the same key-value heads (nn::Copies::kv), in rank order: neighbours,

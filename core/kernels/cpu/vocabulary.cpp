@@ -146,10 +146,10 @@ void check_labels(const Tensor& labels, int64_t vocab) {
   const int64_t* label = in<int64_t>(labels);
   for (int64_t row = 0; row < labels.size(0); ++row) {
     if (label[row] != -100 && (label[row] < 0 || label[row] >= vocab)) {
-      throw Error(fmt::format(
-          "cross entropy: label {} of row {} is outside the vocabulary of {}; use -100 for rows that do "
-          "not count",
-          label[row], row, vocab));
+      throw Error(
+          fmt::format("cross entropy: label {} of row {} is outside the vocabulary of {}; use -100 for rows "
+                      "that do not count",
+                      label[row], row, vocab));
     }
   }
 }
@@ -182,10 +182,10 @@ void check_tokens(const Tensor& tokens, int64_t vocab) {
   const int64_t* token = in<int64_t>(tokens);
   for (int64_t row = 0; row < tokens.size(0); ++row) {
     if (token[row] < 0 || token[row] >= vocab) {
-      throw Error(fmt::format(
-          "embedding: token {} at row {} is outside the vocabulary of {}; check model.vocab_size against "
-          "the data's tokenizer",
-          token[row], row, vocab));
+      throw Error(
+          fmt::format("embedding: token {} at row {} is outside the vocabulary of {}; check model.vocab_size "
+                      "against the data's tokenizer",
+                      token[row], row, vocab));
     }
   }
 }

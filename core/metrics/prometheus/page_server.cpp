@@ -98,10 +98,10 @@ Listener listen_on(const net::ListenAddress& address) {
   int error = 0;
   net::Socket socket = net::listen_at(address.host, address.port, error);
   if (!socket.open()) {
-    throw UsageError(fmt::format(
-        "metrics.prometheus: cannot listen on {}: {}. Give another port or address, or port 0 for any free "
-        "one",
-        address.text(), std::system_category().message(error)));
+    throw UsageError(
+        fmt::format("metrics.prometheus: cannot listen on {}: {}. Give another port or address, or port 0 "
+                    "for any free one",
+                    address.text(), std::system_category().message(error)));
   }
   net::ListenAddress actual = address;
   actual.port = static_cast<uint16_t>(net::port_of(socket));

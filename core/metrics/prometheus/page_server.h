@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/base/file_descriptor.h"
-#include "core/net/listen_address.h"
+#include "core/net/address.h"
 #include "core/net/socket.h"
 
 namespace pptrain::metrics {

@@ -5,7 +5,6 @@
 
 #include "core/kernels/dry_run.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/works.h"
 
 namespace pptrain::comm {
 namespace {
@@ -74,7 +73,7 @@ class DryCommunicator final : public Communicator {
         .bytes = static_cast<double>(elements) * static_cast<double>(tensor.element_size()),
         .messages = messages};
     kernels::record(cost);
-    return std::make_unique<DoneWork>();
+    return join();
   }
 
   kernels::Wire wire_;

@@ -4,6 +4,9 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
 #include <utility>
 
 namespace pptrain::comm {
@@ -94,6 +97,42 @@ std::string describe_others(std::span<const RankState> states, int but, int at_m
                                 all_wait ? "wait for others" : "are not shown"));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
+}
+
+std::chrono::milliseconds KernelSleep::look(Clock::time_point now) {
+  const auto switches = switches_asleep();
+  if (!switches) {
+    since_.reset();
+  } else if (!since_ || *switches != switches_) {
+    since_ = now;
+    switches_ = *switches;
+  }
+  return since_ ? std::chrono::duration_cast<std::chrono::milliseconds>(now - *since_)
+                : std::chrono::milliseconds(0);
+}
+
+std::string KernelSleep::where() const {
+  const std::string function = read("wchan");
+  return function == "0" ? "" : function;
+}
+
+std::optional<long> KernelSleep::switches_asleep() const {
+  std::istringstream lines(read("status"));
+  bool sleeps = false;
+  long switches = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("State:")) sleeps = line.find('D') != std::string::npos;
+    if (line.find("_ctxt_switches:") != std::string::npos)
+      switches += std::strtol(line.c_str() + line.find(':') + 1, nullptr, 10);
+  }
+  return sleeps ? std::optional(switches) : std::nullopt;
+}
+
+std::string KernelSleep::read(const char* file) const {
+  std::ifstream in(fmt::format("/proc/self/task/{}/{}", thread_, file));
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
 }
 
 }  // namespace pptrain::comm

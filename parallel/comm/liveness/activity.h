@@ -1,5 +1,8 @@
-// What a rank is doing, in the schedule's words, for the reports of failures.
+// What a rank is doing, in the schedule's words, for the reports of failures; and whether its thread hangs in
+// the kernel.
 #pragma once
+
+#include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
@@ -7,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -108,5 +112,33 @@ std::string describe(const Activity::State& state);
 // What the ranks other than `but` do, those first that wait for nobody: it is them that the others wait for.
 // Beyond `at_most` ranks only their number is said. "" for none.
 std::string describe_others(std::span<const RankState> states, int but, int at_most = 8);
+
+// Watches one thread for uninterruptible sleep (state D of proc(5)): the kernel waits for a disk, a network
+// file system or a device, and no signal gets through. Work on files goes in and out of that state, which
+// shows in the count of the thread's context switches; one sleep without a switch is one wait for an answer
+// that does not come. A thread that waits for other ranks sleeps interruptibly and is never taken for stuck.
+class KernelSleep {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit KernelSleep(pid_t thread) : thread_(thread) {}
+
+  // For how long the present sleep has lasted, as far as earlier looks tell. 0 while there is none, and where
+  // /proc does not say.
+  std::chrono::milliseconds look(Clock::time_point now);
+  // Forgets the earlier looks: the process stood still since.
+  void forget() { since_.reset(); }
+  // The kernel function that sleeps, "" where the kernel does not tell.
+  std::string where() const;
+
+ private:
+  // Of the thread, voluntary and not; nothing where it does not sleep so.
+  std::optional<long> switches_asleep() const;
+  std::string read(const char* file) const;
+
+  pid_t thread_;
+  long switches_ = -1;
+  std::optional<Clock::time_point> since_;
+};
 
 }  // namespace pptrain::comm

@@ -24,7 +24,6 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/comm/liveness/heartbeat_frames.h"
-#include "parallel/comm/liveness/kernel_sleep.h"
 #include "parallel/comm/liveness/ring.h"
 
 namespace pptrain::comm {
@@ -43,7 +42,7 @@ class Heartbeat {
     std::chrono::milliseconds limit{7000};
     // For processes that a person started each in a terminal of its own: otherwise one rank has the word.
     bool every_rank_speaks = false;
-    // RingPlace's.
+    // make_ring's own_address.
     std::function<std::string()> address = {};
     // Both are called by the heartbeat's thread, `end` as the last thing it does. By default the text goes to
     // standard error, and the process ends at once: the rank's own thread may be where nothing can wake it.

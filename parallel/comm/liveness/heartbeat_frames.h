@@ -15,7 +15,7 @@ namespace pptrain::comm {
 
 // Why the job ends.
 struct Verdict {
-  int rank = 0;       // who is dead, or has failed
+  int rank = 0;       // that is dead, or has failed
   int code = 1;       // exit code of all ranks
   bool said = false;  // some rank has it on its standard error, or will have
   std::string text;

@@ -17,19 +17,15 @@ struct Ring {
   std::string fault;
 };
 
-// Where this rank is.
-struct RingPlace {
-  // Of this host, as a number: heartbeats come in there alone. None, or "": at all addresses of the host's
-  // interfaces. It may throw Error, which is this rank's fault.
-  std::function<std::string()> address = {};
-  // Equal where two ranks reach each other by the loopback address; "": as the system says.
-  std::string machine = {};
-};
-
-// Collective over the world, which has two ranks or more. It tells each rank the addresses and one secret of
-// this run; a connection counts once both sides have shown the secret and their ranks. The socket that waits
-// for the previous rank is closed when this returns: nobody can join later. It listens on the loopback
-// address where all ranks share a host. `patience`: for the connections, once all ranks are there.
-Ring make_ring(Communicator& world, std::chrono::milliseconds patience, const RingPlace& place = {});
+// Collective over the world, which has two ranks or more. It gives each rank the addresses and one key of
+// this run; a connection counts once both sides have proved that they know the key (Handshake). The socket
+// that waits for the previous rank is closed when this returns: nobody can join later. It listens on the
+// loopback address where all ranks share a host. `patience`: for the connections, once all ranks are there.
+//
+// own_address: of this host, as a number: heartbeats come in there alone. None, or "": at all addresses of
+// the host's interfaces. It may throw Error, which is this rank's fault. own_machine: equal where two ranks
+// reach each other by the loopback address; "": as the system says.
+Ring make_ring(Communicator& world, std::chrono::milliseconds patience,
+               const std::function<std::string()>& own_address = {}, const std::string& own_machine = "");
 
 }  // namespace pptrain::comm

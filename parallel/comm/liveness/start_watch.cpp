@@ -1,29 +1,107 @@
 #include "parallel/comm/liveness/start_watch.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "core/base/process.h"
 #include "core/base/signal_block.h"
-#include "parallel/comm/liveness/siblings.h"
 
 namespace pptrain::comm {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds look_every{100};
+constexpr milliseconds check_every{100};
 constexpr milliseconds siblings_every{500};
 constexpr milliseconds standstill{2000};  // between two looks: this process was stopped itself
 constexpr milliseconds say_fault_after{2000};
 constexpr milliseconds gone_for{1000};
-constexpr milliseconds word_of_others{500};
-constexpr int failure_exit_code = 1;
+constexpr milliseconds time_for_others{500};
 
-double seconds(StartWatch::Clock::duration time) {
+double in_seconds(StartWatch::Clock::duration time) {
   return std::chrono::duration<double>(time).count();
+}
+
+// --- the other processes of this launch on this host ---
+
+struct Sibling {
+  int rank = 0;
+  pid_t pid = 0;
+  bool stopped = false;  // by SIGSTOP, a terminal or a debugger
+};
+
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Those of each of its threads, which is how the kernel lists them.
+std::vector<pid_t> children(pid_t parent) {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (const auto& thread : fs::directory_iterator(fmt::format("/proc/{}/task", parent), error)) {
+    std::ifstream list(thread.path() / "children");
+    for (pid_t child = 0; list >> child;) found.push_back(child);
+  }
+  return found;
+}
+
+bool same_launch(const Launch& a, const Launch& b) {
+  return a.kind == b.kind && a.world_size == b.world_size && a.rendezvous.host == b.rendezvous.host &&
+         a.rendezvous.port == b.rendezvous.port && a.rendezvous.prefix == b.rendezvous.prefix;
+}
+
+// Its rank, where it is a process of `ours`.
+std::optional<int> rank_of(pid_t pid, const Launch& ours) {
+  const std::string all = read(fmt::format("/proc/{}/environ", pid));
+  const auto get = [&](const char* variable) -> const char* {
+    const std::string wanted = std::string(variable) + "=";
+    size_t at = 0;
+    while (at < all.size() && all.compare(at, wanted.size(), wanted) != 0) {
+      at = all.find('\0', at);
+      if (at != std::string::npos) ++at;
+    }
+    return at < all.size() ? all.data() + at + wanted.size() : nullptr;
+  };
+  try {
+    const Launch launch = detect_launch(get);
+    if (same_launch(launch, ours)) return launch.rank;
+  } catch (const std::exception&) {
+    // Not one of ours.
+  }
+  return std::nullopt;
+}
+
+// The state is behind the program's name, which is in brackets and may hold anything.
+bool is_stopped(pid_t pid) {
+  const std::string text = read(fmt::format("/proc/{}/stat", pid));
+  const size_t end = text.rfind(')');
+  return end != std::string::npos && end + 2 < text.size() && (text[end + 2] == 'T' || text[end + 2] == 't');
+}
+
+// Children of this process' parent (mpirun's daemon, srun's, torchrun's agent, a shell) that run this program
+// with a rank of `launch` in their environment; without this process itself. Empty where /proc does not tell.
+std::vector<Sibling> find_siblings(const Launch& launch) {
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  std::vector<Sibling> found;
+  for (const pid_t pid : children(getppid())) {
+    if (pid == getpid() || fs::read_symlink(fmt::format("/proc/{}/exe", pid), error) != program) continue;
+    if (const auto rank = rank_of(pid, launch)) found.push_back({*rank, pid, is_stopped(pid)});
+  }
+  std::ranges::sort(found, {}, &Sibling::rank);
+  return found;
 }
 
 }  // namespace
@@ -45,7 +123,7 @@ StartWatch::~StartWatch() {
 void StartWatch::end_if_a_rank_is_gone() {
   std::unique_lock lock(mutex_);
   const std::string text = look_at_siblings(gone_for + milliseconds(1));
-  if (!text.empty()) give_up(text, failure_exit_code, lock);
+  if (!text.empty()) give_up(text, exit_failed, lock);
 }
 
 bool StartWatch::said_fault() {
@@ -59,14 +137,14 @@ void StartWatch::run() {
   Clock::duration waited{0};
   std::unique_lock lock(mutex_);
   look_at_siblings(Clock::duration(0));
-  while (!wake_.wait_for(lock, look_every, [this] { return stop_; })) {
+  while (!wake_.wait_for(lock, check_every, [this] { return stop_; })) {
     const auto now = Clock::now();
     const auto gap = now - std::exchange(last, now);
     // What stands still with this process has no fault.
     waited += std::min<Clock::duration>(gap, standstill);
     if (gap > standstill) siblings_.clear();
     if (options_.stop_requested && options_.stop_requested()) {
-      return give_up("stopped by a signal before all ranks had come; nothing was changed", stopped_exit_code,
+      return give_up("stopped by a signal before all ranks had come; nothing was changed", exit_stopped,
                      lock);
     }
     if (!options_.fault.empty() && !fault_said_ && waited >= say_fault_after) {
@@ -76,13 +154,13 @@ void StartWatch::run() {
     if (options_.timeout.count() > 0 && waited >= options_.timeout) {
       return give_up(fmt::format("rank {} has waited {:.0f} s for all {} ranks to come: one of them has not "
                                  "started, is stopped, or can't be reached (distributed.start_timeout_s)",
-                                 launch_.rank, seconds(waited), launch_.world_size),
-                     failure_exit_code, lock);
+                                 launch_.rank, in_seconds(waited), launch_.world_size),
+                     exit_failed, lock);
     }
     if (options_.stopped.count() == 0 || now - last_siblings < siblings_every) continue;
     const auto since = now - std::exchange(last_siblings, now);
     if (const std::string text = look_at_siblings(since); !text.empty())
-      return give_up(text, failure_exit_code, lock);
+      return give_up(text, exit_failed, lock);
   }
 }
 
@@ -104,7 +182,7 @@ std::string StartWatch::look_at_siblings(Clock::duration since_last) {
       return fmt::format(
           "rank {} (process {} on this host) has been stopped for {:.1f} s (SIGSTOP, a debugger), "
           "and the other ranks wait for it to come",
-          seen.rank, pid, seconds(seen.stopped));
+          seen.rank, pid, in_seconds(seen.stopped));
     }
     if (seen.gone > gone_for) {
       return fmt::format("rank {} (process {} on this host) has ended before all ranks had come", seen.rank,
@@ -117,7 +195,7 @@ std::string StartWatch::look_at_siblings(Clock::duration since_last) {
 void StartWatch::give_up(const std::string& text, int code, std::unique_lock<std::mutex>& lock) {
   // The first of a host has the word; the others leave it the time to say it, since a launcher may end all
   // when one ends.
-  const auto time = first_here_ ? milliseconds(0) : word_of_others;
+  const auto time = first_here_ ? milliseconds(0) : time_for_others;
   if (wake_.wait_for(lock, time, [this] { return stop_; })) return;
   if (first_here_) options_.say(text);
   options_.end(code);

@@ -33,8 +33,6 @@ class StartWatch {
     std::function<void(int code)> end;
   };
 
-  static constexpr int stopped_exit_code = 3;  // by a signal
-
   StartWatch(const Launch& launch, Options options);
   ~StartWatch();
   StartWatch(const StartWatch&) = delete;

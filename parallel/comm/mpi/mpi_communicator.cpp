@@ -42,8 +42,8 @@ void check(int code, const char* call) {
 
 // Polling that leaves the processor to others: a short spin, then yields, then naps that grow to 200 us, and
 // to a thousandth of what the wait has lasted. A yield after which others had the core says that the host is
-// busy: there whoever yields waits for whole time slices of the others, and whoever sleeps is woken before
-// they end.
+// busy: there a thread that yields waits for whole time slices of the others, but one that sleeps is woken
+// before they end.
 class Backoff {
  public:
   void pause() {
@@ -298,11 +298,8 @@ class MpiWork final : public Work {
     std::unique_lock lock(session.mutex);
     if (!poll_for(timeout_, lock)) {
       session.failed = true;
-      throw WaitTimeout(timeout_message(
-          rank_, timeout_,
-          fmt::format("{} rank {}", transfer_.is_send ? "its message to be taken by" : "a message from",
-                      transfer_.peer),
-          what ? what() : ""));
+      throw WaitTimeout(timeout_message(rank_, timeout_, describe_message(transfer_.is_send, transfer_.peer),
+                                        what ? what() : ""));
     }
     transfer_.tensor.reset();
   }

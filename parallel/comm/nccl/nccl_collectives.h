@@ -1,27 +1,56 @@
-// The collectives of a group: bytes move with NCCL, sums are taken here in rank order. Tensors are CUDA
-// tensors, flat, of sizes that fit, for groups of two ranks or more (Communicator's start_* functions).
+// The collectives of a group: NCCL moves bytes, all on the group's one stream, and sums are taken here in
+// rank order. Tensors are CUDA tensors, flat, of sizes that fit, for groups of two ranks or more
+// (Communicator's start_* functions).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/nccl/nccl_group.h"
 #include "parallel/comm/nccl/nccl_member.h"
-#include "parallel/comm/nccl/nccl_transfers.h"
 
 namespace pptrain::comm {
 
+// --- What a group does once at its set-up, so that NCCL makes its connections then and not in the middle of
+// a step, where some ranks of the group would wait in the making while others are elsewhere.
+//
+// What NCCL connects when, from the source of 2.28.9 (NCCL_RUNTIME_CONNECT=1, its default where GPUs have
+// virtual memory management):
+// - Messages: a pair at its first message, whatever its size, all channels of the pair (enqueue.cc,
+//   p2pTaskAppend).
+// - Collectives: an algorithm at the first collective that takes it, on all channels of the communicator, and
+//   for all protocols, LL, LL128 and Simple, together (enqueue.cc, ncclPrepareTasks; group.cc,
+//   ncclCollPreconnect; transport/generic.cc).
+// - A broadcast always takes the ring. An all-gather takes the ring, NVLS (a group within one host with
+//   NVSwitch), PAT (one rank a host) or CollNet (where the user asks for it): what a cost of the form
+//   latency + bytes / bandwidth says (graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime).
+// So one message with each rank and one broadcast do, whatever their sizes, and all-gathers are tried at all
+// sizes, in steps of two.
+
+// Bytes of a rank in the all-gathers that are tried, rising, at least one: up to 64 MiB of all ranks. An
+// algorithm that pays beyond that alone connects at its first use; the ranks of a group come to that in the
+// same order, so it costs time there and nothing else.
+inline std::vector<int64_t> warm_up_gathers(int ranks) {
+  constexpr int64_t most = int64_t{64} << 20;
+  std::vector<int64_t> sizes{1};
+  while (2 * sizes.back() * ranks <= most) sizes.push_back(2 * sizes.back());
+  return sizes;
+}
+
 class NcclCollectives {
  public:
-  // As NcclTransfers.
-  NcclCollectives(const NcclMember& member, const std::string& id)
-      : member_(member), transfers_(member, id) {}
+  // Collective over the group, which `id` names (new_nccl_id), on the current device. All connections are
+  // made. `member` must outlive it.
+  NcclCollectives(const NcclMember& member, const std::string& id);
 
-  // Scratch is allocated on the caller's stream and kept by the work, as the other tensors are.
+  // All works of a group go in the order in which they are started, which is the same on all ranks. Scratch
+  // is allocated on the caller's stream and kept by the work, as the other tensors are.
   std::unique_ptr<Work> all_reduce_sum(at::Tensor tensor) const;
   std::unique_ptr<Work> reduce_scatter_sum(at::Tensor out, at::Tensor tensor,
                                            std::vector<int64_t> counts) const;
@@ -31,11 +60,25 @@ class NcclCollectives {
   std::unique_ptr<Work> broadcast(at::Tensor tensor, int root) const;
 
  private:
+  // Runs `body`, which calls the move_* functions, behind what the current stream holds now. `name`,
+  // "all_gather", for messages; the work keeps `tensors`.
+  std::unique_ptr<Work> run(const char* name, std::vector<at::Tensor> tensors,
+                            const std::function<void()>& body) const;
+  void warm_up() const;
+
+  // --- in a body; the tensors are contiguous ---
   void sum_gathered(at::Tensor tensor, at::Tensor others) const;
   void sum_piece(at::Tensor flat, at::Tensor scratch) const;
+  using PartOf = std::function<at::Tensor(int rank)>;
+  // outgoing(r), incoming(r): what goes to and comes from rank r; empty tensors do not travel.
+  void move_parts(const PartOf& outgoing, const PartOf& incoming) const;
+  // out: one part of the size of `tensor` for each rank; `tensor` may be this rank's.
+  void move_to_all(at::Tensor out, const at::Tensor& tensor) const;
+  void move_from(at::Tensor tensor, int root) const;
 
   const NcclMember& member_;
-  const NcclTransfers transfers_;
+  const CudaStream stream_;  // goes after the group
+  const std::unique_ptr<NcclGroup> group_;
 };
 
 }  // namespace pptrain::comm

@@ -1,22 +1,131 @@
 #include "parallel/comm/nccl/nccl_communicator.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <nccl.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/nccl/device_watchdog.h"
+#include "parallel/comm/nccl/device_watch.h"
 #include "parallel/comm/nccl/nccl_collectives.h"
 #include "parallel/comm/nccl/nccl_group.h"
 #include "parallel/comm/nccl/nccl_member.h"
-#include "parallel/comm/nccl/nccl_transfers.h"
 #include "parallel/comm/operands.h"
 
 namespace pptrain::comm {
 namespace {
+
+// Thread blocks of a link's kernel, one an SM: what a receive that was posted ahead holds while it waits (of
+// 132 on an H100, of 108 on an A100). NCCL's own choice takes up to 32, of each of the links that wait. If a
+// block moves 20 GB/s, two take 0.8 ms for the 32 MiB of 4096 tokens of 4096 bf16 values; the stage's
+// forward, say eight blocks of 200M parameters, takes 13 TFLOP, 26 ms at 500 TFLOP/s, and goes on meanwhile.
+// (Arithmetic, not measured.)
+constexpr int link_ctas = 2;
+
+// Point-to-point traffic: each direction between two ranks has an NCCL communicator and a stream of its own,
+// so that no other traffic can stand in its way.
+class NcclLinks {
+ public:
+  // `member` and `host`, which carries the set-up's messages, must outlive it.
+  NcclLinks(const NcclMember& member, Communicator& host) : member_(member), host_(host) {}
+  // The end of a link may wait for the other rank's: so in the same order everywhere.
+  ~NcclLinks() {
+    while (!links_.empty()) links_.erase(links_.begin());
+  }
+
+  NcclLinks(const NcclLinks&) = delete;
+  NcclLinks& operator=(const NcclLinks&) = delete;
+
+  // As Communicator::connect, on the current device. A message goes over each new link at once, which makes
+  // all its connections: NCCL connects a pair at its first message, whatever its size, on all the channels
+  // that a larger one would take (NCCL 2.28.9, enqueue.cc, p2pTaskAppend).
+  // In the same order everywhere: of the ranks that have not come to the first pair not yet made, both come
+  // to it.
+  void connect(std::span<const std::pair<int, int>> pairs) {
+    for (const auto& [sender, receiver] : pairs) {
+      const int top = std::max(sender, receiver);
+      if (sender == receiver || std::min(sender, receiver) < 0 || top >= member_.size()) {
+        throw Error(
+            fmt::format("connect: {} -> {} is no pair of a group of {}", sender, receiver, member_.size()));
+      }
+      const bool mine = sender == member_.rank || receiver == member_.rank;
+      if (mine && !links_.contains({sender, receiver})) make_link(sender, receiver);
+    }
+  }
+
+  // Moves the tensor from `sender` to `receiver`, one of which this rank is. Throws Error where the pair was
+  // not connected or the tensor lies elsewhere.
+  std::unique_ptr<Work> start(at::Tensor tensor, int sender, int receiver) const {
+    const bool sends = sender == member_.rank;
+    member_.check_device(tensor, sends ? "isend" : "irecv");
+    const Link& way = link(sender, receiver);
+    const std::string what = describe_message(sends, member_.job_ranks[sends ? receiver : sender]);
+    return member_.run_beside(way.stream.get(), what, {tensor}, [&] {
+      const size_t bytes = tensor.nbytes();
+      const cudaStream_t stream = way.stream.get();
+      way.group->enqueue(what, member_.timeout, [&](ncclComm_t comm) {
+        return sends ? ncclSend(tensor.const_data_ptr(), bytes, ncclUint8, 1, comm, stream)
+                     : ncclRecv(tensor.mutable_data_ptr(), bytes, ncclUint8, 0, comm, stream);
+      });
+    });
+  }
+
+ private:
+  // The sender is rank 0 of the two.
+  struct Link {
+    CudaStream stream;  // goes last
+    std::unique_ptr<NcclGroup> group;
+  };
+
+  void make_link(int sender, int receiver) {
+    const std::string id = share_id(sender, receiver);
+    Link link;
+    link.stream = make_stream();
+    const std::array<int, 2> pair{member_.job_ranks[sender], member_.job_ranks[receiver]};
+    link.group = member_.make_group(id, sender == member_.rank ? 0 : 1, pair, link_ctas);
+    links_.emplace(std::pair(sender, receiver), std::move(link));
+    const at::Tensor token = at::empty({1}, at::TensorOptions().dtype(at::kByte).device(member_.device));
+    start(token, sender, receiver)->wait([] { return "the first message of an NCCL link"; });
+    member_.synchronize();
+  }
+
+  // The sender names the link.
+  std::string share_id(int sender, int receiver) const {
+    const auto what = [] { return "the set-up of an NCCL link"; };
+    const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof(ncclUniqueId))}, at::kByte);
+    if (sender == member_.rank) {
+      const std::string id = new_nccl_id();
+      std::memcpy(bytes.mutable_data_ptr(), id.data(), id.size());
+      host_.isend(bytes, receiver)->wait(what);
+    } else {
+      host_.irecv(bytes, sender)->wait(what);
+    }
+    return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
+  }
+
+  const Link& link(int sender, int receiver) const {
+    const auto found = links_.find({sender, receiver});
+    if (found == links_.end()) {
+      throw Error(fmt::format(
+          "ranks {} -> {} of a group of {} have no NCCL link: name the pair in connect() at set-up", sender,
+          receiver, member_.size()));
+    }
+    return found->second;
+  }
+
+  const NcclMember& member_;
+  Communicator& host_;
+  std::map<std::pair<int, int>, Link> links_;
+};
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -61,13 +170,47 @@ class NcclCommunicator final : public Communicator {
     const c10::cuda::CUDAGuard guard(member_.device);
     links_->connect(pairs);
   }
-  std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override;
-  std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override;
-  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override;
+  std::unique_ptr<Work> isend(const at::Tensor& tensor, int destination) override {
+    check_peer(destination, rank(), size(), "isend");
+    if (tensor.is_cpu()) return host().isend(tensor, destination);
+    return links_->start(tensor, rank(), destination);
+  }
 
-  void all_reduce_sum(at::Tensor tensor) override;
-  void broadcast(at::Tensor tensor, int root) override;
-  void all_gather(at::Tensor out, const at::Tensor& tensor) override;
+  std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override {
+    check_peer(source, rank(), size(), "irecv");
+    if (tensor.is_cpu()) return host().irecv(std::move(tensor), source);
+    return links_->start(std::move(tensor), source, rank());
+  }
+
+  std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
+    auto part = host_.subgroup(members);
+    Communicator& host = *part;
+    return std::make_unique<NcclCommunicator>(host, std::move(part), member_.job_rank(), member_.device,
+                                              member_.watchdog, member_.timeout);
+  }
+
+  void all_reduce_sum(at::Tensor tensor) override {
+    check_contiguous(tensor, "all_reduce_sum");
+    if (tensor.is_cpu()) return host().all_reduce_sum(std::move(tensor));
+    iall_reduce_sum(std::move(tensor))->wait();
+  }
+
+  void broadcast(at::Tensor tensor, int root) override {
+    check_contiguous(tensor, "broadcast");
+    if (tensor.is_cpu()) return host().broadcast(std::move(tensor), root);
+    check_root(root, size());
+    if (size() == 1 || tensor.numel() == 0) return;
+    collectives_->broadcast(std::move(tensor), root)->wait();
+  }
+
+  void all_gather(at::Tensor out, const at::Tensor& tensor) override {
+    check_contiguous(tensor, "all_gather");
+    if (tensor.is_cpu()) return host().all_gather(std::move(out), tensor);
+    check_contiguous(out, "all_gather");
+    check_rows(out, tensor, size());
+    iall_gather(std::move(out), tensor)->wait();
+  }
+
   // Of the host threads; the GPUs may be behind.
   void barrier() override { host().barrier(); }
 
@@ -105,47 +248,6 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<NcclCollectives> collectives_;  // of two ranks or more
   std::unique_ptr<NcclLinks> links_ = std::make_unique<NcclLinks>(member_, host_);
 };
-
-std::unique_ptr<Work> NcclCommunicator::isend(const at::Tensor& tensor, int destination) {
-  check_peer(destination, rank(), size(), "isend");
-  if (tensor.is_cpu()) return host().isend(tensor, destination);
-  return links_->start(tensor, rank(), destination);
-}
-
-std::unique_ptr<Work> NcclCommunicator::irecv(at::Tensor tensor, int source) {
-  check_peer(source, rank(), size(), "irecv");
-  if (tensor.is_cpu()) return host().irecv(std::move(tensor), source);
-  return links_->start(std::move(tensor), source, rank());
-}
-
-std::unique_ptr<Communicator> NcclCommunicator::subgroup(std::span<const int> members) {
-  auto part = host_.subgroup(members);
-  Communicator& host = *part;
-  return std::make_unique<NcclCommunicator>(host, std::move(part), member_.job_rank(), member_.device,
-                                            member_.watchdog, member_.timeout);
-}
-
-void NcclCommunicator::all_reduce_sum(at::Tensor tensor) {
-  check_contiguous(tensor, "all_reduce_sum");
-  if (tensor.is_cpu()) return host().all_reduce_sum(std::move(tensor));
-  iall_reduce_sum(std::move(tensor))->wait();
-}
-
-void NcclCommunicator::broadcast(at::Tensor tensor, int root) {
-  check_contiguous(tensor, "broadcast");
-  if (tensor.is_cpu()) return host().broadcast(std::move(tensor), root);
-  check_root(root, size());
-  if (size() == 1 || tensor.numel() == 0) return;
-  collectives_->broadcast(std::move(tensor), root)->wait();
-}
-
-void NcclCommunicator::all_gather(at::Tensor out, const at::Tensor& tensor) {
-  check_contiguous(tensor, "all_gather");
-  if (tensor.is_cpu()) return host().all_gather(std::move(out), tensor);
-  check_contiguous(out, "all_gather");
-  check_rows(out, tensor, size());
-  iall_gather(std::move(out), tensor)->wait();
-}
 
 }  // namespace
 

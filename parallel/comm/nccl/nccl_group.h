@@ -1,10 +1,10 @@
 // One NCCL communicator that never holds a thread for good.
 //
-// It is made non-blocking (ncclConfig_t::blocking = 0): so NCCL's documentation asks of who wants to abort,
-// and so only can its set-up be given up. Each call then returns at once, while a thread of NCCL does the
-// work, and is followed by questions (ncclCommGetAsyncError) until the work is on the stream; nothing else
-// may go on that stream before. A lock keeps the questions of the host's thread, those of the watchdog and
-// the abort apart, as NCCL demands.
+// It is made non-blocking (ncclConfig_t::blocking = 0): NCCL's documentation requires it for aborts, and only
+// so can the set-up be given up. Each call then returns at once, while a thread of NCCL does the work, and is
+// followed by questions (ncclCommGetAsyncError) until the work is on the stream; nothing else may go on that
+// stream before. A lock keeps the questions of the host's thread, those of the watchdog and the abort apart,
+// as NCCL demands.
 #pragma once
 
 #include <nccl.h>
@@ -17,7 +17,7 @@
 #include <optional>
 #include <string>
 
-#include "parallel/comm/nccl/device_watchdog.h"
+#include "parallel/comm/nccl/device_watch.h"
 
 namespace pptrain::comm {
 

@@ -1,5 +1,6 @@
 #include "parallel/comm/nccl/nccl_member.h"
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -15,12 +16,10 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/comm/gather_values.h"
-#include "parallel/comm/nccl/nccl_work.h"
+#include "parallel/comm/host_values.h"
 #include "parallel/comm/operands.h"
 
 namespace pptrain::comm {
-
 namespace {
 
 // What a rank tells of itself, as bytes.
@@ -76,6 +75,67 @@ void check_ranks(Communicator& host, c10::Device device) {
 }
 
 namespace {
+
+using NcclEvent = std::shared_ptr<at::cuda::CUDAEvent>;
+
+// Behind what `stream` holds now.
+NcclEvent record(c10::cuda::CUDAStream stream) {
+  auto event = std::make_shared<at::cuda::CUDAEvent>();
+  event->record(stream);
+  return event;
+}
+
+// The handle of what NCCL does on a stream beside the rank's own. It goes on until `finished`, on `tensors`
+// (scratch included), whose memory is that of the stream `home`; `ticket` is the watch's.
+class NcclWork final : public Work {
+ public:
+  NcclWork(WatchdogPtr watchdog, c10::cuda::CUDAStream home, NcclEvent finished, DeviceWatch::Ticket ticket,
+           std::vector<at::Tensor> tensors)
+      : watchdog_(std::move(watchdog)),
+        home_(home),
+        finished_(std::move(finished)),
+        ticket_(std::move(ticket)),
+        tensors_(std::move(tensors)) {}
+  // The side stream may still use the tensors: then the watch holds them.
+  ~NcclWork() override { leave_tensors_to_watch(); }
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+
+  bool done() override {
+    watchdog_->watch().check();
+    if (!finished_->query()) return false;
+    tensors_.clear();
+    return true;
+  }
+  // Orders the current stream behind the side stream. Where that is the tensors' home, their memory may go to
+  // other uses on it from then on, and they are let go; on any other the watch holds them until they are
+  // free.
+  void wait(const std::function<std::string()>& what) override {
+    watchdog_->watch().check();
+    const auto current = c10::cuda::getCurrentCUDAStream(finished_->device_index());
+    finished_->block(current);
+    if (what) watchdog_->watch().explain(ticket_, what());
+    if (current == home_) {
+      tensors_.clear();
+    } else {
+      leave_tensors_to_watch();
+    }
+  }
+  // wait() blocks the current stream, never the host.
+  bool wait_for(std::chrono::milliseconds /*time*/) override { return true; }
+
+ private:
+  void leave_tensors_to_watch() {
+    if (!tensors_.empty()) watchdog_->watch().keep(ticket_, std::move(tensors_));
+    tensors_.clear();
+  }
+
+  const WatchdogPtr watchdog_;
+  const c10::cuda::CUDAStream home_;
+  const NcclEvent finished_;
+  const DeviceWatch::Ticket ticket_;
+  std::vector<at::Tensor> tensors_;
+};
 
 std::string name_ranks(std::span<const int> ranks) {
   constexpr size_t shown = 8;

@@ -10,7 +10,7 @@
 #include "parallel/comm/operands.h"
 #include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_engine.h"
-#include "parallel/comm/tcp/tcp_rendezvous.h"
+#include "parallel/comm/tcp/tcp_meeting.h"
 #include "parallel/comm/wait_timeout.h"
 
 namespace pptrain::comm {
@@ -47,20 +47,17 @@ class TcpWork final : public Work {
     }
     if (outcome == TcpEngine::Outcome::failed) engine_->throw_failure();
     if (outcome == TcpEngine::Outcome::timeout) {
-      throw WaitTimeout(timeout_message(rank_, timeout_, description(), what ? what() : ""));
+      throw WaitTimeout(
+          timeout_message(rank_, timeout_, describe_message(is_send_, peer_), what ? what() : ""));
     }
     if (operation_->error.empty()) return;
-    const std::string message = fmt::format("rank {}, {}: {}{}{}", rank_, description(), operation_->error,
-                                            what ? ": " : "", what ? what() : "");
+    const std::string message = fmt::format("rank {}, {}: {}{}{}", rank_, describe_message(is_send_, peer_),
+                                            operation_->error, what ? ": " : "", what ? what() : "");
     if (operation_->peer_ended) throw PeerFailure(message);
     throw Error(message);
   }
 
  private:
-  std::string description() const {
-    return fmt::format("{} rank {}", is_send_ ? "its message to be taken by" : "a message from", peer_);
-  }
-
   EnginePtr engine_;
   TcpEngine::OperationPtr operation_;
   int rank_;

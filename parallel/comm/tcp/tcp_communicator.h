@@ -5,36 +5,12 @@
 // computes. A peer that dies closes its connections: all waits end with PeerFailure that names it.
 #pragma once
 
-#include <chrono>
-#include <functional>
 #include <memory>
-#include <string>
 
-#include "core/base/error.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/tcp/tcp_rendezvous.h"
 
 namespace pptrain::comm {
-
-// A key-value store at a fixed address, spoken to in the protocol of PyTorch's TCPStore, where ranks leave
-// their addresses for each other.
-struct Rendezvous {
-  std::string host;
-  int port = 0;
-  bool served_by_launcher = false;  // torchrun's agent has the store; otherwise rank 0 serves it
-  std::string prefix =
-      "pptrain";               // of all keys: apart from other users of the store and from earlier attempts
-  bool one_host = false;       // the launcher says that all ranks are on one host
-  std::string host_address{};  // address or interface of this host that others shall use; "": found out
-  std::string secret{};        // known to all ranks and to nobody else; "": a key is left in the store
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for all ranks to have come
-  std::function<bool()> stopped = [] { return false; };         // asked while ranks are waited for
-};
-
-// Rendezvous::stopped said so.
-class StartStopped : public Error {
- public:
-  using Error::Error;
-};
 
 // Collective over the `size` processes. The last communicator to go sends what is pending and takes leave of
 // the peers, unless it goes while an exception unwinds: then they take this rank for dead. Throws Error that

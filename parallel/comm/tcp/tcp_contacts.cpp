@@ -1,11 +1,13 @@
 #include "parallel/comm/tcp/tcp_contacts.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <system_error>
 #include <utility>
@@ -25,13 +27,32 @@ std::string text_of(int error) {
   return std::generic_category().message(error);
 }
 
-// The connection itself failed, which says nothing of who is at its other end.
+// The connection itself failed, which says nothing of the process at its other end.
 class Broken : public Error {
  public:
   using Error::Error;
 };
 
 }  // namespace
+
+// A visitor, or the call of a rank at one of its addresses.
+struct TcpContacts::Contact {
+  int callee = -1;        // the rank that is called; -1: a visitor
+  LinkAddress address{};  // of the rank that is called
+  net::Socket socket{};   // closed: a call that is to be made
+  Handshake handshake;
+  bool connecting = false;
+  bool spoke = false;
+  bool over = false;           // with a link or without
+  std::vector<uint8_t> in{};   // of the message that comes
+  std::vector<uint8_t> out{};  // not sent yet
+  net::Deadline expires = net::Deadline::max();
+  net::Deadline call_at{};
+  net::Deadline give_up = net::Deadline::max();  // from the first refusal on
+  std::string failure{};                         // why it is called no more
+
+  bool visits() const { return callee < 0; }
+};
 
 std::string to_text(const LinkAddress& address) {
   return fmt::format("{} {}", address.host, address.port);
@@ -51,76 +72,68 @@ LinkAddress read_address(const std::string& text, int rank) {
   return address;
 }
 
-TcpContacts::TcpContacts(RunIdentity me, net::Socket listener, Patience patience, Ends ends)
-    : me_(std::move(me)), listener_(std::move(listener)), patience_(patience), ends_(std::move(ends)) {}
+TcpContacts::TcpContacts(RunIdentity me, net::Socket listener, Options options, Ends ends)
+    : me_(std::move(me)), listener_(std::move(listener)), options_(options), ends_(std::move(ends)) {}
 
-void TcpContacts::hand_over(Patience patience, Ends ends) {
-  patience_ = patience;
+TcpContacts::~TcpContacts() = default;
+
+void TcpContacts::hand_over(Options options, Ends ends) {
+  options_ = options;
   ends_ = std::move(ends);
 }
 
-void TcpContacts::call(int peer, const LinkAddress& address) {
-  if (callees_.try_emplace(peer, Callee{.address = address}).second) dial();
+void TcpContacts::call(int peer, const std::vector<LinkAddress>& addresses) {
+  if (std::ranges::find(contacts_, peer, &Contact::callee) != contacts_.end()) return;
+  for (const LinkAddress& address : addresses) {
+    contacts_.push_back({.callee = peer, .address = address, .handshake = Handshake::calling(me_, peer)});
+  }
+  dial();
 }
 
 void TcpContacts::close_door() {
   listener_.close();
-  std::erase_if(contacts_, [](const Contact& contact) { return contact.callee < 0; });
+  std::erase_if(contacts_, [](const Contact& contact) { return contact.visits(); });
 }
 
+bool TcpContacts::idle() const {
+  return std::ranges::all_of(contacts_, &Contact::visits);
+}
+
+// Makes the calls that are due. A rank that has this rank's proof at one address is called at no other.
 void TcpContacts::dial() {
-  for (auto next = callees_.begin(); next != callees_.end();) {
-    auto& [rank, callee] = *next++;  // a call that fails for good is erased
-    if (callee.called || Clock::now() < callee.call_at) continue;
-    Contact contact{.socket = {},
-                    .handshake = Handshake::calling(me_, rank),
-                    .callee = rank,
-                    .expires = patience_.silent == std::chrono::milliseconds::max()
-                                   ? net::Deadline::max()
-                                   : Clock::now() + patience_.silent};
-    int error = 0;
-    contact.socket = net::start_connecting(callee.address.host, callee.address.port, error);
-    if (!contact.socket.open()) {
-      call_failed(contact, text_of(error));
-      continue;
-    }
+  for (Contact& contact : contacts_) {
+    const bool waits =
+        !contact.visits() && !contact.over && !contact.socket.open() && contact.failure.empty();
+    if (!waits || Clock::now() < contact.call_at) continue;
+    const bool proved = std::ranges::any_of(contacts_, [&](const Contact& other) {
+      return other.callee == contact.callee && other.socket.open() && other.handshake.proved();
+    });
+    if (proved) continue;
+    contact.handshake = Handshake::calling(me_, contact.callee);
+    contact.in.clear();
+    contact.out.clear();
     contact.connecting = true;
-    callee.called = true;
-    contacts_.push_back(std::move(contact));
+    contact.expires = options_.silent == std::chrono::milliseconds::max() ? net::Deadline::max()
+                                                                          : Clock::now() + options_.silent;
+    int error = 0;
+    contact.socket = net::start_connecting(contact.address.host, contact.address.port, error);
+    if (!contact.socket.open()) lose(contact, text_of(error));
   }
-}
-
-void TcpContacts::call_failed(const Contact& contact, const std::string& reason) {
-  Callee& callee = callees_.at(contact.callee);
-  callee.called = false;
-  callee.call_at = Clock::now() + call_again;
-  callee.give_up = std::min(callee.give_up, Clock::now() + patience_.refused);
-  if (!contact.handshake.proved() && Clock::now() < callee.give_up) return;
-  give_up(contact.callee, fmt::format("rank {} cannot reach rank {} at {} port {}: {}; {}", me_.rank,
-                                      contact.callee, callee.address.host, callee.address.port, reason,
-                                      contact.handshake.proved()
-                                          ? "has it ended, or another PPTRAIN_SECRET?"
-                                          : "has it ended, or is there a firewall between the hosts?"));
-}
-
-void TcpContacts::give_up(int callee, const std::string& reason) {
-  callees_.erase(callee);
-  ends_.unreachable(callee, reason);
+  std::erase_if(contacts_, [](const Contact& contact) { return contact.over; });
 }
 
 void TcpContacts::watch(std::vector<pollfd>& entries) const {
   entries.push_back({listener_.get(), POLLIN, 0});  // poll() skips negative ones
   for (const Contact& contact : contacts_) {
-    const int events = contact.connecting || !contact.out.empty() ? POLLIN | POLLOUT : POLLIN;
-    entries.push_back({contact.socket.get(), static_cast<short>(contact.connecting ? POLLOUT : events), 0});
+    const int events = contact.connecting ? POLLOUT : contact.out.empty() ? POLLIN : POLLIN | POLLOUT;
+    entries.push_back({contact.socket.get(), static_cast<short>(events), 0});
   }
 }
 
 void TcpContacts::handle(std::span<const pollfd> entries) {
   size_t i = 1;
-  for (auto contact = contacts_.begin(); contact != contacts_.end();) {
-    contact = advance(*contact, entries[i++].revents) ? std::next(contact) : contacts_.erase(contact);
-  }
+  for (Contact& contact : contacts_) advance(contact, entries[i++].revents);
+  std::erase_if(contacts_, [](const Contact& contact) { return contact.over; });
   if (entries[0].revents != 0) accept_visitors();
   dial();
 }
@@ -144,16 +157,16 @@ void TcpContacts::accept_visitors() {
 
 // Where too many visitors are there, the one that has been silent for longest goes.
 void TcpContacts::make_room() {
-  const auto visits = [](const Contact& contact) { return contact.callee < 0; };
   const auto most = strangers + static_cast<size_t>(me_.size);
-  if (static_cast<size_t>(std::ranges::count_if(contacts_, visits)) < most) return;
-  auto gone = std::ranges::find_if(contacts_, [&](const Contact& c) { return visits(c) && !c.spoke; });
-  if (gone == contacts_.end()) gone = std::ranges::find_if(contacts_, visits);
+  if (static_cast<size_t>(std::ranges::count_if(contacts_, &Contact::visits)) < most) return;
+  auto gone = std::ranges::find_if(contacts_, [](const Contact& c) { return c.visits() && !c.spoke; });
+  if (gone == contacts_.end()) gone = std::ranges::find_if(contacts_, &Contact::visits);
   turn_away(*gone, "came with too many others");
   contacts_.erase(gone);
 }
 
-bool TcpContacts::advance(Contact& contact, short ready) {
+void TcpContacts::advance(Contact& contact, short ready) {
+  if (contact.over || !contact.socket.open()) return;
   try {
     if (contact.connecting) {
       if (ready != 0) connected(contact);
@@ -161,30 +174,15 @@ bool TcpContacts::advance(Contact& contact, short ready) {
       read(contact);
     }
     send(contact);
-    if (contact.handshake.done() && contact.out.empty()) {
-      if (contact.callee >= 0) callees_.erase(contact.callee);
-      ends_.linked(contact.handshake.peer(), std::move(contact.socket));
-      return false;
-    }
-    if (Clock::now() > contact.expires) throw Broken(contact.callee < 0 ? "was silent" : "no answer");
-    return true;
+    if (contact.handshake.done() && contact.out.empty()) return link(contact);
+    if (Clock::now() > contact.expires) throw Broken(contact.visits() ? "was silent" : "no answer");
   } catch (const Broken& e) {
-    const bool known = contact.handshake.peer() >= 0;  // a rank that needs its call no more
-    if (contact.callee >= 0) {
-      call_failed(contact, e.what());
-    } else if (!known) {
-      turn_away(contact, e.what());
-    }
+    lose(contact, e.what());
   } catch (const Error& e) {
-    if (contact.callee < 0) {
-      turn_away(contact, e.what());
-    } else {
-      const LinkAddress& address = callees_.at(contact.callee).address;
-      give_up(contact.callee, fmt::format("rank {} called rank {} at {} port {}, but what answers there {}",
-                                          me_.rank, contact.callee, address.host, address.port, e.what()));
-    }
+    if (contact.visits()) return turn_away(contact, e.what());
+    give_up(contact, fmt::format("rank {} called rank {} at {} port {}, but what answers there {}", me_.rank,
+                                 contact.callee, contact.address.host, contact.address.port, e.what()));
   }
-  return false;
 }
 
 void TcpContacts::connected(Contact& contact) {
@@ -205,6 +203,11 @@ void TcpContacts::read(Contact& contact) {
   if (contact.in.size() < contact.handshake.wanted()) return;
   const std::vector<uint8_t> answer = contact.handshake.take(std::exchange(contact.in, {}));
   contact.out.insert(contact.out.end(), answer.begin(), answer.end());
+  if (contact.visits() || !contact.handshake.proved()) return;
+  // Only one of several calls gets the proof, so that both sides have the same link.
+  for (Contact& other : contacts_) {
+    if (&other != &contact && other.callee == contact.callee) other.socket.close();
+  }
 }
 
 void TcpContacts::send(Contact& contact) {
@@ -218,8 +221,51 @@ void TcpContacts::send(Contact& contact) {
   }
 }
 
-void TcpContacts::turn_away(const Contact& contact, const std::string& reason) {
-  if (std::exchange(reported_visitor_, true)) return;
+void TcpContacts::link(Contact& contact) {
+  for (Contact& other : contacts_) {
+    if (!contact.visits() && other.callee == contact.callee) other.over = true;
+  }
+  contact.over = true;
+  ends_.linked(contact.handshake.peer(), std::move(contact.socket));
+}
+
+// The connection has broken. A call is made again for a while, except where the other side had this rank's
+// proof.
+void TcpContacts::lose(Contact& contact, const std::string& reason) {
+  if (contact.visits()) {
+    if (contact.handshake.peer() < 0) return turn_away(contact, reason);
+    contact.over = true;  // a rank that needs its call no more
+    return;
+  }
+  const auto now = Clock::now();
+  contact.socket.close();
+  contact.call_at = now + call_again;
+  contact.give_up = std::min(contact.give_up, now + options_.refused);
+  const bool proved = contact.handshake.proved();
+  if (!proved && now < contact.give_up) return;
+  give_up(contact, fmt::format("rank {} cannot reach rank {} at {} port {}: {}; {}", me_.rank, contact.callee,
+                               contact.address.host, contact.address.port, reason,
+                               proved ? "has it ended, or another PPTRAIN_SECRET?"
+                                      : "has it ended, or is there a firewall between the hosts?"));
+}
+
+// This address is called no more; the rank is unreachable when that holds for all of its addresses.
+void TcpContacts::give_up(Contact& contact, const std::string& reason) {
+  contact.socket.close();
+  contact.failure = reason;
+  std::vector<std::string> failures;
+  for (const Contact& other : contacts_) {
+    if (other.callee != contact.callee) continue;
+    if (other.failure.empty()) return;
+    failures.push_back(other.failure);
+  }
+  for (Contact& other : contacts_) other.over = other.over || other.callee == contact.callee;
+  ends_.unreachable(contact.callee, fmt::format("{}", fmt::join(failures, "; ")));
+}
+
+void TcpContacts::turn_away(Contact& contact, const std::string& reason) {
+  contact.over = true;
+  if (!options_.reports_strangers || std::exchange(reported_stranger_, true)) return;
   fmt::print(stderr, "rank {} turned away a connection from {}, which {}; more of them are not reported\n",
              me_.rank, net::peer_address(contact.socket), reason);
 }

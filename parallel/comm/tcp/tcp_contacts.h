@@ -1,16 +1,14 @@
 // How two ranks of a run come to be connected: calls, visitors, and the handshakes of both.
 //
-// One thread looks after all contacts at once, in its own poll(): whoever is slow, silent or a stranger holds
-// up no other. A visitor has ten seconds to prove that it is of this run.
+// One thread looks after all contacts at once, in its own poll(): a peer that is slow, silent or a stranger
+// holds up no other. A visitor has ten seconds to prove that it is of this run.
 #pragma once
 
 #include <poll.h>
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <list>
-#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,9 +29,10 @@ LinkAddress read_address(const std::string& text, int rank);
 
 class TcpContacts {
  public:
-  struct Patience {
-    std::chrono::milliseconds refused;  // so long a rank that refuses is called again
-    std::chrono::milliseconds silent;   // so long a call may take
+  struct Options {
+    std::chrono::milliseconds refused{0};  // so long a rank that refuses is called again
+    std::chrono::milliseconds silent{0};   // so long a call may take
+    bool reports_strangers = true;         // the first of them, on standard error
   };
   // Called by handle() and call(); they may throw.
   struct Ends {
@@ -43,62 +42,50 @@ class TcpContacts {
   };
 
   // listener: where others call; closed: none do.
-  TcpContacts(RunIdentity me, net::Socket listener, Patience patience, Ends ends);
+  TcpContacts(RunIdentity me, net::Socket listener, Options options, Ends ends);
+  ~TcpContacts();
+  TcpContacts(const TcpContacts&) = delete;
+  TcpContacts& operator=(const TcpContacts&) = delete;
 
-  // Nothing where the call is under way.
-  void call(int peer, const LinkAddress& address);
+  // Calls the rank at all of its addresses at once; it has one link in the end, at the first that answers as
+  // this rank. Nothing where the call is under way.
+  void call(int peer, const std::vector<LinkAddress>& addresses);
   // Visitors are heard no more, and those that are there sent away.
   void close_door();
   // No call is under way.
-  bool idle() const { return callees_.empty(); }
+  bool idle() const;
 
   // Adds what poll() is to wait for, and at most this long.
   void watch(std::vector<pollfd>& entries) const;
   static constexpr std::chrono::milliseconds look_every{20};  // while there are contacts
-  bool has_contacts() const { return !contacts_.empty() || !callees_.empty(); }
+  bool has_contacts() const { return !contacts_.empty(); }
   // `entries`: those that watch() added. Throws Error where the system gives no more sockets.
   void handle(std::span<const pollfd> entries);
 
   // From now on another one looks after the contacts; those that are there go on.
-  void hand_over(Patience patience, Ends ends);
+  void hand_over(Options options, Ends ends);
 
  private:
-  // A connection whose handshake is under way.
-  struct Contact {
-    net::Socket socket;
-    Handshake handshake;
-    int callee = -1;  // the rank that is called; -1: a visitor
-    net::Deadline expires = net::Deadline::max();
-    bool connecting = false;
-    bool spoke = false;
-    std::vector<uint8_t> in{};   // of the message that comes
-    std::vector<uint8_t> out{};  // not sent yet
-  };
-  struct Callee {
-    LinkAddress address;
-    bool called = false;
-    net::Deadline call_at{};
-    net::Deadline give_up = net::Deadline::max();  // from the first refusal on
-  };
+  struct Contact;
 
   void dial();
   void accept_visitors();
   void make_room();
-  bool advance(Contact& contact, short ready);  // false: it is over, with a link or without
+  void advance(Contact& contact, short ready);
   void connected(Contact& contact);
   void read(Contact& contact);
   void send(Contact& contact);
-  void call_failed(const Contact& contact, const std::string& reason);
-  void give_up(int callee, const std::string& reason);
-  void turn_away(const Contact& contact, const std::string& reason);
+  void link(Contact& contact);
+  void lose(Contact& contact, const std::string& reason);
+  void give_up(Contact& contact, const std::string& reason);
+  void turn_away(Contact& contact, const std::string& reason);
 
   const RunIdentity me_;
   net::Socket listener_;
-  Patience patience_;
+  Options options_;
   Ends ends_;
   std::list<Contact> contacts_;
-  std::map<int, Callee> callees_;
-  bool reported_visitor_ = false;
+  bool reported_stranger_ = false;
 };
 
 }  // namespace pptrain::comm

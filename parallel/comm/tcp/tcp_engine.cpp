@@ -1,13 +1,18 @@
 #include "parallel/comm/tcp/tcp_engine.h"
 
+#include <poll.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <deque>
 #include <exception>
+#include <span>
+#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
@@ -18,13 +23,40 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Nobody is called again who refuses: all ranks listen from the start of the run to their own end.
-constexpr TcpContacts::Patience call_patience{.refused = std::chrono::milliseconds(0),
-                                              .silent = std::chrono::seconds(8)};
+// A rank that refuses is not called again: all ranks listen from the start of the run to their own end.
+constexpr TcpContacts::Options call_options{.refused = std::chrono::milliseconds(0),
+                                            .silent = std::chrono::seconds(8)};
 // So long a receive waits for its sender's call.
 constexpr std::chrono::seconds receivers_call{1};
+// Read from one link before the others have their turn.
+constexpr size_t turn_bytes = size_t{4} << 20;
+constexpr std::chrono::seconds goodbye_time{10};
+constexpr std::chrono::seconds failure_time{1};
+// Within the time after which a silent host counts as gone.
+constexpr int looks_for_silence = 5;
+constexpr net::Deadline never = net::Deadline::max();
+
+struct Outgoing {
+  FrameHeader header;
+  TcpEngine::OperationPtr operation;  // data
+  std::string text;                   // failure
+  size_t sent = 0;                    // of header and body
+};
 
 }  // namespace
+
+struct TcpEngine::Link {
+  TcpInbox inbox;
+  net::SilenceWatch host;  // of the peer; the engine's thread's
+  // Guards what follows; the sockets are opened and closed by the engine's thread alone.
+  std::mutex mutex{};
+  net::Socket socket{};           // the one to send on
+  net::Socket second{};           // where both sides called
+  net::Deadline call_at = never;  // while there is no connection
+  bool lost = false;              // its connection has ended, or cannot be had
+  bool left = false;              // this side has taken leave
+  std::deque<Outgoing> outgoing{};
+};
 
 TcpEngine::TcpEngine(Met met, TcpInbox::Limits limits, std::chrono::milliseconds silence)
     : rank_(met.me.rank),
@@ -32,13 +64,13 @@ TcpEngine::TcpEngine(Met met, TcpInbox::Limits limits, std::chrono::milliseconds
       limits_(limits),
       silence_(silence),
       contacts_(met.contacts ? std::move(met.contacts)
-                             : std::make_unique<TcpContacts>(met.me, net::Socket(), call_patience,
+                             : std::make_unique<TcpContacts>(met.me, net::Socket(), call_options,
                                                              TcpContacts::Ends{})),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       unwinding_(std::uncaught_exceptions()) {
   if (!wake_.open()) throw Error("eventfd failed: too many open files; raise the limit with ulimit -n");
   contacts_->hand_over(
-      call_patience,
+      call_options,
       {.linked = [this](int peer, net::Socket socket) { linked(peer, std::move(socket)); },
        .unreachable = [this](int peer, const std::string& reason) { unreachable(peer, reason); }});
   for (auto& [peer, socket] : met.links) linked(peer, std::move(socket));
@@ -62,18 +94,19 @@ TcpEngine::~TcpEngine() {
 
 TcpEngine::Link& TcpEngine::link_to(int peer) {
   const std::lock_guard lock(links_mutex_);
-  const auto found = links_.find(peer);
-  if (found != links_.end()) return found->second;
+  if (const auto found = links_.find(peer); found != links_.end()) return *found->second;
   const auto end = [this](TcpOperation& operation, std::string error, bool peer_ended) {
     complete(operation, std::move(error), peer_ended);
   };
-  return links_.try_emplace(peer, peer, end, limits_, early_bytes_, silence_).first->second;
+  std::unique_ptr<Link> link(
+      new Link{.inbox = TcpInbox(peer, end, limits_, early_bytes_), .host = net::SilenceWatch(silence_)});
+  return *links_.emplace(peer, std::move(link)).first->second;
 }
 
 TcpEngine::Links TcpEngine::links() {
   const std::lock_guard lock(links_mutex_);
   Links all;
-  for (auto& [peer, link] : links_) all.emplace_back(peer, &link);
+  for (const auto& [peer, link] : links_) all.emplace_back(peer, link.get());
   return all;
 }
 
@@ -92,9 +125,7 @@ TcpEngine::OperationPtr TcpEngine::send(uint64_t channel, const at::Tensor& tens
   bool left_over = false;
   {
     const std::lock_guard lock(link.mutex);
-    enqueue(link, {.header = {.kind = FrameKind::data, .channel = channel, .bytes = tensor.nbytes()},
-                   .operation = operation,
-                   .text = {}});
+    enqueue(link, {.kind = FrameKind::data, .channel = channel, .bytes = tensor.nbytes()}, operation);
     left_over = !link.outgoing.empty();
     if (left_over && !link.socket.open()) link.call_at = std::min(link.call_at, Clock::now());
   }
@@ -170,24 +201,23 @@ void TcpEngine::fail(const std::string& failure) {
     // What has not begun is not sent any more.
     const bool begun = !link.outgoing.empty() && link.outgoing.front().sent > 0;
     link.outgoing.resize(begun ? 1 : 0);
-    enqueue(link,
-            {.header = {.kind = FrameKind::failure, .bytes = text.size()}, .operation = {}, .text = text});
+    enqueue(link, {.kind = FrameKind::failure, .bytes = text.size()}, nullptr, text);
   }
   wake();
 }
 
-void TcpEngine::enqueue(Link& link, Outgoing frame) {
+void TcpEngine::enqueue(Link& link, FrameHeader header, OperationPtr operation, std::string text) {
   if (link.lost) {
-    if (frame.operation) complete(*frame.operation, "its connection has ended", /*peer_ended=*/true);
+    if (operation) complete(*operation, "its connection has ended", /*peer_ended=*/true);
     return;
   }
-  link.outgoing.push_back(std::move(frame));
+  link.outgoing.push_back({header, std::move(operation), std::move(text)});
   if (link.outgoing.size() == 1) flush(link);
 }
 
 void TcpEngine::take_leave(Link& link) {
   if (std::exchange(link.left, true)) return;
-  enqueue(link, {.header = {.kind = FrameKind::goodbye}, .operation = {}, .text = {}});
+  enqueue(link, {.kind = FrameKind::goodbye}, nullptr);
 }
 
 // Sends until the socket is full. Errors are left to the reading side, which may yet find the peer's last
@@ -212,6 +242,195 @@ void TcpEngine::flush(Link& link) {
     if (frame.sent < sizeof(FrameHeader) + frame.header.bytes) continue;
     if (frame.operation) complete(*frame.operation);
     link.outgoing.pop_front();
+  }
+}
+
+// --- the thread: waits for links that can read or write, and reads frames ---
+
+// Any error here must reach the ranks that wait: an exception would end the process without a word.
+void TcpEngine::run() {
+  std::string reason;
+  try {
+    return serve();
+  } catch (const std::exception& e) {
+    reason = e.what();
+    reason.resize(std::min(reason.size(), reason.find('\n')));  // LibTorch adds the stack
+  } catch (...) {
+    reason = "an unknown exception";
+  }
+  try {
+    fail(fmt::format("rank {} failed: its TCP thread met {}", rank_, reason));
+  } catch (...) {  // no memory even for that
+    failed_ = true;
+    done_.notify_all();
+  }
+}
+
+void TcpEngine::serve() {
+  std::vector<pollfd> entries;
+  net::Deadline give_up = never;
+  while (true) {
+    if (closing_ && give_up == never) {
+      give_up = Clock::now() + (take_leave_ ? goodbye_time : failure_time);
+      contacts_->close_door();
+    }
+    const Links known = links();
+    if (closing_ && (may_stop(known) || Clock::now() >= give_up)) return;
+    call_peers(known);
+    entries.assign(1, {wake_.get(), POLLIN, 0});
+    contacts_->watch(entries);
+    const size_t first = entries.size();
+    watch(entries, known);
+    if (::poll(entries.data(), entries.size(), patience(known)) < 0) continue;
+    uint64_t count = 0;
+    if (entries[0].revents != 0) static_cast<void>(::read(wake_.get(), &count, sizeof(count)));
+    for (size_t i = 0; i < known.size(); ++i) {
+      const auto& [peer, link] = known[i];
+      for (net::Socket* socket : {&link->socket, &link->second}) {
+        const short ready = entries[first + 2 * i + (socket == &link->second)].revents;
+        if ((ready & POLLOUT) != 0) {
+          const std::lock_guard lock(link->mutex);
+          flush(*link);
+        }
+        // A peer that is gone sends no more: what it left is little, and behind it lies the reason.
+        const bool gone = (ready & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+        if ((ready & ~POLLOUT) != 0) read(peer, *link, *socket, gone);
+      }
+    }
+    contacts_->handle(std::span(entries).subspan(1, first - 1));
+    look_for_silence(known);
+  }
+}
+
+void TcpEngine::call_peers(const Links& links) {
+  for (const auto& [peer, link] : links) {
+    {
+      const std::lock_guard lock(link->mutex);
+      const bool wanted = !closing_ || (take_leave_ && !link->outgoing.empty());
+      if (link->call_at > Clock::now() || link->socket.open() || link->lost || !wanted) continue;
+      link->call_at = never;
+    }
+    contacts_->call(peer, {addresses_.at(static_cast<size_t>(peer))});
+  }
+}
+
+void TcpEngine::linked(int peer, net::Socket socket) {
+  net::make_link(socket);
+  Link& link = link_to(peer);
+  const std::lock_guard lock(link.mutex);
+  if (link.lost) return;
+  (link.socket.open() ? link.second : link.socket) = std::move(socket);
+  link.call_at = never;
+  flush(link);
+  if (take_leave_) take_leave(link);
+}
+
+void TcpEngine::unreachable(int peer, const std::string& reason) {
+  Link& link = link_to(peer);
+  const std::lock_guard lock(link.mutex);
+  if (link.socket.open()) return;  // the peer called meanwhile
+  link.lost = true;
+  link.inbox.end(reason);  // first: after a failed send, the next one fails with the same reason
+  drop_outgoing(link, reason);
+}
+
+void TcpEngine::drop_outgoing(Link& link, const std::string& reason) {
+  for (const Outgoing& frame : link.outgoing) {
+    if (frame.operation) complete(*frame.operation, reason, /*peer_ended=*/true);
+  }
+  link.outgoing.clear();
+}
+
+// How long poll() may wait, in milliseconds.
+int TcpEngine::patience(const Links& links) {
+  constexpr int closing_ms = 50;
+  if (contacts_->has_contacts()) return static_cast<int>(TcpContacts::look_every.count());
+  if (closing_) return closing_ms;
+  net::Deadline next = never;
+  for (const auto& [peer, link] : links) {
+    const std::lock_guard lock(link->mutex);
+    next = std::min(next, link->socket.open() ? next_look_for_silence_ : link->call_at);
+  }
+  if (next == never) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
+  return static_cast<int>(std::max<int64_t>(left, 0));
+}
+
+// What to wait for: on every link for bytes where they are wanted, and always for its end. poll() skips
+// sockets that are closed.
+void TcpEngine::watch(std::vector<pollfd>& entries, const Links& links) {
+  for (const auto& [peer, link] : links) {
+    const bool reads = link->inbox.wants_bytes();
+    const std::lock_guard lock(link->mutex);
+    const int events = POLLRDHUP | (reads ? POLLIN : 0);
+    const int writes = link->outgoing.empty() ? 0 : POLLOUT;
+    entries.push_back({link->socket.get(), static_cast<short>(events | writes), 0});
+    entries.push_back({link->second.get(), static_cast<short>(events), 0});
+  }
+}
+
+// Closing is over when all is sent and, in good order, every peer has taken leave too: a socket closed with
+// data still coming in would make the system drop what the peer has not read yet. A call is brought to its
+// end: the peer may have taken the link for made already.
+bool TcpEngine::may_stop(const Links& links) {
+  if (!take_leave_ && !failed_) return true;
+  if (!failed_ && !contacts_->idle()) return false;
+  return std::ranges::all_of(links, [&](const auto& known) {
+    Link& link = *known.second;
+    const std::lock_guard lock(link.mutex);
+    if (link.lost) return true;
+    if (!link.socket.open()) return link.outgoing.empty() || failed_;
+    return link.outgoing.empty() && (link.inbox.ended() || failed_);
+  });
+}
+
+// Until the socket is empty, or the other links have their turn.
+void TcpEngine::read(int peer, Link& link, net::Socket& socket, bool to_the_end) {
+  for (size_t bytes_read = 0; socket.open() && bytes_read < turn_bytes;) {
+    if (!to_the_end && !link.inbox.wants_bytes()) return;
+    const std::span<char> room = link.inbox.room();
+    const ssize_t got = ::recv(socket.get(), room.data(), room.size(), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      const std::string error = got < 0 ? " (" + std::generic_category().message(errno) + ")" : "";
+      return lose(peer, link, socket,
+                  "ended its connection without taking leave: its process has probably died" + error);
+    }
+    bytes_read += static_cast<size_t>(got);
+    try {
+      const auto frame = link.inbox.took(static_cast<size_t>(got));
+      if (frame == FrameKind::failure) fail(link.inbox.failure());
+    } catch (const Error& e) {
+      return lose(peer, link, socket, e.what());
+    }
+  }
+}
+
+// A host that is gone does not end its connections.
+void TcpEngine::look_for_silence(const Links& links) {
+  const auto now = Clock::now();
+  if (now < next_look_for_silence_) return;
+  next_look_for_silence_ = now + silence_ / looks_for_silence;
+  for (const auto& [peer, link] : links) {
+    if (!link->socket.open() || !link->host.is_silent(link->socket, now)) continue;
+    lose(peer, *link, link->socket,
+         fmt::format("has acknowledged nothing for {:.0f} s: its host or the network is down",
+                     std::chrono::duration<double>(silence_).count()));
+  }
+}
+
+// Of two connections a peer sends on one; where the other ends first, what comes on that one tells why.
+void TcpEngine::lose(int peer, Link& link, net::Socket& socket, const std::string& reason) {
+  {
+    const std::lock_guard lock(link.mutex);
+    socket.close();
+    if (link.socket.open() || link.second.open()) return;
+    link.lost = true;
+    drop_outgoing(link, TcpInbox::ended_message(peer));
+  }
+  if (!link.inbox.ended() && !closing_) {
+    fail(fmt::format("rank {} {} (noticed by rank {})", peer, reason, rank_));
   }
 }
 

@@ -18,11 +18,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -64,30 +62,7 @@ class TcpEngine {
   void fail(const std::string& failure);
 
  private:
-  enum class Read { more, later, lost };
-  static constexpr net::Deadline never = net::Deadline::max();
-  struct Outgoing {
-    FrameHeader header;
-    OperationPtr operation;  // data
-    std::string text;        // failure
-    size_t sent = 0;         // of header and body
-  };
-  struct Link {
-    Link(int peer, const TcpInbox::Complete& complete, TcpInbox::Limits limits, TcpInbox::Total total,
-         std::chrono::milliseconds silence)
-        : inbox(peer, complete, limits, std::move(total)), host(silence) {}
-    TcpInbox inbox;
-    net::SilenceWatch host;  // of the peer; the engine's thread's
-    // Guards what follows; the sockets are opened and closed by the engine's thread alone.
-    std::mutex mutex;
-    net::Socket socket;             // the one to send on
-    net::Socket second;             // where both sides called
-    net::Deadline call_at = never;  // while there is no connection
-    bool lost = false;              // its connection has ended, or cannot be had
-    bool left = false;              // this side has taken leave
-    std::deque<Outgoing> outgoing;
-  };
-
+  struct Link;
   using Links = std::vector<std::pair<int, Link*>>;  // by peer
 
   Link& link_to(int peer);
@@ -100,14 +75,15 @@ class TcpEngine {
   int patience(const Links& links);
   void watch(std::vector<pollfd>& entries, const Links& links);
   bool may_stop(const Links& links);
-  void flush(Link& link);  // under the link's lock
-  void read_turn(int peer, Link& link, net::Socket& socket, bool to_the_end);
-  Read read_some(Link& link, const net::Socket& socket, size_t& bytes_read, std::string& reason);
+  void read(int peer, Link& link, net::Socket& socket, bool to_the_end);
   void look_for_silence(const Links& links);
   void lose(int peer, Link& link, net::Socket& socket, const std::string& reason);
-  void drop_outgoing(Link& link, const std::string& reason);  // under the link's lock
-  void enqueue(Link& link, Outgoing frame);                   // under the link's lock
-  void take_leave(Link& link);                                // under the link's lock
+  // --- under the link's lock ---
+  void enqueue(Link& link, FrameHeader header, OperationPtr operation, std::string text = "");
+  void flush(Link& link);
+  void drop_outgoing(Link& link, const std::string& reason);
+  void take_leave(Link& link);
+
   void complete(TcpOperation& operation, std::string error = "", bool peer_ended = false);
   void wake();
 
@@ -119,8 +95,9 @@ class TcpEngine {
   net::Deadline next_look_for_silence_{};
   const std::unique_ptr<TcpContacts> contacts_;  // the thread's own
   std::mutex links_mutex_;
-  std::map<int, Link> links_;  // made when they are first used; none goes before the engine
-  FileDescriptor wake_;        // an eventfd
+  // Made when they are first used; none goes before the engine.
+  std::map<int, std::unique_ptr<Link>> links_;
+  FileDescriptor wake_;  // an eventfd
 
   std::mutex done_mutex_;  // taken last, after a link's and an inbox's
   std::condition_variable done_;

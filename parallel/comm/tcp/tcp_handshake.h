@@ -31,7 +31,7 @@ using Digest = std::array<uint8_t, 32>;
 // fewer than 16 bytes, which could be guessed.
 std::string read_secret(const std::function<const char*(const char*)>& env);
 
-// Bytes that nobody can foretell, from the system.
+// Bytes that nobody can predict, from the system.
 Digest random_bytes();
 
 // HMAC-SHA256 (RFC 2104, FIPS 180-4) of `parts`, one after another.

@@ -1,13 +1,14 @@
 #include "parallel/comm/tcp/tcp_inbox.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/comm/tcp/memory_limit.h"
 
 namespace pptrain::comm {
 
@@ -44,7 +45,51 @@ std::string size_error(size_t bytes, size_t expected) {
   return fmt::format("a message of {} bytes came where {} bytes were expected", bytes, expected);
 }
 
+namespace fs = std::filesystem;
+
+size_t memory_of_host() {
+  const auto pages = static_cast<size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L));
+  const auto page = static_cast<size_t>(std::max(sysconf(_SC_PAGESIZE), 4096L));
+  return pages * page;
+}
+
+// The least limit in `file` of the group and of all that hold it. A file that is absent, or says "max",
+// limits nothing.
+size_t least_limit(const fs::path& root, fs::path group, const char* file, size_t least) {
+  while (true) {
+    size_t limit = 0;
+    if (std::ifstream(root / group / file) >> limit) least = std::min(least, limit);
+    if (group.empty()) return least;
+    group = group.parent_path();
+  }
+}
+
 }  // namespace
+
+// Lines "0::/a/b" (cgroup v2) and "4:memory:/a/b" (v1).
+size_t memory_limit(const fs::path& own_groups, const fs::path& groups) {
+  size_t least = memory_of_host();
+  std::ifstream lines(own_groups);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t first = line.find(':');
+    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const fs::path group = fs::path(line.substr(second + 1)).relative_path();
+    if (controllers == ",,") least = least_limit(groups, group, "memory.max", least);
+    if (controllers.find(",memory,") != std::string::npos)
+      least = least_limit(groups / "memory", group, "memory.limit_in_bytes", least);
+  }
+  return least;
+}
+
+// A message that came before its receive.
+struct TcpInbox::Early {
+  std::unique_ptr<char[]> bytes;
+  size_t size = 0;
+  bool complete = false;
+  OperationPtr claimed;  // by a receive posted while the message was coming in
+};
 
 size_t TcpInbox::quarter_of_memory() {
   static const size_t quarter = std::max(memory_limit() / 4, size_t{1} << 30);
@@ -118,16 +163,16 @@ std::span<char> TcpInbox::room() {
   return {target_ + body_read_, left};
 }
 
-TcpInbox::Frame TcpInbox::took(size_t bytes) {
+std::optional<FrameKind> TcpInbox::took(size_t bytes) {
   if (header_read_ < sizeof(header_)) {
     header_read_ += bytes;
-    if (header_read_ < sizeof(header_)) return Frame::none;
+    if (header_read_ < sizeof(header_)) return std::nullopt;
     if (const std::string fault = fault_of(header_); !fault.empty()) throw Error(fault);
     begin_body();
   } else {
     body_read_ += bytes;
   }
-  return body_read_ == header_.bytes ? end_body() : Frame::none;
+  return body_read_ == header_.bytes ? std::optional(end_body()) : std::nullopt;
 }
 
 void TcpInbox::begin_body() {
@@ -171,23 +216,15 @@ void TcpInbox::keep_early(Channel& channel) {
   target_ = message_->bytes.get();
 }
 
-TcpInbox::Frame TcpInbox::end_body() {
+FrameKind TcpInbox::end_body() {
   const FrameKind kind = header_.kind;
   if (kind == FrameKind::data) end_data();
   if (kind == FrameKind::goodbye) end(ended_message(peer_));
+  if (kind == FrameKind::failure) text_ = failure_text(text_);
   header_ = {};
   header_read_ = body_read_ = 0;
   target_ = nullptr;
-  switch (kind) {
-    case FrameKind::data:
-      return Frame::data;
-    case FrameKind::goodbye:
-      return Frame::goodbye;
-    case FrameKind::failure:
-      text_ = failure_text(text_);
-      return Frame::failure;
-  }
-  return Frame::none;
+  return kind;
 }
 
 void TcpInbox::end_data() {

@@ -13,10 +13,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -43,6 +45,12 @@ std::string fault_of(const FrameHeader& header);
 
 // At most max_failure_bytes of `text`, without characters that steer a terminal.
 std::string failure_text(const std::string& text);
+
+// Bytes of memory that this process may use: those of the host, or of the least of this process's control
+// groups (containers, Slurm, systemd) where that is less. The folders are where Linux has them; tests have
+// others.
+size_t memory_limit(const std::filesystem::path& own_groups = "/proc/self/cgroup",
+                    const std::filesystem::path& groups = "/sys/fs/cgroup");
 
 // One side of a message. `done` and `error` are guarded by the engine.
 struct TcpOperation {
@@ -72,8 +80,6 @@ class TcpInbox {
   using Total = std::shared_ptr<std::atomic<size_t>>;
   static std::string ended_message(int peer);
 
-  enum class Frame { none, data, goodbye, failure };  // what has come whole
-
   // complete: called for every receive that ends, from receive() or took(); it must not call back.
   // total: counts what this link keeps too.
   TcpInbox(int peer, Complete complete, Limits limits,
@@ -93,19 +99,13 @@ class TcpInbox {
   // Where the next bytes go; never empty.
   std::span<char> room();
   // So many bytes were put into room(). Throws Error that says what the peer did where no rank would send
-  // this; the link is of no use then. Throws std::bad_alloc where memory ends.
-  Frame took(size_t bytes);
-  // After Frame::failure.
+  // this; the link is of no use then. Throws std::bad_alloc where memory ends. The frame that has come whole.
+  std::optional<FrameKind> took(size_t bytes);
+  // After FrameKind::failure.
   const std::string& failure() const { return text_; }
 
  private:
-  // A message that came before its receive.
-  struct Early {
-    std::unique_ptr<char[]> bytes;
-    size_t size = 0;
-    bool complete = false;
-    OperationPtr claimed;  // by a receive posted while the message was coming in
-  };
+  struct Early;  // a message that came before its receive
   struct Channel {
     std::deque<OperationPtr> receives;
     std::deque<std::shared_ptr<Early>> early;
@@ -117,7 +117,7 @@ class TcpInbox {
   void begin_body();
   void begin_data();
   void keep_early(Channel& channel);
-  Frame end_body();
+  FrameKind end_body();
   void end_data();
   void deliver(const Early& message, TcpOperation& operation);
 

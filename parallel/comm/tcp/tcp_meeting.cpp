@@ -7,22 +7,285 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <optional>
+#include <span>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "core/base/error.h"
+#include "parallel/comm/split.h"
 #include "parallel/comm/tcp/tcp_inbox.h"
 
 namespace pptrain::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// A rank listens before it leaves its address: who is refused for so long calls one that has ended.
+// A rank listens before it leaves its address: one that refuses for so long has ended.
 constexpr std::chrono::seconds refusal_time{10};
 constexpr std::chrono::milliseconds longest_look{100};
 
 std::string ranks_text(const std::vector<int>& list) {
   return fmt::format("rank{} {}", list.size() == 1 ? "" : "s", fmt::join(list, ", "));
+}
+
+// Brings together ranks that have left their addresses in the store. One loop looks after everything at once:
+// the store, calls, visitors, and the links that are there already.
+class Meeting {
+ public:
+  // listener: where other ranks call.
+  Meeting(const RunIdentity& me, net::Socket listener, const TcpStore& store, const StartPatience& patience)
+      : me_(me),
+        tree_(me.rank, me.size),
+        store_(store),
+        patience_(patience),
+        contacts_(std::make_unique<TcpContacts>(
+            me, std::move(listener),
+            TcpContacts::Options{.refused = refusal_time, .silent = std::chrono::milliseconds::max()},
+            TcpContacts::Ends{
+                .linked =
+                    [this](int peer, net::Socket socket) {
+                      if (!links_[peer].open()) links_[peer] = std::move(socket);
+                    },
+                .unreachable = [](int /*peer*/, const std::string& reason) { throw Error(reason); }})) {}
+
+  // Returns on every rank after all have come and those below it in the tree have read the store, which may
+  // go when it returns on rank 0. Throws Error that names the ranks that are missing or that ended meanwhile,
+  // PeerFailure with what another rank left in the store as its end, StartStopped.
+  Met run() {
+    while (!done()) round();
+    return {.me = me_,
+            .contacts = std::move(contacts_),
+            .addresses = std::move(addresses_),
+            .links = std::move(links_)};
+  }
+
+ private:
+  // What is said on a link, a byte each: upwards that all below are there, then that they have read the
+  // addresses; downwards that all have come.
+  int words_of(int peer) const {
+    if (me_.rank > 0 && peer == tree_.parent) return 1;
+    return std::ranges::find(tree_.children, peer) != tree_.children.end() ? 2 : 0;
+  }
+
+  int heard(int peer) const {
+    const auto found = heard_.find(peer);
+    return found == heard_.end() ? 0 : found->second;
+  }
+
+  bool has_parent_link() const { return me_.rank > 0 && links_.contains(tree_.parent); }
+
+  bool heard_from_children(int words) const {
+    return std::ranges::all_of(tree_.children, [&](int child) { return heard(child) >= words; });
+  }
+
+  bool all_have_come() const { return me_.rank == 0 ? heard_from_children(1) : heard(tree_.parent) > 0; }
+
+  bool done() const {
+    return !addresses_.empty() && heard_from_children(2) && (me_.rank == 0 || told_parent_ == 2);
+  }
+
+  // Neighbours in the tree that this rank has not heard of, or that have yet to hear of others.
+  std::vector<int> awaited() const {
+    std::vector<int> missing;
+    for (const int child : tree_.children) {
+      if (heard(child) == 0) missing.push_back(child);
+    }
+    if (me_.rank > 0 && (missing.empty() || !has_parent_link())) missing.push_back(tree_.parent);
+    if (missing.empty()) missing = tree_.children;
+    return missing;
+  }
+
+  // Who is missing when the time is over, and what is known of them.
+  std::string report() {
+    const TcpStore store = store_.for_last_words();
+    std::vector<int> absent;
+    for (int rank = 0; rank < me_.size; ++rank) {
+      if (rank != me_.rank && !links_.contains(rank) && !store.find(address_key(rank)))
+        absent.push_back(rank);
+    }
+    std::string text = fmt::format("rank {} waited {:.1f} s for ", me_.rank, patience_.seconds());
+    if (!absent.empty())
+      return text + fmt::format("{}, which did not come to {}", ranks_text(absent), store_.name());
+    std::vector<int> unreachable = awaited();
+    std::erase_if(unreachable, [&](int rank) { return links_.contains(rank); });
+    if (unreachable.empty())
+      return text + ranks_text(awaited()) + ", which came but did not hear of all others";
+    return text +
+           fmt::format(
+               "{}, which came but have no connection with this rank: a firewall between the hosts, or an "
+               "address that does not lead there (PPTRAIN_HOST_ADDRESS)?",
+               ranks_text(unreachable));
+  }
+
+  void round() {
+    patience_.check(ranks_text(awaited()));
+    if (patience_.over()) throw Error(report());
+    look_at_store();
+    wait_for_events();
+    go_on();
+  }
+
+  // Says what there is to say now.
+  void go_on() {
+    if (has_parent_link() && told_parent_ == 0 && heard_from_children(1)) tell(tree_.parent);
+    if (!all_have_come()) return;
+    if (addresses_.empty()) {
+      for (const int child : tree_.children) tell(child);
+      const std::vector<std::string> texts = store_.find_all(me_.size, address_key);
+      for (int rank = 0; rank < me_.size; ++rank)
+        addresses_.push_back(read_address(texts[static_cast<size_t>(rank)], rank));
+    }
+    if (told_parent_ == 1 && heard_from_children(2)) tell(tree_.parent);
+  }
+
+  void look_at_store() {
+    if (all_have_come() || Clock::now() < next_look_) return;
+    if (const auto word = store_.find("failure")) throw PeerFailure(failure_text(*word));
+    if (me_.rank > 0 && !has_parent_link()) {
+      if (const auto text = store_.find(address_key(tree_.parent)))
+        contacts_->call(tree_.parent, {read_address(*text, tree_.parent)});
+    }
+    next_look_ = Clock::now() + look_again_;
+    look_again_ = std::min(look_again_ * 2, longest_look);
+  }
+
+  void wait_for_events() {
+    std::vector<pollfd> entries;
+    contacts_->watch(entries);
+    const size_t contacts = entries.size();
+    std::vector<int> peers;
+    for (const auto& [peer, link] : links_) {
+      entries.push_back({busy_[peer] ? -1 : link.get(), POLLIN, 0});
+      peers.push_back(peer);
+    }
+    const auto most = static_cast<int>(TcpContacts::look_every.count());
+    if (poll(entries.data(), entries.size(), most) < 0 && errno != EINTR) {
+      throw Error("poll failed: " + std::generic_category().message(errno));
+    }
+    contacts_->handle(std::span(entries).first(contacts));
+    for (size_t i = 0; i < peers.size(); ++i) {
+      if (entries[contacts + i].revents != 0) watch(peers[i]);
+    }
+  }
+
+  // A link can be read: the peer says something, or has begun the run, or has ended.
+  void watch(int peer) {
+    const bool expected = heard(peer) < words_of(peer);
+    char byte = 0;
+    const ssize_t got = recv(links_.at(peer).get(), &byte, 1, MSG_DONTWAIT | (expected ? 0 : MSG_PEEK));
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) {
+      throw Error(fmt::format("rank {} ended while the ranks were being connected (noticed by rank {})", peer,
+                              me_.rank));
+    }
+    expected ? void(++heard_[peer]) : void(busy_[peer] = true);
+  }
+
+  void tell(int peer) {
+    const char token = 0;
+    // One byte into an empty buffer; a peer that is gone shows where it is read from.
+    static_cast<void>(::send(links_.at(peer).get(), &token, 1, MSG_NOSIGNAL | MSG_DONTWAIT));
+    if (me_.rank > 0 && peer == tree_.parent) ++told_parent_;
+  }
+
+  const RunIdentity me_;
+  const Tree tree_;
+  const TcpStore& store_;
+  const StartPatience& patience_;
+  std::unique_ptr<TcpContacts> contacts_;
+
+  std::map<int, net::Socket> links_;  // also of ranks that are done here, and call this one
+  std::map<int, int> heard_;          // words of each neighbour
+  int told_parent_ = 0;               // words
+  std::vector<LinkAddress> addresses_;
+  std::map<int, bool> busy_;  // bytes of the run have come already
+  net::Deadline next_look_{};
+  std::chrono::milliseconds look_again_{5};
+};
+
+// In the place of a key where the ranks have a secret.
+constexpr const char* secret_word = "secret";
+constexpr size_t hex_digest = 64;
+
+std::string wait_for(const TcpStore& store, const std::string& key, const StartPatience& patience) {
+  std::chrono::milliseconds nap{5};
+  while (true) {
+    if (auto value = store.find(key)) return *value;
+    if (const auto word = store.find("failure")) throw PeerFailure(failure_text(*word));
+    patience.check("rank 0");
+    if (patience.over()) {
+      throw Error(fmt::format("rank {} waited {:.1f} s for rank 0, which did not come to {}", patience.rank(),
+                              patience.seconds(), store.name()));
+    }
+    std::this_thread::sleep_for(nap);
+    nap = std::min(nap * 2, std::chrono::milliseconds(100));
+  }
+}
+
+// Rank 0 gives the run a name, and a key where the user gave no secret. A rank with a secret never takes a
+// key from the store: any process that reaches the store could have put it there.
+RunIdentity agree_on_run(int rank, int size, const Rendezvous& rendezvous, const TcpStore& store,
+                         const StartPatience& patience) {
+  const bool secret = !rendezvous.secret.empty();
+  if (rank == 0) {
+    RunIdentity me{.key = secret ? rendezvous.secret : to_hex(random_bytes()),
+                   .run = to_hex(random_bytes()),
+                   .rank = rank,
+                   .size = size};
+    store.set("run", me.run + " " + (secret ? secret_word : me.key));
+    return me;
+  }
+  const std::string text = wait_for(store, "run", patience);
+  if (text.size() < hex_digest + 1 || text.size() > 2 * hex_digest + 1) {
+    throw Error(fmt::format("rank {} found no pptrain at {}, but something else", rank, store.name()));
+  }
+  const std::string key = text.substr(hex_digest + 1);
+  if (secret != (key == secret_word)) {
+    throw Error(fmt::format("rank {} was started {} PPTRAIN_SECRET, rank 0 {} it: give it to all ranks", rank,
+                            secret ? "with" : "without", secret ? "without" : "with"));
+  }
+  return {
+      .key = secret ? rendezvous.secret : key, .run = text.substr(0, hex_digest), .rank = rank, .size = size};
+}
+
+net::Socket listen_for_ranks(const std::string& address, int rank) {
+  int error = 0;
+  net::Socket listener = net::listen_at(address, 0, error);
+  if (listener.open()) return listener;
+  throw Error(fmt::format("rank {} cannot listen at {} for other ranks: {}", rank, address,
+                          std::generic_category().message(error)));
+}
+
+Met connect_all(int rank, int size, const Rendezvous& rendezvous, const std::string& host,
+                const TcpStore& store, const StartPatience& patience) {
+  const RunIdentity me = agree_on_run(rank, size, rendezvous, store, patience);
+  const std::string address = own_address(rendezvous, host);
+  net::Socket listener = listen_for_ranks(address, rank);
+  store.set(address_key(rank), to_text({address, net::port_of(listener)}));
+  return Meeting(me, std::move(listener), store, patience).run();
+}
+
+// Others look for this word while they wait, so that all end with the same one.
+void leave_word(const TcpStore& store, const std::string& word, bool serves) {
+  // Longer than others go without a look at the store.
+  constexpr std::chrono::milliseconds time_to_read{300};
+  try {
+    store.for_last_words().set("failure", failure_text(word));
+    if (serves) std::this_thread::sleep_for(time_to_read);
+  } catch (const Error&) {
+    // The store has gone, and the others will see that.
+  }
+}
+
+// What another rank left as its end, where one has.
+std::optional<std::string> word_of_others(const TcpStore& store) {
+  try {
+    return store.for_last_words().find("failure");
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace
@@ -31,161 +294,26 @@ std::string address_key(int rank) {
   return fmt::format("address/{}", rank);
 }
 
-Meeting::Meeting(const RunIdentity& me, net::Socket listener, TcpStore& store, const StartPatience& patience)
-    : me_(me),
-      tree_(me.rank, me.size),
-      store_(store),
-      patience_(patience),
-      contacts_(std::make_unique<TcpContacts>(
-          me, std::move(listener),
-          TcpContacts::Patience{.refused = refusal_time, .silent = std::chrono::milliseconds::max()},
-          TcpContacts::Ends{
-              .linked =
-                  [this](int peer, net::Socket socket) {
-                    if (!links_[peer].open()) links_[peer] = std::move(socket);
-                  },
-              .unreachable = [](int /*peer*/, const std::string& reason) { throw Error(reason); }})) {}
-
-Met Meeting::run() {
-  while (!done()) round();
-  return {.me = me_,
-          .contacts = std::move(contacts_),
-          .addresses = std::move(addresses_),
-          .links = std::move(links_)};
-}
-
-int Meeting::words_of(int peer) const {
-  if (me_.rank > 0 && peer == tree_.parent) return 1;
-  return std::ranges::find(tree_.children, peer) != tree_.children.end() ? 2 : 0;
-}
-
-int Meeting::heard(int peer) const {
-  const auto found = heard_.find(peer);
-  return found == heard_.end() ? 0 : found->second;
-}
-
-bool Meeting::has_parent_link() const {
-  return me_.rank > 0 && links_.contains(tree_.parent);
-}
-
-bool Meeting::heard_from_children(int words) const {
-  return std::ranges::all_of(tree_.children, [&](int child) { return heard(child) >= words; });
-}
-
-bool Meeting::all_have_come() const {
-  return me_.rank == 0 ? heard_from_children(1) : heard(tree_.parent) > 0;
-}
-
-bool Meeting::done() const {
-  return !addresses_.empty() && heard_from_children(2) && (me_.rank == 0 || told_parent_ == 2);
-}
-
-void Meeting::round() {
-  patience_.check(ranks_text(awaited()));
-  if (patience_.over()) throw Error(report());
-  look_at_store();
-  wait_for_events();
-  go_on();
-}
-
-// Says what there is to say now.
-void Meeting::go_on() {
-  if (has_parent_link() && told_parent_ == 0 && heard_from_children(1)) tell(tree_.parent);
-  if (!all_have_come()) return;
-  if (addresses_.empty()) {
-    for (const int child : tree_.children) tell(child);
-    const std::vector<std::string> texts = store_.find_all(me_.size, address_key, patience_);
-    for (int rank = 0; rank < me_.size; ++rank)
-      addresses_.push_back(read_address(texts[static_cast<size_t>(rank)], rank));
+Met meet(int rank, int size, const Rendezvous& rendezvous) {
+  if (size == 1) return {};
+  const StartPatience patience(rank, rendezvous);
+  const std::string host = meeting_host(rendezvous);
+  const bool serves = rank == 0 && !rendezvous.served_by_launcher;
+  std::string meeting_address = host;
+  net::Socket door = serves ? listen_at_meeting_point(rendezvous, host, meeting_address) : net::Socket();
+  TcpStore store(rendezvous, meeting_address, std::move(door), patience);
+  try {
+    return connect_all(rank, size, rendezvous, host, store, patience);
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const StartStopped& e) {
+    leave_word(store, e.what(), serves);
+    throw;
+  } catch (const Error& e) {
+    if (const auto word = word_of_others(store)) throw PeerFailure(failure_text(*word));
+    leave_word(store, e.what(), serves);
+    throw;
   }
-  if (told_parent_ == 1 && heard_from_children(2)) tell(tree_.parent);
-}
-
-// --- the store ---
-
-void Meeting::look_at_store() {
-  if (all_have_come() || Clock::now() < next_look_) return;
-  if (const auto word = store_.find("failure", patience_)) throw PeerFailure(failure_text(*word));
-  if (me_.rank > 0 && !has_parent_link()) {
-    if (const auto text = store_.find(address_key(tree_.parent), patience_))
-      contacts_->call(tree_.parent, read_address(*text, tree_.parent));
-  }
-  next_look_ = Clock::now() + look_again_;
-  look_again_ = std::min(look_again_ * 2, longest_look);
-}
-
-// Neighbours in the tree that this rank has not heard of, or that have yet to hear of others.
-std::vector<int> Meeting::awaited() const {
-  std::vector<int> missing;
-  for (const int child : tree_.children) {
-    if (heard(child) == 0) missing.push_back(child);
-  }
-  if (me_.rank > 0 && (missing.empty() || !has_parent_link())) missing.push_back(tree_.parent);
-  if (missing.empty()) missing = tree_.children;
-  return missing;
-}
-
-// Who is missing when the time is over, and what is known of them.
-std::string Meeting::report() {
-  std::vector<int> absent;
-  for (int rank = 0; rank < me_.size; ++rank) {
-    if (rank != me_.rank && !links_.contains(rank) &&
-        !store_.find(address_key(rank), patience_.for_last_words()))
-      absent.push_back(rank);
-  }
-  std::string text = fmt::format("rank {} waited {:.1f} s for ", me_.rank, patience_.seconds());
-  if (!absent.empty())
-    return text + fmt::format("{}, which did not come to {}", ranks_text(absent), store_.name());
-  std::vector<int> unreachable = awaited();
-  std::erase_if(unreachable, [&](int rank) { return links_.contains(rank); });
-  if (unreachable.empty())
-    return text + ranks_text(awaited()) + ", which came but did not hear of all others";
-  return text +
-         fmt::format(
-             "{}, which came but have no connection with this rank: a firewall between the hosts, or an "
-             "address that does not lead there (PPTRAIN_HOST_ADDRESS)?",
-             ranks_text(unreachable));
-}
-
-// --- calls, visitors, and links that are there ---
-
-void Meeting::wait_for_events() {
-  std::vector<pollfd> entries;
-  contacts_->watch(entries);
-  const size_t contacts = entries.size();
-  std::vector<int> peers;
-  for (const auto& [peer, link] : links_) {
-    entries.push_back({busy_[peer] ? -1 : link.get(), POLLIN, 0});
-    peers.push_back(peer);
-  }
-  const auto most = static_cast<int>(TcpContacts::look_every.count());
-  if (poll(entries.data(), entries.size(), most) < 0 && errno != EINTR) {
-    throw Error("poll failed: " + std::generic_category().message(errno));
-  }
-  contacts_->handle(std::span(entries).first(contacts));
-  for (size_t i = 0; i < peers.size(); ++i) {
-    if (entries[contacts + i].revents != 0) watch(peers[i]);
-  }
-}
-
-void Meeting::tell(int peer) {
-  const char token = 0;
-  // One byte into an empty buffer; a peer that is gone shows where it is read from.
-  static_cast<void>(::send(links_.at(peer).get(), &token, 1, MSG_NOSIGNAL | MSG_DONTWAIT));
-  if (me_.rank > 0 && peer == tree_.parent) ++told_parent_;
-}
-
-// A link can be read: the peer says something, or has begun the run, or has ended.
-void Meeting::watch(int peer) {
-  const bool expected = heard(peer) < words_of(peer);
-  char byte = 0;
-  const ssize_t got = recv(links_.at(peer).get(), &byte, 1, MSG_DONTWAIT | (expected ? 0 : MSG_PEEK));
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) {
-    throw Error(fmt::format("rank {} ended while the ranks were being connected (noticed by rank {})", peer,
-                            me_.rank));
-  }
-  expected ? void(++heard_[peer]) : void(busy_[peer] = true);
 }
 
 }  // namespace pptrain::comm

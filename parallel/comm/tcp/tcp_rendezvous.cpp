@@ -1,127 +1,235 @@
 #include "parallel/comm/tcp/tcp_rendezvous.h"
 
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
+#include <poll.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <optional>
-#include <string>
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <future>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
-#include "core/base/error.h"
-#include "parallel/comm/tcp/tcp_address.h"
-#include "parallel/comm/tcp/tcp_handshake.h"
-#include "parallel/comm/tcp/tcp_inbox.h"
-#include "parallel/comm/tcp/tcp_store.h"
+#include "core/base/signal_block.h"
+#include "core/net/address.h"
 
 namespace pptrain::comm {
 namespace {
 
-// In the place of a key where the ranks have a secret.
-constexpr const char* secret_word = "secret";
-constexpr size_t hex_digest = 64;
+// A host that can only be the one that it is said on.
+bool means_this_host(const std::string& host) {
+  return host == "localhost" || host == "ip6-localhost" || net::is_loopback(host);
+}
 
-std::string wait_for(TcpStore& store, const std::string& key, const StartPatience& patience) {
-  std::chrono::milliseconds nap{5};
-  while (true) {
-    if (auto value = store.find(key, patience)) return *value;
-    if (const auto word = store.find("failure", patience)) throw PeerFailure(failure_text(*word));
-    patience.check("rank 0");
+bool all_loopback(const std::vector<std::string>& addresses) {
+  return std::ranges::all_of(addresses, net::is_loopback);
+}
+
+}  // namespace
+
+std::string meeting_host(const Rendezvous& rendezvous) {
+  if (rendezvous.served_by_launcher || rendezvous.one_host) return rendezvous.host;
+  if (!all_loopback(net::addresses_of(rendezvous.host))) return rendezvous.host;
+  if (!rendezvous.host_address.empty()) return net::host_address(rendezvous.host_address);
+  return means_this_host(rendezvous.host) ? rendezvous.host : net::address_for_others();
+}
+
+net::Socket listen_at_meeting_point(const Rendezvous& rendezvous, const std::string& host,
+                                    std::string& address) {
+  std::vector<std::string> candidates = net::addresses_of(host);
+  // A name with addresses of both kinds: the others come to the one that is not this host's alone.
+  std::stable_partition(candidates.begin(), candidates.end(),
+                        [](const std::string& a) { return !net::is_loopback(a); });
+  if (!rendezvous.host_address.empty()) candidates.push_back(net::host_address(rendezvous.host_address));
+  for (const std::string& candidate : candidates) {
+    int error = 0;
+    net::Socket socket = net::listen_at(candidate, rendezvous.port, error);
+    address = candidate;
+    if (socket.open()) return socket;
+    if (error == EADDRNOTAVAIL) continue;
+    throw Error(
+        fmt::format("rank 0 cannot listen at {} port {} (MASTER_ADDR, MASTER_PORT): {}{}", candidate,
+                    rendezvous.port, std::generic_category().message(error),
+                    error == EADDRINUSE ? "; another run may be using it: choose another MASTER_PORT" : ""));
+  }
+  throw Error(fmt::format(
+      "rank 0 serves the meeting point, but MASTER_ADDR \"{}\" ({}) is no address of its host: start rank 0 "
+      "there, or set PPTRAIN_HOST_ADDRESS to the address or interface of its host that MASTER_ADDR leads to",
+      rendezvous.host, candidates.front()));
+}
+
+std::string own_address(const Rendezvous& rendezvous, const std::string& meeting_host) {
+  if (!rendezvous.host_address.empty()) return net::host_address(rendezvous.host_address);
+  const bool here = rendezvous.one_host || means_this_host(meeting_host);
+  if (here) return net::can_listen(net::loopback) ? net::loopback : "::1";
+  const std::string address = net::address_towards(meeting_host);
+  if (address.empty()) throw Error(fmt::format("no route to host \"{}\"", meeting_host));
+  return net::is_loopback(address) ? net::address_for_others() : address;
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds slice{20};
+// A store that answers does so at once; its own patience is longer than any of ours.
+constexpr std::chrono::hours store_patience{24};
+
+std::string reason(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// c10d warns of a lost connection with the C++ frames of each try. What matters of it is an Error here.
+void be_silent() {
+  constexpr int error_level = 2;
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr)
+    FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, error_level);
+}
+
+// The result of `call`, which runs in a thread of its own: TCPStore's calls end neither with a signal nor
+// with our time. A call that is given up keeps what it needs until it ends, or the process does.
+template <typename Call>
+auto patiently(Call call, const StartPatience& patience, const std::string& awaited) {
+  using Result = std::invoke_result_t<Call>;
+  std::packaged_task<Result()> task(std::move(call));
+  std::future<Result> result = task.get_future();
+  {
+    const SignalBlock block;
+    std::thread(std::move(task)).detach();
+  }
+  while (result.wait_for(slice) != std::future_status::ready) {
+    patience.check(awaited);
     if (patience.over()) {
-      throw Error(fmt::format("rank {} waited {:.1f} s for rank 0, which did not come to {}", patience.rank(),
-                              patience.seconds(), store.name()));
+      throw Error(fmt::format("rank {} waited {:.1f} s for {}: no answer", patience.rank(),
+                              patience.seconds(), awaited));
     }
-    std::this_thread::sleep_for(nap);
-    nap = std::min(nap * 2, std::chrono::milliseconds(100));
+  }
+  try {
+    return result.get();
+  } catch (const std::exception& e) {
+    throw Error(
+        fmt::format("rank {} lost {}: {}; rank 0 has probably ended", patience.rank(), awaited, reason(e)));
   }
 }
 
-// Rank 0 gives the run a name, and a key where the user gave no secret. A rank with a secret never takes a
-// key from the store: whoever reaches the store could have put it there.
-RunIdentity agree_on_run(int rank, int size, const Rendezvous& rendezvous, TcpStore& store,
-                         const StartPatience& patience) {
-  const bool secret = !rendezvous.secret.empty();
-  if (rank == 0) {
-    RunIdentity me{.key = secret ? rendezvous.secret : to_hex(random_bytes()),
-                   .run = to_hex(random_bytes()),
-                   .rank = rank,
-                   .size = size};
-    store.set("run", me.run + " " + (secret ? secret_word : me.key), patience);
-    return me;
-  }
-  const std::string text = wait_for(store, "run", patience);
-  if (text.size() < hex_digest + 1 || text.size() > 2 * hex_digest + 1) {
-    throw Error(fmt::format("rank {} found no pptrain at {}, but something else", rank, store.name()));
-  }
-  const std::string key = text.substr(hex_digest + 1);
-  if (secret != (key == secret_word)) {
-    throw Error(fmt::format("rank {} was started {} PPTRAIN_SECRET, rank 0 {} it: give it to all ranks", rank,
-                            secret ? "with" : "without", secret ? "without" : "with"));
-  }
-  return {
-      .key = secret ? rendezvous.secret : key, .run = text.substr(0, hex_digest), .rank = rank, .size = size};
-}
-
-net::Socket listen_for_ranks(const std::string& address, int rank) {
+// True when the connection is there; otherwise why not.
+bool answers(const std::string& address, int port, const StartPatience& patience, const std::string& awaited,
+             std::string& why) {
   int error = 0;
-  net::Socket listener = net::listen_at(address, 0, error);
-  if (listener.open()) return listener;
-  throw Error(fmt::format("rank {} cannot listen at {} for other ranks: {}", rank, address,
-                          std::generic_category().message(error)));
-}
-
-Met connect_all(int rank, int size, const Rendezvous& rendezvous, const std::string& host, TcpStore& store,
-                const StartPatience& patience) {
-  const RunIdentity me = agree_on_run(rank, size, rendezvous, store, patience);
-  const std::string address = own_address(rendezvous, host);
-  net::Socket listener = listen_for_ranks(address, rank);
-  store.set(address_key(rank), to_text({address, net::port_of(listener)}), patience);
-  return Meeting(me, std::move(listener), store, patience).run();
-}
-
-// Others look for this word while they wait, so that all end with the same one.
-void leave_word(TcpStore& store, const std::string& word, const StartPatience& patience, bool serves) {
-  // Longer than others go without a look at the store.
-  constexpr std::chrono::milliseconds time_to_read{300};
-  try {
-    store.set("failure", failure_text(word), patience.for_last_words());
-    if (serves) std::this_thread::sleep_for(time_to_read);
-  } catch (const Error&) {
-    // The store has gone, and the others will see that.
+  const net::Socket socket = net::start_connecting(address, port, error);
+  // An address that swallows packets leaves time for the next one.
+  const net::Deadline enough = Clock::now() + std::chrono::seconds(3);
+  for (int ready = 0; socket.open() && ready <= 0;) {
+    patience.check(awaited);
+    if (patience.over() || Clock::now() > enough) {
+      why = "no answer";
+      return false;
+    }
+    pollfd entry{socket.get(), POLLOUT, 0};
+    ready = poll(&entry, 1, static_cast<int>(slice.count()));
   }
+  if (socket.open()) error = net::error_of(socket);
+  why = std::generic_category().message(error);
+  return error == 0;
 }
 
-// What another rank left as its end, where one has.
-std::optional<std::string> word_of_others(TcpStore& store, const StartPatience& patience) {
-  try {
-    return store.find("failure", patience.for_last_words());
-  } catch (const Error&) {
-    return std::nullopt;
+void wait_for_answer(const std::string& host, int port, const StartPatience& patience,
+                     const std::string& awaited) {
+  const std::vector<std::string> addresses = net::addresses_of(host);
+  std::string why;
+  while (true) {
+    for (const std::string& address : addresses) {
+      if (answers(address, port, patience, awaited, why)) return;
+    }
+    patience.check(awaited);
+    if (patience.over()) {
+      throw Error(fmt::format("rank {} waited {:.1f} s for {}: {}", patience.rank(), patience.seconds(),
+                              awaited, why));
+    }
+    std::this_thread::sleep_for(slice);
   }
 }
 
 }  // namespace
 
-Met meet(int rank, int size, const Rendezvous& rendezvous) {
-  if (size == 1) return {};
-  const StartPatience patience(rank, rendezvous);
-  const std::string host = meeting_host(rendezvous);
-  const bool serves = rank == 0 && !rendezvous.served_by_launcher;
-  std::string meeting_address = host;
-  net::Socket door = serves ? listen_at_meeting_point(rendezvous, host, meeting_address) : net::Socket();
-  TcpStore store(rendezvous, meeting_address, std::move(door), patience);
-  try {
-    return connect_all(rank, size, rendezvous, host, store, patience);
-  } catch (const PeerFailure&) {
-    throw;
-  } catch (const StartStopped& e) {
-    leave_word(store, e.what(), patience, serves);
-    throw;
-  } catch (const Error& e) {
-    if (const auto word = word_of_others(store, patience)) throw PeerFailure(failure_text(*word));
-    leave_word(store, e.what(), patience, serves);
-    throw;
+void StartPatience::check(const std::string& awaited) const {
+  if (!stopped_ || !stopped_()) return;
+  throw StartStopped(fmt::format("rank {} was told to stop while it waited for {}", rank_, awaited));
+}
+
+StartPatience StartPatience::for_last_words() const {
+  StartPatience more = *this;
+  more.deadline_ = Clock::now() + std::chrono::seconds(1);
+  more.stopped_ = nullptr;
+  return more;
+}
+
+TcpStore::TcpStore(const Rendezvous& rendezvous, const std::string& host, net::Socket listener,
+                   const StartPatience& patience)
+    : prefix_(rendezvous.prefix),
+      name_(fmt::format("{} port {} (MASTER_ADDR, MASTER_PORT)", rendezvous.host, rendezvous.port)),
+      patience_(patience) {
+  be_silent();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(rendezvous.port);
+  options.isServer = listener.open();
+  options.waitWorkers = false;
+  options.timeout = store_patience;
+  const std::string awaited = fmt::format(
+      "{}, at {}",
+      rendezvous.served_by_launcher ? "the launcher's store" : "rank 0, which serves the meeting point",
+      name_);
+  if (options.isServer) {
+    options.masterListenFd = listener.release();
+  } else {
+    wait_for_answer(host, rendezvous.port, patience, awaited);
   }
+  store_ = patiently([host, options] { return std::make_shared<c10d::TCPStore>(host, options); }, patience,
+                     awaited);
+}
+
+void TcpStore::set(const std::string& key, const std::string& value) const {
+  patiently(
+      [store = store_, name = prefix_ + "/" + key, value] {
+        store->set(name, std::vector<uint8_t>(value.begin(), value.end()));
+        return true;
+      },
+      patience_, "the meeting point " + name_);
+}
+
+std::vector<std::string> TcpStore::find_all(int count, std::string (*key)(int)) const {
+  std::vector<std::string> keys;
+  for (int i = 0; i < count; ++i) keys.push_back(prefix_ + "/" + key(i));
+  return patiently(
+      [store = store_, keys = std::move(keys)] {
+        std::vector<std::string> values;
+        for (const std::vector<uint8_t>& value : store->multiGet(keys))
+          values.emplace_back(value.begin(), value.end());
+        return values;
+      },
+      patience_, "the meeting point " + name_);
+}
+
+std::optional<std::string> TcpStore::find(const std::string& key) const {
+  return patiently(
+      [store = store_, name = prefix_ + "/" + key]() -> std::optional<std::string> {
+        if (!store->check({name})) return std::nullopt;
+        const std::vector<uint8_t> value = store->get(name);
+        return std::string(value.begin(), value.end());
+      },
+      patience_, "the meeting point " + name_);
+}
+
+TcpStore TcpStore::for_last_words() const {
+  TcpStore store = *this;
+  store.patience_ = patience_.for_last_words();
+  return store;
 }
 
 }  // namespace pptrain::comm

@@ -60,7 +60,7 @@ struct Mailbox {
   std::optional<c10::Stream> to_stream;
 };
 
-// Wakes nobody who waits for something else.
+// Wakes no thread that waits for something else.
 void complete(Operation& operation, const std::string& error) {
   bool awaited = false;
   {
@@ -222,11 +222,13 @@ class ThreadWork final : public Work {
     if (!operation_->done) {
       lock.unlock();
       world_->throw_if_failed();
-      if (!ended) throw WaitTimeout(timeout_message(rank_, timeout_, description(), what ? what() : ""));
+      if (!ended)
+        throw WaitTimeout(
+            timeout_message(rank_, timeout_, describe_message(is_send_, peer_), what ? what() : ""));
     }
     if (!operation_->error.empty()) {
-      throw Error(fmt::format("rank {}, {}: {}{}{}", rank_, description(), operation_->error,
-                              what ? ": " : "", what ? what() : ""));
+      throw Error(fmt::format("rank {}, {}: {}{}{}", rank_, describe_message(is_send_, peer_),
+                              operation_->error, what ? ": " : "", what ? what() : ""));
     }
     if (operation_->finished) {
       const c10::impl::VirtualGuardImpl guard_impl(operation_->finished->device_type());
@@ -243,10 +245,6 @@ class ThreadWork final : public Work {
         operation_->owner.wake.wait_for(lock, time, [&] { return operation_->done || world_->failed; });
     --operation_->awaited;
     return ended;
-  }
-
-  std::string description() const {
-    return fmt::format("{} rank {}", is_send_ ? "its message to be taken by" : "a message from", peer_);
   }
 
   std::shared_ptr<ThreadWorldState> world_;

@@ -9,11 +9,10 @@ namespace {
 
 void check_ascending(const Places& places, Places::What what, int stage, int mb, const char* name) {
   if (mb == 0 || places.of(what, stage, mb) > places.of(what, stage, mb - 1)) return;
-  refuse(
-      places.schedule(), places.rank_of(stage), places.of(what, stage, mb),
-      fmt::format("the {} of microbatch {} of stage {} comes before that of microbatch {}; a stage takes its "
-                  "microbatches in ascending order",
-                  name, mb, stage, mb - 1));
+  refuse(places.schedule(), places.rank_of(stage), places.of(what, stage, mb),
+         fmt::format("the {} of microbatch {} of stage {} comes before that of microbatch {}; a stage takes "
+                     "its microbatches in ascending order",
+                     name, mb, stage, mb - 1));
 }
 
 }  // namespace

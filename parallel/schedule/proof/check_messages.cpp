@@ -147,10 +147,9 @@ void check_channels(const Places& places) {
       int32_t& last = last_sent[channels.of(a)];
       if (sent < last) {
         refuse(s, rank, i,
-               fmt::format(
-                   "rank {} sends it at step {}, before what this rank has received from it already (sent "
-                   "at step {}); receives must come in the order of the sends",
-                   places.rank_of(from), sent, last));
+               fmt::format("rank {} sends it at step {}, before what this rank has received from it already "
+                           "(sent at step {}); receives must come in the order of the sends",
+                           places.rank_of(from), sent, last));
       }
       last = sent;
     }

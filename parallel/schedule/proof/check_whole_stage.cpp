@@ -80,11 +80,10 @@ class WholeStageCheck {
                          s_.microbatches));
     }
     if (stage.reductions > 1 && stage.unreduced > 1) {
-      refuse(
-          s_, rank, i,
-          fmt::format("{} weight gradients of the stage are there; where it is reduced more than once, each "
-                      "is reduced before the next",
-                      stage.unreduced));
+      refuse(s_, rank, i,
+             fmt::format("{} weight gradients of the stage are there; where it is reduced more than once, "
+                         "each is reduced before the next",
+                         stage.unreduced));
     }
     stage.unreduced = 0;
   }

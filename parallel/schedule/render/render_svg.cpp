@@ -99,8 +99,8 @@ class Picture {
   std::string draw() {
     const double width = left + simulation_.step_time * scale_ + right;
     const double bottom = top + s_.ranks * row_pitch();
-    add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.6g}\" height=\"{1:.6g}\" "
-        "viewBox=\"0 0 {0:.6g} {1:.6g}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"10\">\n"
+    add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.6g}\" height=\"{1:.6g}\" viewBox=\"0 0 "
+        "{0:.6g} {1:.6g}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"10\">\n"
         "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
         std::ceil(width), bottom + 34);
     draw_head();

@@ -150,8 +150,7 @@ TEST_CASE("what is no request is refused with its name") {
   for (const std::string& bad :
        {std::string(), std::string("{"), std::string("[]"), std::string("{\"run\":{}}"), text + text,
         std::string(1 << 20, ' '),
-        std::string("{\"run\":{\"pid\":1.5,\"host\":\"h\",\"since\":\"s\"},\"pid\":1,"
-                    "\"host\":\"h\"}"),
+        std::string("{\"run\":{\"pid\":1.5,\"host\":\"h\",\"since\":\"s\"},\"pid\":1,\"host\":\"h\"}"),
         std::string(
             "{\"run\":{\"pid\":1,\"host\":\"\\u001b[2J\",\"since\":\"s\"},\"pid\":1,\"host\":\"h\"}")}) {
     CAPTURE(bad.substr(0, 100));

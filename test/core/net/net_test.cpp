@@ -8,9 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/net/address.h"
-#include "core/net/listen_address.h"
 #include "core/net/socket.h"
-#include "core/net/timed_socket.h"
 #include "test/support/catch.h"
 #include "test/support/wait_until.h"
 
@@ -32,41 +30,6 @@ TEST_CASE("addresses to listen on") {
     INFO(wrong);
     CHECK_FALSE(parse_listen_address(wrong));
   }
-}
-
-TEST_CASE("of several addresses the one that answers is found at once, whatever the others do") {
-  const std::string greeting = "hello", answer = "right";
-  int error = 0;
-  const Socket right = listen_at("127.0.0.1", 0, error);
-  REQUIRE(right.open());
-  const int port = port_of(right);
-  std::vector<std::string> addresses{"127.0.0.9"};  // refuses
-  std::vector<Socket> silent;                       // take the call and say nothing
-  for (const char* address : {"127.0.0.2", "127.0.0.3", "127.0.0.4"}) {
-    silent.push_back(listen_at(address, port, error));
-    REQUIRE(silent.back().open());
-    addresses.emplace_back(address);
-  }
-  addresses.emplace_back("127.0.0.1");
-  std::string heard(greeting.size(), ' ');
-  std::jthread answers([&] {
-    Socket caller;
-    ssize_t got = 0;
-    wait_until([&] { return caller.open() || (caller = accept_now(right, error)).open(); });
-    wait_until([&] { return got > 0 || (got = recv(caller.get(), heard.data(), heard.size(), 0)) > 0; });
-    send_all(caller, answer.data(), answer.size(), Clock::now() + 1s, "the caller");
-  });
-  std::string reason;
-  const auto start = Clock::now();
-  const Socket found = call_any(addresses, port, greeting, answer, start + 8s, reason);
-  CHECK(Clock::now() - start < 1500ms);
-  REQUIRE(found.open());
-  CHECK(peer_address(found) == "127.0.0.1");
-  answers.join();
-  CHECK(heard == greeting);
-  CHECK_FALSE(call_any({"127.0.0.2"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
-  CHECK_FALSE(call_any({"127.0.0.9"}, port, greeting, answer, Clock::now() + 100ms, reason).open());
-  CHECK_THAT(reason, contains_text("127.0.0.9: Connection refused"));
 }
 
 TEST_CASE("the address of this host that others are told is not loopback, and can be listened on") {

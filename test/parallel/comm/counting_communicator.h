@@ -10,7 +10,6 @@
 
 #include "parallel/comm/message_communicator.h"
 #include "parallel/comm/operands.h"
-#include "parallel/comm/works.h"
 
 namespace pptrain::comm::test {
 
@@ -33,13 +32,13 @@ class CountingCommunicator final : public MessageCommunicator {
     ++sent_.messages;
     sent_.bytes += static_cast<int64_t>(tensor.nbytes());
     sent_.peers.insert(destination);
-    return std::make_unique<DoneWork>();
+    return join();
   }
   std::unique_ptr<Work> irecv(at::Tensor tensor, int source) override {
     check_peer(source, rank_, size_, "irecv");
     tensor.zero_();
     sent_.peers.insert(source);
-    return std::make_unique<DoneWork>();
+    return join();
   }
   std::unique_ptr<Communicator> subgroup(std::span<const int> members) override {
     return std::make_unique<CountingCommunicator>(place_in_group(members, rank_, size_),

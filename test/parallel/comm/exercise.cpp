@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "parallel/comm/clock_offset.h"
+#include "parallel/comm/host_values.h"
 
 namespace pptrain::comm::test {
 namespace {

@@ -11,8 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "parallel/comm/exchange.h"
-#include "parallel/comm/gather_values.h"
+#include "parallel/comm/host_values.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/mesh/device_mesh.h"
 #include "test/parallel/comm/counting_communicator.h"

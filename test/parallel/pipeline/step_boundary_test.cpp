@@ -11,7 +11,7 @@
 #include <memory>
 #include <thread>
 
-#include "parallel/comm/exchange.h"
+#include "parallel/comm/host_values.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/pipeline/executor.h"
 #include "parallel/schedule/cost/simulate.h"

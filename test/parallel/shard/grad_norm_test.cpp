@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "parallel/comm/exchange.h"
+#include "parallel/comm/host_values.h"
 #include "parallel/comm/split.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "test/support/catch.h"

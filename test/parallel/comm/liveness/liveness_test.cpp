@@ -7,13 +7,15 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/net/timed_socket.h"
+#include "core/net/socket.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/liveness/heartbeat.h"
 #include "parallel/comm/thread/thread_communicator.h"
@@ -45,6 +47,12 @@ struct Rank {
   std::atomic<bool> ended = false;
 };
 
+// A few bytes, for which a new connection has room.
+void send_to(const net::Socket& neighbour, const std::string& bytes) {
+  if (::send(neighbour.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size()))
+    throw Error("a neighbour takes no data");
+}
+
 // `size` ranks with heartbeats, of which rank `dead` behaves as `die` says; it gets the sockets of its ring.
 template <typename Die>
 void run_with_dead_rank(int size, int dead, Outcome& outcome, Die&& die) {
@@ -58,8 +66,7 @@ void run_with_dead_rank(int size, int dead, Outcome& outcome, Die&& die) {
       Ring ring = make_ring(world, 5s);
       if (!agree(world, ring.fault, [](const std::string&) {})) throw Error(ring.fault);
       const auto beat = encode_beat(rank.activity.state());
-      for (const net::Socket* socket : {&ring.previous, &ring.next})
-        net::send_all(*socket, beat.data(), beat.size(), Clock::now() + 1s, "a neighbour");
+      for (const net::Socket* socket : {&ring.previous, &ring.next}) send_to(*socket, beat);
       world.barrier();
       outcome.event = Clock::now();
       die(ring);
@@ -129,7 +136,7 @@ TEST_CASE("a rank that sends nonsense is not listened to", "[clock]") {
   Outcome outcome;
   run_with_dead_rank(3, 1, outcome, [](Ring& ring) {
     const std::string nonsense(100, 'x');
-    net::send_all(ring.next, nonsense.data(), nonsense.size(), Clock::now() + 1s, "a neighbour");
+    send_to(ring.next, nonsense);
   });
   check_outcome(outcome, 1, 3s);
   REQUIRE(outcome.said.size() == 1);
@@ -261,7 +268,7 @@ TEST_CASE("a rank on another machine is reached at the one address that it names
   run_thread_ranks(3, [&](Communicator& world) {
     const int r = world.rank();
     const Ring ring = make_ring(
-        world, 5s, {.address = [&] { return address(r); }, .machine = "machine " + std::to_string(r)});
+        world, 5s, [&] { return address(r); }, "machine " + std::to_string(r));
     const std::lock_guard lock(mutex);
     CHECK(ring.fault.empty());
     CHECK(net::peer_address(ring.next) == address((r + 1) % 3));
@@ -341,6 +348,64 @@ TEST_CASE("a deadline does not count the time in which the process stood still")
   CHECK(deadline.passed(start + 105s));
   PatientDeadline never(std::chrono::milliseconds::max(), start);
   CHECK_FALSE(never.passed(start + 1000h));
+}
+
+TEST_CASE("an activity tells how far the device is behind the host") {
+  Activity activity;
+  int done = 0;
+  const auto enqueue = [&](int number, const std::string& text) {
+    activity.set(Doing::work, text);
+    activity.enqueued(text, [&done, number] { return done > number; });
+  };
+  CHECK(activity.look_at_device().empty());
+  enqueue(0, "F stage 5 microbatch 0");
+  enqueue(1, "F stage 5 microbatch 1");
+  CHECK(activity.state().text == "F stage 5 microbatch 1");  // nobody has looked
+  CHECK(activity.look_at_device() == "F stage 5 microbatch 0");
+  CHECK(activity.state().text == "F stage 5 microbatch 1 (its GPU: F stage 5 microbatch 0)");
+  {
+    const ActivityScope waiting(&activity, Doing::wait, "RECV_F stage 5 microbatch 2");
+    CHECK_THAT(describe(activity.state()),
+               contains_text("waits for RECV_F stage 5 microbatch 2 (its GPU: F stage 5 microbatch 0) for"));
+  }
+  // The scope has put back what the host does, without the device.
+  CHECK(activity.state().text == "F stage 5 microbatch 1 (its GPU: F stage 5 microbatch 0)");
+  done = 1;
+  CHECK(activity.look_at_device() == "F stage 5 microbatch 1");
+  CHECK(activity.state().text == "F stage 5 microbatch 1");  // the device is where the host is
+  done = 2;
+  CHECK(activity.look_at_device().empty());
+}
+
+// As in the driver, while a launch goes on elsewhere.
+TEST_CASE("a look that waits in the driver holds up nobody, and what it asks lives on") {
+  Activity activity;
+  std::promise<void> asked, answer;
+  std::promise<std::thread::id> id_of_looker;
+  const auto looker_id = id_of_looker.get_future().share();
+  const auto answered = answer.get_future().share();
+  auto event = std::make_shared<int>(0);
+  const std::weak_ptr<int> alive = event;
+  activity.enqueued("F stage 5 microbatch 0", [&asked, looker_id, answered, event = std::move(event)] {
+    if (std::this_thread::get_id() != looker_id.get()) return true;
+    asked.set_value();
+    answered.wait();
+    return true;
+  });
+  std::jthread looker([&] {
+    id_of_looker.set_value(std::this_thread::get_id());
+    activity.look_at_device();
+  });
+  asked.get_future().wait();
+  // The rank's thread finds that the action is done, and drops it.
+  auto enqueued = std::async(std::launch::async,
+                             [&] { activity.enqueued("F stage 5 microbatch 1", [] { return false; }); });
+  CHECK(enqueued.wait_for(60s) == std::future_status::ready);
+  CHECK_FALSE(alive.expired());
+  answer.set_value();
+  looker.join();
+  CHECK(alive.expired());
+  CHECK(activity.state().text.find("F stage 5 microbatch 1") != std::string::npos);
 }
 
 }  // namespace

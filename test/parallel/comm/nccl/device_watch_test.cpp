@@ -7,6 +7,7 @@
 #include <barrier>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,12 +15,14 @@
 #include "core/base/error.h"
 #include "parallel/comm/wait_timeout.h"
 #include "test/support/catch.h"
+#include "test/support/wait_until.h"
 
 namespace pptrain::comm {
 namespace {
 
 using namespace std::chrono_literals;
 using pptrain::test::contains_text;
+using pptrain::test::wait_until;
 
 // A stream: operations by number; `at` is how far it has come.
 struct FakeStream {
@@ -259,6 +262,67 @@ TEST_CASE("a device that fails is a failure of the rank") {
                     .description = "a message from rank 2"});
   CHECK(world.watch.look(world.now));
   CHECK_THROWS_WITH(world.watch.throw_if_failed(), contains_text("illegal memory access"));
+}
+
+// --- the thread: it looks by itself, and ends a process that does not come back ---
+
+// What a watchdog said and did at its end.
+struct Outcome {
+  std::mutex mutex;
+  std::string said;
+  std::atomic<int> code = -1;
+
+  DeviceWatchdog::Options options(std::chrono::milliseconds grace) {
+    return {.look_every = 5ms,
+            .grace = grace,
+            .on_thread = {},
+            .say =
+                [this](const std::string& text) {
+                  const std::lock_guard lock(mutex);
+                  said = text;
+                },
+            .end = [this](int c) { code = c; }};
+  }
+};
+
+TEST_CASE("the thread sees what the host's transport knows, and leaves a rank that comes back alone") {
+  Outcome outcome;
+  std::atomic<bool> lost = false;
+  std::atomic<int> looks = 0;
+  DeviceWatchdog watchdog({.host_failure =
+                               [&] {
+                                 ++looks;
+                                 return lost ? std::string("rank 1 died") : std::string();
+                               },
+                           .device_place = {}},
+                          outcome.options(1h));
+  REQUIRE(wait_until([&] { return looks > 2; }));
+  CHECK_NOTHROW(watchdog.watch().check());
+  lost = true;
+  REQUIRE(wait_until([&] { return watchdog.watch().failure().has_value(); }));
+  CHECK_THROWS_AS(watchdog.watch().check(), PeerFailure);
+  watchdog.stop();
+  CHECK(outcome.code == -1);
+}
+
+TEST_CASE("a process whose rank does not come back after a failure ends, with the failure's words") {
+  Outcome outcome;
+  DeviceWatchdog watchdog({}, outcome.options(20ms));
+  watchdog.watch().fail({DeviceFailure::Kind::timeout, "rank 3 waited 10.0 s for a message"});
+  REQUIRE(wait_until([&] { return outcome.code != -1; }));
+  CHECK(outcome.code == 1);
+  const std::lock_guard lock(outcome.mutex);
+  CHECK_THAT(outcome.said,
+             contains_text("rank 3 waited 10.0 s for a message. NCCL is aborted, but the rank"));
+}
+
+TEST_CASE("a thread that cannot take its device is a failure") {
+  Outcome outcome;
+  auto options = outcome.options(1h);
+  options.on_thread = [] { throw Error("no such device"); };
+  DeviceWatchdog watchdog({}, options);
+  REQUIRE(wait_until([&] { return watchdog.watch().failure().has_value(); }));
+  CHECK_THROWS_WITH(watchdog.watch().check(), "no such device");
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/nccl/nccl_member.h"
+#include "parallel/comm/nccl/nccl_collectives.h"
 #include "parallel/comm/wait_timeout.h"
 #include "test/parallel/comm/nccl/fake_nccl.h"
 #include "test/support/catch.h"

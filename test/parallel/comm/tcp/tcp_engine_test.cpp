@@ -256,7 +256,7 @@ std::vector<Met> strangers(int size) {
     net::Socket listener = net::listen_at("127.0.0.1", 0, error);
     REQUIRE(listener.open());
     addresses.push_back({"127.0.0.1", net::port_of(listener)});
-    met.contacts = std::make_unique<TcpContacts>(met.me, std::move(listener), TcpContacts::Patience{},
+    met.contacts = std::make_unique<TcpContacts>(met.me, std::move(listener), TcpContacts::Options{},
                                                  TcpContacts::Ends{});
   }
   for (Met& met : ranks) met.addresses = addresses;
@@ -325,35 +325,6 @@ TEST_CASE("a peer that refuses is named at once", "[clock]") {
   REQUIRE_THAT(operation->error, contains_text("rank 0 cannot reach rank 1 at 127.0.0.1 port") &&
                                      contains_text("a firewall between the hosts?"));
   REQUIRE_THROWS_WITH(engine.send(7, at::full({5}, 1, at::kInt), 1), contains_text("cannot reach rank 1"));
-}
-
-TEST_CASE("a peer that takes calls and says nothing is given up, and so is a stranger in its place",
-          "[clock]") {
-  int error = 0;
-  const net::Socket listener = net::listen_at("127.0.0.1", 0, error);
-  const bool speaks = GENERATE(false, true);
-  std::string reason;
-  TcpContacts contacts(
-      {.key = "k", .run = "r", .rank = 0, .size = 2}, net::Socket(),
-      {.refused = std::chrono::milliseconds(0), .silent = std::chrono::milliseconds(300)},
-      {.linked = [](int, net::Socket) { FAIL("a stranger is no rank"); },
-       .unreachable = [&](int peer,
-                          const std::string& text) { reason = std::to_string(peer) + " " + text; }});
-  contacts.call(1, {"127.0.0.1", net::port_of(listener)});
-  net::Socket taken;
-  const auto start = Clock::now();
-  while (reason.empty() && Clock::now() - start < std::chrono::seconds(10)) {
-    std::vector<pollfd> entries;
-    contacts.watch(entries);
-    ::poll(entries.data(), entries.size(), 10);
-    contacts.handle(entries);
-    if (!speaks || taken.open()) continue;
-    taken = net::accept_now(listener, error);
-    const std::string words = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    if (taken.open()) static_cast<void>(::send(taken.get(), words.data(), words.size(), MSG_NOSIGNAL));
-  }
-  REQUIRE_THAT(reason, contains_text("1 rank 0") && contains_text(speaks ? "is no pptrain" : "no answer"));
-  REQUIRE(contacts.idle());
 }
 
 }  // namespace

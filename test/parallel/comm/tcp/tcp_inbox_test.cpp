@@ -8,12 +8,12 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "core/base/error.h"
-#include "parallel/comm/tcp/memory_limit.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 
@@ -21,7 +21,6 @@ namespace pptrain::comm {
 namespace {
 
 using pptrain::test::contains_text;
-using Frame = TcpInbox::Frame;
 
 // A receive of `bytes` bytes in the middle of memory that nobody else may write to.
 class Guarded {
@@ -68,14 +67,14 @@ std::string data(uint64_t channel, const std::string& body) {
 }
 
 // Feeds `bytes` in pieces of at most `most`; the last frame that came whole.
-Frame feed(TcpInbox& inbox, std::string_view bytes, size_t most = SIZE_MAX) {
-  Frame last = Frame::none;
+std::optional<FrameKind> feed(TcpInbox& inbox, std::string_view bytes, size_t most = SIZE_MAX) {
+  std::optional<FrameKind> last;
   while (!bytes.empty()) {
     const std::span<char> room = inbox.room();
     const size_t count = std::min({room.size(), bytes.size(), most});
     std::memcpy(room.data(), bytes.data(), count);
     bytes.remove_prefix(count);
-    if (const Frame frame = inbox.took(count); frame != Frame::none) last = frame;
+    if (const auto frame = inbox.took(count)) last = frame;
   }
   return last;
 }
@@ -83,10 +82,10 @@ Frame feed(TcpInbox& inbox, std::string_view bytes, size_t most = SIZE_MAX) {
 TEST_CASE("a message goes to the receive of its channel, whichever came first") {
   TcpInbox inbox(1, complete, {});
   const Guarded early(5), late(3), during(4);
-  REQUIRE(feed(inbox, data(7, "hello"), 2) == Frame::data);
+  REQUIRE(feed(inbox, data(7, "hello"), 2) == FrameKind::data);
   inbox.receive(8, late.operation);
   inbox.receive(7, early.operation);
-  REQUIRE(feed(inbox, data(8, "abc")) == Frame::data);
+  REQUIRE(feed(inbox, data(8, "abc")) == FrameKind::data);
   const std::string half = data(9, "wxyz");
   feed(inbox, half.substr(0, half.size() - 2));
   inbox.receive(9, during.operation);
@@ -204,14 +203,14 @@ TEST_CASE("headers that no rank sends are refused") {
   TcpInbox inbox(1, complete, {});
   const Guarded owed(1);
   inbox.receive(7, owed.operation);
-  REQUIRE(feed(inbox, frame(FrameKind::goodbye, 0, "")) == Frame::goodbye);
+  REQUIRE(feed(inbox, frame(FrameKind::goodbye, 0, "")) == FrameKind::goodbye);
   REQUIRE(owed.operation->peer_ended);
   REQUIRE_THROWS_WITH(feed(inbox, data(7, "x")), contains_text("had taken leave"));
 }
 
 TEST_CASE("a failure is a text of at most 4 KiB that does not steer the terminal") {
   TcpInbox inbox(1, complete, {});
-  REQUIRE(feed(inbox, frame(FrameKind::failure, 0, "rank 1 failed:\n\x1b[2Jboom")) == Frame::failure);
+  REQUIRE(feed(inbox, frame(FrameKind::failure, 0, "rank 1 failed:\n\x1b[2Jboom")) == FrameKind::failure);
   REQUIRE(inbox.failure() == "rank 1 failed:\n?[2Jboom");
   REQUIRE(failure_text(std::string(10'000, 'x')).size() == 4096);
 }

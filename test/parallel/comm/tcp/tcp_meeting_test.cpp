@@ -14,7 +14,6 @@
 
 #include "core/base/error.h"
 #include "core/net/address.h"
-#include "parallel/comm/tcp/tcp_address.h"
 #include "parallel/comm/tcp/tcp_engine.h"
 #include "parallel/comm/tcp/tcp_handshake.h"
 #include "parallel/comm/tcp/tcp_meeting.h"

@@ -1,8 +1,29 @@
-#include "app/train/divergence_report.h"
+#include "app/train/divergence.h"
 
 #include <spdlog/fmt/fmt.h>
 
 namespace pptrain::app {
+
+Divergence::Divergence(const config::TrainSection& train, checkpoint::RunState& state)
+    : watch_({.steps = train.divergence_steps,
+              .window = train.divergence_window,
+              .width = train.divergence_band}),
+      state_(state) {}
+
+void Divergence::restore() {
+  watch_.restore({state_.recent_losses, state_.losses_above, state_.above_since});
+}
+
+void Divergence::settled(const StepResult& result) {
+  if (result.applied) watch_.take(result.step, result.loss);
+  state_.recent_losses = watch_.state().recent;
+  state_.losses_above = watch_.state().above;
+  state_.above_since = watch_.state().since;
+}
+
+bool Divergence::is_due(int64_t) const {
+  return diverged();
+}
 
 std::string describe_divergence(int64_t step, const std::string& seen, const DivergedCheckpoints& left) {
   const std::string saved =

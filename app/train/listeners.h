@@ -1,0 +1,115 @@
+// Listeners of a run's steps: metrics, evaluation, samples of text, and requests through the run's folder.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "app/data/datasets.h"
+#include "app/generate/sample_log.h"
+#include "app/plan/run_context.h"
+#include "app/rank/evaluator.h"
+#include "app/rank/rank_model.h"
+#include "app/run/live_requests.h"
+#include "app/run/run_log.h"
+#include "app/run/step_profile.h"
+#include "app/train/run_saver.h"
+#include "app/train/step_listener.h"
+#include "core/data/data_loader.h"
+#include "core/metrics/peak_flops.h"
+#include "core/metrics/sinks.h"
+#include "parallel/checkpoint/checkpoint.h"
+
+namespace pptrain::app {
+
+// Rank 0 writes each step to the sinks that the job names.
+class RunMetrics final : public StepListener {
+ public:
+  // Takes the port of metrics.prometheus. Collective. Both must outlive this.
+  RunMetrics(RunContext& context, const checkpoint::RunState& state);
+
+  // Opens the sinks. `resumed_at`: the step of the checkpoint that the run goes on from. The references must
+  // outlive this.
+  void open(const metrics::RunHeader& header, const std::vector<OpenSource>& sources,
+            const data::DataLoader& loader, const RunSaver& saver, std::optional<int64_t> resumed_at);
+  // In good order: nothing follows.
+  void close();
+
+  void settled(const StepResult& result) override;
+  void evaluated(const metrics::EvalRecord& record);
+  // While it lives, the sinks show that the run does `what`.
+  metrics::PhaseNote note(std::string_view what) const { return {sinks_, what}; }
+
+ private:
+  metrics::StepRecord so_far() const;  // the run as a whole
+  metrics::StepRecord record(const StepResult& result);
+
+  RunContext& context_;
+  const checkpoint::RunState& state_;
+  std::optional<metrics::Listener> port_;  // of rank 0, until there are sinks
+  const std::vector<OpenSource>* sources_ = nullptr;
+  const data::DataLoader* loader_ = nullptr;
+  const RunSaver* saver_ = nullptr;
+  std::optional<int64_t> resumed_at_;
+  std::vector<std::unique_ptr<metrics::Sink>> sinks_;
+  double flops_per_token_;
+  metrics::PeakRate peak_rate_;  // of all ranks
+  double stalled_ = 0;           // s that saving took of training's time until the last step ended
+};
+
+// Validates every eval.interval steps, and after the last one. The loss becomes the state's.
+class Evaluation final : public StepListener {
+ public:
+  Evaluation(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,
+             StepProfile& profile, RunMetrics& metrics, checkpoint::RunState& state);
+
+  bool is_due(int64_t step) const override;
+  void after_step() override;
+
+ private:
+  void evaluate();
+
+  RunContext& context_;
+  Evaluator evaluator_;
+  StepProfile& profile_;
+  RunMetrics& metrics_;
+  checkpoint::RunState& state_;
+};
+
+// Logs generated text every eval.generate_interval steps.
+class Samples final : public StepListener {
+ public:
+  Samples(RunContext& context, RankModel& model, StepProfile& profile, const checkpoint::RunState& state);
+
+  bool is_due(int64_t step) const override { return step % interval_ == 0; }
+  void after_step() override;
+
+ private:
+  int64_t interval_;
+  SampleLog log_;
+  StepProfile& profile_;
+  const checkpoint::RunState& state_;
+};
+
+// Rank 0 looks for requests in the run's folder (pptrain save, pptrain stop).
+class Requests final : public StepListener {
+ public:
+  Requests(const RunContext& context, const LockHolder& self);
+
+  StopOrSave wants() override;
+  // All ranks act on what wants() has returned after this step, with a save.
+  void agreed(int64_t step);
+  // A save has ended; failure: "" where it has not failed. From any thread.
+  void saved(int64_t step, const std::filesystem::path& folder, const std::string& failure);
+
+ private:
+  const RunContext& context_;
+  LiveRequests requests_;
+  bool asked_ = false;
+};
+
+}  // namespace pptrain::app

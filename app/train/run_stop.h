@@ -1,0 +1,51 @@
+// How a run stops when it is asked to: in order after the step under way, or at once for a launcher that does
+// not wait.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "app/launch/launcher_patience.h"
+#include "app/plan/run_context.h"
+#include "app/run/run_dir.h"
+#include "app/train/quick_stop.h"
+#include "app/train/run_saver.h"
+#include "app/train/step_listener.h"
+#include "core/fault/shutdown.h"
+
+namespace pptrain::app {
+
+class RunStop final : public StepListener {
+ public:
+  // Rank 0 prints what a signal will do. All references must outlive this; `state` is of the last finished
+  // step. Collective.
+  RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir, RunSaver& saver,
+          const checkpoint::RunState& state);
+
+  void begin_step(int64_t step) { under_way_ = step; }
+  void begin_update(int64_t step) override;
+  // As QuickStop's methods of these names; they do nothing where there is no quick stop.
+  void finished(const checkpoint::RunState& state, bool saves);
+  void saved();
+  void stopping();
+  // The run has failed. Does not return if a quick stop has saved: then the failure is only another rank's
+  // leaving.
+  void failed() { quick_.reset(); }
+
+ private:
+  void start_quick_stop(const RunContext& context, const RunDir& run_dir, RunSaver& saver,
+                        const checkpoint::RunState& state);
+  void announce(const fault::StopRequest& request) const;
+
+  const fault::Shutdown& shutdown_;
+  Patience patience_ = patience_of(comm::detect_launch());
+  bool stops_quickly_;
+  std::atomic<int64_t> under_way_;  // the step
+  int64_t saved_quickly_ = 0;       // the step
+  // Last: their threads use the rest.
+  std::optional<fault::StopListener> signals_;  // of rank 0
+  std::optional<QuickStop> quick_;              // where the launcher may not wait for the step under way
+};
+
+}  // namespace pptrain::app

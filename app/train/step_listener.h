@@ -1,0 +1,53 @@
+// What happens around the steps of a run: metrics, evaluation, samples, requests, saves and stops listen.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/metrics/step_record.h"
+
+namespace pptrain::app {
+
+// One optimizer step. Loss, norm and token counts are over all ranks and equal on each of them.
+struct StepResult {
+  int64_t step = 0;  // 1 is the first
+  double loss = 0;   // mean over valid tokens, in nats
+  double norm = 0;   // of the gradient of the mean loss
+  double lr = 0;
+  bool applied = false;      // otherwise the step was skipped
+  double grad_scale = 0;     // the optimizer's factor on the gradient of the loss sum
+  int64_t valid_tokens = 0;  // labels that count
+  int64_t tokens = 0;        // of the microbatches
+  int64_t padding = 0;       // of these
+  double seconds = 0;        // on this rank
+  double data_wait_s = 0;    // of these, waiting for data
+  std::optional<metrics::Bubble> bubble = std::nullopt;  // rank 0, if it was measured
+  std::vector<metrics::ExpertLoad> expert_loads = {};    // of the sparse layers
+};
+
+struct StopOrSave {
+  bool stop = false;
+  bool save = false;
+};
+
+// The ranks call each method of all listeners in the same order.
+class StepListener {
+ public:
+  virtual ~StepListener() = default;
+  // The weights are about to change; every rank's part of the gradient norm is known.
+  virtual void begin_update(int64_t step) { (void)step; }
+  // The result of a step is known. With post-validation that may be within the next step.
+  virtual void settled(const StepResult& result) { (void)result; }
+  // Does after_step() act on this step? Then its result must be known before the next step begins.
+  virtual bool is_due(int64_t step) const {
+    (void)step;
+    return false;
+  }
+  // Acts between two steps, if it is due. Collective.
+  virtual void after_step() {}
+  // What this rank asks of all ranks between two steps.
+  virtual StopOrSave wants() { return {}; }
+};
+
+}  // namespace pptrain::app

@@ -1,0 +1,157 @@
+#include "app/train/step_runner.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "app/rank/not_finite.h"
+#include "core/base/seconds_since.h"
+
+namespace pptrain::app {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+// PyTorch's clip_grad_norm_: scale by max_norm / (norm + 1e-6) where that is below 1.
+double clip_coefficient(double norm, double max_norm) {
+  return max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+}
+
+// What sums over a step's valid tokens are divided by.
+double divisor(const StepResult& step) {
+  return static_cast<double>(std::max<int64_t>(step.valid_tokens, 1));
+}
+
+}  // namespace
+
+StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader,
+                       checkpoint::RunState& state, const std::vector<StepListener*>& listeners)
+    : context_(context),
+      model_(model),
+      loader_(loader),
+      state_(state),
+      listeners_(listeners),
+      executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
+                pipeline::Executor::Mode::train),
+      profile_(context, executor_),
+      lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
+      anomaly_(context.job.train.max_skipped_steps) {
+  executor_.report_to(context.report.activity, context.device);
+  if (context.job.optimizer.post_validation) {
+    executor_.prepare_validation(context.plan.schedule);
+    post_validation_.emplace(context, model);
+  }
+  if (context.model.sparse.experts > 0) expert_loads_.emplace(context.mesh.world(), context.model);
+}
+
+void StepRunner::run(const std::function<bool()>& is_asked) {
+  profile_.begin_step(state_.step + 1);
+  const auto begin = Clock::now();
+  state_.validation_loss.reset();  // that of the step before
+  StepResult step = run_pipeline();
+  if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
+  profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
+  step.step = ++state_.step;
+  step.lr = lr_.at(step.step - 1);
+  const double unclipped = 1.0 / divisor(step);
+  if (post_validation_ && post_validation_->confident() && !result_needed()) {
+    profile_.timed(Phase::optimizer, [&] {
+      post_validation_->start({.step = step.step, .lr = step.lr, .grad_scale = unclipped}, is_asked());
+    });
+    profile_.end_step();
+    pending_ = step;
+    pending_.seconds = seconds_since(begin);
+    return;
+  }
+  const double loss = profile_.timed(Phase::loss, [&] { return model_.global_loss(); });
+  const auto squares = profile_.timed(Phase::gradient_norm, [&] { return model_.squared_norm(); });
+  judge(step, loss, profile_.timed(Phase::norm_exchange, [&] { return model_.norm()(squares); }));
+  for (StepListener* listener : listeners_) listener->begin_update(step.step);
+  if (step.applied) profile_.timed(Phase::optimizer, [&] { model_.apply(step.lr, step.grad_scale); });
+  if (post_validation_) post_validation_->set_confident(step.applied && step.grad_scale == unclipped);
+  profile_.end_step();
+  step.seconds = seconds_since(begin);
+  settle(std::move(step));
+}
+
+void StepRunner::answered() {
+  if (post_validation_) post_validation_->answered();
+}
+
+bool StepRunner::result_needed() const {
+  return state_.step == context_.job.train.steps || post_validation_->is_urgent() ||
+         std::ranges::any_of(listeners_, [&](const StepListener* l) { return l->is_due(state_.step); });
+}
+
+StepResult StepRunner::run_pipeline() {
+  const auto begin = Clock::now();
+  const data::Step step = profile_.timed(Phase::data, [&] { return loader_.step(state_.next_sample); });
+  const double data_wait = seconds_since(begin);
+  if (pending()) {
+    executor_.run(step.microbatches, [this] { return validate(); });
+  } else {
+    zero_gradients();
+    executor_.run(step.microbatches);
+  }
+  state_.next_sample += step.samples;
+  return {
+      .valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding, .data_wait_s = data_wait};
+}
+
+bool StepRunner::validate() {
+  const PostValidation::Totals totals =
+      profile_.timed(Phase::norm_exchange, [&] { return post_validation_->wait(); });
+  bool stands = false;
+  const auto correct = [&](const std::optional<double>& scale) {
+    stands = profile_.timed(Phase::optimizer, [&] { return post_validation_->correct(scale); });
+  };
+  // A step that is not finite is taken back first: the weights are looked at as they were before it.
+  const bool finite = std::isfinite(totals.loss) && std::isfinite(totals.norm);
+  if (!finite) correct(std::nullopt);
+  judge(pending_, totals.loss, totals.norm);
+  if (finite) correct(pending_.applied ? std::optional(pending_.grad_scale) : std::nullopt);
+  settle(pending_);
+  zero_gradients();
+  return stands;
+}
+
+void StepRunner::zero_gradients() {
+  profile_.timed(Phase::zero_gradients, [&] { model_.zero_grad(); });
+}
+
+void StepRunner::judge(StepResult& step, double loss, double norm) {
+  const double tokens = divisor(step);
+  step.loss = loss / tokens;
+  step.norm = norm / tokens;
+  // Every rank holds the same bits of loss and norm, so all take the same branch.
+  const std::string where = find_not_finite(step.loss, step.norm);
+  if (step.valid_tokens == 0 && where.empty()) return anomaly_.skip_empty();
+  step.applied = anomaly_.accept(step.loss, step.norm, where);
+  if (step.applied) step.grad_scale = clip_coefficient(step.norm, context_.job.train.grad_clip) / tokens;
+}
+
+std::string StepRunner::find_not_finite(double loss, double norm) {
+  if (std::isfinite(loss) && std::isfinite(norm)) return "";
+  const std::string where = describe_not_finite(context_.mesh.world(), model_.stages());
+  if (!context_.root()) return where;
+  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the log");
+  spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
+  return where;
+}
+
+void StepRunner::settle(StepResult step) {
+  state_.optimizer_step = model_.optimizer_step();
+  state_.tokens += step.valid_tokens;
+  state_.skipped = anomaly_.total();
+  state_.skipped_in_a_row = anomaly_.in_a_row();
+  step.bubble = profile_.settle();
+  if (expert_loads_) step.expert_loads = expert_loads_->wait();
+  for (StepListener* listener : listeners_) listener->settled(step);
+}
+
+}  // namespace pptrain::app

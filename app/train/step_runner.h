@@ -1,0 +1,64 @@
+// Steps the optimizer: data, pipeline, loss and gradient norm, then the update or a skip.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "app/plan/run_context.h"
+#include "app/rank/load_sum.h"
+#include "app/rank/post_validation.h"
+#include "app/rank/rank_model.h"
+#include "app/run/step_profile.h"
+#include "app/train/step_listener.h"
+#include "core/data/data_loader.h"
+#include "core/fault/anomaly.h"
+#include "core/optim/lr_schedule.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/pipeline/executor.h"
+
+namespace pptrain::app {
+
+class StepRunner {
+ public:
+  // Everything must outlive this; `listeners` may grow until the first step. Collective, as run().
+  StepRunner(RunContext& context, RankModel& model, data::DataLoader& loader, checkpoint::RunState& state,
+             const std::vector<StepListener*>& listeners);
+
+  // The state is that of a checkpoint.
+  void restore() { anomaly_.restore(state_.skipped_in_a_row, state_.skipped); }
+
+  // Runs step state.step + 1 and updates the state. `is_asked`: does this rank want a stop or a save?
+  void run(const std::function<bool()>& is_asked);
+  // The last step's result is known only within the next one (post-validation).
+  bool pending() const { return post_validation_ && post_validation_->pending(); }
+  // All ranks have agreed on what one of them wanted.
+  void answered();
+
+  StepProfile& profile() { return profile_; }
+
+ private:
+  bool result_needed() const;  // of the step just run, before the next one can begin
+  StepResult run_pipeline();   // of the next step, whose samples are then taken
+  void zero_gradients();
+  bool validate();  // the pending step; false if it was redone or skipped
+  // loss, norm: the loss summed over valid tokens, and the norm of its gradient.
+  void judge(StepResult& step, double loss, double norm);
+  std::string find_not_finite(double loss, double norm);  // "" where both are finite; warns elsewhere
+  void settle(StepResult step);
+
+  RunContext& context_;
+  RankModel& model_;
+  data::DataLoader& loader_;
+  checkpoint::RunState& state_;
+  const std::vector<StepListener*>& listeners_;
+  pipeline::Executor executor_;
+  StepProfile profile_;
+  std::optional<PostValidation> post_validation_;
+  std::optional<LoadSum> expert_loads_;  // of a model with experts
+  optim::LrSchedule lr_;
+  fault::AnomalyGuard anomaly_;
+  StepResult pending_;
+};
+
+}  // namespace pptrain::app
