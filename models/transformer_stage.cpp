@@ -18,6 +18,13 @@
 namespace pptrain::models {
 namespace {
 
+// Throws Error, which names the stage, unless the condition holds.
+template <typename... Values>
+void require(bool holds, const StageSlice& stage, fmt::format_string<Values...> text, Values&&... values) {
+  if (!holds)
+    throw Error(fmt::format("stage {}: {}", stage.index, fmt::format(text, std::forward<Values>(values)...)));
+}
+
 // What goes to the next stage. It rounds as the sum that is fused into the next stage's norm would.
 at::Tensor sum(Residual residual) {
   kernels::record(kernels::moving(residual.delta, residual.delta, residual.stream));
@@ -70,10 +77,8 @@ void TransformerStage::with(const Groups& groups, nn::Use use, const Body& body)
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
                                    const Seams& seams)
     : model_(model), slice_(slice), region_(seams.region) {
-  if (slice.first_layer < 0 || slice.first_layer >= slice.end_layer || slice.end_layer > model.layers) {
-    throw Error(fmt::format("stage {}: layers [{}, {}) of a model of {} layers", slice.index,
-                            slice.first_layer, slice.end_layer, model.layers));
-  }
+  require(0 <= slice.first_layer && slice.first_layer < slice.end_layer && slice.end_layer <= model.layers,
+          slice, "layers [{}, {}) of a model of {} layers", slice.first_layer, slice.end_layer, model.layers);
   const auto describe = find_architecture(model.arch).block;
   if (slice.embedding) {
     embedding_groups_ = declare([&] {
@@ -140,52 +145,45 @@ at::Tensor TransformerStage::own_rows(const at::Tensor& list, int64_t tokens) co
 
 // The rotary tables must reach every position. Reading the positions themselves would wait for a GPU, whose
 // kernel gives NaN beyond the tables.
-nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
+void TransformerStage::check(const data::Microbatch& data) const {
   const int64_t tokens = data.token_count();
-  if (data.positions.dim() != 1 || data.positions.size(0) != tokens) {
-    throw Error(fmt::format("stage {}: positions [{}] of a list of {} tokens", slice_.index,
-                            fmt::join(data.positions.sizes(), ", "), tokens));
-  }
-  if (tokens < region_->cut().size) {
-    throw Error(fmt::format("stage {}: a list of {} tokens cannot be shared out to {} tensor-parallel ranks",
-                            slice_.index, tokens, region_->cut().size));
-  }
-  if (data.segments.longest > model_.max_seq) {
-    throw Error(fmt::format("stage {}: a document of {} tokens, but the rotary tables end at {}",
-                            slice_.index, data.segments.longest, model_.max_seq));
-  }
-  if (data.positions.is_cpu()) {
-    const auto [low, high] = at::aminmax(data.positions);
-    if (low.item<int>() < 0 || high.item<int>() >= model_.max_seq) {
-      throw Error(fmt::format("stage {}: positions from {} to {}, but the rotary tables hold [0, {})",
-                              slice_.index, low.item<int>(), high.item<int>(), model_.max_seq));
-    }
-  }
+  const int ranks = region_->cut().size;
+  require(data.positions.dim() == 1 && data.positions.size(0) == tokens, slice_,
+          "positions [{}] of a list of {} tokens", fmt::join(data.positions.sizes(), ", "), tokens);
+  require(tokens >= ranks, slice_, "a list of {} tokens cannot be shared out to {} tensor-parallel ranks",
+          tokens, ranks);
+  require(data.segments.longest <= model_.max_seq, slice_,
+          "a document of {} tokens, but the rotary tables end at {}", data.segments.longest, model_.max_seq);
+  if (!data.positions.is_cpu()) return;
+  const auto [lowest, highest] = at::aminmax(data.positions);
+  const int low = lowest.item<int>(), high = highest.item<int>();
+  require(low >= 0 && high < model_.max_seq, slice_,
+          "positions from {} to {}, but the rotary tables hold [0, {})", low, high, model_.max_seq);
+}
+
+nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
+  check(data);
   return {.positions = data.positions,
           .segments = data.segments,
           .rope = rope_,
           .context = data.context,
-          .filling = own_rows(data.filling, tokens),
+          .filling = own_rows(data.filling, data.token_count()),
           .global_tokens = data.global_tokens,
           .global_targets = data.global_targets};
 }
 
 Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input) const {
   if (embedding_) {
-    if (data.tokens.dim() != 1 || data.tokens.size(0) != data.token_count()) {
-      throw Error(fmt::format("stage {}: ids [{}] of a list of {} tokens", slice_.index,
-                              fmt::join(data.tokens.sizes(), ", "), data.token_count()));
-    }
+    require(data.tokens.dim() == 1 && data.tokens.size(0) == data.token_count(), slice_,
+            "ids [{}] of a list of {} tokens", fmt::join(data.tokens.sizes(), ", "), data.token_count());
     Residual residual;
     with(embedding_groups_, nn::Use::forward, [&] { residual.stream = embedding_->forward(data.tokens); });
     return residual;
   }
   const int64_t rows = share(data);
-  if (!input.defined() || input.dim() != 2 || input.size(0) != rows || input.size(1) != model_.hidden) {
-    throw Error(
-        fmt::format("stage {}: its input must be [{}, {}], not {}", slice_.index, rows, model_.hidden,
-                    input.defined() ? fmt::format("[{}]", fmt::join(input.sizes(), ", ")) : "undefined"));
-  }
+  require(input.defined(), slice_, "its input must be [{}, {}], not undefined", rows, model_.hidden);
+  require(input.dim() == 2 && input.size(0) == rows && input.size(1) == model_.hidden, slice_,
+          "its input must be [{}, {}], not [{}]", rows, model_.hidden, fmt::join(input.sizes(), ", "));
   return {.stream = std::move(input), .delta = {}};
 }
 
@@ -205,10 +203,8 @@ void TransformerStage::add_loss(const at::Tensor& loss) {
 }
 
 at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& data, at::Tensor input) {
-  if (records_.contains(microbatch)) {
-    throw Error(fmt::format("stage {}: microbatch {} ran forward twice without a backward", slice_.index,
-                            microbatch));
-  }
+  require(!records_.contains(microbatch), slice_, "microbatch {} ran forward twice without a backward",
+          microbatch);
   nn::TokenInfo info = info_of(data);
   Residual residual = enter(data, std::move(input));
   Record& record = records_[microbatch];
@@ -274,10 +270,7 @@ at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor inp
 
 TransformerStage::Record TransformerStage::take_record(int microbatch) {
   auto node = records_.extract(microbatch);
-  if (node.empty()) {
-    throw Error(fmt::format("stage {}: backward of microbatch {}, which did not run forward", slice_.index,
-                            microbatch));
-  }
+  require(!node.empty(), slice_, "backward of microbatch {}, which did not run forward", microbatch);
   return std::move(node.mapped());
 }
 
@@ -327,10 +320,8 @@ at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
 }
 
 at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
-  if (pending_.contains(microbatch)) {
-    throw Error(fmt::format("stage {}: the weight gradients of microbatch {} are still pending", slice_.index,
-                            microbatch));
-  }
+  require(!pending_.contains(microbatch), slice_, "the weight gradients of microbatch {} are still pending",
+          microbatch);
   Record record = take_record(microbatch);
   PendingWeights& pending = pending_[microbatch];
   pending.queues.assign(blocks_.size(), nn::WeightGradQueue(nn::WeightGradQueue::Mode::deferred));
@@ -344,10 +335,7 @@ at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
 // In the order of the input gradients, which made them.
 void TransformerStage::backward_weight(int microbatch) {
   auto node = pending_.extract(microbatch);
-  if (node.empty()) {
-    throw Error(
-        fmt::format("stage {}: no weight gradients of microbatch {} are pending", slice_.index, microbatch));
-  }
+  require(!node.empty(), slice_, "no weight gradients of microbatch {} are pending", microbatch);
   PendingWeights& pending = node.mapped();
   for (size_t i = blocks_.size(); i-- > 0;)
     with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });

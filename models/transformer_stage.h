@@ -143,6 +143,7 @@ class TransformerStage final : public pipeline::Stage {
   template <typename Declare>
   Groups declare(const Declare& declare);
 
+  void check(const data::Microbatch& data) const;  // throws Error
   nn::TokenInfo info_of(const data::Microbatch& data) const;
   at::Tensor own_rows(const at::Tensor& list, int64_t tokens) const;
   int64_t share(const data::Microbatch& data) const;  // rows of this rank

@@ -208,27 +208,19 @@ at::Tensor RowLinear::input_gradient(const at::Tensor& dy, int64_t rows, at::Ten
 }
 
 at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue) {
-  const int64_t rows = x.size(0);
-  const bool now = takes_at_once(queue, *region_);
-  if (queue.mode() == WeightGradQueue::Mode::beside && !now) {
-    at::Tensor dx = linear_->backward_input(dy);
+  if (region_->alone() && queue.mode() == WeightGradQueue::Mode::immediate) {
     queue.push(*this, {std::move(x), dy});
-    return dx;
+    return linear_->backward_input(dy);
   }
-  if (region_->alone() || !now) {
-    queue.push(*this, {std::move(x), dy});
-    return region_->alone() ? linear_->backward_input(dy) : input_gradient(dy, rows, nullptr);
-  }
-  at::Tensor all;
-  if (region_->chunks() > 1) {
-    at::Tensor dx = input_gradient(dy, rows, &all);
+  if (!region_->alone() && region_->chunks() == 1 && takes_at_once(queue, *region_)) {
+    const at::Tensor all = region_->enter(dy, x.size(0));
     accumulate(x, all, dy);
-    return dx;
+    x.reset();
+    return linear_->backward_input(all);
   }
-  all = region_->enter(dy, rows);
-  accumulate(x, all, dy);
-  x.reset();
-  return linear_->backward_input(all);
+  const InputGradient first = backward_input(dy, x.size(0), queue);
+  backward_weight(std::move(x), dy, first, queue);
+  return first.dx;
 }
 
 RowLinear::InputGradient RowLinear::backward_input(const at::Tensor& dy, int64_t rows,
