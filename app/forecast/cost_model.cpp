@@ -154,7 +154,7 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice) const {
 
 // Where B takes both gradients at once, two of three tensor-parallel exchanges travel behind the products of
 // the other gradient: rows that are gathered again for the weight's, and sums of the input's
-// (core/nn/parallel_linear).
+// (core/nn/linear).
 PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Parts& parts) const {
   PassTime exchange = time(stage.backward.cost) - parts.again;
   exchange.compute = 0;
@@ -224,8 +224,7 @@ OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
   double moved = 0, products = 0, exchange = 0;
   OptimizerCost cost;
   for (const GroupFootprint& group : footprint(slice, models::Recompute::none).groups) {
-    const bool experts = group.spread == nn::Spread::experts;
-    const GroupLink& link = links_->of(experts ? mesh::Group::eloss : mesh::Group::loss);
+    const GroupLink& link = links_->of(group.experts ? mesh::Group::eloss : mesh::Group::loss);
     const int shards = workload_.sharding.parts(group);
     const optim::OptimizerShare share =
         optim::optimizer_share(workload_.optimizer, group.parameters, compute,

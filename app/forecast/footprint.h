@@ -62,7 +62,7 @@ struct BufferFootprint {
 
 // What is gathered, reduced and freed together, as a rank that is not divided holds it.
 struct GroupFootprint {
-  nn::Spread spread = nn::Spread::dense;
+  bool experts = false;
   std::vector<BufferFootprint> buffers;
   std::vector<optim::ParameterKind> parameters;  // in the buffers
   bool operator==(const GroupFootprint&) const = default;
