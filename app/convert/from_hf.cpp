@@ -15,7 +15,7 @@
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
 #include "core/config/validate.h"
-#include "core/io/copy_file.h"
+#include "core/io/files.h"
 #include "models/flops.h"
 #include "models/hf_config.h"
 #include "models/hf_loader.h"

@@ -19,7 +19,7 @@ HfStored HfSource::find(const std::string& tensor) const {
 
 void HfSource::read(const HfStored& tensor, uint64_t begin, std::span<std::byte> out) {
   if (!open_ || open_->path() != tensor.file->path()) open_.emplace(tensor.file->path());
-  open_->read_at(tensor.file->offset(tensor.spec.name) + begin, out);
+  open_->read(tensor.file->offset(tensor.spec.name) + begin, out);
 }
 
 bool HfSource::same(const HfStored& a, const HfStored& b) {

@@ -41,7 +41,7 @@ class HfSource {
 
  private:
   io::HfCheckpoint hf_;
-  std::optional<io::InputFile> open_;  // that was read last
+  std::optional<io::RegularFile> open_;  // that was read last
 };
 
 }  // namespace pptrain::app

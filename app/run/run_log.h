@@ -9,8 +9,8 @@
 
 #include "app/data/datasets.h"
 #include "app/plan/run_context.h"
-#include "core/metrics/console.h"
-#include "core/metrics/prometheus/page_server.h"
+#include "core/metrics/log_sinks.h"
+#include "core/metrics/prometheus.h"
 #include "core/metrics/sinks.h"
 #include "core/metrics/step_record.h"
 #include "parallel/checkpoint/checkpoint.h"

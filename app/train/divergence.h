@@ -7,7 +7,7 @@
 
 #include "app/train/step_listener.h"
 #include "core/config/job_config.h"
-#include "core/fault/divergence.h"
+#include "core/fault/loss_watch.h"
 #include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {
