@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/nn/swiglu.h"
+#include "core/nn/feed_forward.h"
 
 namespace pptrain::models {
 
@@ -25,8 +25,8 @@ Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConf
   if (experts == nullptr) throw Error(fmt::format("{} has experts, but no group for them", name));
   nn::ExpertsConfig own = *config.experts;
   if (!seams.region->alone()) {
-    own.router.copies = nn::Copies::tp;
-    own.router.counted = seams.region->cut().rank == 0;
+    own.copies = nn::Copies::tp;
+    own.counted = seams.region->cut().rank == 0;
   }
   auto mlp = std::make_unique<nn::Experts>(group, *experts, name + ".mlp", own, seams.experts);
   experts_ = mlp.get();
@@ -34,10 +34,10 @@ Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConf
 }
 
 at::Tensor Block::fill(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
-  auto [x, normed] = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
+  const at::Tensor normed = attention_norm_.forward(in.stream, std::move(in.delta), saved.attention_norm);
   in.stream.reset();
   at::Tensor attended = attention_.forward(normed, tokens, saved.attention);
-  return mlp_norm_.forward(x, std::move(attended), saved.mlp_norm).y;
+  return mlp_norm_.forward(saved.attention_norm.x, std::move(attended), saved.mlp_norm);
 }
 
 Residual Block::forward(Residual in, const nn::TokenInfo& tokens, Saved& saved) const {
@@ -70,8 +70,8 @@ void Block::recompute(Saved& saved, const nn::TokenInfo& tokens) const {
   if (recompute_ == Recompute::full) {
     normed = fill({.stream = saved.attention_norm.x, .delta = {}}, tokens, saved);
   } else {
-    saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm).y;
-    normed = mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm).y;
+    saved.attention.x = attention_norm_.forward(saved.attention_norm.x, {}, saved.attention_norm);
+    normed = mlp_norm_.forward(saved.mlp_norm.x, {}, saved.mlp_norm);
   }
   mlp_->restore(normed, tokens, *saved.mlp);
 }

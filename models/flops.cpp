@@ -13,11 +13,7 @@ namespace {
 // layer's experts.
 template <typename Counts>
 int64_t sum_of_sizes(const ModelConfig& model, bool active, const Counts& counts) {
-  TransformerStage whole(model, {.index = 0,
-                                 .first_layer = 0,
-                                 .end_layer = static_cast<int>(model.layers),
-                                 .embedding = true,
-                                 .head = true});
+  TransformerStage whole(model, whole_model(model));
   int64_t sum = 0;
   for (const nn::ParameterGroup& group : whole.parameters().groups()) {
     int64_t elements = 0;
@@ -25,7 +21,7 @@ int64_t sum_of_sizes(const ModelConfig& model, bool active, const Counts& counts
       if (counts(*spec))
         elements += std::accumulate(spec->shape.begin(), spec->shape.end(), int64_t{1}, std::multiplies<>());
     }
-    const bool few = active && group.spread() == nn::Spread::experts;
+    const bool few = active && group.of_experts();
     sum += few ? elements / model.sparse.experts * model.sparse.chosen : elements;
   }
   return sum;

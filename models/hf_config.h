@@ -1,12 +1,49 @@
-// The model that a Hugging Face directory describes.
+// config.json of a Hugging Face directory: the model that it describes, and the one that is written.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/config/job_config.h"
 
 namespace pptrain::models {
+
+// A JSON object of config.json, read key by key. A key that is null counts as absent, as in transformers for
+// most keys. Every function throws UsageError that names the file and the key where the value is not what the
+// function reads.
+class HfJson {
+ public:
+  // `where` begins each message. `object` must outlive this.
+  HfJson(const nlohmann::json& object, std::string where) : object_(object), where_(std::move(where)) {}
+
+  bool has(const char* key) const;
+  bool is_null(const char* key) const;
+  bool is_filled(const char* key) const;  // there, and no empty object
+  int64_t size(const char* key) const;    // from 1; required
+  int64_t size(const char* key, int64_t fallback) const;
+  double number(const char* key, double fallback) const;
+  double positive(const char* key, double fallback) const;
+  bool flag(const char* key, bool fallback) const;
+  std::vector<int64_t> integers(const char* key) const;  // from 0; empty where absent
+  std::string text(const char* key, const std::string& fallback) const;
+  HfJson object(const char* key) const;  // required
+
+  [[noreturn]] void fail(std::string_view key, const std::string& text) const;
+
+ private:
+  // What the key holds is not `expected`: "a number".
+  [[noreturn]] void wrong(const char* key, std::string_view expected) const;
+
+  const nlohmann::json& object_;
+  std::string where_;
+};
 
 // Reads dir/config.json, of an architecture in the registry, with transformers' defaults for what it leaves
 // out: both the older form (rope_theta, rope_scaling) and the newer one (rope_parameters). The result has
@@ -17,5 +54,16 @@ config::ModelSection read_hf_config(const std::string& dir);
 
 // The same of the file's text; `path` stands for the file in messages.
 config::ModelSection parse_hf_config(std::string_view text, const std::string& path);
+
+// Tokens that a text begins and ends with, where that is known.
+struct TextEnds {
+  std::optional<int32_t> bos, eos;
+};
+
+// config.json of a finished [model] whose weights are stored as `dtype` (float32, bfloat16 or float16):
+// read_hf_config gives the same model. Rotary settings are in the older form (rope_theta, rope_scaling),
+// which all versions of transformers read.
+nlohmann::ordered_json hf_config(const config::ModelSection& model, at::ScalarType dtype,
+                                 const TextEnds& ends);
 
 }  // namespace pptrain::models

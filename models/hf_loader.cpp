@@ -17,7 +17,6 @@
 #include "core/base/error.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
-#include "models/whole_model.h"
 
 namespace pptrain::models {
 namespace {
@@ -72,8 +71,8 @@ void refuse_left_over(TransformerStage& stage, std::span<const WeightName> names
 }
 
 // In a tensor of all experts.
-std::optional<HfPlace> find_fused(const io::HfCheckpoint& checkpoint, const nn::ParameterSpec& spec,
-                                  int64_t experts) {
+std::optional<HfWeight> find_fused(const io::HfCheckpoint& checkpoint, const nn::ParameterSpec& spec,
+                                   int64_t experts) {
   const auto fused = fused_expert(spec.name);
   if (!fused || !checkpoint.contains(fused->hf)) return std::nullopt;
   const std::vector<int64_t>& all = checkpoint.spec(fused->hf).shape;
@@ -84,40 +83,41 @@ std::optional<HfPlace> find_fused(const io::HfCheckpoint& checkpoint, const nn::
                             checkpoint.folder().string(), fused->hf, fmt::join(all, ", "),
                             fmt::join(expected, ", ")));
   }
-  return HfPlace{fused->hf, (fused->expert * fused->parts + fused->part) * rows * columns};
+  return HfWeight{spec.name, spec.shape, fused->hf,
+                  (fused->expert * fused->parts + fused->part) * rows * columns};
 }
 
-HfPlace find_place(const io::HfCheckpoint& checkpoint, std::span<const WeightName> names,
-                   const nn::ParameterSpec& spec, const ModelConfig& model) {
+HfWeight find_place(const io::HfCheckpoint& checkpoint, std::span<const WeightName> names,
+                    const nn::ParameterSpec& spec, const ModelConfig& model) {
   const std::vector<std::string> candidates = hf_names(names, spec.name, model.tied);
   for (const std::string& name : candidates) {
     if (!checkpoint.contains(name)) continue;
     const std::vector<int64_t>& shape = checkpoint.spec(name).shape;
-    if (shape == spec.shape) return {name};
+    if (shape == spec.shape) return {spec.name, spec.shape, name};
     throw Error(fmt::format("{}: tensor {} has shape [{}], but {} of this model has [{}]",
                             checkpoint.folder().string(), name, fmt::join(shape, ", "), spec.name,
                             fmt::join(spec.shape, ", ")));
   }
   if (auto fused = find_fused(checkpoint, spec, model.sparse.experts)) return *std::move(fused);
   checkpoint.spec(candidates.front());  // says that it is missing
-  return {candidates.front()};
+  return {spec.name, spec.shape, candidates.front()};
 }
 
-HfPlace find_weight(const io::HfCheckpoint& checkpoint, std::span<const WeightName> names,
-                    const nn::ParameterSpec& spec, const ModelConfig& model) {
-  HfPlace place = find_place(checkpoint, names, spec, model);
-  if (!c10::isFloatingType(checkpoint.spec(place.tensor).dtype)) {
+HfWeight find_weight(const io::HfCheckpoint& checkpoint, std::span<const WeightName> names,
+                     const nn::ParameterSpec& spec, const ModelConfig& model) {
+  HfWeight weight = find_place(checkpoint, names, spec, model);
+  if (!c10::isFloatingType(checkpoint.spec(weight.tensor).dtype)) {
     throw Error(fmt::format("{}: tensor {} does not hold floating-point numbers",
-                            checkpoint.folder().string(), place.tensor));
+                            checkpoint.folder().string(), weight.tensor));
   }
-  return place;
+  return weight;
 }
 
-at::Tensor view_of(const io::HfCheckpoint& checkpoint, const HfPlace& place, const nn::ParameterSpec& spec) {
-  return checkpoint.tensor(place.tensor)
+at::Tensor view_of(const io::HfCheckpoint& checkpoint, const HfWeight& weight) {
+  return checkpoint.tensor(weight.tensor)
       .view({-1})
-      .narrow(0, place.first, c10::multiply_integers(spec.shape))
-      .view(spec.shape);
+      .narrow(0, weight.first, c10::multiply_integers(weight.shape))
+      .view(weight.shape);
 }
 
 }  // namespace
@@ -129,8 +129,8 @@ void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_di
   refuse_left_over(stage, names, checkpoint);
   for (nn::Slice* slice : stage.parameters().slices()) {
     if (slice->spec.role == nn::Role::balance) continue;
-    const HfPlace place = find_weight(checkpoint, names, slice->spec, stage.model());
-    nn::copy_slice(view_of(checkpoint, place, slice->spec), slice->shape, slice->master);
+    const HfWeight weight = find_weight(checkpoint, names, slice->spec, stage.model());
+    nn::copy_slice(view_of(checkpoint, weight), slice->shape, slice->master);
   }
   stage.parameters().refresh_compute();
 }
@@ -142,13 +142,32 @@ std::vector<HfWeight> find_hf_weights(const ModelConfig& model, const io::HfChec
   std::vector<HfWeight> weights;
   for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
     if (spec->role == nn::Role::balance) continue;
-    weights.push_back({spec->name, spec->shape, find_weight(checkpoint, names, *spec, model)});
+    weights.push_back(find_weight(checkpoint, names, *spec, model));
   }
   return weights;
 }
 
 void check_hf_weights(const ModelConfig& model, const std::filesystem::path& hf_dir) {
   find_hf_weights(model, io::HfCheckpoint(hf_dir));
+}
+
+std::vector<HfWeight> hf_tensors(const ModelConfig& model) {
+  const Architecture& architecture = find_architecture(model.arch);
+  TransformerStage whole(model, whole_model(model));
+  std::vector<HfWeight> tensors;
+  for (const nn::ParameterSpec* spec : whole.parameters().specs()) {
+    if (model.tied && spec->name == "head.weight") continue;
+    if (spec->role == nn::Role::balance) {
+      throw Error(fmt::format(
+          "{}: {} has no bias on the choice of experts (model.router_bias_update_rate > 0), and without it "
+          "the model would compute something else",
+          spec->name, architecture.hf_class));
+    }
+    tensors.push_back({.parameter = spec->name,
+                       .shape = spec->shape,
+                       .tensor = hf_name(architecture.weights, spec->name, model.tied)});
+  }
+  return tensors;
 }
 
 }  // namespace pptrain::models

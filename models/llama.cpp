@@ -1,28 +1,8 @@
-#include "models/llama.h"
-
-#include <algorithm>
-#include <nlohmann/json.hpp>
-
-#include "models/hf_json.h"
+// Llama 2 and 3, dense (Touvron et al., arXiv 2307.09288; Grattafiori et al., arXiv 2407.21783). Its block is
+// the one that others change.
 #include "models/registry.h"
 
 namespace pptrain::models {
-namespace {
-
-void read_hf(const HfJson& json, config::ModelSection& model) {
-  model.num_key_value_heads = json.size("num_key_value_heads", model.num_attention_heads);
-  model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
-  model.max_position_embeddings = json.size("max_position_embeddings", 2048);
-  model.attention_bias = json.flag("attention_bias", false);
-  model.mlp_bias = json.flag("mlp_bias", false);
-}
-
-void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
-  json["attention_bias"] = model.attention_bias;
-  json["mlp_bias"] = model.mlp_bias;
-}
-
-}  // namespace
 
 BlockConfig llama_block(const ModelConfig& model, int64_t /*layer*/) {
   return {.attention = {.hidden = model.hidden,
@@ -45,16 +25,15 @@ BlockConfig sparse_block(const ModelConfig& model, int64_t layer) {
   BlockConfig config = llama_block(model, layer);
   const SparseLayers& sparse = model.sparse;
   if (!sparse.contains(layer)) return config;
-  config.experts = {.router = {.hidden = model.hidden,
-                               .experts = sparse.experts,
-                               .chosen = sparse.chosen,
-                               .normalise = sparse.normalise,
-                               .init_std = model.initializer_range,
-                               .balance_loss = sparse.balance_loss,
-                               .z_loss = sparse.z_loss,
-                               .balance_bias = sparse.bias_rate > 0},
+  config.experts = {.hidden = model.hidden,
+                    .experts = sparse.experts,
+                    .chosen = sparse.chosen,
                     .intermediate = sparse.intermediate,
-                    .init_std = model.initializer_range};
+                    .normalise = sparse.normalise,
+                    .init_std = model.initializer_range,
+                    .balance_loss = sparse.balance_loss,
+                    .z_loss = sparse.z_loss,
+                    .balance_bias = sparse.bias_rate > 0};
   return config;
 }
 
@@ -62,9 +41,8 @@ constinit const Architecture llama = {.name = "llama",
                                       .hf_model_type = "llama",
                                       .hf_class = "LlamaForCausalLM",
                                       .weights = decoder_weights,
+                                      .has_mlp_bias = true,
                                       .block = llama_block,
-                                      .read_hf = read_hf,
-                                      .write_hf = write_hf,
-                                      .check = nullptr};
+                                      .hf_max_positions = 2048};
 
 }  // namespace pptrain::models

@@ -1,9 +1,7 @@
 // Mixtral (Jiang et al., arXiv 2401.04088): Llama's block with experts in the place of the MLP.
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "models/hf_json.h"
-#include "models/llama.h"
+#include "models/hf_config.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -11,9 +9,6 @@ namespace {
 
 // transformers calls the number of experts either, and takes num_experts where both are there.
 void read_hf(const HfJson& json, config::ModelSection& model) {
-  model.num_key_value_heads = json.size("num_key_value_heads", 8);
-  model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
-  model.max_position_embeddings = json.size("max_position_embeddings", 131072);
   model.rms_norm_eps = json.number("rms_norm_eps", 1e-5);
   model.rope_theta = 1e6;  // where config.json has none
   model.num_experts = json.size(json.has("num_experts") ? "num_experts" : "num_local_experts", 8);
@@ -30,24 +25,19 @@ void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
   json["sliding_window"] = nullptr;
 }
 
-void check(const config::ModelSection& model, const config::ReportConflict& report) {
-  if (model.mlp_bias) {
-    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "mixtral has no biases in its experts");
-  }
-  if (model.attention_bias) {
-    report({"model.attention_bias", "model.arch", "model.hf_dir"}, "mixtral has no biases in its attention");
-  }
-}
-
 }  // namespace
 
 constinit const Architecture mixtral = {.name = "mixtral",
                                         .hf_model_type = "mixtral",
                                         .hf_class = "MixtralForCausalLM",
                                         .weights = mixtral_weights,
+                                        .sparse = true,
+                                        .experts_of_mlp_width = true,
+                                        .has_attention_bias = false,
                                         .block = sparse_block,
+                                        .hf_kv_heads = 8,
+                                        .hf_max_positions = 131072,
                                         .read_hf = read_hf,
-                                        .write_hf = write_hf,
-                                        .check = check};
+                                        .write_hf = write_hf};
 
 }  // namespace pptrain::models

@@ -1,7 +1,10 @@
 #include "models/model_config.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <string_view>
 #include <utility>
@@ -13,27 +16,15 @@
 namespace pptrain::models {
 namespace {
 
-void set_rope_scaling(const config::RopeScaling& scaling, ModelConfig& model) {
-  if (scaling.rope_type == config::RopeType::linear) {
-    model.rope_linear = nn::LinearRopeScaling{.factor = scaling.factor};
-  } else if (scaling.rope_type == config::RopeType::llama3) {
-    model.rope_llama3 =
-        nn::Llama3RopeScaling{.factor = scaling.factor,
-                              .low_freq_factor = scaling.low_freq_factor,
-                              .high_freq_factor = scaling.high_freq_factor,
-                              .original_max_position_embeddings = scaling.original_max_position_embeddings};
-  }
-}
+constexpr auto recompute_words =
+    std::to_array<std::string_view>({"none", "cheap", "selective", "full"});  // as in the enum
 
-// Mixtral's is the width of its experts.
-bool has_intermediate_size(const config::ModelSection& m) {
-  return m.arch == "mixtral" || config::has_dense_layers(m);
-}
-
-void check_sizes(const config::ModelSection& m, const config::ReportConflict& report) {
+void check_sizes(const config::ModelSection& m, const Architecture& architecture,
+                 const config::ReportConflict& report) {
+  const bool has_width = architecture.experts_of_mlp_width || config::has_dense_layers(m);
   const std::pair<const char*, int64_t> sizes[] = {
       {"model.hidden_size", m.hidden_size},
-      {"model.intermediate_size", has_intermediate_size(m) ? m.intermediate_size : 1},
+      {"model.intermediate_size", has_width ? m.intermediate_size : 1},
       {"model.num_hidden_layers", m.num_hidden_layers},
       {"model.num_attention_heads", m.num_attention_heads},
       {"model.vocab_size", m.vocab_size},
@@ -56,11 +47,13 @@ void require_size(const config::ModelSection& m, std::string_view option, int64_
          fmt::format("is required for {} where there is no model.hf_dir: give an integer above 0", m.arch));
 }
 
-void check_experts(const config::ModelSection& m, const config::ReportConflict& report) {
-  if (m.arch != "qwen3_moe" && m.arch != "mixtral") return;
+void check_experts(const config::ModelSection& m, const Architecture& architecture,
+                   const config::ReportConflict& report) {
+  if (!architecture.sparse) return;
   require_size(m, "model.num_experts", m.num_experts, report);
   require_size(m, "model.num_experts_per_tok", m.num_experts_per_tok, report);
-  if (m.arch == "qwen3_moe") require_size(m, "model.moe_intermediate_size", m.moe_intermediate_size, report);
+  if (!architecture.experts_of_mlp_width)
+    require_size(m, "model.moe_intermediate_size", m.moe_intermediate_size, report);
   if (m.num_experts > 0 && m.num_experts_per_tok > m.num_experts) {
     report({"model.num_experts_per_tok", "model.num_experts", "model.hf_dir"},
            fmt::format("num_experts_per_tok = {} is above num_experts = {}", m.num_experts_per_tok,
@@ -76,13 +69,27 @@ void check_experts(const config::ModelSection& m, const config::ReportConflict& 
   }
 }
 
+// Settings of [model] that the architecture does not have.
+void check_biases(const config::ModelSection& m, const Architecture& architecture,
+                  const config::ReportConflict& report) {
+  if (m.mlp_bias && !architecture.has_mlp_bias) {
+    report({"model.mlp_bias", "model.arch", "model.hf_dir"},
+           fmt::format("{} has no biases in its {}", m.arch,
+                       architecture.experts_of_mlp_width ? "experts" : "MLP"));
+  }
+  if (m.attention_bias && !architecture.has_attention_bias) {
+    report({"model.attention_bias", "model.arch", "model.hf_dir"},
+           fmt::format("{} has no biases in its attention", m.arch));
+  }
+}
+
 SparseLayers sparse_layers(const config::ModelSection& m) {
   if (m.num_experts == 0) return {};
-  const bool mixtral = m.arch == "mixtral";
+  const bool as_mlp = find_architecture(m.arch).experts_of_mlp_width;
   return {.experts = m.num_experts,
           .chosen = m.num_experts_per_tok,
-          .intermediate = mixtral ? m.intermediate_size : m.moe_intermediate_size,
-          .normalise = mixtral || m.norm_topk_prob,
+          .intermediate = as_mlp ? m.intermediate_size : m.moe_intermediate_size,
+          .normalise = as_mlp || m.norm_topk_prob,
           .step = m.decoder_sparse_step,
           .dense = m.mlp_only_layers,
           .balance_loss = m.router_aux_loss_coef,
@@ -129,33 +136,23 @@ void check_positions(const config::ModelSection& m, int64_t seq_len, const confi
 
 }  // namespace
 
-Recompute make_recompute(const std::string& name) {
-  for (const Recompute recompute : all_recomputes) {
-    if (name == to_string(recompute)) return recompute;
-  }
-  throw UsageError(fmt::format(
-      "train.recompute: \"{}\" is not known; valid are \"none\", \"cheap\", \"selective\" and \"full\"",
-      name));
+Recompute make_recompute(std::string_view word) {
+  const auto found = std::ranges::find(recompute_words, word);
+  if (found != recompute_words.end()) return all_recomputes[found - recompute_words.begin()];
+  throw UsageError(fmt::format("train.recompute: \"{}\" is not known; valid are \"{}\"", word,
+                               fmt::join(recompute_words, "\", \"")));
 }
 
-const char* to_string(Recompute recompute) {
-  switch (recompute) {
-    case Recompute::none:
-      return "none";
-    case Recompute::cheap:
-      return "cheap";
-    case Recompute::selective:
-      return "selective";
-    default:
-      return "full";
-  }
+std::string_view to_string(Recompute recompute) {
+  return recompute_words[static_cast<size_t>(recompute)];
 }
 
 void finish_model(config::ModelSection& section, int64_t seq_len, const config::ReportConflict& report) {
-  check_sizes(section, report);
+  const Architecture& architecture = find_architecture(section.arch);
+  check_sizes(section, architecture, report);
   check_heads(section, report);
-  check_experts(section, report);
-  if (const auto check = find_architecture(section.arch).check) check(section, report);
+  check_experts(section, architecture, report);
+  check_biases(section, architecture, report);
   check_positions(section, seq_len, report);
   if (section.num_key_value_heads == 0) section.num_key_value_heads = section.num_attention_heads;
   if (section.head_dim == 0 && section.num_attention_heads > 0) {
@@ -171,7 +168,7 @@ ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_l
                [](std::initializer_list<std::string_view> options, const std::string& text) {
                  throw UsageError(fmt::format("{}: {}", *options.begin(), text));
                });
-  ModelConfig model{
+  return {
       .arch = finished.arch,
       .layers = finished.num_hidden_layers,
       .hidden = finished.hidden_size,
@@ -182,8 +179,7 @@ ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_l
       .vocab = finished.vocab_size,
       .max_seq = seq_len,
       .rope_theta = finished.rope_theta,
-      .rope_llama3 = {},
-      .rope_linear = {},
+      .rope_scaling = finished.rope_scaling,
       .norm_eps = finished.rms_norm_eps,
       .initializer_range = finished.initializer_range,
       .tied = finished.tie_word_embeddings,
@@ -191,8 +187,6 @@ ModelConfig make_model_config(const config::ModelSection& section, int64_t seq_l
       .mlp_bias = finished.mlp_bias,
       .sparse = sparse_layers(finished),
   };
-  set_rope_scaling(finished.rope_scaling, model);
-  return model;
 }
 
 }  // namespace pptrain::models

@@ -4,13 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
-#include "core/nn/rope.h"
 
 namespace pptrain::models {
 
@@ -41,8 +40,7 @@ struct ModelConfig {
   int64_t vocab = 0;
   int64_t max_seq = 0;  // positions that the rotary tables cover
   double rope_theta = 10000;
-  std::optional<nn::Llama3RopeScaling> rope_llama3;
-  std::optional<nn::LinearRopeScaling> rope_linear;
+  config::RopeScaling rope_scaling = {};
   double norm_eps = 1e-6;
   double initializer_range = 0.02;
   bool tied = false;
@@ -64,8 +62,8 @@ inline constexpr std::array all_recomputes = {Recompute::none, Recompute::cheap,
                                               Recompute::full};
 
 // The words of train.recompute. Throws UsageError for another.
-Recompute make_recompute(const std::string& name);
-const char* to_string(Recompute recompute);
+Recompute make_recompute(std::string_view word);
+std::string_view to_string(Recompute recompute);
 
 // The rules of [model], said once: reports sizes that are missing or do not fit each other, settings that the
 // architecture does not have, and a run longer than max_position_embeddings; then sets what 0 stands for

@@ -2,8 +2,6 @@
 // rotation.
 #include <nlohmann/json.hpp>
 
-#include "models/hf_json.h"
-#include "models/llama.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -15,22 +13,8 @@ BlockConfig block(const ModelConfig& model, int64_t layer) {
   return config;
 }
 
-void read_hf(const HfJson& json, config::ModelSection& model) {
-  model.num_key_value_heads = json.size("num_key_value_heads", 32);
-  model.head_dim = json.size("head_dim", 128);
-  model.max_position_embeddings = json.size("max_position_embeddings", 32768);
-  model.attention_bias = json.flag("attention_bias", false);
-}
-
-void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
-  json["attention_bias"] = model.attention_bias;
+void write_hf(const config::ModelSection& /*model*/, nlohmann::ordered_json& json) {
   json["use_sliding_window"] = false;
-}
-
-void check(const config::ModelSection& model, const config::ReportConflict& report) {
-  if (model.mlp_bias) {
-    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "qwen3 has no biases in its MLP");
-  }
 }
 
 }  // namespace
@@ -40,8 +24,9 @@ constinit const Architecture qwen3 = {.name = "qwen3",
                                       .hf_class = "Qwen3ForCausalLM",
                                       .weights = decoder_weights,
                                       .block = block,
-                                      .read_hf = read_hf,
-                                      .write_hf = write_hf,
-                                      .check = check};
+                                      .hf_kv_heads = 32,
+                                      .hf_head_dim = 128,
+                                      .hf_max_positions = 32768,
+                                      .write_hf = write_hf};
 
 }  // namespace pptrain::models

@@ -1,10 +1,8 @@
 // Qwen3-MoE (Yang et al., arXiv 2505.09388): Qwen3's block with experts in the place of the MLP, in all
 // layers or some.
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "models/hf_json.h"
-#include "models/llama.h"
+#include "models/hf_config.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
@@ -22,10 +20,6 @@ int64_t number_of_experts(const HfJson& json) {
 }
 
 void read_hf(const HfJson& json, config::ModelSection& model) {
-  model.num_key_value_heads = json.size("num_key_value_heads", 4);
-  model.head_dim = json.size("head_dim", std::max<int64_t>(1, model.hidden_size / model.num_attention_heads));
-  model.max_position_embeddings = json.size("max_position_embeddings", 32768);
-  model.attention_bias = json.flag("attention_bias", false);
   model.num_experts = number_of_experts(json);
   model.num_experts_per_tok = json.size("num_experts_per_tok", 8);
   model.moe_intermediate_size = json.size("moe_intermediate_size", 768);
@@ -35,7 +29,6 @@ void read_hf(const HfJson& json, config::ModelSection& model) {
 }
 
 void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
-  json["attention_bias"] = model.attention_bias;
   json["use_sliding_window"] = false;
   if (model.intermediate_size == 0) json["intermediate_size"] = model.moe_intermediate_size;  // nobody's
   json["num_experts"] = model.num_experts;
@@ -46,21 +39,17 @@ void write_hf(const config::ModelSection& model, nlohmann::ordered_json& json) {
   json["mlp_only_layers"] = model.mlp_only_layers;
 }
 
-void check(const config::ModelSection& model, const config::ReportConflict& report) {
-  if (model.mlp_bias) {
-    report({"model.mlp_bias", "model.arch", "model.hf_dir"}, "qwen3_moe has no biases in its MLP");
-  }
-}
-
 }  // namespace
 
 constinit const Architecture qwen3_moe = {.name = "qwen3_moe",
                                           .hf_model_type = "qwen3_moe",
                                           .hf_class = "Qwen3MoeForCausalLM",
                                           .weights = qwen3_moe_weights,
+                                          .sparse = true,
                                           .block = block,
+                                          .hf_kv_heads = 4,
+                                          .hf_max_positions = 32768,
                                           .read_hf = read_hf,
-                                          .write_hf = write_hf,
-                                          .check = check};
+                                          .write_hf = write_hf};
 
 }  // namespace pptrain::models

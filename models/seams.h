@@ -6,7 +6,7 @@
 
 #include "core/config/word.h"
 #include "core/nn/attention_product.h"
-#include "core/nn/expert_exchange.h"
+#include "core/nn/experts.h"
 #include "core/nn/region.h"
 #include "core/tokens/context_split.h"
 #include "parallel/comm/communicator.h"

@@ -6,16 +6,24 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <ranges>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/kernels/dry_run.h"
+#include "core/nn/feed_forward.h"
 #include "core/nn/rope.h"
-#include "core/nn/storage_bytes.h"
 #include "models/registry.h"
 
 namespace pptrain::models {
 namespace {
+
+// Throws Error, which names the stage, unless the condition holds.
+template <typename... Values>
+void require(bool holds, const StageSlice& stage, fmt::format_string<Values...> text, Values&&... values) {
+  if (!holds)
+    throw Error(fmt::format("stage {}: {}", stage.index, fmt::format(text, std::forward<Values>(values)...)));
+}
 
 // What goes to the next stage. It rounds as the sum that is fused into the next stage's norm would.
 at::Tensor sum(Residual residual) {
@@ -24,6 +32,14 @@ at::Tensor sum(Residual residual) {
 }
 
 }  // namespace
+
+StageSlice whole_model(const ModelConfig& model) {
+  return {.index = 0,
+          .first_layer = 0,
+          .end_layer = static_cast<int>(model.layers),
+          .embedding = true,
+          .head = true};
+}
 
 StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
   const auto& [start, end] = assignment.at(static_cast<size_t>(index));
@@ -35,24 +51,24 @@ StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index) {
 }
 
 template <typename Declare>
-TransformerStage::GroupSpan TransformerStage::declare(const Declare& declare) {
+TransformerStage::Groups TransformerStage::declare(const Declare& declare) {
   const size_t first = store_.groups().size();
   declare();
   return {first, store_.groups().size()};
 }
 
-void TransformerStage::acquire(const GroupSpan& groups, nn::Use use) const {
+void TransformerStage::acquire(const Groups& groups, nn::Use use) const {
   if (access_ == nullptr) return;
-  for (size_t group = groups.first; group < groups.end; ++group) access_->acquire(group, use);
+  for (const size_t group : groups) access_->acquire(group, use);
 }
 
-void TransformerStage::release(const GroupSpan& groups, nn::Use use) const {
+void TransformerStage::release(const Groups& groups, nn::Use use) const {
   if (access_ == nullptr) return;
-  for (size_t group = groups.end; group-- > groups.first;) access_->release(group, use);
+  for (const size_t group : groups | std::views::reverse) access_->release(group, use);
 }
 
 template <typename Body>
-void TransformerStage::with(const GroupSpan& groups, nn::Use use, const Body& body) const {
+void TransformerStage::with(const Groups& groups, nn::Use use, const Body& body) const {
   acquire(groups, use);
   body();
   release(groups, use);
@@ -61,10 +77,8 @@ void TransformerStage::with(const GroupSpan& groups, nn::Use use, const Body& bo
 TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& slice, Recompute recompute,
                                    const Seams& seams)
     : model_(model), slice_(slice), region_(seams.region) {
-  if (slice.first_layer < 0 || slice.first_layer >= slice.end_layer || slice.end_layer > model.layers) {
-    throw Error(fmt::format("stage {}: layers [{}, {}) of a model of {} layers", slice.index,
-                            slice.first_layer, slice.end_layer, model.layers));
-  }
+  require(0 <= slice.first_layer && slice.first_layer < slice.end_layer && slice.end_layer <= model.layers,
+          slice, "layers [{}, {}) of a model of {} layers", slice.first_layer, slice.end_layer, model.layers);
   const auto describe = find_architecture(model.arch).block;
   if (slice.embedding) {
     embedding_groups_ = declare([&] {
@@ -80,7 +94,7 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
     block_groups_.push_back(declare([&] {
       nn::ParameterGroup& group = store_.add_group(name);
       nn::ParameterGroup* const experts =
-          block.experts ? &store_.add_group(name + ".experts", nn::Spread::experts) : nullptr;
+          block.experts ? &store_.add_group(name + ".experts", /*of_experts=*/true) : nullptr;
       blocks_.emplace_back(group, name, block, seams, experts);
     }));
   }
@@ -102,11 +116,11 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
 }
 
 void TransformerStage::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
-                                   const nn::Divisions& divisions) {
-  store_.materialise(device, compute_dtype, with_gradients, divisions);
+                                   const nn::ShardPlace& place, const nn::ShardPlace& experts) {
+  store_.materialise(device, compute_dtype, with_gradients, place, experts);
   size_chunks_for(device.type());
-  rope_ = nn::make_rope_table(model_.head_dim, model_.max_seq, model_.rope_theta, model_.rope_llama3,
-                              model_.rope_linear, device);
+  rope_ =
+      nn::make_rope_table(model_.head_dim, model_.max_seq, model_.rope_theta, model_.rope_scaling, device);
 }
 
 void TransformerStage::size_chunks_for(at::DeviceType device) {
@@ -131,52 +145,45 @@ at::Tensor TransformerStage::own_rows(const at::Tensor& list, int64_t tokens) co
 
 // The rotary tables must reach every position. Reading the positions themselves would wait for a GPU, whose
 // kernel gives NaN beyond the tables.
-nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
+void TransformerStage::check(const data::Microbatch& data) const {
   const int64_t tokens = data.token_count();
-  if (data.positions.dim() != 1 || data.positions.size(0) != tokens) {
-    throw Error(fmt::format("stage {}: positions [{}] of a list of {} tokens", slice_.index,
-                            fmt::join(data.positions.sizes(), ", "), tokens));
-  }
-  if (tokens < region_->cut().size) {
-    throw Error(fmt::format("stage {}: a list of {} tokens cannot be shared out to {} tensor-parallel ranks",
-                            slice_.index, tokens, region_->cut().size));
-  }
-  if (data.segments.longest > model_.max_seq) {
-    throw Error(fmt::format("stage {}: a document of {} tokens, but the rotary tables end at {}",
-                            slice_.index, data.segments.longest, model_.max_seq));
-  }
-  if (data.positions.is_cpu()) {
-    const auto [low, high] = at::aminmax(data.positions);
-    if (low.item<int>() < 0 || high.item<int>() >= model_.max_seq) {
-      throw Error(fmt::format("stage {}: positions from {} to {}, but the rotary tables hold [0, {})",
-                              slice_.index, low.item<int>(), high.item<int>(), model_.max_seq));
-    }
-  }
+  const int ranks = region_->cut().size;
+  require(data.positions.dim() == 1 && data.positions.size(0) == tokens, slice_,
+          "positions [{}] of a list of {} tokens", fmt::join(data.positions.sizes(), ", "), tokens);
+  require(tokens >= ranks, slice_, "a list of {} tokens cannot be shared out to {} tensor-parallel ranks",
+          tokens, ranks);
+  require(data.segments.longest <= model_.max_seq, slice_,
+          "a document of {} tokens, but the rotary tables end at {}", data.segments.longest, model_.max_seq);
+  if (!data.positions.is_cpu()) return;
+  const auto [lowest, highest] = at::aminmax(data.positions);
+  const int low = lowest.item<int>(), high = highest.item<int>();
+  require(low >= 0 && high < model_.max_seq, slice_,
+          "positions from {} to {}, but the rotary tables hold [0, {})", low, high, model_.max_seq);
+}
+
+nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
+  check(data);
   return {.positions = data.positions,
           .segments = data.segments,
           .rope = rope_,
           .context = data.context,
-          .filling = own_rows(data.filling, tokens),
+          .filling = own_rows(data.filling, data.token_count()),
           .global_tokens = data.global_tokens,
           .global_targets = data.global_targets};
 }
 
 Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input) const {
   if (embedding_) {
-    if (data.tokens.dim() != 1 || data.tokens.size(0) != data.token_count()) {
-      throw Error(fmt::format("stage {}: ids [{}] of a list of {} tokens", slice_.index,
-                              fmt::join(data.tokens.sizes(), ", "), data.token_count()));
-    }
+    require(data.tokens.dim() == 1 && data.tokens.size(0) == data.token_count(), slice_,
+            "ids [{}] of a list of {} tokens", fmt::join(data.tokens.sizes(), ", "), data.token_count());
     Residual residual;
     with(embedding_groups_, nn::Use::forward, [&] { residual.stream = embedding_->forward(data.tokens); });
     return residual;
   }
   const int64_t rows = share(data);
-  if (!input.defined() || input.dim() != 2 || input.size(0) != rows || input.size(1) != model_.hidden) {
-    throw Error(
-        fmt::format("stage {}: its input must be [{}, {}], not {}", slice_.index, rows, model_.hidden,
-                    input.defined() ? fmt::format("[{}]", fmt::join(input.sizes(), ", ")) : "undefined"));
-  }
+  require(input.defined(), slice_, "its input must be [{}, {}], not undefined", rows, model_.hidden);
+  require(input.dim() == 2 && input.size(0) == rows && input.size(1) == model_.hidden, slice_,
+          "its input must be [{}, {}], not [{}]", rows, model_.hidden, fmt::join(input.sizes(), ", "));
   return {.stream = std::move(input), .delta = {}};
 }
 
@@ -196,10 +203,8 @@ void TransformerStage::add_loss(const at::Tensor& loss) {
 }
 
 at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& data, at::Tensor input) {
-  if (records_.contains(microbatch)) {
-    throw Error(fmt::format("stage {}: microbatch {} ran forward twice without a backward", slice_.index,
-                            microbatch));
-  }
+  require(!records_.contains(microbatch), slice_, "microbatch {} ran forward twice without a backward",
+          microbatch);
   nn::TokenInfo info = info_of(data);
   Residual residual = enter(data, std::move(input));
   Record& record = records_[microbatch];
@@ -214,10 +219,10 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
 
   with(norm_groups_, nn::Use::backward, [&] {
     nn::RmsNorm::Saved saved;
-    const auto normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
-    at::Tensor dh = at::empty_like(normed.y);
+    const at::Tensor normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
+    at::Tensor dh = at::empty_like(normed);
     with(head_groups_, nn::Use::backward,
-         [&] { add_loss(head_->forward_backward(normed.y, data.labels, dh)); });
+         [&] { add_loss(head_->forward_backward(normed, data.labels, dh)); });
     record.dy = norm_->backward(saved, dh, {});
   });
   return {};
@@ -227,7 +232,7 @@ at::Tensor TransformerStage::final_norm(Residual residual) const {
   at::Tensor y;
   with(norm_groups_, nn::Use::forward, [&] {
     nn::RmsNorm::Saved dropped;
-    y = norm_->forward(residual.stream, std::move(residual.delta), dropped).y;
+    y = norm_->forward(residual.stream, std::move(residual.delta), dropped);
   });
   return y;
 }
@@ -265,10 +270,7 @@ at::Tensor TransformerStage::logits(const data::Microbatch& data, at::Tensor inp
 
 TransformerStage::Record TransformerStage::take_record(int microbatch) {
   auto node = records_.extract(microbatch);
-  if (node.empty()) {
-    throw Error(fmt::format("stage {}: backward of microbatch {}, which did not run forward", slice_.index,
-                            microbatch));
-  }
+  require(!node.empty(), slice_, "backward of microbatch {}, which did not run forward", microbatch);
   return std::move(node.mapped());
 }
 
@@ -288,8 +290,8 @@ at::Tensor TransformerStage::backward_blocks_at_once(Record& record, at::Tensor 
   return backward_blocks(record, std::move(dy), nn::Use::backward, queues);
 }
 
-// To who gathers weights and sums gradients it is an I of each block, and a W that begins with it and ends a
-// block later: a sum must not begin before the current stream is behind the gradients.
+// The sharding hooks see an I of each block, and a W that starts with it and ends one block later: a
+// reduction must not begin before the current stream is behind the gradients.
 at::Tensor TransformerStage::backward_blocks_beside(Record& record, at::Tensor dy) {
   std::vector<nn::WeightGradQueue> queues(blocks_.size(), nn::WeightGradQueue(*side_));
   const auto join = [&](size_t i) {
@@ -318,10 +320,8 @@ at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
 }
 
 at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
-  if (pending_.contains(microbatch)) {
-    throw Error(fmt::format("stage {}: the weight gradients of microbatch {} are still pending", slice_.index,
-                            microbatch));
-  }
+  require(!pending_.contains(microbatch), slice_, "the weight gradients of microbatch {} are still pending",
+          microbatch);
   Record record = take_record(microbatch);
   PendingWeights& pending = pending_[microbatch];
   pending.queues.assign(blocks_.size(), nn::WeightGradQueue(nn::WeightGradQueue::Mode::deferred));
@@ -335,10 +335,7 @@ at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
 // In the order of the input gradients, which made them.
 void TransformerStage::backward_weight(int microbatch) {
   auto node = pending_.extract(microbatch);
-  if (node.empty()) {
-    throw Error(
-        fmt::format("stage {}: no weight gradients of microbatch {} are pending", slice_.index, microbatch));
-  }
+  require(!node.empty(), slice_, "no weight gradients of microbatch {} are pending", microbatch);
   PendingWeights& pending = node.mapped();
   for (size_t i = blocks_.size(); i-- > 0;)
     with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });

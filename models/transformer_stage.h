@@ -13,17 +13,16 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <vector>
 
 #include "core/kernels/kernels.h"
-#include "core/nn/cross_entropy.h"
-#include "core/nn/embedding.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
 #include "core/nn/rms_norm.h"
-#include "core/nn/side_stream.h"
 #include "core/nn/token_info.h"
+#include "core/nn/vocabulary.h"
 #include "core/nn/weight_access.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/block.h"
@@ -33,7 +32,7 @@
 
 namespace pptrain::models {
 
-// Which piece of the model a stage holds.
+// Which part of the model a stage holds.
 struct StageSlice {
   int index = 0;
   int first_layer = 0;
@@ -42,6 +41,8 @@ struct StageSlice {
   bool head = false;
 };
 
+// The model as one stage.
+StageSlice whole_model(const ModelConfig& model);
 // Stage `index` of the assignment; the embedding is on stage 0, the head on the last one.
 StageSlice stage_slice(const pipeline::LayerAssignment& assignment, int index);
 
@@ -63,9 +64,10 @@ class TransformerStage final : public pipeline::Stage {
                    const Seams& seams = {});
 
   // Allocates parameters and rotary tables. compute_dtype: float32 or bfloat16. Then fill the masters:
-  // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute().
+  // parameters().initialise(seed), load_hf_weights, or a checkpoint and refresh_compute(). Places as
+  // ParameterStore::materialise takes them.
   void materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients = true,
-                   const nn::Divisions& divisions = {});
+                   const nn::ShardPlace& place = {}, const nn::ShardPlace& experts = {});
 
   // Tells `access` from now on which groups a pass uses; it must outlive the stage's passes.
   void use_weights(nn::WeightAccess& access) { access_ = &access; }
@@ -129,21 +131,19 @@ class TransformerStage final : public pipeline::Stage {
     std::vector<nn::WeightGradQueue> queues;  // of each block
     at::Tensor tokens, embedding_dy;          // first stage
   };
-  // Groups [first, end) of the store.
-  struct GroupSpan {
-    size_t first = 0;
-    size_t end = 0;
-  };
+  // Indices in the store, which follow each other.
+  using Groups = std::ranges::iota_view<size_t, size_t>;
 
-  void acquire(const GroupSpan& groups, nn::Use use) const;
-  void release(const GroupSpan& groups, nn::Use use) const;
+  void acquire(const Groups& groups, nn::Use use) const;
+  void release(const Groups& groups, nn::Use use) const;
   // Runs `body` while it may use the groups so.
   template <typename Body>
-  void with(const GroupSpan& groups, nn::Use use, const Body& body) const;
+  void with(const Groups& groups, nn::Use use, const Body& body) const;
   // Declares what `declare` does, and says in which groups.
   template <typename Declare>
-  GroupSpan declare(const Declare& declare);
+  Groups declare(const Declare& declare);
 
+  void check(const data::Microbatch& data) const;  // throws Error
   nn::TokenInfo info_of(const data::Microbatch& data) const;
   at::Tensor own_rows(const at::Tensor& list, int64_t tokens) const;
   int64_t share(const data::Microbatch& data) const;  // rows of this rank
@@ -171,8 +171,8 @@ class TransformerStage final : public pipeline::Stage {
   std::optional<nn::LinearCrossEntropy> head_;
   kernels::RopeTable rope_;
 
-  GroupSpan embedding_groups_, norm_groups_, head_groups_;
-  std::vector<GroupSpan> block_groups_;
+  Groups embedding_groups_, norm_groups_, head_groups_;
+  std::vector<Groups> block_groups_;
   nn::WeightAccess* access_ = nullptr;
   nn::SideStream* side_ = nullptr;  // for weight gradients, if any
 

@@ -3,11 +3,20 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
+#include <map>
+#include <string>
 
 #include "app/commands/job_options.h"
 #include "core/base/printable.h"
 
 namespace pptrain::app {
+
+namespace {
+
+const std::map<std::string, at::ScalarType> stored_types = {
+    {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}};
+
+}  // namespace
 
 CLI::App* add_convert(CLI::App& cli, ConvertArguments& arguments) {
   CLI::App* command = cli.add_subcommand(
@@ -22,9 +31,10 @@ CLI::App* add_convert(CLI::App& cli, ConvertArguments& arguments) {
       ->required()
       ->option_text("DIR");
   command
-      ->add_option("--dtype", arguments.dtype,
-                   "Of the Hugging Face weights: fp32 (as checkpoints hold them), bf16 or fp16; default: as "
-                   "in the directory that the checkpoint was made of, else fp32")
+      ->add_option_function<std::string>(
+          "--dtype", [&arguments](const std::string& word) { arguments.dtype = stored_types.at(word); },
+          "Of the Hugging Face weights: fp32 (as checkpoints hold them), bf16 or fp16; default: as in "
+          "the directory that the checkpoint was made of, else fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->option_text("TYPE");
   command

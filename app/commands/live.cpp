@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "app/run/ask.h"
+#include "app/run/requests.h"
 #include "app/run/run_status.h"
 #include "core/base/printable.h"
 #include "core/fault/shutdown.h"
@@ -36,7 +36,7 @@ CLI::App* add_request(CLI::App& cli, const char* name, const char* what, LiveArg
   return command;
 }
 
-std::string describe(const std::filesystem::path& run, const Outcome& outcome) {
+std::string describe(const std::filesystem::path& run, const Answer& outcome) {
   std::string text = outcome.state;
   if (outcome.step > 0) text += fmt::format(" at step {}", outcome.step);
   if (!outcome.checkpoint.empty())
@@ -45,7 +45,7 @@ std::string describe(const std::filesystem::path& run, const Outcome& outcome) {
   return printable(text);
 }
 
-std::string to_json(const std::filesystem::path& run, const Outcome& outcome) {
+std::string to_json(const std::filesystem::path& run, const Answer& outcome) {
   nlohmann::ordered_json json{{"run", run.string()}, {"state", outcome.state}};
   if (outcome.step > 0) json["step"] = outcome.step;
   if (!outcome.checkpoint.empty()) json["checkpoint"] = outcome.checkpoint;
@@ -55,7 +55,7 @@ std::string to_json(const std::filesystem::path& run, const Outcome& outcome) {
 
 int request(RequestKind kind, const LiveArguments& arguments) {
   const fault::Shutdown shutdown;  // after Ctrl-C the request is withdrawn
-  const Outcome outcome =
+  const Answer outcome =
       ask(arguments.run, kind,
           {.patience = std::chrono::duration<double>(arguments.wait_s),
            .waits = !arguments.no_wait,

@@ -12,10 +12,8 @@
 
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
+#include "app/forecast/costs.h"
 #include "app/forecast/device_model.h"
-#include "app/forecast/machine_costs.h"
-#include "app/forecast/mesh_search.h"
-#include "app/forecast/mesh_search_report.h"
 #include "app/forecast/plan_report.h"
 #include "app/forecast/prediction.h"
 #include "app/forecast/search.h"

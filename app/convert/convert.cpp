@@ -5,13 +5,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <set>
 
-#include "app/convert/from_hf.h"
-#include "app/convert/rewrite_hf.h"
 #include "app/convert/target_folder.h"
-#include "app/convert/to_hf.h"
 #include "app/rank/weights_source.h"
 #include "core/base/error.h"
 #include "core/io/paths.h"
@@ -48,19 +44,9 @@ void refuse_one_place(const fs::path& source, const fs::path& target) {
                                from.string()));
 }
 
-HfOptions hf_options(const ConvertArguments& arguments) {
-  HfOptions options{.dtype = {}, .max_shard_bytes = {}, .tokenizer = arguments.tokenizer};
-  if (arguments.dtype == "fp32") options.dtype = at::kFloat;
-  if (arguments.dtype == "bf16") options.dtype = at::kBFloat16;
-  if (arguments.dtype == "fp16") options.dtype = at::kHalf;
-  if (arguments.max_shard_gb > 0)
-    options.max_shard_bytes = std::max<uint64_t>(1, static_cast<uint64_t>(arguments.max_shard_gb * 1e9));
-  return options;
-}
-
 // A checkpoint is float32, in a file, with the directory's own tokenizer.
 void refuse_hf_options(const ConvertArguments& arguments) {
-  const char* given = !arguments.dtype.empty()       ? "--dtype"
+  const char* given = arguments.dtype                ? "--dtype"
                       : arguments.max_shard_gb > 0   ? "--max-shard-gb"
                       : !arguments.tokenizer.empty() ? "--tokenizer"
                                                      : nullptr;
@@ -81,11 +67,10 @@ std::vector<std::string> convert(const ConvertArguments& arguments) {
   refuse_one_place(source, arguments.to);
   TargetFolder target(arguments.to, arguments.overwrite,
                       reads_hf ? std::set<std::string>{} : carried_names(source));
-  const Conversion done =
-      reads_hf ? from_hf(source, target.folder()) : to_hf(source, hf_options(arguments), target.folder());
+  std::vector<std::string> lines =
+      reads_hf ? from_hf(source, target.folder()) : to_hf(source, arguments, target.folder());
   target.publish();
-  std::vector<std::string> lines = {fmt::format("{} -> {}: {}", source.string(), arguments.to, done.written)};
-  lines.insert(lines.end(), done.notes.begin(), done.notes.end());
+  lines.front() = fmt::format("{} -> {}: {}", source.string(), arguments.to, lines.front());
   return lines;
 }
 

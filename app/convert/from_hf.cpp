@@ -1,21 +1,28 @@
-#include "app/convert/from_hf.h"
-
+// A Hugging Face directory as a checkpoint of weights alone.
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
+#include <string>
+#include <vector>
 
+#include "app/convert/convert.h"
 #include "app/convert/hf_companions.h"
-#include "app/convert/hf_source.h"
 #include "app/convert/parameter_source.h"
 #include "core/base/error.h"
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
 #include "core/config/validate.h"
 #include "core/io/files.h"
+#include "core/io/hf_checkpoint.h"
 #include "models/flops.h"
 #include "models/hf_config.h"
 #include "models/hf_loader.h"
@@ -34,10 +41,77 @@ config::JobConfig job_of(const fs::path& hf_dir) {
   return job;
 }
 
+// A tensor of one of its files.
+struct HfStored {
+  const io::SafetensorsReader* file = nullptr;
+  io::TensorSpec spec;
+
+  std::string describe() const {
+    return fmt::format("'{}': the tensor '{}'", file->path().string(), spec.name);
+  }
+};
+
+// The weights of a Hugging Face directory, read at chosen places: what is read is not mapped, so that memory
+// does not fill with it.
+class HfSource {
+ public:
+  // Throws Error as HfCheckpoint does.
+  explicit HfSource(const fs::path& hf_dir) : hf_(hf_dir) {}
+
+  const io::HfCheckpoint& hf() const { return hf_; }
+  HfStored find(const std::string& tensor) const { return {&hf_.shard(tensor), hf_.spec(tensor)}; }
+
+  // Fills `out` with the tensor's bytes from byte `begin` on.
+  void read(const HfStored& tensor, uint64_t begin, std::span<std::byte> out);
+  // Whether two tensors are the same type, shape and bytes.
+  bool same(const HfStored& a, const HfStored& b);
+  // Those that are not in `taken`, file by file. Throws Error where two files have one of the same name.
+  std::vector<HfStored> others(const std::set<std::string>& taken) const;
+
+ private:
+  io::HfCheckpoint hf_;
+  std::optional<io::RegularFile> open_;  // that was read last
+};
+
+void HfSource::read(const HfStored& tensor, uint64_t begin, std::span<std::byte> out) {
+  if (!open_ || open_->path() != tensor.file->path()) open_.emplace(tensor.file->path());
+  open_->read(tensor.file->offset(tensor.spec.name) + begin, out);
+}
+
+bool HfSource::same(const HfStored& a, const HfStored& b) {
+  if (a.spec.dtype != b.spec.dtype || a.spec.shape != b.spec.shape) return false;
+  constexpr uint64_t piece_bytes = uint64_t{1} << 20;
+  std::vector<std::byte> first(piece_bytes), second(piece_bytes);
+  const uint64_t size = a.file->bytes(a.spec.name).size();
+  for (uint64_t at = 0; at < size; at += piece_bytes) {
+    const uint64_t count = std::min(piece_bytes, size - at);
+    const std::span<std::byte> ours = std::span(first).first(count), theirs = std::span(second).first(count);
+    read(a, at, ours);
+    read(b, at, theirs);
+    if (!std::ranges::equal(ours, theirs)) return false;
+  }
+  return true;
+}
+
+std::vector<HfStored> HfSource::others(const std::set<std::string>& taken) const {
+  std::vector<HfStored> found;
+  std::map<std::string, const io::SafetensorsReader*> seen;
+  for (const auto& [name, file] : hf_.shards()) {
+    for (const io::TensorSpec& spec : file.tensors()) {
+      const HfStored tensor{&file, spec};
+      const auto [other, is_new] = seen.emplace(spec.name, &file);
+      if (!is_new)
+        throw Error(fmt::format("{} is in {} too", tensor.describe(), other->second->path().string()));
+      if (!taken.contains(spec.name)) found.push_back(tensor);
+    }
+  }
+  return found;
+}
+
 class Import {
  public:
   Import(const fs::path& hf_dir, const fs::path& folder);
-  Conversion run();
+  std::vector<std::string> run();
 
  private:
   std::vector<io::TensorSpec> parameters() const;
@@ -46,7 +120,7 @@ class Import {
   void fill(const models::HfWeight& weight, uint64_t begin, std::span<std::byte> piece);
   void write_extra(checkpoint::FolderWriter& writer);
   void carry(checkpoint::FolderWriter& writer, const fs::path& from, const fs::path& to, uint64_t bytes);
-  void carry_files(checkpoint::FolderWriter& writer, Conversion& done);
+  std::vector<std::string> carry_files(checkpoint::FolderWriter& writer);
 
   fs::path hf_dir_, folder_;
   config::JobConfig job_;
@@ -65,7 +139,7 @@ Import::Import(const fs::path& hf_dir, const fs::path& folder)
       weights_(models::find_hf_weights(model_, source_.hf())),
       extra_(source_.others(taken())) {
   for (const models::HfWeight& weight : weights_) {
-    const HfStored stored = source_.find(weight.place.tensor);
+    const HfStored stored = source_.find(weight.tensor);
     check_exact_in_float(stored.spec.dtype, stored.describe());
   }
 }
@@ -86,7 +160,7 @@ std::vector<io::TensorSpec> Import::parameters() const {
 // be the embedding.
 std::set<std::string> Import::taken() {
   std::set<std::string> names;
-  for (const models::HfWeight& weight : weights_) names.insert(weight.place.tensor);
+  for (const models::HfWeight& weight : weights_) names.insert(weight.tensor);
   const auto map = models::find_architecture(model_.arch).weights;
   const std::string head_name = models::hf_name(map, "head.weight", false);
   if (!model_.tied || !source_.hf().contains(head_name)) return names;
@@ -103,8 +177,8 @@ std::set<std::string> Import::taken() {
 
 // Bytes of a parameter, float32, from byte `begin` on.
 void Import::fill(const models::HfWeight& weight, uint64_t begin, std::span<std::byte> piece) {
-  const HfStored stored = source_.find(weight.place.tensor);
-  const uint64_t first = static_cast<uint64_t>(weight.place.first) + begin / sizeof(float);
+  const HfStored stored = source_.find(weight.tensor);
+  const uint64_t first = static_cast<uint64_t>(weight.first) + begin / sizeof(float);
   const uint64_t element = c10::elementSize(stored.spec.dtype);
   const uint64_t bytes = piece.size() / sizeof(float) * element;
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(bytes);
@@ -133,7 +207,8 @@ void Import::carry(checkpoint::FolderWriter& writer, const fs::path& from, const
   writer.attach(to.string());
 }
 
-void Import::carry_files(checkpoint::FolderWriter& writer, Conversion& done) {
+// Returns what is left out.
+std::vector<std::string> Import::carry_files(checkpoint::FolderWriter& writer) {
   std::set<std::string> names;
   for (const auto& [name, shard] : source_.hf().shards()) {
     carry(writer, shard.path(), fs::path(carried_headers) / name, shard.header_bytes());
@@ -142,15 +217,16 @@ void Import::carry_files(checkpoint::FolderWriter& writer, Conversion& done) {
   const OtherFiles others = list_other_files(hf_dir_, names);
   for (const fs::path& file : others.carried)
     carry(writer, hf_dir_ / file, carried_files / file, largest_carried);
+  std::vector<std::string> notes;
   for (const std::string& left : others.left_out)
-    done.notes.push_back(fmt::format("left out, and not written when it is converted back: {}", left));
+    notes.push_back(fmt::format("left out, and not written when it is converted back: {}", left));
+  return notes;
 }
 
-Conversion Import::run() {
-  Conversion done{
-      .written = fmt::format("{} of {:.2f} M parameters at step 0, without optimizer state", model_.arch,
-                             static_cast<double>(models::parameter_count(model_)) / 1e6),
-      .notes = {}};
+std::vector<std::string> Import::run() {
+  std::vector<std::string> lines = {
+      fmt::format("{} of {:.2f} M parameters at step 0, without optimizer state", model_.arch,
+                  static_cast<double>(models::parameter_count(model_)) / 1e6)};
   checkpoint::FolderWriter writer(folder_, parameters());
   for (const models::HfWeight& weight : weights_) {
     if (is_tied_head(weight)) continue;
@@ -158,17 +234,16 @@ Conversion Import::run() {
                  [&](uint64_t begin, std::span<std::byte> piece) { fill(weight, begin, piece); });
   }
   for (const HfStored& extra : extra_)
-    done.notes.push_back(
-        fmt::format("{} is no parameter of the model; it is carried along", extra.describe()));
+    lines.push_back(fmt::format("{} is no parameter of the model; it is carried along", extra.describe()));
   write_extra(writer);
-  carry_files(writer, done);
+  std::ranges::move(carry_files(writer), std::back_inserter(lines));
   writer.finish({}, {{"converted_from", "Hugging Face"}}, config::to_toml(job_));
-  return done;
+  return lines;
 }
 
 }  // namespace
 
-Conversion from_hf(const fs::path& hf_dir, const fs::path& folder) {
+std::vector<std::string> from_hf(const fs::path& hf_dir, const fs::path& folder) {
   return Import(hf_dir, folder).run();
 }
 

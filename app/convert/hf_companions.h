@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/config/job_config.h"
-#include "models/hf_writer.h"
+#include "models/hf_config.h"
 
 namespace pptrain::app {
 

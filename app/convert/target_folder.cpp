@@ -39,6 +39,13 @@ std::set<std::string> files_of_checkpoint(const fs::path& folder) {
   return names;
 }
 
+// Whether a file of this name (without a folder) may be one of a Hugging Face directory that was written
+// here: weights, their index, config.json, or of a tokenizer.
+bool is_hf_file(const std::string& name) {
+  return name == "config.json" || name == "model.safetensors.index.json" || is_shard_name(name) ||
+         std::ranges::find(tokenizer_files(), name) != tokenizer_files().end();
+}
+
 // A file that no conversion has written there.
 std::optional<std::string> find_foreign(const fs::path& folder, const std::set<std::string>& own) {
   const bool is_checkpoint = io::is_there(folder / checkpoint::manifest_name);
@@ -73,11 +80,6 @@ const std::vector<std::string>& tokenizer_files() {
                                                  "chat_template.json",
                                                  "generation_config.json"};
   return names;
-}
-
-bool is_hf_file(const std::string& name) {
-  return name == "config.json" || name == "model.safetensors.index.json" || is_shard_name(name) ||
-         std::ranges::find(tokenizer_files(), name) != tokenizer_files().end();
 }
 
 fs::path real_path(const fs::path& path) {

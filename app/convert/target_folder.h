@@ -41,10 +41,6 @@ class TargetFolder {
   std::set<std::string> own_;
 };
 
-// Whether a file of this name (without a folder) may be one of a Hugging Face directory that was written
-// here: weights, their index, config.json, or of a tokenizer.
-bool is_hf_file(const std::string& name);
-
 // The files that a tokenizer of Hugging Face may have, tokenizer.json first; generation_config.json among
 // them, which may say where texts end.
 const std::vector<std::string>& tokenizer_files();

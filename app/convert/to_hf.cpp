@@ -1,25 +1,37 @@
-#include "app/convert/to_hf.h"
-
+// A checkpoint as a Hugging Face directory.
 #include <c10/util/accumulate.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "app/convert/convert.h"
 #include "app/convert/hf_companions.h"
 #include "app/convert/parameter_source.h"
-#include "app/convert/rewrite_hf.h"
 #include "app/convert/target_folder.h"
 #include "app/data/text_codec.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "core/io/files.h"
+#include "core/io/mapped_file.h"
 #include "core/io/paths.h"
+#include "core/io/safetensors.h"
 #include "models/flops.h"
-#include "models/hf_writer.h"
+#include "models/hf_config.h"
+#include "models/hf_loader.h"
+#include "models/model_config.h"
+#include "models/registry.h"
 #include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
@@ -44,48 +56,57 @@ config::JobConfig saved_job(const fs::path& step_folder) {
   return job;
 }
 
+// Bytes of a file of weights.
+uint64_t largest_shard(const ConvertArguments& arguments) {
+  if (arguments.max_shard_gb == 0) return default_shard_bytes;
+  return std::max<uint64_t>(1, static_cast<uint64_t>(arguments.max_shard_gb * 1e9));
+}
+
+// A checkpoint as a new Hugging Face directory.
 class Export {
  public:
-  Export(const fs::path& step_folder, const HfOptions& options, const fs::path& folder)
+  Export(const fs::path& step_folder, const ConvertArguments& arguments, const fs::path& folder)
       : step_folder_(step_folder),
         folder_(folder),
-        options_(options),
+        arguments_(arguments),
         job_(saved_job(step_folder)),
-        type_(options.dtype.value_or(at::kFloat)),
+        type_(arguments.dtype.value_or(at::kFloat)),
         source_(step_folder),
         tensors_(models::hf_tensors(models::make_model_config(job_.model, 1))) {
     check_parameters();
   }
 
-  Conversion run() {
-    write_companions();
+  std::vector<std::string> run() {
+    std::vector<std::string> lines(1);
+    write_companions(lines);
     const size_t files = write_weights();
-    done_.written = fmt::format("{} of {:.2f} M parameters at step {}, in {} file{} of {}", job_.model.arch,
+    lines.front() = fmt::format("{} of {:.2f} M parameters at step {}, in {} file{} of {}", job_.model.arch,
                                 static_cast<double>(elements_) / 1e6, source_.reader().state().step, files,
                                 files == 1 ? "" : "s", io::dtype_name(type_));
-    return std::move(done_);
+    return lines;
   }
 
  private:
   void check_parameters();
-  void write_companions();
+  void write_companions(std::vector<std::string>& notes);
   size_t write_weights();
   void write_shard(const std::string& name, std::span<const size_t> numbers);
-  io::TensorSpec spec_of(const models::HfTensor& tensor) const { return {tensor.name, type_, tensor.shape}; }
+  io::TensorSpec spec_of(const models::HfWeight& tensor) const {
+    return {tensor.tensor, type_, tensor.shape};
+  }
 
   fs::path step_folder_, folder_;
-  const HfOptions& options_;
+  const ConvertArguments& arguments_;
   config::JobConfig job_;
   at::ScalarType type_;
   ParameterSource source_;
-  std::vector<models::HfTensor> tensors_;
+  std::vector<models::HfWeight> tensors_;
   int64_t elements_ = 0;
-  Conversion done_;
 };
 
 void Export::check_parameters() {
   const checkpoint::Reader& reader = source_.reader();
-  for (const models::HfTensor& tensor : tensors_) {
+  for (const models::HfWeight& tensor : tensors_) {
     const auto& shape = reader.global_shape(model_file, tensor.parameter);
     if (shape != tensor.shape) {
       throw Error(fmt::format("{}: {} is [{}], but [{}] in the model of the job that saved it",
@@ -103,10 +124,10 @@ void Export::check_parameters() {
 // The tokenizer named on the command line, or that of the directory that the checkpoint was made of. A path
 // in the checkpoint is not followed: whoever wrote it could name any file here, and the output is made to be
 // published.
-void Export::write_companions() {
+void Export::write_companions(std::vector<std::string>& notes) {
   const fs::path carried = step_folder_ / carried_files;
-  if (!options_.tokenizer.empty()) {
-    copy_tokenizer(options_.tokenizer, folder_, "--tokenizer");
+  if (!arguments_.tokenizer.empty()) {
+    copy_tokenizer(arguments_.tokenizer, folder_, "--tokenizer");
   } else if (io::is_there(carried / "tokenizer.json")) {
     for (const std::string& name : tokenizer_files())
       if (io::is_there(carried / name))
@@ -115,12 +136,12 @@ void Export::write_companions() {
     copy_tokenizer(carried, folder_, step_folder_.string());
   } else {
     const fs::path named = tokenizer_of(job_);
-    done_.notes.push_back(
-        "no tokenizer is written: " +
-        (named.empty() ? std::string("the job names none; --tokenizer PATH adds one")
-                       : fmt::format("--tokenizer {} adds the one that the job names", named.string())));
+    notes.push_back("no tokenizer is written: " +
+                    (named.empty()
+                         ? std::string("the job names none; --tokenizer PATH adds one")
+                         : fmt::format("--tokenizer {} adds the one that the job names", named.string())));
   }
-  const models::TextEnds ends = read_text_ends(folder_, job_.model, done_.notes);
+  const models::TextEnds ends = read_text_ends(folder_, job_.model, notes);
   write_generation_config(ends, folder_);
   io::write_file_atomically(folder_ / "config.json",
                             models::hf_config(job_.model, type_, ends).dump(2) + "\n");
@@ -128,14 +149,14 @@ void Export::write_companions() {
 
 size_t Export::write_weights() {
   std::vector<uint64_t> bytes;
-  for (const models::HfTensor& tensor : tensors_)
+  for (const models::HfWeight& tensor : tensors_)
     bytes.push_back(static_cast<uint64_t>(c10::multiply_integers(tensor.shape)) * c10::elementSize(type_));
-  const auto shards = plan_shards(bytes, options_.max_shard_bytes.value_or(default_shard_bytes));
+  const auto shards = plan_shards(bytes, largest_shard(arguments_));
   std::map<std::string, std::string> file_of;
   for (size_t shard = 0; shard < shards.size(); ++shard) {
     const std::string name = shard_name(shard, shards.size());
     write_shard(name, shards[shard]);
-    for (const size_t number : shards[shard]) file_of[tensors_[number].name] = name;
+    for (const size_t number : shards[shard]) file_of[tensors_[number].tensor] = name;
   }
   if (shards.size() > 1) {
     const uint64_t total = static_cast<uint64_t>(elements_) * c10::elementSize(type_);
@@ -149,21 +170,107 @@ void Export::write_shard(const std::string& name, std::span<const size_t> number
   for (const size_t number : numbers) specs.push_back(spec_of(tensors_[number]));
   io::SafetensorsWriter file(folder_ / name, specs, {{"format", "pt"}});
   for (const size_t number : numbers) {
-    const models::HfTensor& tensor = tensors_[number];
+    const models::HfWeight& tensor = tensors_[number];
     const std::string what = fmt::format("'{}': the parameter '{}'", step_folder_.string(), tensor.parameter);
-    file.write_pieces(tensor.name, source_.fill(spec_of(tensor), {tensor.parameter}, what));
+    file.write_pieces(tensor.tensor, source_.fill(spec_of(tensor), {tensor.parameter}, what));
   }
   file.finish();
 }
 
+// What of an attachment's path is below `folder`; nothing where it is not. Attachments are inner paths.
+std::optional<std::string> below(std::string_view folder, std::string_view path) {
+  if (!path.starts_with(folder) || !path.substr(folder.size()).starts_with('/')) return std::nullopt;
+  std::string rest(path.substr(folder.size() + 1));
+  if (!io::is_inner_path(rest)) throw Error(fmt::format("'{}' leads out of the folder '{}'", path, folder));
+  return rest;
+}
+
+// The Hugging Face directory that a checkpoint was made of, written again byte for byte: the carried files as
+// they are, and each file of weights with its own header and the checkpoint's values in that header's types.
+class Rewrite {
+ public:
+  Rewrite(const fs::path& step_folder, const fs::path& folder)
+      : step_folder_(step_folder),
+        folder_(folder),
+        model_(models::make_model_config(models::read_hf_config((step_folder / carried_files).string()), 1)),
+        source_(step_folder) {
+    if (io::is_there(step_folder / carried_tensors)) extra_.emplace(step_folder / carried_tensors);
+    if (extra_) extra_bytes_.emplace(step_folder / carried_tensors);
+  }
+
+  std::string run();
+
+ private:
+  void write_shard(const std::string& name);
+  io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, const std::string& what);
+
+  fs::path step_folder_, folder_;
+  models::ModelConfig model_;
+  ParameterSource source_;
+  std::optional<io::SafetensorsReader> extra_;
+  std::optional<io::RegularFile> extra_bytes_;  // of the same file
+};
+
+io::SafetensorsWriter::Fill Rewrite::fill(const io::TensorSpec& spec, const std::string& what) {
+  if (extra_ && extra_->contains(spec.name)) {
+    return [this, name = spec.name](uint64_t begin, std::span<std::byte> piece) {
+      extra_bytes_->read(extra_->offset(name) + begin, piece);
+    };
+  }
+  const auto names = models::find_architecture(model_.arch).weights;
+  std::vector<std::string> parameters = models::parameters_in(names, spec.name, model_.sparse.experts);
+  if (parameters.empty()) throw Error(fmt::format("{} is no parameter of the model", what));
+  if (model_.tied && parameters.front() == "head.weight") parameters.front() = "embed.weight";
+  return source_.fill(spec, std::move(parameters), what);
+}
+
+void Rewrite::write_shard(const std::string& name) {
+  const io::MappedFile header(io::inner_path(step_folder_ / carried_headers, name));
+  const std::string file = fmt::format("'{}'", header.path().string());
+  fs::create_directories((folder_ / name).parent_path());
+  auto writer = io::SafetensorsWriter::with_header(folder_ / name, header.bytes());
+  for (const io::DescribedTensor& tensor : io::parse_header(header.bytes(), file).tensors) {
+    const std::string what = fmt::format("{}: the tensor '{}'", file, tensor.spec.name);
+    writer.write_pieces(tensor.spec.name, fill(tensor.spec, what));
+  }
+  writer.finish();
+}
+
+std::string Rewrite::run() {
+  size_t files = 0, shards = 0;
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(step_folder_);
+  for (const checkpoint::Attachment& attachment : manifest.attachments) {
+    if (const auto name = below(carried_headers, attachment.path)) {
+      write_shard(*name);
+      ++shards;
+    } else if (const auto other = below(carried_files, attachment.path)) {
+      io::copy_file(io::inner_path(step_folder_, attachment.path), folder_ / *other);
+      ++files;
+    }
+  }
+  return fmt::format("the directory that it was made of, byte for byte: {} file{} of weights and {} other{}",
+                     shards, shards == 1 ? "" : "s", files, files == 1 ? "" : "s");
+}
+
 }  // namespace
 
-Conversion to_hf(const fs::path& step_folder, const HfOptions& options, const fs::path& folder) {
+std::vector<std::string> to_hf(const fs::path& step_folder, const ConvertArguments& arguments,
+                               const fs::path& folder) {
   for (const checkpoint::Attachment& carried : checkpoint::read_manifest(step_folder).attachments)
     checkpoint::check_attachment(step_folder, carried);
-  const bool as_it_was = !options.dtype && !options.max_shard_bytes && options.tokenizer.empty();
-  if (as_it_was && io::is_there(step_folder / carried_headers)) return rewrite_hf(step_folder, folder);
-  return Export(step_folder, options, folder).run();
+  const bool as_it_was = !arguments.dtype && arguments.max_shard_gb == 0 && arguments.tokenizer.empty();
+  if (as_it_was && io::is_there(step_folder / carried_headers)) return {Rewrite(step_folder, folder).run()};
+  return Export(step_folder, arguments, folder).run();
+}
+
+std::set<std::string> carried_names(const fs::path& step_folder) {
+  std::set<std::string> names;
+  for (const checkpoint::Attachment& attachment : checkpoint::read_manifest(step_folder).attachments) {
+    for (const char* folder : {carried_files, carried_headers}) {
+      if (auto name = below(folder, attachment.path)) names.insert(*std::move(name));
+    }
+  }
+  return names;
 }
 
 }  // namespace pptrain::app

@@ -144,7 +144,7 @@ void make_on_this_host(Wish& wish, const std::function<bool()>& stopped) {
   make(wish, stopped);
 }
 
-// What the ranks' caches hold, told from a few places of their files.
+// What the ranks' caches hold, judged by a few places of their files.
 std::string describe(const std::vector<Wish>& wishes) {
   std::string text;
   for (const Wish& wish : wishes) {

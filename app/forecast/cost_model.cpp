@@ -84,7 +84,7 @@ CostModel::CostModel(FootprintCache& cache, const Workload& workload, const Devi
       footprints_(cache.of(on_device(workload.batch, device))),
       flops_(workload.batch.bfloat16 ? device.bfloat16_flops : device.float32_flops),
       bandwidth_(device.memory_bandwidth) {
-  if (device.name == "cpu") {
+  if (device.is_cpu) {
     flops_ *= static_cast<double>(workload.threads);
     bandwidth_ *= static_cast<double>(workload.threads);
   }
@@ -101,7 +101,7 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
     const double seconds = links_->on(wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
     const bool behind_attention = wire == kernels::Wire::cp &&
                                   workload_.batch.parallel.cp_kind == models::ContextKind::ring &&
-                                  !device_.copies_itself;
+                                  !device_.is_cpu;
     time.hidden[w] = behind_attention ? std::min(seconds, attention) : 0;
     time.exposed[w] = seconds - time.hidden[w];
   }
@@ -154,14 +154,13 @@ CostModel::Parts CostModel::parts(const models::StageSlice& slice) const {
 
 // Where B takes both gradients at once, two of three tensor-parallel exchanges travel behind the products of
 // the other gradient: rows that are gathered again for the weight's, and sums of the input's
-// (core/nn/parallel_linear).
+// (core/nn/linear).
 PassTime CostModel::exchange_of_backward(const StageFootprint& stage, const Parts& parts) const {
   PassTime exchange = time(stage.backward.cost) - parts.again;
   exchange.compute = 0;
   constexpr auto tp = static_cast<size_t>(kernels::Wire::tp);
-  const double behind = device_.copies_itself ? 0
-                                              : std::min(exchange.exposed[tp] * 2 / 3,
-                                                         parts.input.compute + parts.weight.compute);
+  const double behind =
+      device_.is_cpu ? 0 : std::min(exchange.exposed[tp] * 2 / 3, parts.input.compute + parts.weight.compute);
   exchange.exposed[tp] -= behind;
   exchange.hidden[tp] += behind;
   return exchange;
@@ -192,7 +191,7 @@ schedule::StageCost CostModel::stage(const models::StageSlice& slice) const {
 // A sum after a microbatch also clears whole gradients, and adds the sum to this rank's part.
 schedule::ExchangeCost CostModel::within_passes(const models::StageSlice& slice) const {
   schedule::ExchangeCost within;
-  if (!device_.copies_itself) return within;
+  if (!device_.is_cpu) return within;
   const StageExchange all = exchange(slice);
   if (workload_.sharding.streamed) within.gather = all.gather;
   if (!workload_.sharding.every_microbatch) return within;
@@ -225,8 +224,7 @@ OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
   double moved = 0, products = 0, exchange = 0;
   OptimizerCost cost;
   for (const GroupFootprint& group : footprint(slice, models::Recompute::none).groups) {
-    const bool experts = group.spread == nn::Spread::experts;
-    const GroupLink& link = links_->of(experts ? mesh::Group::eloss : mesh::Group::loss);
+    const GroupLink& link = links_->of(group.experts ? mesh::Group::eloss : mesh::Group::loss);
     const int shards = workload_.sharding.parts(group);
     const optim::OptimizerShare share =
         optim::optimizer_share(workload_.optimizer, group.parameters, compute,

@@ -47,12 +47,12 @@ CostSource make_cost_source(const PlanBase& base, const std::string& costs) {
 double peak_flops(const config::JobConfig& job, const CostSource& source) {
   if (job.metrics.peak_tflops > 0) return job.metrics.peak_tflops * 1e12;
   if (source.product_flops) return *source.product_flops;
-  std::string name(source.device.name);
-  if (name == "cpu") {
+  if (source.device.is_cpu) {
     const bool bfloat16 = job.train.dtype == config::Dtype::bf16;
     return static_cast<double>(job.run.threads) *
            (bfloat16 ? source.device.bfloat16_flops : source.device.float32_flops);
   }
+  std::string name(source.device.name);
   for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return metrics::known_peak_flops(name);
 }

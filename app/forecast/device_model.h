@@ -28,8 +28,9 @@ struct DeviceModel {
   double launch;            // s of a kernel that has nothing to do
   double memory;            // bytes; 0: not known
   kernels::GpuKind gpu;     // what its libraries see; no GPU: a CPU
-  // Whoever computes also copies and adds up what ranks exchange, so that nothing travels behind a pass.
-  bool copies_itself = false;
+  // A CPU: the rates are of one thread. The threads that compute also copy and add up what ranks exchange, so
+  // that nothing travels behind a pass.
+  bool is_cpu = false;
 };
 
 // By name, in any case of letters. Throws UsageError that names those there are.

@@ -94,13 +94,13 @@ class DryStage {
     footprint.parameters = stage_.parameters().parameter_count();
     for (nn::ParameterGroup& group : stage_.parameters().groups()) {
       GroupFootprint& own = footprint.groups.emplace_back(
-          GroupFootprint{.spread = group.spread(), .buffers = {}, .parameters = {}});
+          GroupFootprint{.experts = group.of_experts(), .buffers = {}, .parameters = {}});
       std::vector<const nn::ParameterSpec*> specs;
-      for (const nn::Shard* shard : group.shards()) {
+      for (const nn::Buffer* held : group.buffers()) {
         BufferFootprint& buffer = own.buffers.emplace_back();
-        buffer.compute_bytes = static_cast<int64_t>(shard->rounded().element_size());
-        buffer.copies = shard->copies;
-        for (const nn::Slice& slice : shard->slices) {
+        buffer.compute_bytes = static_cast<int64_t>(held->rounded().element_size());
+        buffer.copies = held->copies;
+        for (const nn::Slice& slice : held->slices) {
           buffer.elements += slice.shape.numel();
           specs.push_back(&slice.spec);
         }

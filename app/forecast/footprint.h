@@ -1,6 +1,5 @@
-// What a stage holds and what its passes cost, in operations and bytes: found by running the passes
-// themselves on tensors without memory (kernels/dry_run.h), so that nothing about a layer is said a second
-// time.
+// What a stage holds and what its passes cost, in operations and bytes. The passes themselves run on tensors
+// without memory (kernels/dry_run.h), so that no second description of a layer exists.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +62,7 @@ struct BufferFootprint {
 
 // What is gathered, reduced and freed together, as a rank that is not divided holds it.
 struct GroupFootprint {
-  nn::Spread spread = nn::Spread::dense;
+  bool experts = false;
   std::vector<BufferFootprint> buffers;
   std::vector<optim::ParameterKind> parameters;  // in the buffers
   bool operator==(const GroupFootprint&) const = default;

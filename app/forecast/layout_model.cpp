@@ -143,21 +143,20 @@ const pipeline::LayerAssignment& LayoutModel::layers(int stages) {
 
 std::optional<LayoutModel::Shapes> LayoutModel::shapes_of(ScheduleShapes& shapes, const std::string& schedule,
                                                           int stages_per_rank) const {
-  ShapeKey key{.schedule = schedule,
-               .ranks = layout_.mesh.pp,
-               .stages_per_rank = stages_per_rank,
-               .unshard = costs_.workload().sharding.divided(),
-               .streamed = layout_.reshard,
-               .every_microbatch = layout_.every_microbatch};
+  schedule::ScheduleSpec spec{.name = schedule, .ranks = layout_.mesh.pp, .stages_per_rank = stages_per_rank};
+  const schedule::ShardOptions shard{
+      .unshard = costs_.workload().sharding.divided(),
+      .streamed = layout_.reshard,
+      .reduce = layout_.every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step};
   Shapes result{.stretch = Stretch(layout_.mesh.pp, static_cast<int>(layout_.grad_accum_steps)),
                 .few = nullptr,
                 .more = nullptr};
-  key.microbatches = result.stretch.more;
-  result.more = shapes.of(key);
+  spec.microbatches = result.stretch.more;
+  result.more = shapes.of(spec, shard);
   // Without a pipeline one schedule stands for all.
-  if (layout_.mesh.pp > 1 && shapes.repeats_another(key)) return std::nullopt;
-  key.microbatches = result.stretch.few;
-  result.few = result.stretch.is_whole() ? result.more : shapes.of(key);
+  if (layout_.mesh.pp > 1 && shapes.repeats_another(spec, shard)) return std::nullopt;
+  spec.microbatches = result.stretch.few;
+  result.few = result.stretch.is_whole() ? result.more : shapes.of(spec, shard);
   if (!result.few || !result.more) return std::nullopt;
   return result;
 }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "app/forecast/cost_model.h"
-#include "app/forecast/mesh_search.h"
 #include "app/forecast/schedule_shapes.h"
+#include "app/forecast/search.h"
 #include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::app {

@@ -1,4 +1,4 @@
-#include "app/forecast/machine_costs.h"
+#include "app/forecast/costs.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
@@ -99,17 +99,17 @@ class RankTimer {
   RankTimer(const PlanBase& base, const models::ModelConfig& model, const Workload& workload,
             std::span<const models::StageSlice> slices)
       : data_(random_microbatch(model, workload.batch)) {
-    std::vector<nn::Shard*> shards;
+    std::vector<nn::Buffer*> buffers;
     for (const models::StageSlice& slice : slices) {
       auto& stage = *stages_.emplace_back(std::make_unique<models::TransformerStage>(model, slice));
       stage.materialise(at::kCPU, workload.batch.bfloat16 ? at::kBFloat16 : at::kFloat);
       stage.parameters().initialise(0);
-      for (nn::Shard* shard : stage.parameters().shards()) shards.push_back(shard);
+      for (nn::Buffer* buffer : stage.parameters().buffers()) buffers.push_back(buffer);
     }
     // What the groups of the job match need not be among these parameters.
     config::OptimizerSection options = base.job.optimizer;
     options.groups.clear();
-    optimizer_ = optim::make_optimizer(options, std::move(shards));
+    optimizer_ = optim::make_optimizer(options, std::move(buffers));
     if (options.post_validation) optimizer_->keep_previous();
   }
 

@@ -1,4 +1,4 @@
-#include "app/forecast/mesh_search.h"
+#include "app/forecast/search.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
@@ -150,12 +150,12 @@ class MeshSearcher {
   // --- what comes of it
   std::vector<size_t> rank_meshes() const;
   bool exists(const Found& found) const;
-  MeshCandidate candidate(const Found& found);
+  Candidate candidate(const Found& found);
   TimeSplit split(const Found& found) {
     return model_of(layouts_[found.layout]).split(shapes_, found.estimate);
   }
   std::vector<size_t> rank_what_fits(std::optional<Prediction>& whole);
-  std::optional<Prediction> predict_whole(const MeshCandidate& first) const;
+  std::optional<Prediction> predict_whole(const Candidate& first) const;
   void refuse(Found& found, const RankBytes& bytes);
   static void put_first(const Prediction& whole, MeshSearchResult& result);
   void add_losers(std::optional<size_t> best, std::vector<Loser>& losers);
@@ -385,16 +385,16 @@ bool MeshSearcher::exists(const Found& found) const {
   }
 }
 
-MeshCandidate MeshSearcher::candidate(const Found& found) {
+Candidate MeshSearcher::candidate(const Found& found) {
   const Bounded& bounded = layouts_[found.layout];
   const Layout& layout = bounded.layout;
   const Estimate& estimate = found.estimate;
   const auto tokens = static_cast<double>(samples_of_step(base_) * base_.job.train.seq_len);
-  MeshCandidate candidate{.layout = layout,
-                          .step_time = estimate.step_time,
-                          .tokens_per_s = tokens / estimate.step_time,
-                          .bytes = estimate.bytes,
-                          .fits = found.fits};
+  Candidate candidate{.layout = layout,
+                      .step_time = estimate.step_time,
+                      .tokens_per_s = tokens / estimate.step_time,
+                      .bytes = estimate.bytes,
+                      .fits = found.fits};
   candidate.layout.schedule = estimate.schedule;
   candidate.layout.stages_per_rank = estimate.stages_per_rank;
   candidate.layout.layers = model_of(bounded).layers(layout.mesh.pp * estimate.stages_per_rank);
@@ -428,7 +428,7 @@ void MeshSearcher::refuse(Found& found, const RankBytes& bytes) {
 }
 
 // Lowered, proven and predicted, unless its step has too many actions.
-std::optional<Prediction> MeshSearcher::predict_whole(const MeshCandidate& first) const {
+std::optional<Prediction> MeshSearcher::predict_whole(const Candidate& first) const {
   const Layout& layout = first.layout;
   const int64_t actions = layout.grad_accum_steps * layout.mesh.pp * layout.stages_per_rank * 6;
   if (actions > most_exact_actions) return std::nullopt;
@@ -443,7 +443,7 @@ std::optional<Prediction> MeshSearcher::predict_whole(const MeshCandidate& first
 }
 
 void MeshSearcher::put_first(const Prediction& whole, MeshSearchResult& result) {
-  MeshCandidate& first = result.ranking.front();
+  Candidate& first = result.ranking.front();
   result.time.bubble += whole.step_time - first.step_time;
   first.step_time = whole.step_time;
   first.tokens_per_s = whole.tokens_per_s;

@@ -155,7 +155,7 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
 }  // namespace
 
 std::string describe_layers(const pipeline::LayerAssignment& layers) {
-  constexpr size_t few = 16;  // stages that are told one by one
+  constexpr size_t few = 16;  // stages that are listed one by one
   const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
   if (counts.size() <= few) return fmt::format("{}", fmt::join(counts, "+"));
   std::string text;

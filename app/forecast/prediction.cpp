@@ -163,7 +163,7 @@ int64_t sum_scratch(const CostModel& costs, const models::StageSlice& stage) {
   const StageFootprint& own = costs.footprint(stage);
   int64_t dense = 0, experts = 0;  // of the largest buffer of gradients
   for (const GroupFootprint& group : own.groups) {
-    int64_t& largest = group.spread == nn::Spread::experts ? experts : dense;
+    int64_t& largest = group.experts ? experts : dense;
     for (const BufferFootprint& buffer : group.buffers) largest = std::max(largest, 4 * buffer.elements);
   }
   const mesh::MeshShape& mesh = workload.mesh;

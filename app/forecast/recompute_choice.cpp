@@ -1,4 +1,4 @@
-#include "app/forecast/recompute_choice.h"
+#include "app/forecast/stage_choices.h"
 
 #include <cstdint>
 #include <optional>

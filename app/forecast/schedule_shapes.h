@@ -3,49 +3,35 @@
 #pragma once
 
 #include <algorithm>
-#include <compare>
-#include <cstdint>
 #include <map>
 #include <memory>
-#include <string>
+#include <utility>
 
+#include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/generators/interleaved_order.h"
+#include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
 
-// What a schedule is generated from, and what its lists do with shared parameters.
-struct ShapeKey {
-  std::string schedule;
-  int ranks = 1;
-  int stages_per_rank = 1;
-  int microbatches = 1;
-  bool unshard = false;
-  bool streamed = false;
-  bool every_microbatch = false;
-
-  auto operator<=>(const ShapeKey&) const = default;
-};
-
-// With one stage per rank the schedules made for several are others under another name: looped_bfs is gpipe,
-// interleaved_zb is zb_h1, and interleaved_1f1b is 1f1b with more microbatches in flight for nothing.
-bool has_plain_form(const std::string& schedule, int64_t stages_per_rank);
-
 // Generated once each. Without sends and receives, so neither lowered nor proven: to be simulated alone.
 class ScheduleShapes {
  public:
-  // Null where the schedule does not exist for these numbers.
-  std::shared_ptr<const schedule::Schedule> of(const ShapeKey& key);
+  // Null where the schedule does not exist for these numbers. `shard`: what its lists do with parameters that
+  // ranks share.
+  std::shared_ptr<const schedule::Schedule> of(const schedule::ScheduleSpec& spec,
+                                               const schedule::ShardOptions& shard);
 
   // Is the same list of actions there for a schedule earlier in training_schedule_names(), or one that does
   // the same?
-  bool repeats_another(const ShapeKey& key);
+  bool repeats_another(const schedule::ScheduleSpec& spec, const schedule::ShardOptions& shard);
 
  private:
-  bool find_twin(const ShapeKey& key);
+  using Key = std::pair<schedule::ScheduleSpec, schedule::ShardOptions>;
+  bool find_twin(const Key& key);
 
-  std::map<ShapeKey, std::shared_ptr<const schedule::Schedule>> known_;
-  std::map<ShapeKey, bool> repeats_;  // what repeats_another() has found
+  std::map<Key, std::shared_ptr<const schedule::Schedule>> known_;
+  std::map<Key, bool> repeats_;  // what repeats_another() has found
 };
 
 // A step of many microbatches as two short ones: at `few` and at `more` microbatches it is simulated, and

@@ -8,10 +8,9 @@
 #include <utility>
 
 #include "app/forecast/prediction.h"
-#include "app/forecast/recompute_choice.h"
-#include "app/forecast/schedule_shapes.h"
-#include "app/forecast/split_by_cost.h"
+#include "app/forecast/stage_choices.h"
 #include "core/base/error.h"
+#include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 
 namespace pptrain::app {
@@ -38,7 +37,7 @@ class Searcher {
     find_schedules();
     try_all();
     std::ranges::stable_sort(found_, {}, [](const Candidate& c) {
-      return std::tuple(!c.fits, c.fits ? c.step_time : 0.0, c.peak_bytes);
+      return std::tuple(!c.fits, c.fits ? c.step_time : 0.0, c.bytes.total());
     });
     return std::move(found_);
   }
@@ -87,7 +86,7 @@ class Searcher {
 
   // Is the same list of actions there under another name, or one that does the same?
   bool has_twin(const Layout& layout, const schedule::Schedule& lowered) const {
-    return has_plain_form(layout.schedule, layout.stages_per_rank) ||
+    return (layout.stages_per_rank == 1 && schedule::repeats_with_one_stage(layout.schedule)) ||
            std::ranges::any_of(tried_, [&](const Tried& other) {
              return other.layout.stages_per_rank == layout.stages_per_rank &&
                     other.layout.grad_accum_steps == layout.grad_accum_steps &&
@@ -143,14 +142,13 @@ class Searcher {
   }
 
   void add(const Tried& tried, const Prediction& p) {
-    const int64_t peak = p.peak_bytes();
     found_.push_back({.layout = tried.layout,
-                      .lowered = tried.lowered,
                       .step_time = p.step_time,
                       .tokens_per_s = p.tokens_per_s,
-                      .bubble = p.bubble(),
-                      .peak_bytes = peak,
-                      .fits = options_.budget <= 0 || static_cast<double>(peak) <= options_.budget});
+                      .bytes = p.fullest(),
+                      .fits = options_.budget <= 0 || static_cast<double>(p.peak_bytes()) <= options_.budget,
+                      .lowered = tried.lowered,
+                      .bubble = p.bubble()});
   }
 
   const PlanBase& base_;

@@ -1,12 +1,16 @@
-// Finds the layout of a job that the predictions like best.
+// Finds the layout of a job that the predictions like best: on the job's mesh, or on all meshes of a number
+// of ranks.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "app/forecast/costs.h"
+#include "app/forecast/prediction.h"
 #include "app/plan/plan.h"
 
 namespace pptrain::app {
@@ -17,15 +21,17 @@ struct SearchOptions {
   double budget = 0;          // bytes a rank; 0: no bound
 };
 
-// make_plan(base, layout, *lowered) is its plan.
+// A layout with what the predictions say of it.
 struct Candidate {
   Layout layout;
-  std::shared_ptr<const schedule::Schedule> lowered;  // shared by candidates that differ in the split alone
-  double step_time = 0;                               // s, predicted, as all that follows
+  double step_time = 0;  // s
   double tokens_per_s = 0;
-  double bubble = 0;
-  int64_t peak_bytes = 0;  // of the fullest rank
+  RankBytes bytes;  // of the fullest rank
   bool fits = true;
+  // Of search() alone. make_plan(base, layout, *lowered) is the candidate's plan; candidates that differ only
+  // in the split share `lowered`.
+  std::shared_ptr<const schedule::Schedule> lowered = nullptr;
+  double bubble = 0;
 };
 
 // Every training schedule x stages per rank x split (even, cost) that the job allows, fitting ones first, the
@@ -35,5 +41,55 @@ std::vector<Candidate> search(const PlanBase& base, const CostSource& source, co
 
 // Bytes that a rank may use: distributed.pp_memory_gb, else the device's memory, else 0 for no bound.
 double memory_budget(const PlanBase& base, const CostSource& source);
+
+// --- All meshes of a number of ranks.
+
+struct MeshSearchOptions {
+  int world = 1;      // ranks
+  double budget = 0;  // bytes a rank; 0: no bound
+  size_t rows = 10;   // meshes ranked, at most: the more, the longer the search takes
+};
+
+// Where the time of a step goes, s: the mean of the ranks. The parts add up to the step.
+struct TimeSplit {
+  double compute = 0;  // what is computed again included
+  double tp = 0;       // these three: exchanges in passes that ranks wait for
+  double cp = 0;
+  double ep = 0;
+  double weights = 0;    // gathers that the step is longer by
+  double gradients = 0;  // and sums
+  double bubble = 0;     // ranks wait for other stages
+  double optimizer = 0;
+  double others = 0;  // the norm's exchange, and what a run was measured to take besides
+
+  // Those that cost something, by name.
+  std::vector<std::pair<std::string, double>> parts() const;
+};
+
+// The best of what differs from the best of all in one respect.
+struct Loser {
+  std::string what;  // "dp_shard x tp", "schedule gpipe"
+  Candidate candidate;
+  std::string why;  // what it takes longer by; or what it has no room for
+};
+
+struct MeshSearchResult {
+  int64_t samples = 0;             // of a step, of all data ranks: what every layout keeps
+  int64_t meshes = 0;              // that are legal
+  int64_t layouts = 0;             // meshes x microbatches x recompute x sharding
+  int64_t simulated = 0;           // layouts; the others are slower or larger by what they take at least
+  std::vector<Candidate> ranking;  // the best layout of each mesh that fits, the fastest first
+  TimeSplit time;                  // of the first
+  std::vector<Loser> losers;       // fitting ones first, the fastest first
+};
+
+// Searches every mesh of the ranks x microbatch size x recompute x reshard_after_forward x reduce_gradients x
+// schedule x stages per rank. The samples of a step are kept, and what the job says of these keys is not.
+// Steps of many microbatches are stretched from short ones (see Stretch), within 2 % of what predict() says;
+// the first of the ranking has been lowered, proven and predicted whole, and fits by that. All stages of a
+// layout recompute alike; search() on the mesh that was found chooses by stage. Throws UsageError where no
+// mesh is legal; the ranking is empty where none fits.
+MeshSearchResult search_meshes(const PlanBase& base, const CostSource& source,
+                               const MeshSearchOptions& options);
 
 }  // namespace pptrain::app

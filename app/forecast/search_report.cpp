@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "app/plan/plan.h"
 #include "parallel/schedule/render/text_layout.h"
@@ -13,13 +14,18 @@ namespace pptrain::app {
 
 namespace {
 
-// As train.recompute may be given: a single word, or one for each stage.
-nlohmann::ordered_json recompute_json(const std::vector<std::string>& words) {
-  return words.size() == 1 ? nlohmann::ordered_json(words.front()) : nlohmann::ordered_json(words);
+using Json = nlohmann::ordered_json;
+
+double in_gb(double bytes) {
+  return bytes / 1e9;
 }
 
-}  // namespace
+std::string peak(const Candidate& c) {
+  return fmt::format("{:.2f} GB", in_gb(static_cast<double>(c.bytes.total())));
+}
 
+// "--set KEY=VALUE ..." behind `indent` spaces: one command line, which goes on after a \ where it is longer
+// than `width`.
 std::string set_line(std::span<const std::string> overrides, size_t indent, int width) {
   std::string out, line(indent, ' ');
   for (const std::string& key : overrides) {
@@ -33,22 +39,12 @@ std::string set_line(std::span<const std::string> overrides, size_t indent, int 
   return out + line + '\n';
 }
 
-std::string render_ranking(const std::vector<Candidate>& candidates, const config::JobConfig& job,
-                           double budget, const RankingStyle& style) {
-  std::vector<std::vector<std::string>> rows{
-      {"#", "schedule", "stages", "m", "mbs", "step", "tokens/s", "bubble", "peak"}};
-  const size_t shown = std::min(style.rows, candidates.size());
-  for (size_t i = 0; i < shown; ++i) {
-    const Candidate& c = candidates[i];
-    rows.push_back({fmt::to_string(i + 1), c.layout.schedule, fmt::to_string(c.layout.stages_per_rank),
-                    fmt::to_string(c.layout.grad_accum_steps), fmt::to_string(c.layout.micro_batch_size),
-                    schedule::format_seconds(c.step_time), schedule::with_commas(c.tokens_per_s),
-                    fmt::format("{:.1f} %", 100 * c.bubble),
-                    fmt::format("{:.2f} GB", static_cast<double>(c.peak_bytes) / 1e9)});
-    if (!c.fits) rows.back().emplace_back("too large");
-  }
-  if (std::ranges::any_of(rows, [&](const auto& row) { return row.size() > rows[0].size(); }))
-    rows[0].emplace_back("");
+// The rows as a table, whose first row is the header; each other row is followed by the --set line that makes
+// the job so. `job`: what it says already is left out.
+std::string numbered(std::vector<std::vector<std::string>> rows, std::span<const Candidate> candidates,
+                     const config::JobConfig* job, int width) {
+  rows.front().insert(rows.front().begin(), "#");
+  for (size_t row = 1; row < rows.size(); ++row) rows[row].insert(rows[row].begin(), fmt::to_string(row));
   const std::string lines = schedule::table(rows, 2);
   std::string out;
   size_t begin = 0;
@@ -56,8 +52,49 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
     const size_t end = lines.find('\n', begin) + 1;
     out += lines.substr(begin, end - begin);
     begin = end;
-    if (row > 0) out += set_line(candidates[row - 1].layout.overrides(&job), 5, style.width);
+    if (row > 0) out += set_line(candidates[row - 1].layout.overrides(job), 5, width);
   }
+  return out;
+}
+
+// What both searches choose, by the names of the job's keys.
+Json schedule_json(const Layout& layout) {
+  Json json{{"pp_schedule", layout.schedule},
+            {"pp_stages_per_rank", layout.stages_per_rank},
+            {"layers_per_stage", pipeline::layers_per_stage(layout.layers)},
+            {"micro_batch_size", layout.micro_batch_size},
+            {"grad_accum_steps", layout.grad_accum_steps},
+            {"recompute", layout.recompute}};
+  if (layout.recompute.size() == 1) json["recompute"] = layout.recompute.front();
+  return json;
+}
+
+constexpr const char* schedule_columns =
+    "pp_schedule,pp_stages_per_rank,layers_per_stage,micro_batch_size,grad_accum_steps,recompute";
+
+std::string schedule_csv(const Layout& layout) {
+  return fmt::format("{},{},{},{},{},{}", layout.schedule, layout.stages_per_rank,
+                     fmt::join(pipeline::layers_per_stage(layout.layers), "+"), layout.micro_batch_size,
+                     layout.grad_accum_steps, fmt::join(layout.recompute, "+"));
+}
+
+}  // namespace
+
+std::string render_ranking(const std::vector<Candidate>& candidates, const config::JobConfig& job,
+                           double budget, const RankingStyle& style) {
+  std::vector<std::vector<std::string>> rows{
+      {"schedule", "stages", "m", "mbs", "step", "tokens/s", "bubble", "peak"}};
+  const size_t shown = std::min(style.rows, candidates.size());
+  for (const Candidate& c : std::span(candidates).first(shown)) {
+    rows.push_back({c.layout.schedule, fmt::to_string(c.layout.stages_per_rank),
+                    fmt::to_string(c.layout.grad_accum_steps), fmt::to_string(c.layout.micro_batch_size),
+                    schedule::format_seconds(c.step_time), schedule::with_commas(c.tokens_per_s),
+                    fmt::format("{:.1f} %", 100 * c.bubble), peak(c)});
+    if (!c.fits) rows.back().emplace_back("too large");
+  }
+  if (std::ranges::any_of(rows, [&](const auto& row) { return row.size() > rows[0].size(); }))
+    rows[0].emplace_back("");
+  std::string out = numbered(std::move(rows), candidates, &job, style.width);
   out += schedule::wrapped(
       "stages: of a rank; m: microbatches of a step (grad_accum_steps), each of mbs samples "
       "(micro_batch_size); peak: of the fullest rank\n",
@@ -69,34 +106,163 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
 
 std::string ranking_json(const std::vector<Candidate>& candidates, const config::JobConfig& job,
                          double budget) {
-  nlohmann::ordered_json json{{"budget", budget}, {"ranking", nlohmann::ordered_json::array()}};
+  Json json{{"budget", budget}, {"ranking", Json::array()}};
   for (const Candidate& c : candidates) {
-    json["ranking"].push_back({{"pp_schedule", c.layout.schedule},
-                               {"pp_stages_per_rank", c.layout.stages_per_rank},
-                               {"layers_per_stage", pipeline::layers_per_stage(c.layout.layers)},
-                               {"micro_batch_size", c.layout.micro_batch_size},
-                               {"grad_accum_steps", c.layout.grad_accum_steps},
-                               {"recompute", recompute_json(c.layout.recompute)},
-                               {"step_time", c.step_time},
-                               {"tokens_per_s", c.tokens_per_s},
-                               {"bubble", c.bubble},
-                               {"peak_bytes", c.peak_bytes},
-                               {"fits", c.fits},
-                               {"set", c.layout.overrides(&job)}});
+    Json one = schedule_json(c.layout);
+    one.update({{"step_time", c.step_time},
+                {"tokens_per_s", c.tokens_per_s},
+                {"bubble", c.bubble},
+                {"peak_bytes", c.bytes.total()},
+                {"fits", c.fits},
+                {"set", c.layout.overrides(&job)}});
+    json["ranking"].push_back(std::move(one));
   }
   return json.dump(2) + '\n';
 }
 
 std::string ranking_csv(const std::vector<Candidate>& candidates, const config::JobConfig& job) {
-  std::string out =
-      "pp_schedule,pp_stages_per_rank,layers_per_stage,micro_batch_size,grad_accum_steps,recompute,step_time,"
-      "tokens_per_s,bubble,peak_bytes,fits,set\n";
-  for (const Candidate& c : candidates) {
-    out +=
-        fmt::format("{},{},{},{},{},{},{},{},{},{},{},\"{}\"\n", c.layout.schedule, c.layout.stages_per_rank,
-                    fmt::join(pipeline::layers_per_stage(c.layout.layers), "+"), c.layout.micro_batch_size,
-                    c.layout.grad_accum_steps, fmt::join(c.layout.recompute, "+"), c.step_time,
-                    c.tokens_per_s, c.bubble, c.peak_bytes, c.fits, fmt::join(c.layout.overrides(&job), " "));
+  std::string out = fmt::format("{},step_time,tokens_per_s,bubble,peak_bytes,fits,set\n", schedule_columns);
+  for (const Candidate& c : candidates)
+    out += fmt::format("{},{},{},{},{},{},\"{}\"\n", schedule_csv(c.layout), c.step_time, c.tokens_per_s,
+                       c.bubble, c.bytes.total(), c.fits, fmt::join(c.layout.overrides(&job), " "));
+  return out;
+}
+
+namespace {
+
+std::string header(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
+                   const MeshSearchOptions& options) {
+  const DeviceModel& device = source.device;
+  std::string text = fmt::format("{} ranks; costs {}", options.world, source.description);
+  if (device.ranks_per_host > 0) {
+    text += fmt::format("; hosts of {} ranks, {:.3g} GB/s a rank within a host, {:.3g} between hosts",
+                        device.ranks_per_host, device.within_host.bandwidth / 1e9,
+                        device.between_hosts.bandwidth / 1e9);
+  }
+  text +=
+      options.budget > 0 ? fmt::format("; {:.2f} GB a rank", in_gb(options.budget)) : "; no bound on memory";
+  text += fmt::format("\nkept: {} samples of {} tokens a step\n", result.samples, base.job.train.seq_len);
+  return text + fmt::format(
+                    "{} meshes, {} layouts; {} simulated with every schedule, the others take longer or more "
+                    "memory by what they hold and compute at least\n\n",
+                    result.meshes, result.layouts, result.simulated);
+}
+
+// By the names of the job's keys.
+std::vector<std::pair<std::string, int>> sizes_of(const mesh::MeshShape& mesh) {
+  std::vector<std::pair<std::string, int>> sizes;
+  for (int i = 0; i < mesh::axis_count; ++i) {
+    const auto axis = static_cast<mesh::Axis>(i);
+    sizes.emplace_back(mesh::name(axis), mesh.size(axis));
+  }
+  sizes.emplace_back("ep", mesh.ep);
+  return sizes;
+}
+
+std::string rows_of(std::span<const Candidate> ranking, int width) {
+  std::vector<std::vector<std::string>> rows{
+      {"schedule", "pp", "rep", "shard", "cp", "tp", "ep", "step", "tokens/s", "peak"}};
+  for (const Candidate& c : ranking) {
+    std::vector<std::string>& row = rows.emplace_back();
+    row.push_back(c.layout.schedule);
+    for (const auto& [axis, size] : sizes_of(c.layout.mesh)) row.push_back(fmt::to_string(size));
+    row.push_back(schedule::format_seconds(c.step_time));
+    row.push_back(schedule::with_commas(c.tokens_per_s));
+    row.push_back(peak(c));
+  }
+  return numbered(std::move(rows), ranking, nullptr, width);
+}
+
+const char* reduction(const Layout& layout) {
+  return layout.every_microbatch ? "microbatch" : "step";
+}
+
+Json mesh_json(const Candidate& c) {
+  Json json, bytes;
+  for (const auto& [axis, size] : sizes_of(c.layout.mesh)) json[axis] = size;
+  for (const auto& [kind, count] : c.bytes.kinds()) bytes[kind] = count;
+  bytes["total"] = c.bytes.total();
+  json.update(schedule_json(c.layout));
+  json.update({{"reshard_after_forward", c.layout.reshard},
+               {"reduce_gradients", reduction(c.layout)},
+               {"step_time", c.step_time},
+               {"tokens_per_s", c.tokens_per_s},
+               {"bytes", bytes},
+               {"fits", c.fits},
+               {"set", c.layout.overrides()}});
+  return json;
+}
+
+}  // namespace
+
+std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
+                          const MeshSearchOptions& options, int width) {
+  const auto columns = static_cast<size_t>(width);
+  std::string out = schedule::wrapped(header(result, base, source, options), columns, 4);
+  if (result.ranking.empty()) {
+    out += "nothing fits: use more ranks, or more memory\n";
+  } else {
+    out += rows_of(result.ranking, width);
+    if (result.ranking.size() == options.rows) out += "more of them: --all\n";
+    std::string first = "\nthe first one's step:";
+    for (const auto& [part, seconds] : result.time.parts())
+      first += fmt::format("  {} {}", part, schedule::format_seconds(seconds));
+    first += "\nits fullest rank, GB:";
+    for (const auto& [kind, bytes] : result.ranking.front().bytes.kinds())
+      first += fmt::format("  {} {:.2f}", kind, in_gb(static_cast<double>(bytes)));
+    out += schedule::wrapped(first, columns, 4) + '\n';
+  }
+  std::string others = "\nwhy the others lose (the best of each):\n";
+  for (const Loser& loser : result.losers) {
+    const mesh::MeshShape& mesh = loser.candidate.layout.mesh;
+    const bool slower = loser.candidate.fits && !result.ranking.empty();
+    others += fmt::format("  {} ({}{})\n    {}{}\n", loser.what, mesh.describe(),
+                          mesh.ep > 1 ? fmt::format(", ep {}", mesh.ep) : "",
+                          slower ? fmt::format("{:.2f} x the time: ",
+                                               loser.candidate.step_time / result.ranking.front().step_time)
+                                 : "",
+                          loser.why);
+  }
+  return out + schedule::wrapped(others, columns, 6);
+}
+
+std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
+                        const MeshSearchOptions& options) {
+  Json time;
+  for (const auto& [part, seconds] : result.time.parts()) time[part] = seconds;
+  Json json{{"world", options.world},
+            {"costs", source.description},
+            {"ranks_per_host", source.device.ranks_per_host},
+            {"bandwidth_within_host", source.device.within_host.bandwidth},
+            {"bandwidth_between_hosts", source.device.between_hosts.bandwidth},
+            {"budget", options.budget},
+            {"samples", result.samples},
+            {"seq_len", base.job.train.seq_len},
+            {"meshes", result.meshes},
+            {"layouts", result.layouts},
+            {"simulated", result.simulated},
+            {"ranking", Json::array()},
+            {"time", time},
+            {"losers", Json::array()}};
+  for (const Candidate& candidate : result.ranking) json["ranking"].push_back(mesh_json(candidate));
+  for (const Loser& loser : result.losers) {
+    Json one{{"what", loser.what}, {"why", loser.why}};
+    one.update(mesh_json(loser.candidate));
+    json["losers"].push_back(std::move(one));
+  }
+  return json.dump(2) + '\n';
+}
+
+std::string meshes_csv(const MeshSearchResult& result) {
+  std::string out;
+  for (const auto& [axis, size] : sizes_of({})) out += axis + ",";
+  out += fmt::format("{},reshard_after_forward,reduce_gradients,step_time,tokens_per_s,peak_bytes,set\n",
+                     schedule_columns);
+  for (const Candidate& c : result.ranking) {
+    for (const auto& [axis, size] : sizes_of(c.layout.mesh)) out += fmt::format("{},", size);
+    out += fmt::format("{},{},{},{},{},{},\"{}\"\n", schedule_csv(c.layout), c.layout.reshard,
+                       reduction(c.layout), c.step_time, c.tokens_per_s, c.bytes.total(),
+                       fmt::join(c.layout.overrides(), " "));
   }
   return out;
 }

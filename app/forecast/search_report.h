@@ -1,8 +1,7 @@
-// What the search over a job's layouts found, for people and for programs.
+// What the searches found, for people and for programs.
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -15,10 +14,6 @@ struct RankingStyle {
   int width = 100;   // columns that no line exceeds, unless a single key is longer
 };
 
-// "--set KEY=VALUE ..." behind `indent` spaces: one command line, which goes on after a \ where it is longer
-// than `width`.
-std::string set_line(std::span<const std::string> overrides, size_t indent, int width);
-
 // Each row with the --set line that makes the job so.
 std::string render_ranking(const std::vector<Candidate>& candidates, const config::JobConfig& job,
                            double budget, const RankingStyle& style = {});
@@ -26,5 +21,19 @@ std::string render_ranking(const std::vector<Candidate>& candidates, const confi
 std::string ranking_json(const std::vector<Candidate>& candidates, const config::JobConfig& job,
                          double budget);
 std::string ranking_csv(const std::vector<Candidate>& candidates, const config::JobConfig& job);
+
+// --- Of all meshes.
+
+// The ranking, each row with the --set line that makes the job so; the time of its first, and the best of
+// what lost with the reason. No line exceeds `width` columns, unless a single word does.
+std::string render_meshes(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
+                          const MeshSearchOptions& options, int width = 100);
+
+// The same as JSON; seconds and bytes.
+std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, const CostSource& source,
+                        const MeshSearchOptions& options);
+
+// The ranking alone; seconds and bytes.
+std::string meshes_csv(const MeshSearchResult& result);
 
 }  // namespace pptrain::app

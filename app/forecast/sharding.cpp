@@ -55,9 +55,8 @@ schedule::StageBytes pass_bytes(const StageFootprint& stage, const HeldBytes& he
 StageExchange stage_exchange(const StageFootprint& stage, const Sharding& sharding, const MeshLinks& links) {
   StageExchange seconds;
   for (const GroupFootprint& group : stage.groups) {
-    const bool experts = group.spread == nn::Spread::experts;
-    const GroupLink& divided = links.of(experts ? mesh::Group::efsdp : mesh::Group::fsdp);
-    const GroupLink& summed = links.of(experts ? mesh::Group::eloss : mesh::Group::loss);
+    const GroupLink& divided = links.of(group.experts ? mesh::Group::efsdp : mesh::Group::fsdp);
+    const GroupLink& summed = links.of(group.experts ? mesh::Group::eloss : mesh::Group::loss);
     const GroupLink& replicas = links.along(mesh::Axis::dp_replicate);
     for (const BufferFootprint& buffer : group.buffers) {
       const auto elements = static_cast<double>(buffer.elements);

@@ -19,9 +19,7 @@ struct Sharding {
   bool streamed = false;          // weights are freed after each pass: distributed.reshard_after_forward
   bool every_microbatch = false;  // gradients are reduced after each: distributed.reduce_gradients
 
-  int parts(const GroupFootprint& group) const {
-    return group.spread == nn::Spread::experts ? experts : dense;
-  }
+  int parts(const GroupFootprint& group) const { return group.experts ? experts : dense; }
   bool divided() const { return dense > 1 || experts > 1; }
 };
 

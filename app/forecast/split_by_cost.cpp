@@ -1,4 +1,4 @@
-#include "app/forecast/split_by_cost.h"
+#include "app/forecast/stage_choices.h"
 
 #include <algorithm>
 #include <map>

@@ -118,7 +118,7 @@ void Generator::run_wave(std::span<Sequence> sequences, const Listener& listener
   while (!std::ranges::all_of(groups, [](const Group& g) { return g.active.empty(); })) {
     const pipeline::TokenAction action = order.next();
     Group& group = groups[static_cast<size_t>(action.group)];
-    if (group.round < action.round && group.choice) hear_choice(group, listener);
+    if (group.round < action.round && group.choice) receive_choice(group, listener);
     if (group.active.empty()) continue;
     if (group.round != action.round) throw Error("generation is out of order");
     if (action.kind == pipeline::TokenAction::Kind::choice) {
@@ -178,7 +178,7 @@ void Generator::forward(Group& group, int group_index, int stage, const Listener
     return send_on(state.stage.forward_only(group.data, std::move(input)), group_index, stage);
   const Tensor chosen =
       choose_tokens(group, state.stage.logits(group.data, std::move(input), group.last_rows));
-  tell(chosen);
+  send_choice(chosen);
   take(group, chosen, listener);
 }
 
@@ -206,7 +206,7 @@ void Generator::send_on(Tensor output, int group_index, int stage) {
     return;
   }
   auto work = pipeline_.isend(output, next);
-  sends_.push_back({std::move(output), std::move(work)});
+  sends_.emplace_back(std::move(output), std::move(work));
 }
 
 // Ranks of the stage have equal logits, but on other hosts perhaps not to the last bit.
@@ -224,10 +224,10 @@ Tensor Generator::choose_tokens(const Group& group, const Tensor& logits) const 
   return chosen;
 }
 
-void Generator::tell(const Tensor& chosen) {
+void Generator::send_choice(const Tensor& chosen) {
   comm::Communicator& host = pipeline_.host();
   for (int rank = 0; rank < host.size(); ++rank) {
-    if (rank != host.rank()) sends_.push_back({chosen, host.isend(chosen, rank)});
+    if (rank != host.rank()) sends_.emplace_back(chosen, host.isend(chosen, rank));
   }
 }
 
@@ -236,7 +236,7 @@ void Generator::post_choice(Group& group) {
   group.choice = pipeline_.host().irecv(group.chosen, placement_.rank_of(placement_.stages() - 1));
 }
 
-void Generator::hear_choice(Group& group, const Listener& listener) {
+void Generator::receive_choice(Group& group, const Listener& listener) {
   {
     const char* const what = "the tokens that the last stage chooses";
     const comm::ActivityScope waiting(context_.report.activity, comm::Doing::wait, what);
@@ -259,11 +259,11 @@ void Generator::take(Group& group, const Tensor& chosen, const Listener& listene
 
 void Generator::reap_sends(bool wait) {
   if (wait) {
-    for (Send& send : sends_) send.work->wait([] { return "the end of a message of generation"; });
+    for (auto& [tensor, work] : sends_) work->wait([] { return "the end of a message of generation"; });
     sends_.clear();
     return;
   }
-  std::erase_if(sends_, [](Send& send) { return send.work->done(); });
+  std::erase_if(sends_, [](auto& send) { return send.second->done(); });
 }
 
 Generator::StageState& Generator::state_of(int stage) {

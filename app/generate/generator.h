@@ -26,22 +26,21 @@ struct GenerateOptions {
   int64_t in_flight = 32;
 };
 
-// Every rank of the mesh runs the same Generator on the same prompts. Those of a pipeline share the work; the
-// ranks of a stage beyond its tensor-parallel ones (data, context and expert ranks) each do all of it, on
-// weights that they share, and take the tokens that the first of them chose.
+// Every rank of the mesh runs the same Generator on the same prompts. The ranks of a pipeline share the work.
+// Data, context and expert ranks of a stage each do all of it, on weights that they share, and take the
+// tokens that the first of them chose.
 class Generator {
  public:
   // `model`: built to generate, with its values. Both must outlive it.
   Generator(RunContext& context, RankModel& model, GenerateOptions options);
 
-  // Called on every rank with each token that it hears of, when it does: the first rank's is the first to
-  // hear but for the last stage's.
+  // Called on every rank for each token, when the token arrives there.
   using Listener = std::function<void(const Sequence&)>;
 
-  // Goes on from all sequences until they finish. A round of a group is one forward pass over the token that
-  // each of its sequences has got last; a group's first pass takes whole prompts. Memory for keys is taken
-  // once a wave. Collective. Throws UsageError where a sequence may become longer than the model's positions
-  // or holds ids outside of its vocabulary.
+  // Continues all sequences until they finish. A round of a group is one forward pass over the last token of
+  // each of its sequences; a group's first pass takes whole prompts. Memory for keys is allocated once a
+  // wave. Collective. Throws UsageError if a sequence may become longer than the model's positions, or holds
+  // ids outside of its vocabulary.
   void run(std::vector<Sequence>& sequences, const Listener& listener = {});
 
   // Throws the UsageErrors of run().
@@ -67,11 +66,6 @@ class Generator {
     at::Tensor chosen;  // int64 [active]
     std::unique_ptr<comm::Work> choice;
   };
-  struct Send {
-    at::Tensor tensor;
-    std::unique_ptr<comm::Work> work;
-  };
-
   void run_wave(std::span<Sequence> sequences, const Listener& listener);
   void take_cache(std::span<Sequence> sequences);
   std::vector<Group> make_groups(std::span<Sequence> sequences) const;
@@ -80,9 +74,9 @@ class Generator {
   at::Tensor input_of(const Group& group, int group_index, StageState& state);
   void send_on(at::Tensor output, int group_index, int stage);
   at::Tensor choose_tokens(const Group& group, const at::Tensor& logits) const;
-  void tell(const at::Tensor& chosen);
+  void send_choice(const at::Tensor& chosen);
   void post_choice(Group& group);
-  void hear_choice(Group& group, const Listener& listener);
+  void receive_choice(Group& group, const Listener& listener);
   void take(Group& group, const at::Tensor& chosen, const Listener& listener);
   void reap_sends(bool wait);
   StageState& state_of(int stage);
@@ -94,7 +88,7 @@ class Generator {
   comm::Communicator& pipeline_;                     // carries activations; its host(), tokens
   comm::Communicator& peers_;                        // all ranks of this one's stages
   std::map<std::pair<int, int>, at::Tensor> local_;  // stage, group: inputs that a stage of this rank made
-  std::deque<Send> sends_;
+  std::deque<std::pair<at::Tensor, std::unique_ptr<comm::Work>>> sends_;  // tensors live until they are sent
 };
 
 }  // namespace pptrain::app

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "app/generate/text_stream.h"
+#include "app/data/text_codec.h"
 
 namespace pptrain::app {
 
@@ -24,14 +25,17 @@ struct StopRules {
 
 class Sequence {
  public:
-  // `prompt` has a token at least. `number`: of the prompt among the user's. `rules` must outlive it.
+  // `prompt` has at least one token. `number`: the prompt's, among the user's. `rules` must outlive the
+  // sequence. Without a codec (null) there is no text.
   Sequence(std::vector<int64_t> prompt, int64_t number, const StopRules& rules, const TextCodec* codec);
 
   int64_t number() const { return number_; }
   const std::vector<int64_t>& tokens() const { return tokens_; }  // the prompt's, then those generated
   int64_t prompt_tokens() const { return prompt_tokens_; }
   std::vector<int64_t> generated() const;  // without the stop token
-  const std::string& text() const { return text_.text(); }
+  // Of the generated tokens, up to the first stop text. What may be the beginning of a stop text is held
+  // back, so the text only grows.
+  const std::string& text() const { return text_; }
   const std::optional<Finish>& finish() const { return finish_; }
 
   void add(int64_t token);
@@ -40,13 +44,16 @@ class Sequence {
   int64_t slot = 0;
 
  private:
-  void end(Finish finish);
+  // Adds bytes to the text. True: a stop text has finished the sequence; neither it nor what follows is part
+  // of the text.
+  bool take(const std::string& bytes);
 
   int64_t number_;
   int64_t prompt_tokens_;
   const StopRules& rules_;
   std::vector<int64_t> tokens_;
-  TextStream text_;
+  std::unique_ptr<TextCodec::Decoder> decoder_;
+  std::string text_, held_;  // together all that was decoded
   std::optional<Finish> finish_;
   bool stop_token_ = false;  // the last of the tokens is one
 };

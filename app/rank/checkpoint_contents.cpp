@@ -28,7 +28,7 @@ size_t model_parameters(RunContext& context, Stages stages) {
     for (nn::ParameterGroup& group : own.stage->parameters().groups()) {
       for (const nn::ParameterSpec* spec : group.specs()) {
         if (context.model.tied && spec->name == "head.weight") continue;
-        counts[group.spread() == nn::Spread::experts ? 1 : 0] += 1;
+        counts[group.of_experts() ? 1 : 0] += 1;
       }
     }
   }

@@ -35,8 +35,8 @@ class PostValidation {
   bool confident() const { return confident_; }
   void set_confident(bool confident) { confident_ = confident; }
 
-  // Tells all ranks of the pipeline this one's part of the totals and takes the step. Gradients must stay as
-  // they are until correct(). `urgent`: this rank was asked to stop, or to save.
+  // Sends this rank's part of the totals to all ranks of the pipeline and takes the step. Gradients must stay
+  // as they are until correct(). `urgent`: this rank was asked to stop, or to save.
   void start(const Pending& step, bool urgent);
   const std::optional<Pending>& pending() const { return pending_; }
 
@@ -58,7 +58,7 @@ class PostValidation {
   comm::Exchange exchange_;
   std::optional<Pending> pending_;
   bool confident_ = true;
-  bool seen_urgent_ = false;  // a rank of this pipeline said so
+  bool seen_urgent_ = false;  // a rank of this pipeline was asked
   bool urgent_ = false;
 };
 

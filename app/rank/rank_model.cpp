@@ -51,7 +51,7 @@ at::ScalarType compute_dtype(const config::JobConfig& job) {
 std::unique_ptr<nn::SideStream> side_stream_of(const RunContext& context, Purpose purpose) {
   const bool wanted = purpose == Purpose::train && context.job.train.overlap_weight_gradients;
   if (!wanted || context.device.is_cpu()) return nullptr;
-  return std::make_unique<nn::DeviceSideStream>(context.device);
+  return nn::make_side_stream(context.device);
 }
 
 }  // namespace
@@ -83,7 +83,8 @@ void RankModel::add_stage(int index, models::Seams seams) {
       grows ? with_all_positions(plan.model, plan.job) : plan.model, models::stage_slice(plan.layers, index),
       stage_recompute(plan.job.train.recompute, index), seams);
   own.stage->materialise(context_.device, compute_dtype(plan.job),
-                         /*with_gradients=*/purpose_ == Purpose::train, divisions());
+                         /*with_gradients=*/purpose_ == Purpose::train, shard_place(mesh::Group::fsdp),
+                         shard_place(mesh::Group::efsdp));
   const shard::ShardPolicy policy{
       .keep = reshards_after_forward(plan.job.distributed) ? shard::Keep::streamed : shard::Keep::kept,
       .reduce = reduces_every_microbatch() ? shard::ReduceEvery::microbatch : shard::ReduceEvery::step};
@@ -97,7 +98,7 @@ void RankModel::add_stage(int index, models::Seams seams) {
 void RankModel::add_optimizer(RankStage& own) {
   nn::ParameterStore& parameters = own.stage->parameters();
   own.optimizer =
-      optim::make_optimizer(context_.job.optimizer, parameters.shards(), optimizer_surroundings(context_));
+      optim::make_optimizer(context_.job.optimizer, parameters.buffers(), optimizer_surroundings(context_));
   for (nn::Slice* slice : parameters.slices()) {
     if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(context_, *slice))
       own.counted.push_back(slice);
@@ -130,13 +131,10 @@ bool RankModel::reduces_every_microbatch() const {
          context_.mesh.size(mesh::Group::stage) > 1;
 }
 
-nn::Divisions RankModel::divisions() {
-  const auto of = [&](mesh::Group group) {
-    return nn::Division{.part = context_.mesh.place(group),
-                        .parts = context_.mesh.size(group),
-                        .own_gradient = reduces_every_microbatch()};
-  };
-  return {.dense = of(mesh::Group::fsdp), .experts = of(mesh::Group::efsdp)};
+nn::ShardPlace RankModel::shard_place(mesh::Group group) {
+  return {.index = context_.mesh.place(group),
+          .count = context_.mesh.size(group),
+          .own_gradient = reduces_every_microbatch()};
 }
 
 // Experts have no copies: each is on one rank of its replica's ep group. A model without them never asks for
@@ -191,13 +189,13 @@ void RankModel::zero_grad() {
   for (RankStage& own : stages_) own.stage->parameters().start_grad();
 }
 
-// The two weights are the only ones of their groups, so their pieces are cut alike.
+// The two weights are the only ones of their groups, so their shards lie alike.
 void RankModel::sum_tied_gradients() {
   if (!context_.model.tied) return;
   at::Tensor embedding, head;
   const auto gradient = [](models::TransformerStage& stage, const char* group) {
     for (nn::ParameterGroup& candidate : stage.parameters().groups()) {
-      if (candidate.name() == group) return candidate.shards().front()->grad;
+      if (candidate.name() == group) return candidate.buffers().front()->grad;
     }
     throw Error(fmt::format("a stage lacks the group {}", group));
   };

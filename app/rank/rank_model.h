@@ -13,7 +13,7 @@
 #include "core/fault/memory_guard.h"
 #include "core/kernels/exact_sum.h"
 #include "core/nn/cached_attention.h"
-#include "core/nn/side_stream.h"
+#include "core/nn/weight_grad_queue.h"
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -86,7 +86,7 @@ class RankModel {
   void add_stage(int index, models::Seams seams);
   void add_optimizer(RankStage& stage);
   bool generates() const;
-  nn::Divisions divisions();
+  nn::ShardPlace shard_place(mesh::Group group);
   shard::StageRanks stage_ranks();
   bool reduces_every_microbatch() const;
   void watch_weights();

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "app/forecast/search.h"
-#include "app/forecast/split_by_cost.h"
+#include "app/forecast/stage_choices.h"
 #include "app/plan/plan.h"
 #include "app/resolve/job_checks.h"
 #include "core/base/error.h"
@@ -220,7 +220,7 @@ std::optional<Plan> Resolver::best_plan(const PlanBase& base, const CostSource& 
           fmt::format("no schedule fits into {:.2f} GB a rank: the leanest, {} with recompute = \"{}\", "
                       "needs {:.2f} GB. Use more ranks, or smaller microbatches{}",
                       budget / 1e9, best.layout.schedule, describe_recompute(best.layout.recompute),
-                      static_cast<double>(best.peak_bytes) / 1e9,
+                      static_cast<double>(best.bytes.total()) / 1e9,
                       could_recompute ? ", or train.recompute = \"auto\"" : ""));
   return std::nullopt;
 }

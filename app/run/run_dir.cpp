@@ -4,18 +4,23 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
+#include <limits>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "app/data/datasets.h"
-#include "app/run/make_room.h"
-#include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/config/loader.h"
+#include "core/io/atomic_file.h"
+#include "core/io/files.h"
+#include "core/io/paths.h"
 #include "core/kernels/device_name.h"
+#include "core/metrics/metrics_file.h"
 #include "parallel/checkpoint/step_folders.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/mpi/mpi_communicator.h"
@@ -34,6 +39,48 @@ void inform(const std::string& text) {
   spdlog::info("{}", text);
 }
 
+void create(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error(fmt::format("run.dir: cannot create {}: {}", folder.string(), error.message()));
+}
+
+void move(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (error) {
+    throw Error(fmt::format("cannot move {} of an earlier run to {}: {}", from.string(), to.string(),
+                            error.message()));
+  }
+}
+
+// Beside the folder itself if `root` is a link to it: a rename stays within one file system.
+fs::path aside_folder(const fs::path& root) {
+  std::error_code error;
+  const fs::path real = fs::is_symlink(root, error) ? fs::canonical(root, error) : root;
+  return io::first_free(error ? root : real);
+}
+
+void set_aside_checkpoints(const fs::path& root, std::optional<int64_t> kept, const Report& report) {
+  std::vector<checkpoint::StepFolder> moving = checkpoint::list_step_folders(root);
+  if (kept) std::erase_if(moving, [&](const checkpoint::StepFolder& folder) { return folder.step <= *kept; });
+  if (moving.empty()) return;
+  std::ranges::reverse(moving);  // the highest step last
+  const fs::path aside = aside_folder(root);
+  create(aside);
+  for (const checkpoint::StepFolder& folder : moving) move(folder.path, aside / folder.path.filename());
+  const fs::path latest = root / checkpoint::latest_name, best = root / checkpoint::best_name;
+  if (!kept && io::is_there(latest)) move(latest, aside / checkpoint::latest_name);
+  const std::string best_one = checkpoint::name_in(best);
+  if (io::is_there(best) && (best_one.empty() || !io::is_there(root / best_one)))
+    move(best, aside / checkpoint::best_name);
+  io::sync_folder(aside);
+  io::sync_folder(root);
+  report(fmt::format("an earlier run left {} checkpoint{} {}: moved to {}", moving.size(),
+                     moving.size() == 1 ? "" : "s", kept ? fmt::format("after step {}", *kept) : "here",
+                     aside.string()));
+}
+
 }  // namespace
 
 RunDir::RunDir(RunContext& context)
@@ -48,8 +95,8 @@ void RunDir::agree() {
   fault = comm::broadcast_string(*disk_, fault, 0);
   if (!fault.empty()) throw CommonFault(fault);
   checkpoint_ = comm::broadcast_string(*disk_, checkpoint_, 0);
-  new_data_ = comm::any(*disk_, terms_.new_data);
-  next_sample_ = std::stoll(comm::broadcast_string(*disk_, fmt::to_string(terms_.next_sample), 0));
+  terms_.new_data = comm::any(*disk_, context_.root() && terms_.new_data);
+  terms_.next_sample = std::stoll(comm::broadcast_string(*disk_, fmt::to_string(terms_.next_sample), 0));
 }
 
 void RunDir::pass_over(const std::string& problem) {
@@ -84,7 +131,7 @@ void RunDir::take_lock() {
     }
     return true;
   };
-  if (context_.root()) create_run_dir(folder_);
+  if (context_.root()) create(folder_);
   while (comm::any(*disk_, context_.root() && busy())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
@@ -107,9 +154,9 @@ void RunDir::choose() {
 }
 
 checkpoint::RunState RunDir::adopt(checkpoint::RunState state) const {
-  if (!new_data_) return state;
+  if (!terms_.new_data) return state;
   state.seed = static_cast<uint64_t>(context_.job.run.seed);
-  state.next_sample = next_sample_;
+  state.next_sample = terms_.next_sample;
   state.recent_losses.clear();  // other data have other losses
   state.losses_above = state.above_since = 0;
   return state;
@@ -153,6 +200,32 @@ metrics::RunHeader RunDir::header(int64_t step, const checkpoint::Layout& layout
   };
   if (comm::mpi_flavor() != comm::MpiFlavor::none) header.libraries["mpi"] = comm::mpi_version();
   return header;
+}
+
+void make_room(const fs::path& folder, std::optional<int64_t> kept, const Report& report) {
+  create(folder / "checkpoints");
+  set_aside_checkpoints(folder / "checkpoints", kept, report);
+  const fs::path metrics = folder / "metrics.jsonl";
+  if (kept) {
+    metrics::set_aside_after(metrics, *kept, report);
+  } else {
+    metrics::set_aside_all(metrics, report);
+  }
+}
+
+void make_room_for_file(const fs::path& file, const Report& report) {
+  std::error_code error;
+  if (!fs::exists(file, error)) return;
+  report(fmt::format("{} of an earlier start: moved to {}", file.string(), io::set_aside(file).string()));
+}
+
+void keep_job(const fs::path& file, const std::string& job) {
+  if (io::is_there(file)) {
+    const std::string earlier = io::read_small_file(file, std::numeric_limits<size_t>::max());
+    if (earlier == job) return;
+    io::write_file_atomically(io::first_free(file), earlier);
+  }
+  io::write_file_atomically(file, job);
 }
 
 }  // namespace pptrain::app

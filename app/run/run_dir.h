@@ -1,4 +1,4 @@
-// The run's folder: who has it, what a start finds there and goes on from, what is set aside for it.
+// The run's folder: a start takes it, chooses what it goes on from, and sets the rest aside.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,6 @@
 #include <string>
 
 #include "app/plan/run_context.h"
-#include "app/run/run_end.h"
 #include "app/run/run_lock.h"
 #include "app/run/start_choice.h"
 #include "core/metrics/step_record.h"
@@ -19,35 +18,33 @@ namespace pptrain::app {
 class RunDir {
  public:
   // Takes run.dir for this run and decides what it starts from; touches nothing else there. Rank 0 does it
-  // and tells the others. Collective. Rank 0 throws Error where another run has the folder, nothing can be
-  // written, or no checkpoint can be read that should be; all ranks throw CommonFault where the job may not
-  // go on from the checkpoint (resume_check.h).
+  // and tells the others. Collective. Rank 0 throws Error if another run has the folder, nothing can be
+  // written, or no checkpoint can be read that should be; all ranks throw CommonFault if the job may not go
+  // on from the checkpoint (check_resume).
   explicit RunDir(RunContext& context);
 
   // The checkpoint to load; empty: a new model. The same on every rank.
   const std::string& checkpoint() const { return checkpoint_; }
 
-  // The checkpoint was found to be unusable as it was loaded: another one is chosen. Throws where there is
-  // none. Collective.
+  // The checkpoint proved unusable as it was loaded: another one is chosen. Throws if there is none.
+  // Collective.
   void pass_over(const std::string& problem);
 
   // Rank 0: the checkpoint that the job names in checkpoint.resume, which stays whatever keep_last_n says;
-  // empty where it names none.
+  // empty if it names none.
   std::filesystem::path begun_from() const;
 
-  // Where the checkpoint's run goes on under this job: its sample and seed are others where the data are.
+  // The checkpoint's state under this job: with other data, sample and seed change.
   checkpoint::RunState adopt(checkpoint::RunState state) const;
 
-  // Rank 0, once the model is loaded: checkpoints, metrics and traces that the run which begins at `step`
-  // would meet move aside, and job.toml becomes this job's. Nothing is deleted. Prints what moved and what
-  // differs.
+  // Rank 0, once the model is loaded: checkpoints, metrics and traces that a run from `step` on would meet
+  // move aside, and job.toml becomes this job's. Nothing is deleted. Prints what moved and what differs.
   void begin(int64_t step);
 
-  // Rank 0: how the run ends, for those who look at the folder. Of a start that has not begun nothing is
-  // said. What cannot be written is a warning.
+  // Rank 0: writes how the run ends, unless it has not begun. What cannot be written is a warning.
   void end(RunEnd end) const noexcept;
 
-  // Rank 0: this process as the lock has it; nothing where the file system cannot lock.
+  // Rank 0: this process as the lock has it; nothing if the file system cannot lock.
   const std::optional<LockHolder>& holder() const { return lock_.own(); }
 
   // Rank 0: the fingerprint of the training data.
@@ -67,11 +64,23 @@ class RunDir {
   RunLock lock_;
   checkpoint::KnownProblems known_;  // rank 0
   StartChoice choice_;
-  ResumeTerms terms_;
+  ResumeTerms terms_;  // its remarks: rank 0
   std::string checkpoint_, data_;
   bool begun_ = false;
-  bool new_data_ = false;  // of terms_, on every rank
-  int64_t next_sample_ = 0;
 };
+
+// --- How a folder takes in a start without losing anything of earlier ones. All report what moved and throw
+// Error that names what cannot be moved.
+
+// Makes sure that there is a folder for checkpoints, and that nothing there or in metrics.jsonl is of a step
+// after `kept`, from which the next run goes on (nothing: of any step). The rest moves to checkpoints.1,
+// metrics.1.jsonl and so on, the newest checkpoint last: a crash in between leaves it the newest.
+void make_room(const std::filesystem::path& folder, std::optional<int64_t> kept, const Report& report);
+
+// Moves `file`, if it is there, to a numbered name: trace.json to trace.1.json.
+void make_room_for_file(const std::filesystem::path& file, const Report& report);
+
+// Writes the job to `file`. Another job there is kept as job.1.toml, job.2.toml, ..., the oldest first.
+void keep_job(const std::filesystem::path& file, const std::string& job);
 
 }  // namespace pptrain::app

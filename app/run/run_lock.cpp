@@ -7,11 +7,14 @@
 #include <array>
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 #include <tuple>
 #include <utility>
 
+#include "core/base/error.h"
 #include "core/base/process.h"
+#include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"
 
@@ -21,6 +24,20 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 namespace {
+
+constexpr const char* end_name = "end.json";
+constexpr size_t longest_end = 1 << 16;  // bytes
+
+constexpr auto phase_words = std::to_array<std::string_view>(
+    {"starting", "running", "finished", "stopped", "diverged", "failed", "dead", "unknown"});
+
+// A word that is no end counts as a failure.
+RunPhase end_of(const std::string& word) {
+  for (const RunPhase end : {RunPhase::finished, RunPhase::stopped, RunPhase::diverged}) {
+    if (word == phase_words.at(static_cast<size_t>(end))) return end;
+  }
+  return RunPhase::failed;
+}
 
 std::optional<LockHolder> read_holder(int fd) {
   std::array<char, 8192> text{};
@@ -118,6 +135,41 @@ std::string taken_message(const fs::path& folder, const std::optional<LockHolder
       holder ? fmt::format(" (kill -TERM {}{})", holder->pid,
                            holder->host == host_name() ? "" : fmt::format(" on {}", holder->host))
              : "");
+}
+
+std::string word_of(RunPhase phase) {
+  return std::string(phase_words.at(static_cast<size_t>(phase)));
+}
+
+void write_run_end(const fs::path& folder, const RunEnd& end) {
+  const Json json{{"how", word_of(end.how)},      {"step", end.step},
+                  {"checkpoint", end.checkpoint}, {"message", end.message.substr(0, 4096)},
+                  {"pid", end.process.pid},       {"host", end.process.host},
+                  {"since", end.process.since},   {"time", now_utc()}};
+  io::write_file_atomically(folder / end_name,
+                            json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+std::optional<RunEnd> read_run_end(const fs::path& folder) {
+  try {
+    const Json json = Json::parse(io::read_small_file(folder / end_name, longest_end));
+    return RunEnd{
+        .how = end_of(json.at("how").get_ref<const std::string&>()),
+        .step = json.at("step"),
+        .checkpoint = json.at("checkpoint"),
+        .message = json.at("message"),
+        .process = {
+            .pid = json.at("pid"), .host = json.at("host"), .since = json.at("since"), .command = {}}};
+  } catch (const Error&) {
+    return std::nullopt;
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  }
+}
+
+void forget_run_end(const fs::path& folder) {
+  std::error_code ignored;
+  fs::remove(folder / end_name, ignored);
 }
 
 }  // namespace pptrain::app

@@ -1,4 +1,4 @@
-// One run at a time in a run.dir.
+// Who has a run.dir: one run at a time, and how the last one ended.
 #pragma once
 
 #include <chrono>
@@ -29,16 +29,16 @@ struct LockHolder {
 struct LockState {
   enum class Held { yes, no, cannot_tell };  // cannot_tell: the file system cannot lock
   Held held = Held::no;
-  std::optional<LockHolder>
-      holder;  // as the file says; of the last run, where `held` is no and it was killed
+  // As the file says. If `held` is no, of the last run, which was killed.
+  std::optional<LockHolder> holder;
 };
 
-// Looks without taking the lock, so that nobody who starts meanwhile is disturbed. Throws Error where the
-// file is there and cannot be read.
+// Looks without taking the lock, so that no start meanwhile is disturbed. Throws Error if the file is there
+// and cannot be read.
 LockState look_at_lock(const std::filesystem::path& folder);
 
-// Locks all of an open file for writing, without waiting. Returns 0, EAGAIN where somebody else has it, or
-// why the file system cannot lock it (ENOLCK, EOPNOTSUPP, ...).
+// Locks all of an open file for writing, without waiting. Returns 0, EAGAIN if another process has it, or why
+// the file system cannot lock it (ENOLCK, EOPNOTSUPP, ...).
 int lock_whole_file(int fd);
 
 // A write lock on FOLDER/lock, which holds the LockHolder as JSON. The system drops it when the process ends,
@@ -52,15 +52,15 @@ class RunLock {
   RunLock(RunLock&&) = default;
   RunLock& operator=(RunLock&&) = default;
 
-  // One attempt: true where this process has the folder now. `warn` hears where the file system cannot lock:
-  // then nothing keeps a second run out. Throws Error where the file cannot be opened.
+  // One attempt. True: this process has the folder now. `warn` is called if the file system cannot lock: then
+  // nothing keeps a second run out. Throws Error if the file cannot be opened.
   bool try_take(const std::filesystem::path& folder, const std::function<void(const std::string&)>& warn,
                 const std::function<int(int)>& lock_file = lock_whole_file);
 
-  // This process, as the lock that it holds says; nothing where it holds none.
+  // This process, as its lock's file says; nothing if it holds none.
   const std::optional<LockHolder>& own() const { return own_; }
 
-  // Of the lock that the last attempt met; nothing where its file does not say.
+  // Of the lock that the last attempt met; nothing if its file does not say.
   const std::optional<LockHolder>& holder() const { return holder_; }
 
  private:
@@ -73,7 +73,39 @@ class RunLock {
 // started again at once must not fail because of that.
 std::chrono::seconds patience(const std::optional<LockHolder>& holder);
 
-// What the user of a folder that is taken is told.
+// The message for the user of a folder that is taken.
 std::string taken_message(const std::filesystem::path& folder, const std::optional<LockHolder>& holder);
+
+enum class RunPhase {
+  starting,     // a run has the folder and has written no metrics yet
+  running,      // a run has the folder
+  finished,     // at train.steps
+  stopped,      // by a signal or a request, after saving
+  diverged,     // stopped itself: train.divergence_steps
+  failed,       // with an error, which log.txt has; or before it had begun
+  dead,         // no run has the folder, and the last one left no end: it was killed
+  cannot_tell,  // the file system cannot lock, and there is no end
+};
+
+std::string word_of(RunPhase phase);  // "starting"; cannot_tell is "unknown"
+
+// How the last run in a folder ended: FOLDER/end.json. It is there from the end of a run until the next one
+// begins; a run that was killed leaves none.
+struct RunEnd {
+  RunPhase how = RunPhase::failed;  // finished | stopped | diverged | failed
+  int64_t step = 0;
+  std::string checkpoint = {};  // the folder's name, "step_120"; empty: nothing was saved at the end
+  std::string message = {};     // of a failure or a divergence
+  LockHolder process = {};      // that ended; pid 0 if the file system cannot lock
+};
+
+// Replaces the file. Throws Error that names it.
+void write_run_end(const std::filesystem::path& folder, const RunEnd& end);
+
+// Nothing if there is none that can be read.
+std::optional<RunEnd> read_run_end(const std::filesystem::path& folder);
+
+// A run begins.
+void forget_run_end(const std::filesystem::path& folder);
 
 }  // namespace pptrain::app

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -35,10 +36,7 @@ RunPhase phase_of(const LockState& lock, const std::optional<RunEnd>& end, const
     const auto since = lock.holder ? metrics::parse_utc(lock.holder->since) : std::nullopt;
     return since && !tail.has_news_since(*since) ? RunPhase::starting : RunPhase::running;
   }
-  if (end && end->how == "finished") return RunPhase::finished;
-  if (end && end->how == "stopped") return RunPhase::stopped;
-  if (end && end->how == "diverged") return RunPhase::diverged;
-  if (end) return RunPhase::failed;
+  if (end) return end->how;
   if (lock.held == LockState::Held::cannot_tell) return RunPhase::cannot_tell;
   // A killed process leaves its name in the lock. One that ends by itself takes it out; without an end it
   // ended before it had begun, or the disk had no room for the file.
@@ -112,48 +110,6 @@ void add_checkpoints(const fs::path& run_dir, RunStatus& status) {
   if (status.is_alive()) status.saving = step_being_saved(root, newest);
 }
 
-}  // namespace
-
-std::string word_of(RunPhase phase) {
-  switch (phase) {
-    case RunPhase::starting:
-      return "starting";
-    case RunPhase::running:
-      return "running";
-    case RunPhase::finished:
-      return "finished";
-    case RunPhase::stopped:
-      return "stopped";
-    case RunPhase::diverged:
-      return "diverged";
-    case RunPhase::failed:
-      return "failed";
-    case RunPhase::dead:
-      return "dead";
-    case RunPhase::cannot_tell:
-      break;
-  }
-  return "unknown";
-}
-
-int status_exit_code(RunPhase phase) {
-  switch (phase) {
-    case RunPhase::starting:
-    case RunPhase::running:
-      return 0;
-    case RunPhase::finished:
-    case RunPhase::stopped:
-      return 3;
-    case RunPhase::diverged:
-    case RunPhase::failed:
-    case RunPhase::dead:
-      return 4;
-    case RunPhase::cannot_tell:
-      break;
-  }
-  return 1;
-}
-
 void require_run_dir(const fs::path& run_dir) {
   for (const char* file : {"lock", "metrics.jsonl"}) {
     if (io::is_there(run_dir / file)) return;
@@ -161,6 +117,13 @@ void require_run_dir(const fs::path& run_dir) {
   throw UsageError(
       fmt::format("{}: {}. Give the run.dir of a job", run_dir.string(),
                   io::is_there(run_dir) ? "no run has used this folder" : "there is no such folder"));
+}
+
+}  // namespace
+
+int status_exit_code(RunPhase phase) {
+  constexpr std::array codes = {0, 0, 3, 3, 4, 4, 4, 1};  // in the order of RunPhase
+  return codes.at(static_cast<size_t>(phase));
 }
 
 RunStatus read_status(const fs::path& run_dir) {

@@ -1,4 +1,4 @@
-// How a run stands, seen from outside: what its folder says. Reads only, and may look from another host.
+// The state of a run, read from its folder by another process, perhaps on another host.
 #pragma once
 
 #include <chrono>
@@ -7,27 +7,13 @@
 #include <optional>
 #include <string>
 
-#include "app/run/run_end.h"
 #include "app/run/run_lock.h"
 #include "core/metrics/step_record.h"
 
 namespace pptrain::app {
 
-enum class RunPhase {
-  starting,     // a run has the folder and has not told anything yet
-  running,      // a run has the folder
-  finished,     // at train.steps
-  stopped,      // by a signal or a request, after saving; or by a version that recorded no end
-  diverged,     // stopped itself: train.divergence_steps
-  failed,       // with an error, which log.txt has; or before it had begun
-  dead,         // no run has the folder, and the last one did not say how it ended: it was killed
-  cannot_tell,  // the file system cannot lock, and no end is told
-};
-
-std::string word_of(RunPhase phase);
-
-// 0 while a run has the folder; 3 where it is finished or stopped; 4 where somebody should look: diverged,
-// failed, dead; 1 where it cannot be told.
+// 0 while a run has the folder; 3 if it is finished or stopped; 4 if a user should look: diverged, failed,
+// dead; 1 if it cannot be told.
 int status_exit_code(RunPhase phase);
 
 struct RunStatus {
@@ -48,14 +34,11 @@ struct RunStatus {
   bool is_alive() const { return phase == RunPhase::starting || phase == RunPhase::running; }
 };
 
-// Throws UsageError where the folder is not there or no run has ever used it, and Error where something in it
-// cannot be read. Half-written lines and files that are no such are passed over.
+// Throws UsageError if the folder is not there or no run has ever used it, and Error if something in it
+// cannot be read. Half-written lines and malformed files are passed over.
 RunStatus read_status(const std::filesystem::path& run_dir);
 
-// Whether a folder is one of a run. Throws UsageError that says what to give.
-void require_run_dir(const std::filesystem::path& run_dir);
-
-// A line a fact, for people; an object, for programs.
+// For people, one fact a line; for programs, a JSON object.
 std::string status_text(const std::filesystem::path& run_dir, const RunStatus& status);
 std::string status_json(const std::filesystem::path& run_dir, const RunStatus& status);
 

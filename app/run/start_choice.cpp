@@ -16,13 +16,15 @@
 namespace pptrain::app {
 
 namespace fs = std::filesystem;
+using config::Difference;
+using config::Effect;
 
 namespace {
 
 // Nothing differs but where it is computed, and what a run that goes on does not read.
 bool same_but_for_layout(const config::JobConfig& saved, const config::JobConfig& job) {
-  return std::ranges::all_of(config::differences(saved, job), [](const config::Difference& difference) {
-    return difference.effect == config::Effect::layout || difference.effect == config::Effect::none;
+  return std::ranges::all_of(config::differences(saved, job), [](const Difference& difference) {
+    return difference.effect == Effect::layout || difference.effect == Effect::none;
   });
 }
 
@@ -58,72 +60,6 @@ std::string passed_over(const config::JobConfig& job, const SavedRun& newest) {
       "an earlier checkpoint of this run, move the later ones out of {}.",
       resume, job.run.dir, newest.step, newest.folder.parent_path().string());
 }
-
-}  // namespace
-
-StartChoice choose_start(const config::JobConfig& job, const Progress& progress) {
-  const config::Resume resume = config::resume_of(job.checkpoint.resume);
-  if (resume == config::Resume::restart) return restart(job, progress);
-  if (progress.newest) {
-    return {.from = StartFrom::own_checkpoint, .remark = passed_over(job, *progress.newest)};
-  }
-  if (progress.checkpoints > 0) {
-    throw Error(fmt::format("{} Or start over with checkpoint.resume = \"restart\", which sets them aside.",
-                            progress.problem));
-  }
-  return {.from = resume == config::Resume::named ? StartFrom::named : StartFrom::nothing, .remark = {}};
-}
-
-namespace fs = std::filesystem;
-
-Progress find_progress(const fs::path& checkpoints, const Report& report, checkpoint::KnownProblems& known) {
-  Progress progress{.checkpoints = static_cast<int64_t>(checkpoint::list_step_folders(checkpoints).size()),
-                    .newest = {},
-                    .problem = {}};
-  std::optional<fs::path> newest;
-  try {
-    newest = checkpoint::find_resumable(checkpoints, report, known);
-  } catch (const Error& error) {
-    progress.problem = error.what();
-  }
-  if (newest) progress.newest = read_saved_run(*newest);
-  return progress;
-}
-
-fs::path find_named_checkpoint(const std::string& name, const Report& report,
-                               checkpoint::KnownProblems& known) {
-  const fs::path path = name;
-  if (!fs::exists(path)) {
-    throw UsageError(fmt::format(
-        "checkpoint.resume: \"{}\" does not exist; expected auto, none, restart, or the path of a checkpoint",
-        name));
-  }
-  if (const auto found = checkpoint::find_named(path, report, known)) return *found;
-  throw Error(fmt::format("checkpoint.resume: no complete checkpoint in {}", name));
-}
-
-SavedRun read_saved_run(const fs::path& step_folder) {
-  const checkpoint::Manifest manifest = checkpoint::read_manifest(step_folder);
-  SavedRun saved{.folder = step_folder,
-                 .step = manifest.state.step,
-                 .next_sample = manifest.state.next_sample,
-                 .seed = static_cast<int64_t>(manifest.state.seed),
-                 .job = {},
-                 .data = {},
-                 .weights_alone = manifest.weights_alone()};
-  if (!manifest.job_toml.empty()) {
-    const std::string name = fmt::format("the job in {}", (step_folder / checkpoint::manifest_name).string());
-    saved.job = config::read_saved_job(manifest.job_toml, name);
-  }
-  const auto data = manifest.layout.find("data");
-  if (data != manifest.layout.end()) saved.data = data->second;
-  return saved;
-}
-
-namespace {
-
-using config::Difference;
-using config::Effect;
 
 // The differences by what they decide, in words.
 struct Sorted {
@@ -206,6 +142,63 @@ ResumeTerms check_weights_alone(const SavedRun& saved, const config::JobConfig& 
 }
 
 }  // namespace
+
+StartChoice choose_start(const config::JobConfig& job, const Progress& progress) {
+  const config::Resume resume = config::resume_of(job.checkpoint.resume);
+  if (resume == config::Resume::restart) return restart(job, progress);
+  if (progress.newest) {
+    return {.from = StartFrom::own_checkpoint, .remark = passed_over(job, *progress.newest)};
+  }
+  if (progress.checkpoints > 0) {
+    throw Error(fmt::format("{} Or start over with checkpoint.resume = \"restart\", which sets them aside.",
+                            progress.problem));
+  }
+  return {.from = resume == config::Resume::named ? StartFrom::named : StartFrom::nothing, .remark = {}};
+}
+
+Progress find_progress(const fs::path& checkpoints, const Report& report, checkpoint::KnownProblems& known) {
+  Progress progress{.checkpoints = static_cast<int64_t>(checkpoint::list_step_folders(checkpoints).size()),
+                    .newest = {},
+                    .problem = {}};
+  std::optional<fs::path> newest;
+  try {
+    newest = checkpoint::find_resumable(checkpoints, report, known);
+  } catch (const Error& error) {
+    progress.problem = error.what();
+  }
+  if (newest) progress.newest = read_saved_run(*newest);
+  return progress;
+}
+
+fs::path find_named_checkpoint(const std::string& name, const Report& report,
+                               checkpoint::KnownProblems& known) {
+  const fs::path path = name;
+  if (!fs::exists(path)) {
+    throw UsageError(fmt::format(
+        "checkpoint.resume: \"{}\" does not exist; expected auto, none, restart, or the path of a checkpoint",
+        name));
+  }
+  if (const auto found = checkpoint::find_named(path, report, known)) return *found;
+  throw Error(fmt::format("checkpoint.resume: no complete checkpoint in {}", name));
+}
+
+SavedRun read_saved_run(const fs::path& step_folder) {
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(step_folder);
+  SavedRun saved{.folder = step_folder,
+                 .step = manifest.state.step,
+                 .next_sample = manifest.state.next_sample,
+                 .seed = static_cast<int64_t>(manifest.state.seed),
+                 .job = {},
+                 .data = {},
+                 .weights_alone = manifest.weights_alone()};
+  if (!manifest.job_toml.empty()) {
+    const std::string name = fmt::format("the job in {}", (step_folder / checkpoint::manifest_name).string());
+    saved.job = config::read_saved_job(manifest.job_toml, name);
+  }
+  const auto data = manifest.layout.find("data");
+  if (data != manifest.layout.end()) saved.data = data->second;
+  return saved;
+}
 
 std::vector<std::string> model_differences(const config::JobConfig& saved, const config::JobConfig& job) {
   std::vector<std::string> found;

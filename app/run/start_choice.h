@@ -1,4 +1,4 @@
-// What a start goes on from: a pure function of the job and of what lies in run.dir.
+// What a start goes on from: a function of the job and of what lies in run.dir.
 #pragma once
 
 #include <cstdint>
@@ -39,32 +39,31 @@ enum class StartFrom {
 
 struct StartChoice {
   StartFrom from = StartFrom::nothing;
-  std::string remark;  // what the user is told where the choice may be another one than he expects
+  std::string remark;  // for the user, if the choice may surprise
 };
 
 // A folder that holds checkpoints goes on from its own newest one, whatever checkpoint.resume says: a path
-// and "none" count for the first start alone, so that the same command always resumes. "restart" alone starts
-// over; an unfinished run of this very job, started with that word, is what it began, and goes on: so a job
-// that queues itself again advances, on another layout too. Throws Error where run.dir holds checkpoints and
-// none is sound.
+// and "none" count for the first start alone, so that the same command always resumes. Only "restart" starts
+// over, and it acts once: an unfinished run of this very job, begun with that word, goes on, so a requeued
+// job advances, on another layout too. Throws Error if run.dir holds checkpoints and none is sound.
 StartChoice choose_start(const config::JobConfig& job, const Progress& progress);
 
 // --- What lies in a run's folder, read.
 
-// Hears of each checkpoint that is passed over, and why.
+// Called for each checkpoint that is passed over, with the reason.
 using Report = std::function<void(const std::string&)>;
 
-// Of a folder of checkpoints. `known`: those that cannot be used (checkpoint::find_resumable), which takes up
-// what is passed over.
+// Of a folder of checkpoints. `known`: those that cannot be used (checkpoint::find_resumable); those passed
+// over are added.
 Progress find_progress(const std::filesystem::path& checkpoints, const Report& report,
                        checkpoint::KnownProblems& known);
 
 // The checkpoint that a user names: a step folder; a folder of them, or a run's folder: their newest sound
-// one. Throws UsageError where there is nothing of the name, Error where there is no sound one.
+// one. Throws UsageError if nothing has the name, Error if there is no sound one.
 std::filesystem::path find_named_checkpoint(const std::string& name, const Report& report,
                                             checkpoint::KnownProblems& known);
 
-// What the manifest of a step folder says. Throws Error that names it where it is damaged.
+// What the manifest of a step folder says. Throws Error that names it if it is damaged.
 SavedRun read_saved_run(const std::filesystem::path& step_folder);
 
 // Whether a job may go on from a checkpoint that another job saved.
@@ -74,10 +73,10 @@ struct ResumeTerms {
   std::vector<std::string> remarks;  // lines for the user: what differs
 };
 
-// `data`: the fingerprint of the job's data. Throws UsageError that names both values where the model or the
-// optimizer is another one, and where the data or their order are and checkpoint.data = "same". data.path is
-// what it holds, where both fingerprints are known: a file may have moved. A step may take another number of
-// samples: none is left out or comes twice, and the remark says so. Of weights alone only the model counts.
+// `data`: the fingerprint of the job's data. Throws UsageError that names both values if the model or the
+// optimizer differs, and if the data or their order do and checkpoint.data = "same". If both fingerprints are
+// known, they count and data.path does not: a file may have moved. A step may take another number of samples:
+// none is left out or comes twice, and a remark says so. Of weights alone only the model counts.
 ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data);
 
 // What makes the model of one job another one than the other job's, in words: tensors of equal shapes may be

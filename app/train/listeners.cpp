@@ -6,13 +6,75 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/seconds_since.h"
+#include "core/kernels/device_name.h"
+#include "core/metrics/log_sinks.h"
 #include "core/metrics/memory.h"
+#include "core/metrics/metrics_file.h"
+#include "core/metrics/prometheus.h"
+#include "core/metrics/tensorboard.h"
+#include "core/metrics/terminal_sinks.h"
+#include "core/net/address.h"
 #include "models/flops.h"
+#include "parallel/comm/agreement.h"
 
 namespace pptrain::app {
+
+namespace {
+
+std::optional<metrics::Listener> listen_for_metrics(RunContext& context) {
+  const std::string& address = context.job.metrics.prometheus;
+  if (address.empty()) return std::nullopt;
+  std::optional<metrics::Listener> port;
+  std::string fault;
+  if (context.root())
+    fault = comm::fault_of([&] { port = metrics::listen_on(net::parse_listen_address(address).value()); });
+  fault = comm::broadcast_string(context.mesh.world(), fault, 0);
+  if (!fault.empty()) throw CommonFault(fault);
+  return port;
+}
+
+// `so_far`: what the run has behind it (step, tokens, skipped steps, newest checkpoint).
+std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const config::JobConfig& job,
+                                                       const metrics::RunHeader& header,
+                                                       const metrics::StepRecord& so_far,
+                                                       std::optional<metrics::Listener> port) {
+  const std::filesystem::path folder = job.run.dir;
+  std::vector<std::unique_ptr<metrics::Sink>> sinks;
+  sinks.push_back(std::make_unique<metrics::JsonlSink>(folder / "metrics.jsonl", header));
+  if (job.metrics.tensorboard)
+    sinks.push_back(std::make_unique<metrics::TensorboardSink>(folder / "tensorboard", header));
+  if (port) {
+    spdlog::info("figures for Prometheus at {}", port->url);
+    const metrics::RunFigures run{
+        .dir = job.run.dir, .last_step = job.train.steps, .header = header, .so_far = so_far};
+    sinks.push_back(std::make_unique<metrics::PrometheusSink>(std::move(*port), run));
+  }
+  sinks.push_back(std::make_unique<metrics::LineSink>(job.metrics.log_interval, job.train.steps));
+  if (auto console = metrics::console_of_log(); console && metrics::terminal_columns()) {
+    sinks.push_back(std::make_unique<metrics::LossCurveSink>());
+    sinks.push_back(std::make_unique<metrics::BarSink>(std::move(console), header.step, job.train.steps));
+  }
+  return sinks;
+}
+
+// FLOP/s of all ranks' devices, of which mfu is a fraction. 0, with a warning, if unknown.
+double peak_flops_of_all(const RunContext& context) {
+  const config::JobConfig& job = context.job;
+  const double each = job.metrics.peak_tflops > 0
+                          ? job.metrics.peak_tflops * 1e12
+                          : metrics::peak_flops(context.device, job.train.dtype == config::Dtype::bf16);
+  if (each == 0) {
+    spdlog::warn("mfu is not known: there is no peak rate for {} here. Give metrics.peak_tflops",
+                 kernels::device_name(context.device));
+  }
+  return each * context.mesh.shape().world_size();
+}
+
+}  // namespace
 
 RunMetrics::RunMetrics(RunContext& context, const checkpoint::RunState& state)
     : context_(context),
@@ -27,7 +89,7 @@ void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSo
   loader_ = &loader;
   saver_ = &saver;
   resumed_at_ = resumed_at;
-  sinks_ = open_sinks(context_, header, so_far(), std::move(port_));
+  sinks_ = open_sinks(context_.job, header, so_far(), std::move(port_));
   peak_rate_ = metrics::PeakRate(peak_flops_of_all(context_));
 }
 
@@ -133,12 +195,42 @@ void Evaluation::evaluate() {
   if (std::isfinite(loss)) state_.validation_loss = loss;
 }
 
+namespace {
+
+// On one line, with \n for a new one.
+std::string quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+StopRules stop_rules(const config::JobConfig& job, const TextCodec& codec) {
+  StopRules rules{.max_tokens = job.eval.generate_tokens, .ids = codec.stop_ids(), .texts = {}};
+  if (job.data.document_end >= 0) rules.ids.push_back(job.data.document_end);
+  return rules;
+}
+
+}  // namespace
+
 Samples::Samples(RunContext& context, RankModel& model, StepProfile& profile,
                  const checkpoint::RunState& state)
-    : interval_(context.job.eval.generate_interval), log_(context, model), profile_(profile), state_(state) {}
+    : context_(context),
+      codec_(make_text_codec(context.job)),
+      stop_(stop_rules(context.job, *codec_)),
+      generator_(context, model,
+                 {.sampling = {.seed = static_cast<uint64_t>(context.job.run.seed)}, .stop = stop_}),
+      profile_(profile),
+      state_(state) {}
 
 void Samples::after_step() {
-  profile_.timed(Phase::evaluation, [this] { log_.log(state_.step); });
+  profile_.timed(Phase::evaluation, [this] { log(); });
+}
+
+void Samples::log() {
+  const std::string& prompt = context_.job.eval.generate_prompt;
+  std::vector<Sequence> sequences;
+  sequences.emplace_back(codec_->encode(prompt), 0, stop_, codec_.get());
+  generator_.run(sequences);
+  if (context_.root())
+    spdlog::info("step {}  sample {} -> {}", state_.step, quoted(prompt), quoted(sequences.front().text()));
 }
 
 Requests::Requests(const RunContext& context, const LockHolder& self)
@@ -147,16 +239,50 @@ Requests::Requests(const RunContext& context, const LockHolder& self)
 StopOrSave Requests::wants() {
   const comm::ActivityScope looking(context_.report.activity, comm::Doing::storage, "a look for requests");
   requests_.look();
-  asked_ = requests_.wants_any();
-  return {.stop = requests_.wants(RequestKind::stop), .save = asked_};
-}
-
-void Requests::agreed(int64_t step) {
-  if (std::exchange(asked_, false)) requests_.agreed(step);
+  return {.stop = requests_.wants(RequestKind::stop), .save = requests_.wants_any()};
 }
 
 void Requests::saved(int64_t step, const std::filesystem::path& folder, const std::string& failure) {
   requests_.saved(step, folder.filename().string(), failure);
+}
+
+Divergence::Divergence(const config::TrainSection& train, checkpoint::RunState& state)
+    : watch_({.steps = train.divergence_steps,
+              .window = train.divergence_window,
+              .width = train.divergence_band}),
+      state_(state) {}
+
+void Divergence::restore() {
+  watch_.restore({state_.recent_losses, state_.losses_above, state_.above_since});
+}
+
+void Divergence::settled(const StepResult& result) {
+  if (result.applied) watch_.take(result.step, result.loss);
+  state_.recent_losses = watch_.state().recent;
+  state_.losses_above = watch_.state().above;
+  state_.above_since = watch_.state().since;
+}
+
+bool Divergence::is_due(int64_t) const {
+  return diverged();
+}
+
+std::string Divergence::report(const DivergedCheckpoints& left) const {
+  const std::string saved = left.saved.empty()
+                                ? left.failure
+                                : fmt::format("The state of step {} is in checkpoints/{}, to be looked at",
+                                              state_.step, left.saved);
+  const std::string sound =
+      left.sound.empty()
+          ? "No checkpoint is from before that, so the same command begins anew"
+          : fmt::format("The newest checkpoint from before that is {}, from which the same command goes on",
+                        left.sound.string());
+  return fmt::format(
+      "diverged at step {}: {}. {}; no start goes on from there by itself. {}, and meets the same again if "
+      "nothing is changed: lower optimizer.lr or train.grad_clip, or take other data from there on (another "
+      "run.seed with checkpoint.data = \"continue\"). If the loss was right, widen train.divergence_band or "
+      "train.divergence_steps.",
+      state_.step, watch_.describe(), saved, sound);
 }
 
 }  // namespace pptrain::app

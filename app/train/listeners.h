@@ -1,4 +1,5 @@
-// Listeners of a run's steps: metrics, evaluation, samples of text, and requests through the run's folder.
+// Listeners of a run's steps: metrics, evaluation, samples of text, requests through the run's folder, and
+// the watch for divergence.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +11,20 @@
 #include <vector>
 
 #include "app/data/datasets.h"
-#include "app/generate/sample_log.h"
+#include "app/data/text_codec.h"
+#include "app/generate/generator.h"
 #include "app/plan/run_context.h"
 #include "app/rank/evaluator.h"
 #include "app/rank/rank_model.h"
-#include "app/run/live_requests.h"
-#include "app/run/run_log.h"
+#include "app/run/requests.h"
 #include "app/run/step_profile.h"
 #include "app/train/run_saver.h"
 #include "app/train/step_listener.h"
+#include "core/config/job_config.h"
 #include "core/data/data_loader.h"
+#include "core/fault/loss_watch.h"
 #include "core/metrics/peak_flops.h"
+#include "core/metrics/prometheus.h"
 #include "core/metrics/sinks.h"
 #include "parallel/checkpoint/checkpoint.h"
 
@@ -29,11 +33,13 @@ namespace pptrain::app {
 // Rank 0 writes each step to the sinks that the job names.
 class RunMetrics final : public StepListener {
  public:
-  // Takes the port of metrics.prometheus. Collective. Both must outlive this.
+  // Rank 0 takes the port of metrics.prometheus; all ranks throw CommonFault if it cannot. Collective. Both
+  // must outlive this.
   RunMetrics(RunContext& context, const checkpoint::RunState& state);
 
-  // Opens the sinks. `resumed_at`: the step of the checkpoint that the run goes on from. The references must
-  // outlive this.
+  // Opens the sinks on rank 0. `header` is of this start; `resumed_at`: the step of the checkpoint that the
+  // run goes on from. Throws Error that names a file that cannot be written. The references must outlive
+  // this.
   void open(const metrics::RunHeader& header, const std::vector<OpenSource>& sources,
             const data::DataLoader& loader, const RunSaver& saver, std::optional<int64_t> resumed_at);
   // In good order: nothing follows.
@@ -80,17 +86,23 @@ class Evaluation final : public StepListener {
   checkpoint::RunState& state_;
 };
 
-// Logs generated text every eval.generate_interval steps.
+// Every eval.generate_interval steps it generates eval.generate_tokens tokens behind eval.generate_prompt and
+// rank 0 logs the text. The random numbers are the same in every step. Nothing that training reads changes.
 class Samples final : public StepListener {
  public:
+  // All must outlive this.
   Samples(RunContext& context, RankModel& model, StepProfile& profile, const checkpoint::RunState& state);
 
-  bool is_due(int64_t step) const override { return step % interval_ == 0; }
+  bool is_due(int64_t step) const override { return step % context_.job.eval.generate_interval == 0; }
   void after_step() override;
 
  private:
-  int64_t interval_;
-  SampleLog log_;
+  void log();
+
+  RunContext& context_;
+  std::shared_ptr<const TextCodec> codec_;
+  StopRules stop_;
+  Generator generator_;
   StepProfile& profile_;
   const checkpoint::RunState& state_;
 };
@@ -102,14 +114,32 @@ class Requests final : public StepListener {
 
   StopOrSave wants() override;
   // All ranks act on what wants() has returned after this step, with a save.
-  void agreed(int64_t step);
+  void agreed(int64_t step) { requests_.agreed(step); }
   // A save has ended; failure: "" where it has not failed. From any thread.
   void saved(int64_t step, const std::filesystem::path& folder, const std::string& failure);
 
  private:
   const RunContext& context_;
   LiveRequests requests_;
-  bool asked_ = false;
+};
+
+// Watches the losses for ones that leave their band and stay above it. Its state is in the run's, which
+// checkpoints hold.
+class Divergence final : public StepListener {
+ public:
+  Divergence(const config::TrainSection& train, checkpoint::RunState& state);
+
+  // The state is that of a checkpoint.
+  void restore();
+  void settled(const StepResult& result) override;
+  bool is_due(int64_t step) const override;  // the run ends here
+  bool diverged() const { return watch_.diverged(); }
+  // For the user of a run that diverged.
+  std::string report(const DivergedCheckpoints& left) const;
+
+ private:
+  fault::DivergenceWatch watch_;
+  checkpoint::RunState& state_;
 };
 
 }  // namespace pptrain::app

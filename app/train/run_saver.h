@@ -12,7 +12,6 @@
 
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
-#include "app/train/divergence.h"
 #include "app/train/step_listener.h"
 #include "parallel/checkpoint/saver.h"
 
@@ -20,6 +19,12 @@ namespace pptrain::app {
 
 // The name of a step's checkpoint; "" before the first step.
 std::string checkpoint_name(int64_t step);
+
+struct DivergedCheckpoints {
+  std::string saved;            // the folder's name, "diverged_step_520"; "": it could not be saved
+  std::string failure;          // why
+  std::filesystem::path sound;  // the newest checkpoint from before the loss left its band; "": none
+};
 
 class RunSaver final : public StepListener {
  public:

@@ -1,11 +1,315 @@
 #include "app/train/run_stop.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
+#include <cstdio>
+#include <exception>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "app/run/run_log.h"
+#include "core/base/error.h"
+#include "core/base/printable.h"
+#include "core/base/process.h"
+#include "core/metrics/log_sinks.h"
+#include "parallel/comm/communicator.h"
 
 namespace pptrain::app {
+
+namespace {
+
+constexpr std::chrono::milliseconds look_again{10};
+
+[[noreturn]] void end_process(int code) {
+  if (const auto console = metrics::console_of_log()) console->clear();
+  std::fflush(nullptr);
+  _exit(code);  // the main thread is in the middle of a step: nothing can be unwound
+}
+
+}  // namespace
+
+// Between two updates of the weights a rank holds the state of a finished step, whatever its pipeline does
+// meanwhile. When the launcher asks for an end, a thread of each rank waits for a quarter of the time that
+// the launcher leaves: the run may stop in order until then. After that no update begins on any rank; the
+// ranks agree on the newest step that one of them has begun to apply, which all can then finish (its gradient
+// norm is known, so every rank has done its part), save it through a communicator of their own while the main
+// threads are held, and end with exit code 3.
+//
+// The launcher's agent on one host may ask alone (a pod is evicted, a node drained). So a rank that is asked
+// summons all others, which then act as if they had been asked. Where that does not reach them (without
+// heartbeats), nothing is held: the main threads finish the step under way and stop in order.
+//
+// After a notice the same is done, except that the process waits for the request before it ends. If none
+// comes in time, the main threads go on from where they were held.
+class QuickStop {
+ public:
+  // Collective over the world. `patience`: from the launcher's first signal to SIGKILL; a notice comes half
+  // of it before the request. `state`: of the last finished step. The references must outlive this.
+  QuickStop(const RunContext& context, const fault::Shutdown& shutdown, std::chrono::milliseconds patience,
+            const RunDir& run_dir, RunSaver& saver, const checkpoint::RunState& state);
+  // Does not return once the quick stop is under way: it ends the process.
+  ~QuickStop();
+  QuickStop(const QuickStop&) = delete;
+  QuickStop& operator=(const QuickStop&) = delete;
+
+  // As RunStop's methods of these names, called by the main thread.
+  void begin_update(int64_t step);
+  void finished(const checkpoint::RunState& state, bool saves);
+  void saved();
+  void stopping();
+
+ private:
+  enum class Mode { waiting, deciding, saving };
+  using Lock = std::unique_lock<std::mutex>;
+
+  void run(const fault::StopRequest& request);
+  bool all_are_asked();
+  bool sleep_until(std::chrono::steady_clock::time_point time);  // false: this object is being destroyed
+  bool decide();                                                 // true: this thread saves the state
+  std::string save();                                            // says what is saved where
+  bool request_follows(const fault::StopRequest& notice);
+  [[noreturn]] void end(const std::string& saved);
+  void release();  // the main thread may go on
+  // The highest of all ranks' values, place by place. Nothing where this object is being destroyed meanwhile.
+  using Values = std::vector<double>;
+  std::optional<Values> highest(Values values);
+  // As highest(), and nothing where another rank has ended.
+  std::optional<Values> highest_unless_one_ended(const Values& values);
+  bool complete(comm::Work& work);
+
+  std::unique_ptr<comm::Communicator> world_;
+  const fault::Shutdown& shutdown_;
+  const std::chrono::milliseconds patience_;
+  const RunContext& context_;
+  const RunDir& run_dir_;
+  RunSaver& saver_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Mode mode_ = Mode::waiting;
+  checkpoint::RunState state_;    // of the last finished step
+  int64_t begun_;                 // the last step whose update was allowed to begin
+  std::optional<int64_t> limit_;  // no later step's update may begin
+  bool main_saves_ = false;       // the main thread will save state_
+  bool stopping_ = false;         // ... or ends the run in order
+  bool leaving_ = false;          // the destructor waits
+  int64_t saved_step_ = 0;        // by this thread
+
+  std::optional<fault::StopListener> listener_;  // last: its thread uses all of the above
+};
+
+QuickStop::QuickStop(const RunContext& context, const fault::Shutdown& shutdown,
+                     std::chrono::milliseconds patience, const RunDir& run_dir, RunSaver& saver,
+                     const checkpoint::RunState& state)
+    : world_(context.mesh.world().duplicate()),
+      shutdown_(shutdown),
+      patience_(patience),
+      context_(context),
+      run_dir_(run_dir),
+      saver_(saver),
+      state_(state),
+      begun_(state.step) {
+  listener_.emplace(shutdown, [this](const fault::StopRequest& request) { run(request); });
+  const auto& hear = context.report.summons.hear;
+  if (hear) hear([this] { shutdown_.take_launchers_request(SIGTERM); });
+}
+
+QuickStop::~QuickStop() {
+  if (context_.report.summons.hear) context_.report.summons.hear({});
+  {
+    Lock lock(mutex_);
+    leaving_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return mode_ != Mode::saving; });
+  }
+  listener_.reset();
+}
+
+void QuickStop::begin_update(int64_t step) {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return !limit_ || step <= *limit_; });
+  begun_ = step;
+}
+
+void QuickStop::finished(const checkpoint::RunState& state, bool saves) {
+  {
+    const std::lock_guard lock(mutex_);
+    state_ = state;
+    main_saves_ = saves;
+  }
+  changed_.notify_all();
+}
+
+void QuickStop::saved() {
+  {
+    const std::lock_guard lock(mutex_);
+    main_saves_ = false;
+  }
+  changed_.notify_all();
+}
+
+void QuickStop::stopping() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return main_saves_ || mode_ == Mode::waiting; });
+  stopping_ = true;
+}
+
+void QuickStop::run(const fault::StopRequest& request) {
+  if (!request.from_launcher) return;
+  const c10::InferenceMode inference;
+  if (!request.notice && context_.report.summons.send) context_.report.summons.send();
+  if (!sleep_until(request.time + patience_ / 4)) return;
+  try {
+    if (!all_are_asked() || !decide()) return;
+    const std::string saved = save();
+    if (!request.notice || request_follows(request)) end(saved);
+    release();
+  } catch (const std::exception& error) {
+    log_failure(error.what());
+    fmt::print(stderr, "pptrain: stopping in a hurry failed: {}\n", printable(error.what()));
+    end_process(exit_failed);
+  }
+}
+
+bool QuickStop::sleep_until(std::chrono::steady_clock::time_point time) {
+  Lock lock(mutex_);
+  return !changed_.wait_until(lock, time, [&] { return leaving_; });
+}
+
+// Waits, while the main thread goes on, until the quick stops of all ranks have come here: one that holds its
+// main thread for others that nobody has asked would wait for ever.
+bool QuickStop::all_are_asked() {
+  return highest_unless_one_ended({}).has_value();
+}
+
+bool QuickStop::decide() {
+  Values own;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!stopping_) mode_ = Mode::deciding;
+    limit_ = begun_;
+    own = {static_cast<double>(begun_), stopping_ ? 1.0 : 0.0};
+  }
+  const std::optional<Values> agreed = highest_unless_one_ended(own);
+  Lock lock(mutex_);
+  // A rank whose main thread ends the run in order has agreed so with all others: theirs do too.
+  const bool in_order = !agreed || (*agreed)[1] > 0;
+  mode_ = in_order ? Mode::waiting : Mode::saving;
+  limit_ = in_order ? std::nullopt : std::optional(static_cast<int64_t>((*agreed)[0]));
+  changed_.notify_all();
+  if (in_order) return false;
+  const auto ready = [&] { return state_.step >= *limit_ && !main_saves_; };
+  changed_.wait(lock, [&] { return ready() || leaving_; });
+  // Where the step was due to be saved, the main threads of all ranks have done so, and may be ending the run
+  // by themselves. Where this rank's has failed, that is what is to be said.
+  if (!stopping_ && ready()) return true;
+  mode_ = Mode::waiting;
+  changed_.notify_all();
+  return false;
+}
+
+std::string QuickStop::save() {
+  std::unique_lock lock(mutex_);
+  const checkpoint::RunState state = state_;
+  lock.unlock();
+  saved_step_ = state.step;
+  return saver_.save_quickly(*world_, state);
+}
+
+bool QuickStop::request_follows(const fault::StopRequest& notice) {
+  constexpr std::chrono::milliseconds late{500};
+  const auto deadline = notice.time + patience_ / 2 + late;
+  while (!shutdown_.launchers_request()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(look_again);
+  }
+  return true;
+}
+
+void QuickStop::end(const std::string& saved) {
+  if (world_->rank() == 0)
+    spdlog::info("stopped by the launcher in the middle of a step; {}. Run the same command to resume.",
+                 saved);
+  try {
+    highest({});  // nobody leaves before all have saved: a rank that is gone looks like a failure
+  } catch (const std::exception&) {
+    // Another one was quicker; it had saved.
+  }
+  if (context_.root())
+    run_dir_.end({.how = RunPhase::stopped, .step = saved_step_, .checkpoint = checkpoint_name(saved_step_)});
+  if (context_.report.take_leave) context_.report.take_leave();  // so that others do not take it for dead
+  end_process(exit_stopped);
+}
+
+void QuickStop::release() {
+  const std::lock_guard lock(mutex_);
+  mode_ = Mode::waiting;
+  limit_.reset();
+  changed_.notify_all();
+}
+
+// A rank that has ended in order agreed so with all others before. One that has died is for the main threads
+// to find, which go on; they say it better.
+auto QuickStop::highest_unless_one_ended(const Values& values) -> std::optional<Values> {
+  try {
+    return highest(values);
+  } catch (const PeerFailure&) {
+    return std::nullopt;
+  }
+}
+
+// By way of rank 0.
+auto QuickStop::highest(Values values) -> std::optional<Values> {
+  const auto message = [&] { return at::empty({static_cast<int64_t>(values.size()) + 1}, at::kDouble); };
+  const auto pack = [&] {
+    at::Tensor tensor = message();
+    std::ranges::copy(values, tensor.mutable_data_ptr<double>());
+    tensor.mutable_data_ptr<double>()[values.size()] = 0;  // a message is never empty
+    return tensor;
+  };
+  if (world_->rank() != 0) {
+    at::Tensor answer = message();
+    const auto sent = world_->isend(pack(), 0);
+    const auto received = world_->irecv(answer, 0);
+    if (!complete(*sent) || !complete(*received)) return std::nullopt;
+    std::copy_n(answer.const_data_ptr<double>(), values.size(), values.begin());
+    return values;
+  }
+  std::vector<std::pair<at::Tensor, std::unique_ptr<comm::Work>>> others;
+  for (int rank = 1; rank < world_->size(); ++rank) {
+    at::Tensor told = message();
+    others.emplace_back(told, world_->irecv(told, rank));
+  }
+  for (auto& [told, work] : others) {
+    if (!complete(*work)) return std::nullopt;
+    const double* other = told.const_data_ptr<double>();
+    for (size_t i = 0; i < values.size(); ++i) values[i] = std::max(values[i], other[i]);
+  }
+  for (int rank = 1; rank < world_->size(); ++rank) {
+    if (!complete(*world_->isend(pack(), rank))) return std::nullopt;
+  }
+  return values;
+}
+
+bool QuickStop::complete(comm::Work& work) {
+  while (!work.wait_for(look_again)) {
+    const std::lock_guard lock(mutex_);
+    if (leaving_ && mode_ != Mode::saving) return false;
+  }
+  work.wait();  // at once; it says what went wrong
+  return true;
+}
 
 // A step that post-validation may still take back is no state to save; a GPU's stream is not waited for here.
 RunStop::RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir,
@@ -16,24 +320,11 @@ RunStop::RunStop(const RunContext& context, const fault::Shutdown& shutdown, con
   if (context.root())
     signals_.emplace(shutdown_, [this](const fault::StopRequest& request) { announce(request); });
   if (!stops_quickly_) return;
-  start_quick_stop(context, run_dir, saver, state);
+  quick_ = std::make_unique<QuickStop>(context, shutdown, *patience_.time, run_dir, saver, state);
   if (context.root() && !patience_.advice.empty()) spdlog::info("{}", patience_.advice);
 }
 
-void RunStop::start_quick_stop(const RunContext& context, const RunDir& run_dir, RunSaver& saver,
-                               const checkpoint::RunState& state) {
-  const auto save = [this, &saver](comm::Communicator& world, const checkpoint::RunState& finished) {
-    saved_quickly_ = finished.step;
-    return saver.save_quickly(world, finished);
-  };
-  const auto leave = [this, &context, &run_dir] {
-    if (context.root())
-      run_dir.end({.how = "stopped", .step = saved_quickly_, .checkpoint = checkpoint_name(saved_quickly_)});
-    if (context.report.take_leave) context.report.take_leave();
-  };
-  quick_.emplace(context.mesh.world(), shutdown_, *patience_.time, state, save, leave,
-                 context.report.summons);
-}
+RunStop::~RunStop() = default;
 
 void RunStop::begin_update(int64_t step) {
   if (quick_) quick_->begin_update(step);
@@ -49,6 +340,10 @@ void RunStop::saved() {
 
 void RunStop::stopping() {
   if (quick_) quick_->stopping();
+}
+
+void RunStop::failed() {
+  quick_.reset();
 }
 
 void RunStop::announce(const fault::StopRequest& request) const {

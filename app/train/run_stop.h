@@ -4,17 +4,19 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "app/launch/launcher_patience.h"
 #include "app/plan/run_context.h"
 #include "app/run/run_dir.h"
-#include "app/train/quick_stop.h"
 #include "app/train/run_saver.h"
 #include "app/train/step_listener.h"
 #include "core/fault/shutdown.h"
 
 namespace pptrain::app {
+
+class QuickStop;  // saves the last finished step in the middle of the next one
 
 class RunStop final : public StepListener {
  public:
@@ -22,30 +24,34 @@ class RunStop final : public StepListener {
   // step. Collective.
   RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir, RunSaver& saver,
           const checkpoint::RunState& state);
+  // Does not return once a quick stop is under way: it ends the process.
+  ~RunStop() override;
+  RunStop(const RunStop&) = delete;
+  RunStop& operator=(const RunStop&) = delete;
 
   void begin_step(int64_t step) { under_way_ = step; }
+  // Does not return if a quick stop gives the step up.
   void begin_update(int64_t step) override;
-  // As QuickStop's methods of these names; they do nothing where there is no quick stop.
+  // The weights are those of state.step. `saves`: the main thread will save that step itself, whatever comes.
   void finished(const checkpoint::RunState& state, bool saves);
   void saved();
+  // All ranks have agreed to stop after the finished step. Does not return if a quick stop has begun to save
+  // it.
   void stopping();
   // The run has failed. Does not return if a quick stop has saved: then the failure is only another rank's
   // leaving.
-  void failed() { quick_.reset(); }
+  void failed();
 
  private:
-  void start_quick_stop(const RunContext& context, const RunDir& run_dir, RunSaver& saver,
-                        const checkpoint::RunState& state);
   void announce(const fault::StopRequest& request) const;
 
   const fault::Shutdown& shutdown_;
   Patience patience_ = patience_of(comm::detect_launch());
   bool stops_quickly_;
   std::atomic<int64_t> under_way_;  // the step
-  int64_t saved_quickly_ = 0;       // the step
   // Last: their threads use the rest.
   std::optional<fault::StopListener> signals_;  // of rank 0
-  std::optional<QuickStop> quick_;              // where the launcher may not wait for the step under way
+  std::unique_ptr<QuickStop> quick_;            // if the launcher may not wait for the step under way
 };
 
 }  // namespace pptrain::app

@@ -63,7 +63,7 @@ int Trainer::run() {
     return train();
   } catch (const std::exception& error) {
     if (stop_) stop_->failed();
-    end_run_dir({.how = "failed", .step = state_.step, .message = error.what()});
+    end_run_dir({.how = RunPhase::failed, .step = state_.step, .message = error.what()});
     throw;
   }
 }
@@ -77,7 +77,8 @@ int Trainer::train() {
           "nothing to do: {} is at step {} of {}. Start over with --set checkpoint.resume=restart, or train "
           "on with a larger train.steps.",
           context_.job.run.dir, state_.step, steps);
-      end_run_dir({.how = "finished", .step = state_.step, .checkpoint = checkpoint_name(state_.step)});
+      end_run_dir(
+          {.how = RunPhase::finished, .step = state_.step, .checkpoint = checkpoint_name(state_.step)});
     }
     return 0;
   }
@@ -232,7 +233,8 @@ int Trainer::finish(bool stopped) {
   if (!context_.root()) return stopped ? exit_stopped : exit_done;
   const std::string name = checkpoint_name(state_.step);
   const std::string folder = (saver_->root() / name).string();
-  end_run_dir({.how = stopped ? "stopped" : "finished", .step = state_.step, .checkpoint = name});
+  end_run_dir(
+      {.how = stopped ? RunPhase::stopped : RunPhase::finished, .step = state_.step, .checkpoint = name});
   if (stopped) {
     spdlog::info("stopped {} at step {}; saved {}. Run the same command to resume.",
                  stopped_on_request_ ? "on request" : "by a signal", state_.step, folder);
@@ -251,9 +253,9 @@ int Trainer::give_up() {
   metrics_.close();
   steps_.profile().finish();
   if (!left) return exit_failed;
-  const std::string report = describe_divergence(state_.step, divergence_.describe(), *left);
+  const std::string report = divergence_.report(*left);
   spdlog::error("{}", report);
-  end_run_dir({.how = "diverged", .step = state_.step, .checkpoint = left->saved, .message = report});
+  end_run_dir({.how = RunPhase::diverged, .step = state_.step, .checkpoint = left->saved, .message = report});
   return exit_failed;
 }
 

@@ -10,7 +10,6 @@
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
 #include "app/run/run_dir.h"
-#include "app/train/divergence.h"
 #include "app/train/listeners.h"
 #include "app/train/run_saver.h"
 #include "app/train/run_stop.h"

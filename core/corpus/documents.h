@@ -77,7 +77,7 @@ class DocumentSource {
 
 // Calls `sink` with each document. In JSONL, bytes that are no UTF-8 count as U+FFFD, as the tokenizer takes
 // them elsewhere, and a byte order mark at the file's beginning is passed over. A line that is no object with
-// a text under each key is an Error with file and line, or with skip_bad_lines told to `bad`.
+// a text under each key is an Error with file and line, or with skip_bad_lines reported to `bad`.
 void each_document(const Stretch& stretch, const DocumentFormat& format,
                    const std::function<void(const Document&)>& sink,
                    const std::function<void(const std::string& what)>& bad = {});

@@ -1,4 +1,5 @@
-// Files judged by a little of them: whether two hold the same data, and whether they hold what the job says.
+// Checks before the first step, at a few places of files: whether two hold the same data, and whether they
+// hold what the job says.
 #pragma once
 
 #include <cstdint>

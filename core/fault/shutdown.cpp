@@ -189,7 +189,7 @@ void StopListener::run() {
       last_told = notice->time;
       heard_(*notice);
     }
-    // The launcher's is noted before it counts as the first of all, which then is not told again.
+    // The launcher's is noted before it counts as the first of all, which then is not reported again.
     const auto launchers = shutdown_.launchers_request();
     if (launchers && !told_launchers) {
       told_launchers = told_any = true;

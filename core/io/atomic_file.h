@@ -24,7 +24,7 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 // The end of the name of a folder that waits to be replaced, see rename_folder_synced.
 inline constexpr const char* replaced_extension = ".replaced";
 
-// Writes what the user asked for to where the user said: a file appears as above, where a link leads; into a
+// Writes output to a path that the user gave: a file appears as above, where a link leads; into a
 // device, a pipe, a socket, or what /dev/stdout and its like are open on, it is written as it is.
 void write_output(const std::filesystem::path& path, std::string_view content);
 

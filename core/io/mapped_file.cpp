@@ -34,7 +34,7 @@ using Entry = MappedFile::Entry;
 static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<Entry*>::is_always_lock_free);
 
 std::atomic<Entry*> entries = nullptr;
-std::mutex entries_mutex;  // of those who add and give back; never the handler's
+std::mutex entries_mutex;  // for adding and removing; the handler never takes it
 
 std::array<char, 128> host{};
 bool on_terminal = false;

@@ -11,7 +11,7 @@ namespace pptrain::io {
 // --- Whether there is something of a name, where a name that cannot be looked at counts as none.
 
 // True where `path` (followed through links) names something; false too where a folder on the way may not be
-// read or the device fails. Never throws: who then opens the file hears what is wrong with it.
+// read or the device fails. Never throws: opening the file reports what is wrong.
 inline bool is_there(const std::filesystem::path& path) {
   std::error_code error;
   return std::filesystem::exists(path, error);
@@ -23,8 +23,8 @@ inline bool is_there(const std::filesystem::path& path) {
 // an empty part ("a//etc") would become absolute when "a/" is taken away.
 bool is_inner_path(std::string_view path);
 
-// Whether `path`, its links followed, lies in `folder`, whose links are followed too. False where it cannot
-// be told.
+// Whether `path`, its links followed, lies in `folder`, whose links are followed too. False where that is
+// unknown.
 bool lies_in(const std::filesystem::path& path, const std::filesystem::path& folder);
 
 // folder / path. Throws Error where `path` is no inner path, or where a link leads out of the folder.

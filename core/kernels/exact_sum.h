@@ -1,4 +1,4 @@
-// Sums of float64 values without rounding: whoever adds what, and in which order, gives the same bits (a
+// Sums of float64 values without rounding: any order and any grouping gives the same bits (a
 // fixed-point accumulator as long as the range of its terms: Kulisch, Computer Arithmetic and Validity,
 // 2008).
 #pragma once

@@ -3,8 +3,8 @@
 // each of them.
 //
 // Conventions: T is the compute type of activations (float32 or bfloat16); arithmetic inside a kernel is
-// float32. [rows, dim] tensors are contiguous unless said otherwise. Outputs are allocated by the caller and
-// may not alias inputs unless said otherwise. Kernels are deterministic: the same inputs give the same bits,
+// float32. [rows, dim] tensors are contiguous unless noted otherwise. Outputs are allocated by the caller and
+// may not alias inputs unless noted otherwise. Kernels are deterministic: the same inputs give the same bits,
 // whatever the rank. CUDA kernels are asynchronous on the current stream. Every function is safe to call from
 // several threads. A wrong argument is an Error that names kernel and argument. In a DryRun (dry_run.h),
 // kernels take meta tensors, check them and record what a run would cost.
@@ -88,8 +88,8 @@ inline Kernel<void(const std::vector<HeadsGradient>& parts, const RopeTable& rop
 // y = silu(gate) * up. gate_up: T [rows, 2 * dim], gate first; y: T [rows, dim].
 inline Kernel<void(const Tensor& gate_up, Tensor& y)> swiglu{"swiglu"};
 
-// Gradient of swiglu. `y`, where given, receives swiglu's result again, with its bits, for who did not keep
-// it. dy, y: T [rows, dim]; dgate_up: as gate_up. dgate_up may alias gate_up, and y may alias dy.
+// Gradient of swiglu. `y`, where given, receives swiglu's result again, with its bits, for callers that did
+// not keep it. dy, y: T [rows, dim]; dgate_up: as gate_up. dgate_up may alias gate_up, and y may alias dy.
 inline Kernel<void(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up, const std::optional<Tensor>& y)>
     swiglu_backward{"swiglu_backward"};
 

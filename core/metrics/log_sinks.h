@@ -52,7 +52,7 @@ class Console final : public spdlog::sinks::ansicolor_stdout_sink_mt {
 // The default logger's console, if it has one.
 std::shared_ptr<Console> console_of_log();
 
-// A sink of spdlog that keeps its lines until it is told where they go, since a run prints before it knows
+// A sink of spdlog that keeps its lines until it is given a file, since a run prints before it knows
 // that its folder is its own. "2026-11-22T01:43:18+00:00 I resumed from ...": I, W or E before the text.
 class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
  public:

@@ -93,7 +93,7 @@ struct MetricsTail {
   std::optional<EvalRecord> evaluation;          // the latest that was found
   std::chrono::system_clock::time_point last{};  // of the latest line, a header's too; 1970: there is none
 
-  // That the run has told anything at or after `since`.
+  // Whether the run has written a record at or after `since`.
   bool has_news_since(std::chrono::system_clock::time_point since) const { return last >= since; }
 };
 

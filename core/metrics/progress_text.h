@@ -24,7 +24,7 @@ class TimeLeft {
   std::optional<double> estimate(int64_t steps) const;
 
  private:
-  static constexpr size_t first_steps = 3;  // nothing is said before these
+  static constexpr size_t first_steps = 3;  // no estimate before these
   static constexpr size_t kept = 31;
   std::deque<double> latest_;
   int64_t steps_ = 0;

@@ -1,5 +1,5 @@
-// The latest figures of a run as a page that Prometheus fetches: the server of the page, which no client can
-// hold up or fill, and the sink that writes it.
+// The latest figures of a run as a page that Prometheus fetches: the server of the page, which slow or many
+// clients can neither hold up nor fill, and the sink that writes it.
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,7 @@ bool is_whole_request(std::string_view received);
 std::string http_response(std::string_view received, std::string_view content_type,
                           const std::function<std::string()>& page);
 
-// A socket that has its port; who connects waits until a PageServer takes it over.
+// A socket that has its port; clients wait until a PageServer takes it over.
 struct Listener {
   net::Socket socket;
   std::string url;  // of /metrics, with the port that the system chose for 0

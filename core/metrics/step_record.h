@@ -72,7 +72,7 @@ struct StepRecord {
   double data_wait_s = 0;     // in which the step waited for its data, on rank 0
   double save_time_s = 0;     // in which training stood still to save, since the step before
   std::optional<int64_t> saved_step = std::nullopt;  // of the newest checkpoint that was complete by then
-  std::chrono::system_clock::time_point time{};      // when the step was done; 1970: not told
+  std::chrono::system_clock::time_point time{};      // when the step was done; 1970: unknown
   std::optional<Bubble> bubble = std::nullopt;       // where it was measured
   std::vector<ExpertLoad> expert_loads = {};         // of the sparse layers
   // Passes over each source by its name, where training data are of several.
@@ -97,7 +97,7 @@ struct EvalRecord {
   int64_t tokens = 0;
   double time_s = 0;
   std::vector<SourceLoss> sources = {};          // where there are several
-  std::chrono::system_clock::time_point time{};  // when it was done; 1970: not told
+  std::chrono::system_clock::time_point time{};  // when it was done; 1970: unknown
 };
 
 // --- Records as lines of metrics.jsonl: what each key means is in README.md.

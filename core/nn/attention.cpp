@@ -39,8 +39,7 @@ AttentionConfig local_heads(const std::string& name, const AttentionConfig& conf
 }
 
 Weight* add_norm(ParameterGroup& group, const std::string& name, int64_t dim, const TensorCut& cut) {
-  return &group.add(
-      {cut.copied({.name = name + ".weight", .shape = {dim}, .role = Role::norm, .init = Init::ones})});
+  return &group.add({cut.copied({.name = name + ".weight", .shape = {dim}, .role = Role::norm})});
 }
 
 LinearPart part_of(const std::string& name, const char* which, int64_t heads, const AttentionConfig& c) {

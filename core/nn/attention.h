@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/nn/attention_product.h"
-#include "core/nn/parallel_linear.h"
+#include "core/nn/linear.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
 #include "core/nn/token_info.h"

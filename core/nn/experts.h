@@ -12,20 +12,122 @@
 #include <string>
 #include <vector>
 
-#include "core/nn/expert_exchange.h"
 #include "core/nn/feed_forward.h"
 #include "core/nn/parameter.h"
-#include "core/nn/router.h"
+#include "core/nn/token_info.h"
+#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
 
-struct ExpertsConfig {
-  RouterConfig router;
-  int64_t intermediate = 0;  // of each expert
-  double init_std = 0.02;
+// The experts [begin, end) of a layer.
+struct ExpertRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
 };
 
-// The weights [out, in] of this rank's experts, side by side, so that one grouped product serves them all.
+// How rows reach the ranks that hold their experts, and how results come back. The base class is the
+// identity: a rank holds all experts. Rows are in expert order (kernels/ expert_kernels.h). dispatch() and
+// combine() move rows to and fro along one plan, so that each is the gradient of the other. All calls are
+// collective, in the same order on every rank.
+class ExpertExchange {
+ public:
+  // Which rows go where: decided once, in the forward pass, and followed by every pass of these rows.
+  struct Plan {
+    virtual ~Plan() = default;
+    // int32 [this rank's experts], of the rows that dispatch() gives. On the host, which must know how large
+    // the products of experts are: so it waits for a GPU once a layer, in F.
+    at::Tensor ends;
+    int64_t rows = 0;  // how many these are
+  };
+
+  virtual ~ExpertExchange() = default;
+
+  // Of `experts` experts, those that this rank holds.
+  virtual ExpertRange own(int64_t experts) const { return {.begin = 0, .end = experts}; }
+  // dispatch() gives its argument, and combine() does.
+  virtual bool is_local() const { return true; }
+
+  // For `rows` rows of this rank in expert order; ends: int32 [experts].
+  virtual std::unique_ptr<const Plan> plan(const at::Tensor& ends, int64_t rows) const {
+    auto plan = std::make_unique<Plan>();
+    plan->ends = ends.is_cuda() ? ends.cpu() : ends;
+    plan->rows = rows;
+    return plan;
+  }
+
+  // This rank's rows [rows, ...], in expert order -> the rows of this rank's experts [plan.rows, ...] from
+  // all ranks, ordered by expert, rank and place there; and back.
+  virtual at::Tensor dispatch(const Plan& /*plan*/, at::Tensor rows) const { return rows; }
+  virtual at::Tensor combine(const Plan& /*plan*/, at::Tensor rows) const { return rows; }
+
+  // loads (int64 [experts]) become their sum over all ranks that see a part of the same global microbatch.
+  virtual void sum_loads(at::Tensor& /*loads*/) const {}
+};
+
+// The experts of one layer, and their router. Its losses are means over the tokens of a global microbatch: of
+// all ranks that see a part of it, and of documents alone: filling counts neither there nor in loads
+// (TokenInfo::filling). They are weighted by its labels that count, as gradients of the token loss are, so
+// that the division by the step's labels leaves the mean over microbatches.
+struct ExpertsConfig {
+  int64_t hidden = 0;
+  int64_t experts = 0;
+  int64_t chosen = 0;        // experts of each token
+  int64_t intermediate = 0;  // of each expert
+  bool normalise = false;
+  double init_std = 0.02;
+  // Of experts * sum over experts e of f_e P_e, where f_e is the number of the microbatch's tokens that chose
+  // e, divided by its tokens, and P_e their mean probability of e (Fedus et al., arXiv 2101.03961, eq. 4;
+  // with f summed over choices, as transformers takes it).
+  double balance_loss = 0;
+  double z_loss = 0;  // of the mean of squared logsumexp (Zoph et al., arXiv 2202.08906, eq. 5)
+  // A bias on each expert's probability, for the choice alone, which balances loads without a loss (Wang et
+  // al., arXiv 2408.15664).
+  bool balance_bias = false;
+  // Of the router: where tensor-parallel ranks share out the rows, each holds a copy.
+  Copies copies = Copies::one;
+  bool counted = true;
+};
+
+// Which experts each token goes to, and with which weights (Shazeer et al., arXiv 1701.06538; softmax over
+// all experts before the choice, as in Qwen3 and Mixtral). Computes in float32 under every compute type.
+class Router final : public HasWeightGradient {
+ public:
+  // What was decided for a microbatch; names and shapes as in kernels/expert_kernels.h.
+  struct Routing {
+    at::Tensor probabilities, logsumexp, chosen, weights;
+    at::Tensor ends, order, place;
+    std::vector<at::Tensor> tensors() const {
+      return {probabilities, logsumexp, chosen, weights, ends, order, place};
+    }
+  };
+
+  // Declares `<name>.weight` [experts, hidden] and, with balance_bias, `<name>.bias` [experts].
+  Router(ParameterGroup& group, const std::string& name, const ExpertsConfig& config);
+
+  Routing forward(const at::Tensor& x) const;  // T [rows, hidden]
+
+  // dweights: float32 [rows, chosen], gradient of the weights -> float32 [rows, hidden], what x gets of it
+  // and of the router's losses. Counts the microbatch's loads.
+  at::Tensor backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
+                            const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
+  void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
+
+  // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
+  // int64 [experts]; undefined where there were none.
+  at::Tensor take_loads();
+
+ private:
+  std::optional<at::Tensor> slopes(const at::Tensor& loads, const TokenInfo& tokens,
+                                   const ExpertExchange& exchange) const;
+
+  ExpertsConfig config_;
+  Weight* weight_;
+  Weight* bias_ = nullptr;
+  at::Tensor loads_;
+};
+
+// The weights [out, in] of this rank's experts, side by side, so that one grouped GEMM serves them all.
 class ExpertWeights final : public HasWeightGradient {
  public:
   // One expert's `parts` ("gate", "up"), stacked, are one of its matrices: declares
@@ -33,19 +135,12 @@ class ExpertWeights final : public HasWeightGradient {
   ExpertWeights(ParameterGroup& group, const std::string& name, ExpertRange range,
                 const std::vector<std::string>& parts, int64_t out, int64_t in, double init_std);
 
-  // Rows of an operand, as kernels/expert_kernels.h takes them.
-  struct Rows {
-    at::Tensor x;
-    at::Tensor order;  // undefined: x's own
-    int64_t each = 1;
-    std::optional<at::Tensor> optional_order() const {
-      return order.defined() ? std::optional(order) : std::nullopt;
-    }
-  };
-  at::Tensor forward(const Rows& x, const ExpertExchange::Plan& plan) const;          // T [plan.rows, out]
-  at::Tensor backward_input(const Rows& dy, const ExpertExchange::Plan& plan) const;  // T [plan.rows, in]
+  at::Tensor forward(const GroupedRows& x, const ExpertExchange::Plan& plan) const;  // T [plan.rows, out]
+  at::Tensor backward_input(const GroupedRows& dy,
+                            const ExpertExchange::Plan& plan) const;  // T [plan.rows, in]
   // Adds the gradient of dy^T x, now or later.
-  void push(WeightGradQueue& queue, const Rows& dy, const Rows& x, const ExpertExchange::Plan& plan);
+  void push(WeightGradQueue& queue, const GroupedRows& dy, const GroupedRows& x,
+            const ExpertExchange::Plan& plan);
   void backward_weight(std::span<const at::Tensor> operands) override;
 
  private:
@@ -89,8 +184,8 @@ class Experts final : public FeedForward {
 
  private:
   // Of each token's row in T [rows, hidden], a copy for each of its experts, where these are.
-  ExpertWeights::Rows send(const at::Tensor& x, const Saved& saved) const;
-  ExpertWeights::Rows rows_of_x(const Saved& saved) const;  // the same of x, which were sent before
+  GroupedRows send(const at::Tensor& x, const Saved& saved) const;
+  GroupedRows rows_of_x(const Saved& saved) const;  // the same of x, which were sent before
   // float32 [rows, chosen], of this rank's tokens, from float32 [plan.rows].
   at::Tensor return_weights(const at::Tensor& dweights, const Saved& saved) const;
 

@@ -5,24 +5,53 @@
 #include <optional>
 #include <utility>
 
+#include "core/kernels/dry_run.h"
 #include "core/kernels/kernels.h"
-#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
 namespace {
 
+// The weights of `parts`, sharded by outputs.
 std::vector<ParameterSpec> weights_of(const std::vector<LinearPart>& parts, int64_t in_features,
-                                      double init_std) {
+                                      double init_std, const TensorCut& outputs) {
   std::vector<ParameterSpec> specs;
-  for (const LinearPart& part : parts) specs.push_back(weight_spec(part, in_features, init_std));
+  for (const LinearPart& part : parts)
+    specs.push_back(outputs.cut(weight_spec(part, in_features, init_std), 0));
   return specs;
 }
 
-std::vector<ParameterSpec> biases_of(const std::vector<LinearPart>& parts, bool bias) {
+std::vector<ParameterSpec> biases_of(const std::vector<LinearPart>& parts, bool bias,
+                                     const TensorCut& outputs) {
   std::vector<ParameterSpec> specs;
   if (!bias) return specs;
-  for (const LinearPart& part : parts) specs.push_back(bias_spec(part));
+  for (const LinearPart& part : parts) specs.push_back(outputs.cut(bias_spec(part), 0));
   return specs;
+}
+
+// y += x, rounded to its type.
+void add(at::Tensor& y, const at::Tensor& x) {
+  kernels::record(kernels::moving(y, y, x));
+  y.add_(x);
+}
+
+// Puts the rows of a chunk where they lie in the whole list.
+void keep_rows(const at::Tensor& part, const RowChunks& chunks, int64_t chunk, int64_t rows,
+               at::Tensor& all) {
+  if (chunks.count() == 1) {
+    all = part;
+    return;
+  }
+  if (!all.defined()) all = at::empty({rows, part.size(1)}, part.options());
+  for (const RowChunks::Piece& piece : chunks.pieces(chunk))
+    all.narrow(0, piece.in_list, piece.rows).copy_(part.narrow(0, piece.in_chunk, piece.rows));
+  kernels::record(kernels::moving(part, part));
+}
+
+// What ranks exchange for a weight gradient travels behind the input gradient, so there is no use of a second
+// stream where there are several ranks.
+bool takes_at_once(const WeightGradQueue& queue, const Region& region) {
+  return queue.mode() == WeightGradQueue::Mode::immediate ||
+         (queue.mode() == WeightGradQueue::Mode::beside && !region.alone());
 }
 
 }  // namespace
@@ -32,12 +61,12 @@ ParameterSpec weight_spec(const LinearPart& part, int64_t in_features, double in
 }
 
 ParameterSpec bias_spec(const LinearPart& part) {
-  return {.name = part.name + ".bias", .shape = {part.out_features}, .role = Role::bias, .init = Init::zeros};
+  return {.name = part.name + ".bias", .shape = {part.out_features}, .role = Role::bias};
 }
 
-Linear::Linear(ParameterGroup& group, int64_t in_features, std::vector<LinearPart> parts, bool bias,
-               double init_std)
-    : Linear(group, weights_of(parts, in_features, init_std), biases_of(parts, bias)) {}
+Linear::Linear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts, bool bias,
+               double init_std, const TensorCut& outputs)
+    : Linear(group, weights_of(parts, in_features, init_std, outputs), biases_of(parts, bias, outputs)) {}
 
 Linear::Linear(ParameterGroup& group, std::vector<ParameterSpec> weights, std::vector<ParameterSpec> biases) {
   for (const ParameterSpec& weight : weights) {
@@ -75,6 +104,152 @@ void Linear::backward_weight(const at::Tensor& x, const at::Tensor& dy) {
   if (bias_ != nullptr) {
     kernels::accumulate_bias_gradient(dy, bias_->grad);
   }
+}
+
+ColumnLinear::ColumnLinear(ParameterGroup& group, int64_t in_features, const std::vector<LinearPart>& parts,
+                           bool bias, double init_std, std::shared_ptr<const Region> region)
+    : ColumnLinear({Linear(group, in_features, parts, bias, init_std, region->cut())}, region) {}
+
+ColumnLinear::ColumnLinear(std::vector<Linear> blocks, std::shared_ptr<const Region> region)
+    : blocks_(std::move(blocks)), region_(std::move(region)) {}
+
+std::vector<at::Tensor> ColumnLinear::forward(const at::Tensor& x, int64_t rows) const {
+  std::vector<at::Tensor> y;
+  for (const Linear& block : blocks_) {
+    y.push_back(region_->alone() ? block.forward(x) : at::empty({rows, block.out_features()}, x.options()));
+  }
+  if (region_->alone()) return y;
+  const RowChunks chunks(*region_, rows);
+  ChunkGather gather(*region_, chunks, x);
+  for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+    const at::Tensor all = gather.next();
+    for (const RowChunks::Piece& piece : chunks.pieces(chunk)) {
+      const at::Tensor from = all.narrow(0, piece.in_chunk, piece.rows);
+      for (size_t i = 0; i < blocks_.size(); ++i)
+        blocks_[i].forward(from, y[i].narrow(0, piece.in_list, piece.rows));
+    }
+  }
+  return y;
+}
+
+at::Tensor ColumnLinear::input_gradient(std::span<const at::Tensor> dy) const {
+  at::Tensor dx = blocks_[0].backward_input(dy[0]);
+  for (size_t i = 1; i < blocks_.size(); ++i) add(dx, blocks_[i].backward_input(dy[i]));
+  return dx;
+}
+
+void ColumnLinear::accumulate(const at::Tensor& all, std::span<const at::Tensor> dy) {
+  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].backward_weight(all, dy[i]);
+}
+
+at::Tensor ColumnLinear::backward(at::Tensor x, std::vector<at::Tensor> dy, WeightGradQueue& queue) {
+  const bool now = takes_at_once(queue, *region_);
+  Region::Arriving all;
+  if (now) all = region_->begin_enter(x, dy[0].size(0));
+  Region::Arriving dx = region_->begin_leave(input_gradient(dy));
+  if (now) {
+    accumulate(all.take(), dy);
+  } else {
+    dy.insert(dy.begin(), std::move(x));
+    queue.push(*this, std::move(dy));
+  }
+  return dx.take();
+}
+
+void ColumnLinear::backward_weight(std::span<const at::Tensor> operands) {
+  accumulate(region_->enter(operands[0], operands[1].size(0)), operands.subspan(1));
+}
+
+RowLinear::RowLinear(ParameterGroup& group, int64_t in_features, const LinearPart& part, bool bias,
+                     double init_std, std::shared_ptr<const Region> region)
+    : region_(std::move(region)) {
+  const TensorCut& cut = region_->cut();
+  std::vector<ParameterSpec> fused;
+  if (bias && cut.alone()) fused.push_back(bias_spec(part));
+  linear_.emplace(group, std::vector{cut.cut(weight_spec(part, in_features, init_std), 1)}, std::move(fused));
+  if (bias && !cut.alone()) bias_ = &group.add({cut.copied(bias_spec(part))});
+}
+
+void RowLinear::add_bias(at::Tensor& y) const {
+  if (bias_ != nullptr) add(y, bias_->compute);
+}
+
+at::Tensor RowLinear::forward(const at::Tensor& x) const {
+  if (region_->alone()) return linear_->forward(x);
+  const int64_t rows = x.size(0);
+  at::Tensor y = at::empty({region_->cut().count(rows), linear_->out_features()}, x.options());
+  const RowChunks chunks(*region_, rows);
+  ChunkSum sum(*region_, chunks, y);
+  for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+    const at::Tensor partial = at::empty({chunks.total(chunk), linear_->out_features()}, x.options());
+    for (const RowChunks::Piece& piece : chunks.pieces(chunk)) {
+      linear_->forward(x.narrow(0, piece.in_list, piece.rows), partial.narrow(0, piece.in_chunk, piece.rows));
+    }
+    sum.add(partial);
+  }
+  sum.wait();
+  add_bias(y);
+  return y;
+}
+
+at::Tensor RowLinear::input_gradient(const at::Tensor& dy, int64_t rows, at::Tensor* all) const {
+  at::Tensor dx = at::empty({rows, in_features()}, dy.options());
+  const RowChunks chunks(*region_, rows);
+  ChunkGather gather(*region_, chunks, dy);
+  for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
+    const at::Tensor part = gather.next();
+    for (const RowChunks::Piece& piece : chunks.pieces(chunk)) {
+      linear_->backward_input(part.narrow(0, piece.in_chunk, piece.rows),
+                              dx.narrow(0, piece.in_list, piece.rows));
+    }
+    if (all != nullptr) keep_rows(part, chunks, chunk, rows, *all);
+  }
+  return dx;
+}
+
+at::Tensor RowLinear::backward(at::Tensor x, const at::Tensor& dy, WeightGradQueue& queue) {
+  if (region_->alone() && queue.mode() == WeightGradQueue::Mode::immediate) {
+    queue.push(*this, {std::move(x), dy});
+    return linear_->backward_input(dy);
+  }
+  if (!region_->alone() && region_->chunks() == 1 && takes_at_once(queue, *region_)) {
+    const at::Tensor all = region_->enter(dy, x.size(0));
+    accumulate(x, all, dy);
+    x.reset();
+    return linear_->backward_input(all);
+  }
+  const InputGradient first = backward_input(dy, x.size(0), queue);
+  backward_weight(std::move(x), dy, first, queue);
+  return first.dx;
+}
+
+RowLinear::InputGradient RowLinear::backward_input(const at::Tensor& dy, int64_t rows,
+                                                   const WeightGradQueue& queue) const {
+  InputGradient first;
+  const bool now = takes_at_once(queue, *region_);
+  first.dx =
+      region_->alone() ? linear_->backward_input(dy) : input_gradient(dy, rows, now ? &first.all : nullptr);
+  return first;
+}
+
+void RowLinear::backward_weight(at::Tensor x, const at::Tensor& dy, const InputGradient& first,
+                                WeightGradQueue& queue) {
+  if (first.all.defined()) {
+    accumulate(x, first.all, dy);
+  } else {
+    queue.push(*this, {std::move(x), dy});
+  }
+}
+
+void RowLinear::accumulate(const at::Tensor& x, const at::Tensor& all, const at::Tensor& dy) {
+  linear_->backward_weight(x, all);
+  if (bias_ != nullptr) kernels::accumulate_bias_gradient(dy, bias_->grad);
+}
+
+void RowLinear::backward_weight(std::span<const at::Tensor> operands) {
+  const at::Tensor& x = operands[0];
+  const at::Tensor& dy = operands[1];
+  accumulate(x, region_->enter(dy, x.size(0)), dy);
 }
 
 }  // namespace pptrain::nn

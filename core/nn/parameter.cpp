@@ -2,11 +2,11 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <set>
 #include <span>
@@ -21,12 +21,8 @@ namespace {
 
 constexpr int64_t alignment = 64;  // elements
 
-int64_t round_up(int64_t n, int64_t multiple = alignment) {
+int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
-}
-
-int64_t element_count(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
 void check_spec(const ParameterSpec& spec) {
@@ -43,19 +39,30 @@ void check_spec(const ParameterSpec& spec) {
   }
 }
 
-std::vector<int64_t> stacked_shape(std::span<const ParameterSpec> parts) {
-  std::vector<int64_t> shape = parts.front().local_shape();
-  for (const ParameterSpec& part : parts.subspan(1)) {
-    const std::vector<int64_t> other = part.local_shape();
+std::vector<int64_t> stacked_shape(std::span<const ParameterSpec> stack) {
+  std::vector<int64_t> shape = stack.front().local_shape();
+  for (const ParameterSpec& spec : stack.subspan(1)) {
+    const std::vector<int64_t> other = spec.local_shape();
     if (other.size() != shape.size() || !std::equal(shape.begin() + 1, shape.end(), other.begin() + 1)) {
-      throw Error(
-          fmt::format("parameter '{}' of shape [{}] cannot be stacked under '{}' of shape [{}]: all dims but "
-                      "the first must agree",
-                      part.name, fmt::join(other, ", "), parts.front().name, fmt::join(shape, ", ")));
+      throw Error(fmt::format(
+          "parameter '{}' of shape [{}] cannot be stacked under '{}' of shape [{}]: all dims but the first "
+          "must agree",
+          spec.name, fmt::join(other, ", "), stack.front().name, fmt::join(shape, ", ")));
     }
     shape[0] += other[0];
   }
   return shape;
+}
+
+// What `of` gives of each group, in one list.
+template <class Groups, class Of>
+auto joined(Groups& groups, const Of& of) {
+  decltype(of(groups.front())) result;
+  for (auto& group : groups) {
+    const auto each = of(group);
+    result.insert(result.end(), each.begin(), each.end());
+  }
+  return result;
 }
 
 // Frees the memory behind a tensor and all views of it, which stay valid: restore_memory takes it anew,
@@ -89,6 +96,42 @@ SliceShape slice_shape(const ParameterSpec& spec, int64_t begin, int64_t end) {
   return shape;
 }
 
+// Throws Error unless a group that has `others` may stack these as one weight.
+void check_stack(std::span<const ParameterSpec> stack, const std::deque<Weight>& others) {
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const ParameterSpec &spec = stack[i], &first = stack.front();
+    check_spec(spec);
+    const auto same_name = [&](const ParameterSpec& other) { return other.name == spec.name; };
+    if (std::ranges::any_of(stack.first(i), same_name) || std::ranges::any_of(others, [&](const Weight& w) {
+          return std::ranges::any_of(w.parameters, same_name);
+        }))
+      throw Error(fmt::format("parameter '{}' is declared twice", spec.name));
+    if (spec.role != first.role)
+      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different roles", spec.name,
+                              first.name));
+    if (spec.copies != first.copies)
+      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different copies", spec.name,
+                              first.name));
+  }
+}
+
+// FNV-1a (Fowler, Noll, Vo) over the bytes of the name.
+uint64_t hash_name(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : name) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+// Finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): every input bit reaches every output bit.
+uint64_t mix(uint64_t z) {
+  z += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
 }  // namespace
 
 std::vector<int64_t> ParameterSpec::local_shape() const {
@@ -97,90 +140,75 @@ std::vector<int64_t> ParameterSpec::local_shape() const {
   return local;
 }
 
-Weight& ParameterGroup::add(std::vector<ParameterSpec> parts) {
+Weight& ParameterGroup::add(std::vector<ParameterSpec> parameters) {
   if (materialised_) throw Error("a parameter was declared after its group was materialised");
-  if (parts.empty()) throw Error("a weight needs at least one parameter");
-  for (auto part = parts.begin(); part != parts.end(); ++part) {
-    check_spec(*part);
-    const auto same_name = [&](const ParameterSpec& other) { return other.name == part->name; };
-    const bool repeated =
-        std::any_of(parts.begin(), part, same_name) || std::ranges::any_of(declared_, [&](const Declared& d) {
-          return std::ranges::any_of(d.parts, same_name);
-        });
-    if (repeated) throw Error(fmt::format("parameter '{}' is declared twice", part->name));
-    if (part->role != parts.front().role)
-      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different roles", part->name,
-                              parts.front().name));
-    if (part->copies != parts.front().copies)
-      throw Error(fmt::format("parameters '{}' and '{}' are stacked, but have different copies", part->name,
-                              parts.front().name));
-  }
-  const std::vector<int64_t> shape = stacked_shape(parts);
-  Declared& declared = declared_.emplace_back();
-  declared.size = element_count(shape);
-  declared.weight.compute = declared.weight.grad =
-      at::empty(shape, at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
-  declared.parts = std::move(parts);
-  return declared.weight;
+  if (parameters.empty()) throw Error("a weight needs at least one parameter");
+  check_stack(parameters, weights_);
+  const at::Tensor shape =
+      at::empty(stacked_shape(parameters), at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
+  Weight& weight = weights_.emplace_back();
+  weight.parameters = std::move(parameters);
+  weight.compute = weight.grad = shape;
+  return weight;
 }
 
-ParameterGroup::Kind ParameterGroup::kind_of(const ParameterSpec& spec, at::ScalarType compute_dtype) const {
+// The buffer for parameters of this kind, which is there or is added.
+size_t ParameterGroup::buffer_for(const ParameterSpec& spec) {
   const bool precise = spec.role == Role::norm || spec.role == Role::router || spec.role == Role::balance;
-  return {.type = precise ? at::kFloat : compute_dtype,
-          .copies = spec.copies,
-          .with_input = is_taken_with_input(spec.role)};
+  const at::ScalarType type = precise ? at::kFloat : compute_dtype_;
+  const bool with_input = is_taken_with_input(spec.role);
+  const auto found = std::ranges::find_if(buffers_, [&](const Buffer& buffer) {
+    return buffer.type == type && buffer.copies == spec.copies && buffer.with_input == with_input;
+  });
+  if (found != buffers_.end()) return static_cast<size_t>(found - buffers_.begin());
+  Buffer& added = buffers_.emplace_back();
+  added.type = type;
+  added.copies = spec.copies;
+  added.with_input = with_input;
+  return buffers_.size() - 1;
 }
 
-// Places each weight in the buffer of its kind.
-void ParameterGroup::lay_out(at::ScalarType compute_dtype) {
-  for (Declared& declared : declared_) {
-    const Kind kind = kind_of(declared.parts.front(), compute_dtype);
-    const auto found = std::ranges::find(kinds_, kind);
-    declared.buffer = static_cast<size_t>(found - kinds_.begin());
-    if (found == kinds_.end()) {
-      kinds_.push_back(kind);
-      sizes_.push_back(0);
-    }
-    declared.offset = sizes_[declared.buffer];
-    sizes_[declared.buffer] += round_up(declared.size);
+// Gives each weight its place, and returns the elements of each whole buffer, gaps included.
+std::vector<int64_t> ParameterGroup::lay_out() {
+  std::vector<int64_t> sizes;
+  for (Weight& weight : weights_) {
+    weight.buffer = buffer_for(weight.parameters.front());
+    sizes.resize(buffers_.size());
+    weight.offset = sizes[weight.buffer];
+    sizes[weight.buffer] += round_up(weight.compute.numel(), alignment);
   }
-  const int64_t unit = division_.parts > 1 ? kernels::squares_block * division_.parts : alignment;
-  for (int64_t& size : sizes_) size = round_up(size, unit);
+  const int64_t unit = is_sharded() ? kernels::squares_block * place_.count : alignment;
+  for (int64_t& size : sizes) size = round_up(size, unit);
+  return sizes;
 }
 
-void ParameterGroup::allocate(size_t buffer, at::Device device, bool with_gradients) {
-  const int64_t size = sizes_[buffer];
-  const int64_t piece = size / division_.parts;
+void ParameterGroup::allocate(Buffer& buffer, int64_t size, at::Device device, bool with_gradients) {
+  const int64_t shard = size / place_.count;
   const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
-  Whole& whole = whole_.emplace_back();
-  Shard& shard = shards_.emplace_back();
-  const at::ScalarType type = kinds_[buffer].type;
-  whole.copies = shard.copies = kinds_[buffer].copies;
-  shard.master = at::zeros({piece}, options);
-  const auto compute = options.dtype(type);
-  if (type != at::kFloat) shard.compute = at::zeros({piece}, compute);
-  whole.with_input = kinds_[buffer].with_input;
-  whole.compute = division_.parts > 1 ? at::empty({size}, compute) : shard.rounded();
+  buffer.master = at::zeros({shard}, options);
+  const auto compute = options.dtype(buffer.type);
+  if (buffer.type != at::kFloat) buffer.compute = at::zeros({shard}, compute);
+  buffer.whole_compute = is_sharded() ? at::empty({size}, compute) : buffer.rounded();
   if (!with_gradients) return;
-  if (division_.own_gradient) {
-    whole.grad = at::empty({size}, options);
-    shard.grad = at::zeros({piece}, options);
+  if (place_.own_gradient) {
+    buffer.whole_grad = at::empty({size}, options);
+    buffer.grad = at::zeros({shard}, options);
   } else {
-    whole.grad = at::zeros({size}, options);
-    shard.grad = whole.grad.narrow(0, piece * division_.part, piece);
+    buffer.whole_grad = at::zeros({size}, options);
+    buffer.grad = buffer.whole_grad.narrow(0, shard * place_.index, shard);
   }
 }
 
-// Those of this rank's piece.
-void ParameterGroup::add_slices(const Declared& declared) {
-  Shard& shard = shards_[declared.buffer];
-  const int64_t piece = shard.master.numel();
-  const int64_t first = piece * division_.part;
-  int64_t at = declared.offset;
-  for (const ParameterSpec& spec : declared.parts) {
-    const int64_t size = element_count(spec.local_shape());
+// Those of this rank's shard.
+void ParameterGroup::add_slices(const Weight& weight) {
+  Buffer& buffer = buffers_[weight.buffer];
+  const int64_t held = buffer.master.numel();
+  const int64_t first = held * place_.index;
+  int64_t at = weight.offset;
+  for (const ParameterSpec& spec : weight.parameters) {
+    const int64_t size = c10::multiply_integers(spec.local_shape());
     const int64_t begin = std::clamp<int64_t>(first - at, 0, size);
-    const int64_t end = std::clamp<int64_t>(first + piece - at, begin, size);
+    const int64_t end = std::clamp<int64_t>(first + held - at, begin, size);
     if (begin < end) {
       Slice slice{.spec = spec,
                   .shape = slice_shape(spec, begin, end),
@@ -191,43 +219,43 @@ void ParameterGroup::add_slices(const Declared& declared) {
                   .compute = {}};
       const auto shape =
           slice.shape.covers_box() ? slice.shape.box : std::vector<int64_t>{slice.shape.numel()};
-      slice.master = view_of(shard.master, slice.offset, shape);
-      slice.compute = shard.compute.defined() ? view_of(shard.compute, slice.offset, shape) : slice.master;
-      if (shard.grad.defined()) slice.grad = view_of(shard.grad, slice.offset, shape);
-      order_.emplace_back(declared.buffer, shard.slices.size());
-      shard.slices.push_back(std::move(slice));
+      slice.master = view_of(buffer.master, slice.offset, shape);
+      slice.compute = buffer.compute.defined() ? view_of(buffer.compute, slice.offset, shape) : slice.master;
+      if (buffer.grad.defined()) slice.grad = view_of(buffer.grad, slice.offset, shape);
+      order_.emplace_back(weight.buffer, buffer.slices.size());
+      buffer.slices.push_back(std::move(slice));
     }
     at += size;
   }
 }
 
 void ParameterGroup::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
-                                 const Division& division) {
+                                 const ShardPlace& place) {
   if (materialised_) throw Error("a parameter group was materialised twice");
   if (compute_dtype != at::kFloat && compute_dtype != at::kBFloat16) {
     throw Error(
         fmt::format("parameters compute in float32 or bfloat16, not {}", c10::toString(compute_dtype)));
   }
-  if (division.parts < 1 || division.part < 0 || division.part >= division.parts)
-    throw Error(fmt::format("part {} of {} parts of a parameter group", division.part, division.parts));
-  division_ = division;
+  if (place.count < 1 || place.index < 0 || place.index >= place.count)
+    throw Error(fmt::format("shard {} of {} shards of a parameter group", place.index, place.count));
+  place_ = place;
   compute_dtype_ = compute_dtype;
-  lay_out(compute_dtype);
-  for (size_t buffer = 0; buffer < kinds_.size(); ++buffer) {
+  const std::vector<int64_t> sizes = lay_out();
+  for (size_t i = 0; i < buffers_.size(); ++i) {
     kernels::allocate_for([&] { return fmt::format("weights and gradients of {}", name_); },
-                          [&] { allocate(buffer, device, with_gradients); });
+                          [&] { allocate(buffers_[i], sizes[i], device, with_gradients); });
   }
-  for (Declared& declared : declared_) {
-    const Whole& whole = whole_[declared.buffer];
-    const std::vector<int64_t> shape = declared.weight.compute.sizes().vec();
-    declared.weight.compute = view_of(whole.compute, declared.offset, shape);
-    declared.weight.grad = with_gradients ? view_of(whole.grad, declared.offset, shape) : at::Tensor();
-    add_slices(declared);
+  for (Weight& weight : weights_) {
+    const Buffer& buffer = buffers_[weight.buffer];
+    const std::vector<int64_t> shape = weight.compute.sizes().vec();
+    weight.compute = view_of(buffer.whole_compute, weight.offset, shape);
+    weight.grad = with_gradients ? view_of(buffer.whole_grad, weight.offset, shape) : at::Tensor();
+    add_slices(weight);
   }
   materialised_ = true;
   // Views are made of tensors with memory.
   release_whole_compute();
-  for (size_t buffer = 0; buffer < whole_.size(); ++buffer) release_whole_grad(buffer);
+  for (size_t buffer = 0; buffer < buffers_.size(); ++buffer) release_whole_grad(buffer);
 }
 
 void ParameterGroup::initialise(uint64_t seed) {
@@ -236,95 +264,94 @@ void ParameterGroup::initialise(uint64_t seed) {
 }
 
 void ParameterGroup::refresh_compute() {
-  for (Shard& shard : shards_) {
-    if (shard.compute.defined()) shard.compute.copy_(shard.master);
+  for (Buffer& buffer : buffers_) {
+    if (buffer.compute.defined()) buffer.compute.copy_(buffer.master);
   }
 }
 
 void ParameterGroup::release_whole_compute() {
-  if (division_.parts == 1) return;
-  for (const Whole& whole : whole_) release_memory(whole.compute);
+  if (!is_sharded()) return;
+  for (const Buffer& buffer : buffers_) release_memory(buffer.whole_compute);
 }
 
 void ParameterGroup::restore_whole_compute() {
-  if (division_.parts == 1) return;
-  for (const Whole& whole : whole_) restore_memory(whole.compute);
+  if (!is_sharded()) return;
+  for (const Buffer& buffer : buffers_) restore_memory(buffer.whole_compute);
 }
 
 void ParameterGroup::release_whole_grad(size_t buffer) {
-  const Whole& whole = whole_.at(buffer);
-  if (division_.own_gradient && whole.grad.defined()) release_memory(whole.grad);
+  const at::Tensor& grad = buffers_.at(buffer).whole_grad;
+  if (place_.own_gradient && grad.defined()) release_memory(grad);
 }
 
 void ParameterGroup::restore_whole_grad(size_t buffer) {
-  const Whole& whole = whole_.at(buffer);
-  if (division_.own_gradient && whole.grad.defined() && restore_memory(whole.grad)) start_whole_grad(buffer);
+  const at::Tensor& grad = buffers_.at(buffer).whole_grad;
+  if (place_.own_gradient && grad.defined() && restore_memory(grad)) start_whole_grad(buffer);
 }
 
-// Zeros but where products will write: gaps between weights are zeros too. Weights were declared in the order
-// in which they lie.
+// Zeros but where GEMMs will write: gaps between weights are zeros too. Weights were declared in the order in
+// which they lie.
 void ParameterGroup::start_whole_grad(size_t buffer) {
-  const at::Tensor& grad = whole_[buffer].grad;
+  const at::Tensor& grad = buffers_[buffer].whole_grad;
   int64_t zeroed = 0;  // up to here, but for unset gradients
   const auto zero_up_to = [&](int64_t end) {
     if (end > zeroed) grad.narrow(0, zeroed, end - zeroed).zero_();
   };
-  for (Declared& declared : declared_) {
-    if (declared.buffer != buffer) continue;
-    declared.weight.grad_is_unset = declared.weight.grad_by_products;
-    if (!declared.weight.grad_is_unset) continue;
-    zero_up_to(declared.offset);
-    zeroed = declared.offset + declared.size;
+  for (Weight& weight : weights_) {
+    if (weight.buffer != buffer) continue;
+    weight.grad_is_unset = weight.grad_by_products;
+    if (!weight.grad_is_unset) continue;
+    zero_up_to(weight.offset);
+    zeroed = weight.offset + weight.grad.numel();
   }
   zero_up_to(grad.numel());
 }
 
 void ParameterGroup::complete_grad(size_t buffer) {
-  for (Declared& declared : declared_) {
-    if (declared.buffer != buffer || !declared.weight.grad_is_unset) continue;
-    declared.weight.grad.zero_();
-    declared.weight.grad_is_unset = false;
+  for (Weight& weight : weights_) {
+    if (weight.buffer == buffer && std::exchange(weight.grad_is_unset, false)) weight.grad.zero_();
   }
 }
 
 void ParameterGroup::complete_grad() {
-  for (size_t buffer = 0; buffer < whole_.size(); ++buffer) complete_grad(buffer);
+  for (size_t buffer = 0; buffer < buffers_.size(); ++buffer) complete_grad(buffer);
 }
 
 int64_t ParameterGroup::whole_bytes() const {
   size_t bytes = 0;
-  for (const Whole& whole : whole_) {
-    if (division_.parts > 1) bytes += whole.compute.storage().nbytes();
-    if (division_.own_gradient && whole.grad.defined()) bytes += whole.grad.storage().nbytes();
+  for (const Buffer& buffer : buffers_) {
+    if (is_sharded()) bytes += buffer.whole_compute.storage().nbytes();
+    if (place_.own_gradient && buffer.whole_grad.defined()) bytes += buffer.whole_grad.storage().nbytes();
   }
   return static_cast<int64_t>(bytes);
 }
 
+// Whole gradients beside own ones stay as they are, unset or not.
 void ParameterGroup::zero_grad() {
-  for (size_t buffer = 0; buffer < whole_.size(); ++buffer) {
-    const at::Tensor& grad = division_.own_gradient ? shards_[buffer].grad : whole_[buffer].grad;
+  for (const Buffer& buffer : buffers_) {
+    const at::Tensor& grad = place_.own_gradient ? buffer.grad : buffer.whole_grad;
     if (grad.defined()) grad.zero_();
   }
-  if (division_.own_gradient) return;  // what is unset of whole gradients is none of theirs
-  for (Declared& declared : declared_) declared.weight.grad_is_unset = false;
+  if (place_.own_gradient) return;
+  for (Weight& weight : weights_) weight.grad_is_unset = false;
 }
 
 void ParameterGroup::start_grad() {
-  if (division_.own_gradient) return zero_grad();
-  for (size_t buffer = 0; buffer < whole_.size(); ++buffer) {
-    if (whole_[buffer].grad.defined()) start_whole_grad(buffer);
+  if (place_.own_gradient) return zero_grad();
+  for (size_t buffer = 0; buffer < buffers_.size(); ++buffer) {
+    if (buffers_[buffer].whole_grad.defined()) start_whole_grad(buffer);
   }
 }
 
-std::vector<Shard*> ParameterGroup::shards() {
-  std::vector<Shard*> result;
-  for (Shard& shard : shards_) result.push_back(&shard);
+std::vector<Buffer*> ParameterGroup::buffers() {
+  std::vector<Buffer*> result;
+  for (Buffer& buffer : buffers_) result.push_back(&buffer);
   return result;
 }
 
 std::vector<Slice*> ParameterGroup::slices() {
   std::vector<Slice*> result;
-  for (const auto& [buffer, place] : order_) result.push_back(&shards_[buffer].slices[place]);
+  for (const auto& [buffer, place] : order_) result.push_back(&buffers_[buffer].slices[place]);
   return result;
 }
 
@@ -337,33 +364,31 @@ Slice* ParameterGroup::find(std::string_view name) {
 
 std::vector<const ParameterSpec*> ParameterGroup::specs() const {
   std::vector<const ParameterSpec*> result;
-  for (const Declared& declared : declared_) {
-    for (const ParameterSpec& spec : declared.parts) result.push_back(&spec);
+  for (const Weight& weight : weights_) {
+    for (const ParameterSpec& spec : weight.parameters) result.push_back(&spec);
   }
   return result;
 }
 
 int64_t ParameterGroup::parameter_count() const {
-  return std::accumulate(declared_.begin(), declared_.end(), int64_t{0},
-                         [](int64_t sum, const Declared& d) { return sum + d.size; });
+  return std::accumulate(weights_.begin(), weights_.end(), int64_t{0},
+                         [](int64_t sum, const Weight& weight) { return sum + weight.compute.numel(); });
 }
 
-ParameterGroup& ParameterStore::add_group(std::string name, Spread spread) {
-  return groups_.emplace_back(std::move(name), spread);
+ParameterGroup& ParameterStore::add_group(std::string name, bool of_experts) {
+  return groups_.emplace_back(std::move(name), of_experts);
 }
 
 void ParameterStore::materialise(at::Device device, at::ScalarType compute_dtype, bool with_gradients,
-                                 const Divisions& divisions) {
+                                 const ShardPlace& place, const ShardPlace& experts) {
   std::set<std::string_view> names;
   for (const ParameterSpec* spec : specs()) {
     if (!names.insert(spec->name).second)
       throw Error(fmt::format("parameter '{}' is declared twice, in two groups", spec->name));
   }
   compute_dtype_ = compute_dtype;
-  for (ParameterGroup& group : groups_) {
-    const bool experts = group.spread() == Spread::experts;
-    group.materialise(device, compute_dtype, with_gradients, experts ? divisions.experts : divisions.dense);
-  }
+  for (ParameterGroup& group : groups_)
+    group.materialise(device, compute_dtype, with_gradients, group.of_experts() ? experts : place);
 }
 
 void ParameterStore::initialise(uint64_t seed) {
@@ -382,20 +407,12 @@ void ParameterStore::start_grad() {
   for (ParameterGroup& group : groups_) group.start_grad();
 }
 
-std::vector<Shard*> ParameterStore::shards() {
-  std::vector<Shard*> result;
-  for (ParameterGroup& group : groups_) {
-    for (Shard* shard : group.shards()) result.push_back(shard);
-  }
-  return result;
+std::vector<Buffer*> ParameterStore::buffers() {
+  return joined(groups_, [](ParameterGroup& group) { return group.buffers(); });
 }
 
 std::vector<Slice*> ParameterStore::slices() {
-  std::vector<Slice*> result;
-  for (ParameterGroup& group : groups_) {
-    for (Slice* slice : group.slices()) result.push_back(slice);
-  }
-  return result;
+  return joined(groups_, [](ParameterGroup& group) { return group.slices(); });
 }
 
 Slice* ParameterStore::find(std::string_view name) {
@@ -406,11 +423,7 @@ Slice* ParameterStore::find(std::string_view name) {
 }
 
 std::vector<const ParameterSpec*> ParameterStore::specs() const {
-  std::vector<const ParameterSpec*> result;
-  for (const ParameterGroup& group : groups_) {
-    for (const ParameterSpec* spec : group.specs()) result.push_back(spec);
-  }
-  return result;
+  return joined(groups_, [](const ParameterGroup& group) { return group.specs(); });
 }
 
 int64_t ParameterStore::parameter_count() const {
@@ -427,6 +440,23 @@ void copy_slice(const at::Tensor& whole, const SliceShape& slice, at::Tensor& ou
   const at::Tensor to = out.view({-1});
   for (const ElementRun& run : element_runs(slice)) {
     to.narrow(0, run.local, run.length).copy_(from.narrow(0, run.global, run.length));
+  }
+}
+
+void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uint64_t seed, at::Tensor& out) {
+  if (spec.role == Role::norm) {
+    out.fill_(1);
+    return;
+  }
+  if (spec.role == Role::bias || spec.role == Role::balance) {
+    out.zero_();
+    return;
+  }
+  const uint64_t key = mix(hash_name(spec.init_name.empty() ? spec.name : spec.init_name) ^ mix(seed));
+  const at::Tensor flat = out.view({-1});
+  for (const ElementRun& run : element_runs(slice)) {
+    at::Tensor values = flat.narrow(0, run.local, run.length);
+    kernels::normal_values(values, key, run.global, spec.init_std);
   }
 }
 

@@ -12,11 +12,9 @@ namespace pptrain::nn {
 RmsNorm::RmsNorm(ParameterGroup& group, const std::string& name, int64_t dim, double eps,
                  const TensorCut& cut)
     : eps_(eps),
-      weight_(&group.add(
-          {cut.copied({.name = name + ".weight", .shape = {dim}, .role = Role::norm, .init = Init::ones})})) {
-}
+      weight_(&group.add({cut.copied({.name = name + ".weight", .shape = {dim}, .role = Role::norm})})) {}
 
-RmsNorm::Output RmsNorm::forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const {
+at::Tensor RmsNorm::forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const {
   at::Tensor y = at::empty_like(x);
   saved.rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   if (delta.defined()) {
@@ -26,7 +24,7 @@ RmsNorm::Output RmsNorm::forward(const at::Tensor& x, at::Tensor delta, Saved& s
     kernels::rms_norm(x, weight_->compute, eps_, y, saved.rstd);
     saved.x = x;
   }
-  return {.sum = saved.x, .y = y};
+  return y;
 }
 
 at::Tensor RmsNorm::backward(const Saved& saved, const at::Tensor& dy, const at::Tensor& residual_grad) {

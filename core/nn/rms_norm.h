@@ -13,19 +13,15 @@ namespace pptrain::nn {
 class RmsNorm {
  public:
   struct Saved {
-    at::Tensor x;     // T [rows, dim]: the (summed) input
+    at::Tensor x;     // T [rows, dim]: x + delta, the residual stream; x itself without delta
     at::Tensor rstd;  // float32 [rows]
-  };
-  struct Output {
-    at::Tensor sum;  // T [rows, dim]: x + delta (x itself without delta), the residual stream
-    at::Tensor y;    // T [rows, dim]
   };
 
   // Declares `<name>.weight`. `cut`: the ranks that share out the rows, and so hold a copy each.
   RmsNorm(ParameterGroup& group, const std::string& name, int64_t dim, double eps, const TensorCut& cut = {});
 
-  // delta may be undefined. Its memory is reused for the sum: the caller gives it up.
-  Output forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const;
+  // T [rows, dim]. delta may be undefined. Its memory is reused for the sum: the caller gives it up.
+  at::Tensor forward(const at::Tensor& x, at::Tensor delta, Saved& saved) const;
 
   // Gradient of the residual stream: residual_grad (may be undefined) + d norm. Adds the weight's gradient.
   // The result takes the memory of dy: the caller gives it up. residual_grad is only read (a weight gradient

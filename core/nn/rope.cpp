@@ -17,7 +17,7 @@ namespace {
 
 // Wavelengths beyond the low-frequency bound are stretched by `factor`, those under the high-frequency bound
 // kept, those between them interpolated (Llama 3.1; the arithmetic of Hugging Face's rope_type "llama3").
-at::Tensor scale_llama3(const at::Tensor& inv_freq, const Llama3RopeScaling& scaling) {
+at::Tensor scale_llama3(const at::Tensor& inv_freq, const config::RopeScaling& scaling) {
   const auto old_context = static_cast<double>(scaling.original_max_position_embeddings);
   const double low_wavelength = old_context / scaling.low_freq_factor;
   const double high_wavelength = old_context / scaling.high_freq_factor;
@@ -33,8 +33,7 @@ at::Tensor scale_llama3(const at::Tensor& inv_freq, const Llama3RopeScaling& sca
 }  // namespace
 
 kernels::RopeTable make_rope_table(int64_t head_dim, int64_t max_position, double theta,
-                                   const std::optional<Llama3RopeScaling>& llama3,
-                                   const std::optional<LinearRopeScaling>& linear, at::Device device) {
+                                   const config::RopeScaling& scaling, at::Device device) {
   if (head_dim <= 0 || head_dim % 2 != 0 || max_position <= 0) {
     throw Error(fmt::format(
         "a rotary table needs an even head_dim and at least one position, not head_dim = {} and {} positions",
@@ -47,12 +46,8 @@ kernels::RopeTable make_rope_table(int64_t head_dim, int64_t max_position, doubl
   }
   const at::Tensor exponent = at::arange(0, head_dim, 2, options) / static_cast<double>(head_dim);
   at::Tensor inv_freq = 1.0 / at::pow(at::Scalar(theta), exponent);
-  if (linear) {
-    inv_freq = inv_freq / linear->factor;
-  }
-  if (llama3) {
-    inv_freq = scale_llama3(inv_freq, *llama3);
-  }
+  if (scaling.rope_type == config::RopeType::linear) inv_freq = inv_freq / scaling.factor;
+  if (scaling.rope_type == config::RopeType::llama3) inv_freq = scale_llama3(inv_freq, scaling);
   const at::Tensor angle = at::outer(at::arange(max_position, options), inv_freq);
   return {.cos = angle.cos().to(device), .sin = angle.sin().to(device)};
 }

@@ -1,5 +1,4 @@
-// When a stage uses which of its parameter groups: what whoever gathers weights and sums gradients while the
-// stage computes needs to know.
+// Hooks before and after each use of a parameter group, where sharding gathers weights and reduces gradients.
 #pragma once
 
 #include <cstddef>

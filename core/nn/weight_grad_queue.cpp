@@ -1,23 +1,95 @@
 #include "core/nn/weight_grad_queue.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::nn {
+namespace {
+
+c10::impl::VirtualGuardImpl streams_of(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+class DeviceSideStream final : public SideStream {
+ public:
+  explicit DeviceSideStream(c10::Device device);
+
+  Mark run(const std::function<void()>& body) override;
+  void join(Mark mark) override;
+
+ private:
+  c10::Event take_event();
+
+  c10::Device device_;
+  c10::Stream stream_;
+  c10::Event begin_;
+  std::deque<c10::Event> ends_;     // of the bodies from `joined_` + 1 on
+  std::vector<c10::Event> unused_;  // to be recorded again
+  Mark joined_ = 0;
+};
+
+DeviceSideStream::DeviceSideStream(c10::Device device)
+    : device_(device),
+      stream_(streams_of(device).getStreamFromGlobalPool(device, /*isHighPriority=*/false)),
+      begin_(device.type()) {}
+
+c10::Event DeviceSideStream::take_event() {
+  if (unused_.empty()) return c10::Event(device_.type());
+  c10::Event event = std::move(unused_.back());
+  unused_.pop_back();
+  return event;
+}
+
+// A wait is for what an event held when the wait was enqueued, so that events can be recorded again.
+DeviceSideStream::Mark DeviceSideStream::run(const std::function<void()>& body) {
+  begin_.record(streams_of(device_).getStream(device_));
+  begin_.block(stream_);
+  {
+    const c10::StreamGuard beside(stream_);
+    body();
+  }
+  c10::Event end = take_event();
+  end.record(stream_);
+  ends_.push_back(std::move(end));
+  return joined_ + static_cast<Mark>(ends_.size());
+}
+
+void DeviceSideStream::join(Mark mark) {
+  while (joined_ < mark && !ends_.empty()) {
+    c10::Event end = std::move(ends_.front());
+    ends_.pop_front();
+    ++joined_;
+    if (joined_ == mark) end.block(streams_of(device_).getStream(device_));
+    unused_.push_back(std::move(end));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<SideStream> make_side_stream(c10::Device device) {
+  return std::make_unique<DeviceSideStream>(device);
+}
 
 void add_weight_gradient(Weight& weight, const at::Tensor& dy, const at::Tensor& x) {
   const bool first = std::exchange(weight.grad_is_unset, false);
   (first ? kernels::weight_gradient : kernels::accumulate_weight_gradient)(dy, x, weight.grad);
 }
 
-void add_grouped_weight_gradient(Weight& weight, const GroupedRows& dy, const GroupedRows& x, int64_t each,
+void add_grouped_weight_gradient(Weight& weight, const GroupedRows& dy, const GroupedRows& x,
                                  const at::Tensor& ends) {
   const bool first = std::exchange(weight.grad_is_unset, false);
-  at::Tensor by_expert = weight.grad.view({ends.size(0), dy.rows.size(1), x.rows.size(1)});
+  at::Tensor by_expert = weight.grad.view({ends.size(0), dy.x.size(1), x.x.size(1)});
   (first ? kernels::grouped_weight_gradient : kernels::accumulate_grouped_weight_gradient)(
-      dy.rows, dy.order, x.rows, x.order, each, ends, by_expert);
+      dy.x, dy.optional_order(), x.x, x.optional_order(), std::max(dy.each, x.each), ends, by_expert);
 }
 
 void WeightGradQueue::push(HasWeightGradient& layer, std::vector<at::Tensor> operands) {

@@ -1,19 +1,50 @@
-// Defers weight gradients: the split B = I + W of zero-bubble schedules (Qi et al., arXiv 2401.10241). Or
-// takes them on a second stream.
+// When weight gradients are taken: at once, deferred (the split B = I + W of zero-bubble schedules, Qi et
+// al., arXiv 2401.10241), or on a second stream of the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "core/nn/parameter.h"
-#include "core/nn/side_stream.h"
 
 namespace pptrain::nn {
+
+// Used by one thread. What a body reads must stay unchanged, and keep its memory, until a join() of its mark.
+class SideStream {
+ public:
+  using Mark = int64_t;  // grows with each run()
+
+  virtual ~SideStream() = default;
+
+  // Runs `body` so that what it enqueues comes after all that the current stream holds now, and beside what
+  // that is given later. Bodies go one after another.
+  virtual Mark run(const std::function<void()>& body) = 0;
+
+  // Orders the current stream behind the body of this mark, and those before it.
+  virtual void join(Mark mark) = 0;
+};
+
+// On a device with streams. Its stream has the lowest priority: blocks of threads of the current stream, if
+// that has a higher one, go first.
+std::unique_ptr<SideStream> make_side_stream(c10::Device device);
+
+// Where there is nothing beside the current stream (dry runs): a body runs at once.
+class NoSideStream final : public SideStream {
+ public:
+  Mark run(const std::function<void()>& body) override {
+    body();
+    return 0;
+  }
+  void join(Mark /*mark*/) override {}
+};
 
 // --- How layers add to the gradients of weights that matrix products alone write (Weight::grad_by_products):
 // the first product since ParameterGroup::start_grad overwrites, so that nobody fills the gradient with zeros
@@ -22,13 +53,17 @@ namespace pptrain::nn {
 // weight.grad += dy^T x. Operands as kernels::accumulate_weight_gradient takes them.
 void add_weight_gradient(Weight& weight, const at::Tensor& dy, const at::Tensor& x);
 
-// The same of a weight for each of `experts`, stacked along dim 0. Operands as
-// kernels::accumulate_grouped_weight_gradient takes them.
+// Rows of an operand of grouped GEMMs, as kernels/expert_kernels.h takes them.
 struct GroupedRows {
-  const at::Tensor& rows;
-  std::optional<at::Tensor> order;
+  at::Tensor x;
+  at::Tensor order;  // undefined: x's own
+  int64_t each = 1;
+  std::optional<at::Tensor> optional_order() const {
+    return order.defined() ? std::optional(order) : std::nullopt;
+  }
 };
-void add_grouped_weight_gradient(Weight& weight, const GroupedRows& dy, const GroupedRows& x, int64_t each,
+// The same of a weight for each expert, stacked along dim 0. ends: int32 [experts].
+void add_grouped_weight_gradient(Weight& weight, const GroupedRows& dy, const GroupedRows& x,
                                  const at::Tensor& ends);
 
 // A layer whose weight gradient can be taken later than its input gradient.

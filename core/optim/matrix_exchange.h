@@ -30,10 +30,10 @@ class MatrixExchange {
  public:
   virtual ~MatrixExchange() = default;
 
-  // Each matrix is made whole on one rank, transformed there, and the result's parts go to all who hold a
-  // part of it. `read` is called at most once for a part (of those that several ranks hold, one rank reads),
-  // `transform` once for each matrix that this rank owns, `write` once for each part. Tensors are made with
-  // `options`: the type that matrices travel and are transformed in, and the device. Collective.
+  // Each matrix is made whole on one rank, transformed there, and the result's parts go to all ranks that
+  // hold a part of it. `read` is called at most once for a part (of those that several ranks hold, one rank
+  // reads), `transform` once for each matrix that this rank owns, `write` once for each part. Tensors are
+  // made with `options`: the type that matrices travel and are transformed in, and the device. Collective.
   virtual void run(const at::TensorOptions& options, const MatrixOperation& operation) = 0;
 };
 

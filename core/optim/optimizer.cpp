@@ -22,10 +22,10 @@ std::string describe(const std::string& file, const nn::Slice& first, size_t sli
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<nn::Shard*> shards, std::vector<std::unique_ptr<Update>> updates,
+Optimizer::Optimizer(std::vector<nn::Buffer*> shards, std::vector<std::unique_ptr<Update>> updates,
                      const std::function<Rule(const nn::ParameterSpec&)>& rule_of)
     : shards_(std::move(shards)), updates_(std::move(updates)) {
-  for (nn::Shard* shard : shards_) {
+  for (nn::Buffer* shard : shards_) {
     if (!shard->master.defined() || !shard->grad.defined())
       throw Error("an optimizer needs parameters that were materialised with gradients");
     divide(*shard, rule_of);
@@ -43,7 +43,7 @@ Optimizer::Optimizer(std::vector<nn::Shard*> shards, std::vector<std::unique_ptr
   for (size_t i = 0; i < updates_.size(); ++i) updates_[i]->prepare(slices[i]);
 }
 
-void Optimizer::divide(nn::Shard& shard, const std::function<Rule(const nn::ParameterSpec&)>& rule_of) {
+void Optimizer::divide(nn::Buffer& shard, const std::function<Rule(const nn::ParameterSpec&)>& rule_of) {
   for (size_t i = 0; i < shard.slices.size(); ++i) {
     const nn::Slice& slice = shard.slices[i];
     const Rule rule = rule_of(slice.spec);
@@ -62,7 +62,7 @@ void Optimizer::divide(nn::Shard& shard, const std::function<Rule(const nn::Para
 }
 
 Run Optimizer::make_run(const Range& range) const {
-  const nn::Shard& shard = *range.shard;
+  const nn::Buffer& shard = *range.shard;
   const auto part = [&](const at::Tensor& flat) { return flat.narrow(0, range.offset, range.size); };
   Run run{.now = {.master = part(shard.master), .state = range.state},
           .grad = part(shard.grad),

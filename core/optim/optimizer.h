@@ -42,7 +42,7 @@ class Optimizer {
  public:
   // The shards must be materialised with gradients (throws Error otherwise) and outlive this. Collective
   // where an update is.
-  Optimizer(std::vector<nn::Shard*> shards, std::vector<std::unique_ptr<Update>> updates,
+  Optimizer(std::vector<nn::Buffer*> shards, std::vector<std::unique_ptr<Update>> updates,
             const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -66,18 +66,18 @@ class Optimizer {
  private:
   // Neighbouring slices of one shard under one rule.
   struct Range {
-    nn::Shard* shard;
+    nn::Buffer* shard;
     Rule rule;
     size_t first_slice, slices = 0;
     int64_t offset, size = 0;
     std::vector<at::Tensor> state;
     Buffers previous;  // empty unless it is kept
   };
-  void divide(nn::Shard& shard, const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
+  void divide(nn::Buffer& shard, const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   Run make_run(const Range& range) const;
   void step(size_t update, const StepArguments& arguments);
 
-  std::vector<nn::Shard*> shards_;
+  std::vector<nn::Buffer*> shards_;
   std::vector<std::unique_ptr<Update>> updates_;
   std::vector<Range> ranges_;
   int64_t steps_ = 0;
@@ -93,7 +93,7 @@ struct Surroundings {
 
 // The optimizer that optimizer.name asks for, with optimizer.groups. Throws UsageError that lists the names.
 std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerSection& options,
-                                          std::vector<nn::Shard*> shards,
+                                          std::vector<nn::Buffer*> shards,
                                           const Surroundings& surroundings = {});
 
 }  // namespace pptrain::optim

@@ -105,8 +105,8 @@ Rule rule_of(const OptimizerSection& options, const Entry& entry, const nn::Para
 }
 
 // The type that layers compute in, and the device. Every rank of a stage finds the same.
-at::TensorOptions compute_options(const std::vector<nn::Shard*>& shards) {
-  for (const nn::Shard* shard : shards) {
+at::TensorOptions compute_options(const std::vector<nn::Buffer*>& shards) {
+  for (const nn::Buffer* shard : shards) {
     if (shard->compute.defined()) return shard->compute.options();
   }
   return shards.empty() ? at::TensorOptions().dtype(at::kFloat) : shards.front()->master.options();
@@ -114,7 +114,7 @@ at::TensorOptions compute_options(const std::vector<nn::Shard*>& shards) {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<nn::Shard*> shards,
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<nn::Buffer*> shards,
                                           const Surroundings& surroundings) {
   const Entry& entry = find(options.name);
   Updates updates = entry.make(options, surroundings, compute_options(shards));

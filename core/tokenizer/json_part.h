@@ -1,4 +1,4 @@
-// A part of tokenizer.json that knows its place, so that whatever is wrong is said with file and place.
+// A part of tokenizer.json that knows its place, so that errors name file and place.
 #pragma once
 
 #include <cstdint>

@@ -58,7 +58,7 @@ bool is_mark(uint32_t c);         // what StripAccents takes
 // Appends the lower case of one character, which may be two.
 void append_lower(std::string& text, uint32_t c);
 
-// Is there a character that patterns must be told of (newer than PCRE2's Unicode, or U+180E)? Valid UTF-8.
+// Is there a character that needs a rewritten pattern (newer than PCRE2's Unicode, or U+180E)? Valid UTF-8.
 bool has_newer_character(std::string_view text);
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };

@@ -141,7 +141,7 @@ class Reader {
 
   const RunState& state() const;
   const Layout& layout() const;
-  // There is no optimizer state (folder_writer.h): who trains from these weights begins with a new optimizer.
+  // There is no optimizer state (folder_writer.h): training from these weights begins with a new optimizer.
   bool weights_alone() const;
   bool contains(const std::string& file, const std::string& tensor) const;
   // The tensors of one kind of file, over all stages, sorted: what a model must ask for to have read
@@ -162,7 +162,7 @@ class Reader {
   // Fills what every rank wants, and checks every byte of the checkpoint, the ranks together. A stored slice
   // that some rank wants whole is checked by that rank as it is read, so that where ranks read what they have
   // saved, each byte is read once. Those that nobody wants whole are dealt over the ranks by their bytes,
-  // and are not checked again by those who want parts of them. Throws as read() does, on one rank or more:
+  // and are not checked again when parts of them are read. Throws as read() does, on one rank or more:
   // see load_on_all. Collective.
   void read_shared(comm::Communicator& comm, const Destinations& wanted) const;
 

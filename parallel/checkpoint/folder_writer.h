@@ -10,7 +10,7 @@
 
 namespace pptrain::checkpoint {
 
-// Writes a step folder that Reader opens. The folder itself is the caller's, who makes it appear whole
+// Writes a step folder that Reader opens. The caller owns the folder and makes it appear whole
 // (core/io/atomic_file.h): it is a checkpoint once finish() has written the manifest.
 class FolderWriter {
  public:

@@ -101,7 +101,7 @@ std::vector<ScoredStep> read_scores(const fs::path& root) {
       const RunState state = read_manifest(folder.path).state;
       if (state.validation_loss) scores.push_back({.step = folder.step, .loss = *state.validation_loss});
     } catch (const Error&) {
-      // Who wants to go on from it hears what is wrong with it.
+      // Resuming from it reports what is wrong with it.
     }
   }
   return scores;

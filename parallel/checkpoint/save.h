@@ -1,4 +1,4 @@
-// One save: what its phases do. Who runs them, and when, is for save() and Saver.
+// One save: what its phases do. save() and Saver decide which thread runs them, and when.
 #pragma once
 
 #include <filesystem>

@@ -29,7 +29,7 @@ class Saver {
   // fails is a line of the log and no exception, since training can go on and a later one may succeed; what
   // ends a run is the failure of its last one, which finish() tells. Throws what is no failure to save: that
   // another rank is gone.
-  // terms.is_last: finish() follows at once, and tells what is to be told.
+  // terms.is_last: finish() follows at once, and reports the result.
   void start(const RunState& state, std::vector<StageContents> stages, SaveTerms terms = {});
 
   // To be called before tensors that were passed to start() change: copies what is not written yet. Cheap

@@ -60,7 +60,7 @@ std::vector<StepFolder> list_step_folders(const std::filesystem::path& root) {
   if (error) throw failed(error);
   while (entry != std::filesystem::directory_iterator()) {
     const auto step = parse_step_folder(entry->path().filename().string());
-    // What cannot be told is taken for one, so that it is not overlooked.
+    // An unreadable one counts, so that it is not overlooked.
     std::error_code unknown;
     if (step && (entry->is_directory(unknown) || unknown)) found.push_back({entry->path(), *step});
     entry.increment(error);

@@ -1,4 +1,4 @@
-// The names in a folder of checkpoints: whoever makes or reads one does it here.
+// The names in a folder of checkpoints: they are made and read only here.
 #pragma once
 
 #include <cstdint>

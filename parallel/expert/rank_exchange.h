@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "core/nn/expert_exchange.h"
+#include "core/nn/experts.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::expert {

@@ -53,7 +53,7 @@ void GradientSums::begin_step(Sum& sum) {
     return;
   }
   const c10::OptionalStreamGuard behind(
-      side_stream(sum.exchange->group().whole().at(sum.buffer).grad.device()));
+      side_stream(sum.exchange->group().buffers().at(sum.buffer)->whole_grad.device()));
   sum.work->wait({});
   sum.work = step();
 }

@@ -32,17 +32,17 @@ bool shared(const comm::Communicator* ranks) {
 
 GroupExchange::GroupExchange(nn::ParameterGroup& group, const ShardRanks& ranks)
     : group_(group), ranks_(ranks) {
-  const nn::Division& division = group.division();
-  if (division.parts != ranks.pieces.size() || division.part != ranks.pieces.rank()) {
-    throw Error(fmt::format("parameter group {} is part {} of {}, but this is rank {} of {}", group.name(),
-                            division.part, division.parts, ranks.pieces.rank(), ranks.pieces.size()));
+  const nn::ShardPlace& place = group.place();
+  if (place.count != ranks.pieces.size() || place.index != ranks.pieces.rank()) {
+    throw Error(fmt::format("parameter group {} is shard {} of {}, but this is rank {} of {}", group.name(),
+                            place.index, place.count, ranks.pieces.rank(), ranks.pieces.size()));
   }
   const int replicas = ranks.replicas.size();
-  if (ranks.sum.size() != division.parts * replicas ||
-      ranks.sum.rank() != division.part * replicas + ranks.replicas.rank()) {
-    throw Error(fmt::format("parameter group {}: rank {} of {} is not replica {} of {} of part {} of {}",
+  if (ranks.sum.size() != place.count * replicas ||
+      ranks.sum.rank() != place.index * replicas + ranks.replicas.rank()) {
+    throw Error(fmt::format("parameter group {}: rank {} of {} is not replica {} of {} of shard {} of {}",
                             group.name(), ranks.sum.rank(), ranks.sum.size(), ranks.replicas.rank(), replicas,
-                            division.part, division.parts));
+                            place.index, place.count));
   }
 }
 
@@ -50,14 +50,13 @@ std::unique_ptr<comm::Work> GroupExchange::unshard() {
   if (ranks_.pieces.size() == 1) return comm::join();
   group_.restore_whole_compute();
   std::vector<std::unique_ptr<comm::Work>> works;
-  const auto shards = group_.shards();
-  for (size_t i = 0; i < shards.size(); ++i)
-    works.push_back(ranks_.pieces.iall_gather(group_.whole()[i].compute, shards[i]->rounded()));
+  for (const nn::Buffer* buffer : group_.buffers())
+    works.push_back(ranks_.pieces.iall_gather(buffer->whole_compute, buffer->rounded()));
   return comm::join(std::move(works));
 }
 
 comm::Communicator* GroupExchange::copies(size_t buffer) const {
-  switch (group_.whole().at(buffer).copies) {
+  switch (group_.buffers().at(buffer)->copies) {
     case nn::Copies::one:
       return nullptr;
     case nn::Copies::tp:
@@ -73,7 +72,7 @@ bool GroupExchange::is_summed(size_t buffer) const {
 }
 
 at::Tensor GroupExchange::own_part(size_t buffer) {
-  const at::Tensor& whole = group_.whole().at(buffer).grad;
+  const at::Tensor& whole = group_.buffers().at(buffer)->whole_grad;
   const int64_t size = whole.numel() / ranks_.pieces.size();
   return whole.narrow(0, size * ranks_.pieces.rank(), size);
 }
@@ -82,7 +81,7 @@ at::Tensor GroupExchange::own_part(size_t buffer) {
 // part of that piece, which the replicas of the piece then show each other.
 GroupExchange::SumSteps GroupExchange::sum_steps(size_t buffer) {
   SumSteps steps;
-  const at::Tensor whole = group_.whole().at(buffer).grad;
+  const at::Tensor whole = group_.buffers().at(buffer)->whole_grad;
   if (comm::Communicator* const ranks = copies(buffer); shared(ranks))
     steps[0] = [ranks, whole] { return ranks->iall_reduce_sum(whole); };
   const int pieces = ranks_.pieces.size();

@@ -19,12 +19,12 @@ constexpr int most_streamed_groups = 3;
 
 int64_t elements(nn::ParameterGroup& group) {
   int64_t sum = 0;
-  for (const auto& whole : group.whole()) sum += whole.compute.numel();
+  for (const nn::Buffer* buffer : group.buffers()) sum += buffer->whole_compute.numel();
   return sum;
 }
 
 // Does the pass take the gradients that lie in this buffer?
-bool takes(nn::Use use, const nn::ParameterGroup::Whole& buffer) {
+bool takes(nn::Use use, const nn::Buffer& buffer) {
   switch (use) {
     case nn::Use::forward:
       return false;
@@ -44,9 +44,8 @@ StageWeights::StageWeights(nn::ParameterStore& store, const StageRanks& ranks, c
                            GradientSums& sums, std::string name)
     : policy_(policy), sums_(sums), name_(std::move(name)) {
   for (nn::ParameterGroup& group : store.groups()) {
-    const bool experts = group.spread() == nn::Spread::experts;
-    const size_t buffers = group.whole().size();
-    groups_.push_back({.exchange = GroupExchange(group, experts ? ranks.experts : ranks.dense),
+    const size_t buffers = group.buffers().size();
+    groups_.push_back({.exchange = GroupExchange(group, group.of_experts() ? ranks.experts : ranks.dense),
                        .state = State::freed,
                        .gather = nullptr,
                        .taken = std::vector<bool>(buffers),
@@ -57,7 +56,7 @@ StageWeights::StageWeights(nn::ParameterStore& store, const StageRanks& ranks, c
 }
 
 bool StageWeights::divided(size_t group) const {
-  return groups_.at(group).exchange.group().division().parts > 1;
+  return groups_.at(group).exchange.group().is_sharded();
 }
 
 // --- weights ---
@@ -174,7 +173,7 @@ void StageWeights::acquire(size_t index, nn::Use use) {
   if (!nn::takes_gradients(use)) return;
   if (pass_.kind == ActionKind::forward) group.in_forward = true;
   for (size_t buffer = 0; buffer < group.taken.size(); ++buffer) {
-    if (takes(use, group.exchange.group().whole()[buffer])) prepare_gradient(index, buffer);
+    if (takes(use, *group.exchange.group().buffers()[buffer])) prepare_gradient(index, buffer);
   }
 }
 
@@ -210,17 +209,17 @@ void StageWeights::begin_sums(size_t index, nn::Use use) {
   Group& group = groups_[index];
   nn::ParameterGroup& parameters = group.exchange.group();
   for (size_t buffer = 0; buffer < group.taken.size(); ++buffer) {
-    if (!group.taken[buffer] || !takes(use, parameters.whole()[buffer])) continue;
+    if (!group.taken[buffer] || !takes(use, *parameters.buffers()[buffer])) continue;
     group.taken[buffer] = false;
     parameters.complete_grad(buffer);
-    if (!parameters.division().own_gradient) {
+    if (!parameters.place().own_gradient) {
       if (!group.exchange.is_summed(buffer)) continue;
       group.summed[buffer] = true;
       sums_.begin(group.exchange, buffer, [] {});
       continue;
     }
     sums_.begin(group.exchange, buffer, [&group, &parameters, buffer] {
-      parameters.shards()[buffer]->grad.add_(group.exchange.own_part(buffer));
+      parameters.buffers()[buffer]->grad.add_(group.exchange.own_part(buffer));
       parameters.release_whole_grad(buffer);
     });
   }
@@ -235,7 +234,7 @@ void StageWeights::finish() {
   begin_pass({});
   for (Group& group : groups_) {
     group.summed.assign(group.summed.size(), false);
-    if (!group.exchange.group().division().own_gradient) group.exchange.group().complete_grad();
+    if (!group.exchange.group().place().own_gradient) group.exchange.group().complete_grad();
   }
 }
 

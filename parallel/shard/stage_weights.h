@@ -23,7 +23,7 @@ namespace pptrain::shard {
 // How long a stage's weights stay whole: from unshard() to reshard(), or group by group while a pass uses
 // them.
 enum class Keep { kept, streamed };
-// When gradients are summed: once a step, or after each microbatch (with own gradients: nn::Division).
+// When gradients are summed: once a step, or after each microbatch (with own gradients: nn::ShardPlace).
 enum class ReduceEvery { step, microbatch };
 
 struct ShardPolicy {

@@ -104,7 +104,8 @@ class Link {
           check_message(*receives[i], found->second[i]);
         } else {
           require(receives[i]->done == stream.ended && receives[i]->peer_ended == stream.ended,
-                  "a receive without a message ended, or waits for a peer that took leave");
+                  "a receive without a message ended, or waits for a peer that "
+                  "took leave");
         }
       }
     }

@@ -16,7 +16,8 @@ namespace {
 // tokens.
 constexpr std::string_view sample =
     "The  cat's 1234 \t\n na\xc3\xafve e\xcc\x81 \xef\xac\x81 \xe2\x96\x81x\xe2\x96\x81 <s>hi</s> <|end|> "
-    "\xf0\x9f\x98\x80\xff\xed\xa0\x80 \xe0\xb8\x81\xe0\xb8\xb3 "
+    "\xf0\x9f\x98\x80"
+    "\xff\xed\xa0\x80 \xe0\xb8\x81\xe0\xb8\xb3 "
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
 void check(const tokenizer::Tokenizer& tokenizer, std::string_view text) {

@@ -40,9 +40,10 @@ void fill_weights(nn::ParameterGroup& group) {
   constexpr uint64_t seed = 5;
   group.initialise(seed);
   for (nn::Slice* slice : group.slices()) {
-    if (slice->spec.init != nn::Init::normal) {
+    const nn::Role role = slice->spec.role;
+    if (role == nn::Role::norm || role == nn::Role::bias || role == nn::Role::balance) {
       nn::ParameterSpec noise = slice->spec;
-      noise.init = nn::Init::normal;
+      noise.role = nn::Role::matrix;  // starts at random values
       noise.init_std = 0.2;
       Tensor values = at::empty_like(slice->master);
       nn::fill_initial_values(noise, slice->shape, seed, values);

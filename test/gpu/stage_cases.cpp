@@ -12,7 +12,7 @@
 
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
-#include "core/nn/side_stream.h"
+#include "core/nn/weight_grad_queue.h"
 #include "test/gpu/model_support.h"
 #include "test/models/small_model.h"
 #include "test/models/stage_step.h"
@@ -53,7 +53,7 @@ Stages stages_at(const Place& place, const models::ModelConfig& model, const std
 
 // A CPU has no streams: work runs where it stands.
 std::unique_ptr<nn::SideStream> side_stream(at::Device device) {
-  if (device.is_cuda()) return std::make_unique<nn::DeviceSideStream>(device);
+  if (device.is_cuda()) return nn::make_side_stream(device);
   return std::make_unique<nn::NoSideStream>();
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("every kernel of a step, at small shapes", "[gpu][small]") {
     const models::ModelConfig model = small_model("qwen3", /*tied=*/false, /*layers=*/1);
     Stages stages = stages_at(place, model, {1});
     run_step(stages, microbatches(model, place.device), Backward::split);
-    for (nn::Shard* shard : stages.front()->parameters().shards()) {
+    for (nn::Buffer* shard : stages.front()->parameters().buffers()) {
       Tensor sum = at::zeros({20}, at::TensorOptions().dtype(at::kLong).device(place.device));
       kernels::add_squares({{shard->grad, 0}}, sum);
       CHECK(sum.count_nonzero().item<int64_t>() > 0);

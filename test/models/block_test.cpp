@@ -65,7 +65,7 @@ TEST_CASE("a block of ranks that share out its rows and insides gives the rows o
   const nn::TokenInfo tokens{
       .positions = data.positions,
       .segments = data.segments,
-      .rope = nn::make_rope_table(model.head_dim, model.max_seq, model.rope_theta, {}, {}, at::kCPU)};
+      .rope = nn::make_rope_table(model.head_dim, model.max_seq, model.rope_theta, {}, at::kCPU)};
   const Tensor x = at::randn({13, model.hidden}), dy = at::randn({13, model.hidden});
   const Passes plain = run(config, {}, tokens, x, dy, mode);
   Passes ranks[2];

@@ -1,5 +1,5 @@
 // What is written for transformers, read again.
-#include "models/hf_writer.h"
+#include "models/hf_loader.h"
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -12,7 +12,6 @@
 #include "models/hf_config.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
-#include "models/whole_model.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
@@ -103,11 +102,11 @@ TEST_CASE("every tensor leads back to its parameter, and every parameter has one
       std::set<std::string> parameters, names;
       for (const nn::ParameterSpec* spec : whole.parameters().specs()) parameters.insert(spec->name);
       if (tied) parameters.erase("head.weight");
-      for (const models::HfTensor& tensor : models::hf_tensors(model)) {
-        CHECK(models::parameters_in(architecture->weights, tensor.name, model.sparse.experts) ==
+      for (const models::HfWeight& tensor : models::hf_tensors(model)) {
+        CHECK(models::parameters_in(architecture->weights, tensor.tensor, model.sparse.experts) ==
               std::vector{tensor.parameter});
         CHECK(parameters.erase(tensor.parameter) == 1);
-        CHECK(names.insert(tensor.name).second);
+        CHECK(names.insert(tensor.tensor).second);
       }
       CHECK(parameters.empty());
     }
@@ -119,7 +118,7 @@ TEST_CASE("a tensor of all experts leads back to the matrices in it, in their or
     INFO(arch);
     const models::ModelConfig model = small(arch, false);
     std::map<std::string, std::map<int64_t, std::string>> fused;  // parameters by their place
-    for (const models::HfTensor& tensor : models::hf_tensors(model)) {
+    for (const models::HfWeight& tensor : models::hf_tensors(model)) {
       if (const auto place = models::fused_expert(tensor.parameter))
         fused[place->hf][place->expert * place->parts + place->part] = tensor.parameter;
     }

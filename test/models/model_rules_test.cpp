@@ -73,10 +73,8 @@ TEST_CASE("sizes that contradict each other") {
              StartsWith("job.toml:6:15: model.hidden_size: hidden_size = 65 is not divisible by "
                         "num_attention_heads = 4: change one of them, or give model.head_dim"));
   CHECK(sizes(65, 4, "head_dim = 16\n") == "");
-  CHECK_THAT(
-      sizes(60, 4),
-      StartsWith(
-          "job.toml:6:15: model.hidden_size: head_dim (hidden_size / num_attention_heads) = 15 is odd"));
+  CHECK_THAT(sizes(60, 4), StartsWith("job.toml:6:15: model.hidden_size: head_dim (hidden_size / "
+                                      "num_attention_heads) = 15 is odd"));
   CHECK(sizes(64, 4, "[data2]\n") != "");
 }
 

@@ -55,7 +55,7 @@ class Model {
       stages_.push_back(
           std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, i)));
       stages_.back()->materialise(at::kCPU, at::kFloat);
-      optimizers_.push_back(optim::make_optimizer(options, stages_.back()->parameters().shards()));
+      optimizers_.push_back(optim::make_optimizer(options, stages_.back()->parameters().buffers()));
     }
   }
 

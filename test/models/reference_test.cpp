@@ -66,8 +66,8 @@ class PlainModel {
     std::vector<double> frequencies;
     for (int64_t i = 0; i < model_.head_dim; i += 2) {
       double f = std::pow(model_.rope_theta, -static_cast<double>(i) / static_cast<double>(model_.head_dim));
-      if (model_.rope_llama3) {
-        const auto& s = *model_.rope_llama3;
+      if (model_.rope_scaling.rope_type == config::RopeType::llama3) {
+        const auto& s = model_.rope_scaling;
         const double turns = static_cast<double>(s.original_max_position_embeddings) * f / (2 * M_PI);
         const double keep =
             std::clamp((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);

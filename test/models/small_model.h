@@ -40,7 +40,9 @@ inline models::ModelConfig small_model(const std::string& arch, bool tied, int64
                     .balance_loss = 0.1,
                     .z_loss = 0.01};
   }
-  if (arch == "llama") model.rope_llama3 = {.factor = 4, .original_max_position_embeddings = 8};
+  if (arch == "llama")
+    model.rope_scaling = {
+        .rope_type = config::RopeType::llama3, .factor = 4, .original_max_position_embeddings = 8};
   return model;
 }
 
@@ -61,9 +63,11 @@ inline Stages build_stages(const models::ModelConfig& model, const std::vector<i
     stage.materialise(device, dtype);
     stage.parameters().initialise(seed);
     for (nn::Slice* slice : stage.parameters().slices()) {
-      if (slice->spec.init == nn::Init::normal) continue;
+      if (const nn::Role role = slice->spec.role;
+          role != nn::Role::norm && role != nn::Role::bias && role != nn::Role::balance)
+        continue;
       nn::ParameterSpec noise = slice->spec;
-      noise.init = nn::Init::normal;
+      noise.role = nn::Role::matrix;  // starts at random values
       noise.init_std = 0.2;
       at::Tensor values = at::empty_like(slice->master);
       nn::fill_initial_values(noise, slice->shape, seed, values);

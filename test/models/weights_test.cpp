@@ -46,7 +46,7 @@ constexpr std::span<const models::WeightName> names = models::decoder_weights;
 using Tensors = std::map<std::string, Tensor>;
 
 // A model's tensors under Hugging Face's names, in turn as float32, bfloat16 and float16.
-Tensors hf_tensors(const models::ModelConfig& model) {
+Tensors stored_tensors(const models::ModelConfig& model) {
   Stages whole = build_stages(model, {model.layers}, at::kFloat);
   const at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kHalf};
   Tensors tensors;
@@ -134,7 +134,7 @@ TEST_CASE("a stage takes its own tensors of a directory, of any floating-point t
   const bool tied = GENERATE(false, true);
   const auto model = small_model(arch, tied);
   const TemporaryFolder folder;
-  const Tensors tensors = hf_tensors(model);
+  const Tensors tensors = stored_tensors(model);
   CHECK(tensors.contains("lm_head.weight") == !tied);
   write(folder, tensors);
   Stages stages = build_stages(model, {1, 2, 1}, at::kBFloat16, 99);
@@ -154,7 +154,7 @@ TEST_CASE("a stage reads nothing of the others") {
   const c10::InferenceMode inference;
   const auto model = small_model("llama", false);
   const TemporaryFolder folder;
-  Tensors tensors = hf_tensors(model);
+  Tensors tensors = stored_tensors(model);
   // Stage 1 of {1, 2, 1} has layers 1 and 2 alone.
   std::erase_if(tensors, [](const auto& entry) {
     return !entry.first.starts_with("model.layers.1.") && !entry.first.starts_with("model.layers.2.");
@@ -170,7 +170,7 @@ TEST_CASE("weights that do not fit are refused by name") {
   const c10::InferenceMode inference;
   const auto model = small_model("llama", false);
   const TemporaryFolder folder;
-  const Tensors sound = hf_tensors(model);
+  const Tensors sound = stored_tensors(model);
   Stages stages = build_stages(model, {4}, at::kFloat, 99);
   const auto load = [&](const Tensors& tensors) {
     write(folder, tensors);
@@ -203,7 +203,7 @@ TEST_CASE("weights of layers that the model does not have are refused") {
   const c10::InferenceMode inference;
   const TemporaryFolder folder;
   models::ModelConfig model = small_model("llama", false);
-  Tensors tensors = hf_tensors(model);
+  Tensors tensors = stored_tensors(model);
   write(folder, tensors);
   --model.layers;
   Stages shorter = build_stages(model, {1, model.layers - 1}, at::kFloat, 99);

@@ -24,7 +24,7 @@ bool processor_has_amx() {
          __builtin_cpu_supports("avx512vl");
 }
 
-// Linux gives tiles' state to those who ask.
+// Linux gives a process the state of tiles on request.
 bool system_permits_tiles() {
 #if defined(SYS_arch_prctl)
   constexpr long kRequest = 0x1023, kTileData = 18;

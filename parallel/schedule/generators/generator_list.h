@@ -14,6 +14,9 @@ struct Generator {
   std::string_view alias;  // PyTorch's class or another name: lower case, no "Schedule", "_" or "-"
   int default_stages_per_rank = 1;
   int only_stages_per_rank = 0;  // 0: any
+  // With one stage per rank it is another schedule's list of actions, or one with more microbatches in flight
+  // for nothing.
+  bool repeats_with_one_stage = false;
   // Throws UsageError, saying what to change, where the schedule does not exist for these sizes. None: it
   // exists for all.
   void (*check)(const Schedule&) = nullptr;

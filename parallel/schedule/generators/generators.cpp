@@ -78,6 +78,10 @@ std::vector<std::string> training_schedule_names() {
   return names;
 }
 
+bool repeats_with_one_stage(const std::string& name) {
+  return find(name).repeats_with_one_stage;
+}
+
 bool is_planned_schedule(const std::string& name) {
   return plain(name) == "seq1f1b";
 }

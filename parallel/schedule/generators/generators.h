@@ -2,6 +2,7 @@
 // one that can be executed.
 #pragma once
 
+#include <compare>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct ScheduleSpec {
   int ranks = 1;
   int microbatches = 1;
   int stages_per_rank = 0;  // 0: what the schedule is made for: 1, or 2 where it takes several
+
+  auto operator<=>(const ScheduleSpec&) const = default;
 };
 
 // The compute actions of the schedule. Throws UsageError, saying what to change, if the name is unknown or
@@ -25,6 +28,10 @@ std::vector<std::string> schedule_names();
 
 // Those that train: all but inference.
 std::vector<std::string> training_schedule_names();
+
+// With one stage per rank, is the schedule another one under this name: the same actions, or with more
+// microbatches in flight for nothing? looped_bfs is gpipe, interleaved_zb is zb_h1, interleaved_1f1b is 1f1b.
+bool repeats_with_one_stage(const std::string& name);
 
 // A schedule that is named in the literature and refused here because something that it needs is missing
 // (seq1f1b).

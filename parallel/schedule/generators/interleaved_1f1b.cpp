@@ -29,6 +29,7 @@ void generate(Schedule& schedule) {
 const Generator interleaved_1f1b = {.name = "interleaved_1f1b",
                                     .alias = "interleaved1f1b",
                                     .default_stages_per_rank = 2,
+                                    .repeats_with_one_stage = true,
                                     .check = check_rounds,
                                     .generate = generate};
 

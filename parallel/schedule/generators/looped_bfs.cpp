@@ -24,7 +24,10 @@ void generate(Schedule& schedule) {
 
 // Breadth-first pipeline (arXiv 2211.05953): GPipe over v stages per rank, all microbatches of a stage before
 // the next stage. Microbatches ascend backwards too.
-const Generator looped_bfs = {
-    .name = "looped_bfs", .alias = "loopedbfs", .default_stages_per_rank = 2, .generate = generate};
+const Generator looped_bfs = {.name = "looped_bfs",
+                              .alias = "loopedbfs",
+                              .default_stages_per_rank = 2,
+                              .repeats_with_one_stage = true,
+                              .generate = generate};
 
 }  // namespace pptrain::schedule

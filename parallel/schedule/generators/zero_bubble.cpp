@@ -60,6 +60,7 @@ const Generator zb_h2 = {
 const Generator interleaved_zb = {.name = "interleaved_zb",
                                   .alias = "interleavedzerobubble",
                                   .default_stages_per_rank = 2,
+                                  .repeats_with_one_stage = true,
                                   .check = check_rounds,
                                   .generate = generate_interleaved_zb};
 

@@ -2,6 +2,8 @@
 // and returns a sound one.
 #pragma once
 
+#include <compare>
+
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
@@ -59,6 +61,8 @@ struct ShardOptions {
   bool unshard = false;   // weights are shared out: gathered before they are used
   bool streamed = false;  // anew for each pass (distributed.reshard_after_forward), instead of once a step
   Reduce reduce = Reduce::step;
+
+  auto operator<=>(const ShardOptions&) const = default;
 };
 
 struct LowerOptions {

@@ -62,7 +62,8 @@ TEST_CASE("files of weights have transformers' names") {
   }
   CHECK(index_text({{"b", "f2"}, {"a", "f1"}}, 12) ==
         "{\n  \"metadata\": {\n    \"total_size\": 12\n  },\n  \"weight_map\": {\n    \"a\": \"f1\",\n    "
-        "\"b\": \"f2\"\n  }\n}\n");
+        "\"b\": "
+        "\"f2\"\n  }\n}\n");
 }
 
 TEST_CASE("every number of 16 bits comes back from float32") {

@@ -1,5 +1,5 @@
 // Predictions on meshes of every axis, and the search over meshes.
-#include "app/forecast/mesh_search.h"
+#include "app/forecast/search.h"
 
 #include <algorithm>
 #include <ctime>
@@ -8,8 +8,8 @@
 #include "app/forecast/layout_model.h"
 #include "app/forecast/legal_meshes.h"
 #include "app/forecast/mesh_links.h"
-#include "app/forecast/mesh_search_report.h"
 #include "app/forecast/prediction.h"
+#include "app/forecast/search_report.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
 #include "parallel/schedule/passes/passes.h"
@@ -241,7 +241,7 @@ TEST_CASE("the search finds the best of all layouts of a few ranks") {
   }
   CHECK(found.ranking.front().step_time <= best * 1.001);
   CHECK(found.ranking.front().step_time > 0.5 * best);
-  for (const app::MeshCandidate& candidate : found.ranking) {
+  for (const app::Candidate& candidate : found.ranking) {
     CHECK(candidate.layout.mesh.world_size() == 4);
     CHECK(candidate.layout.micro_batch_size * candidate.layout.grad_accum_steps *
               candidate.layout.mesh.size(Group::batch) ==
@@ -261,7 +261,7 @@ TEST_CASE("tight memory makes ranks share parameters") {
   REQUIRE(!roomy.ranking.empty());
   const app::MeshSearchResult tight = app::search_meshes(base, source, {.world = 4, .budget = 0.7 * whole});
   REQUIRE(!tight.ranking.empty());
-  for (const app::MeshCandidate& candidate : tight.ranking) {
+  for (const app::Candidate& candidate : tight.ranking) {
     CHECK(candidate.layout.mesh.size(Group::fsdp) > 1);
     CHECK(static_cast<double>(candidate.bytes.total()) <= 0.7 * whole);
   }
@@ -285,7 +285,7 @@ TEST_CASE("the first of the ranking fits by what it takes exactly") {
         app::search_meshes(base, source, {.world = 4, .budget = budget, .rows = 1});
     return found.ranking.empty() ? std::nullopt : std::optional(found.ranking.front());
   };
-  const auto exact = [&](const app::MeshCandidate& candidate) {
+  const auto exact = [&](const app::Candidate& candidate) {
     return app::predict(plan_on(base, candidate.layout), source);
   };
   double budget = 0;
@@ -404,7 +404,7 @@ TEST_CASE("each mesh of the ranking is a job, with the step that the search says
       small_job_text(), small_job_text() + "[distributed]\ndp = 2\nreduce_gradients = \"microbatch\"\n",
       small_job_text() + "[distributed]\npp = 2\npp_head_weight = 1\n"};
   size_t turn = 0;
-  for (const app::MeshCandidate& candidate : all.ranking) {
+  for (const app::Candidate& candidate : all.ranking) {
     const Overrides keys = candidate.layout.overrides();
     CAPTURE(keys);
     const std::string& text = texts[turn++ % std::size(texts)];
@@ -418,8 +418,8 @@ TEST_CASE("each mesh of the ranking is a job, with the step that the search says
 TEST_CASE("no schedule is simulated under two names") {
   app::ScheduleShapes shapes;
   const auto repeats = [&](const std::string& name, int stages) {
-    return shapes.repeats_another(
-        {.schedule = name, .ranks = 4, .stages_per_rank = stages, .microbatches = 8});
+    return shapes.repeats_another({.name = name, .ranks = 4, .microbatches = 8, .stages_per_rank = stages},
+                                  {});
   };
   CHECK(repeats("looped_bfs", 1));
   CHECK_FALSE(repeats("looped_bfs", 2));
@@ -442,7 +442,7 @@ TEST_CASE("a mesh of 1,024 GPUs for 70 B parameters is found in seconds") {
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   REQUIRE(!found.ranking.empty());
   CHECK(seconds < 16);
-  const app::MeshCandidate& best = found.ranking.front();
+  const app::Candidate& best = found.ranking.front();
   CHECK(static_cast<double>(best.bytes.total()) <= 80e9);
   CHECK(best.layout.mesh.tp <= 8);
   CHECK(mentions(found.losers, "dp_replicate", "memory: at least"));

@@ -102,18 +102,16 @@ TEST_CASE("defaults follow from the other sizes") {
   const auto model = models::make_model_config(llama_8b(), 4096);
   CHECK(model.head_dim == 128);
   CHECK(model.max_seq == 4096);
-  REQUIRE(model.rope_llama3);
-  CHECK(model.rope_llama3->factor == 8);
-  CHECK(model.rope_llama3->original_max_position_embeddings == 8192);
-  CHECK(!model.rope_linear);
+  CHECK(model.rope_scaling.rope_type == config::RopeType::llama3);
+  CHECK(model.rope_scaling.factor == 8);
+  CHECK(model.rope_scaling.original_max_position_embeddings == 8192);
   auto section = llama_8b();
   section.num_key_value_heads = 0;
   section.rope_scaling = {.rope_type = config::RopeType::linear, .factor = 2};
   const auto other = models::make_model_config(section, 8);
   CHECK(other.kv_heads == 32);
-  REQUIRE(other.rope_linear);
-  CHECK(other.rope_linear->factor == 2);
-  CHECK(!other.rope_llama3);
+  CHECK(other.rope_scaling.rope_type == config::RopeType::linear);
+  CHECK(other.rope_scaling.factor == 2);
 }
 
 TEST_CASE("wrong sizes are errors that name the key") {

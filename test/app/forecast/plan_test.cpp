@@ -9,12 +9,12 @@
 
 #include <spdlog/fmt/ranges.h>
 
-#include "app/forecast/machine_costs.h"
+#include "app/forecast/costs.h"
 #include "app/forecast/plan_report.h"
 #include "app/forecast/prediction.h"
-#include "app/forecast/recompute_choice.h"
 #include "app/forecast/search.h"
 #include "app/forecast/search_report.h"
+#include "app/forecast/stage_choices.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "models/flops.h"
@@ -123,7 +123,7 @@ TEST_CASE("auto takes the best of the search that fits") {
     CHECK(c.layout.layers.size() == static_cast<size_t>(2 * c.layout.stages_per_rank));
     const app::Prediction p = app::predict(app::make_plan(plan, c.layout, *c.lowered), source);
     CHECK(p.step_time == c.step_time);
-    CHECK(p.peak_bytes() == c.peak_bytes);
+    CHECK(p.peak_bytes() == c.bytes.total());
   }
   const app::Plan chosen = plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto"}));
   CHECK(chosen.job.distributed.pp_schedule == found.front().layout.schedule);
@@ -131,7 +131,7 @@ TEST_CASE("auto takes the best of the search that fits") {
   CHECK(chosen.layers == found.front().layout.layers);
 
   // Less memory than that one takes: another, which fits, or recomputes.
-  const double gb = static_cast<double>(found.front().peak_bytes) / 1e9;
+  const double gb = static_cast<double>(found.front().bytes.total()) / 1e9;
   const app::Plan smaller =
       plan_with(with(bench_sizes(), {"distributed.pp_schedule=auto",
                                      fmt::format("distributed.pp_memory_gb={}", 0.95 * gb)}));
@@ -200,12 +200,12 @@ TEST_CASE("auto recomputes by stage before it gives up a faster schedule") {
   const app::Plan plan = plan_with(with(bench_sizes(), layout));
   const CostSource source = app::make_cost_source(plan, "");
   const auto all = app::search(plan, source, {});
-  const double budget = 0.97 * static_cast<double>(all.front().peak_bytes);
+  const double budget = 0.97 * static_cast<double>(all.front().bytes.total());
   const auto found = app::search(plan, source, {.budget = budget});
   REQUIRE(found.front().fits);
   CHECK(found.front().layout.recompute.size() == 4);
   for (const app::Candidate& c : found) {
-    if (c.fits) CHECK(static_cast<double>(c.peak_bytes) <= budget);
+    if (c.fits) CHECK(static_cast<double>(c.bytes.total()) <= budget);
     CHECK(found.front().step_time <= (c.fits ? c.step_time : found.front().step_time));
   }
   const app::Plan chosen = plan_with(with(
@@ -225,7 +225,7 @@ TEST_CASE("a job that says how much to recompute is refused where auto would fit
   const auto leanest = [&](const std::string& recompute, double budget) {
     const app::Plan plan = plan_with(with(layout, {"train.recompute=" + recompute}));
     const auto found = app::search(plan, app::make_cost_source(plan, ""), {.budget = budget});
-    return std::ranges::min(found, {}, &app::Candidate::peak_bytes).peak_bytes;
+    return std::ranges::min(found, {}, [](const app::Candidate& c) { return c.bytes.total(); }).bytes.total();
   };
   const int64_t none = leanest("none", 0);
   const int64_t most = leanest("auto", 1);  // nothing fits: all that can be is computed again

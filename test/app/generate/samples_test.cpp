@@ -1,11 +1,8 @@
 // Samples in training: what they need, and that they leave training's numbers alone.
-#include "app/generate/sample_log.h"
-
-#include <spdlog/sinks/ostream_sink.h>
-
 #include <sstream>
 
 #include "core/base/error.h"
+#include "test/app/captured_log.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
@@ -21,15 +18,10 @@ const Overrides samples = {"eval.generate_interval=1", "eval.generate_tokens=9",
 std::vector<std::string> run_and_listen(const fs::path& run_dir, const Overrides& overrides,
                                         JobResult& result) {
   const app::Plan plan = small_plan(small_job_text(), run_dir, overrides);
-  std::ostringstream text;
-  const auto before = spdlog::default_logger();
-  auto logger = std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::ostream_sink_mt>(text));
-  logger->set_pattern("%v");
-  spdlog::set_default_logger(logger);
+  const CapturedLog log;
   result = run_plan(plan);
-  spdlog::set_default_logger(before);
   std::vector<std::string> lines;
-  std::istringstream all(text.str());
+  std::istringstream all(log.text());
   for (std::string line; std::getline(all, line);) {
     if (line.find("  sample ") != std::string::npos) lines.push_back(line);
   }

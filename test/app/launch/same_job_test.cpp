@@ -77,8 +77,8 @@ TEST_CASE("every key of the job counts, by its name, but where its files are") {
   CHECK(value_of(plain, "optimizer.betas") == "[0.9, 0.95]");
   const auto with_groups = [](const std::string& scale) {
     const std::string groups =
-        "[[optimizer.groups]]\nmatch = \"norm\"\nlr_scale = 1.0\n[[optimizer.groups]]\nmatch = "
-        "\"head\"\nlr_scale = " +
+        "[[optimizer.groups]]\nmatch = \"norm\"\nlr_scale = 1.0\n[[optimizer.groups]]\nmatch "
+        "= \"head\"\nlr_scale = " +
         scale + "\n";
     return app::identity(app::parse_plan(small_job_text() + groups, "small.toml", {}));
   };

@@ -184,7 +184,8 @@ TEST_CASE("heads that no GPU computes are refused before anything starts") {
   CHECK(refusal(odd).empty());  // on the CPU
   CHECK(refusal(with(odd, {"run.device=cuda"})) ==
         "--set model.head_dim=12: heads of 12 elements: on a GPU attention in bf16 takes multiples of 8 up "
-        "to 256 (in fp32 multiples of 4)");
+        "to 256 (in "
+        "fp32 multiples of 4)");
   CHECK_THAT(refusal({"run.device=cuda", "train.dtype=bf16", "model.head_dim=264"}),
              contains_text("up to 256"));
   CHECK(refusal({"run.device=cuda", "train.dtype=bf16", "model.head_dim=256"}).empty());

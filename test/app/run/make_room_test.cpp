@@ -1,8 +1,6 @@
 // What a start sets aside, on made-up folders.
-#include "app/run/make_room.h"
+#include "app/run/run_dir.h"
 
-#include <fstream>
-#include <iterator>
 #include <set>
 
 #include "app/run/start_choice.h"
@@ -11,28 +9,9 @@
 #include "test/support/catch.h"
 
 using namespace pptrain::app;
-using pptrain::test::contains_text;
-using pptrain::test::TemporaryFolder;
-
-namespace fs = std::filesystem;
+using namespace pptrain::test;
 
 namespace {
-
-void write(const fs::path& file, const std::string& text) {
-  fs::create_directories(file.parent_path());
-  std::ofstream(file, std::ios::binary) << text;
-}
-
-std::string content(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-std::set<std::string> names(const fs::path& folder) {
-  std::set<std::string> found;
-  for (const auto& entry : fs::directory_iterator(folder)) found.insert(entry.path().filename().string());
-  return found;
-}
 
 void ignore(const std::string&) {}
 
@@ -40,10 +19,11 @@ void ignore(const std::string&) {}
 fs::path used_folder(const TemporaryFolder& folder) {
   const fs::path dir = folder.path() / "run";
   for (const char* name : {"step_2", "step_4", "step_6", "step_007", "step_best"}) {
-    write(dir / "checkpoints" / name / "file", name);
+    write_file(dir / "checkpoints" / name / "file", name);
   }
-  write(dir / "checkpoints/latest", "step_6\n");
-  write(dir / "metrics.jsonl", "{\"start\":\"new\",\"step\":0}\n{\"step\":2}\n{\"step\":4}\n{\"step\":6}\n");
+  write_file(dir / "checkpoints/latest", "step_6\n");
+  write_file(dir / "metrics.jsonl",
+             "{\"start\":\"new\",\"step\":0}\n{\"step\":2}\n{\"step\":4}\n{\"step\":6}\n");
   return dir;
 }
 
@@ -53,14 +33,14 @@ TEST_CASE("a run that goes on sets aside what lies ahead of it") {
   const TemporaryFolder folder;
   const fs::path dir = used_folder(folder);
   make_room(dir, 4, ignore);
-  CHECK(names(dir / "checkpoints") ==
+  CHECK(names_in(dir / "checkpoints") ==
         std::set<std::string>{"step_2", "step_4", "step_007", "step_best", "latest"});
-  CHECK(names(dir / "checkpoints.1") == std::set<std::string>{"step_6"});
+  CHECK(names_in(dir / "checkpoints.1") == std::set<std::string>{"step_6"});
   CHECK(content(dir / "metrics.jsonl") == "{\"start\":\"new\",\"step\":0}\n{\"step\":2}\n{\"step\":4}\n");
   CHECK(content(dir / "metrics.1.jsonl") == "{\"start\":\"new\",\"step\":0}\n{\"step\":6}\n");
   // Nothing lies ahead now.
   make_room(dir, 4, [](const std::string& text) { FAIL_CHECK(text); });
-  CHECK(names(dir) ==
+  CHECK(names_in(dir) ==
         std::set<std::string>{"checkpoints", "checkpoints.1", "metrics.jsonl", "metrics.1.jsonl"});
 }
 
@@ -71,8 +51,8 @@ TEST_CASE("a run that starts over sets everything aside, each time under a new n
     const std::string metrics = content(dir / "metrics.jsonl");
     make_room(dir, std::nullopt, ignore);
     const fs::path aside = dir / (std::string("checkpoints.") + number);
-    CHECK(names(aside) == std::set<std::string>{"step_2", "step_4", "step_6", "latest"});
-    CHECK(names(dir / "checkpoints") == std::set<std::string>{"step_007", "step_best"});
+    CHECK(names_in(aside) == std::set<std::string>{"step_2", "step_4", "step_6", "latest"});
+    CHECK(names_in(dir / "checkpoints") == std::set<std::string>{"step_007", "step_best"});
     CHECK(content(dir / (std::string("metrics.") + number + ".jsonl")) == metrics);
     CHECK_FALSE(fs::exists(dir / "metrics.jsonl"));
   }
@@ -85,7 +65,7 @@ TEST_CASE("checkpoints on another disk stay there when they are set aside") {
   fs::rename(dir / "checkpoints", disk / "run");
   fs::create_directory_symlink(disk / "run", dir / "checkpoints");
   make_room(dir, 2, ignore);
-  CHECK(names(disk / "run.1") == std::set<std::string>{"step_4", "step_6"});
+  CHECK(names_in(disk / "run.1") == std::set<std::string>{"step_4", "step_6"});
   CHECK(fs::is_symlink(dir / "checkpoints"));
 }
 
@@ -94,7 +74,7 @@ TEST_CASE("the name of the best checkpoint goes with it") {
     CAPTURE(best_stays);
     const TemporaryFolder folder;
     const fs::path dir = used_folder(folder);
-    write(dir / "checkpoints/best", best_stays ? "step_2\n" : "step_6\n");
+    write_file(dir / "checkpoints/best", best_stays ? "step_2\n" : "step_6\n");
     make_room(dir, 4, ignore);
     CHECK(fs::exists(dir / "checkpoints/best") == best_stays);
     CHECK(fs::exists(dir / "checkpoints.1/best") != best_stays);
@@ -111,16 +91,16 @@ TEST_CASE("the job of each start is kept") {
   CHECK(content(file) == "third");
   CHECK(content(folder.path() / "job.1.toml") == "first");
   CHECK(content(folder.path() / "job.2.toml") == "second");
-  CHECK(names(folder.path()) == std::set<std::string>{"job.toml", "job.1.toml", "job.2.toml"});
+  CHECK(names_in(folder.path()) == std::set<std::string>{"job.toml", "job.1.toml", "job.2.toml"});
 }
 
 TEST_CASE("a trace makes room for the next one") {
   const TemporaryFolder folder;
   const fs::path file = folder.path() / "trace.json";
   make_room_for_file(file, [](const std::string& text) { FAIL_CHECK(text); });
-  write(file, "{}");
+  write_file(file, "{}");
   make_room_for_file(file, ignore);
-  CHECK(names(folder.path()) == std::set<std::string>{"trace.1.json"});
+  CHECK(names_in(folder.path()) == std::set<std::string>{"trace.1.json"});
 }
 
 TEST_CASE("step_007 is no checkpoint's folder, for nobody") {

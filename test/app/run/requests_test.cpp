@@ -1,71 +1,28 @@
 // Requests to a run: the files, the run's side of them, and who asks.
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <fstream>
-#include <memory>
 #include <optional>
-#include <sstream>
+#include <set>
 #include <thread>
 
-#include "app/run/ask.h"
-#include "app/run/live_requests.h"
+#include "app/run/requests.h"
 #include "app/run/run_status.h"
 #include "core/base/error.h"
+#include "test/app/captured_log.h"
 #include "test/app/small_job.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
 using namespace pptrain::app;
-using pptrain::test::contains_text;
-using pptrain::test::TemporaryFolder;
-
-namespace fs = std::filesystem;
+using namespace pptrain::test;
 
 namespace {
 
 const LockHolder this_run{
     .pid = 17, .host = "node3", .since = "2026-01-31 23:59:59 UTC", .command = "pptrain"};
-
-void write(const fs::path& file, const std::string& text) {
-  std::ofstream(file, std::ios::binary) << text;
-}
-
-std::string content(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
-}
-
-// What is logged while it lives.
-class Log {
- public:
-  Log() {
-    before_ = spdlog::default_logger();
-    const auto sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
-    spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink));
-    spdlog::set_level(spdlog::level::info);
-  }
-  ~Log() { spdlog::set_default_logger(before_); }
-  Log(const Log&) = delete;
-  Log& operator=(const Log&) = delete;
-  std::string text() const { return text_.str(); }
-
- private:
-  std::ostringstream text_;
-  std::shared_ptr<spdlog::logger> before_;
-};
 
 // A run that has the folder and acts on requests until it is to stop, saving a step a turn.
 class SmallRun {
@@ -100,7 +57,8 @@ class SmallRun {
         requests.saved(step, save_failure_.empty() ? "step_" + std::to_string(step) : "", save_failure_);
       }
     }
-    write_run_end(folder_, {.how = "stopped", .step = 99, .checkpoint = "step_99", .process = *lock_.own()});
+    write_run_end(folder_,
+                  {.how = RunPhase::stopped, .step = 99, .checkpoint = "step_99", .process = *lock_.own()});
     lock_ = RunLock();
   }
 
@@ -121,7 +79,7 @@ TEST_CASE("a request and its answer read back, and leave nothing") {
   const TemporaryFolder folder;
   const Request request = make_request(RequestKind::stop, this_run);
   post(folder.path(), request);
-  CHECK(names_in(folder.path() / "requests") == std::vector<std::string>{"stop." + request.id});
+  CHECK(names_in(folder.path() / "requests") == std::set<std::string>{"stop." + request.id});
   const Request read = read_request(folder.path() / "requests" / request.file_name());
   CHECK(read.kind == RequestKind::stop);
   CHECK(read.id == request.id);
@@ -150,11 +108,12 @@ TEST_CASE("what is no request is refused with its name") {
   for (const std::string& bad :
        {std::string(), std::string("{"), std::string("[]"), std::string("{\"run\":{}}"), text + text,
         std::string(1 << 20, ' '),
-        std::string("{\"run\":{\"pid\":1.5,\"host\":\"h\",\"since\":\"s\"},\"pid\":1,\"host\":\"h\"}"),
+        std::string("{\"run\":{\"pid\":1.5,\"host\":\"h\",\"since\":\"s\"},\"pid\":1,"
+                    "\"host\":\"h\"}"),
         std::string(
             "{\"run\":{\"pid\":1,\"host\":\"\\u001b[2J\",\"since\":\"s\"},\"pid\":1,\"host\":\"h\"}")}) {
     CAPTURE(bad.substr(0, 100));
-    write(file, bad);
+    write_file(file, bad);
     CHECK_THROWS_WITH(read_request(file), contains_text(file.filename()));
   }
   fs::remove(file);
@@ -180,12 +139,13 @@ TEST_CASE("requests for an earlier run are discarded, what is malformed is ignor
   earlier.since = "2026-01-30 00:00:00 UTC";
   post(folder.path(), make_request(RequestKind::stop, earlier));
   const fs::path requests = folder.path() / "requests";
-  for (const char digit : {'a', 'b', 'c'}) write(requests / ("save." + std::string(32, digit)), "nonsense");
-  write(requests / "README", "not mine");
+  for (const char digit : {'a', 'b', 'c'})
+    write_file(requests / ("save." + std::string(32, digit)), "nonsense");
+  write_file(requests / "README", "not mine");
   const fs::path old_answer = requests / ("answer." + std::string(32, '0'));
-  write(old_answer, "{}");
+  write_file(old_answer, "{}");
   fs::last_write_time(old_answer, fs::file_time_type::clock::now() - std::chrono::hours(2));
-  const Log log;
+  const CapturedLog log;
   {
     LiveRequests run(folder.path(), this_run);
     CHECK_FALSE(run.wants_any());
@@ -205,8 +165,8 @@ TEST_CASE("requests for an earlier run are discarded, what is malformed is ignor
   // The run ended before the save did: its end is the answer.
   const auto left = names_in(requests);
   REQUIRE(left.size() == 4);
-  CHECK(left[0] == "README");
-  CHECK(left[3] == "save." + std::string(32, 'c'));
+  CHECK(*left.begin() == "README");
+  CHECK(*left.rbegin() == "save." + std::string(32, 'c'));
 }
 
 TEST_CASE("a request acts once, whatever becomes of its file and its answer") {
@@ -215,7 +175,7 @@ TEST_CASE("a request acts once, whatever becomes of its file and its answer") {
   const auto next_look = [] { std::this_thread::sleep_for(std::chrono::milliseconds(600)); };
   LockHolder earlier = this_run;
   earlier.since = "2026-01-30 00:00:00 UTC";
-  const Log log;
+  const CapturedLog log;
   LiveRequests run(folder.path(), this_run);
   CHECK(fs::is_directory(requests));  // the run's own, in which it can remove what others put there
   const Request save = make_request(RequestKind::save, this_run);
@@ -254,7 +214,7 @@ TEST_CASE("a run is asked to save and to stop, by several at once") {
   const TemporaryFolder folder;
   const SmallRun run(folder.path());
   CHECK(read_status(folder.path()).phase == RunPhase::starting);
-  std::vector<Outcome> outcomes(4);
+  std::vector<Answer> outcomes(4);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < outcomes.size(); ++i) {
     threads.emplace_back([&, i] {
@@ -275,7 +235,7 @@ TEST_CASE("a run is asked to save and to stop, by several at once") {
   }
   CHECK(look_at_lock(folder.path()).held == LockState::Held::no);
   CHECK(read_status(folder.path()).phase == RunPhase::stopped);
-  const Outcome refused = ask(folder.path(), RequestKind::save, patient_for(300));
+  const Answer refused = ask(folder.path(), RequestKind::save, patient_for(300));
   CHECK(refused.state == "refused");
   CHECK_THAT(refused.message, contains_text("no run is under way") && contains_text("stopped"));
   CHECK(names_in(folder.path() / "requests").empty());
@@ -284,7 +244,7 @@ TEST_CASE("a run is asked to save and to stop, by several at once") {
 TEST_CASE("a save that fails is told to who asked") {
   const TemporaryFolder folder;
   const SmallRun run(folder.path(), "the disk is full");
-  const Outcome outcome = ask(folder.path(), RequestKind::save, patient_for(300));
+  const Answer outcome = ask(folder.path(), RequestKind::save, patient_for(300));
   CHECK(outcome.state == "failed");
   CHECK(outcome.message == "the disk is full");
 }
@@ -294,11 +254,11 @@ TEST_CASE("who waits no longer takes the request back; who waits while the run e
   std::optional<SmallRun> run;
   run.emplace(folder.path());
   run->deaf = true;
-  const Outcome impatient = ask(folder.path(), RequestKind::stop, patient_for(0.01));
+  const Answer impatient = ask(folder.path(), RequestKind::stop, patient_for(0.01));
   CHECK(impatient.state == "unanswered");
   CHECK(names_in(folder.path() / "requests").empty());
   std::atomic<bool> waits = false;
-  Outcome outcome;
+  Answer outcome;
   AskOptions options = patient_for(300);
   options.interrupted = [&] {
     waits = true;
@@ -319,20 +279,20 @@ TEST_CASE("a folder that no run has used is named; so is what a killed run leave
   const TemporaryFolder folder;
   CHECK_THROWS_AS(read_status(folder.path()), UsageError);
   CHECK_THROWS_AS(read_status(folder.path() / "nowhere"), UsageError);
-  write(folder.path() / "lock",
-        "{\"pid\":5,\"host\":\"node3\",\"since\":\"2026-01-31 23:59:59 UTC\",\"command\":\"c\"}");
+  write_file(folder.path() / "lock",
+             "{\"pid\":5,\"host\":\"node3\",\"since\":\"2026-01-31 23:59:59 UTC\",\"command\":\"c\"}");
   const RunStatus dead = read_status(folder.path());
   CHECK(dead.phase == RunPhase::dead);
   CHECK(status_exit_code(dead.phase) == 4);
   CHECK_THAT(status_text(folder.path(), dead),
              contains_text("dead") && contains_text("was process 5 on node3"));
   // Half of everything.
-  write(folder.path() / "metrics.jsonl",
-        "{\"step\":3,\"loss\":1.5,\"step_time_s\":2,\"tokens\":10}\n{\"step\":4,\"lo");
-  write(folder.path() / "job.toml", "[train\n");
-  write(folder.path() / "end.json", "{\"how\":\"fin");
+  write_file(folder.path() / "metrics.jsonl",
+             "{\"step\":3,\"loss\":1.5,\"step_time_s\":2,\"tokens\":10}\n{\"step\":4,\"lo");
+  write_file(folder.path() / "job.toml", "[train\n");
+  write_file(folder.path() / "end.json", "{\"how\":\"fin");
   fs::create_directories(folder.path() / "checkpoints/step_3");
-  write(folder.path() / "checkpoints/best", "step_9/../..\n");
+  write_file(folder.path() / "checkpoints/best", "step_9/../..\n");
   const RunStatus status = read_status(folder.path());
   CHECK(status.phase == RunPhase::dead);
   REQUIRE(status.step);
@@ -341,7 +301,7 @@ TEST_CASE("a folder that no run has used is named; so is what a killed run leave
   CHECK(status.checkpoint.empty());  // without a manifest it is none
   CHECK(status.best.empty());
   CHECK(nlohmann::json::parse(status_json(folder.path(), status)).at("step_time_s") == 2);
-  write_run_end(folder.path(), {.how = "failed", .step = 3, .message = "no memory \x1b[2J left"});
+  write_run_end(folder.path(), {.how = RunPhase::failed, .step = 3, .message = "no memory \x1b[2J left"});
   const RunStatus failed = read_status(folder.path());
   CHECK(failed.phase == RunPhase::failed);
   CHECK_THAT(status_text(folder.path(), failed), contains_text("no memory ?[2J left"));

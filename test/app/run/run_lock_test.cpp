@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <fstream>
-#include <iterator>
 
 #include "core/base/error.h"
 #include "core/base/process.h"
@@ -18,6 +17,7 @@
 using namespace pptrain;
 using pptrain::app::RunLock;
 using pptrain::test::contains_text;
+using pptrain::test::content;
 using pptrain::test::TemporaryFolder;
 
 namespace {
@@ -62,11 +62,6 @@ class OtherRun {
   pid_t pid_ = 0;
 };
 
-std::string content(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 }  // namespace
 
 TEST_CASE("a folder that another process has is refused with its pid and host, and free when it is killed") {
@@ -79,7 +74,7 @@ TEST_CASE("a folder that another process has is refused with its pid and host, a
   CHECK(lock.holder()->host == host_name());
   const std::string message = app::taken_message(folder.path(), lock.holder());
   CHECK_THAT(message, contains_text(fmt::format("process {} on {}", other.pid(), host_name())));
-  CHECK_THAT(message, contains_text(app::command_line()));
+  CHECK_THAT(message, contains_text(pptrain::command_line()));
   other.end();
   CHECK(lock.try_take(folder.path(), unexpected));
 }

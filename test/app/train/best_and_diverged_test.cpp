@@ -23,18 +23,6 @@ int start(const std::string& text, const fs::path& run_dir, const Overrides& ove
   return start_plan(small_plan(text, run_dir, overrides)).exit_code;
 }
 
-std::set<std::string> checkpoints_in(const fs::path& run_dir) {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(run_dir / "checkpoints"))
-    names.insert(entry.path().filename());
-  return names;
-}
-
-std::string content(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 Json state_of(const fs::path& checkpoint) {
   return Json::parse(content(checkpoint / "manifest.json")).at("state");
 }
@@ -125,17 +113,17 @@ TEST_CASE("the best checkpoints stay over stops and another layout, and the best
                               steps == 9 ? "distributed.pp=2" : "distributed.pp=1"})) == 0);
     const auto losses = evaluations(run_dir);
     REQUIRE(static_cast<int64_t>(losses.size()) == steps);
-    CHECK(checkpoints_in(run_dir) == expected_after(losses, steps, ends));
+    CHECK(names_in(run_dir / "checkpoints") == expected_after(losses, steps, ends));
     CHECK(content(run_dir / "checkpoints/best") == best_of(losses, steps));
     CHECK(state_of(run_dir / "checkpoints" / ("step_" + std::to_string(steps))).at("validation_loss") ==
           losses.at(steps));
   }
   // Killed while a later step was saved: what the folder holds is all that counts.
-  const auto before = checkpoints_in(run_dir);
+  const auto before = names_in(run_dir / "checkpoints");
   fs::create_directories(run_dir / "checkpoints/.tmp_step_17");
   REQUIRE(start(small_job_text(), run_dir, with(base, {"train.steps=20"})) == 0);
   ends.insert(20);
-  CHECK(checkpoints_in(run_dir) == expected_after(evaluations(run_dir), 20, ends));
+  CHECK(names_in(run_dir / "checkpoints") == expected_after(evaluations(run_dir), 20, ends));
 }
 
 TEST_CASE("a loss that leaves its band ends the run, and the next start goes on from before that") {
@@ -158,13 +146,13 @@ TEST_CASE("a loss that leaves its band ends the run, and the next start goes on 
     CHECK_THAT(
         end.at("message").get<std::string>(),
         contains_text("since step 61") && contains_text("step_60, from which the same command goes on"));
-    CHECK(checkpoints_in(run_dir) ==
+    CHECK(names_in(run_dir / "checkpoints") ==
           std::set<std::string>{"latest", "step_60", "diverged_step_62", "diverged_step_64", diverged});
     CHECK(content(run_dir / "checkpoints/latest") == "step_60\n");
     CHECK(state_of(run_dir / "checkpoints" / diverged).at("above_since") == 61);
     // Nothing is changed, so the same comes again; nothing of the first time is overwritten.
     REQUIRE(start(job, run_dir, overrides) == 1);
-    const auto again = checkpoints_in(run_dir);
+    const auto again = names_in(run_dir / "checkpoints");
     CHECK(again.contains(diverged + ".1"));
     CHECK(again.contains("diverged_step_62.1"));
     CHECK(again.contains("step_60"));
@@ -190,5 +178,5 @@ TEST_CASE("a short rise of the loss ends nothing, and checkpoints go again when 
   const TemporaryFolder folder;
   const std::string job = jumping_job(folder.path(), 60, 2, 40);
   REQUIRE(start(job, folder.path() / "run", with(jumping, {"train.steps=76"})) == 0);
-  CHECK(checkpoints_in(folder.path() / "run") == std::set<std::string>{"latest", "step_76"});
+  CHECK(names_in(folder.path() / "run/checkpoints") == std::set<std::string>{"latest", "step_76"});
 }

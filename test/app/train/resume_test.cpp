@@ -290,10 +290,10 @@ TEST_CASE("a model with other heads of the same weights does not resume") {
     return start_plan(small_plan(text, folder.path() / "run",
                                  with(base, Overrides{"checkpoint.resume=auto", "train.steps=8"}, more)));
   };
-  CHECK_THROWS_WITH(
-      start({"model.num_attention_heads=8", "model.num_key_value_heads=4", "model.head_dim=4"}),
-      pptrain::test::contains_text("model.num_attention_heads was 4, is 8; model.num_key_value_heads was 2, "
-                                   "is 4; model.head_dim was 8, is 4"));
+  CHECK_THROWS_WITH(start({"model.num_attention_heads=8", "model.num_key_value_heads=4", "model.head_dim=4"}),
+                    pptrain::test::contains_text(
+                        "model.num_attention_heads was 4, is 8; model.num_key_value_heads was 2, is "
+                        "4; model.head_dim was 8, is 4"));
   CHECK_THROWS_WITH(start({"model.rms_norm_eps=1e-5"}),
                     pptrain::test::contains_text("model.rms_norm_eps was 1e-06, is 1e-05"));
   CHECK(start({}).exit_code == 0);

@@ -207,10 +207,10 @@ std::vector<Held> held_by(const Overrides& overrides) {
     Held& own = held[context.mesh.rank()];
     for (const app::RankModel::RankStage& stage : model.stages()) {
       nn::ParameterStore& parameters = stage.stage->parameters();
-      for (const nn::Shard* shard : parameters.shards()) own.masters += shard->master.numel();
+      for (const nn::Buffer* shard : parameters.buffers()) own.masters += shard->master.numel();
       for (nn::ParameterGroup& group : parameters.groups()) {
-        for (const auto& whole : group.whole())
-          own.gradients += static_cast<int64_t>(whole.grad.storage().nbytes());
+        for (const nn::Buffer* buffer : group.buffers())
+          own.gradients += static_cast<int64_t>(buffer->whole_grad.storage().nbytes());
       }
     }
     for (const checkpoint::StageContents& stage : model.contents()) {

@@ -164,10 +164,8 @@ TEST_CASE("a bad override is shown as it was given") {
   const Folder folder;
   CHECK(with(folder, "train.steps=many") ==
         "--set train.steps=many: wrong type: expected integer; found the string \"many\"");
-  CHECK_THAT(
-      with(folder, "train.stepz=5"),
-      StartsWith(
-          "--set train.stepz=5: unknown key; did you mean train.steps? The keys of [train] are: steps, "));
+  CHECK_THAT(with(folder, "train.stepz=5"), StartsWith("--set train.stepz=5: unknown key; did you mean "
+                                                       "train.steps? The keys of [train] are: steps, "));
   CHECK_THAT(with(folder, "train.dtype=fp16"),
              StartsWith("--set train.dtype=fp16: fp16 is refused: use bf16"));
   CHECK(with(folder, "train.steps") == "--set train.steps: expected section.key=value");

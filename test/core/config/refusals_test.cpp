@@ -259,7 +259,8 @@ TEST_CASE("contradictions between keys are laid at the key to change") {
        {}},
       {"[distributed]\ncp = 8\ncp_kind = 'ulysses'\n",
        "job.toml:12:6: distributed.cp: cp_kind = \"ulysses\" shares out heads, but num_attention_heads / tp "
-       "= 4 is not divisible by cp = 8: take another cp, or cp_kind = \"ring\"",
+       "= 4 "
+       "is not divisible by cp = 8: take another cp, or cp_kind = \"ring\"",
        {}},
       {"[distributed]\nep = 2\n",
        "job.toml:12:6: distributed.ep: ep = 2 shares out experts, but this model has none",
@@ -472,7 +473,8 @@ TEST_CASE("what is wrong in a list of tables is found at its place") {
                   {}},
                  {"[optimizer]\ngroups = 3\n",
                   "job.toml:2:10: optimizer.groups: wrong type: expected a list of tables, "
-                  "[[optimizer.groups]]; found the integer 3",
+                  "[[optimizer.groups]]; found the "
+                  "integer 3",
                   {}},
                  {"[optimizer]\ngroups = ['*']\n",
                   "job.toml:2:10: optimizer.groups: wrong type: expected a list of tables",
@@ -541,7 +543,8 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
        {"distributed.cp=2"}},
       {"[distributed]\nreshard_after_forward = true\n",
        "job.toml:2:25: distributed.reshard_after_forward: acts only with ranks that share weights: dp_shard "
-       "or cp > 1, or with experts tp > ep; here dp_shard = 1, cp = 1, tp = 1, ep = 1",
+       "or "
+       "cp > 1, or with experts tp > ep; here dp_shard = 1, cp = 1, tp = 1, ep = 1",
        {"distributed.dp_shard=2"}},
       {"[distributed]\nreduce_gradients = 'microbatch'\n",
        "job.toml:2:20: distributed.reduce_gradients: acts only with several ranks to a stage: dp_replicate, "
@@ -572,7 +575,8 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
        {"model.init=random"}},
       {"[run]\nseed = 5\n[model]\ninit = 'hf'\n[data]\nshuffle = false\n",
        "job.toml:2:8: run.seed: acts only with model.init = random or data.shuffle = true; here init = "
-       "\"hf\", shuffle = false",
+       "\"hf\", "
+       "shuffle = false",
        {"model.init=random"}},
   };
   for (const Idle& c : cases) {

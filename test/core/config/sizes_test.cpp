@@ -33,20 +33,24 @@ TEST_CASE("sizes whose product does not fit are refused at the keys that are mul
       refusal("[train]\nseq_len = 16777216\nmicro_batch_size = 16777216\ngrad_accum_steps = 16777216\n",
               {"data.path=" + folder.data(), "model.hidden_size=64", "model.intermediate_size=128",
                "model.vocab_size=256", "model.num_hidden_layers=4", "model.num_attention_heads=4"}),
-      StartsWith("job.toml:3:20: train.micro_batch_size: micro_batch_size = 16777216 x seq_len = 16777216 "
-                 "are more than 2147483647, the most tokens that a microbatch can have"));
-  CHECK_THAT(refused("[distributed]\npp = 1048576\ntp = 4096\n"),
-             StartsWith("job.toml:2:6: distributed.pp: pp = 1048576 x tp = 4096 are more than 2147483647, "
-                        "the most ranks that a job can have"));
+      StartsWith(
+          "job.toml:3:20: train.micro_batch_size: micro_batch_size = 16777216 x seq_len = 16777216 are "
+          "more than 2147483647, the most tokens that a microbatch can have"));
+  CHECK_THAT(
+      refused("[distributed]\npp = 1048576\ntp = 4096\n"),
+      StartsWith("job.toml:2:6: distributed.pp: pp = 1048576 x tp = 4096 are more than 2147483647, the most "
+                 "ranks that a job can have"));
   CHECK_THAT(refused("[distributed]\npp = 1048576\ndp_replicate = 1048576\ncp = 1048576\ntp = 1048576\n"
                      "dp_shard = 1048576\n"),
              contains_text("the most ranks that a job can have"));
   CHECK_THAT(refused("[distributed]\npp = 1048576\ndp_replicate = 1048576\ncp = 1048576\ntp = 1048576\n"
                      "dp_shard = -1\n"),
              contains_text("the most ranks that a job can have"));
-  CHECK_THAT(refused("[distributed]\npp = 1024\n[train]\ngrad_accum_steps = 16777216\n"),
-             StartsWith("job.toml:4:20: train.grad_accum_steps: grad_accum_steps = 16777216 x pp = 1024 are "
-                        "more than 67108864, the most forward passes that a schedule can list"));
+  CHECK_THAT(
+      refused("[distributed]\npp = 1024\n[train]\ngrad_accum_steps = 16777216\n"),
+      StartsWith(
+          "job.toml:4:20: train.grad_accum_steps: grad_accum_steps = 16777216 x pp = 1024 are more than "
+          "67108864, the most forward passes that a schedule can list"));
   CHECK_THAT(refused("[distributed]\ndp_replicate = 1048576\n[train]\ngrad_accum_steps = 16777216\n"
                      "micro_batch_size = 67108\n"),
              contains_text("the most tokens that a step can have"));
@@ -67,13 +71,15 @@ TEST_CASE("models that are too large to be counted are refused") {
       "hidden_size = 64\nintermediate_size = 64\nnum_attention_heads = 4\nvocab_size = 256\n";
   CHECK_THAT(refused(small + "num_hidden_layers = 65536\narch = 'qwen3_moe'\nnum_experts = 4096\n"
                              "num_experts_per_tok = 4\nmoe_intermediate_size = 8\n"),
-             contains_text("model.num_experts: num_hidden_layers = 65536 of num_experts = 4096 are more than "
-                           "16777216 tensors"));
-  CHECK_THAT(refused("hidden_size = 1048576\nintermediate_size = 1048576\nnum_attention_heads = 4096\n"
-                     "vocab_size = 256\nnum_hidden_layers = 96\nhead_dim = 256\n",
-                     "seq_len = 16777216\nmicro_batch_size = 127\n"),
-             StartsWith("job.toml:5:20: train.micro_batch_size: a microbatch of micro_batch_size = 127 x "
-                        "seq_len = 16777216 tokens, with num_hidden_layers = 96, "));
+             contains_text(
+                 "model.num_experts: num_hidden_layers = 65536 of num_experts = 4096 are more than 16777216 "
+                 "tensors"));
+  CHECK_THAT(
+      refused("hidden_size = 1048576\nintermediate_size = 1048576\nnum_attention_heads = 4096\n"
+              "vocab_size = 256\nnum_hidden_layers = 96\nhead_dim = 256\n",
+              "seq_len = 16777216\nmicro_batch_size = 127\n"),
+      StartsWith("job.toml:5:20: train.micro_batch_size: a microbatch of micro_batch_size = 127 x seq_len = "
+                 "16777216 tokens, with num_hidden_layers = 96, "));
   // The largest that anybody trains: 405B on a million tokens.
   CHECK(
       refused(

@@ -127,8 +127,10 @@ TEST_CASE("no text from outside acts on a terminal") {
   CHECK(printable("na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x99\x82") ==
         "na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x99\x82");
   CHECK(printable("\x1b]0;title\x07\r\x7f") == "?]0;title???");
-  CHECK(printable("\xC2\x9B2J") == "?2J");  // CSI as one character
-  CHECK(printable("\x9B2J \xE2\x82") == "?2J ??");
+  CHECK(printable("\xC2\x9B"
+                  "2J") == "?2J");  // CSI as one character
+  CHECK(printable("\x9B"
+                  "2J \xE2\x82") == "?2J ??");
 }
 
 TEST_CASE("temporary names differ from call to call, and between spaces of process ids") {

@@ -95,7 +95,8 @@ TEST_CASE("the bar fits any width, and what is most important stays longest") {
   CHECK(before == by_importance.size());
   CHECK(metrics::progress_text(progress, 200) ==
         "[###---------------------]  step 120/800  loss 1.6387  norm 0.912  lr 3.00e-04  18,102 tok/s  mfu "
-        "26.3%  mem 0.45 GB  5:12 left");
+        "26.3%"
+        "  mem 0.45 GB  5:12 left");
 }
 
 TEST_CASE("the bar says what the run does instead of steps") {

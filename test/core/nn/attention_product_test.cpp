@@ -62,7 +62,7 @@ class Halves final : public nn::AttentionProduct {
 nn::TokenInfo some_tokens(at::Device device) {
   return {.positions = at::arange(20, at::TensorOptions().dtype(at::kInt).device(device)),
           .segments = tokens::make_segments({0, 8, 20}, device),
-          .rope = nn::make_rope_table(8, 20, 10000, {}, {}, device)};
+          .rope = nn::make_rope_table(8, 20, 10000, {}, device)};
 }
 
 struct Result {

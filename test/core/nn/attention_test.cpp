@@ -215,7 +215,7 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
       // The second half begins at a position of its own, as documents that were cut do.
       .positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
       .segments = segments_of(starts),
-      .rope = nn::make_rope_table(config.head_dim, 64, 10000, {}, {}, at::kCPU)};
+      .rope = nn::make_rope_table(config.head_dim, 64, 10000, {}, at::kCPU)};
   nn::ParameterGroup store;
   nn::Attention layer(store, "attn", config);
   store.materialise(at::kCPU, type);

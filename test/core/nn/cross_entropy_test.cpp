@@ -1,4 +1,4 @@
-#include "core/nn/cross_entropy.h"
+#include "core/nn/vocabulary.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>

@@ -14,15 +14,14 @@
 namespace pptrain::test {
 
 inline nn::ExpertsConfig small_experts(bool normalise = true) {
-  return {.router = {.hidden = 24,
-                     .experts = 8,
-                     .chosen = 3,
-                     .normalise = normalise,
-                     .init_std = 0.5,
-                     .balance_loss = 0.2,
-                     .z_loss = 0.05},
+  return {.hidden = 24,
+          .experts = 8,
+          .chosen = 3,
           .intermediate = 20,
-          .init_std = 0.4};
+          .normalise = normalise,
+          .init_std = 0.4,
+          .balance_loss = 0.2,
+          .z_loss = 0.05};
 }
 
 struct ExpertLayer {
@@ -40,7 +39,7 @@ struct ExpertLayer {
     return found != nullptr ? found : experts.find("mlp." + name);
   }
 
-  nn::ParameterGroup group, experts{"experts", nn::Spread::experts};
+  nn::ParameterGroup group, experts{"experts", /*of_experts=*/true};
   nn::Experts layer;
 };
 
@@ -54,7 +53,7 @@ struct ExpertOracle {
 
   // x: float64 [tokens, hidden]. Also: how many tokens each expert gets.
   at::Tensor forward(const at::Tensor& x) {
-    const nn::RouterConfig& r = config_.router;
+    const nn::ExpertsConfig& r = config_;
     logits = x.mm(weights.at("mlp.router.weight").t());
     probabilities = at::softmax(logits, -1);
     const auto bias = weights.find("mlp.router.bias");
@@ -76,7 +75,7 @@ struct ExpertOracle {
 
   // As router.h says, weighted by `targets`; over the rows `own` alone, where given.
   at::Tensor losses(int64_t targets, const at::Tensor& own = {}) const {
-    const nn::RouterConfig& r = config_.router;
+    const nn::ExpertsConfig& r = config_;
     const auto of_own = [&](const at::Tensor& rows) {
       return own.defined() ? rows.index_select(0, own) : rows;
     };

@@ -11,7 +11,7 @@
 
 #include "core/base/heap.h"
 #include "core/nn/experts.h"
-#include "core/nn/swiglu.h"
+#include "core/nn/feed_forward.h"
 #include "test/core/nn/expert_layer.h"
 #include "test/support/catch.h"
 #include "test/support/thread_seconds.h"
@@ -48,14 +48,14 @@ TEST_CASE("64 experts, 8 for each token, against a dense layer of the same opera
   at::set_num_threads(threads == nullptr ? 1 : std::atoi(threads));
   at::manual_seed(1);
   keep_freed_memory();  // as pptrain does
-  nn::ParameterGroup group, dense_group, experts{"experts", nn::Spread::experts};
+  nn::ParameterGroup group, dense_group, experts{"experts", /*of_experts=*/true};
   nn::Experts sparse(group, experts, "mlp",
-                     {.router = {.hidden = kHidden,
-                                 .experts = kExperts,
-                                 .chosen = kChosen,
-                                 .normalise = true,
-                                 .balance_loss = 0.001},
-                      .intermediate = kIntermediate});
+                     {.hidden = kHidden,
+                      .experts = kExperts,
+                      .chosen = kChosen,
+                      .intermediate = kIntermediate,
+                      .normalise = true,
+                      .balance_loss = 0.001});
   nn::SwiGlu dense(dense_group, "mlp", kHidden, kIntermediate * kChosen, false, 0.02, 0.02);
   for (nn::ParameterGroup* g : {&group, &experts, &dense_group}) {
     g->materialise(at::kCPU, at::kBFloat16);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/nn/storage_bytes.h"
+#include "core/nn/feed_forward.h"
 #include "test/core/nn/expert_layer.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
@@ -62,7 +62,7 @@ TEST_CASE("experts: output, input gradient, weight gradients and the router's lo
   const bool normalise = GENERATE(false, true);
   const bool biased = GENERATE(false, true);
   nn::ExpertsConfig config = small_experts(normalise);
-  config.router.balance_bias = biased;
+  config.balance_bias = biased;
   ExpertLayer model(config, type);
   if (biased) model.find("router.bias")->master.uniform_(-0.2, 0.2);
   CHECK(model.find("router.weight")->compute.scalar_type() == at::kFloat);
@@ -94,7 +94,7 @@ TEST_CASE("experts: output, input gradient, weight gradients and the router's lo
 TEST_CASE("filling counts in no loss of the router, and in no load", "[nn][experts]") {
   const Setup setup;
   nn::ExpertsConfig config = small_experts();
-  config.router.balance_bias = true;
+  config.balance_bias = true;
   ExpertLayer model(config), exact(config);
   const Tensor filling = at::rand({41}) < 0.4, different = random({41, 24}, at::kFloat);
   // As it is in a microbatch: the same token again and again.
@@ -163,8 +163,8 @@ TEST_CASE("a recomputed layer follows the routing of its forward pass", "[nn][ex
 TEST_CASE("all tokens to one expert, and experts without tokens", "[nn][experts]") {
   const Setup setup;
   nn::ExpertsConfig config = small_experts();
-  config.router.balance_bias = true;
-  config.router.chosen = 1;
+  config.balance_bias = true;
+  config.chosen = 1;
   ExpertLayer model(config);
   model.find("router.bias")->master[5] = 10;
   const Tensor x = random({17, 24}, at::kFloat), dy = random({17, 24}, at::kFloat);

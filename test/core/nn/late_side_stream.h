@@ -5,7 +5,7 @@
 #include <deque>
 #include <functional>
 
-#include "core/nn/side_stream.h"
+#include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::test {
 

@@ -27,8 +27,7 @@ nn::ParameterSpec matrix(const std::string& name, int64_t rows, int64_t cols) {
 TEST_CASE("a group lays weights out at multiples of 64 elements, parts stacked without gaps", "[nn]") {
   nn::ParameterGroup group("layers.0");
   nn::Weight& first = group.add({matrix("q", 3, 5), matrix("k", 2, 5)});
-  nn::Weight& norm =
-      group.add({{.name = "norm", .shape = {7}, .role = nn::Role::norm, .init = nn::Init::ones}});
+  nn::Weight& norm = group.add({{.name = "norm", .shape = {7}, .role = nn::Role::norm}});
   nn::Weight& last = group.add({matrix("o", 5, 3)});
   CHECK(first.compute.is_meta());
   CHECK(group.parameter_count() == 47);
@@ -36,9 +35,9 @@ TEST_CASE("a group lays weights out at multiples of 64 elements, parts stacked w
   group.initialise(1);
 
   // Matrices in one buffer; norms, which compute in float32, in another.
-  REQUIRE(group.shards().size() == 2);
-  const nn::Shard& matrices = *group.shards()[0];
-  const nn::Shard& norms = *group.shards()[1];
+  REQUIRE(group.buffers().size() == 2);
+  const nn::Buffer& matrices = *group.buffers()[0];
+  const nn::Buffer& norms = *group.buffers()[1];
   CHECK(matrices.master.numel() == 128);
   CHECK(norms.master.numel() == 64);
   CHECK_FALSE(norms.compute.defined());
@@ -85,7 +84,7 @@ TEST_CASE("the parts of a divided group together are the whole group", "[nn]") {
   const int parts = GENERATE(1, 2, 3, 5);
   const auto declare = [](nn::ParameterGroup& group) {
     group.add({matrix("q", 61, 53), matrix("k", 37, 53)});
-    group.add({{.name = "norm", .shape = {1500}, .role = nn::Role::norm, .init = nn::Init::ones}});
+    group.add({{.name = "norm", .shape = {1500}, .role = nn::Role::norm}});
     group.add({{.name = "cut", .shape = {90, 20}, .cut = nn::Cut{.dim = 1, .begin = 5, .size = 8}}});
   };
   nn::ParameterGroup whole;
@@ -96,14 +95,14 @@ TEST_CASE("the parts of a divided group together are the whole group", "[nn]") {
   for (int part = 0; part < parts; ++part) {
     nn::ParameterGroup group;
     declare(group);
-    group.materialise(at::kCPU, type, true, {.part = part, .parts = parts});
+    group.materialise(at::kCPU, type, true, {.index = part, .count = parts});
     group.initialise(4);
     int64_t held = 0;
-    for (const nn::Shard* shard : group.shards()) held += shard->master.numel();
+    for (const nn::Buffer* shard : group.buffers()) held += shard->master.numel();
     // Two buffers, of pieces of whole blocks.
     const int64_t unit = parts > 1 ? 1024 * parts : 64;
     CHECK(held * parts < (61 * 53 + 37 * 53 + 1500 + 720) + 64 * 3 + 2 * unit);
-    CHECK((parts == 1 || group.shards()[0]->master.numel() % 1024 == 0));
+    CHECK((parts == 1 || group.buffers()[0]->master.numel() % 1024 == 0));
     CHECK(group.whole_bytes() == 0);  // nothing is gathered yet
     for (const nn::Slice* slice : group.slices()) {
       const nn::Slice& all = *whole.find(slice->spec.name);
@@ -133,27 +132,27 @@ TEST_CASE("whole gradients beside own ones come as zeros and go", "[nn]") {
   nn::ParameterGroup group;
   nn::Weight& matrices = group.add({matrix("w", 60, 50)});
   nn::Weight& norm = group.add({{.name = "norm", .shape = {1500}, .role = nn::Role::norm}});
-  group.materialise(at::kCPU, at::kFloat, true, {.part = 0, .parts = parts, .own_gradient = true});
+  group.materialise(at::kCPU, at::kFloat, true, {.index = 0, .count = parts, .own_gradient = true});
   // Norms lie apart in float32 too: their gradients are taken at another time.
-  REQUIRE(group.whole().size() == 2);
-  CHECK_FALSE(group.whole()[0].with_input);
-  CHECK(group.whole()[1].with_input);
+  REQUIRE(group.buffers().size() == 2);
+  CHECK_FALSE(group.buffers()[0]->with_input);
+  CHECK(group.buffers()[1]->with_input);
   CHECK(group.whole_bytes() == 0);
   for (int turn = 0; turn < 2; ++turn) {
     group.restore_whole_grad(0);
-    CHECK(group.whole_bytes() == group.whole()[0].grad.numel() * 4);
+    CHECK(group.whole_bytes() == group.buffers()[0]->whole_grad.numel() * 4);
     CHECK(matrices.grad.eq(0).all().item<bool>());
     matrices.grad.fill_(3);
     group.restore_whole_grad(0);  // is there already
     CHECK(matrices.grad.eq(3).all().item<bool>());
-    CHECK(group.whole()[0].grad.sum().item<float>() == 9000);
+    CHECK(group.buffers()[0]->whole_grad.sum().item<float>() == 9000);
     group.release_whole_grad(0);
     CHECK(group.whole_bytes() == 0);
   }
   group.restore_whole_grad(1);
   norm.grad.fill_(1);
   group.release_whole_grad(1);
-  for (nn::Shard* shard : group.shards()) {
+  for (nn::Buffer* shard : group.buffers()) {
     CHECK(shard->grad.eq(0).all().item<bool>());
     shard->grad.fill_(2);
   }
@@ -169,15 +168,15 @@ TEST_CASE("gradients that products write are not filled with zeros first, all ot
   nn::Weight& second = group.add({matrix("c", 5, 3)});
   nn::Weight& last = group.add({matrix("d", 2, 2)});
   first.grad_by_products = second.grad_by_products = true;
-  group.materialise(at::kCPU, at::kFloat, true, {.part = 0, .parts = 1, .own_gradient = own});
+  group.materialise(at::kCPU, at::kFloat, true, {.index = 0, .count = 1, .own_gradient = own});
   CHECK_FALSE(first.grad_is_unset);  // zeros since they were made
   if (own) {
     group.restore_whole_grad(0);
   } else {
-    group.whole()[0].grad.fill_(7);
+    group.buffers()[0]->whole_grad.fill_(7);
     group.start_grad();
   }
-  const Tensor all = group.whole()[0].grad;
+  const Tensor all = group.buffers()[0]->whole_grad;
   if (own) first.grad.fill_(7), second.grad.fill_(7);
   CHECK((first.grad_is_unset && second.grad_is_unset && !table.grad_is_unset && !last.grad_is_unset));
   CHECK(all.sum().item<float>() == 7 * (25 + 15));  // what is kept lies in these two alone
@@ -209,7 +208,7 @@ TEST_CASE("experts without rows have zeros, whatever was there", "[nn]") {
   group.start_grad();
   const Tensor ends = at::tensor({0, 2, 2}, at::kInt), dy = at::ones({2, 4}), x = at::ones({2, 3});
   for (int turn = 1; turn <= 2; ++turn) {
-    nn::add_grouped_weight_gradient(weight, {dy, {}}, {x, {}}, 1, ends);
+    nn::add_grouped_weight_gradient(weight, {.x = dy, .order = {}}, {.x = x, .order = {}}, ends);
     CHECK(group.find("0")->grad.eq(0).all().item<bool>());
     CHECK(group.find("1")->grad.eq(2 * turn).all().item<bool>());
     CHECK(group.find("2")->grad.eq(0).all().item<bool>());
@@ -227,7 +226,7 @@ TEST_CASE("a group refuses declarations that cannot be right", "[nn]") {
       group.add({{.name = "d", .shape = {4, 2}, .cut = nn::Cut{.dim = 0, .begin = 3, .size = 2}}}), Error);
   CHECK(group.find("a") == nullptr);
   CHECK_THROWS_AS(group.materialise(at::kCPU, at::kHalf), Error);
-  CHECK_THROWS_AS(group.materialise(at::kCPU, at::kFloat, true, {.part = 2, .parts = 2}), Error);
+  CHECK_THROWS_AS(group.materialise(at::kCPU, at::kFloat, true, {.index = 2, .count = 2}), Error);
   group.materialise(at::kCPU, at::kFloat);
   CHECK_THROWS_AS(group.add({matrix("d", 3, 2)}), Error);
   CHECK_THROWS_AS(group.materialise(at::kCPU, at::kFloat), Error);

@@ -10,7 +10,6 @@
 #include <span>
 #include <vector>
 
-#include "core/nn/side_stream.h"
 #include "test/core/nn/late_side_stream.h"
 #include "test/support/catch.h"
 
@@ -120,24 +119,24 @@ TEST_CASE("a queue computes at once, when it is run, or beside until it is joine
 }
 
 TEST_CASE("a side stream comes behind what the current one holds, which comes behind it once it is joined") {
-  nn::DeviceSideStream side(c10::Device(FakeDevice::kind, 0));
+  const auto side = nn::make_side_stream(c10::Device(FakeDevice::kind, 0));
   constexpr c10::StreamId main = 0, beside = 1;
   std::vector<nn::SideStream::Mark> marks;
   for (int i = 0; i < 6; ++i) {
     FakeDevice::operate(i);
-    marks.push_back(side.run([&] {
+    marks.push_back(side->run([&] {
       CHECK(FakeDevice::is_behind(beside, i));
       FakeDevice::operate(100 + i);
     }));
     CHECK(!FakeDevice::is_behind(main, 100 + i));
     if (i == 0) continue;
-    side.join(marks[static_cast<size_t>(i) - 1]);  // one late, as a stage's blocks are
+    side->join(marks[static_cast<size_t>(i) - 1]);  // one late, as a stage's blocks are
     CHECK(FakeDevice::is_behind(main, 100 + i - 1));
     CHECK(!FakeDevice::is_behind(main, 100 + i));
   }
-  side.join(marks[2]);  // long past
+  side->join(marks[2]);  // long past
   CHECK(!FakeDevice::is_behind(main, 105));
-  side.join(marks.back());
+  side->join(marks.back());
   CHECK(FakeDevice::is_behind(main, 105));
   FakeDevice::operate(6);
   CHECK(!FakeDevice::is_behind(beside, 6));  // the current stream is the main one again

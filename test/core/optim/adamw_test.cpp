@@ -23,8 +23,8 @@ const config::OptimizerSection kOptions{.betas = {0.9, 0.95}, .eps = 1e-8, .weig
 
 void declare(nn::ParameterGroup& store) {
   store.add({{.name = "q.weight", .shape = {5, 7}}, {.name = "k.weight", .shape = {3, 7}}});
-  store.add({{.name = "norm.weight", .shape = {7}, .role = nn::Role::norm, .init = nn::Init::ones}});
-  store.add({{.name = "bias", .shape = {70}, .role = nn::Role::bias, .init = nn::Init::zeros}});
+  store.add({{.name = "norm.weight", .shape = {7}, .role = nn::Role::norm}});
+  store.add({{.name = "bias", .shape = {70}, .role = nn::Role::bias}});
   store.add({{.name = "out.weight", .shape = {9, 33}}});
 }
 
@@ -35,9 +35,9 @@ Tensor gradient(const nn::Slice& p, int64_t step) {
 
 // Masters and compute weights, gaps included.
 void check_same(nn::ParameterGroup& a, nn::ParameterGroup& b) {
-  for (size_t i = 0; i < a.shards().size(); ++i) {
-    CHECK(same_bits(a.shards()[i]->master, b.shards()[i]->master));
-    CHECK(same_bits(a.whole()[i].compute, b.whole()[i].compute));
+  for (size_t i = 0; i < a.buffers().size(); ++i) {
+    CHECK(same_bits(a.buffers()[i]->master, b.buffers()[i]->master));
+    CHECK(same_bits(a.buffers()[i]->whole_compute, b.buffers()[i]->whole_compute));
   }
 }
 
@@ -69,7 +69,7 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
     REQUIRE((options.weight_decay() != 0) == (store.slices()[i]->spec.shape.size() > 1));
   }
 
-  const auto optimizer = optim::make_optimizer(kOptions, store.shards());
+  const auto optimizer = optim::make_optimizer(kOptions, store.buffers());
   optim::Optimizer& adamw = *optimizer;
   for (int64_t step = 0; step < 8; ++step) {
     const double lr = 1e-2 / static_cast<double>(step + 1);
@@ -95,7 +95,7 @@ TEST_CASE("AdamW follows torch::optim::AdamW, without decay on norms and biases"
   double in_parameters = 0;
   for (const nn::Slice* p : store.slices()) in_parameters += p->master.abs().sum(at::kDouble).item<double>();
   double in_buffers = 0;
-  for (const nn::Shard* shard : store.shards())
+  for (const nn::Buffer* shard : store.buffers())
     in_buffers += shard->master.abs().sum(at::kDouble).item<double>();
   CHECK(in_buffers == Approx(in_parameters).epsilon(1e-12));
 }
@@ -116,10 +116,10 @@ TEST_CASE("AdamW's state, saved and restored, continues bit for bit", "[optim]")
       adamw.step(1e-2, 1);
     }
   };
-  steps(whole, *optim::make_optimizer(kOptions, whole.shards()), 0, 6);
-  const auto first = optim::make_optimizer(kOptions, half.shards());
+  steps(whole, *optim::make_optimizer(kOptions, whole.buffers()), 0, 6);
+  const auto first = optim::make_optimizer(kOptions, half.buffers());
   steps(half, *first, 0, 3);
-  const auto second = optim::make_optimizer(kOptions, half.shards());
+  const auto second = optim::make_optimizer(kOptions, half.buffers());
   const std::vector<optim::StateTensor> from = first->state(), to = second->state();
   REQUIRE(from.size() == 2 * half.slices().size());
   for (size_t i = 0; i < from.size(); ++i) {
@@ -140,7 +140,7 @@ TEST_CASE("AdamW refuses what it cannot run on", "[optim]") {
   nn::ParameterGroup store;
   declare(store);
   store.materialise(at::kCPU, at::kFloat, /*with_gradients=*/false);
-  CHECK_THROWS_AS(optim::make_optimizer(kOptions, store.shards()), Error);
+  CHECK_THROWS_AS(optim::make_optimizer(kOptions, store.buffers()), Error);
 }
 
 TEST_CASE("the sum of squares of gradients, whole or in parts, has the same bits", "[optim]") {
@@ -162,7 +162,7 @@ TEST_CASE("the sum of squares of gradients, whole or in parts, has the same bits
     for (int part = 0; part < parts; ++part) {
       nn::ParameterGroup group;
       declare_large(group);
-      group.materialise(at::kCPU, at::kBFloat16, true, {.part = part, .parts = parts});
+      group.materialise(at::kCPU, at::kBFloat16, true, {.index = part, .count = parts});
       for (nn::Slice* p : group.slices()) {
         const Tensor grad = whole.find(p->spec.name)->grad.view({-1});
         p->grad.view({-1}).copy_(grad.narrow(0, p->shape.begin, p->shape.numel()));
@@ -189,8 +189,8 @@ TEST_CASE("every optimizer takes a step back bit for bit, NaN or not", "[optim]"
   }
   config::OptimizerSection options = kOptions;
   options.name = GENERATE("adamw", "lion", "muon");
-  const auto made = optim::make_optimizer(options, straight_store.shards());
-  const auto other = optim::make_optimizer(options, undone_store.shards());
+  const auto made = optim::make_optimizer(options, straight_store.buffers());
+  const auto other = optim::make_optimizer(options, undone_store.buffers());
   optim::Optimizer &straight = *made, &undone = *other;
   CHECK_THROWS_AS(undone.undo(), Error);
   undone.keep_previous();
@@ -232,15 +232,15 @@ TEST_CASE("AdamW and Lion on the parts of a divided group give the bits of the w
   whole.initialise(1);
   config::OptimizerSection options = kOptions;
   options.name = GENERATE("adamw", "lion");
-  const auto reference = optim::make_optimizer(options, whole.shards());
+  const auto reference = optim::make_optimizer(options, whole.buffers());
   for (nn::Slice* p : whole.slices()) p->grad.copy_(gradient(*p, 1));
   reference->step(1e-2, 0.5);
   for (int part = 0; part < parts; ++part) {
     nn::ParameterGroup group;
     declare_large(group);
-    group.materialise(at::kCPU, type, true, {.part = part, .parts = parts});
+    group.materialise(at::kCPU, type, true, {.index = part, .count = parts});
     group.initialise(1);
-    const auto optimizer = optim::make_optimizer(options, group.shards());
+    const auto optimizer = optim::make_optimizer(options, group.buffers());
     const auto range = [](const nn::Slice& slice, const Tensor& t) {
       return t.reshape({-1}).narrow(0, slice.shape.begin, slice.shape.numel());
     };
@@ -281,7 +281,7 @@ TEST_CASE("undo takes back a step of any optimizer", "[optim]") {
   for (nn::Slice* p : group.slices()) p->grad.copy_(gradient(*p, 0));
   std::vector<std::unique_ptr<optim::Update>> updates;
   updates.push_back(std::make_unique<Descent>());
-  optim::Optimizer descent(group.shards(), std::move(updates),
+  optim::Optimizer descent(group.buffers(), std::move(updates),
                            [](const nn::ParameterSpec&) { return optim::Rule{}; });
   descent.keep_previous();
   descent.step(1e-2, 1);

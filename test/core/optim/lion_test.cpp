@@ -15,7 +15,7 @@ TEST_CASE("Lion follows the paper's algorithm", "[optim]") {
   const double beta1 = 0.9, beta2 = 0.99, decay = 0.3, scale = 0.5;
   nn::ParameterGroup group;
   group.add({{.name = "w", .shape = {13, 7}}});
-  group.add({{.name = "norm", .shape = {70}, .role = nn::Role::norm, .init = nn::Init::ones}});
+  group.add({{.name = "norm", .shape = {70}, .role = nn::Role::norm}});
   group.materialise(at::kCPU, type);
   group.initialise(3);
   std::vector<Tensor> weights, averages;
@@ -26,7 +26,7 @@ TEST_CASE("Lion follows the paper's algorithm", "[optim]") {
   config::OptimizerSection options{.name = "lion"};
   options.betas = {beta1, beta2};
   options.weight_decay = decay;
-  const auto lion = optim::make_optimizer(options, group.shards());
+  const auto lion = optim::make_optimizer(options, group.buffers());
   at::manual_seed(11);
   for (int step = 0; step < 6; ++step) {
     const double lr = 1e-2 / (step + 1);

@@ -82,7 +82,7 @@ TEST_CASE("Muon follows its formula over several steps, each matrix by itself", 
     references.push_back({p->master.to(at::kDouble), at::zeros(p->master.sizes(), at::kDouble)});
   }
   const std::vector<Tensor> start = {references[0].weight, references[1].weight, references[2].weight};
-  const auto muon = optim::make_optimizer(muon_options(), group.shards());
+  const auto muon = optim::make_optimizer(muon_options(), group.buffers());
   at::manual_seed(4);
   for (int step = 0; step < 5; ++step) {
     const double lr = 1e-2 / (step + 1);
@@ -118,7 +118,7 @@ TEST_CASE("Muon agrees with PyTorch's", "[optim]") {
   group.materialise(at::kCPU, type);
   nn::Slice& w = *group.find("w");
   w.master.copy_(wave({6, 10}, 0));
-  const auto muon = optim::make_optimizer(muon_options(), group.shards());
+  const auto muon = optim::make_optimizer(muon_options(), group.buffers());
   const Tensor numbers = at::arange(60, at::kDouble);
   for (int step = 0; step < 4; ++step) {
     w.grad.copy_(at::cos(numbers * numbers * 0.3 + static_cast<double>(step)).view({6, 10}));
@@ -133,7 +133,7 @@ TEST_CASE("Muon agrees with PyTorch's", "[optim]") {
 TEST_CASE("a matrix that is cut needs an exchange", "[optim]") {
   nn::ParameterGroup group;
   group.add({{.name = "w", .shape = {64, 64}}});
-  group.materialise(at::kCPU, at::kFloat, true, {.part = 0, .parts = 2});
-  CHECK_THROWS_WITH(optim::make_optimizer(muon_options(), group.shards()),
+  group.materialise(at::kCPU, at::kFloat, true, {.index = 0, .count = 2});
+  CHECK_THROWS_WITH(optim::make_optimizer(muon_options(), group.buffers()),
                     contains_text("w is cut over ranks"));
 }

@@ -25,13 +25,9 @@ void declare(nn::ParameterGroup& group) {
   group.add({{.name = "layers.0.attn.q.weight", .shape = {8, 6}},
              {.name = "layers.0.attn.k.weight", .shape = {4, 6}}});
   group.add({{.name = "layers.0.attn.q.bias", .shape = {8}, .role = nn::Role::bias}});
-  group.add(
-      {{.name = "layers.0.mlp_norm.weight", .shape = {6}, .role = nn::Role::norm, .init = nn::Init::ones}});
+  group.add({{.name = "layers.0.mlp_norm.weight", .shape = {6}, .role = nn::Role::norm}});
   group.add({{.name = "layers.0.mlp.router.weight", .shape = {4, 6}, .role = nn::Role::router}});
-  group.add({{.name = "layers.0.mlp.router.bias",
-              .shape = {4},
-              .role = nn::Role::balance,
-              .init = nn::Init::zeros}});
+  group.add({{.name = "layers.0.mlp.router.bias", .shape = {4}, .role = nn::Role::balance}});
   group.add({{.name = "head.weight", .shape = {9, 6}, .role = nn::Role::head}});
 }
 
@@ -79,7 +75,7 @@ TEST_CASE("each optimizer keeps state for what it steps alone", "[optim]") {
     if (!matrices.contains(slice->spec.name)) rest.insert(slice->spec.name);
   }
   const auto state = [&](const std::string& name) {
-    return optim::make_optimizer(options(name), group->shards())->state();
+    return optim::make_optimizer(options(name), group->buffers())->state();
   };
   CHECK(names_in(state("adamw"), "adamw.exp_avg") == all);
   CHECK(names_in(state("adamw"), "adamw.exp_avg_sq") == all);
@@ -97,7 +93,7 @@ TEST_CASE("biases that balance experts move by their rate against the sign of th
   bias.grad.copy_(at::tensor({3.0F, -0.25F, 0.0F, 1e-3F}));
   const std::string name = GENERATE("adamw", "lion", "muon");
   const auto optimizer = optim::make_optimizer(options(name, {{.match = "*", .lr_scale = 7}}),
-                                               group->shards(), {.make_exchange = {}, .balance_rate = 0.25});
+                                               group->buffers(), {.make_exchange = {}, .balance_rate = 0.25});
   optimizer->keep_previous();
   optimizer->step(1e-2, 0.125);
   CHECK(same_bits(bias.master, at::tensor({-0.25F, 0.25F, 0.0F, -0.25F})));
@@ -115,7 +111,7 @@ TEST_CASE("the first group that matches sets rate and decay", "[optim]") {
                                               {.match = "norm", .weight_decay = 0.3},
                                               {.match = "router", .weight_decay = 0},
                                               {.match = "layers.0.*", .weight_decay = 0.7}}),
-                            after->shards());
+                            after->buffers());
   optimizer->step(1, 1);
   const auto decay = [&](const char* name) { return decay_of(*before, *after, name); };
   CHECK(decay("embed.weight") == Approx(0.1).epsilon(1e-4));
@@ -133,9 +129,9 @@ TEST_CASE("Muon's matrices have a rate and decay of their own, which groups chan
   const auto step = [&](std::optional<double> decay) {
     muon.muon_weight_decay = decay;
     muon.muon_lr_scale = 2;
-    for (size_t i = 0; i < after->shards().size(); ++i)
-      after->shards()[i]->master.copy_(before->shards()[i]->master);
-    optim::make_optimizer(muon, after->shards())->step(1, 1);
+    for (size_t i = 0; i < after->buffers().size(); ++i)
+      after->buffers()[i]->master.copy_(before->buffers()[i]->master);
+    optim::make_optimizer(muon, after->buffers())->step(1, 1);
   };
   step(0.2);
   CHECK(decay_of(*before, *after, "layers.0.attn.q.weight") == Approx(0.4).epsilon(1e-4));

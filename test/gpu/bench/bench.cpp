@@ -39,8 +39,7 @@ models::ModelConfig Sizes::model(int64_t layers) const {
           .vocab = vocab,
           .max_seq = max_rows(),
           .rope_theta = 500000,
-          .rope_llama3 = {},
-          .rope_linear = {},
+          .rope_scaling = {},
           .norm_eps = 1e-5};
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/kernels/kernels.h"
-#include "core/nn/cross_entropy.h"
+#include "core/nn/vocabulary.h"
 #include "test/gpu/bench/sections.h"
 
 namespace pptrain::bench {

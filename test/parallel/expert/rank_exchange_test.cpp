@@ -72,8 +72,8 @@ ExpertLayer& biased(ExpertLayer& model, double bias) {
 
 nn::ExpertsConfig config_of(const Case& c) {
   nn::ExpertsConfig config = small_experts();
-  config.router.balance_bias = c.bias != 0;
-  if (c.bias != 0) config.router.chosen = 1;
+  config.balance_bias = c.bias != 0;
+  if (c.bias != 0) config.chosen = 1;
   return config;
 }
 

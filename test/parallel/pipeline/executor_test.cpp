@@ -345,8 +345,9 @@ TEST_CASE("an error names the action, and the other ranks stop") {
 TEST_CASE("a silent rank is reported in the schedule's terms") {
   const auto [sent, expected] =
       GENERATE(std::pair(0,
-                         "in F stage 1 microbatch 0: rank 1 waited 0.2 s for a message from rank 0: pipeline "
-                         "rank 1 waits for RECV_F stage 1 microbatch 0"),
+                         "in F stage 1 microbatch 0: rank 1 waited 0.2 s for a message "
+                         "from rank 0: pipeline rank 1 waits for RECV_F stage 1 "
+                         "microbatch 0"),
                std::pair(1, "pipeline rank 1 waits for RECV_F stage 1 microbatch 1"));
   CAPTURE(sent);
   const schedule::Schedule lowered = lowered_schedule("1f1b", 2, 2);

@@ -90,11 +90,11 @@ struct Rank {
         group("layers.0") {
     group.add({{.name = "q", .shape = {60, 50}}});
     group.add({{.name = "norm", .shape = {1500}, .role = nn::Role::norm, .copies = nn::Copies::tp}});
-    group.materialise(at::kCPU, at::kFloat, true, {.part = 0, .parts = 2});
+    group.materialise(at::kCPU, at::kFloat, true, {.index = 0, .count = 2});
     exchange = std::make_unique<shard::GroupExchange>(
         group, shard::ShardRanks{.pieces = pieces, .replicas = replicas, .sum = sum, .tp_copies = &tp});
-    REQUIRE(group.whole().size() == 2);
-    norm = group.whole()[0].copies == nn::Copies::tp ? 0 : 1;
+    REQUIRE(group.buffers().size() == 2);
+    norm = group.buffers()[0]->copies == nn::Copies::tp ? 0 : 1;
   }
   RecordingCommunicator pieces, replicas, sum, tp;
   nn::ParameterGroup group;

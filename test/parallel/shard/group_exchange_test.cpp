@@ -27,8 +27,7 @@ namespace {
 // Longer than a piece, and not a multiple of one.
 void declare(nn::ParameterGroup& group, nn::Copies copies = nn::Copies::one) {
   group.add({{.name = "q", .shape = {61, 53}}, {.name = "k", .shape = {7, 53}}});
-  group.add(
-      {{.name = "norm", .shape = {1500}, .role = nn::Role::norm, .init = nn::Init::ones, .copies = copies}});
+  group.add({{.name = "norm", .shape = {1500}, .role = nn::Role::norm, .copies = copies}});
   group.add({{.name = "o", .shape = {13, 111}}});
 }
 
@@ -65,14 +64,14 @@ TEST_CASE("a divided group gathers what a whole one holds, and sums what all ran
     const auto unshard = exchange.unshard();
     unshard->wait([] { return "a test"; });
     exchange.reshard();
-    const size_t freed = group.whole()[0].compute.storage().nbytes();
+    const size_t freed = group.buffers()[0]->whole_compute.storage().nbytes();
     const auto again = exchange.unshard();
     again->wait([] { return "a test"; });
     shard::GradientSums sums;
     int finished = 0;
-    for (size_t i = 0; i < group.whole().size(); ++i) {
+    for (size_t i = 0; i < group.buffers().size(); ++i) {
       group.restore_whole_grad(i);
-      group.whole()[i].grad.copy_(gradient(group.whole()[i].grad, world.rank()));
+      group.buffers()[i]->whole_grad.copy_(gradient(group.buffers()[i]->whole_grad, world.rank()));
       sums.begin(exchange, i, [&] { ++finished; });
     }
     sums.finish([] { return "a test"; });
@@ -80,18 +79,20 @@ TEST_CASE("a divided group gathers what a whole one holds, and sums what all ran
     const std::lock_guard lock(mutex);
     CHECK(unshard->done());
     CHECK(sums.empty());
-    CHECK(finished == static_cast<int>(group.whole().size()));
+    CHECK(finished == static_cast<int>(group.buffers().size()));
     CHECK((freed == 0) == (parts > 1));
     std::vector<int> all;
     for (int r = 0; r < world.size(); ++r) all.push_back(r);
-    for (size_t i = 0; i < group.whole().size(); ++i) {
-      const int64_t common = whole.whole()[i].compute.numel();  // a divided buffer may end in a longer gap
-      CHECK(same_bits(group.whole()[i].compute.narrow(0, 0, common), whole.whole()[i].compute));
+    for (size_t i = 0; i < group.buffers().size(); ++i) {
+      const int64_t common =
+          whole.buffers()[i]->whole_compute.numel();  // a divided buffer may end in a longer gap
+      CHECK(same_bits(group.buffers()[i]->whole_compute.narrow(0, 0, common),
+                      whole.buffers()[i]->whole_compute));
       const Tensor own = exchange.own_part(i);
-      CHECK(own.numel() == group.shards()[i]->grad.numel());
-      const Tensor total = sum_over(group.whole()[i].grad, all);
+      CHECK(own.numel() == group.buffers()[i]->grad.numel());
+      const Tensor total = sum_over(group.buffers()[i]->whole_grad, all);
       CHECK(same_bits(own, total.narrow(0, groups.piece * own.numel(), own.numel())));
-      if (!own_gradient) CHECK(same_bits(own, group.shards()[i]->grad));
+      if (!own_gradient) CHECK(same_bits(own, group.buffers()[i]->grad));
     }
   });
 }
@@ -111,15 +112,15 @@ TEST_CASE("gradients of copies are summed over the ranks that hold them first") 
     ranks.tp_copies = copies.get();
     shard::GroupExchange exchange(group, ranks);
     shard::GradientSums sums;
-    for (size_t i = 0; i < group.whole().size(); ++i) {
-      group.whole()[i].grad.copy_(gradient(group.whole()[i].grad, world.rank()));
+    for (size_t i = 0; i < group.buffers().size(); ++i) {
+      group.buffers()[i]->whole_grad.copy_(gradient(group.buffers()[i]->whole_grad, world.rank()));
       sums.begin(exchange, i, [] {});
     }
     sums.finish([] { return "a test"; });
     const std::lock_guard lock(mutex);
-    for (size_t i = 0; i < group.whole().size(); ++i) {
-      const Tensor like = group.whole()[i].grad;
-      const bool norm = group.whole()[i].copies == nn::Copies::tp;
+    for (size_t i = 0; i < group.buffers().size(); ++i) {
+      const Tensor like = group.buffers()[i]->whole_grad;
+      const bool norm = group.buffers()[i]->copies == nn::Copies::tp;
       const Tensor total =
           norm ? sum_over(like, {0, 1}) + sum_over(like, {2, 3}) : sum_over(like, {tp, tp + 2});
       const Tensor own = exchange.own_part(i);
@@ -134,7 +135,7 @@ TEST_CASE("a group that is divided otherwise is refused by name") {
       const auto alone = comm::split(world, [](int rank) { return rank; });
       nn::ParameterGroup group("layers.7");
       declare(group);
-      const nn::Division division{.part = divided ? world.rank() : 0, .parts = divided ? 2 : 1};
+      const nn::ShardPlace division{.index = divided ? world.rank() : 0, .count = divided ? 2 : 1};
       group.materialise(at::kCPU, at::kFloat, true, division);
       const shard::GroupExchange exchange(group, {.pieces = world, .replicas = *alone, .sum = *alone});
     });

@@ -55,7 +55,6 @@ void declare(nn::ParameterGroup& group, int tp, int index) {
   group.add({{.name = "norm.weight",
               .shape = {20},
               .role = nn::Role::norm,
-              .init = nn::Init::ones,
               .copies = tp > 1 ? nn::Copies::tp : nn::Copies::one}});
   group.add({{.name = "gate.weight", .shape = {40, 20}, .cut = cut(0, 40, index, tp)},
              {.name = "up.weight", .shape = {40, 20}, .cut = cut(0, 40, index, tp)}});
@@ -92,7 +91,7 @@ Trained train_alone(at::ScalarType type) {
   declare(group, 1, 0);
   group.materialise(at::kCPU, type);
   group.initialise(5);
-  const auto muon = optim::make_optimizer(muon_options(), group.shards());
+  const auto muon = optim::make_optimizer(muon_options(), group.buffers());
   take_steps(group, *muon);
   Trained trained;
   for (const nn::Slice* p : group.slices()) trained.masters[p->spec.name] = p->master.clone();
@@ -114,10 +113,10 @@ void check_layout(const Layout& layout, int64_t elements, at::ScalarType type, c
     const Place place(layout, world.rank());
     nn::ParameterGroup group("layers.0");
     declare(group, layout.tp, place.tp);
-    group.materialise(at::kCPU, type, true, {.part = place.shard, .parts = layout.shards});
+    group.materialise(at::kCPU, type, true, {.index = place.shard, .count = layout.shards});
     group.initialise(5);
     const auto muon = optim::make_optimizer(
-        muon_options(), group.shards(), {.make_exchange = [&](std::vector<MatrixPart> parts) {
+        muon_options(), group.buffers(), {.make_exchange = [&](std::vector<MatrixPart> parts) {
           return std::make_unique<shard::MatrixExchange>(world, std::move(parts), elements);
         }});
     take_steps(group, *muon);

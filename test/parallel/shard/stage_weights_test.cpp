@@ -85,16 +85,17 @@ class FakeStage {
     access_.release(g, use);
   }
   void read(size_t g) {
-    auto& here = store_.groups()[g].whole();
-    auto& all = whole_.groups()[g].whole();
+    const auto here = store_.groups()[g].buffers();
+    const auto all = whole_.groups()[g].buffers();
     for (size_t i = 0; i < all.size(); ++i)
-      wrong += !same_bits(here[i].compute.narrow(0, 0, all[i].compute.numel()), all[i].compute);
+      wrong += !same_bits(here[i]->whole_compute.narrow(0, 0, all[i]->whole_compute.numel()),
+                          all[i]->whole_compute);
   }
   void take(size_t g, Use use, int m) {
-    for (auto& whole : store_.groups()[g].whole()) {
-      const bool takes = use == Use::backward || (use == Use::backward_input && whole.with_input) ||
-                         (use == Use::backward_weight && !whole.with_input);
-      if (takes) whole.grad.add_(value(rank_, m));
+    for (nn::Buffer* buffer : store_.groups()[g].buffers()) {
+      const bool takes = use == Use::backward || (use == Use::backward_input && buffer->with_input) ||
+                         (use == Use::backward_weight && !buffer->with_input);
+      if (takes) buffer->whole_grad.add_(value(rank_, m));
     }
   }
 
@@ -140,8 +141,8 @@ Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& p
   declare(store);
   whole.materialise(at::kCPU, at::kBFloat16);
   whole.initialise(3);
-  const nn::Division division = groups.division(policy.reduce == ReduceEvery::microbatch);
-  store.materialise(at::kCPU, at::kBFloat16, true, {.dense = division, .experts = division});
+  const nn::ShardPlace division = groups.division(policy.reduce == ReduceEvery::microbatch);
+  store.materialise(at::kCPU, at::kBFloat16, true, division, division);
   store.initialise(3);
   shard::GradientSums sums;
   StageWeights weights(store, groups.stage_ranks(), policy, sums, "stage 0");
@@ -177,7 +178,7 @@ Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& p
     const int most = weights.take_most_whole_groups();
     if (step > 0) outcome.most_whole = most;  // in the first, weights are gathered as they are asked for
     for (nn::ParameterGroup& group : store.groups()) {
-      for (nn::Shard* shard : group.shards()) {
+      for (nn::Buffer* shard : group.buffers()) {
         for (const nn::Slice& slice : shard->slices) {
           const float sum = expected(world.size(), microbatches, policy.reduce);
           outcome.gradients_right &= same_bits(slice.grad, at::full_like(slice.grad, sum));
@@ -229,14 +230,14 @@ TEST_CASE("what no product has written is zero before gradients are summed or re
     nn::Weight& used = group.add({{.name = "used", .shape = {70, 50}}});
     nn::Weight& idle = group.add({{.name = "idle", .shape = {60, 40}}});
     used.grad_by_products = idle.grad_by_products = true;
-    const nn::Division division = groups.division(reduce == ReduceEvery::microbatch);
-    store.materialise(at::kCPU, at::kFloat, true, {.dense = division, .experts = division});
+    const nn::ShardPlace division = groups.division(reduce == ReduceEvery::microbatch);
+    store.materialise(at::kCPU, at::kFloat, true, division, division);
     shard::GradientSums sums;
     StageWeights weights(store, groups.stage_ranks(), {.keep = Keep::kept, .reduce = reduce}, sums,
                          "stage 0");
     const Tensor dy = at::full({1, 70}, static_cast<float>(world.rank() + 1)), x = at::full({1, 50}, 1.0F);
     for (int step = 0; step < 2; ++step) {
-      if (!division.own_gradient) group.whole()[0].grad.fill_(std::nanf(""));
+      if (!division.own_gradient) group.buffers()[0]->whole_grad.fill_(std::nanf(""));
       store.start_grad();
       weights.unshard(ActionKind::forward);
       weights.begin_pass({.kind = ActionKind::backward, .next = {}, .reduce_follows = true});
@@ -266,7 +267,7 @@ TEST_CASE("weights that a pass throws away are gathered anew after masters have 
     declare(whole);
     declare(store);
     whole.materialise(at::kCPU, at::kFloat);
-    store.materialise(at::kCPU, at::kFloat, true, {.dense = groups.division(), .experts = groups.division()});
+    store.materialise(at::kCPU, at::kFloat, true, groups.division(), groups.division());
     shard::GradientSums sums;
     StageWeights weights(store, groups.stage_ranks(), {.keep = keep, .reduce = ReduceEvery::step}, sums,
                          "stage 0");
@@ -292,8 +293,7 @@ TEST_CASE("lists that do not fit are refused by the group's name") {
       const ThreadGroups groups(world, 1);
       nn::ParameterStore store;
       declare(store);
-      store.materialise(at::kCPU, at::kFloat, true,
-                        {.dense = groups.division(), .experts = groups.division()});
+      store.materialise(at::kCPU, at::kFloat, true, groups.division(), groups.division());
       shard::GradientSums sums;
       StageWeights weights(store, groups.stage_ranks(), {}, sums, "stage 0");
       body(weights);

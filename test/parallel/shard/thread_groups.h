@@ -21,8 +21,8 @@ struct ThreadGroups {
 
   shard::ShardRanks ranks() const { return {.pieces = *pieces, .replicas = *same_piece, .sum = *sum}; }
   shard::StageRanks stage_ranks() const { return {.dense = ranks(), .experts = ranks()}; }
-  nn::Division division(bool own_gradient = false) const {
-    return {.part = piece, .parts = pieces->size(), .own_gradient = own_gradient};
+  nn::ShardPlace division(bool own_gradient = false) const {
+    return {.index = piece, .count = pieces->size(), .own_gradient = own_gradient};
   }
 
   int piece, replica;

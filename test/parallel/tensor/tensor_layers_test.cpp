@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/nn/cross_entropy.h"
-#include "core/nn/embedding.h"
-#include "core/nn/parallel_linear.h"
+#include "core/nn/linear.h"
+#include "core/nn/vocabulary.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/tensor/tensor_region.h"
 #include "test/core/kernels/compare.h"

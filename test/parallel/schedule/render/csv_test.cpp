@@ -98,7 +98,9 @@ TEST_CASE("a file whose last rank skips a microbatch is refused, with the grid")
 }
 
 TEST_CASE("a file may begin with a byte order mark") {
-  CHECK(parse_csv("\xEF\xBB\xBF0F0,0B0\n").actions == parse_csv("0F0,0B0\n").actions);
+  CHECK(parse_csv("\xEF\xBB\xBF"
+                  "0F0,0B0\n")
+            .actions == parse_csv("0F0,0B0\n").actions);
 }
 
 TEST_CASE("schedules survive writing and reading") {

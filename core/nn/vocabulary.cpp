@@ -1,4 +1,4 @@
-#include "core/nn/cross_entropy.h"
+#include "core/nn/vocabulary.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/ops/cat.h>
@@ -15,6 +15,37 @@
 #include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
+
+Embedding::Embedding(ParameterGroup& group, const std::string& name, int64_t vocab, int64_t dim,
+                     double init_std, std::shared_ptr<const Region> region)
+    : vocab_(vocab),
+      dim_(dim),
+      region_(std::move(region)),
+      weight_(&group.add({region_->cut().cut(
+          {.name = name + ".weight", .shape = {vocab, dim}, .role = Role::embedding, .init_std = init_std},
+          0)})) {}
+
+at::Tensor Embedding::forward(const at::Tensor& tokens) const {
+  at::Tensor out = at::empty({tokens.numel(), dim_}, weight_->compute.options());
+  if (region_->alone()) {
+    kernels::embedding(tokens, weight_->compute, out);
+    return out;
+  }
+  const TensorCut& cut = region_->cut();
+  kernels::embedding_part(tokens, weight_->compute, {.first = cut.begin(vocab_, cut.rank), .vocab = vocab_},
+                          out);
+  return region_->leave(out);
+}
+
+void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& dy) {
+  if (region_->alone()) {
+    kernels::embedding_backward(tokens, dy, weight_->grad);
+    return;
+  }
+  const TensorCut& cut = region_->cut();
+  kernels::embedding_part_backward(tokens, region_->enter(dy, tokens.numel()),
+                                   {.first = cut.begin(vocab_, cut.rank), .vocab = vocab_}, weight_->grad);
+}
 
 LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes)
     : weight_(&weight), chunk_bytes_(chunk_bytes), region_(std::make_shared<Region>()) {}

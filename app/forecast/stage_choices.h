@@ -1,14 +1,24 @@
-// How much each stage of a plan recomputes where memory binds.
+// What is chosen for each stage of a plan: its layers, and how much it recomputes where memory binds.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "app/forecast/cost_model.h"
 #include "app/forecast/costs.h"
 #include "app/forecast/prediction.h"
 #include "app/plan/plan.h"
+#include "parallel/pipeline/split_layers.h"
+#include "parallel/schedule/schedule.h"
 
 namespace pptrain::app {
+
+// distributed.pp_split = "cost": layers of each stage such that the predicted step is short: from the even
+// split, moves one layer at a time while that helps. Embedding and head weigh what they cost. `compute`: the
+// schedule's compute actions alone. Throws UsageError where the model has fewer layers than the schedule
+// stages.
+pipeline::LayerAssignment cost_split(const CostModel& costs, const models::ModelConfig& model,
+                                     const schedule::Schedule& compute);
 
 struct RecomputeChoice {
   std::vector<std::string> recompute;  // for train.recompute

@@ -1,18 +1,42 @@
-// Output projection and cross entropy in row chunks, so that the logits of a microbatch never exist at once
-// (the idea of Cut Cross Entropy, arXiv 2411.09009, and Liger's fused linear cross entropy, arXiv
-// 2410.10989).
+// The layers at the model's two ends, whose weights have a row for each token of the vocabulary: embedding,
+// and output projection with cross entropy. Tensor-parallel ranks shard the vocabulary.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
 
 namespace pptrain::nn {
 
+// Token embedding. The ranks of the region share out the vocabulary, and the rows of the result. Each looks
+// up the tokens that it holds; the sum over ranks is exact, since all terms but one are zero.
+class Embedding {
+ public:
+  // Declares `<name>.weight`.
+  Embedding(ParameterGroup& group, const std::string& name, int64_t vocab, int64_t dim, double init_std,
+            std::shared_ptr<const Region> region = std::make_shared<Region>());
+
+  at::Tensor forward(const at::Tensor& tokens) const;  // int64 [tokens] -> T [share, dim]
+  // dy: T [share, dim].
+  void backward_weight(const at::Tensor& tokens, const at::Tensor& dy);
+
+  Weight& weight() { return *weight_; }
+
+ private:
+  int64_t vocab_, dim_;
+  std::shared_ptr<const Region> region_;
+  Weight* weight_;
+};
+
+// Output projection and cross entropy in row chunks, so that the logits of a microbatch never exist at once
+// (the idea of Cut Cross Entropy, arXiv 2411.09009, and Liger's fused linear cross entropy, arXiv
+// 2410.10989).
+//
 // The ranks of the region share out the vocabulary and the rows of h: each has the logits of its part of the
 // vocabulary for all rows of a chunk. A chunk's rows are gathered, three numbers of each row are exchanged
 // (kernels::softmax_statistics), and the parts of dh are summed and scattered; the next chunk's rows travel

@@ -1,8 +1,9 @@
-#include "core/nn/swiglu.h"
+#include "core/nn/feed_forward.h"
 
 #include <ATen/ops/empty.h>
 
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "core/kernels/kernels.h"
@@ -62,6 +63,17 @@ at::Tensor SwiGlu::backward_input(FeedForward::Saved& saved, const at::Tensor& d
     down_.backward_weight(std::move(act), dy, down, queue);
   }
   return gate_up_.backward(std::move(s.x), {std::move(d_gate_up)}, queue);
+}
+
+int64_t storage_bytes(std::span<const at::Tensor> tensors) {
+  std::set<const void*> seen;
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+      bytes += static_cast<int64_t>(tensor.storage().nbytes());
+    }
+  }
+  return bytes;
 }
 
 }  // namespace pptrain::nn
