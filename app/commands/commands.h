@@ -11,7 +11,7 @@
 
 #include "app/convert/convert.h"
 #include "core/config/word.h"
-#include "core/metrics/console.h"
+#include "core/metrics/log_sinks.h"
 
 namespace CLI {
 class App;

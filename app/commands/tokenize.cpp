@@ -19,7 +19,7 @@
 #include "core/base/source_files.h"
 #include "core/corpus/token_writer.h"
 #include "core/corpus/tokenize_files.h"
-#include "core/metrics/console.h"
+#include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
 #include "core/tokenizer/tokenizer.h"
 
@@ -222,10 +222,11 @@ int tokenize(const TokenizeArguments& arguments) {
   const Tokenizer tokenizer = Tokenizer::load(arguments.tokenizer);
   corpus::TokenizeOptions options;
   options.format = format_of(arguments);
-  options.encode = {.add_special = !arguments.no_special, .end_id = find_end(tokenizer, arguments.eos)};
+  options.add_special = !arguments.no_special;
+  options.end_id = find_end(tokenizer, arguments.eos);
   const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
   options.threads = static_cast<int>(arguments.threads > 0 ? arguments.threads : cores);
-  if (const auto end = options.encode.end_id) {
+  if (const auto end = options.end_id) {
     fmt::print("each document ends with the token {}, {}\n", *end,
                shown(tokenizer.token_of(*end).value_or("")));
   } else if (arguments.eos.empty()) {

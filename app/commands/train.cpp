@@ -21,7 +21,7 @@
 #include "core/base/process.h"
 #include "core/fault/shutdown.h"
 #include "core/kernels/out_of_memory.h"
-#include "core/metrics/console.h"
+#include "core/metrics/log_sinks.h"
 #include "parallel/comm/bootstrap.h"
 
 namespace pptrain::app {

@@ -21,7 +21,6 @@
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
 #include "core/config/validate.h"
-#include "core/io/copy_file.h"
 #include "core/io/files.h"
 #include "core/io/hf_checkpoint.h"
 #include "models/flops.h"
@@ -71,12 +70,12 @@ class HfSource {
 
  private:
   io::HfCheckpoint hf_;
-  std::optional<io::InputFile> open_;  // that was read last
+  std::optional<io::RegularFile> open_;  // that was read last
 };
 
 void HfSource::read(const HfStored& tensor, uint64_t begin, std::span<std::byte> out) {
   if (!open_ || open_->path() != tensor.file->path()) open_.emplace(tensor.file->path());
-  open_->read_at(tensor.file->offset(tensor.spec.name) + begin, out);
+  open_->read(tensor.file->offset(tensor.spec.name) + begin, out);
 }
 
 bool HfSource::same(const HfStored& a, const HfStored& b) {

@@ -10,7 +10,7 @@
 #include "app/convert/target_folder.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/copy_file.h"
+#include "core/io/files.h"
 #include "core/io/paths.h"
 #include "core/tokenizer/tokenizer.h"
 

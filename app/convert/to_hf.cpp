@@ -23,11 +23,10 @@
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/copy_file.h"
 #include "core/io/files.h"
 #include "core/io/mapped_file.h"
 #include "core/io/paths.h"
-#include "core/io/safetensors_format.h"
+#include "core/io/safetensors.h"
 #include "models/flops.h"
 #include "models/hf_config.h"
 #include "models/hf_loader.h"
@@ -209,13 +208,13 @@ class Rewrite {
   models::ModelConfig model_;
   ParameterSource source_;
   std::optional<io::SafetensorsReader> extra_;
-  std::optional<io::InputFile> extra_bytes_;  // of the same file
+  std::optional<io::RegularFile> extra_bytes_;  // of the same file
 };
 
 io::SafetensorsWriter::Fill Rewrite::fill(const io::TensorSpec& spec, const std::string& what) {
   if (extra_ && extra_->contains(spec.name)) {
     return [this, name = spec.name](uint64_t begin, std::span<std::byte> piece) {
-      extra_bytes_->read_at(extra_->offset(name) + begin, piece);
+      extra_bytes_->read(extra_->offset(name) + begin, piece);
     };
   }
   const auto names = models::find_architecture(model_.arch).weights;

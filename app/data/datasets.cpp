@@ -8,7 +8,7 @@
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
 #include "core/base/source_files.h"
-#include "core/data/fingerprint.h"
+#include "core/data/inspect.h"
 #include "core/io/checksum.h"
 #include "models/flops.h"
 #include "models/seams.h"

@@ -9,7 +9,6 @@
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
 #include "core/io/paths.h"
-#include "core/tokenizer/stream_decoder.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::app {

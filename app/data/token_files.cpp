@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/base/seconds_since.h"
-#include "core/data/fingerprint.h"
+#include "core/data/inspect.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"
 #include "core/metrics/progress_text.h"

@@ -13,7 +13,7 @@
 #include "app/data/datasets.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
-#include "core/data/fingerprint.h"
+#include "core/data/inspect.h"
 
 namespace pptrain::app {
 

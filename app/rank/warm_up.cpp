@@ -9,7 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/config/job_config.h"
-#include "core/data/loader_options.h"
+#include "core/data/microbatch.h"
 
 namespace pptrain::app {
 namespace {

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "core/config/validate.h"
-#include "core/metrics/log_file.h"
+#include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
 #include "models/flops.h"
 

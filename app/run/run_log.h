@@ -7,7 +7,7 @@
 
 #include "app/data/datasets.h"
 #include "app/plan/run_context.h"
-#include "core/metrics/console.h"
+#include "core/metrics/log_sinks.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/comm/bootstrap.h"
 

@@ -18,7 +18,7 @@
 #include "core/io/paths.h"
 #include "core/metrics/metrics_file.h"
 #include "core/metrics/progress_text.h"
-#include "core/metrics/utc_time.h"
+#include "core/metrics/step_record.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
 

@@ -22,9 +22,9 @@
 #include "app/train/step_listener.h"
 #include "core/config/job_config.h"
 #include "core/data/data_loader.h"
-#include "core/fault/divergence.h"
+#include "core/fault/loss_watch.h"
 #include "core/metrics/peak_flops.h"
-#include "core/metrics/prometheus/page_server.h"
+#include "core/metrics/prometheus.h"
 #include "core/metrics/sinks.h"
 #include "parallel/checkpoint/checkpoint.h"
 

@@ -22,7 +22,7 @@
 #include "core/base/error.h"
 #include "core/base/printable.h"
 #include "core/base/process.h"
-#include "core/metrics/console.h"
+#include "core/metrics/log_sinks.h"
 #include "parallel/comm/communicator.h"
 
 namespace pptrain::app {

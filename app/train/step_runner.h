@@ -12,7 +12,7 @@
 #include "app/run/step_profile.h"
 #include "app/train/step_listener.h"
 #include "core/data/data_loader.h"
-#include "core/fault/anomaly.h"
+#include "core/fault/loss_watch.h"
 #include "core/optim/lr_schedule.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/pipeline/executor.h"

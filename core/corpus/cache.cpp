@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
-#include "core/data/fingerprint.h"
+#include "core/data/inspect.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checksum.h"
 #include "core/io/mapped_file.h"
@@ -147,10 +147,10 @@ fs::path make_cache(std::span<const fs::path> folders, const std::string& name, 
   const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(request.tokenizer);
   const Part part(folder / fmt::format("{}{}", part_prefix(name), ::getpid()));
   const TokenizeOptions options{.format = request.format,
-                                .encode = {.add_special = request.add_special,
-                                           .end_id = request.end_id ? request.end_id : tokenizer.eos_id()},
+                                .add_special = request.add_special,
+                                .end_id = request.end_id ? request.end_id : tokenizer.eos_id(),
                                 .threads = threads};
-  const int64_t ids = std::max<int64_t>(tokenizer.vocab_size(), options.encode.end_id.value_or(0) + 1);
+  const int64_t ids = std::max<int64_t>(tokenizer.vocab_size(), options.end_id.value_or(0) + 1);
   TokenWriter writer(part.path() / "tokens", ids <= 65536 ? 2 : 4, /*overwrite=*/false);
   const TokenizeProgress result = tokenize_files(tokenizer, request.files, options, writer, report);
   nlohmann::ordered_json about = {{"version", version},

@@ -22,7 +22,7 @@ struct CacheRequest {
 };
 
 // 32 hexadecimal digits of what the tokens depend on: the files' lengths and bytes at a few places
-// (core/data/fingerprint.h), tokenizer.json, the token that ends a text, format and options; not of names and
+// (core/data/inspect.h), tokenizer.json, the token that ends a text, format and options; not of names and
 // places, nor of what else lies beside tokenizer.json. Throws Error where a file cannot be read.
 std::string fingerprint(const CacheRequest& request);
 

@@ -12,7 +12,7 @@
 #include "core/base/error.h"
 #include "core/io/files.h"
 #include "core/io/strict_json.h"
-#include "core/tokenizer/utf8.h"
+#include "core/tokenizer/unicode.h"
 
 namespace pptrain::corpus {
 namespace {
@@ -96,8 +96,8 @@ DocumentSource::DocumentSource(std::vector<std::filesystem::path> files, Documen
 std::optional<Stretch> DocumentSource::next() {
   for (;;) {
     if (open_) {
-      if (std::optional<Stretch> stretch = open_->next()) return stretch;
-      open_.reset();
+      if (std::optional<Stretch> stretch = open_()) return stretch;
+      open_ = nullptr;
     }
     if (file_ == files_.size()) return std::nullopt;
     open_ = open_stretches(files_[file_++], format_);

@@ -51,18 +51,12 @@ struct Stretch {
   uint64_t bytes = 0;             // of the file that are done with it
 };
 
-// The stretches of one file, in order.
-class FileStretches {
- public:
-  virtual ~FileStretches() = default;
-  // About 1 MB at a time, or a document that is longer. Nothing at the end. Throws Error with the file and
-  // the reason.
-  virtual std::optional<Stretch> next() = 0;
-};
+// The next stretch of one file, in order: about 1 MB, or a document that is longer. Nothing at the end.
+// Throws Error with the file and the reason.
+using NextStretch = std::function<std::optional<Stretch>()>;
 
 // Throws Error where the file cannot be read, or has no column of a name.
-std::unique_ptr<FileStretches> open_stretches(const std::filesystem::path& file,
-                                              const DocumentFormat& format);
+NextStretch open_stretches(const std::filesystem::path& file, const DocumentFormat& format);
 
 // Hands files out, stretch by stretch, in order. One thread at a time.
 class DocumentSource {
@@ -78,7 +72,7 @@ class DocumentSource {
   DocumentFormat format_;
   uint64_t bytes_ = 0;
   size_t file_ = 0;  // the next to open
-  std::unique_ptr<FileStretches> open_;
+  NextStretch open_;
 };
 
 // Calls `sink` with each document. In JSONL, bytes that are no UTF-8 count as U+FFFD, as the tokenizer takes

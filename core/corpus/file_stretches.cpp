@@ -1,16 +1,244 @@
 // Stretches of whole documents: of a mapped file, of one that is unpacked, of Parquet.
+#include <dlfcn.h>
+#include <spdlog/fmt/fmt.h>
+#include <zlib.h>
+#include <zstd.h>
+
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "core/base/error.h"
 #include "core/corpus/documents.h"
-#include "core/corpus/packed_file.h"
-#include "core/corpus/parquet_file.h"
+#include "core/corpus/parquet_api.h"
+#include "core/io/files.h"
 #include "core/io/mapped_file.h"
 
 namespace pptrain::corpus {
 namespace {
+
+// A file that gzip or zstd packed, unpacked as it is read.
+class PackedFile {
+ public:
+  explicit PackedFile(const std::filesystem::path& path) : file_(path) {}
+  virtual ~PackedFile() = default;
+
+  // Appends about `bytes` unpacked ones, or what is left; false where nothing is left behind them. Several
+  // packed frames in one file are one text, as for gzip and zstd. Throws Error with the file and the reason
+  // where it is damaged or ends within a frame.
+  bool read(std::string& out, size_t bytes) {
+    const size_t begin = out.size();
+    out.resize(begin + bytes);
+    size_t made = 0;
+    while (made < bytes && (at_ < size() || inside_)) {
+      const size_t more = unpack(out.data() + begin + made, bytes - made);
+      made += more;
+      if (more == 0 && at_ == size() && inside_) fail("it ends within its packed text: it is cut");
+    }
+    out.resize(begin + made);
+    return at_ < size() || inside_;
+  }
+  uint64_t consumed() const { return at_; }  // bytes of the file
+  uint64_t size() const { return file_.bytes().size(); }
+
+ protected:
+  // Unpacks from rest() to at most `room` bytes, says how many, and tells advance() what it took.
+  virtual size_t unpack(char* to, size_t room) = 0;
+
+  std::span<const std::byte> rest() const { return file_.bytes().subspan(at_); }
+  // `inside`: the packed frame goes on.
+  void advance(size_t bytes, bool inside) {
+    at_ += bytes;
+    inside_ = inside;
+  }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(fmt::format("'{}': {}", file_.path().string(), what));
+  }
+
+ private:
+  io::MappedFile file_;
+  size_t at_ = 0;
+  bool inside_ = false;
+};
+
+class GzipFile final : public PackedFile {
+ public:
+  explicit GzipFile(const std::filesystem::path& path) : PackedFile(path) {
+    constexpr int gzip_alone = 16 + MAX_WBITS;
+    if (inflateInit2(&stream_, gzip_alone) != Z_OK) fail("gzip cannot begin: out of memory");
+  }
+  ~GzipFile() override { inflateEnd(&stream_); }
+  GzipFile(const GzipFile&) = delete;
+  GzipFile& operator=(const GzipFile&) = delete;
+
+ private:
+  size_t unpack(char* to, size_t room) override {
+    constexpr size_t most = size_t{1} << 30;  // zlib counts in 32 bits
+    const auto bytes = rest();
+    const auto given = static_cast<uInt>(std::min(bytes.size(), most));
+    const auto space = static_cast<uInt>(std::min(room, most));
+    // zlib does not write to its input.
+    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(bytes.data()));
+    stream_.avail_in = given;
+    stream_.next_out = reinterpret_cast<Bytef*>(to);
+    stream_.avail_out = space;
+    const int result = inflate(&stream_, Z_NO_FLUSH);
+    if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR)
+      fail(fmt::format("no sound gzip: {}", stream_.msg != nullptr ? stream_.msg : "damaged"));
+    size_t taken = given - stream_.avail_in;
+    if (result == Z_STREAM_END) {
+      inflateReset(&stream_);
+      // Zeros behind a frame are padding, as of tapes; gzip -t takes them too.
+      while (taken < bytes.size() && bytes[taken] == std::byte{0}) ++taken;
+    }
+    advance(taken, result != Z_STREAM_END);
+    return space - stream_.avail_out;
+  }
+
+  z_stream stream_{};
+};
+
+class ZstdFile final : public PackedFile {
+ public:
+  explicit ZstdFile(const std::filesystem::path& path)
+      : PackedFile(path), stream_(ZSTD_createDStream(), &ZSTD_freeDStream) {
+    if (!stream_) fail("zstd cannot begin: out of memory");
+  }
+
+ private:
+  size_t unpack(char* to, size_t room) override {
+    const auto bytes = rest();
+    ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
+    ZSTD_outBuffer out{to, room, 0};
+    const size_t result = ZSTD_decompressStream(stream_.get(), &out, &in);
+    if (ZSTD_isError(result) != 0) fail(fmt::format("no sound zstd: {}", ZSTD_getErrorName(result)));
+    advance(in.pos, result != 0);
+    return out.pos;
+  }
+
+  std::unique_ptr<ZSTD_DStream, decltype(&ZSTD_freeDStream)> stream_;
+};
+
+// By its name: .gz or .zst.
+bool is_packed(const std::filesystem::path& file) {
+  return file.extension() == ".gz" || file.extension() == ".zst";
+}
+
+// Throws Error with the path and the reason.
+std::unique_ptr<PackedFile> open_packed(const std::filesystem::path& file) {
+  if (file.extension() == ".gz") return std::make_unique<GzipFile>(file);
+  return std::make_unique<ZstdFile>(file);
+}
+
+namespace fs = std::filesystem;
+
+using Message = std::array<char, 1024>;
+
+fs::path folder_of_program() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error).parent_path();
+}
+
+const PptrainParquetApi& load_module() {
+  constexpr const char* name = "libpptrain_parquet.so";
+  const fs::path path = folder_of_program() / name;
+  if (!fs::exists(path)) {
+    throw Error(
+        fmt::format("this build has no Parquet: {} is not beside the program. It is built where pyarrow "
+                    "(scripts/requirements.txt) or Arrow's and Parquet's C++ libraries are found",
+                    name));
+  }
+  void* const module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) throw Error(fmt::format("Parquet cannot be loaded: {}", ::dlerror()));
+  using Entry = const PptrainParquetApi* (*)();
+  const auto entry = reinterpret_cast<Entry>(::dlsym(module, "pptrain_parquet_api"));
+  if (entry == nullptr || entry()->version != pptrain_parquet_version)
+    throw Error(fmt::format("'{}' is of another version of this program: build both again", path.string()));
+  return *entry();
+}
+
+// Loaded once, and kept.
+const PptrainParquetApi& module() {
+  static const PptrainParquetApi& api = load_module();
+  return api;
+}
+
+struct Rows {
+  std::vector<std::string>& texts;
+  size_t columns;
+  size_t bytes = 0;
+};
+
+void append_row(void* context, const char* const* texts, const size_t* sizes) {
+  Rows& rows = *static_cast<Rows*>(context);
+  for (size_t i = 0; i < rows.columns; ++i) {
+    rows.texts.emplace_back(texts[i], sizes[i]);
+    rows.bytes += sizes[i];
+  }
+}
+
+// Columns of texts of a Parquet file, through a module that is loaded when the first one is opened: Arrow is
+// a large library, which a program that reads none should not wait for.
+class ParquetFile {
+ public:
+  // Throws Error with the file and the reason: no Parquet, no such column, one that has no texts; or that
+  // this build has no Parquet.
+  ParquetFile(const std::filesystem::path& path, const std::vector<std::string>& columns);
+  ~ParquetFile();
+  ParquetFile(const ParquetFile&) = delete;
+  ParquetFile& operator=(const ParquetFile&) = delete;
+
+  // Appends the texts of some rows, column after column, row after row, and adds up their bytes. False at the
+  // end. Throws Error with the file and the reason, such as a row without a text.
+  bool next(std::vector<std::string>& texts, size_t& bytes);
+  uint64_t bytes_done() const;  // of the file, as far as its rows are read
+
+ private:
+  std::filesystem::path path_;
+  const PptrainParquetApi& api_;
+  size_t columns_;
+  void* file_ = nullptr;
+  uint64_t size_ = 0;  // bytes
+  int64_t rows_ = 0, read_ = 0;
+};
+
+ParquetFile::ParquetFile(const fs::path& path, const std::vector<std::string>& columns)
+    : path_(path), api_(module()), columns_(columns.size()), size_(io::RegularFile(path).size()) {
+  std::vector<const char*> names;
+  for (const std::string& column : columns) names.push_back(column.c_str());
+  Message message{};
+  file_ =
+      api_.open(path.c_str(), names.data(), static_cast<int>(names.size()), message.data(), message.size());
+  if (file_ == nullptr) throw Error(fmt::format("'{}': {}", path.string(), message.data()));
+  rows_ = api_.rows(file_);
+}
+
+ParquetFile::~ParquetFile() {
+  api_.close(file_);
+}
+
+bool ParquetFile::next(std::vector<std::string>& texts, size_t& bytes) {
+  Rows rows{texts, columns_};
+  Message message{};
+  const int64_t read = api_.next(file_, &append_row, &rows, message.data(), message.size());
+  if (read < 0) throw Error(fmt::format("'{}': {}", path_.string(), message.data()));
+  read_ += read;
+  bytes += rows.bytes;
+  return read > 0;
+}
+
+uint64_t ParquetFile::bytes_done() const {
+  if (read_ >= rows_) return size_;
+  return static_cast<uint64_t>(static_cast<double>(size_) * static_cast<double>(read_) /
+                               static_cast<double>(rows_));
+}
 
 constexpr size_t stretch_bytes = size_t{1} << 20;
 
@@ -24,12 +252,12 @@ size_t stretch_end(std::string_view text, std::string_view border) {
   return found == std::string_view::npos ? found : found + border.size();
 }
 
-class MappedStretches final : public FileStretches {
+class MappedStretches {
  public:
   MappedStretches(const std::filesystem::path& file, std::string border)
       : file_(std::make_shared<io::MappedFile>(file)), border_(std::move(border)) {}
 
-  std::optional<Stretch> next() override {
+  std::optional<Stretch> next() {
     const std::string_view all(reinterpret_cast<const char*>(file_->bytes().data()), file_->bytes().size());
     if (at_ == all.size()) return std::nullopt;
     const std::string_view rest = all.substr(at_);
@@ -51,12 +279,12 @@ class MappedStretches final : public FileStretches {
   size_t at_ = 0;
 };
 
-class PackedStretches final : public FileStretches {
+class PackedStretches {
  public:
   PackedStretches(const std::filesystem::path& path, std::string border)
       : path_(path), file_(open_packed(path)), border_(std::move(border)) {}
 
-  std::optional<Stretch> next() override {
+  std::optional<Stretch> next() {
     size_t size = std::string::npos;
     for (;;) {
       if (unpacked_.size() > stretch_bytes) size = stretch_end(unpacked_, border_);
@@ -89,12 +317,12 @@ class PackedStretches final : public FileStretches {
   int64_t line_ = 1;
 };
 
-class ParquetStretches final : public FileStretches {
+class ParquetStretches {
  public:
   ParquetStretches(const std::filesystem::path& path, const std::vector<std::string>& columns)
       : path_(path), file_(path, columns) {}
 
-  std::optional<Stretch> next() override {
+  std::optional<Stretch> next() {
     Stretch stretch{.file = path_, .keep = {}, .text = {}, .rows = {}};
     size_t bytes = 0;
     while (bytes < stretch_bytes && file_.next(stretch.rows, bytes)) {
@@ -111,14 +339,18 @@ class ParquetStretches final : public FileStretches {
   uint64_t done_ = 0;
 };
 
+template <typename Stretches, typename Argument>
+NextStretch next_of(const std::filesystem::path& file, const Argument& argument) {
+  return [stretches = std::make_shared<Stretches>(file, argument)] { return stretches->next(); };
+}
+
 }  // namespace
 
-std::unique_ptr<FileStretches> open_stretches(const std::filesystem::path& file,
-                                              const DocumentFormat& format) {
-  if (format.kind == Kind::parquet) return std::make_unique<ParquetStretches>(file, format.keys());
+NextStretch open_stretches(const std::filesystem::path& file, const DocumentFormat& format) {
+  if (format.kind == Kind::parquet) return next_of<ParquetStretches>(file, format.keys());
   const std::string border = format.kind == Kind::jsonl ? "\n" : format.separator;
-  if (is_packed(file)) return std::make_unique<PackedStretches>(file, border);
-  return std::make_unique<MappedStretches>(file, border);
+  if (is_packed(file)) return next_of<PackedStretches>(file, border);
+  return next_of<MappedStretches>(file, border);
 }
 
 }  // namespace pptrain::corpus

@@ -19,7 +19,7 @@ namespace pptrain::corpus {
 // has more than 2^31 - 1 tokens.
 //
 // PREFIX.prompts, where documents have prompts: char[8] "PROMPTS\1", uint64 documents, and uint32 tokens of
-// each one's prompt, which come first in it (core/data/prompts.h).
+// each one's prompt, which come first in it (core/data/document_index.h).
 //
 // All are written under other names, synced and renamed by finish(); without it they are removed.
 class TokenWriter {

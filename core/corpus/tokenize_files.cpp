@@ -10,23 +10,6 @@
 
 namespace pptrain::corpus {
 
-EncodedDocument encode_document(const tokenizer::Tokenizer& tokenizer, const Document& document,
-                                bool has_prompt, const EncodeOptions& options, std::vector<int32_t>& ids) {
-  if (document.text.empty()) return {};
-  const size_t before = ids.size();
-  EncodedDocument encoded;
-  if (has_prompt) {
-    const std::vector<int32_t> prompt = tokenizer.encode_prompt(document.prompt, options.add_special);
-    ids.insert(ids.end(), prompt.begin(), prompt.end());
-    encoded.prompt = static_cast<uint32_t>(prompt.size());
-  }
-  tokenizer.encode(document.text, options.add_special && !has_prompt, ids);
-  const bool ended = ids.size() > before && options.end_id == ids.back();
-  if (options.end_id && !ended) ids.push_back(*options.end_id);
-  encoded.tokens = static_cast<int64_t>(ids.size() - before);
-  return encoded;
-}
-
 namespace {
 
 struct Encoded {
@@ -39,22 +22,36 @@ struct Encoded {
   std::string first_bad;
 };
 
+// Adds the document's tokens. A prompt begins as a text does, with the tokens that the file puts before one
+// (Tokenizer::encode_prompt), as generation reads it too; the text behind it is encoded by itself, without
+// any.
+void add_document(const tokenizer::Tokenizer& tokenizer, const Document& document,
+                  const TokenizeOptions& options, Encoded& out) {
+  const size_t before = out.ids.size();
+  const bool has_prompt = options.format.has_prompts();
+  std::vector<int32_t> prompt;
+  if (!document.text.empty()) {
+    if (has_prompt) prompt = tokenizer.encode_prompt(document.prompt, options.add_special);
+    out.ids.insert(out.ids.end(), prompt.begin(), prompt.end());
+    tokenizer.encode(document.text, options.add_special && !has_prompt, out.ids);
+    const bool ended = out.ids.size() > before && options.end_id == out.ids.back();
+    if (options.end_id && !ended) out.ids.push_back(*options.end_id);
+  }
+  if (out.ids.size() == before) {
+    ++out.empty;
+    return;
+  }
+  out.lengths.push_back(static_cast<int64_t>(out.ids.size() - before));
+  if (has_prompt) out.prompts.push_back(static_cast<uint32_t>(prompt.size()));
+}
+
 Encoded encode(const tokenizer::Tokenizer& tokenizer, const Stretch& stretch,
                const TokenizeOptions& options) {
   Encoded out;
   out.bytes = stretch.bytes;
-  const bool prompts = options.format.has_prompts();
+  const auto take = [&](const Document& document) { add_document(tokenizer, document, options, out); };
   const auto pass_over = [&](const std::string& what) {
     if (out.bad++ == 0) out.first_bad = what;
-  };
-  const auto take = [&](const Document& document) {
-    const EncodedDocument one = encode_document(tokenizer, document, prompts, options.encode, out.ids);
-    if (one.tokens == 0) {
-      ++out.empty;
-      return;
-    }
-    out.lengths.push_back(one.tokens);
-    if (prompts) out.prompts.push_back(one.prompt);
   };
   each_document(stretch, options.format, take, pass_over);
   return out;
@@ -69,7 +66,7 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer& tokenizer,
   DocumentSource source(files, options.format);
   TokenizeProgress progress;
   progress.total_bytes = source.bytes();
-  progress.end_id = options.encode.end_id;
+  progress.end_id = options.end_id;
   const auto take = [&](const Encoded& encoded) {
     writer.add(encoded.ids, encoded.lengths, encoded.prompts);
     progress.bytes += encoded.bytes;

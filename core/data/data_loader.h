@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "core/data/loader_options.h"
 #include "core/data/microbatch.h"
 #include "core/data/sampler.h"
 #include "core/data/token_dataset.h"
@@ -31,7 +30,7 @@ struct WeightedStream {
   double weight = 1;  // of its samples among all
 };
 
-// The order: sample n of the run is of the stream that the blend of weights says (blend.h), and there the
+// The order: sample n of the run is of the stream that the blend of weights says (sampler.h), and there the
 // next one of its own sampler, which has epochs of its own. So `next_sample` is all that a resume needs.
 //
 // Rows cut from the stream: a step takes the next D*m*b samples in this order. Microbatch j consists of the

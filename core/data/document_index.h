@@ -1,15 +1,16 @@
-// Megatron-LM's index of a token file, PREFIX.idx beside PREFIX.bin: the type of the ids and where documents
-// begin. All numbers are little-endian:
+// What lies beside a token file PREFIX.bin: Megatron-LM's index PREFIX.idx, which says where documents begin,
+// and PREFIX.prompts, which says how many of their first tokens are a prompt. All numbers are little-endian.
+//
+// PREFIX.idx (megatron/core/datasets/indexed_dataset.py):
 //
 //   char[9] "MMIDIDX\0\0", uint64 version 1, uint8 type of the ids, uint64 sequences, uint64 entries of the
 //   last table; int32 length of each sequence, in tokens; int64 byte of the .bin at which each begins;
 //   int64 number of the sequence with which each document begins, and after the last the number of sequences.
-//
-// (megatron/core/datasets/indexed_dataset.py.)
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <vector>
 
 namespace pptrain::data {
@@ -28,5 +29,33 @@ std::filesystem::path index_of(const std::filesystem::path& token_file);
 // and what it should be, unless it is whole, its sequences lie in the token file one after the other and fill
 // it, and its documents hold all of them.
 DocumentIndex read_document_index(const std::filesystem::path& path, uint64_t token_file_bytes);
+
+// PREFIX.bin -> PREFIX.prompts, which says of each document of PREFIX.idx how many of its first tokens are a
+// prompt: char[8] "PROMPTS\1", uint64 documents, uint32 of each, little-endian.
+std::filesystem::path prompts_of(const std::filesystem::path& token_file);
+
+// Those numbers, for documents that begin at `starts` (ascending, from 0; the last is the end of all). Throws
+// Error that names the file unless it is whole and of as many documents, none of which has fewer tokens than
+// its prompt.
+std::vector<uint32_t> read_prompt_lengths(const std::filesystem::path& path, std::span<const int64_t> starts);
+
+// A document's first token is the target of none anyway, and counts as no prompt here.
+class Prompts {
+ public:
+  // The documents begin at `starts`, of which the last is the end of all, and lengths[i] tokens of each are a
+  // prompt.
+  Prompts(std::span<const int64_t> starts, std::span<const uint32_t> lengths);
+
+  // Tokens of prompts among the tokens [first, last).
+  int64_t count(int64_t first, int64_t last) const { return count_before(last) - count_before(first); }
+  // labels[i], for which the token first + i stands, becomes ignore_label where it is of a prompt.
+  void ignore(int64_t first, std::span<int64_t> labels) const;
+
+ private:
+  int64_t count_before(int64_t position) const;
+
+  // By prompt: its tokens [begin, end), and those of all prompts before it.
+  std::vector<int64_t> begins_, ends_, before_;
+};
 
 }  // namespace pptrain::data

@@ -1,13 +1,26 @@
-// Checks before the first step, at a few places, that files hold what the job says.
+// Checks before the first step, at a few places of files: whether two hold the same data, and whether they
+// hold what the job says.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
 
 #include "core/data/token_dataset.h"
 
 namespace pptrain::data {
 
-// Opens the source as TokenDataset does, and looks at a few places of each file (file_places.h). Throws Error
+// 32 hexadecimal digits, of a file's length and of its bytes at 24 places (places_of): it tells other
+// lengths and other texts, but not every change of a few bytes within a long file. Neither the file's name
+// nor where it is counts. Throws Error with the path and the reason where it cannot be read, or is no regular
+// file.
+std::string fingerprint(const std::filesystem::path& file);
+
+// The same of several files, in this order: of a folder's, for instance (token_files).
+std::string fingerprint(std::span<const std::filesystem::path> files);
+
+// Opens the source as TokenDataset does, and looks at a few places of each file (places_of). Throws Error
 // that names file and byte or token: what TokenDataset refuses; a zero byte in a text, which has none in any
 // encoding that is read as bytes; a headerless file that begins with llm.c's header; an id of at least
 // `vocab_size`.

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/tokens/host_copy.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::data {
 

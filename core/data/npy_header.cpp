@@ -14,16 +14,16 @@
 namespace pptrain::data {
 namespace {
 
-constexpr std::string_view magic("\x93NUMPY", 6);
+constexpr std::string_view npy_magic("\x93NUMPY", 6);
 
-struct Type {
+struct NpyType {
   std::string_view name;
   int bytes;
   bool is_signed;
 };
-constexpr std::array types{Type{"|u1", 1, false}, Type{"<u2", 2, false}, Type{"<u4", 4, false},
-                           Type{"<u8", 8, false}, Type{"|i1", 1, true},  Type{"<i2", 2, true},
-                           Type{"<i4", 4, true},  Type{"<i8", 8, true}};
+constexpr std::array npy_types{NpyType{"|u1", 1, false}, NpyType{"<u2", 2, false}, NpyType{"<u4", 4, false},
+                               NpyType{"<u8", 8, false}, NpyType{"|i1", 1, true},  NpyType{"<i2", 2, true},
+                               NpyType{"<i4", 4, true},  NpyType{"<i8", 8, true}};
 
 // The header's text: a Python dictionary of 'descr', 'fortran_order' and 'shape', as NumPy prints it.
 class Dictionary {
@@ -86,7 +86,7 @@ class Dictionary {
     skip_spaces();
     if (text_.empty() || text_.front() != '\'') fail("fields (a structured type)");
     const std::string_view name = string();
-    for (const Type& type : types) {
+    for (const NpyType& type : npy_types) {
       if (type.name != name) continue;
       header.token_bytes = type.bytes;
       header.is_signed = type.is_signed;
@@ -120,16 +120,16 @@ class Dictionary {
 }  // namespace
 
 bool has_npy_header(const io::RegularFile& file) {
-  std::array<char, magic.size()> begin{};
+  std::array<char, npy_magic.size()> begin{};
   if (file.size() < begin.size()) return false;
   file.read(0, std::as_writable_bytes(std::span(begin)));
-  return std::memcmp(begin.data(), magic.data(), magic.size()) == 0;
+  return std::memcmp(begin.data(), npy_magic.data(), npy_magic.size()) == 0;
 }
 
 NpyHeader read_npy_header(const io::MappedFile& file) {
   const std::string path = file.path().string();
   const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  if (!bytes.starts_with(magic) || bytes.size() < 12)
+  if (!bytes.starts_with(npy_magic) || bytes.size() < 12)
     throw Error(fmt::format("'{}': no .npy file, which begins with \\x93NUMPY and a version", path));
   const int version = static_cast<unsigned char>(bytes[6]);
   if (version < 1 || version > 3)

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/data/loader_options.h"
+#include "core/data/microbatch.h"
 
 namespace pptrain::data {
 

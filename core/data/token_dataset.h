@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/config/word.h"
-#include "core/data/prompts.h"
+#include "core/data/document_index.h"
 #include "core/io/files.h"
 #include "core/io/mapped_file.h"
 

@@ -3,6 +3,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "core/io/files.h"
+
 namespace pptrain::io {
 namespace {
 
@@ -39,6 +41,13 @@ std::string Checksum::hex() const {
 
 std::string checksum_hex(std::span<const std::byte> bytes) {
   return to_hex(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
+std::string file_checksum(const std::filesystem::path& path) {
+  const RegularFile file(path);
+  Checksum checksum;
+  file.read_blocks(file.size(), [&](std::span<const std::byte> block) { checksum.add(block); });
+  return checksum.hex();
 }
 
 }  // namespace pptrain::io

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 
 namespace pptrain::io {
 
-// Of bytes that come in pieces.
+// Of bytes that come block by block.
 class Checksum {
  public:
   Checksum();
@@ -23,5 +24,8 @@ class Checksum {
 };
 
 std::string checksum_hex(std::span<const std::byte> bytes);
+
+// Of a whole file, read block by block. Throws Error with its path where it cannot be read.
+std::string file_checksum(const std::filesystem::path& path);
 
 }  // namespace pptrain::io

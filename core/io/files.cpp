@@ -4,7 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <system_error>
@@ -65,17 +68,14 @@ void RegularFile::read(uint64_t offset, std::span<std::byte> out) const {
   }
 }
 
-InputFile::InputFile(std::filesystem::path path)
-    : path_(std::move(path)), file_(open_file(path_, O_RDONLY)) {}
-
-void InputFile::read_at(uint64_t offset, std::span<std::byte> out) const {
-  while (!out.empty()) {
-    const ssize_t got = ::pread(file_.get(), out.data(), out.size(), static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw file_error("cannot read", path_, errno);
-    if (got == 0) throw Error(fmt::format("'{}' ends at byte {}; it is cut off", path_.string(), offset));
-    out = out.subspan(static_cast<size_t>(got));
-    offset += static_cast<uint64_t>(got);
+void RegularFile::read_blocks(uint64_t end,
+                              const std::function<void(std::span<const std::byte>)>& take) const {
+  constexpr uint64_t block_bytes = uint64_t{1} << 20;
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(std::min(end, block_bytes));
+  for (uint64_t at = 0; at < end; at += block_bytes) {
+    const std::span block(buffer.get(), std::min(block_bytes, end - at));
+    read(at, block);
+    take(block);
   }
 }
 
@@ -114,6 +114,16 @@ std::string read_small_file(const std::filesystem::path& path, size_t longest) {
   std::string text(file.size(), '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
   return text;
+}
+
+void copy_file(const std::filesystem::path& source, const std::filesystem::path& target, uint64_t bytes) {
+  const RegularFile from(source);
+  std::error_code error;
+  std::filesystem::create_directories(target.parent_path(), error);
+  if (error) throw file_error("cannot create the folder", target.parent_path(), error.value());
+  OutputFile to(target);
+  from.read_blocks(std::min(bytes, from.size()), [&](std::span<const std::byte> block) { to.write(block); });
+  to.sync_and_close();
 }
 
 }  // namespace pptrain::io

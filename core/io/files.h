@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,8 +27,9 @@ FileDescriptor open_file(const std::filesystem::path& path, int flags);
 // followed, a pipe is not waited for. Throws Error where something else than a regular file has the name.
 FileDescriptor open_own_file(const std::filesystem::path& path, int flags);
 
-// Files from outside, opened without waiting: a pipe, a socket, a device or a folder in a file's place is an
-// error at once.
+// A file that is read at chosen places. Unlike with a mapping, a device that fails is an Error and not a
+// signal. Opened without waiting: a pipe, a socket, a device or a folder in a file's place is an error at
+// once.
 class RegularFile {
  public:
   // Throws Error with the path, and the system's reason or what is there instead of a file.
@@ -37,28 +40,13 @@ class RegularFile {
   const std::filesystem::path& path() const { return path_; }
   // Reads out.size() bytes from `offset` on. Throws Error with the reason, also where the file ends earlier.
   void read(uint64_t offset, std::span<std::byte> out) const;
+  // Hands the first `end` bytes to `take`, block by block, in order.
+  void read_blocks(uint64_t end, const std::function<void(std::span<const std::byte>)>& take) const;
 
  private:
   std::filesystem::path path_;
   FileDescriptor file_;
   uint64_t size_ = 0;
-};
-
-// A file read at chosen places. Unlike with a mapping, a device that fails is an Error and not a signal.
-class InputFile {
- public:
-  // Throws Error with the path and the system's reason.
-  explicit InputFile(std::filesystem::path path);
-
-  // Fills `out` with the bytes from `offset` on. Throws Error with the path and the system's reason, or where
-  // the file ends before.
-  void read_at(uint64_t offset, std::span<std::byte> out) const;
-
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-  FileDescriptor file_;
 };
 
 // --- A file being written, with every failure reported.
@@ -89,5 +77,11 @@ class OutputFile {
 // The content of a regular file of `longest` bytes at most. Throws Error with the path where it is none,
 // cannot be read or is longer.
 std::string read_small_file(const std::filesystem::path& path, size_t longest);
+
+// Writes the first `bytes` bytes of `source` (all of it where it has fewer) to the new file `target` and
+// syncs it, block by block; folders above `target` are made. Links are followed. Throws Error that names
+// the file and the system's reason.
+void copy_file(const std::filesystem::path& source, const std::filesystem::path& target,
+               uint64_t bytes = std::numeric_limits<uint64_t>::max());
 
 }  // namespace pptrain::io

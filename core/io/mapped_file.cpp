@@ -20,7 +20,7 @@
 namespace pptrain::io {
 
 // Entries are never freed, since a signal can come at any time; those that are given back are used again.
-struct MappedRegion::Entry {
+struct MappedFile::Entry {
   std::atomic<uintptr_t> begin = 0;  // 0: not in use
   std::atomic<size_t> size = 0;
   std::string path;  // read by the handler only while `begin` is set
@@ -29,7 +29,7 @@ struct MappedRegion::Entry {
 
 namespace {
 
-using Entry = MappedRegion::Entry;
+using Entry = MappedFile::Entry;
 
 static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<Entry*>::is_always_lock_free);
 
@@ -46,6 +46,17 @@ Entry* find_free() {
   auto* const entry = new Entry;  // NOLINT(cppcoreguidelines-owning-memory): it lives as long as the process
   entry->next = entries;
   entries = entry;
+  return entry;
+}
+
+// From here on the bus errors within these bytes are known to be of the file `path`, until `begin` is 0
+// again.
+Entry* add_entry(std::span<const std::byte> bytes, const std::filesystem::path& path) {
+  const std::lock_guard lock(entries_mutex);
+  Entry* const entry = find_free();
+  entry->path = path.string();
+  entry->size = bytes.size();
+  entry->begin = reinterpret_cast<uintptr_t>(bytes.data());
   return entry;
 }
 
@@ -109,26 +120,6 @@ void on_bus_error(int /*signal*/, siginfo_t* info, void* /*context*/) {
 
 }  // namespace
 
-MappedRegion::MappedRegion(std::span<const std::byte> bytes, const std::filesystem::path& path) {
-  if (bytes.empty()) return;
-  const std::lock_guard lock(entries_mutex);
-  entry_ = find_free();
-  entry_->path = path.string();
-  entry_->size = bytes.size();
-  entry_->begin = reinterpret_cast<uintptr_t>(bytes.data());
-}
-
-MappedRegion::~MappedRegion() {
-  if (entry_ != nullptr) entry_->begin = 0;
-}
-
-MappedRegion::MappedRegion(MappedRegion&& other) noexcept : entry_(std::exchange(other.entry_, nullptr)) {}
-
-MappedRegion& MappedRegion::operator=(MappedRegion&& other) noexcept {
-  std::swap(entry_, other.entry_);
-  return *this;
-}
-
 void report_file_faults() {
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
   on_terminal = ::isatty(STDERR_FILENO) == 1;
@@ -146,23 +137,23 @@ MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   void* const memory = ::mmap(nullptr, file.size(), PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
   if (memory == MAP_FAILED) throw file_error("cannot map", path_, errno);
   bytes_ = {static_cast<const std::byte*>(memory), file.size()};
-  region_ = MappedRegion(bytes_, path_);
+  entry_ = add_entry(bytes_, path_);
 }
 
 MappedFile::~MappedFile() {
-  region_ = {};
+  if (entry_ != nullptr) entry_->begin = 0;
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       bytes_(std::exchange(other.bytes_, {})),
-      region_(std::move(other.region_)) {}
+      entry_(std::exchange(other.entry_, nullptr)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(bytes_, other.bytes_);
-  std::swap(region_, other.region_);
+  std::swap(entry_, other.entry_);
   return *this;
 }
 

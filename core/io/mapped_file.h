@@ -10,33 +10,18 @@ namespace pptrain::io {
 // --- Mapped files that stop being readable while they are read: the system raises SIGBUS where a page lies
 // behind the end of a file that was shortened, or cannot be read from the device.
 
-// While it lives, the bus errors within these bytes are known to be of the file `path`.
-class MappedRegion {
- public:
-  MappedRegion() = default;
-  MappedRegion(std::span<const std::byte> bytes, const std::filesystem::path& path);
-  ~MappedRegion();
-  MappedRegion(MappedRegion&& other) noexcept;
-  MappedRegion& operator=(MappedRegion&& other) noexcept;
-
-  struct Entry;
-
- private:
-  Entry* entry_ = nullptr;
-};
-
 // From here on, of this process:
-// - a bus error within a MappedRegion, on any thread, ends the process with exit code 1 and a message that
+// - a bus error within a MappedFile, on any thread, ends the process with exit code 1 and a message that
 //   names the file. Any other one is explained, and ends the process as it would have;
 // - a write beyond the limit of a file's size (ulimit -f) fails with EFBIG, which every writer reports with
 //   the file's name, instead of ending the process by SIGXFSZ.
 void report_file_faults();
 
 // Owns a private read-only mapping of a whole regular file. Pages are read when touched, so opening costs
-// nothing. A file that is shortened while it is mapped ends the process (mapped_region.h).
+// nothing. A file that is shortened while it is mapped ends the process (report_file_faults).
 class MappedFile {
  public:
-  // Throws Error with the path and the system's reason; waits for no pipe (regular_file.h).
+  // Throws Error with the path and the system's reason; waits for no pipe (RegularFile).
   explicit MappedFile(std::filesystem::path path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
@@ -46,10 +31,12 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::filesystem::path& path() const { return path_; }
 
+  struct Entry;  // by which the handler of bus errors finds the file
+
  private:
   std::filesystem::path path_;
   std::span<const std::byte> bytes_;
-  MappedRegion region_;
+  Entry* entry_ = nullptr;
 };
 
 }  // namespace pptrain::io

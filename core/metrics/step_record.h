@@ -11,6 +11,12 @@
 
 namespace pptrain::metrics {
 
+// "2026-01-31T23:59:59.123Z"
+std::string utc_text(std::chrono::system_clock::time_point time);
+
+// Reads that, and "2026-01-31 23:59:59 UTC". Nothing where it is neither.
+std::optional<std::chrono::system_clock::time_point> parse_utc(const std::string& text);
+
 // What a start of a run, new or resumed, says of itself once: the first line that it writes to metrics.jsonl.
 struct RunHeader {
   int64_t step = 0;        // that the start goes on from; 0: a new run

@@ -1,12 +1,108 @@
 #include "core/metrics/terminal_sinks.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <numeric>
+#include <string_view>
 #include <utility>
 
+#include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
 
 namespace pptrain::metrics {
+
+namespace {
+
+constexpr std::array<std::string_view, 8> blocks = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+constexpr std::array<std::string_view, 8> signs = {"_", ".", "-", "=", "+", "*", "%", "#"};
+
+// `count` means of consecutive values, of groups as equal as can be.
+std::vector<double> resample(std::span<const double> values, size_t count) {
+  std::vector<double> result;
+  for (size_t i = 0; i < count; ++i) {
+    const auto group = values.subspan(i * values.size() / count);
+    const size_t size = (i + 1) * values.size() / count - i * values.size() / count;
+    result.push_back(std::accumulate(group.begin(), group.begin() + static_cast<std::ptrdiff_t>(size), 0.0) /
+                     static_cast<double>(size));
+  }
+  return result;
+}
+
+}  // namespace
+
+void RunningMeans::add(double value) {
+  if (!std::isfinite(value)) return;
+  if (!first_) first_ = value;
+  last_ = value;
+  if (sums_.empty() || in_last_ == group_) {
+    if (sums_.size() == most) {
+      for (size_t i = 0; i < most / 2; ++i) sums_[i] = sums_[2 * i] + sums_[2 * i + 1];
+      sums_.resize(most / 2);
+      group_ *= 2;
+    }
+    sums_.push_back(0);
+    in_last_ = 0;
+  }
+  sums_.back() += value;
+  ++in_last_;
+}
+
+std::vector<double> RunningMeans::means() const {
+  std::vector<double> result = sums_;
+  for (double& value : result) value /= static_cast<double>(group_);
+  if (!result.empty()) result.back() = sums_.back() / static_cast<double>(in_last_);
+  return result;
+}
+
+std::string sparkline(std::span<const double> values, size_t columns, bool utf8) {
+  if (values.empty() || columns == 0) return "";
+  const std::vector<double> points = resample(values, std::min(columns, values.size()));
+  const auto [low, high] = std::ranges::minmax(points);
+  const auto& levels = utf8 ? blocks : signs;
+  std::string line;
+  for (const double point : points) {
+    const double share = high > low ? (point - low) / (high - low) : 0;
+    const auto level = static_cast<size_t>(share * static_cast<double>(levels.size()));
+    line += levels[std::min(level, levels.size() - 1)];
+  }
+  return line;
+}
+
+std::string loss_line(const RunningMeans& losses, size_t columns, bool utf8) {
+  constexpr size_t least = 2;
+  const std::vector<double> means = losses.means();
+  if (means.size() < least) return "";
+  const std::string before = fmt::format("loss {:.4f} ", *losses.first());
+  const std::string after = fmt::format(" {:.4f}", *losses.last());
+  if (before.size() + after.size() + least > columns) return "";
+  return before + sparkline(means, columns - before.size() - after.size(), utf8) + after;
+}
+
+bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang) {
+  for (const char* name : {lc_all, lc_ctype, lang}) {
+    if (name == nullptr || *name == '\0') continue;
+    std::string lower;
+    for (const char c : std::string_view(name))
+      if (c != '-') lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return lower.find("utf8") != std::string::npos;
+  }
+  return false;
+}
+
+void LossCurveSink::end() {
+  constexpr int widest = 60, time_columns = 9;  // the log's "12:34:56 "
+  const int columns = std::min(widest, terminal_columns().value_or(widest)) - time_columns;
+  if (columns <= 0) return;
+  const bool utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
+  const std::string line = loss_line(losses_, static_cast<size_t>(columns), utf8);
+  if (!line.empty()) spdlog::info("{}", line);
+}
 
 void LineSink::step(const StepRecord& record) {
   tokens_ += record.tokens;

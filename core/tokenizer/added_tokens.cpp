@@ -6,7 +6,6 @@
 #include <unordered_set>
 
 #include "core/tokenizer/unicode.h"
-#include "core/tokenizer/utf8.h"
 
 namespace pptrain::tokenizer {
 namespace {

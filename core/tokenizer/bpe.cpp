@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/tokenizer/utf8.h"
+#include "core/tokenizer/unicode.h"
 
 namespace pptrain::tokenizer {
 

@@ -8,11 +8,21 @@
 
 #include "core/tokenizer/bpe.h"
 #include "core/tokenizer/pattern.h"
-#include "core/tokenizer/pattern_syntax.h"
 #include "core/tokenizer/unicode.h"
-#include "core/tokenizer/utf8.h"
 
 namespace pptrain::tokenizer {
+
+// One step, from a list of texts to another.
+class DecoderStep {
+ public:
+  virtual ~DecoderStep() = default;
+  virtual void apply(std::vector<std::string>& tokens) const = 0;
+  // Does it look at each token alone?
+  virtual bool each_alone() const { return false; }
+  enum class Kind { byte_level, byte_fallback, fuse, other };
+  virtual Kind kind() const { return Kind::other; }
+};
+
 namespace {
 
 using Tokens = std::vector<std::string>;

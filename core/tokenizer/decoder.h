@@ -14,16 +14,7 @@
 
 namespace pptrain::tokenizer {
 
-// One step, from a list of texts to another.
-class DecoderStep {
- public:
-  virtual ~DecoderStep() = default;
-  virtual void apply(std::vector<std::string>& tokens) const = 0;
-  // Does it look at each token alone?
-  virtual bool each_alone() const { return false; }
-  enum class Kind { byte_level, byte_fallback, fuse, other };
-  virtual Kind kind() const { return Kind::other; }
-};
+class DecoderStep;
 
 class Decoder {
  public:

@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/io/strict_json.h"
-#include "core/tokenizer/utf8.h"
+#include "core/tokenizer/unicode.h"
 
 namespace pptrain::tokenizer {
 

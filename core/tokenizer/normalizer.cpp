@@ -6,11 +6,19 @@
 #include <utility>
 
 #include "core/tokenizer/pattern.h"
-#include "core/tokenizer/pattern_syntax.h"
 #include "core/tokenizer/unicode.h"
-#include "core/tokenizer/utf8.h"
 
 namespace pptrain::tokenizer {
+
+// One step. Immutable.
+class NormalizerStep {
+ public:
+  virtual ~NormalizerStep() = default;
+  // Appends to `out`; returns false, and appends nothing, where the text stays as it is. Valid UTF-8 stays
+  // so.
+  virtual bool apply(std::string_view text, std::string& out) const = 0;
+};
+
 namespace {
 
 class Form : public NormalizerStep {
@@ -119,6 +127,11 @@ std::unique_ptr<const NormalizerStep> per_character(Each each) {
 }
 
 }  // namespace
+
+Normalizer::Normalizer() = default;
+Normalizer::~Normalizer() = default;
+Normalizer::Normalizer(Normalizer&&) noexcept = default;
+Normalizer& Normalizer::operator=(Normalizer&&) noexcept = default;
 
 Normalizer::Normalizer(const JsonPart& part) {
   add(part);

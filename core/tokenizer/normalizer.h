@@ -11,18 +11,14 @@
 
 namespace pptrain::tokenizer {
 
-// One step. Immutable.
-class NormalizerStep {
- public:
-  virtual ~NormalizerStep() = default;
-  // Appends to `out`; returns false, and appends nothing, where the text stays as it is. Valid UTF-8 stays
-  // so.
-  virtual bool apply(std::string_view text, std::string& out) const = 0;
-};
+class NormalizerStep;
 
 class Normalizer {
  public:
-  Normalizer() = default;
+  Normalizer();
+  ~Normalizer();
+  Normalizer(Normalizer&&) noexcept;
+  Normalizer& operator=(Normalizer&&) noexcept;
   // NFC, NFD, NFKC, NFKD, Nmt, Lowercase, Strip, StripAccents, Replace, Prepend and Sequence. Throws Error
   // that names any other.
   explicit Normalizer(const JsonPart& part);

@@ -9,8 +9,7 @@
 #include <pcre2.h>
 
 #include "core/base/error.h"
-#include "core/tokenizer/pattern_syntax.h"
-#include "core/tokenizer/utf8.h"
+#include "core/tokenizer/unicode.h"
 
 namespace pptrain::tokenizer {
 namespace {

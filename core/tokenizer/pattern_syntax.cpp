@@ -1,4 +1,4 @@
-#include "core/tokenizer/pattern_syntax.h"
+#include "core/tokenizer/pattern.h"
 
 #include <spdlog/fmt/fmt.h>
 

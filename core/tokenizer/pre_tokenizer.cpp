@@ -8,9 +8,7 @@
 #include <utility>
 
 #include "core/tokenizer/pattern.h"
-#include "core/tokenizer/pattern_syntax.h"
 #include "core/tokenizer/unicode.h"
-#include "core/tokenizer/utf8.h"
 
 namespace pptrain::tokenizer {
 namespace {

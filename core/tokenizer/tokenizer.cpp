@@ -6,6 +6,7 @@
 #include <array>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -19,9 +20,7 @@
 #include "core/tokenizer/json_part.h"
 #include "core/tokenizer/normalizer.h"
 #include "core/tokenizer/pre_tokenizer.h"
-#include "core/tokenizer/template.h"
 #include "core/tokenizer/unicode.h"
-#include "core/tokenizer/utf8.h"
 
 namespace pptrain::tokenizer {
 namespace {
@@ -63,6 +62,75 @@ nlohmann::json read_json(const std::filesystem::path& path) {
 // A token of tokenizer_config.json, which stands there as a text or as an object.
 std::string token_text(const JsonPart& token) {
   return token.value().is_object() ? token.text("content") : token.text();
+}
+
+// Tokens around a text: "post_processor" of tokenizer.json, as far as it acts on one text.
+struct Template {
+  std::vector<int32_t> before, after;
+  bool read = false;  // is there one that adds tokens?
+
+  Template() = default;
+  // TemplateProcessing, RobertaProcessing, BertProcessing, ByteLevel (nothing) and Sequence. Throws Error
+  // that names any other.
+  explicit Template(const JsonPart& part);
+
+ private:
+  void add(const JsonPart& part);
+  void add_pieces(const JsonPart& part);
+};
+
+int32_t read_id(const JsonPart& part) {
+  return static_cast<int32_t>(part.integer(0, largest_id));
+}
+
+// ["[SEP]", 102]
+int32_t read_named_id(const JsonPart& part) {
+  const std::vector<JsonPart> pair = part.elements();
+  if (pair.size() != 2) part.refuse("must be a token and its id");
+  return read_id(pair[1]);
+}
+
+Template::Template(const JsonPart& part) {
+  add(part);
+}
+
+void Template::add(const JsonPart& part) {
+  const std::string type = part.type();
+  if (type == "Sequence") {
+    part.only({"type", "processors"});
+    for (const JsonPart& each : part.at("processors").elements()) add(each);
+    return;
+  }
+  if (type == "ByteLevel") return;  // of offsets alone
+  if (read) part.refuse("two post-processors that add tokens are not supported");
+  if (type == "TemplateProcessing") {
+    part.only({"type", "single", "pair", "special_tokens"});
+    add_pieces(part);
+  } else if (type == "RobertaProcessing" || type == "BertProcessing") {
+    part.only({"type", "sep", "cls", "trim_offsets", "add_prefix_space"});
+    before.push_back(read_named_id(part.at("cls")));
+    after.push_back(read_named_id(part.at("sep")));
+  } else {
+    part.refuse(fmt::format("the post-processor '{}' is not supported", type));
+  }
+  read = true;
+}
+
+void Template::add_pieces(const JsonPart& part) {
+  bool text_seen = false;
+  for (const JsonPart& piece : part.at("single").elements()) {
+    piece.only({"Sequence", "SpecialToken"});
+    if (piece.value().size() != 1) piece.refuse("must have either 'Sequence' or 'SpecialToken'");
+    if (const auto sequence = piece.find("Sequence")) {
+      if (text_seen || sequence->text("id") != "A") piece.refuse("the text must be there once, as 'A'");
+      text_seen = true;
+      continue;
+    }
+    const std::string name = piece.at("SpecialToken").text("id");
+    const JsonPart token = part.at("special_tokens").at(name.c_str());
+    for (const JsonPart& id : token.at("ids").elements()) (text_seen ? after : before).push_back(read_id(id));
+  }
+  if (!text_seen) part.at("single").refuse("the text is missing");
 }
 
 }  // namespace
@@ -268,6 +336,38 @@ std::optional<int32_t> Tokenizer::eos_id() const {
 
 const std::vector<int32_t>& Tokenizer::stop_ids() const {
   return parts_->stops;
+}
+
+std::string StreamDecoder::put(int32_t id) {
+  ids_.push_back(id);
+  return take(false);
+}
+
+std::string StreamDecoder::finish() {
+  std::string rest = take(true);
+  ids_.clear();
+  out_ = 0;
+  shown_.clear();
+  return rest;
+}
+
+std::string StreamDecoder::take(bool all) {
+  const std::string text = tokenizer_.decode(ids_, skip_special_);
+  if (text.size() <= shown_.size() || (!all && text.ends_with(replacement_character))) return "";
+  std::string added = text.starts_with(shown_)
+                          ? text.substr(shown_.size())
+                          : tokenizer_.decode(std::span(ids_).subspan(out_), skip_special_);
+  // Those that waited are from now on what the next ones are decoded behind; but not where a decoder takes
+  // all of them from the beginning of a text, where they do not stand.
+  std::string shown = tokenizer_.decode(std::span(ids_).subspan(out_), skip_special_);
+  if (shown.empty()) {
+    shown = text;
+  } else {
+    ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(out_));
+  }
+  shown_ = std::move(shown);
+  out_ = ids_.size();
+  return added;
 }
 
 }  // namespace pptrain::tokenizer

@@ -1,12 +1,54 @@
-// Properties of characters and normal forms as the Python package `tokenizers` has them: utf8proc's tables
-// with the differences of unicode_differences.h.
+// UTF-8, one code point at a time; properties of characters and normal forms as the Python package
+// `tokenizers` has them: utf8proc's tables with the differences of unicode_differences.h.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace pptrain::tokenizer {
+
+struct CodePoint {
+  uint32_t value;
+  uint32_t size;  // bytes
+};
+
+// The code point at `at`, of valid UTF-8.
+inline CodePoint code_point(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(text[at + i])); };
+  const uint32_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  if (lead < 0xe0) return {(lead & 0x1f) << 6 | (byte(1) & 0x3f), 2};
+  if (lead < 0xf0) return {(lead & 0xf) << 12 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f), 3};
+  return {(lead & 7) << 18 | (byte(1) & 0x3f) << 12 | (byte(2) & 0x3f) << 6 | (byte(3) & 0x3f), 4};
+}
+
+// Bytes of the code point that begins with this byte, of valid UTF-8.
+inline size_t code_point_size(char lead) {
+  const auto byte = static_cast<unsigned char>(lead);
+  return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
+}
+
+// Where the code point that ends before `end` begins; end > 0, valid UTF-8.
+inline size_t previous_code_point(std::string_view text, size_t end) {
+  do {
+    --end;
+  } while ((static_cast<unsigned char>(text[end]) & 0xc0) == 0x80);
+  return end;
+}
+
+void append_utf8(std::string& text, uint32_t code_point);
+
+constexpr std::string_view replacement_character = "\xef\xbf\xbd";  // U+FFFD
+
+// Bytes of the longest beginning that is valid UTF-8.
+size_t valid_utf8_prefix(std::string_view bytes);
+
+// Appends the text with U+FFFD for each maximal part of a code point that is cut or wrong, as the Unicode
+// Standard recommends (chapter 3, "U+FFFD Substitution of Maximal Subparts"), and as Python's
+// errors="replace" and Rust's from_utf8_lossy do.
+void append_repaired(std::string& text, std::string_view bytes);
 
 bool is_white_space(uint32_t c);  // White_Space: Rust's char::is_whitespace
 bool is_number(uint32_t c);       // N: Rust's char::is_numeric

@@ -10,6 +10,10 @@
 
 namespace pptrain::tokens {
 
+// `host`: a CPU tensor -> the same on `device`, in the order of its current stream; the host does not wait.
+// On the CPU it is the tensor itself.
+at::Tensor to_device(const at::Tensor& host, at::Device device);
+
 // Document d is the tokens [host_starts[d], host_starts[d + 1]). Made by make_segments or equal_segments; of
 // no documents at first.
 struct Segments {

@@ -34,7 +34,7 @@ struct RunState {
   uint64_t seed = 0;
   // Of the evaluation after this very step; none where there was none.
   std::optional<double> validation_loss = std::nullopt;
-  // What the watch for divergence goes on with (core/fault/divergence.h): nothing where there is no watch.
+  // What the watch for divergence goes on with (core/fault/loss_watch.h): nothing where there is no watch.
   std::vector<double> recent_losses = {};  // within the band, the oldest first
   int64_t losses_above = 0;                // steps in a row above the band, up to this one
   int64_t above_since = 0;                 // the first of them; 0 where there are none

@@ -12,7 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
-#include "core/io/copy_file.h"
+#include "core/io/checksum.h"
 #include "core/io/files.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/step_folders.h"

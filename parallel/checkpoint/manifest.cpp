@@ -14,7 +14,6 @@
 
 #include "core/base/error.h"
 #include "core/io/checksum.h"
-#include "core/io/copy_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"
 #include "core/io/strict_json.h"

@@ -51,14 +51,14 @@ std::vector<std::string> compare(const io::SafetensorsReader& file, const FileEn
   return problems;
 }
 
-std::string stream_bytes(const io::InputFile& input, const io::SafetensorsReader& file,
+std::string stream_bytes(const io::RegularFile& input, const io::SafetensorsReader& file,
                          const std::string& tensor, uint64_t begin, uint64_t end, const Take& take) {
   const uint64_t offset = file.offset(tensor);
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(std::min(end - begin, piece_bytes));
   io::Checksum checksum;
   for (uint64_t at = begin; at < end; at += piece_bytes) {
     const std::span piece(buffer.get(), std::min(piece_bytes, end - at));
-    input.read_at(offset + at, piece);
+    input.read(offset + at, piece);
     checksum.add(piece);
     take(at, piece);
   }

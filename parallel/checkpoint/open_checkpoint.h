@@ -27,7 +27,7 @@ using Take = std::function<void(uint64_t begin, std::span<const std::byte> piece
 
 // Reads the bytes [begin, end) of a tensor of `file` through `input`, which is the same file, and hands them
 // to `take`, piece by piece. Returns their checksum.
-std::string stream_bytes(const io::InputFile& input, const io::SafetensorsReader& file,
+std::string stream_bytes(const io::RegularFile& input, const io::SafetensorsReader& file,
                          const std::string& tensor, uint64_t begin, uint64_t end, const Take& take);
 
 // What to throw where a tensor's checksum is not the manifest's: names tensor and file.

@@ -108,7 +108,7 @@ struct Reader::Impl {
   Manifest manifest;
   std::vector<io::SafetensorsReader> files;
   std::map<std::pair<std::string, std::string>, std::vector<Stored>> tensors;  // by file kind and name
-  std::optional<io::InputFile> open;  // that was read last: ranks read file after file
+  std::optional<io::RegularFile> open;  // that was read last: ranks read file after file
 
   explicit Impl(const std::filesystem::path& dir)
       : step_dir(dir), manifest(or_unusable([&] { return read_manifest(dir); })) {
@@ -129,7 +129,7 @@ struct Reader::Impl {
     }
   }
 
-  const io::InputFile& input(const std::filesystem::path& path) {
+  const io::RegularFile& input(const std::filesystem::path& path) {
     if (!open || open->path() != path) open.emplace(path);
     return *open;
   }

@@ -15,7 +15,7 @@ void verify_file(const fs::path& step_dir, const FileEntry& entry, std::vector<s
     const io::SafetensorsReader file = open_file(step_dir, entry);
     const auto differences = compare(file, entry);
     problems.insert(problems.end(), differences.begin(), differences.end());
-    const io::InputFile input(file.path());
+    const io::RegularFile input(file.path());
     for (const auto& [name, tensor] : entry.tensors) {
       if (!file.contains(name)) continue;
       try {

@@ -10,7 +10,7 @@
 
 #include "core/kernels/dry_run.h"
 #include "core/kernels/expert_kernels.h"
-#include "core/tokens/host_copy.h"
+#include "core/tokens/segments.h"
 
 namespace pptrain::expert {
 namespace {

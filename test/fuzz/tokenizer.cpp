@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/tokenizer/stream_decoder.h"
-#include "core/tokenizer/utf8.h"
+#include "core/tokenizer/unicode.h"
 #include "test/fuzz/targets.h"
 
 namespace pptrain::fuzz {

@@ -78,7 +78,7 @@ TEST_CASE("documents of a file, with their ends, whatever the number of threads"
   texts.erase(texts.begin() + 5);  // the empty one is left out
 
   TokenizeOptions options;
-  options.encode.end_id = *tokenizer.id_of("<|end_of_text|>");
+  options.end_id = *tokenizer.id_of("<|end_of_text|>");
   for (const bool lines : {false, true}) {
     options.format.kind = lines ? Kind::jsonl : Kind::text;
     options.format.separator = "<doc>\n";
@@ -89,7 +89,7 @@ TEST_CASE("documents of a file, with their ends, whatever the number of threads"
       REQUIRE(result.documents.size() == texts.size());
       for (size_t i = 0; i < texts.size(); ++i) {
         std::vector<int32_t> expected = tokenizer.encode(texts[i], true);
-        expected.push_back(*options.encode.end_id);
+        expected.push_back(*options.end_id);
         CHECK(result.documents[i] == expected);
       }
       CHECK(result.progress.bytes == result.progress.total_bytes);
@@ -105,13 +105,13 @@ TEST_CASE("a file is a document, and an end that is there is not put twice") {
   write(folder.path() / "b", "");
   write(folder.path() / "c", "two<|end_of_text|>");
   TokenizeOptions options;
-  options.encode.add_special = false;
+  options.add_special = false;
   const std::vector<fs::path> files{folder.path() / "c", folder.path() / "b", folder.path() / "a"};
   const int32_t end = *tokenizer.id_of("<|end_of_text|>");
   Result result = run(tokenizer, folder.path(), files, options);
   REQUIRE(result.documents.size() == 2);
   CHECK(result.documents[0] == tokenizer.encode("two<|end_of_text|>", false));
-  options.encode.end_id = end;
+  options.end_id = end;
   result = run(tokenizer, folder.path(), files, options);
   CHECK(result.documents[0] == tokenizer.encode("two<|end_of_text|>", false));
   CHECK(result.documents[1] == tokenizer.encode("one<|end_of_text|>", false));
@@ -127,7 +127,7 @@ TEST_CASE("a prompt's tokens come first and are counted; it has the tokens befor
   TokenizeOptions options;
   options.format = {
       .kind = Kind::jsonl, .key = "", .prompt_key = "p", .completion_key = "c", .separator = ""};
-  options.encode.end_id = *tokenizer.id_of("<|end_of_text|>");
+  options.end_id = *tokenizer.id_of("<|end_of_text|>");
   const Result result = run(tokenizer, folder.path(), {folder.path() / "a.jsonl"}, options);
   REQUIRE(result.documents.size() == 3);
   CHECK(result.progress.empty == 1);
@@ -141,7 +141,7 @@ TEST_CASE("a prompt's tokens come first and are counted; it has the tokens befor
     std::memcpy(&prompt, lengths.data() + 16 + 4 * i, sizeof(prompt));
     CHECK(prompt == expected.size());
     tokenizer.encode(pairs[i].second, false, expected);
-    expected.push_back(*options.encode.end_id);
+    expected.push_back(*options.end_id);
     CHECK(result.documents[i] == expected);
   }
 }

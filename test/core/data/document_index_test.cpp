@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/data/documents.h"
-#include "core/data/fingerprint.h"
+#include "core/data/inspect.h"
 #include "core/data/token_dataset.h"
 #include "test/core/data/token_files.h"
 #include "test/support/catch.h"

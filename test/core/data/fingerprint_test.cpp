@@ -1,4 +1,4 @@
-#include "core/data/fingerprint.h"
+#include "core/data/inspect.h"
 
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-#include "core/data/prompts.h"
+#include "core/data/document_index.h"
 
 #include <random>
 #include <string>

@@ -1,5 +1,5 @@
 // The band of losses against sorting, and what counts as leaving it.
-#include "core/fault/divergence.h"
+#include "core/fault/loss_watch.h"
 
 #include <algorithm>
 #include <cmath>
@@ -76,7 +76,7 @@ TEST_CASE("a loss that rises for good is found, a spike and a loss that is no nu
   for (int i = 0; i < 4; ++i) take(9);
   CHECK(watch.above());
   take(std::numeric_limits<double>::quiet_NaN());
-  CHECK(watch.state().above == 4);  // anomaly.h's business
+  CHECK(watch.state().above == 4);  // AnomalyGuard's business
   take(2.02);
   CHECK_FALSE(watch.above());
   for (int i = 0; i < 5; ++i) take(2.5 + i);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/fault/anomaly.h"
+#include "core/fault/loss_watch.h"
 #include "core/fault/shutdown.h"
 #include "test/support/catch.h"
 

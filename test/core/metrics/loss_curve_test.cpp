@@ -1,4 +1,4 @@
-#include "core/metrics/loss_curve.h"
+#include "core/metrics/terminal_sinks.h"
 
 #include <algorithm>
 #include <cmath>

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/metrics/jsonl_sink.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

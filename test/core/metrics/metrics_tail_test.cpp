@@ -5,7 +5,6 @@
 #include <fstream>
 
 #include "core/metrics/step_record.h"
-#include "core/metrics/utc_time.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 

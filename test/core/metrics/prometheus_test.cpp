@@ -1,6 +1,5 @@
 // The page for Prometheus and its server, met by clients of all manners. A real parser reads it in
 // test/app/report/look_test.py.
-#include "core/metrics/prometheus/prometheus_sink.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -17,7 +16,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/metrics/prometheus/page_server.h"
+#include "core/metrics/prometheus.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -1,6 +1,5 @@
 // Event files, checked field by field with a reader of their bytes; the real TensorBoard reads them in
 // test/app/report/look_test.py.
-#include "core/metrics/tensorboard/tensorboard_sink.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/metrics/tensorboard/event.h"
+#include "core/metrics/tensorboard.h"
 #include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/metrics/log_file.h"
+#include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
 #include "core/metrics/terminal_sinks.h"
 #include "test/core/io/scratch_folder.h"

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/tokenizer/pattern_syntax.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

@@ -1,4 +1,4 @@
-#include "core/tokenizer/stream_decoder.h"
+#include "core/tokenizer/tokenizer.h"
 
 #include <string>
 #include <vector>

@@ -17,7 +17,6 @@
 #include <string_view>
 #include <vector>
 
-#include "core/tokenizer/stream_decoder.h"
 #include "core/tokenizer/tokenizer.h"
 
 using pptrain::tokenizer::StreamDecoder;

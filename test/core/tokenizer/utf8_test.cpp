@@ -1,4 +1,3 @@
-#include "core/tokenizer/utf8.h"
 
 #include <string>
 #include <utility>

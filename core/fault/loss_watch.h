@@ -1,26 +1,45 @@
-// Losses that leave the band of those before them and stay above it.
+// Two watches over the global loss, which has the same bits on every rank, so that all ranks decide alike:
+// steps that are skipped (loss or gradient norm not finite, or no valid token), and losses that leave their
+// band and stay above it.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 namespace pptrain::fault {
 
-// Where losses are expected, in nats per token.
-struct LossBand {
-  double median = 0;
-  double deviation = 0;  // 1.4826 times the median absolute deviation, but 0.1 % of the median at least
-  double limit = 0;      // above it a loss is out of the band
-};
+// Decides whether a step counts. It sees the global loss and norm, which have the same bits on every rank, so
+// that all ranks decide alike.
+class AnomalyGuard {
+ public:
+  // max_in_a_row: skipped steps in a row after which the run fails; 0: the first one fails it.
+  explicit AnomalyGuard(int64_t max_in_a_row) : max_in_a_row_(max_in_a_row) {}
 
-// The band of these losses, of which there is one at least, `width` deviations wide. Median and median
-// absolute deviation, which up to half of the losses cannot move: Leys, Ley, Klein, Bernard and Licata,
-// "Detecting outliers: Do not use standard deviation around the mean, use absolute deviation around the
-// median", J. Exp. Soc. Psychol. 49 (2013). The floor is for losses that hardly differ.
-LossBand loss_band(std::span<const double> losses, double width);
+  // True where both are finite: apply the step. False: skip it. Throws Error with the last steps' figures
+  // once more than max_in_a_row would have been skipped without a break. `where`: what is known of the place
+  // of a step that is not finite, for the report.
+  bool accept(double loss, double grad_norm, const std::string& where = {});
+
+  // A step without a valid token: it is skipped and counted, but is no anomaly.
+  void skip_empty() { ++total_; }
+
+  int64_t in_a_row() const { return in_a_row_; }
+  int64_t total() const { return total_; }
+  void restore(int64_t in_a_row, int64_t total);
+
+ private:
+  struct Seen {
+    double loss, grad_norm;
+    std::string where;
+  };
+  int64_t max_in_a_row_;
+  int64_t in_a_row_ = 0;
+  int64_t total_ = 0;
+  std::deque<Seen> last_;
+};
 
 // Counts the steps in a row whose loss lies above the band. It sees the global loss, which has the same bits
 // on every rank and every pipeline layout, so that all ranks decide alike. Only losses within the band become
@@ -41,7 +60,7 @@ class DivergenceWatch {
 
   explicit DivergenceWatch(const Options& options) : options_(options) {}
 
-  // The loss of the next step. One that is not finite says nothing here (anomaly.h).
+  // The loss of the next step. One that is not finite says nothing here (AnomalyGuard).
   void take(int64_t step, double loss);
 
   bool above() const { return state_.above > 0; }

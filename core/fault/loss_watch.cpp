@@ -1,13 +1,45 @@
-#include "core/fault/divergence.h"
+#include "core/fault/loss_watch.h"
 
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <span>
+#include <string>
 #include <utility>
 
+#include "core/base/error.h"
+
 namespace pptrain::fault {
+
+bool AnomalyGuard::accept(double loss, double grad_norm, const std::string& where) {
+  constexpr size_t remembered = 8;
+  last_.push_back({loss, grad_norm, where});
+  if (last_.size() > remembered) last_.pop_front();
+  if (std::isfinite(loss) && std::isfinite(grad_norm)) {
+    in_a_row_ = 0;
+    return true;
+  }
+  ++in_a_row_;
+  ++total_;
+  if (in_a_row_ <= max_in_a_row_) return false;
+  std::string report;
+  for (const Seen& seen : last_)
+    report += fmt::format("\n  loss {:.6g}, grad norm {:.6g}{}{}", seen.loss, seen.grad_norm,
+                          seen.where.empty() ? "" : "; ", seen.where);
+  throw Error(fmt::format(
+      "the loss or gradient norm was not finite in {} steps in a row, more than train.max_skipped_steps = {} "
+      "allow; weights are those before the first of them. The last steps, oldest first:{}\n"
+      "Lower optimizer.lr, lengthen lr_schedule.warmup_steps, or look at the data of these steps.",
+      in_a_row_, max_in_a_row_, report));
+}
+
+void AnomalyGuard::restore(int64_t in_a_row, int64_t total) {
+  in_a_row_ = in_a_row;
+  total_ = total;
+  last_.clear();
+}
 
 namespace {
 
@@ -19,8 +51,17 @@ double median_of(std::vector<double> values) {
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
-}  // namespace
+// Where losses are expected, in nats per token.
+struct LossBand {
+  double median = 0;
+  double deviation = 0;  // 1.4826 times the median absolute deviation, but 0.1 % of the median at least
+  double limit = 0;      // above it a loss is out of the band
+};
 
+// The band of these losses, of which there is one at least, `width` deviations wide. Median and median
+// absolute deviation, which up to half of the losses cannot move: Leys, Ley, Klein, Bernard and Licata,
+// "Detecting outliers: Do not use standard deviation around the mean, use absolute deviation around the
+// median", J. Exp. Soc. Psychol. 49 (2013). The floor is for losses that hardly differ.
 LossBand loss_band(std::span<const double> losses, double width) {
   constexpr double of_normal_noise = 1.4826;  // standard deviation over median absolute deviation
   constexpr double least = 1e-3;
@@ -31,6 +72,8 @@ LossBand loss_band(std::span<const double> losses, double width) {
   band.limit = band.median + width * band.deviation;
   return band;
 }
+
+}  // namespace
 
 void DivergenceWatch::take(int64_t step, double loss) {
   if (options_.steps == 0 || !std::isfinite(loss)) return;

@@ -1,0 +1,62 @@
+// The figures of a run as TensorBoard's event files: protocol buffers `Event` of TensorFlow's event.proto and
+// summary.proto, of which a handful of fields are used, each in the frame of a TFRecord file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/metrics/figures.h"
+#include "core/metrics/metrics_file.h"
+#include "core/metrics/sinks.h"
+#include "core/metrics/step_record.h"
+
+namespace pptrain::metrics {
+
+// CRC-32C (Castagnoli, RFC 3720), and how TFRecord files mask it.
+uint32_t crc32c(std::string_view bytes);
+
+// As TensorFlow stores it beside data: rotated right by 15 bits, plus a constant, so that a checksum of bytes
+// that hold checksums is no weaker.
+uint32_t masked_crc32c(std::string_view bytes);
+
+// wall_time: seconds since 1970.
+
+// What a file begins with: Event{wall_time, file_version = "brain.Event:2"}.
+std::string version_event(double wall_time);
+
+// Event{wall_time, step, session_log{status = START}}: readers forget what earlier files have of `step` and
+// after.
+std::string restart_event(double wall_time, int64_t step);
+
+// Event{wall_time, step, summary{value{tag, simple_value}...}}. Values become float32.
+std::string scalars_event(double wall_time, int64_t step, std::span<const Figure> figures);
+
+// The event as a record of the file: length, masked CRC-32C of the length, event, masked CRC-32C of the
+// event.
+std::string framed(std::string_view event);
+
+class TensorboardSink : public Sink {
+ public:
+  // Makes a new file in `folder`, which is created: events.out.tfevents.TIME.HOST.PID.N, TIME later than
+  // those of the files that are there, so that readers, which go by names, take it last. Where the start goes
+  // on from a step, the file says that what others have of later steps counts no more. Each record is handed
+  // to the system whole; where the disk is full, records wait in memory (PatientFile). Throws Error that
+  // names the file where it cannot be made.
+  TensorboardSink(const std::filesystem::path& folder, const RunHeader& header);
+
+  void step(const StepRecord& record) override;
+  void eval(const EvalRecord& record) override;
+
+  const std::filesystem::path& path() const { return file_->path(); }
+
+ private:
+  void write(const std::string& event);
+
+  std::optional<PatientFile> file_;
+};
+
+}  // namespace pptrain::metrics
