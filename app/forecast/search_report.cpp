@@ -148,24 +148,13 @@ std::string header(const MeshSearchResult& result, const PlanBase& base, const C
                     result.meshes, result.layouts, result.simulated);
 }
 
-// By the names of the job's keys.
-std::vector<std::pair<std::string, int>> sizes_of(const mesh::MeshShape& mesh) {
-  std::vector<std::pair<std::string, int>> sizes;
-  for (int i = 0; i < mesh::axis_count; ++i) {
-    const auto axis = static_cast<mesh::Axis>(i);
-    sizes.emplace_back(mesh::name(axis), mesh.size(axis));
-  }
-  sizes.emplace_back("ep", mesh.ep);
-  return sizes;
-}
-
 std::string rows_of(std::span<const Candidate> ranking, int width) {
   std::vector<std::vector<std::string>> rows{
       {"schedule", "pp", "rep", "shard", "cp", "tp", "ep", "step", "tokens/s", "peak"}};
   for (const Candidate& c : ranking) {
     std::vector<std::string>& row = rows.emplace_back();
     row.push_back(c.layout.schedule);
-    for (const auto& [axis, size] : sizes_of(c.layout.mesh)) row.push_back(fmt::to_string(size));
+    for (const auto& [axis, size] : c.layout.mesh.sizes()) row.push_back(fmt::to_string(size));
     row.push_back(schedule::format_seconds(c.step_time));
     row.push_back(schedule::with_commas(c.tokens_per_s));
     row.push_back(peak(c));
@@ -179,7 +168,7 @@ const char* reduction(const Layout& layout) {
 
 Json mesh_json(const Candidate& c) {
   Json json, bytes;
-  for (const auto& [axis, size] : sizes_of(c.layout.mesh)) json[axis] = size;
+  for (const auto& [axis, size] : c.layout.mesh.sizes()) json[axis] = size;
   for (const auto& [kind, count] : c.bytes.kinds()) bytes[kind] = count;
   bytes["total"] = c.bytes.total();
   json.update(schedule_json(c.layout));
@@ -255,11 +244,11 @@ std::string meshes_json(const MeshSearchResult& result, const PlanBase& base, co
 
 std::string meshes_csv(const MeshSearchResult& result) {
   std::string out;
-  for (const auto& [axis, size] : sizes_of({})) out += axis + ",";
+  for (const auto& [axis, size] : mesh::MeshShape().sizes()) out += axis + ",";
   out += fmt::format("{},reshard_after_forward,reduce_gradients,step_time,tokens_per_s,peak_bytes,set\n",
                      schedule_columns);
   for (const Candidate& c : result.ranking) {
-    for (const auto& [axis, size] : sizes_of(c.layout.mesh)) out += fmt::format("{},", size);
+    for (const auto& [axis, size] : c.layout.mesh.sizes()) out += fmt::format("{},", size);
     out += fmt::format("{},{},{},{},{},{},\"{}\"\n", schedule_csv(c.layout), c.layout.reshard,
                        reduction(c.layout), c.step_time, c.tokens_per_s, c.bytes.total(),
                        fmt::join(c.layout.overrides(), " "));

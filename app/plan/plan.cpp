@@ -4,6 +4,8 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <span>
@@ -39,16 +41,23 @@ Identity keys_of(const std::string& toml) {
   return keys;
 }
 
+using mesh::MeshShape;
+using Distributed = config::DistributedSection;
+
+// The sizes of a mesh, each with the key of the job that gives it.
+constexpr std::array<std::pair<int MeshShape::*, int64_t Distributed::*>, 6> mesh_keys{
+    {{&MeshShape::pp, &Distributed::pp},
+     {&MeshShape::dp_replicate, &Distributed::dp_replicate},
+     {&MeshShape::dp_shard, &Distributed::dp_shard},
+     {&MeshShape::cp, &Distributed::cp},
+     {&MeshShape::tp, &Distributed::tp},
+     {&MeshShape::ep, &Distributed::ep}}};
+
 }  // namespace
 
 PlanBase plan_base(const config::JobConfig& job) {
-  const config::DistributedSection& d = job.distributed;
-  const mesh::MeshShape mesh{.pp = static_cast<int>(d.pp),
-                             .dp_replicate = static_cast<int>(d.dp_replicate),
-                             .dp_shard = static_cast<int>(d.dp_shard),
-                             .cp = static_cast<int>(d.cp),
-                             .tp = static_cast<int>(d.tp),
-                             .ep = static_cast<int>(d.ep)};
+  mesh::MeshShape mesh;
+  for (const auto& [size, key] : mesh_keys) mesh.*size = static_cast<int>(job.distributed.*key);
   mesh::check_shape(mesh);
   PlanBase base{.job = job, .model = models::make_model_config(job.model, job.train.seq_len), .mesh = mesh};
   base.job.train.recompute = resolved_recompute(job.train.recompute, job.run.device);
@@ -57,13 +66,7 @@ PlanBase plan_base(const config::JobConfig& job) {
 }
 
 PlanBase on_mesh(PlanBase base, const mesh::MeshShape& mesh) {
-  config::DistributedSection& d = base.job.distributed;
-  d.pp = mesh.pp;
-  d.dp_replicate = mesh.dp_replicate;
-  d.dp_shard = mesh.dp_shard;
-  d.cp = mesh.cp;
-  d.tp = mesh.tp;
-  d.ep = mesh.ep;
+  for (const auto& [size, key] : mesh_keys) base.job.distributed.*key = mesh.*size;
   base.mesh = mesh;
   return base;
 }
@@ -123,11 +126,8 @@ std::vector<std::string> Layout::overrides(const config::JobConfig* job) const {
     keys.push_back(fmt::format("{}={}", key, value));
   };
   if (job == nullptr) {
-    for (int i = 0; i < mesh::axis_count; ++i) {
-      const auto axis = static_cast<mesh::Axis>(i);
-      keys.push_back(fmt::format("distributed.{}={}", mesh::name(axis), mesh.size(axis)));
-    }
-    add("distributed.ep", mesh.ep);
+    for (const auto& [axis, size] : mesh.sizes())
+      keys.push_back(fmt::format("distributed.{}={}", axis, size));
     if (mesh.size(mesh::Group::fsdp) > 1 || mesh.size(mesh::Group::efsdp) > 1)
       add("distributed.reshard_after_forward", reshard);
     if (mesh.size(mesh::Group::stage) > 1)

@@ -45,16 +45,13 @@ void log_failure(const std::string& message) {
 }
 
 checkpoint::Layout describe_layout(const Plan& plan, const std::string& data) {
-  return {{"pp", fmt::to_string(plan.mesh.pp)},
-          {"dp_replicate", fmt::to_string(plan.mesh.dp_replicate)},
-          {"dp_shard", fmt::to_string(plan.mesh.dp_shard)},
-          {"cp", fmt::to_string(plan.mesh.cp)},
-          {"tp", fmt::to_string(plan.mesh.tp)},
-          {"ep", fmt::to_string(plan.mesh.ep)},
-          {"pp_schedule", plan.job.distributed.pp_schedule},
-          {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
-          {"seq_len", fmt::to_string(plan.job.train.seq_len)},
-          {"data", data}};
+  checkpoint::Layout layout{
+      {"pp_schedule", plan.job.distributed.pp_schedule},
+      {"layers_per_stage", fmt::format("{}", fmt::join(pipeline::layers_per_stage(plan.layers), ","))},
+      {"seq_len", fmt::to_string(plan.job.train.seq_len)},
+      {"data", data}};
+  for (const auto& [axis, size] : plan.mesh.sizes()) layout.emplace(axis, fmt::to_string(size));
+  return layout;
 }
 
 void announce(const RunContext& context, const std::vector<OpenSource>& sources) {

@@ -109,6 +109,13 @@ int MeshShape::size(Group group) const {
   }
 }
 
+std::vector<std::pair<std::string, int>> MeshShape::sizes() const {
+  std::vector<std::pair<std::string, int>> all;
+  for (const Axis axis : axes) all.emplace_back(name(axis), size(axis));
+  all.emplace_back("ep", ep);
+  return all;
+}
+
 std::string MeshShape::describe() const {
   std::string factors;
   for (const Axis axis : axes) {

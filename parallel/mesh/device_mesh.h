@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
@@ -43,6 +44,8 @@ struct MeshShape {
   int size(Axis axis) const;
   int size(Group group) const;
   bool operator==(const MeshShape&) const = default;
+  // Of every axis, outermost first, and of ep, by the names of the job's keys.
+  std::vector<std::pair<std::string, int>> sizes() const;
   // "pp 2 x dp_replicate 2 = 4": the factors above 1, for messages.
   std::string describe() const;
 };
