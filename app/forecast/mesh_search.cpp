@@ -52,11 +52,9 @@ struct Found {
 
 std::string axes_of(const mesh::MeshShape& mesh) {
   std::vector<std::string> axes;
-  for (int i = 0; i < mesh::axis_count; ++i) {
-    const auto axis = static_cast<mesh::Axis>(i);
-    if (mesh.size(axis) > 1) axes.emplace_back(mesh::name(axis));
+  for (const auto& [axis, size] : mesh.sizes()) {
+    if (size > 1) axes.push_back(axis);
   }
-  if (mesh.ep > 1) axes.emplace_back("ep");
   return axes.empty() ? "one rank" : fmt::format("{}", fmt::join(axes, " x "));
 }
 

@@ -201,11 +201,7 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
   if (p.program_bytes > 0) json["program_bytes"] = p.program_bytes;
   for (const ExchangeTime& time : exchange_times(plan, costs, p))
     json["exchanges"][time.what] = {{"total", time.total}, {"exposed", time.exposed}};
-  for (int i = 0; i < mesh::axis_count; ++i) {
-    const auto axis = static_cast<mesh::Axis>(i);
-    json["mesh"][mesh::name(axis)] = plan.mesh.size(axis);
-  }
-  json["mesh"]["ep"] = plan.mesh.ep;
+  for (const auto& [axis, size] : plan.mesh.sizes()) json["mesh"][axis] = size;
   json["per_stage"] = stages_json(plan, p.costs);
   return json;
 }
