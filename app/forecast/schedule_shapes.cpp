@@ -16,7 +16,9 @@ std::shared_ptr<const schedule::Schedule> ScheduleShapes::of(const ShapeKey& key
                                                         .microbatches = key.microbatches,
                                                         .stages_per_rank = key.stages_per_rank});
     lists = schedule::split_pairs(lists);
-    if (key.unshard) lists = schedule::add_unshard(lists, key.streamed);
+    if (key.unshard)
+      lists =
+          schedule::add_unshard(lists, key.streamed ? schedule::Gather::streamed : schedule::Gather::kept);
     lists = schedule::add_reduce_grad(
         lists, key.every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step);
     made = std::make_shared<const schedule::Schedule>(std::move(lists));
