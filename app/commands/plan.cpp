@@ -26,7 +26,6 @@
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/render/render.h"
-#include "parallel/schedule/render/trace_names.h"
 
 namespace pptrain::app {
 

@@ -15,7 +15,7 @@
 #include "core/metrics/peak_flops.h"
 #include "core/nn/attention_choice.h"
 #include "models/transformer_stage.h"
-#include "parallel/schedule/render/trace_names.h"
+#include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
 
@@ -62,10 +62,10 @@ models::ContextKind context_kind(const config::DistributedSection& distributed) 
 }
 
 Sharding sharding_of(const PlanBase& base) {
-  const schedule::ShardOptions exchanged = lower_options(base).shard;
+  const schedule::ShardOptions exchanged = lower_options(base);
   return {.dense = base.mesh.size(mesh::Group::fsdp),
           .experts = base.mesh.size(mesh::Group::efsdp),
-          .streamed = exchanged.streamed,
+          .streamed = exchanged.gather == schedule::Gather::streamed,
           .every_microbatch = exchanged.reduce == schedule::Reduce::microbatch};
 }
 

@@ -145,8 +145,9 @@ std::optional<LayoutModel::Shapes> LayoutModel::shapes_of(ScheduleShapes& shapes
                                                           int stages_per_rank) const {
   schedule::ScheduleSpec spec{.name = schedule, .ranks = layout_.mesh.pp, .stages_per_rank = stages_per_rank};
   const schedule::ShardOptions shard{
-      .unshard = costs_.workload().sharding.divided(),
-      .streamed = layout_.reshard,
+      .gather = !costs_.workload().sharding.divided() ? schedule::Gather::never
+                : layout_.reshard                     ? schedule::Gather::streamed
+                                                      : schedule::Gather::kept,
       .reduce = layout_.every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step};
   Shapes result{.stretch = Stretch(layout_.mesh.pp, static_cast<int>(layout_.grad_accum_steps)),
                 .few = nullptr,

@@ -9,7 +9,7 @@
 #include "app/plan/plan.h"
 #include "core/metrics/peak_flops.h"
 #include "models/flops.h"
-#include "parallel/schedule/cost/in_flight.h"
+#include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/render.h"
 #include "parallel/schedule/render/text_layout.h"

@@ -13,7 +13,7 @@ std::shared_ptr<const schedule::Schedule> ScheduleShapes::of(const schedule::Sch
   std::shared_ptr<const schedule::Schedule> made;
   try {
     schedule::Schedule lists = schedule::split_pairs(schedule::make_schedule(spec));
-    if (shard.unshard) lists = schedule::add_unshard(lists, shard.streamed);
+    if (shard.gather != schedule::Gather::never) lists = schedule::add_unshard(lists, shard.gather);
     made = std::make_shared<const schedule::Schedule>(schedule::add_reduce_grad(lists, shard.reduce));
   } catch (const UsageError&) {  // it does not exist for these numbers
   }

@@ -151,14 +151,15 @@ bool reshards_after_forward(const config::DistributedSection& distributed) {
   return distributed.reshard_after_forward.value_or(distributed.pp == 1);
 }
 
-schedule::LowerOptions lower_options(const PlanBase& base) {
+schedule::ShardOptions lower_options(const PlanBase& base) {
   const config::DistributedSection& d = base.job.distributed;
   const bool divided = base.mesh.size(mesh::Group::fsdp) > 1 || base.mesh.size(mesh::Group::efsdp) > 1;
   const bool every_microbatch =
       d.reduce_gradients == config::ReduceGradients::microbatch && base.mesh.size(mesh::Group::stage) > 1;
-  return {.shard = {.unshard = divided,
-                    .streamed = divided && reshards_after_forward(d),
-                    .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step}};
+  return {.gather = !divided                    ? schedule::Gather::never
+                    : reshards_after_forward(d) ? schedule::Gather::streamed
+                                                : schedule::Gather::kept,
+          .reduce = every_microbatch ? schedule::Reduce::microbatch : schedule::Reduce::step};
 }
 
 ScheduleChoice schedule_choice(const std::string& pp_schedule) {

@@ -88,7 +88,7 @@ enum class ScheduleChoice { automatic, file, name };
 ScheduleChoice schedule_choice(const std::string& pp_schedule);
 
 // What lowering puts into the job's lists, for ranks that share the stages' parameters.
-schedule::LowerOptions lower_options(const PlanBase& base);
+schedule::ShardOptions lower_options(const PlanBase& base);
 // distributed.reshard_after_forward, or what it is where it is not set.
 bool reshards_after_forward(const config::DistributedSection& distributed);
 

@@ -85,10 +85,8 @@ void RankModel::add_stage(int index, models::Seams seams) {
   own.stage->materialise(context_.device, compute_dtype(plan.job),
                          /*with_gradients=*/purpose_ == Purpose::train, shard_place(mesh::Group::fsdp),
                          shard_place(mesh::Group::efsdp));
-  const shard::ShardPolicy policy{
-      .keep = reshards_after_forward(plan.job.distributed) ? shard::Keep::streamed : shard::Keep::kept,
-      .reduce = reduces_every_microbatch() ? shard::ReduceEvery::microbatch : shard::ReduceEvery::step};
-  own.weights = std::make_unique<shard::StageWeights>(own.stage->parameters(), stage_ranks(), policy, sums_,
+  own.weights = std::make_unique<shard::StageWeights>(own.stage->parameters(), ranks_of(/*experts=*/false),
+                                                      ranks_of(/*experts=*/true), lower_options(plan), sums_,
                                                       fmt::format("stage {}", index));
   own.stage->use_weights(*own.weights);
   if (side_) own.stage->overlap_weight_gradients(*side_);
@@ -126,32 +124,25 @@ void RankModel::check_weights() const {
                   *changed, optimizer_step_, optimizer_step_ + 1));
 }
 
-bool RankModel::reduces_every_microbatch() const {
-  return context_.job.distributed.reduce_gradients == config::ReduceGradients::microbatch &&
-         context_.mesh.size(mesh::Group::stage) > 1;
-}
-
 nn::ShardPlace RankModel::shard_place(mesh::Group group) {
   return {.index = context_.mesh.place(group),
           .count = context_.mesh.size(group),
-          .own_gradient = reduces_every_microbatch()};
+          .own_gradient = lower_options(context_.plan).reduce == schedule::Reduce::microbatch};
 }
 
 // Experts have no copies: each is on one rank of its replica's ep group. A model without them never asks for
 // their ranks.
-shard::StageRanks RankModel::stage_ranks() {
+shard::ShardRanks RankModel::ranks_of(bool experts) {
   mesh::DeviceMesh& mesh = context_.mesh;
   comm::Communicator& replicas = mesh.along(mesh::Axis::dp_replicate);
-  const shard::ShardRanks dense{.pieces = mesh.of(mesh::Group::fsdp),
-                                .replicas = replicas,
-                                .sum = mesh.of(mesh::Group::loss),
-                                .tp_copies = &mesh.along(mesh::Axis::tp),
-                                .kv_copies = kv_copies_.get()};
-  if (context_.model.sparse.experts == 0) return {.dense = dense, .experts = dense};
-  return {
-      .dense = dense,
-      .experts = {
-          .pieces = mesh.of(mesh::Group::efsdp), .replicas = replicas, .sum = mesh.of(mesh::Group::eloss)}};
+  if (experts && context_.model.sparse.experts > 0) {
+    return {.pieces = mesh.of(mesh::Group::efsdp), .replicas = replicas, .sum = mesh.of(mesh::Group::eloss)};
+  }
+  return {.pieces = mesh.of(mesh::Group::fsdp),
+          .replicas = replicas,
+          .sum = mesh.of(mesh::Group::loss),
+          .tp_copies = &mesh.along(mesh::Axis::tp),
+          .kv_copies = kv_copies_.get()};
 }
 
 std::vector<pipeline::StageWithWeights> RankModel::pipeline_stages() const {

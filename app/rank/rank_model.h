@@ -87,8 +87,7 @@ class RankModel {
   void add_optimizer(RankStage& stage);
   bool generates() const;
   nn::ShardPlace shard_place(mesh::Group group);
-  shard::StageRanks stage_ranks();
-  bool reduces_every_microbatch() const;
+  shard::ShardRanks ranks_of(bool experts);
   void watch_weights();
 
   RunContext& context_;

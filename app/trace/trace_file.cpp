@@ -20,7 +20,7 @@
 #include "core/config/loader.h"
 #include "core/metrics/step_record.h"
 #include "parallel/pipeline/split_layers.h"
-#include "parallel/schedule/render/trace_names.h"
+#include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
 

@@ -18,9 +18,6 @@
 #include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::checkpoint {
-
-// Whether checkpoints can be written, before a week has been spent on them.
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -87,6 +84,22 @@ void throw_first(comm::Communicator& comm, const std::string& problem) {
   throw Error(failing == 0 ? text : fmt::format("rank {}: {}", failing, text));
 }
 
+FileEntry entry_of(const std::vector<io::TensorSpec>& parameters) {
+  FileEntry entry{.stage = 0, .file = model_file, .part = 0, .parts = 1, .bytes = 0, .tensors = {}};
+  for (const io::TensorSpec& spec : parameters) {
+    entry.tensors[spec.name] = {
+        .dtype = io::dtype_name(spec.dtype), .slice = nn::whole_slice(spec.shape), .checksum = {}};
+  }
+  return entry;
+}
+
+fs::path with_folder(const fs::path& file) {
+  std::error_code error;
+  fs::create_directory(file.parent_path(), error);
+  if (error) throw io::file_error("cannot create the folder", file.parent_path(), error.value());
+  return file;
+}
+
 }  // namespace
 
 void probe(const fs::path& folder) {
@@ -121,28 +134,6 @@ void probe_shared(comm::Communicator& comm, const fs::path& root) {
   }
   throw_first(comm, problem);
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-FileEntry entry_of(const std::vector<io::TensorSpec>& parameters) {
-  FileEntry entry{.stage = 0, .file = model_file, .part = 0, .parts = 1, .bytes = 0, .tensors = {}};
-  for (const io::TensorSpec& spec : parameters) {
-    entry.tensors[spec.name] = {
-        .dtype = io::dtype_name(spec.dtype), .slice = nn::whole_slice(spec.shape), .checksum = {}};
-  }
-  return entry;
-}
-
-fs::path with_folder(const fs::path& file) {
-  std::error_code error;
-  fs::create_directory(file.parent_path(), error);
-  if (error) throw io::file_error("cannot create the folder", file.parent_path(), error.value());
-  return file;
-}
-
-}  // namespace
 
 FolderWriter::FolderWriter(fs::path folder, const std::vector<io::TensorSpec>& parameters)
     : folder_(std::move(folder)),

@@ -60,8 +60,8 @@ std::string to_text(const std::vector<FileEntry>& files);
 std::vector<FileEntry> parse_files(const std::string& text);
 
 // Reads format 2, and format 1, which is format 2 without slices, parts and attachments. Each slice lies
-// within its tensor; whether a tensor's slices are all of it, coverage.h tells. Throws Error that names the
-// file and what is wrong with it.
+// within its tensor; whether a tensor's slices are all of it, coverage_problems tells (verify.h). Throws
+// Error that names the file and what is wrong with it.
 Manifest read_manifest(const std::filesystem::path& step_dir);
 
 // The same of the manifest's text; messages begin with `what`.

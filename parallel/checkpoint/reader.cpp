@@ -13,8 +13,7 @@
 #include "core/io/checksum.h"
 #include "core/io/files.h"
 #include "parallel/checkpoint/checkpoint.h"
-#include "parallel/checkpoint/coverage.h"
-#include "parallel/checkpoint/open_checkpoint.h"
+#include "parallel/checkpoint/verify.h"
 
 namespace pptrain::checkpoint {
 namespace {

@@ -1,23 +1,27 @@
-#include "parallel/checkpoint/save.h"
-
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <set>
 #include <span>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/io/files.h"
 #include "core/io/paths.h"
 #include "core/io/safetensors.h"
-#include "parallel/checkpoint/coverage.h"
+#include "parallel/checkpoint/checkpoint.h"
+#include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/snapshot.h"
 #include "parallel/checkpoint/step_folders.h"
+#include "parallel/checkpoint/verify.h"
 
 namespace pptrain::checkpoint {
 namespace {
@@ -51,7 +55,49 @@ TensorEntry describe_slice(const NamedTensor& t) {
   return {.dtype = io::dtype_name(t.tensor.scalar_type()), .slice = t.slice, .checksum = {}};
 }
 
-}  // namespace
+// One save of one rank. Its phases contain no communication, so that a rank that fails still takes part in
+// the agreement after the phase, and all ranks leave together.
+class Save {
+ public:
+  // All must outlive this.
+  Save(comm::Communicator& world, const SaveOptions& options, const SaveTerms& terms, const RunState& state,
+       Snapshot& snapshot);
+
+  // Collective. Throws NotSaved.
+  void run();
+
+  // Where it is saved, once that is done. Rank 0's counts.
+  const fs::path& target() const { return target_; }
+
+ private:
+  template <typename Phase>
+  void agreed(const Phase& phase);
+
+  void prepare();
+  std::vector<FileEntry> write();
+  std::vector<FileEntry> gather(const std::vector<FileEntry>& mine);
+  void publish(const Manifest& manifest);
+  void tidy() noexcept;
+
+  bool is_root() const;
+  fs::path free_name(const std::string& name) const;
+  void warn(const std::string& text) const;
+  void try_to_remove(const fs::path& path, const std::string& what) const;
+  FileEntry write_file(const StageContents& stage, const std::string& file,
+                       const std::vector<NamedTensor>& tensors);
+  void name_best() const;
+  void remove_old() const;
+  void remove_checkpoint(const fs::path& folder) const;
+  std::vector<StepFolder> removable() const;
+
+  comm::Communicator& world_;
+  const SaveOptions& options_;
+  const SaveTerms& terms_;
+  const RunState& state_;
+  Snapshot& snapshot_;
+  fs::path target_;
+  fs::path temporary_;  // "" before prepare()
+};
 
 Save::Save(comm::Communicator& world, const SaveOptions& options, const SaveTerms& terms,
            const RunState& state, Snapshot& snapshot)
@@ -268,6 +314,15 @@ void Save::remove_checkpoint(const fs::path& folder) const {
   }
 }
 
+}  // namespace
+
+fs::path save_snapshot(comm::Communicator& world, const SaveOptions& options, const SaveTerms& terms,
+                       const RunState& state, Snapshot& snapshot) {
+  Save save(world, options, terms, state, snapshot);
+  save.run();
+  return save.target();
+}
+
 NamedTensor whole_tensor(std::string name, at::Tensor tensor) {
   nn::SliceShape slice = nn::whole_slice(tensor.sizes().vec());
   return {.name = std::move(name), .slice = std::move(slice), .tensor = std::move(tensor)};
@@ -276,7 +331,7 @@ NamedTensor whole_tensor(std::string name, at::Tensor tensor) {
 void save(comm::Communicator& world, const SaveOptions& options, const RunState& state,
           const std::vector<StageContents>& stages, const SaveTerms& terms) {
   Snapshot snapshot(stages);
-  Save(world, options, terms, state, snapshot).run();
+  save_snapshot(world, options, terms, state, snapshot);
 }
 
 void save(comm::Communicator& world, const fs::path& root, const RunState& state, const Layout& layout,

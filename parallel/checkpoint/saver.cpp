@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/base/signal_block.h"
-#include "parallel/checkpoint/save.h"
+#include "parallel/checkpoint/snapshot.h"
 #include "parallel/checkpoint/step_folders.h"
 
 namespace pptrain::checkpoint {
@@ -72,11 +72,10 @@ void Saver::start(const RunState& state, std::vector<StageContents> stages, Save
 void Saver::run(Job& job) {
   const c10::InferenceMode inference;
   try {
-    Save save(comm_, options_, job.terms, job.state, job.snapshot);
-    save.run();
-    newest_ = save.target().filename().string();
+    const std::filesystem::path target = save_snapshot(comm_, options_, job.terms, job.state, job.snapshot);
+    newest_ = target.filename().string();
     if (!job.terms.diverged) saved_step_ = job.state.step;
-    if (comm_.rank() == 0 && options_.ended) options_.ended(job.state.step, save.target(), "");
+    if (comm_.rank() == 0 && options_.ended) options_.ended(job.state.step, target, "");
   } catch (const NotSaved& error) {
     failure_ = error.what();
     if (comm_.rank() == 0 && options_.ended) options_.ended(job.state.step, {}, error.what());

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -57,5 +58,10 @@ class Snapshot {
   std::optional<c10::Device> device_;
   uint64_t copied_bytes_ = 0;
 };
+
+// One save of one rank (checkpoint.h, save). Returns the checkpoint's folder; rank 0's counts. Collective
+// over `world`. Throws NotSaved.
+std::filesystem::path save_snapshot(comm::Communicator& world, const SaveOptions& options,
+                                    const SaveTerms& terms, const RunState& state, Snapshot& snapshot);
 
 }  // namespace pptrain::checkpoint

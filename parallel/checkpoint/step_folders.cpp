@@ -15,10 +15,38 @@
 #include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::checkpoint {
-
 namespace {
+
+namespace fs = std::filesystem;
+
 constexpr std::string_view step_prefix = "step_";
+
+// "" where the checkpoint may be sound.
+std::string problem_of(const fs::path& step_dir) {
+  try {
+    const Reader reader(step_dir);
+  } catch (const Unusable& error) {
+    return error.what();
+  }
+  return "";
 }
+
+// The problem of the first rank on which `action` throws Unusable, the same text on all; "" where none does.
+template <typename Action>
+std::string problem_on_any_rank(comm::Communicator& comm, const Action& action) {
+  std::string problem;
+  try {
+    action();
+  } catch (const Unusable& error) {
+    problem = error.what();
+  }
+  const int failing = first_rank(comm, !problem.empty());
+  if (failing < 0) return "";
+  problem = comm::broadcast_string(comm, problem, failing);
+  return comm.size() == 1 ? problem : fmt::format("rank {}: {}", failing, problem);
+}
+
+}  // namespace
 
 std::string step_folder_name(int64_t step) {
   return fmt::format("{}{}", step_prefix, step);
@@ -37,7 +65,7 @@ std::optional<int64_t> parse_step_folder(const std::string& name) {
   return step;
 }
 
-std::string name_in(const std::filesystem::path& file) {
+std::string name_in(const fs::path& file) {
   constexpr size_t longest = 64;
   try {
     std::string name = io::read_small_file(file, longest);
@@ -49,16 +77,16 @@ std::string name_in(const std::filesystem::path& file) {
   return "";
 }
 
-std::vector<StepFolder> list_step_folders(const std::filesystem::path& root) {
+std::vector<StepFolder> list_step_folders(const fs::path& root) {
   std::vector<StepFolder> found;
   const auto failed = [&](const std::error_code& error) {
     return io::file_error("cannot list the checkpoints in", root, error.value());
   };
   std::error_code error;
-  std::filesystem::directory_iterator entry(root, error);
+  fs::directory_iterator entry(root, error);
   if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return found;
   if (error) throw failed(error);
-  while (entry != std::filesystem::directory_iterator()) {
+  while (entry != fs::directory_iterator()) {
     const auto step = parse_step_folder(entry->path().filename().string());
     // An unreadable one counts, so that it is not overlooked.
     std::error_code unknown;
@@ -70,28 +98,23 @@ std::vector<StepFolder> list_step_folders(const std::filesystem::path& root) {
   return found;
 }
 
-void take_back_replaced(const std::filesystem::path& root,
-                        const std::function<void(const std::string&)>& report) {
-  std::vector<std::filesystem::path> aside;
+void take_back_replaced(const fs::path& root, const std::function<void(const std::string&)>& report) {
+  std::vector<fs::path> aside;
   std::error_code error;
-  for (std::filesystem::directory_iterator entry(root, error), end; !error && entry != end;
-       entry.increment(error)) {
+  for (fs::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {
     if (entry->path().extension() == io::replaced_extension) aside.push_back(entry->path());
   }
-  for (const std::filesystem::path& folder : aside) {
+  for (const fs::path& folder : aside) {
     const std::string name = folder.stem().stem().string();  // of step_4.1.replaced
-    const std::filesystem::path place = root / name;
-    if (!parse_step_folder(name) || std::filesystem::exists(std::filesystem::symlink_status(place, error)))
-      continue;
-    std::filesystem::rename(folder, place, error);
+    const fs::path place = root / name;
+    if (!parse_step_folder(name) || fs::exists(fs::symlink_status(place, error))) continue;
+    fs::rename(folder, place, error);
     report(error
                ? fmt::format("cannot rename '{}' to '{}': {}", folder.string(), name, error.message())
                : fmt::format("a run was killed as it replaced the checkpoint '{}': the old one is back there",
                              place.string()));
   }
 }
-
-namespace fs = std::filesystem;
 
 bool is_step_folder(const fs::path& path) {
   return parse_step_folder(path.filename().string()).has_value() || io::is_there(path / manifest_name);
@@ -108,6 +131,41 @@ std::optional<fs::path> find_named(const fs::path& path,
     if (const auto found = find_resumable(root, report, known)) return found;
   }
   return std::nullopt;
+}
+
+std::optional<fs::path> find_resumable(const fs::path& root,
+                                       const std::function<void(const std::string&)>& report,
+                                       KnownProblems& known) {
+  const std::vector<StepFolder> folders = list_step_folders(root);
+  std::string all;
+  for (const StepFolder& folder : folders) {
+    if (!known.contains(folder.path)) {
+      const std::string problem = problem_of(folder.path);
+      if (problem.empty()) return folder.path;
+      report(fmt::format("the checkpoint '{}' is passed over: {}", folder.path.string(), problem));
+      known[folder.path] = problem;
+    }
+    all += fmt::format("\n  {}: {}", folder.path.filename().string(), known[folder.path]);
+  }
+  if (folders.empty()) return std::nullopt;
+  throw Error(fmt::format(
+      "none of the checkpoints in '{}' can be used, and nothing is begun anew over them:{}\nWhere "
+      "the disk or the rights are at fault, set them right and start again.",
+      root.string(), all));
+}
+
+std::optional<fs::path> find_resumable(const fs::path& root,
+                                       const std::function<void(const std::string&)>& report) {
+  KnownProblems known;
+  return find_resumable(root, report, known);
+}
+
+std::string load_on_all(comm::Communicator& comm, const fs::path& step_dir,
+                        const std::function<void(const Reader&)>& load) {
+  std::optional<Reader> reader;
+  const std::string problem = problem_on_any_rank(comm, [&] { reader.emplace(step_dir); });
+  if (!problem.empty()) return problem;
+  return problem_on_any_rank(comm, [&] { load(*reader); });
 }
 
 }  // namespace pptrain::checkpoint

@@ -1,12 +1,90 @@
+#include "parallel/checkpoint/verify.h"
+
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <system_error>
+#include <utility>
+
 #include "core/base/error.h"
+#include "core/io/checksum.h"
+#include "core/io/files.h"
+#include "core/nn/slice.h"
 #include "parallel/checkpoint/checkpoint.h"
-#include "parallel/checkpoint/coverage.h"
-#include "parallel/checkpoint/open_checkpoint.h"
 
 namespace pptrain::checkpoint {
 namespace {
+
+// Pieces stay in a core's cache until they are summed and copied.
+constexpr uint64_t piece_bytes = uint64_t{1} << 20;
+
+struct StoredSlice {
+  const FileEntry* file;
+  const TensorEntry* tensor;
+};
+
+struct Stretch {
+  int64_t begin = 0;  // in elements of the global tensor
+  int64_t end = 0;
+  const FileEntry* file = nullptr;
+};
+
+std::vector<Stretch> stretches(const std::vector<StoredSlice>& slices) {
+  std::vector<Stretch> found;
+  for (const StoredSlice& stored : slices) {
+    for (const nn::ElementRun& run : nn::element_runs(stored.tensor->slice)) {
+      found.push_back({run.global, run.global + run.length, stored.file});
+    }
+  }
+  std::ranges::sort(found, {}, &Stretch::begin);
+  return found;
+}
+
+// Empty where the slices of one tensor are the whole of it, once.
+std::string first_gap_or_overlap(const std::vector<StoredSlice>& slices) {
+  const int64_t elements = nn::whole_slice(slices.front().tensor->slice.global).numel();
+  const auto missing = [&](int64_t begin, int64_t end) {
+    return fmt::format("its elements [{}, {}) of {} are stored nowhere", begin, end, elements);
+  };
+  int64_t position = 0;
+  const FileEntry* before = nullptr;
+  for (const Stretch& next : stretches(slices)) {
+    if (next.begin > position) return missing(position, next.begin);
+    if (next.begin < position) {
+      return fmt::format("its elements [{}, {}) of {} are stored twice, in {} and in {}", next.begin,
+                         std::min(next.end, position), elements, before->path().string(),
+                         next.file->path().string());
+    }
+    position = next.end;
+    before = next.file;
+  }
+  return position == elements ? "" : missing(position, elements);
+}
+
+std::string difference(const StoredSlice& first, const StoredSlice& other) {
+  const auto [a, b] = std::pair(first.tensor, other.tensor);
+  if (a->dtype == b->dtype && a->slice.global == b->slice.global) return "";
+  return fmt::format("it is {} in {}, but {} in {}", describe(a->dtype, a->slice.global),
+                     first.file->path().string(), describe(b->dtype, b->slice.global),
+                     other.file->path().string());
+}
+
+// The numbers of the slices: tensors that are cut alike, as those of most layers are, have them alike.
+std::vector<int64_t> cut_of(const std::vector<StoredSlice>& slices) {
+  std::vector<int64_t> cut;
+  for (const StoredSlice& stored : slices) {
+    const nn::SliceShape& s = stored.tensor->slice;
+    cut.push_back(static_cast<int64_t>(s.global.size()));
+    for (const auto* shape : {&s.global, &s.offset, &s.box})
+      cut.insert(cut.end(), shape->begin(), shape->end());
+    cut.insert(cut.end(), {s.begin, s.end});
+  }
+  return cut;
+}
 
 namespace fs = std::filesystem;
 
@@ -41,6 +119,81 @@ void verify_attachment(const fs::path& step_dir, const Attachment& entry,
 }
 
 }  // namespace
+
+io::SafetensorsReader open_file(const std::filesystem::path& step_dir, const FileEntry& entry) {
+  const std::filesystem::path path = step_dir / entry.path();
+  std::error_code error;
+  const uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) throw io::file_error("cannot open", path, error.value());
+  if (size != entry.bytes) {
+    throw Error(fmt::format("'{}' has {} bytes, but the manifest says {}; it is incomplete or damaged",
+                            path.string(), size, entry.bytes));
+  }
+  return io::SafetensorsReader(path);
+}
+
+std::vector<std::string> compare(const io::SafetensorsReader& file, const FileEntry& entry) {
+  std::vector<std::string> problems;
+  const std::string path = file.path().string();
+  for (const auto& [name, expected] : entry.tensors) {
+    if (!file.contains(name)) {
+      problems.push_back(fmt::format("'{}': the tensor '{}' is missing", path, name));
+      continue;
+    }
+    const std::string found = describe(io::dtype_name(file.spec(name).dtype), file.spec(name).shape);
+    const std::string wanted = describe(expected.dtype, expected.stored_shape());
+    if (found != wanted) {
+      problems.push_back(
+          fmt::format("'{}': the tensor '{}' is {}, but the manifest says {}", path, name, found, wanted));
+    }
+  }
+  for (const io::TensorSpec& spec : file.tensors()) {
+    if (!entry.tensors.contains(spec.name)) {
+      problems.push_back(fmt::format("'{}': the tensor '{}' is not in the manifest", path, spec.name));
+    }
+  }
+  return problems;
+}
+
+std::string stream_bytes(const io::RegularFile& input, const io::SafetensorsReader& file,
+                         const std::string& tensor, uint64_t begin, uint64_t end, const Take& take) {
+  const uint64_t offset = file.offset(tensor);
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(std::min(end - begin, piece_bytes));
+  io::Checksum checksum;
+  for (uint64_t at = begin; at < end; at += piece_bytes) {
+    const std::span piece(buffer.get(), std::min(piece_bytes, end - at));
+    input.read(offset + at, piece);
+    checksum.add(piece);
+    take(at, piece);
+  }
+  return checksum.hex();
+}
+
+Unusable damaged(const io::SafetensorsReader& file, const std::string& tensor) {
+  return Unusable(fmt::format("'{}': the tensor '{}' is damaged (its checksum is not the manifest's)",
+                              file.path().string(), tensor));
+}
+
+std::vector<std::string> coverage_problems(const std::vector<FileEntry>& files) {
+  std::map<std::pair<std::string, std::string>, std::vector<StoredSlice>> slices;  // by file kind and name
+  for (const FileEntry& file : files) {
+    for (const auto& [name, tensor] : file.tensors) slices[{file.file, name}].push_back({&file, &tensor});
+  }
+  std::vector<std::string> problems;
+  std::set<std::vector<int64_t>> proven;  // cuts that are the whole, once
+  for (const auto& [key, stored] : slices) {
+    std::string problem;
+    for (size_t i = 1; i < stored.size() && problem.empty(); ++i) problem = difference(stored[0], stored[i]);
+    std::vector<int64_t> cut = cut_of(stored);
+    if (problem.empty() && !proven.contains(cut)) problem = first_gap_or_overlap(stored);
+    if (problem.empty()) {
+      proven.insert(std::move(cut));
+    } else {
+      problems.push_back(fmt::format("the tensor '{}' of {}: {}", key.second, key.first, problem));
+    }
+  }
+  return problems;
+}
 
 std::vector<std::string> verify(const fs::path& step_dir) {
   std::vector<std::string> problems;

@@ -87,14 +87,14 @@ std::vector<Executor::Passes> Executor::find_passes(const std::vector<Action>& l
   return passes;
 }
 
-ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
-                            const std::function<bool()>& validate) {
+schedule::InFlight Executor::run(std::span<const data::Microbatch> microbatches,
+                                 const std::function<bool()>& validate) {
   if (static_cast<int>(microbatches.size()) != schedule_.microbatches) {
     throw Error(fmt::format("the schedule runs {} microbatches, {} were given", schedule_.microbatches,
                             microbatches.size()));
   }
   microbatches_ = microbatches;
-  stats_ = {};
+  peak_ = {};
   in_flight_ = 0;
   weight_operands_ = 0;
   marks_.reset(timed_on_);
@@ -113,7 +113,7 @@ ExecutorStats Executor::run(std::span<const data::Microbatch> microbatches,
   }
   run_range(begin, schedule_.actions[pipeline_.rank()].size());
   finish();
-  return stats_;
+  return peak_;
 }
 
 void Executor::run_range(size_t begin, size_t end) {
@@ -257,9 +257,9 @@ void Executor::run_backward(const Action& action) {
 void Executor::count_held(int activations, int weight_operands) {
   in_flight_ += activations;
   weight_operands_ += weight_operands;
-  stats_.max_in_flight = std::max(stats_.max_in_flight, in_flight_);
-  stats_.max_weight_operands = std::max(stats_.max_weight_operands, weight_operands_);
-  stats_.max_held = std::max(stats_.max_held, in_flight_ + weight_operands_);
+  peak_.activations = std::max(peak_.activations, in_flight_);
+  peak_.weight_operands = std::max(peak_.weight_operands, weight_operands_);
+  peak_.held = std::max(peak_.held, in_flight_ + weight_operands_);
 }
 
 at::Tensor Executor::take_input(std::map<Key, at::Tensor>& local, std::map<Key, Receive>& received,
@@ -294,7 +294,7 @@ void Executor::post_receive(const Action& action) {
   auto& received = forward ? received_inputs_ : received_gradients_;
   received[{action.stage, action.microbatch}] = {std::move(tensor), std::move(work)};
   const int posted = static_cast<int>(received_inputs_.size() + received_gradients_.size());
-  stats_.max_receive_buffers = std::max(stats_.max_receive_buffers, posted);
+  peak_.receive_buffers = std::max(peak_.receive_buffers, posted);
 }
 
 void Executor::post_send(const Action& action) {

@@ -19,19 +19,11 @@
 #include "parallel/comm/liveness/activity.h"
 #include "parallel/pipeline/stage.h"
 #include "parallel/pipeline/time_marks.h"
-#include "parallel/pipeline/weight_actions.h"
+#include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/proof/speculation.h"
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::pipeline {
-
-// What one run of the list counted on this rank.
-struct ExecutorStats {
-  int max_in_flight = 0;        // stage-microbatches between F and B (or I)
-  int max_weight_operands = 0;  // between I and W
-  int max_held = 0;             // the two together
-  int max_receive_buffers = 0;  // receives posted and not yet consumed
-};
 
 // When an action ran.
 struct ActionTime {
@@ -64,15 +56,15 @@ class Executor {
   void prepare_validation(const schedule::Schedule& schedule);
 
   // Runs every action once over schedule.microbatches microbatches. Returns when the list is done and every
-  // send has left. Throws Error that names rank, action and stage; stages then hold stale records
-  // (Stage::discard).
+  // send has left, with what this rank held at most. Throws Error that names rank, action and stage; stages
+  // then hold stale records (Stage::discard).
   //
   // `validate` (after prepare_validation) is called once, where this rank's prefix ends
   // (schedule::Speculation): before it, the run leaves gradients alone, so that it may begin on weights that
   // are still to be confirmed. Where it returns false, which it must on all ranks of `pipeline` together,
   // what was run is thrown away and the list begins anew.
-  ExecutorStats run(std::span<const data::Microbatch> microbatches,
-                    const std::function<bool()>& validate = {});
+  schedule::InFlight run(std::span<const data::Microbatch> microbatches,
+                         const std::function<bool()>& validate = {});
 
   // Of the last run: one for each of schedule::timed_actions, or none. On a device it waits for the device.
   std::vector<ActionTime> times();
@@ -128,7 +120,7 @@ class Executor {
   std::map<Key, Receive> received_inputs_, received_gradients_;
   std::map<Key, at::Tensor> outputs_, input_gradients_;
   std::deque<Send> sends_;
-  ExecutorStats stats_;
+  schedule::InFlight peak_;  // of the run
   std::optional<c10::Device> timed_on_ = c10::kCPU;
   TimeMarks marks_;  // three of each timed action: those of ActionTime
   int in_flight_ = 0;

@@ -3,13 +3,191 @@
 #include <ATen/ops/empty.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <sstream>
+#include <string>
 #include <utility>
+
+#include "core/base/error.h"
 
 namespace pptrain::shard {
 namespace {
+
+using optim::MatrixPart;
+
+// A part that one rank holds, or several alike.
+struct SharedPart {
+  nn::SliceShape shape;
+  std::vector<std::pair<int, size_t>> holders;  // rank, and its number of the part; ascending
+};
+
+struct Matrix {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<SharedPart> parts;
+  int owner = 0;
+  size_t round = 0;
+
+  int64_t numel() const { return shape[0] * shape[1]; }
+  double cost() const {
+    return static_cast<double>(numel()) * static_cast<double>(std::min(shape[0], shape[1]));
+  }
+};
+
+bool overlap(const Rectangle& a, const Rectangle& b) {
+  return a.row < b.row + b.rows && b.row < a.row + a.rows && a.col < b.col + b.cols && b.col < a.col + a.cols;
+}
+
+bool overlap(const SharedPart& a, const SharedPart& b) {
+  for (const Rectangle& x : rectangles(a.shape)) {
+    for (const Rectangle& y : rectangles(b.shape)) {
+      if (overlap(x, y)) return true;
+    }
+  }
+  return false;
+}
+
+// Parts that do not overlap are all of the matrix where they have as many elements.
+void check_whole(const Matrix& matrix) {
+  int64_t elements = 0;
+  for (size_t i = 0; i < matrix.parts.size(); ++i) {
+    elements += matrix.parts[i].shape.numel();
+    for (size_t j = 0; j < i; ++j) {
+      if (overlap(matrix.parts[i], matrix.parts[j]))
+        throw Error(fmt::format("{}: ranks hold parts of it that overlap, but are not equal", matrix.name));
+    }
+  }
+  if (elements != matrix.numel()) {
+    throw Error(
+        fmt::format("{}: the ranks hold {} of its {} elements", matrix.name, elements, matrix.numel()));
+  }
+}
+
+void add(Matrix& matrix, const MatrixPart& part, int rank, size_t number) {
+  if (matrix.parts.empty()) {
+    matrix.name = part.name;
+    matrix.shape = part.shape.global;
+  }
+  if (part.shape.global.size() != 2 || part.shape.global != matrix.shape)
+    throw Error(fmt::format("{}: ranks disagree on its shape, or it is no matrix", part.name));
+  auto same = std::ranges::find(matrix.parts, part.shape, &SharedPart::shape);
+  if (same == matrix.parts.end())
+    same = matrix.parts.insert(same, SharedPart{.shape = part.shape, .holders = {}});
+  same->holders.emplace_back(rank, number);
+}
+
+// Costliest first.
+std::vector<Matrix> collect(std::span<const std::vector<MatrixPart>> parts) {
+  std::map<std::string, Matrix> by_name;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    for (size_t i = 0; i < parts[rank].size(); ++i)
+      add(by_name[parts[rank][i].name], parts[rank][i], static_cast<int>(rank), i);
+  }
+  std::vector<Matrix> matrices;
+  for (auto& [name, matrix] : by_name) {
+    check_whole(matrix);
+    matrices.push_back(std::move(matrix));
+  }
+  std::ranges::stable_sort(matrices, std::ranges::greater(), &Matrix::cost);
+  return matrices;
+}
+
+void assign(std::vector<Matrix>& matrices, size_t ranks, int64_t elements) {
+  std::vector<double> load(ranks, 0.0);
+  std::vector<int64_t> filled(ranks, 0);  // elements in the owner's round
+  std::vector<size_t> round(ranks, 0);
+  for (Matrix& matrix : matrices) {
+    matrix.owner = matrix.parts.front().holders.front().first;
+    for (const SharedPart& part : matrix.parts) {
+      for (const auto& [rank, number] : part.holders) {
+        const std::pair here(load[rank], rank), best(load[matrix.owner], matrix.owner);
+        if (here < best) matrix.owner = rank;
+      }
+    }
+    const int owner = matrix.owner;
+    load[owner] += matrix.cost();
+    if (filled[owner] > 0 && filled[owner] + matrix.numel() > elements / static_cast<int64_t>(ranks)) {
+      ++round[owner];
+      filled[owner] = 0;
+    }
+    filled[owner] += matrix.numel();
+    matrix.round = round[owner];
+  }
+}
+
+// What goes between one rank and each other one, before it is put in line.
+class TransferBuilder {
+ public:
+  explicit TransferBuilder(size_t ranks) : parts_(ranks), pieces_(ranks) {
+    transfer_.part_counts.resize(ranks, 0);
+    transfer_.piece_counts.resize(ranks, 0);
+  }
+
+  void add_part(int owner, size_t part, int64_t elements) {
+    parts_[owner].push_back(part);
+    transfer_.part_counts[owner] += elements;
+  }
+  void add_piece(int holder, size_t matrix, const nn::SliceShape& shape) {
+    pieces_[holder].push_back({matrix, shape});
+    transfer_.piece_counts[holder] += shape.numel();
+  }
+
+  Transfer build() {
+    for (const auto& list : parts_) transfer_.parts.insert(transfer_.parts.end(), list.begin(), list.end());
+    for (const auto& list : pieces_)
+      transfer_.pieces.insert(transfer_.pieces.end(), list.begin(), list.end());
+    return std::move(transfer_);
+  }
+
+ private:
+  Transfer transfer_;
+  std::vector<std::vector<size_t>> parts_;            // [owner]
+  std::vector<std::vector<Transfer::Piece>> pieces_;  // [holder]
+};
+
+// One rank's view of a round, matrix by matrix.
+class RoundBuilder {
+ public:
+  RoundBuilder(size_t ranks, int rank) : rank_(rank), in_(ranks), out_(ranks) {}
+
+  void add(const Matrix& matrix) {
+    const size_t place = round_.owned.size();
+    if (matrix.owner == rank_) round_.owned.push_back(matrix.shape);
+    for (const SharedPart& part : matrix.parts) {
+      const auto distance = [&](const auto& holder) { return std::abs(holder.first - matrix.owner); };
+      const int sender = std::ranges::min(part.holders, {}, distance).first;
+      for (const auto& [holder, number] : part.holders) {
+        if (holder == matrix.owner) {
+          if (holder == rank_) round_.at_home.emplace_back(number, place);
+          continue;
+        }
+        if (holder == sender) add_to(in_, matrix, place, part, holder, number);
+        add_to(out_, matrix, place, part, holder, number);
+      }
+    }
+  }
+
+  MatrixRound build() {
+    round_.in = in_.build();
+    round_.out = out_.build();
+    return std::move(round_);
+  }
+
+ private:
+  void add_to(TransferBuilder& transfer, const Matrix& matrix, size_t place, const SharedPart& part,
+              int holder, size_t number) {
+    if (holder == rank_) transfer.add_part(matrix.owner, number, part.shape.numel());
+    if (matrix.owner == rank_) transfer.add_piece(holder, place, part.shape);
+  }
+
+  int rank_;
+  MatrixRound round_;
+  TransferBuilder in_, out_;
+};
 
 std::string write(const std::vector<optim::MatrixPart>& parts) {
   std::string text;
@@ -69,6 +247,38 @@ std::string waiting() {
 }
 
 }  // namespace
+
+std::vector<MatrixRound> plan_matrix_rounds(std::span<const std::vector<MatrixPart>> parts, int rank,
+                                            int64_t elements) {
+  std::vector<Matrix> matrices = collect(parts);
+  assign(matrices, parts.size(), elements);
+  std::vector<RoundBuilder> rounds;
+  for (const Matrix& matrix : matrices) {
+    while (rounds.size() <= matrix.round) rounds.emplace_back(parts.size(), rank);
+    rounds[matrix.round].add(matrix);
+  }
+  std::vector<MatrixRound> result;
+  for (RoundBuilder& round : rounds) result.push_back(round.build());
+  return result;
+}
+
+std::vector<Rectangle> rectangles(const nn::SliceShape& shape) {
+  const int64_t width = shape.box[1];
+  std::vector<Rectangle> result;
+  for (int64_t at = shape.begin; at < shape.end;) {
+    const int64_t left = shape.end - at, col = at % width;
+    const bool full_rows = col == 0 && left >= width;
+    const int64_t rows = full_rows ? left / width : 1;
+    const int64_t cols = full_rows ? width : std::min(left, width - col);
+    result.push_back({.row = shape.offset[0] + at / width,
+                      .col = shape.offset[1] + col,
+                      .rows = rows,
+                      .cols = cols,
+                      .local = at - shape.begin});
+    at += rows * cols;
+  }
+  return result;
+}
 
 MatrixExchange::MatrixExchange(comm::Communicator& ranks, std::vector<optim::MatrixPart> parts,
                                int64_t elements)

@@ -10,6 +10,8 @@
 namespace pptrain::shard {
 
 using schedule::ActionKind;
+using schedule::Gather;
+using schedule::Reduce;
 
 namespace {
 
@@ -40,12 +42,12 @@ bool takes(nn::Use use, const nn::Buffer& buffer) {
 
 }  // namespace
 
-StageWeights::StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy,
-                           GradientSums& sums, std::string name)
-    : policy_(policy), sums_(sums), name_(std::move(name)) {
+StageWeights::StageWeights(nn::ParameterStore& store, const ShardRanks& dense, const ShardRanks& experts,
+                           const schedule::ShardOptions& options, GradientSums& sums, std::string name)
+    : options_(options), sums_(sums), name_(std::move(name)) {
   for (nn::ParameterGroup& group : store.groups()) {
     const size_t buffers = group.buffers().size();
-    groups_.push_back({.exchange = GroupExchange(group, group.of_experts() ? ranks.experts : ranks.dense),
+    groups_.push_back({.exchange = GroupExchange(group, group.of_experts() ? experts : dense),
                        .state = State::freed,
                        .gather = nullptr,
                        .taken = std::vector<bool>(buffers),
@@ -63,7 +65,7 @@ bool StageWeights::divided(size_t group) const {
 
 void StageWeights::unshard(std::optional<ActionKind> next) {
   reshard();  // what is there is of older masters
-  if (policy_.keep == Keep::streamed) {
+  if (options_.gather == Gather::streamed) {
     begin_pass({.kind = next.value_or(ActionKind::forward), .next = {}, .reduce_follows = false});
     return gather_ahead();
   }
@@ -149,7 +151,7 @@ void StageWeights::begin_pass(const pipeline::Pass& pass) {
   acquired_.clear();
   pass_ = pass;
   sums_.advance();
-  if (!pass.reduce_follows || policy_.reduce == ReduceEvery::microbatch) return;
+  if (!pass.reduce_follows || options_.reduce == Reduce::microbatch) return;
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (groups_[group].in_forward) begin_sums(group);
   }
@@ -161,14 +163,14 @@ void StageWeights::acquire(size_t index, nn::Use use) {
   if (nn::reads_weights(use)) {
     acquired_.push_back(index);
     if (divided(index)) {
-      if (group.state == State::freed && policy_.keep == Keep::kept) {
+      if (group.state == State::freed && options_.gather != Gather::streamed) {
         throw Error(fmt::format("the weights of {} are not gathered: the schedule lacks an UNSHARD",
                                 group.exchange.group().name()));
       }
       gather(index);
       wait_for_gather(index);
     }
-    if (policy_.keep == Keep::streamed) gather_ahead();
+    if (options_.gather == Gather::streamed) gather_ahead();
   }
   if (!nn::takes_gradients(use)) return;
   if (pass_.kind == ActionKind::forward) group.in_forward = true;
@@ -180,9 +182,9 @@ void StageWeights::acquire(size_t index, nn::Use use) {
 void StageWeights::release(size_t index, nn::Use use) {
   if (nn::takes_gradients(use)) {
     const bool last = pass_.reduce_follows && schedule::is_weight_gradient(pass_.kind);
-    if (policy_.reduce == ReduceEvery::microbatch || last) begin_sums(index, use);
+    if (options_.reduce == Reduce::microbatch || last) begin_sums(index, use);
   }
-  if (policy_.keep == Keep::kept || !nn::reads_weights(use) || !divided(index)) return;
+  if (options_.gather != Gather::streamed || !nn::reads_weights(use) || !divided(index)) return;
   const std::vector<size_t> soon = upcoming(most_streamed_groups);
   if (std::ranges::find(soon, index) == soon.end()) free(index);
 }
@@ -197,7 +199,7 @@ void StageWeights::prepare_gradient(size_t index, size_t buffer) {
         fmt::format("{} takes gradients after they were summed: the schedule's REDUCE_GRAD is too early",
                     parameters.name()));
   }
-  if (policy_.reduce == ReduceEvery::microbatch) {
+  if (options_.reduce == Reduce::microbatch) {
     sums_.wait_for(group.exchange, buffer, [&] { return reduction_of(index); });
     parameters.restore_whole_grad(buffer);
   }

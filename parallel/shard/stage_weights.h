@@ -13,39 +13,25 @@
 
 #include "core/nn/parameter.h"
 #include "core/nn/weight_access.h"
-#include "parallel/pipeline/weight_actions.h"
+#include "parallel/pipeline/stage.h"
 #include "parallel/schedule/action.h"
+#include "parallel/schedule/passes/passes.h"
 #include "parallel/shard/gradient_sums.h"
 #include "parallel/shard/group_exchange.h"
 
 namespace pptrain::shard {
 
-// How long a stage's weights stay whole: from unshard() to reshard(), or group by group while a pass uses
-// them.
-enum class Keep { kept, streamed };
-// When gradients are summed: once a step, or after each microbatch (with own gradients: nn::ShardPlace).
-enum class ReduceEvery { step, microbatch };
-
-struct ShardPolicy {
-  Keep keep = Keep::kept;
-  ReduceEvery reduce = ReduceEvery::step;
-};
-
-// The ranks of a stage's groups, by their spread.
-struct StageRanks {
-  ShardRanks dense;
-  ShardRanks experts;
-};
-
 // Ranks that share a stage call everything here in one order. Nothing waits but acquire(), for what its use
 // needs, and settle(), finish() and discard().
 class StageWeights final : public pipeline::WeightActions, public nn::WeightAccess {
  public:
-  // `store`: the stage's parameters, materialised; they are divided as `ranks` are, and have own gradients
-  // where they are summed after each microbatch. `sums`: of all stages of this rank. `name` stands for the
-  // stage in messages. All must outlive this.
-  StageWeights(nn::ParameterStore& store, const StageRanks& ranks, const ShardPolicy& policy,
-               GradientSums& sums, std::string name);
+  // `store`: the stage's parameters, materialised; its groups are divided as the ranks of their spread are,
+  // and have own gradients where they are summed after each microbatch (nn::ShardPlace). `options`: those
+  // that lower() had; kept weights stay whole from unshard() to reshard(), streamed ones group by group while
+  // a pass uses them. `sums`: of all stages of this rank. `name` stands for the stage in messages. All must
+  // outlive this.
+  StageWeights(nn::ParameterStore& store, const ShardRanks& dense, const ShardRanks& experts,
+               const schedule::ShardOptions& options, GradientSums& sums, std::string name);
 
   // Weights are gathered anew. Kept: of all groups at once. Streamed: of the first group that `next`, the
   // stage's next pass, uses; passes gather the others, each while the one before computes.
@@ -91,7 +77,7 @@ class StageWeights final : public pipeline::WeightActions, public nn::WeightAcce
   void begin_sums(size_t group, nn::Use use = nn::Use::backward);  // of what this use takes and has taken
   std::string reduction_of(size_t group) const;
 
-  ShardPolicy policy_;
+  schedule::ShardOptions options_;
   GradientSums& sums_;
   std::string name_;
   std::deque<Group> groups_;     // sums under way refer to them

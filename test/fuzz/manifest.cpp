@@ -11,7 +11,7 @@
 #include "core/base/error.h"
 #include "core/io/checksum.h"
 #include "core/io/paths.h"
-#include "parallel/checkpoint/coverage.h"
+#include "parallel/checkpoint/verify.h"
 #include "test/fuzz/targets.h"
 
 namespace pptrain::fuzz {

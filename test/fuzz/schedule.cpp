@@ -1,6 +1,7 @@
 #include "parallel/schedule/schedule.h"
 
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
 #include "parallel/schedule/passes/passes.h"
@@ -11,8 +12,10 @@
 namespace pptrain::fuzz {
 namespace {
 
+using schedule::Gather;
 using schedule::Reduce;
 using schedule::Schedule;
+using schedule::ShardOptions;
 
 bool is_sound(const Schedule& schedule) {
   try {
@@ -25,14 +28,14 @@ bool is_sound(const Schedule& schedule) {
 
 void lower_in_every_way(const Schedule& parsed) {
   const bool computes_only = schedule::compute_only(parsed).actions == parsed.actions;
-  for (const schedule::LowerOptions& options :
-       {schedule::LowerOptions{.lookahead = 1, .shard = {}},
-        schedule::LowerOptions{.lookahead = 3,
-        .shard = {.unshard = true, .streamed = false, .reduce = Reduce::step}},
-        schedule::LowerOptions{.lookahead = 0,
-        .shard = {.unshard = true, .streamed = true, .reduce = Reduce::microbatch}}}) {
+  const std::pair<ShardOptions, int> wanted[] = {
+      {{}, 1},
+      {{.gather = Gather::kept, .reduce = Reduce::step}, 3},
+      {{.gather = Gather::streamed, .reduce = Reduce::microbatch}, 0},
+  };
+  for (const auto& [shard, lookahead] : wanted) {
     try {
-      schedule::validate(schedule::lower(parsed, options));
+      schedule::validate(schedule::lower(parsed, shard, lookahead));
     } catch (const Error& error) {
       require(!computes_only, std::string("a sound schedule cannot be lowered: ") + error.what());
     }

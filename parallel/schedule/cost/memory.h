@@ -1,4 +1,4 @@
-// The bytes that a rank holds while it walks its list, from the bytes of its stages: known before anything
+// What a rank holds at most while it walks its list, in microbatches and in bytes: known before anything
 // runs.
 #pragma once
 
@@ -9,6 +9,19 @@
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
+
+// Counted in stage-microbatches: one microbatch's records of one stage. Divided by stages_per_rank, it is in
+// microbatches of all the layers of a rank.
+struct InFlight {
+  int activations = 0;      // F done, B or I not yet: full records
+  int weight_operands = 0;  // I done, W not yet: what I leaves for W
+  int held = 0;             // F done, B or W not yet: the two together at their worst
+  int receive_buffers = 0;  // posted, and the action that uses them not done; 0 without communication
+};
+
+// The peaks of each rank. An action counts while it runs: a forward's records before the backward that
+// follows it.
+std::vector<InFlight> in_flight(const Schedule& schedule);
 
 // Of one microbatch on one stage. A workspace is the most that an action holds besides activations and weight
 // operands. Its input and output tensors count in the workspace while it runs, unless they are among the

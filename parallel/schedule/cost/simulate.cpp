@@ -7,13 +7,134 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "parallel/schedule/cost/exchange_clock.h"
 #include "parallel/schedule/cost/idle_split.h"
 #include "parallel/schedule/proof/replay.h"
 #include "parallel/schedule/proof/speculation.h"
 
 namespace pptrain::schedule {
 namespace {
+
+// When a rank's gathers of weights and reductions of gradients begin and end, and how long its passes wait
+// for them. A stage's parameters are exchanged in groups of one size (blocks, embedding, head), in order of
+// use, and a pass takes as long in each group. It waits before each group for that group alone: so it ends no
+// sooner than all of it after the first group is there, and one group's part of it after the last one is. A
+// rank has one channel for gathers and one for reductions, each of which does what it is given one after the
+// other.
+class ExchangeClock {
+ public:
+  // `costs`: one per stage.
+  ExchangeClock(const Schedule& schedule, std::vector<ExchangeCost> costs, bool streamed)
+      : costs_(std::move(costs)),
+        streamed_(streamed),
+        stages_(static_cast<size_t>(schedule.stages())),
+        channels_(static_cast<size_t>(schedule.ranks)) {}
+
+  // UNSHARD at `now`: when the channel is at it; streamed: at its first group, as the passes gather the
+  // others.
+  Span unshard(int rank, int stage, double now);
+  // REDUCE_GRAD at `now`: when the channel is at it. Right after the B or W it began during that pass, with
+  // the first group whose gradients were there.
+  Span reduce(int rank, int stage, double now);
+
+  // When a F, B, I or W ends that begins at `start` and takes `time` where it waits for nothing.
+  double end_of_pass(int rank, const Action& part, double start, double time);
+
+  // When the rank's last reduction so far ends.
+  double reduced(int rank) const { return channels_[rank].reduce; }
+
+ private:
+  struct Arrival {  // of the first and of the last group
+    double first = 0;
+    double last = 0;
+  };
+  struct Stage {
+    bool unsharded = false;
+    bool fresh = false;    // since UNSHARD, no pass has run
+    bool forward = false;  // the last pass was one
+    Arrival weights;
+    Arrival buffers;  // when what the gradients are put into is free again
+  };
+  struct Channels {
+    double gather = 0;  // free from then on
+    double reduce = 0;
+    int last_stage = -1;  // of the rank's last compute action, if it was a B or W
+    Span last_pass;
+  };
+
+  void stream(int rank, const Action& part, double start);
+  // The channel's next `time`, from `at` on at the earliest.
+  static Span use(double& channel, double at, double time);
+
+  std::vector<ExchangeCost> costs_;  // [stage]
+  bool streamed_;
+  std::vector<Stage> stages_;       // [stage]
+  std::vector<Channels> channels_;  // [rank]
+};
+
+Span ExchangeClock::use(double& channel, double at, double time) {
+  const double start = std::max(channel, at);
+  channel = start + time;
+  return {start, channel};
+}
+
+Span ExchangeClock::unshard(int rank, int stage, double now) {
+  const ExchangeCost& cost = costs_[stage];
+  const double group = cost.gather / cost.groups;
+  const Span span = use(channels_[rank].gather, now, streamed_ ? group : cost.gather);
+  stages_[stage].unsharded = stages_[stage].fresh = true;
+  stages_[stage].weights = {span.start + group, span.end};
+  return span;
+}
+
+// The stage's other groups are gathered while the pass runs, and the first too if it is not there: a pass
+// ends with the group that the next pass in the other direction begins with, and no other.
+void ExchangeClock::stream(int rank, const Action& part, double start) {
+  Stage& stage = stages_[part.stage];
+  const ExchangeCost& cost = costs_[part.stage];
+  const double group = cost.gather / cost.groups;
+  double& channel = channels_[rank].gather;
+  const bool forward = part.kind == ActionKind::forward;
+  if (!stage.fresh) stage.weights.first = stage.forward == forward ? use(channel, start, group).end : start;
+  stage.fresh = false;
+  stage.forward = forward;
+  stage.weights.last = cost.groups == 1
+                           ? stage.weights.first
+                           : use(channel, std::max(start, stage.weights.first), cost.gather - group).end;
+}
+
+double ExchangeClock::end_of_pass(int rank, const Action& part, double start, double time) {
+  Stage& stage = stages_[part.stage];
+  double end = start + time;
+  const auto wait = [&](const Arrival& groups) {
+    end = std::max({end, groups.first + time, groups.last + time / costs_[part.stage].groups});
+  };
+  if (stage.unsharded && needs_weights(part.kind)) {
+    if (streamed_) stream(rank, part, start);
+    wait(stage.weights);
+  }
+  channels_[rank].last_stage = -1;
+  if (!is_weight_gradient(part.kind)) return end;
+  wait(stage.buffers);
+  channels_[rank].last_stage = part.stage;
+  channels_[rank].last_pass = {start, end};
+  return end;
+}
+
+Span ExchangeClock::reduce(int rank, int stage, double now) {
+  const ExchangeCost& cost = costs_[stage];
+  Channels& channels = channels_[rank];
+  const double group = cost.reduce / cost.groups;
+  double begin = now;
+  if (channels.last_stage == stage) {
+    const Span& pass = channels.last_pass;
+    begin = pass.start + (pass.end - pass.start) / cost.groups;
+  }
+  Span span = use(channels.reduce, begin, cost.reduce);
+  // The last group's gradients are there at `now`.
+  channels.reduce = span.end = std::max(span.end, now + group);
+  stages_[stage].buffers = {span.start + group, span.end};
+  return span;
+}
 
 template <typename T>
 std::vector<T> expanded(std::vector<T> given, size_t size, T fallback, const char* what) {

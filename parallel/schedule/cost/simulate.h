@@ -78,8 +78,8 @@ struct Start {
 
 // A rank runs its list in order; sends and receives take none of its time. A transfer begins when its data is
 // computed and its receive is posted. Weights are gathered and gradients reduced beside the passes, group by
-// group (see ExchangeClock). Throws Error if the schedule deadlocks or the costs do not fit its stages.
-// Linear time.
+// group (simulate.cpp, ExchangeClock). Throws Error if the schedule deadlocks or the costs do not fit its
+// stages. Linear time.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Start& start = {});
 
 // What a rank waits for between two steps.

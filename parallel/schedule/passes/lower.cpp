@@ -63,10 +63,10 @@ Schedule without(const Schedule& schedule, ActionKind a, ActionKind b) {
   return filtered(schedule, [&](ActionKind kind) { return kind != a && kind != b; });
 }
 
-Schedule with_weights_gathered(const Schedule& schedule, bool streamed) {
+Schedule with_weights_gathered(const Schedule& schedule, Gather gather) {
   if (!has(schedule, ActionKind::unshard) && !has(schedule, ActionKind::reshard))
-    return add_unshard(schedule, streamed);
-  return add_unshard(without(schedule, ActionKind::unshard, ActionKind::reshard), streamed);
+    return add_unshard(schedule, gather);
+  return add_unshard(without(schedule, ActionKind::unshard, ActionKind::reshard), gather);
 }
 
 Schedule with_gradients_reduced(const Schedule& schedule, Reduce reduce) {
@@ -80,7 +80,7 @@ Schedule compute_only(const Schedule& schedule) {
   return filtered(schedule, is_compute);
 }
 
-Schedule lower(Schedule given, const LowerOptions& options) {
+Schedule lower(Schedule given, const ShardOptions& shard, int lookahead) {
   validate(given);
   Proofs proofs;
   auto schedule = std::make_shared<Schedule>(std::move(given));
@@ -91,17 +91,28 @@ Schedule lower(Schedule given, const LowerOptions& options) {
   if (has(*schedule, ActionKind::overlapped_pair)) pass(split_pairs(*schedule));
   if (!schedule->has_communication()) {
     pass(add_communication(*schedule), ReceiveModel::in_place);
-    pass(hoist_receives(*schedule, options.lookahead));
+    pass(hoist_receives(*schedule, lookahead));
   }
-  const ShardOptions& shard = options.shard;
   const int reductions = shard.reduce == Reduce::step ? 1 : schedule->microbatches;
   if (shard.reduce != Reduce::none && !schedule->forward_only &&
       !every_stage_has(*schedule, ActionKind::reduce_grad, reductions))
     pass(with_gradients_reduced(*schedule, shard.reduce));
-  if (shard.unshard && !every_stage_has(*schedule, ActionKind::unshard, any_number))
-    pass(with_weights_gathered(*schedule, shard.streamed));
+  if (shard.gather != Gather::never && !every_stage_has(*schedule, ActionKind::unshard, any_number))
+    pass(with_weights_gathered(*schedule, shard.gather));
   proofs.end();
   return std::move(*schedule);
+}
+
+Schedule split_pairs(const Schedule& schedule) {
+  Schedule result = schedule.without_actions();
+  for (int rank = 0; rank < schedule.ranks; ++rank) {
+    auto& list = result.actions[rank];
+    list.reserve(schedule.actions[rank].size());
+    for (const Action& action : schedule.actions[rank]) {
+      for_each_part(action, [&](const Action& part) { list.push_back(part); });
+    }
+  }
+  return result;
 }
 
 }  // namespace pptrain::schedule

@@ -26,8 +26,15 @@ Schedule add_communication(const Schedule& schedule);
 // in place.
 Schedule hoist_receives(const Schedule& schedule, int lookahead = 1);
 
-// Adds UNSHARD and RESHARD of each stage. RESHARD comes after the stage's last F, B or I (and the sends of
-// that action), UNSHARD
+// How often a stage's weights are gathered where ranks share them out.
+enum class Gather {
+  never,     // each rank holds the whole weights of its stages
+  kept,      // once a step
+  streamed,  // anew for each pass (distributed.reshard_after_forward)
+};
+
+// Adds UNSHARD and RESHARD of each stage, which is not gathered `never`. RESHARD comes after the stage's last
+// F, B or I (and the sends of that action), UNSHARD
 //  - kept: once, before the rank's first computation; the rank's stages in the order of their first use, so
 //  that
 //    all gathers but the first run behind computations;
@@ -35,7 +42,7 @@ Schedule hoist_receives(const Schedule& schedule, int lookahead = 1);
 //    that action; and RESHARD after each. Where the stage is needed again after at most one other compute
 //    action of the rank, there is neither in between.
 // The schedule must have none of the two.
-Schedule add_unshard(const Schedule& schedule, bool streamed);
+Schedule add_unshard(const Schedule& schedule, Gather gather);
 
 // How often a stage's gradients are summed over the ranks that have other samples.
 enum class Reduce {
@@ -58,22 +65,17 @@ Schedule forward_only(const Schedule& schedule, int microbatches = 0);
 // What ranks that share a stage exchange of its parameters. The defaults are for a rank that holds the whole
 // weights of its stages.
 struct ShardOptions {
-  bool unshard = false;   // weights are shared out: gathered before they are used
-  bool streamed = false;  // anew for each pass (distributed.reshard_after_forward), instead of once a step
+  Gather gather = Gather::never;
   Reduce reduce = Reduce::step;
 
   auto operator<=>(const ShardOptions&) const = default;
 };
 
-struct LowerOptions {
-  int lookahead = 1;  // of hoist_receives
-  ShardOptions shard{};
-};
-
 // All passes in turn, with a validation before the first and after each. A schedule that brings its own
 // communication (a file) keeps it where it is. Its UNSHARD and RESHARD it keeps if it unshards every stage,
 // its REDUCE_GRAD if each stage has as many as `reduce` wants; otherwise they are dropped and placed anew.
-// What nothing asks for (UNSHARD where weights are not shared out) stays and costs nothing.
-Schedule lower(Schedule schedule, const LowerOptions& options = {});
+// What nothing asks for (UNSHARD where weights are not shared out) stays and costs nothing. `lookahead`: of
+// hoist_receives.
+Schedule lower(Schedule schedule, const ShardOptions& shard = {}, int lookahead = 1);
 
 }  // namespace pptrain::schedule

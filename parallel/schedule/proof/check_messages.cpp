@@ -6,8 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/schedule/proof/checks.h"
-#include "parallel/schedule/proof/grid.h"
+#include "parallel/schedule/proof/places.h"
 
 namespace pptrain::schedule {
 namespace {

@@ -1,15 +1,23 @@
-// Where each action of a schedule stands: the table in which the checks of validate() look things up.
+// What the checks of validate() share: the table in which they look up where each action stands, and the
+// refusal with its picture. Internal to this folder.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "parallel/schedule/schedule.h"
 
 namespace pptrain::schedule {
 
+// Throws Error: the schedule is unsound at this place of the rank's list, because of `why`, with a picture of
+// the ranks x steps around it, the cell itself written >so<. An index past the end marks the empty place
+// after the rank's last action.
+[[noreturn]] void refuse(const Schedule& schedule, int rank, size_t index, std::string_view why);
+
+// Where each action of a schedule stands.
 class Places {
  public:
   // What is done to a microbatch of a stage; B does `gradient` and `weight`.
@@ -41,5 +49,10 @@ class Places {
   bool whole_stage_actions_ = false;                     // UNSHARD, RESHARD, REDUCE_GRAD
   std::array<std::vector<int32_t>, recv_b + 1> places_;  // [What][stage x microbatch]
 };
+
+// One send and one receive of what goes from rank to rank, around the actions that make and use it, and the
+// receives of each channel in the order of its sends. Throws as validate() does. For complete and ordered
+// schedules that have communication.
+void check_messages(const Places& places);
 
 }  // namespace pptrain::schedule

@@ -2,8 +2,12 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "core/base/error.h"
-#include "parallel/schedule/proof/checks.h"
+#include "parallel/schedule/proof/places.h"
 
 namespace pptrain::schedule {
 namespace {
@@ -17,6 +21,193 @@ void check_sizes(const Schedule& s) {
   }
 }
 
+void check_ascending(const Places& places, Places::What what, int stage, int mb, const char* name) {
+  if (mb == 0 || places.of(what, stage, mb) > places.of(what, stage, mb - 1)) return;
+  refuse(
+      places.schedule(), places.rank_of(stage), places.of(what, stage, mb),
+      fmt::format("the {} of microbatch {} of stage {} comes before that of microbatch {}; a stage takes its "
+                  "microbatches in ascending order",
+                  name, mb, stage, mb - 1));
+}
+
+enum class Parameters : uint8_t { always_whole, sharded, unsharded };
+
+struct StageState {
+  Parameters parameters = Parameters::always_whole;
+  int reductions = 0;        // REDUCE_GRADs in the whole list
+  int weight_gradients = 0;  // so far
+  int unreduced = 0;         // of these, by no REDUCE_GRAD so far
+};
+
+// UNSHARD, RESHARD and REDUCE_GRAD. A stage that is never unsharded is taken to be whole all the time; a list
+// without any REDUCE_GRAD leaves gradients to others.
+class WholeStageCheck {
+ public:
+  explicit WholeStageCheck(const Schedule& schedule)
+      : s_(schedule), stages_(static_cast<size_t>(schedule.stages())) {}
+
+  void run() {
+    for (const auto& list : s_.actions) {
+      for (const Action& action : list) {
+        if (action.kind == ActionKind::unshard) stages_[action.stage].parameters = Parameters::sharded;
+        if (action.kind == ActionKind::reduce_grad) any_reduce_ = true, ++stages_[action.stage].reductions;
+      }
+    }
+    for (int rank = 0; rank < s_.ranks; ++rank) {
+      for (size_t i = 0; i < s_.actions[rank].size(); ++i) check(rank, i, s_.actions[rank][i]);
+      if (any_reduce_) check_end(rank);
+    }
+  }
+
+ private:
+  void check(int rank, size_t i, const Action& action) {
+    if (is_compute(action.kind)) {
+      for_each_part(action, [&](const Action& part) { check_compute(rank, i, part); });
+    } else if (action.kind == ActionKind::unshard || action.kind == ActionKind::reshard) {
+      check_sharding(rank, i, action);
+    } else if (action.kind == ActionKind::reduce_grad) {
+      check_reduction(rank, i, stages_[action.stage]);
+    }
+  }
+
+  void check_compute(int rank, size_t i, const Action& part) {
+    StageState& stage = stages_[part.stage];
+    if (needs_weights(part.kind) && stage.parameters == Parameters::sharded)
+      refuse(s_, rank, i, "the stage is not unsharded");
+    if (!is_weight_gradient(part.kind)) return;
+    ++stage.weight_gradients;
+    ++stage.unreduced;
+  }
+
+  void check_sharding(int rank, size_t i, const Action& action) {
+    Parameters& parameters = stages_[action.stage].parameters;
+    if (action.kind == ActionKind::unshard) {
+      if (parameters == Parameters::unsharded) refuse(s_, rank, i, "the stage is unsharded already");
+      parameters = Parameters::unsharded;
+    } else {
+      if (parameters != Parameters::unsharded) refuse(s_, rank, i, "the stage is not unsharded");
+      parameters = Parameters::sharded;
+    }
+  }
+
+  // A stage's only REDUCE_GRAD takes all gradients; of several, each takes those of one microbatch.
+  void check_reduction(int rank, size_t i, StageState& stage) {
+    if (stage.unreduced == 0) {
+      refuse(s_, rank, i,
+             stage.weight_gradients == 0 ? "the stage has no gradients yet"
+                                         : "the gradients of the stage are reduced already");
+    }
+    if (stage.reductions == 1 && stage.unreduced != s_.microbatches) {
+      refuse(s_, rank, i,
+             fmt::format("only {} of {} weight gradients of the stage are there", stage.unreduced,
+                         s_.microbatches));
+    }
+    if (stage.reductions > 1 && stage.unreduced > 1) {
+      refuse(
+          s_, rank, i,
+          fmt::format("{} weight gradients of the stage are there; where it is reduced more than once, each "
+                      "is reduced before the next",
+                      stage.unreduced));
+    }
+    stage.unreduced = 0;
+  }
+
+  void check_end(int rank) {
+    for (const int stage : s_.stages_of(rank)) {
+      if (stages_[stage].unreduced > 0 || stages_[stage].reductions == 0)
+        refuse(s_, rank, s_.actions[rank].size(), fmt::format("{}REDUCE_GRAD is missing", stage));
+    }
+  }
+
+  const Schedule& s_;
+  std::vector<StageState> stages_;  // [stage]; each is on one rank
+  bool any_reduce_ = false;
+};
+
+constexpr int most_listed = 16;  // ranks
+
+// " for the forward of microbatch 3 by stage 1 on rank 1"; nothing where the action needs no other rank.
+std::string waits_for(const Places& places, const Action& action) {
+  std::string text;
+  for_each_part(action, [&](const Action& part) {
+    const bool is_forward = part.kind == ActionKind::forward || part.kind == ActionKind::recv_f;
+    const bool is_backward = is_gradient(part.kind) || part.kind == ActionKind::recv_b;
+    if (!is_forward && !is_backward) return;
+    const int source = is_forward ? part.stage - 1 : part.stage + 1;
+    if (source < 0 || source >= places.schedule().stages()) return;
+    text += fmt::format(" {} the {} of microbatch {} by stage {} on rank {}", text.empty() ? "for" : "and",
+                        is_forward ? "forward" : "backward", part.microbatch, source, places.rank_of(source));
+  });
+  return text;
+}
+
+// Every stage x microbatch has its F, B or I, and B or W.
+void check_complete(const Places& places) {
+  const Schedule& s = places.schedule();
+  for (int stage = 0; stage < s.stages(); ++stage) {
+    const auto check_there = [&](Places::What what, int mb, ActionKind kind, const char* instead) {
+      if (places.of(what, stage, mb) != Places::absent) return;
+      const int rank = places.rank_of(stage);
+      refuse(s, rank, s.actions[rank].size(),
+             fmt::format("{}{} is missing", to_string({kind, stage, mb}), instead));
+    };
+    for (int mb = 0; mb < s.microbatches; ++mb) {
+      check_there(Places::forward, mb, ActionKind::forward, "");
+      if (s.forward_only) continue;
+      check_there(Places::gradient, mb, ActionKind::backward, " (or I)");
+      check_there(Places::weight, mb, ActionKind::backward_weight, "");
+    }
+  }
+}
+
+// F before B or I, I before W; ascending microbatches of each stage. After check_complete.
+void check_order(const Places& places) {
+  const Schedule& s = places.schedule();
+  for (int stage = 0; stage < s.stages(); ++stage) {
+    const int rank = places.rank_of(stage);
+    for (int mb = 0; mb < s.microbatches; ++mb) {
+      check_ascending(places, Places::forward, stage, mb, "forward");
+      if (s.forward_only) continue;
+      check_ascending(places, Places::gradient, stage, mb, "backward");
+      check_ascending(places, Places::weight, stage, mb, "weight gradient");
+      const int32_t gradient = places.of(Places::gradient, stage, mb);
+      const int32_t weight = places.of(Places::weight, stage, mb);
+      if (gradient <= places.of(Places::forward, stage, mb)) {
+        refuse(
+            s, rank, gradient,
+            fmt::format("the backward comes before {}, whose gradient it is", to_string(forward(stage, mb))));
+      }
+      if (weight < gradient) {
+        refuse(s, rank, weight,
+               fmt::format("the weight gradient comes before {}, which leaves its operands",
+                           to_string(backward_input(stage, mb))));
+      }
+    }
+  }
+}
+
+// The lists come to their end; where they do not, the refusal tells what each rank waits for.
+void check_progress(const Places& places, ReceiveModel model) {
+  const Schedule& s = places.schedule();
+  Replay replay(s, model, places.has_communication());
+  if (replay.run([](int, size_t, const Action&) {})) return;
+  const auto& positions = replay.positions();
+  std::string waiting;
+  int first = -1;
+  int listed = 0;
+  for (int rank = 0; rank < s.ranks; ++rank) {
+    const auto& list = s.actions[rank];
+    if (positions[rank] >= list.size()) continue;
+    if (first < 0) first = rank;
+    if (++listed > most_listed) continue;
+    const Action& action = list[positions[rank]];
+    waiting += fmt::format("\n  rank {} waits in step {} ({}){}", rank, positions[rank], to_string(action),
+                           waits_for(places, action));
+  }
+  if (listed > most_listed) waiting += fmt::format("\n  and {} more ranks", listed - most_listed);
+  refuse(s, first, positions[first], fmt::format("deadlock, no rank can go on:{}", waiting));
+}
+
 }  // namespace
 
 void validate(const Schedule& schedule, ReceiveModel model) {
@@ -25,7 +216,7 @@ void validate(const Schedule& schedule, ReceiveModel model) {
   check_complete(places);
   check_order(places);
   if (places.has_communication()) check_messages(places);
-  check_whole_stage_actions(places);
+  if (places.has_whole_stage_actions()) WholeStageCheck(schedule).run();
   check_progress(places, model);
 }
 

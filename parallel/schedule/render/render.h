@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "parallel/schedule/cost/simulate.h"
@@ -43,5 +44,14 @@ std::string render_svg(const Schedule& schedule, const Simulation& simulation, b
 // arrow for what goes from rank to rank, and tracks for the gathers and reductions that take time. `seconds`
 // is what the simulation's unit of time is in seconds.
 std::string render_trace(const Schedule& schedule, const Simulation& simulation, double seconds = 1);
+
+// --- What Chrome traces call things, whether planned or measured.
+
+const char* trace_category(ActionKind kind);  // "forward", "backward_input", ...
+
+// The value that an action (not a pair) hands to another rank, and the one that it takes from one: "1F3" is
+// what stage 1 makes of microbatch 3. Nothing where the value stays on its rank.
+std::optional<std::string> value_sent(const Schedule& schedule, const Action& action);
+std::optional<std::string> value_received(const Schedule& schedule, const Action& action);
 
 }  // namespace pptrain::schedule

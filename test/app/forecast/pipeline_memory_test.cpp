@@ -12,7 +12,6 @@
 #include "core/kernels/cpu/attention.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/pipeline/executor.h"
-#include "parallel/schedule/cost/in_flight.h"
 #include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
@@ -122,13 +121,13 @@ void check_schedule(const schedule::Schedule& lowered, models::Recompute recompu
     Rank rank(model, layers, lowered.stages_of(r), recompute);
     pipeline::Executor executor(rank.stages(), world, lowered, pipeline::Executor::Mode::train);
     const AllocationCounter counter;
-    const pipeline::ExecutorStats stats = executor.run(microbatches);
+    const schedule::InFlight peak = executor.run(microbatches);
     const std::lock_guard lock(mutex);
     CAPTURE(lowered.name, lowered.ranks, lowered.microbatches, r);
-    CHECK(stats.max_in_flight == counts[r].activations);
-    CHECK(stats.max_weight_operands == counts[r].weight_operands);
-    CHECK(stats.max_held == counts[r].held);
-    CHECK(stats.max_receive_buffers <= counts[r].receive_buffers);
+    CHECK(peak.activations == counts[r].activations);
+    CHECK(peak.weight_operands == counts[r].weight_operands);
+    CHECK(peak.held == counts[r].held);
+    CHECK(peak.receive_buffers <= counts[r].receive_buffers);
     CHECK(rank.peak() == bytes[r].records);
     CHECK(rank.held() == 0);
     // What was allocated: the loss's scalars beside what was predicted, and messages that left at other

@@ -184,16 +184,16 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
           pipeline::Executor evaluate({{stage, reductions}}, world, forward,
                                       pipeline::Executor::Mode::evaluate);
           for (int step = 0; step < 2; ++step) {
-            const pipeline::ExecutorStats stats = train.run(microbatches(m));
+            const schedule::InFlight peak = train.run(microbatches(m));
             const double loss = stage.take_loss();
             evaluate.run(microbatches(m));
             const double again = stage.take_loss();
             const std::lock_guard lock(mutex);
             CAPTURE(name, p, m, world.rank());
-            CHECK(stats.max_in_flight == (name == "gpipe" ? m : std::min(p - world.rank(), m)));
-            CHECK(stats.max_weight_operands == 0);
-            CHECK(stats.max_held == stats.max_in_flight);
-            CHECK(stats.max_receive_buffers <= 4);
+            CHECK(peak.activations == (name == "gpipe" ? m : std::min(p - world.rank(), m)));
+            CHECK(peak.weight_operands == 0);
+            CHECK(peak.held == peak.activations);
+            CHECK(peak.receive_buffers <= 4);
             CHECK(stage.saved_microbatches() == 0);
             CHECK(stage.pending_weight_gradients() == 0);
             if (!stage.is_last()) continue;
@@ -212,10 +212,9 @@ TEST_CASE("every value arrives and activations stay within the schedule's bound"
 TEST_CASE("the executor gives each pass of a stage what the list has next for it") {
   using schedule::ActionKind;
   constexpr int m = 3;
-  const schedule::ShardOptions shard{
-      .unshard = true, .streamed = false, .reduce = schedule::Reduce::microbatch};
-  const schedule::Schedule lowered = schedule::lower(
-      schedule::make_schedule({.name = "zb_h1", .ranks = 1, .microbatches = m}), {.shard = shard});
+  const schedule::Schedule lowered =
+      schedule::lower(schedule::make_schedule({.name = "zb_h1", .ranks = 1, .microbatches = m}),
+                      {.gather = schedule::Gather::kept, .reduce = schedule::Reduce::microbatch});
   std::mutex mutex;
   comm::run_thread_ranks(1, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;

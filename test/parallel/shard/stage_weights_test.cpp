@@ -23,8 +23,8 @@ using nn::Use;
 using pptrain::test::same_bits;
 using pptrain::test::ThreadGroups;
 using schedule::ActionKind;
-using shard::Keep;
-using shard::ReduceEvery;
+using schedule::Gather;
+using schedule::Reduce;
 using shard::StageWeights;
 
 namespace {
@@ -106,13 +106,13 @@ class FakeStage {
 };
 
 // What a step's gradients come to, added as the policy adds them.
-float expected(int ranks, int microbatches, ReduceEvery reduce) {
+float expected(int ranks, int microbatches, Reduce reduce) {
   const auto over_ranks = [&](const auto& of_rank) {
     float sum = of_rank(0);
     for (int r = 1; r < ranks; ++r) sum += of_rank(r);
     return sum;
   };
-  if (reduce == ReduceEvery::step) {
+  if (reduce == Reduce::step) {
     return over_ranks([&](int r) {
       float sum = 0;
       for (int m = 0; m < microbatches; ++m) sum += FakeStage::value(r, m);
@@ -133,7 +133,8 @@ struct Outcome {
 };
 
 // Two steps of four microbatches: F and B in turn, or all F, then all I, then all W.
-Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& policy, bool split_backward) {
+Outcome run(comm::Communicator& world, int replicas, const schedule::ShardOptions& options,
+            bool split_backward) {
   constexpr int microbatches = 4;
   const ThreadGroups groups(world, replicas);
   nn::ParameterStore whole, store;
@@ -141,18 +142,16 @@ Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& p
   declare(store);
   whole.materialise(at::kCPU, at::kBFloat16);
   whole.initialise(3);
-  const nn::ShardPlace division = groups.division(policy.reduce == ReduceEvery::microbatch);
+  const nn::ShardPlace division = groups.division(options.reduce == Reduce::microbatch);
   store.materialise(at::kCPU, at::kBFloat16, true, division, division);
   store.initialise(3);
   shard::GradientSums sums;
-  StageWeights weights(store, groups.stage_ranks(), policy, sums, "stage 0");
+  StageWeights weights(store, groups.ranks(), groups.ranks(), options, sums, "stage 0");
   FakeStage stage(weights, store, whole, world.rank());
   Outcome outcome;
   for (int step = 0; step < 2; ++step) {
     store.zero_grad();
-    const auto reduces = [&](int m) {
-      return policy.reduce == ReduceEvery::microbatch || m + 1 == microbatches;
-    };
+    const auto reduces = [&](int m) { return options.reduce == Reduce::microbatch || m + 1 == microbatches; };
     weights.unshard(ActionKind::forward);
     for (int m = 0; m < microbatches; ++m) {
       weights.begin_pass(
@@ -180,7 +179,7 @@ Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& p
     for (nn::ParameterGroup& group : store.groups()) {
       for (nn::Buffer* shard : group.buffers()) {
         for (const nn::Slice& slice : shard->slices) {
-          const float sum = expected(world.size(), microbatches, policy.reduce);
+          const float sum = expected(world.size(), microbatches, options.reduce);
           outcome.gradients_right &= same_bits(slice.grad, at::full_like(slice.grad, sum));
         }
       }
@@ -195,21 +194,21 @@ Outcome run(comm::Communicator& world, int replicas, const shard::ShardPolicy& p
 
 TEST_CASE("weights are whole where they are read, and gradients are summed once, under every policy") {
   const auto [parts, replicas] = GENERATE(std::pair(1, 2), std::pair(2, 1), std::pair(3, 1), std::pair(2, 2));
-  const Keep keep = GENERATE(Keep::kept, Keep::streamed);
-  const ReduceEvery reduce = GENERATE(ReduceEvery::step, ReduceEvery::microbatch);
+  const Gather gather = GENERATE(Gather::kept, Gather::streamed);
+  const Reduce reduce = GENERATE(Reduce::step, Reduce::microbatch);
   const bool split_backward = GENERATE(false, true);
-  CAPTURE(parts, replicas, keep == Keep::streamed, reduce == ReduceEvery::microbatch, split_backward);
+  CAPTURE(parts, replicas, gather == Gather::streamed, reduce == Reduce::microbatch, split_backward);
   std::mutex mutex;
   comm::run_thread_ranks(
       parts * replicas, [&, parts = parts, replicas = replicas](comm::Communicator& world) {
-        const Outcome outcome = run(world, replicas, {.keep = keep, .reduce = reduce}, split_backward);
+        const Outcome outcome = run(world, replicas, {.gather = gather, .reduce = reduce}, split_backward);
         const std::lock_guard lock(mutex);
         CHECK(outcome.wrong == 0);
         CHECK(outcome.gradients_right);
         CHECK(outcome.bytes_after == 0);
         if (parts == 1) {
           CHECK(outcome.most_whole == 0);
-        } else if (keep == Keep::kept) {
+        } else if (gather == Gather::kept) {
           CHECK(outcome.most_whole == blocks + 3);
         } else {
           CHECK((outcome.most_whole == 2 || outcome.most_whole == 3));
@@ -218,10 +217,10 @@ TEST_CASE("weights are whole where they are read, and gradients are summed once,
 }
 
 TEST_CASE("what no product has written is zero before gradients are summed or read") {
-  const ReduceEvery reduce = GENERATE(ReduceEvery::step, ReduceEvery::microbatch);
+  const Reduce reduce = GENERATE(Reduce::step, Reduce::microbatch);
   const bool taken = GENERATE(false, true);  // the group's gradients, in a pass that has no products for one
   const int replicas = GENERATE(1, 2);
-  CAPTURE(reduce == ReduceEvery::microbatch, taken, replicas);
+  CAPTURE(reduce == Reduce::microbatch, taken, replicas);
   std::mutex mutex;
   comm::run_thread_ranks(2, [&](comm::Communicator& world) {
     const ThreadGroups groups(world, replicas);
@@ -230,11 +229,11 @@ TEST_CASE("what no product has written is zero before gradients are summed or re
     nn::Weight& used = group.add({{.name = "used", .shape = {70, 50}}});
     nn::Weight& idle = group.add({{.name = "idle", .shape = {60, 40}}});
     used.grad_by_products = idle.grad_by_products = true;
-    const nn::ShardPlace division = groups.division(reduce == ReduceEvery::microbatch);
+    const nn::ShardPlace division = groups.division(reduce == Reduce::microbatch);
     store.materialise(at::kCPU, at::kFloat, true, division, division);
     shard::GradientSums sums;
-    StageWeights weights(store, groups.stage_ranks(), {.keep = Keep::kept, .reduce = reduce}, sums,
-                         "stage 0");
+    StageWeights weights(store, groups.ranks(), groups.ranks(), {.gather = Gather::kept, .reduce = reduce},
+                         sums, "stage 0");
     const Tensor dy = at::full({1, 70}, static_cast<float>(world.rank() + 1)), x = at::full({1, 50}, 1.0F);
     for (int step = 0; step < 2; ++step) {
       if (!division.own_gradient) group.buffers()[0]->whole_grad.fill_(std::nanf(""));
@@ -259,7 +258,7 @@ TEST_CASE("what no product has written is zero before gradients are summed or re
 }
 
 TEST_CASE("weights that a pass throws away are gathered anew after masters have changed") {
-  const Keep keep = GENERATE(Keep::kept, Keep::streamed);
+  const Gather gather = GENERATE(Gather::kept, Gather::streamed);
   std::mutex mutex;
   comm::run_thread_ranks(2, [&](comm::Communicator& world) {
     const ThreadGroups groups(world, 1);
@@ -269,8 +268,8 @@ TEST_CASE("weights that a pass throws away are gathered anew after masters have 
     whole.materialise(at::kCPU, at::kFloat);
     store.materialise(at::kCPU, at::kFloat, true, groups.division(), groups.division());
     shard::GradientSums sums;
-    StageWeights weights(store, groups.stage_ranks(), {.keep = keep, .reduce = ReduceEvery::step}, sums,
-                         "stage 0");
+    StageWeights weights(store, groups.ranks(), groups.ranks(), {.gather = gather, .reduce = Reduce::step},
+                         sums, "stage 0");
     FakeStage stage(weights, store, whole, world.rank());
     for (const uint64_t seed : {1, 2, 3}) {
       weights.settle();  // what is under way reads masters
@@ -295,7 +294,7 @@ TEST_CASE("lists that do not fit are refused by the group's name") {
       declare(store);
       store.materialise(at::kCPU, at::kFloat, true, groups.division(), groups.division());
       shard::GradientSums sums;
-      StageWeights weights(store, groups.stage_ranks(), {}, sums, "stage 0");
+      StageWeights weights(store, groups.ranks(), groups.ranks(), {}, sums, "stage 0");
       body(weights);
     });
   };

@@ -6,7 +6,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/split.h"
-#include "parallel/shard/stage_weights.h"
+#include "parallel/shard/group_exchange.h"
 
 namespace pptrain::test {
 
@@ -20,7 +20,6 @@ struct ThreadGroups {
         sum(world.duplicate()) {}
 
   shard::ShardRanks ranks() const { return {.pieces = *pieces, .replicas = *same_piece, .sum = *sum}; }
-  shard::StageRanks stage_ranks() const { return {.dense = ranks(), .experts = ranks()}; }
   nn::ShardPlace division(bool own_gradient = false) const {
     return {.index = piece, .count = pieces->size(), .own_gradient = own_gradient};
   }

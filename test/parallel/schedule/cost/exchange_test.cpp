@@ -55,7 +55,7 @@ TEST_CASE("streamed passes take as long as their gather, and show the first grou
 }
 
 TEST_CASE("streamed, the first group of the next stage comes behind the action before") {
-  const Schedule two = add_unshard(parse_csv("0F0,1F0,1B0,0B0\n"), true);
+  const Schedule two = add_unshard(parse_csv("0F0,1F0,1B0,0B0\n"), Gather::streamed);
   const Simulation s = simulate(two, {.stages = {{4, 4, 4, -1}},
                                       .latency = {},
                                       .overlap = 1,
@@ -97,7 +97,8 @@ TEST_CASE("exchanges that take no time change nothing, and long ones take the st
   const double whole = simulate(lower(made)).step_time;
   for (const bool streamed : {false, true}) {
     for (const Reduce reduce : {Reduce::step, Reduce::microbatch}) {
-      const Schedule s = lower(made, {.shard = {.unshard = true, .streamed = streamed, .reduce = reduce}});
+      const Schedule s =
+          lower(made, {.gather = streamed ? Gather::streamed : Gather::kept, .reduce = reduce});
       Costs costs{.stages = {}, .latency = {}, .overlap = 1, .exchange = {{}}, .streamed = streamed};
       CHECK(simulate(s, costs).step_time == whole);
       costs.exchange = {{.gather = 0.25, .reduce = 0.25, .groups = 8}};

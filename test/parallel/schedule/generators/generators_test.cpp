@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "parallel/schedule/cost/in_flight.h"
+#include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/proof/validate.h"
 #include "test/support/catch.h"

@@ -35,11 +35,11 @@ void for_every_sharding(Visit&& visit) {
         } catch (const UsageError&) {
           continue;
         }
-        for (const bool streamed : {false, true}) {
+        for (const Gather gather : {Gather::kept, Gather::streamed}) {
           for (const Reduce reduce : {Reduce::none, Reduce::step, Reduce::microbatch}) {
-            CAPTURE(name, p, m, streamed, static_cast<int>(reduce));
-            visit(made, ShardOptions{.unshard = true, .streamed = streamed, .reduce = reduce});
-            visit(forward_only(made), ShardOptions{.unshard = true, .streamed = streamed, .reduce = reduce});
+            CAPTURE(name, p, m, static_cast<int>(gather), static_cast<int>(reduce));
+            visit(made, ShardOptions{.gather = gather, .reduce = reduce});
+            visit(forward_only(made), ShardOptions{.gather = gather, .reduce = reduce});
           }
         }
       }
@@ -50,17 +50,20 @@ void for_every_sharding(Visit&& visit) {
 }  // namespace
 
 TEST_CASE("kept, a rank's stages are gathered before anything is computed, in the order of their use") {
-  CHECK(write_csv(add_unshard(add_communication(parse_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")), false)) ==
+  CHECK(write_csv(
+            add_unshard(add_communication(parse_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")), Gather::kept)) ==
         "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0RESHARD\n"
         "1RECV_F0,1UNSHARD,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1RESHARD\n");
   // W needs no weights: they are freed before it.
-  CHECK(write_csv(add_unshard(parse_csv("0F0,3F0,3I0,3W0,0B0\n1F0,2F0,2I0,1I0,2W0,1W0\n"), false)) ==
+  CHECK(write_csv(add_unshard(parse_csv("0F0,3F0,3I0,3W0,0B0\n1F0,2F0,2I0,1I0,2W0,1W0\n"), Gather::kept)) ==
         "0UNSHARD,3UNSHARD,0F0,3F0,3I0,3RESHARD,3W0,0B0,0RESHARD\n"
         "1UNSHARD,2UNSHARD,1F0,2F0,2I0,2RESHARD,1I0,1RESHARD,2W0,1W0\n");
 }
 
 TEST_CASE("streamed, a stage is gathered one action before it is needed, and freed after it") {
-  const auto streamed = [](const char* csv) { return write_csv(add_unshard(parse_csv(csv), true)); };
+  const auto streamed = [](const char* csv) {
+    return write_csv(add_unshard(parse_csv(csv), Gather::streamed));
+  };
   CHECK(streamed("0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,3F0,1F1,3F1,3B0,3B1,1B0,1B1\n")
             .starts_with(
                 "0UNSHARD,0F0,2UNSHARD,0F1,0RESHARD,2F0,2F1,2B0,0UNSHARD,2B1,2RESHARD,0B0,0B1,0RESHARD\n"
@@ -72,7 +75,7 @@ TEST_CASE("streamed, a stage is gathered one action before it is needed, and fre
   CHECK(streamed("0F0,0F1,0I0,0I1,0W0,0W1,0F2,0I2,0W2\n") ==
         "0UNSHARD,0F0,0F1,0I0,0I1,0RESHARD,0W0,0UNSHARD,0W1,0F2,0I2,0RESHARD,0W2\n");
   // The sends of an action go before RESHARD.
-  CHECK(write_csv(add_unshard(add_communication(parse_csv("0F0,0B0\n1F0,1B0\n")), true))
+  CHECK(write_csv(add_unshard(add_communication(parse_csv("0F0,0B0\n1F0,1B0\n")), Gather::streamed))
             .find("1B0,1SEND_B0,1RESHARD\n") != std::string::npos);
 }
 
@@ -86,7 +89,7 @@ TEST_CASE("gradients are reduced after each microbatch") {
 TEST_CASE(
     "every schedule can be sharded: proven, in its order, with two stages whole at a time where streamed") {
   for_every_sharding([](const Schedule& made, const ShardOptions& shard) {
-    const Schedule s = lower(made, {.shard = shard});
+    const Schedule s = lower(made, shard);
     REQUIRE(compute_only(s).actions == compute_only(lower(made)).actions);
     const size_t stages = static_cast<size_t>(s.stages());
     const size_t microbatches = static_cast<size_t>(s.microbatches);
@@ -95,13 +98,13 @@ TEST_CASE(
                                                                              : stages * microbatches;
     REQUIRE(count(s, ActionKind::reduce_grad) == reductions);
     REQUIRE(count(s, ActionKind::reshard) == count(s, ActionKind::unshard));
-    if (!shard.streamed) REQUIRE(count(s, ActionKind::unshard) == stages);
+    if (shard.gather == Gather::kept) REQUIRE(count(s, ActionKind::unshard) == stages);
     for (const auto& list : s.actions) {
       std::set<int> whole;
       for (const Action& action : list) {
         if (action.kind == ActionKind::unshard) whole.insert(action.stage);
         if (action.kind == ActionKind::reshard) whole.erase(action.stage);
-        if (shard.streamed) REQUIRE(whole.size() <= 2);
+        if (shard.gather == Gather::streamed) REQUIRE(whole.size() <= 2);
       }
       REQUIRE(whole.empty());
     }
@@ -113,8 +116,8 @@ TEST_CASE("gathers do not shorten what may run ahead of the step before") {
     const Schedule made = make_schedule({.name = name, .ranks = 4, .microbatches = 8});
     const Schedule whole = lower(made);
     const Speculation expected = speculate(whole);
-    for (const bool streamed : {false, true}) {
-      const Schedule s = lower(made, {.shard = {.unshard = true, .streamed = streamed}});
+    for (const Gather gather : {Gather::kept, Gather::streamed}) {
+      const Schedule s = lower(made, {.gather = gather});
       const Speculation speculation = speculate(s);
       for (int rank = 0; rank < s.ranks; ++rank) {
         std::vector<Action> prefix(s.actions[rank].begin(),
@@ -122,7 +125,7 @@ TEST_CASE("gathers do not shorten what may run ahead of the step before") {
         std::erase_if(prefix, [](const Action& a) {
           return a.kind == ActionKind::unshard || a.kind == ActionKind::reshard;
         });
-        CAPTURE(name, streamed, rank);
+        CAPTURE(name, static_cast<int>(gather), rank);
         CHECK(prefix ==
               std::vector<Action>(whole.actions[rank].begin(),
                                   whole.actions[rank].begin() + static_cast<long>(expected.prefix[rank])));
@@ -134,13 +137,13 @@ TEST_CASE("gathers do not shorten what may run ahead of the step before") {
 
 TEST_CASE("a list keeps the exchanges that it brings if the job can use them") {
   const Schedule brings = parse_csv("0UNSHARD,0F0,0F1,0RESHARD,0UNSHARD,0B0,0B1,0RESHARD,0REDUCE_GRAD\n");
-  CHECK(lower(brings, {.shard = {.unshard = true, .streamed = true}}).actions == brings.actions);
+  CHECK(lower(brings, {.gather = Gather::streamed}).actions == brings.actions);
   CHECK(lower(brings).actions == brings.actions);  // whole weights: they cost nothing
-  CHECK(write_csv(lower(brings, {.shard = {.unshard = true, .reduce = Reduce::microbatch}})) ==
+  CHECK(write_csv(lower(brings, {.gather = Gather::kept, .reduce = Reduce::microbatch})) ==
         "0UNSHARD,0F0,0F1,0RESHARD,0UNSHARD,0B0,0REDUCE_GRAD,0B1,0REDUCE_GRAD,0RESHARD\n");
   // Stage 1 is never unsharded: what there is of UNSHARD and RESHARD goes.
   const Schedule half = parse_csv("0UNSHARD,0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD\n");
   CHECK(lower(half).actions == half.actions);
-  CHECK(write_csv(lower(half, {.shard = {.unshard = true}})) ==
+  CHECK(write_csv(lower(half, {.gather = Gather::kept})) ==
         "0UNSHARD,1UNSHARD,0F0,1F0,1B0,1RESHARD,1REDUCE_GRAD,0B0,0RESHARD,0REDUCE_GRAD\n");
 }

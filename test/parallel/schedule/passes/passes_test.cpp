@@ -1,7 +1,7 @@
 #include "parallel/schedule/passes/passes.h"
 
 #include "core/base/error.h"
-#include "parallel/schedule/cost/in_flight.h"
+#include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/cost/simulate.h"
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/proof/validate.h"
@@ -142,8 +142,8 @@ TEST_CASE("lowering proves each pass and leaves a schedule that brings communica
   const Schedule s = lower(make_schedule({.name = "1f1b", .ranks = 4, .microbatches = 8}));
   CHECK(s.has_communication());
   CHECK(lower(s).actions == s.actions);
-  const Schedule without = lower(make_schedule({.name = "1f1b", .ranks = 4, .microbatches = 8}),
-                                 {.shard = {.reduce = Reduce::none}});
+  const Schedule without =
+      lower(make_schedule({.name = "1f1b", .ranks = 4, .microbatches = 8}), {.reduce = Reduce::none});
   CHECK(write_csv(without).find("REDUCE_GRAD") == std::string::npos);
   Schedule broken = one_f_one_b(4, 8);
   broken.actions[2].pop_back();

@@ -200,7 +200,7 @@ TEST_CASE("whole-stage actions are refused where they do not fit") {
 
 TEST_CASE("sharded lists: each mutation is found") {
   const auto sharded = [](Reduce reduce) {
-    return lower(compute(), {.shard = {.unshard = true, .streamed = false, .reduce = reduce}});
+    return lower(compute(), {.gather = Gather::kept, .reduce = reduce});
   };
   REQUIRE(refusal(sharded(Reduce::step)) == "accepted");
   REQUIRE(refusal(sharded(Reduce::microbatch)) == "accepted");

@@ -11,7 +11,6 @@
 #include "parallel/schedule/generators/generators.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/text_layout.h"
-#include "parallel/schedule/render/trace_names.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::schedule;
@@ -209,7 +208,7 @@ TEST_CASE("the svg's axis has a unit, and its legend what is drawn") {
 
 TEST_CASE("exchanges are drawn and told where they take time") {
   const Schedule s =
-      lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 2}), {.shard = {.unshard = true}});
+      lower(make_schedule({.name = "1f1b", .ranks = 2, .microbatches = 2}), {.gather = Gather::kept});
   const Simulation simulation = simulate(
       s,
       {.stages = {}, .latency = {}, .overlap = 1, .exchange = {{.gather = 0.5, .reduce = 1, .groups = 2}}});

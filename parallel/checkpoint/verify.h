@@ -1,4 +1,5 @@
-// Reading a checkpoint's files against its manifest; shared by Reader and verify.
+// What makes a checkpoint sound: its files are as the manifest says, and what they hold of each tensor is the
+// whole tensor, once. Shared by Reader, save() and verify().
 #pragma once
 
 #include <cstddef>
@@ -32,5 +33,10 @@ std::string stream_bytes(const io::RegularFile& input, const io::SafetensorsRead
 
 // What to throw where a tensor's checksum is not the manifest's: names tensor and file.
 Unusable damaged(const io::SafetensorsReader& file, const std::string& tensor);
+
+// Of each tensor that is not stored whole and once, the first thing that is wrong, in words that name the
+// tensor, the elements and the files: elements stored twice or nowhere, slices of different types or global
+// shapes. Sorted by file kind and name. The slices lie within their tensors (read_manifest).
+std::vector<std::string> coverage_problems(const std::vector<FileEntry>& files);
 
 }  // namespace pptrain::checkpoint
