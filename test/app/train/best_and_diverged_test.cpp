@@ -7,6 +7,8 @@
 #include "test/support/catch.h"
 
 using pptrain::test::contains_text;
+using pptrain::test::content;
+using pptrain::test::names_in;
 using pptrain::test::Overrides;
 using pptrain::test::small_job_text;
 using pptrain::test::small_plan;
