@@ -104,7 +104,7 @@ pipeline::LayerAssignment split_layers(const config::JobConfig& job, int stages)
 
 // All that ranks must agree on before they train, by name: "train.seq_len" and the other keys of the job, the
 // layers, a hash of the action lists. Paths of files are left out, since hosts may keep them in different
-// places, and so is what data files hold (train/same_job.h); a schedule's file counts by its actions.
+// places, and so is what data files hold (launch/same_job.h); a schedule's file counts by its actions.
 using Identity = std::vector<std::pair<std::string, std::string>>;
 Identity identity(const Plan& plan);
 // A hash of it: 32 hexadecimal digits.

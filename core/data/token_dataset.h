@@ -22,7 +22,7 @@ namespace pptrain::data {
 // 1
 //       has uint16 ids (GPT-2), magic 20240801 version 7 has uint32 ids (Llama 3).
 // megatron: ids without a header, of the type that PREFIX.idx beside PREFIX.bin says (document_index.h), and
-//       where there is a PREFIX.prompts, prompts (prompts.h).
+//       where there is a PREFIX.prompts, prompts (document_index.h).
 // npy:  NumPy's array of integers of one dimension.
 // Texts (jsonl, parquet) are refused: a tokenizer makes them tokens first.
 using Format = config::DataFormat;
@@ -62,7 +62,7 @@ class TokenDataset {
   bool has_index() const { return document_starts_ != nullptr; }
   std::vector<int64_t> indexed_documents() const;
   // Tokens of prompts among [first, last), whose labels ignore_prompts() takes away: labels[i] is to be the
-  // token first + i. A document's first token counts as none (prompts.h).
+  // token first + i. A document's first token counts as none (document_index.h).
   int64_t prompt_tokens(int64_t first, int64_t last) const;
   void ignore_prompts(int64_t first, std::span<int64_t> labels) const;
   // What the source was given as, for messages.

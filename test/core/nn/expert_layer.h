@@ -73,7 +73,7 @@ struct ExpertOracle {
     return y;
   }
 
-  // As router.h says, weighted by `targets`; over the rows `own` alone, where given.
+  // As experts.h says, weighted by `targets`; over the rows `own` alone, where given.
   at::Tensor losses(int64_t targets, const at::Tensor& own = {}) const {
     const nn::ExpertsConfig& r = config_;
     const auto of_own = [&](const at::Tensor& rows) {
