@@ -140,6 +140,6 @@ TEST_CASE("a group that is divided otherwise is refused by name") {
       const shard::GroupExchange exchange(group, {.pieces = world, .replicas = *alone, .sum = *alone});
     });
   };
-  CHECK_THROWS_WITH(run(false), test::contains_text("layers.7 is part 0 of 1"));
+  CHECK_THROWS_WITH(run(false), test::contains_text("layers.7 is shard 0 of 1"));
   CHECK_THROWS_WITH(run(true), test::contains_text("layers.7: rank 0 of 1 is not replica"));
 }
