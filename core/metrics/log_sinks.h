@@ -71,12 +71,9 @@ class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
   // Throws spdlog_ex that names the file, which spdlog reports on standard error; the run goes on.
   void write(const std::string& text);
 
-  struct Close {
-    void operator()(std::FILE* f) const { std::fclose(f); }
-  };
   const std::string name_;
   std::filesystem::path path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_{nullptr, &std::fclose};
   std::string kept_;
 };
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/seconds_since.h"
 #include "core/base/signal_block.h"
 #include "core/net/socket.h"
 
@@ -274,10 +275,6 @@ void Exposition::sample(std::string_view name, double value, const Labels& more)
 
 namespace {
 
-double unix_seconds(std::chrono::system_clock::time_point time) {
-  return std::chrono::duration<double>(time.time_since_epoch()).count();
-}
-
 Labels describe(const RunHeader& header) {
   Labels labels = {{"version", header.version},
                    {"host", header.host},
@@ -313,8 +310,7 @@ std::string PrometheusSink::page() const {
   text.add("run_info", "What runs, in labels.", 1, describe(run_.header));
   text.add("start_time_seconds", "When this start of the run began, since 1970.",
            unix_seconds(run_.header.time));
-  text.add("uptime_seconds", "Since this start of the run began.",
-           std::chrono::duration<double>(Clock::now() - begin_).count());
+  text.add("uptime_seconds", "Since this start of the run began.", seconds_since(begin_));
   text.add("start_step", "Step that this start goes on from.", static_cast<double>(run_.header.step));
   text.add("last_step", "Step that the run is to reach.", static_cast<double>(run_.last_step));
   const StepRecord& known = step ? *step : run_.so_far;

@@ -11,6 +11,11 @@
 
 namespace pptrain::metrics {
 
+// Since 1970.
+inline double unix_seconds(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
 // "2026-01-31T23:59:59.123Z"
 std::string utc_text(std::chrono::system_clock::time_point time);
 

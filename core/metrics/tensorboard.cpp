@@ -148,13 +148,9 @@ using Time = std::chrono::system_clock::time_point;
 
 constexpr std::string_view prefix = "events.out.tfevents.";
 
-double seconds_of(Time time) {
-  return std::chrono::duration<double>(time.time_since_epoch()).count();
-}
-
 // A record without a time is of now.
 double wall_time(Time time) {
-  return seconds_of(time == Time{} ? std::chrono::system_clock::now() : time);
+  return unix_seconds(time == Time{} ? std::chrono::system_clock::now() : time);
 }
 
 // As part of a file's name.

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/seconds_since.h"
 #include "core/metrics/log_sinks.h"
 #include "core/metrics/progress_text.h"
 
@@ -146,11 +147,8 @@ void BarSink::step(const StepRecord& record) {
 }
 
 void BarSink::phase(std::string_view what) {
-  const auto now = Clock::now();
-  if (!progress_.phase.empty()) {
-    time_left_.pause(std::chrono::duration<double>(now - phase_begin_).count());
-  }
-  phase_begin_ = now;
+  if (!progress_.phase.empty()) time_left_.pause(seconds_since(phase_begin_));
+  phase_begin_ = Clock::now();
   progress_.phase = what;
   draw();
 }
