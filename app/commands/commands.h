@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,8 +33,13 @@ namespace pptrain::app {
 
 struct JobArguments {
   std::string config;            // TOML file
+  std::string run;               // in its place: a run's folder
   std::vector<std::string> set;  // "section.key=value"
   int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not given
+};
+
+struct CheckArguments : JobArguments {
+  bool resolved = false;
 };
 
 struct TrainArguments : JobArguments {
@@ -50,6 +56,10 @@ struct PlanArguments : JobArguments {
   bool search = false;   // rank all layouts of the job; with `world`, of all meshes of so many ranks
   bool all = false;      // search: all rows
   double memory_gb = 0;  // search: GB a rank, over distributed.pp_memory_gb
+  double margin = 5;     // search: % of a rank's memory that stays free
+  std::string write;     // search: file for the job of the row `pick`, from 1
+  size_t pick = 1;
+  double price = 0;  // of a rank's hour
 };
 
 struct EvalArguments : JobArguments {
@@ -61,9 +71,9 @@ struct EvalArguments : JobArguments {
 struct GenerateArguments : JobArguments {
   std::string checkpoint;               // as EvalArguments'
   std::vector<std::string> prompts;     // text
-  std::string prompts_file;             // a prompt a line
+  std::string prompts_file;             // a prompt a line; "-": standard input
   std::vector<std::string> prompt_ids;  // "1,2,3"
-  int64_t max_tokens = 128;
+  std::optional<int64_t> max_tokens;    // none: 128, or as many as the positions allow
   bool greedy = false;
   double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
   int64_t top_k = 0;
@@ -116,7 +126,8 @@ struct ReportArguments {
 };
 
 CLI::App* add_train(CLI::App& cli, TrainArguments& arguments);  // the program without a subcommand: `cli`
-CLI::App* add_check(CLI::App& cli, JobArguments& arguments);
+CLI::App* add_resume(CLI::App& cli, TrainArguments& arguments);
+CLI::App* add_check(CLI::App& cli, CheckArguments& arguments);
 CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments);
 CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments);
 CLI::App* add_generate(CLI::App& cli, GenerateArguments& arguments);
@@ -131,12 +142,13 @@ CLI::App* add_config(CLI::App& cli, ConfigArguments& arguments);
 CLI::App* add_completion(CLI::App& cli, CompletionArguments& arguments);
 
 int train(const TrainArguments& arguments);
+int resume(const TrainArguments& arguments);
 int eval(const EvalArguments& arguments);
 int generate(const GenerateArguments& arguments);
 // Replaces train() where the arguments are wrong: the ranks of a launch exchange `fault`, as they do with a
 // fault of the job, and one prints it. Without a launcher it is thrown as UsageError.
 int refuse(const std::string& fault);
-int check(const JobArguments& arguments);
+int check(const CheckArguments& arguments);
 int plan(const PlanArguments& arguments);
 int verify(const VerifyArguments& arguments);
 // 0 while the run is under way; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.

@@ -126,7 +126,7 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
 
 CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments) {
   CLI::App* eval = cli.add_subcommand("eval", "Loss of a model on the job's validation data, forward only");
-  add_job_options(*eval, arguments);
+  add_run_options(*eval, arguments);
   add_checkpoint(*eval, arguments.checkpoint);
   eval->add_option("--batches", arguments.batches,
                    "Batches, each of as many samples as a training step, over eval.batches; 0: all")
@@ -137,9 +137,11 @@ CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments) {
 }
 
 // The job is one that validates, whatever its own eval.interval.
-int eval(const EvalArguments& arguments) {
+int eval(const EvalArguments& given) {
+  EvalArguments arguments = given;
   const auto load = [&] {
     log_to_stderr();
+    take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
     overrides.emplace_back("eval.interval=1");
     if (arguments.batches >= 0) overrides.push_back(fmt::format("eval.batches={}", arguments.batches));

@@ -9,6 +9,8 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
 
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
@@ -21,6 +23,7 @@
 #include "app/resolve/load_plan.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
+#include "core/config/loader.h"
 #include "core/io/atomic_file.h"
 #include "core/metrics/memory.h"
 #include "parallel/schedule/passes/passes.h"
@@ -60,18 +63,41 @@ std::string render(const PlanArguments& arguments, const Plan& plan, const CostS
   Prediction p = predict(plan, costs);
   if (plan.job.run.device == config::Device::cpu) p.program_bytes = program;
   if (arguments.format == PlanFormat::json) {
-    const nlohmann::ordered_json json = plan_json(plan, p, costs, source);
+    const nlohmann::ordered_json json = plan_json(plan, p, costs, source, arguments.price);
     return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
                              : schedule::render_json(json);
   }
   if (arguments.format == PlanFormat::svg)
     return schedule::render_svg(plan.schedule, p.pipeline, /*seconds=*/true);
   if (arguments.format == PlanFormat::trace) return schedule::render_trace(plan.schedule, p.pipeline);
-  return render_plan(plan, p, costs, source, text_style(arguments));
+  return render_plan(plan, p, costs, source, text_style(arguments), arguments.price);
 }
 
+// Bytes a rank, without what is to stay free: predictions are some percent off, and libraries take memory
+// too.
 double budget_of(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
-  return arguments.memory_gb > 0 ? arguments.memory_gb * 1e9 : memory_budget(base, source);
+  const double memory = arguments.memory_gb > 0 ? arguments.memory_gb * 1e9 : memory_budget(base, source);
+  return memory * (1 - arguments.margin / 100);
+}
+
+// Writes the job of the row that --pick names, with every key.
+void write_pick(const PlanArguments& arguments, const std::vector<Candidate>& rows) {
+  if (arguments.write.empty()) return;
+  if (arguments.pick > rows.size())
+    throw UsageError(fmt::format("--pick {}: the search has {} rows", arguments.pick, rows.size()));
+  std::vector<std::string> set = arguments.set;
+  for (std::string& text : rows[arguments.pick - 1].layout.overrides()) set.push_back(std::move(text));
+  const Plan plan = load_plan(arguments.config, set, {.world = arguments.world, .needs_files = false});
+  io::write_output(arguments.write, config::to_toml(plan.job));
+  fmt::print(stderr, "wrote {}\n", arguments.write);
+}
+
+// CPU ranks that share cores are slower than the costs, which were measured with one core for each.
+void warn_of_cores(const PlanBase& base, int64_t ranks) {
+  const int64_t cores = std::thread::hardware_concurrency(), threads = ranks * base.job.run.threads;
+  if (base.job.run.device == config::Device::cpu && threads > cores)
+    fmt::print(stderr, "warning: {} threads of {} ranks; this host has {} cores, where a step takes longer\n",
+               threads, ranks, cores);
 }
 
 std::string search_world(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
@@ -79,6 +105,8 @@ std::string search_world(const PlanArguments& arguments, const PlanBase& base, c
                             .budget = budget_of(arguments, base, source)};
   if (arguments.all) options.rows = std::numeric_limits<size_t>::max();
   const MeshSearchResult found = search_meshes(base, source, options);
+  warn_of_cores(base, arguments.world);
+  write_pick(arguments, found.ranking);
   if (arguments.format == PlanFormat::json) return meshes_json(found, base, source, options);
   if (arguments.format == PlanFormat::csv) return meshes_csv(found);
   return render_meshes(found, base, source, options, text_style(arguments).width);
@@ -88,6 +116,8 @@ std::string search_plan(const PlanArguments& arguments, const PlanBase& base, co
   if (arguments.world > 0) return search_world(arguments, base, source);
   const double budget = budget_of(arguments, base, source);
   const std::vector<Candidate> found = search(base, source, {.microbatches = true, .budget = budget});
+  warn_of_cores(base, base.mesh.world_size());
+  write_pick(arguments, found);
   if (arguments.format == PlanFormat::json) return ranking_json(found, base.job, budget);
   if (arguments.format == PlanFormat::csv) return ranking_csv(found, base.job);
   RankingStyle style{.width = text_style(arguments).width};
@@ -102,6 +132,7 @@ void check_arguments(const PlanArguments& arguments) {
     throw UsageError(fmt::format("--search prints text, json or csv, not {}", arguments.format.text));
   if (arguments.all && !arguments.search) throw UsageError("--all needs --search");
   if (!arguments.search && arguments.memory_gb > 0) throw UsageError("--memory-gb needs --search");
+  if (!arguments.search && !arguments.write.empty()) throw UsageError("--write needs --search");
 }
 
 // The run that wrote the trace, predicted with these costs, beside what it measured.
@@ -189,6 +220,21 @@ CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments) {
   plan->add_option("--memory-gb", arguments.memory_gb,
                    "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
       ->option_text("GB")
+      ->check(CLI::PositiveNumber);
+  plan->add_option("--margin", arguments.margin,
+                   "With --search: % of a rank's memory that stays free; predictions are a few % off")
+      ->option_text("PERCENT")
+      ->check(CLI::Range(0.0, 90.0))
+      ->capture_default_str();
+  CLI::Option* write =
+      plan->add_option("--write", arguments.write, "With --search: write the job of the best row to FILE")
+          ->option_text("FILE");
+  plan->add_option("--pick", arguments.pick, "With --write: the job of row N, from 1")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber)
+      ->needs(write);
+  plan->add_option("--price", arguments.price, "Price of one rank for an hour: says what the job costs")
+      ->option_text("X")
       ->check(CLI::PositiveNumber);
   plan->add_option("--compare", arguments.compare, "Put the prediction beside the trace of a run")
       ->option_text("TRACE")

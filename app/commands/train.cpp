@@ -12,6 +12,7 @@
 #include "app/data/inspection.h"
 #include "app/data/token_files.h"
 #include "app/launch/launcher_patience.h"
+#include "app/launch/memory_check.h"
 #include "app/launch/run_ranks.h"
 #include "app/plan/run_context.h"
 #include "app/resolve/load_plan.h"
@@ -22,6 +23,7 @@
 #include "core/fault/shutdown.h"
 #include "core/kernels/out_of_memory.h"
 #include "core/metrics/log_sinks.h"
+#include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
 
 namespace pptrain::app {
@@ -30,6 +32,8 @@ namespace {
 
 int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   try {
+    comm::Communicator& world = context.mesh.world();
+    if (!comm::agree(world, find_shortage(world, context.plan))) return exit_usage;
     return Trainer(context, shutdown).run();
   } catch (const StoppedAtStart& stop) {
     if (context.root()) spdlog::info("{}. Run the same command to start.", stop.what());
@@ -40,15 +44,40 @@ int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   }
 }
 
+void add_color(CLI::App& command, TrainArguments& arguments) {
+  command
+      .add_option("--color", arguments.color.text,
+                  "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
+      ->check(CLI::IsMember(config::words_of<metrics::Color>()))
+      ->option_text("WHEN");
+}
+
 }  // namespace
 
 CLI::App* add_train(CLI::App& cli, TrainArguments& arguments) {
   add_job_options(cli, arguments)->required(false);  // not beside a subcommand
-  cli.add_option("--color", arguments.color.text,
-                 "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
-      ->check(CLI::IsMember(config::words_of<metrics::Color>()))
-      ->option_text("WHEN");
+  add_color(cli, arguments);
   return &cli;
+}
+
+CLI::App* add_resume(CLI::App& cli, TrainArguments& arguments) {
+  CLI::App* resume =
+      cli.add_subcommand("resume", "Train on from a run's newest checkpoint, by the job in its folder");
+  add_run_options(*resume, arguments);
+  add_color(*resume, arguments);
+  return resume;
+}
+
+int resume(const TrainArguments& given) {
+  TrainArguments arguments = given;
+  try {
+    take_run(arguments);
+  } catch (const UsageError& error) {
+    return refuse(error.what());
+  }
+  // A job that once said "restart" would start over where its run is finished.
+  arguments.set.insert(arguments.set.begin(), "checkpoint.resume=auto");
+  return train(arguments);
 }
 
 int train(const TrainArguments& arguments) {

@@ -8,7 +8,10 @@
 
 #include "app/plan/plan.h"
 #include "core/metrics/peak_flops.h"
+#include "core/metrics/progress_text.h"
+#include "core/optim/footprint.h"
 #include "models/flops.h"
+#include "models/transformer_stage.h"
 #include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/render.h"
@@ -122,6 +125,10 @@ double model_flops_utilization(const Plan& plan, const Prediction& p, const Cost
   return peak.utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s);
 }
 
+double price_of(const Plan& plan, double seconds, double price) {
+  return seconds / 3600 * plan.mesh.world_size() * price;
+}
+
 std::string summary(const Plan& plan, const Prediction& p, const CostSource& source) {
   const double mfu = model_flops_utilization(plan, p, source);
   return fmt::format(
@@ -130,6 +137,19 @@ std::string summary(const Plan& plan, const Prediction& p, const CostSource& sou
       schedule::format_seconds(p.step_time), schedule::with_commas(p.tokens_per_s),
       mfu > 0 ? fmt::format("{:.1f} %", 100 * mfu) : "unknown", 100 * p.bubble(),
       100 * schedule::simulate(plan.compute).bubble());
+}
+
+// What train.steps of these steps take together; evaluations and saves come on top.
+std::string whole_job(const Plan& plan, const Prediction& p, double price) {
+  const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
+  const double tokens = seconds * p.tokens_per_s, bytes = static_cast<double>(checkpoint_bytes(plan));
+  std::string text = fmt::format(
+      "the job: {} step{}, {} tokens in {}; each checkpoint {}", metrics::with_commas(plan.job.train.steps),
+      plan.job.train.steps == 1 ? "" : "s", schedule::with_commas(tokens), metrics::duration_text(seconds),
+      bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6));
+  if (price > 0)
+    text += fmt::format("; at {:g} for a rank's hour: {:.2f}", price, price_of(plan, seconds, price));
+  return text + '\n';
 }
 
 nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& costs) {
@@ -154,6 +174,16 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
 
 }  // namespace
 
+int64_t checkpoint_bytes(const Plan& plan) {
+  const models::TransformerStage whole(
+      plan.model, {.end_layer = static_cast<int>(plan.model.layers), .embedding = true, .head = true});
+  config::OptimizerSection stored = plan.job.optimizer;
+  stored.post_validation = false;  // whose copies are not saved
+  const auto kinds = optim::parameter_kinds(whole.parameters().specs());
+  return models::parameter_count(plan.model) * 4 +
+         static_cast<int64_t>(optim::optimizer_share(stored, kinds, at::kFloat).held);
+}
+
 std::string describe_layers(const pipeline::LayerAssignment& layers) {
   constexpr size_t few = 16;  // stages that are listed one by one
   const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
@@ -169,19 +199,19 @@ std::string describe_layers(const pipeline::LayerAssignment& layers) {
 }
 
 std::string render_plan(const Plan& plan, const Prediction& p, const CostModel& costs,
-                        const CostSource& source, const TextStyle& style) {
+                        const CostSource& source, const TextStyle& style, double price) {
   const auto width = static_cast<size_t>(style.width);
   return schedule::wrapped(heading(plan, source), width, 4) + '\n' +
          schedule::render_text(plan.compute, p.costs,
                                {.colour = style.colour, .width = style.width, .seconds = true}) +
-         '\n' + schedule::wrapped(summary(plan, p, source), width, 4) + '\n' +
+         '\n' + schedule::wrapped(summary(plan, p, source) + whole_job(plan, p, price), width, 4) + '\n' +
          schedule::wrapped(times(p) + '\n' + exchanges(exchange_times(plan, costs, p), p) + bytes(p) + '\n' +
                                in_flight(plan),
                            width, 6);
 }
 
 nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const CostModel& costs,
-                                 const CostSource& source) {
+                                 const CostSource& source, double price) {
   nlohmann::ordered_json json = schedule::summary_json(plan.schedule, p.pipeline);
   json["uniform_bubble"] = schedule::simulate(plan.compute).bubble();
   json["costs"] = source.description;
@@ -191,6 +221,12 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
   json["predicted_bubble"] = p.bubble();
   const double mfu = model_flops_utilization(plan, p, source);
   json["predicted_mfu"] = mfu > 0 ? nlohmann::ordered_json(mfu) : nlohmann::ordered_json();
+  const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
+  json["job"] = {{"steps", plan.job.train.steps},
+                 {"tokens", seconds * p.tokens_per_s},
+                 {"seconds", seconds},
+                 {"checkpoint_bytes", checkpoint_bytes(plan)}};
+  if (price > 0) json["job"]["price"] = price_of(plan, seconds, price);
   for (size_t r = 0; r < p.bytes.size(); ++r) {
     auto& rank = json["per_rank"][r];
     rank["barrier"] = p.pipeline.ranks[r].barrier + p.barrier[r];

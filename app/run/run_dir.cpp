@@ -170,7 +170,7 @@ void RunDir::begin(int64_t step) {
   const bool goes_on = choice_.from == StartFrom::own_checkpoint;
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
   if (!goes_on) make_room_for_file(folder_ / "tensorboard", inform);
-  if (context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
+  if (!goes_on || context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
   keep_job(folder_ / "job.toml", config::to_toml(context_.job));
 }
 
@@ -179,6 +179,15 @@ void RunDir::end(RunEnd end) const noexcept {
   try {
     if (holder()) end.process = *holder();
     write_run_end(folder_, end);
+  } catch (const std::exception& error) {
+    spdlog::warn("{}", error.what());
+  }
+}
+
+void RunDir::note_last_words(const std::string& text, bool replace) const noexcept {
+  try {
+    if (!replace && !read_last_words(folder_).empty()) return;
+    write_last_words(folder_, text);
   } catch (const std::exception& error) {
     spdlog::warn("{}", error.what());
   }

@@ -138,6 +138,8 @@ RunStatus read_status(const fs::path& run_dir) {
   status.phase = phase_of(lock, end, tail);
   if (status.is_alive() || status.phase == RunPhase::dead) status.holder = std::move(lock.holder);
   if (end && !status.is_alive()) status.message = end->message;
+  if (const std::string words = read_last_words(run_dir); !words.empty() && !status.is_alive())
+    status.message = words;
   status.steps = planned_steps(run_dir);
   if (!tail.steps.empty()) status.step = tail.steps.back();
   status.evaluation = tail.evaluation;
@@ -166,7 +168,8 @@ std::string head(const std::filesystem::path& run_dir, const RunStatus& status) 
     line += fmt::format(", {} {} on {}, since {}", status.is_alive() ? "process" : "was process",
                         status.holder->pid, status.holder->host, status.holder->since);
   }
-  if (status.phase == RunPhase::dead) line += "; it was killed, or its host went down: log.txt may say more";
+  if (status.phase == RunPhase::dead && status.message.empty())
+    line += "; it was killed, or its host went down";
   if (status.phase == RunPhase::cannot_tell)
     line += ": this file system cannot lock, so only the age of the news tells whether a run is there";
   return line + "\n";

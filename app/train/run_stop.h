@@ -45,6 +45,7 @@ class RunStop final : public StepListener {
  private:
   void announce(const fault::StopRequest& request) const;
 
+  const RunDir& run_dir_;
   const fault::Shutdown& shutdown_;
   Patience patience_ = patience_of(comm::detect_launch());
   bool stops_quickly_;
