@@ -175,7 +175,7 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
 }  // namespace
 
 int64_t checkpoint_bytes(const Plan& plan) {
-  const models::TransformerStage whole(
+  models::TransformerStage whole(
       plan.model, {.end_layer = static_cast<int>(plan.model.layers), .embedding = true, .head = true});
   config::OptimizerSection stored = plan.job.optimizer;
   stored.post_validation = false;  // whose copies are not saved

@@ -3,11 +3,11 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <regex>
 #include <set>
 #include <span>
 #include <sstream>
@@ -608,25 +608,13 @@ void read_override(Document& document, const std::string& text) {
   }
 }
 
-// What is wrong where line `number` (from 1) is `key = word`, whose word begins like a name or a path: the
-// commonest slip, which the parser takes for a value of another type. "" for any other line.
-std::string missing_quotes(const std::string& text, size_t number) {
-  std::istringstream lines(text);
-  std::string line;
-  for (size_t i = 0; i < number; ++i) std::getline(lines, line);
-  line = trim(line.substr(0, line.find('#')));
-  const size_t equals = line.find('=');
-  if (equals == std::string::npos) return "";
-  const std::string key = trim(line.substr(0, equals)), value = trim(line.substr(equals + 1));
-  const auto is_of_word = [](unsigned char c) {
-    return std::isalnum(c) || c >= 0x80 ||
-           std::string_view("_-./~ ").find(static_cast<char>(c)) != std::string_view::npos;
-  };
-  const bool is_word = !value.empty() &&
-                       (std::isalpha(static_cast<unsigned char>(value.front())) ||
-                        std::string_view("/~._").find(value.front()) != std::string_view::npos) &&
-                       std::ranges::all_of(value, is_of_word);
-  return is_word ? fmt::format("a string needs quotes: {} = {}", key, toml_string(value)) : "";
+// Of a line `key = word` whose word begins like a name or a path: the commonest slip, which the parser takes
+// for a value of another type. Nothing for any other line.
+std::optional<std::smatch> word_without_quotes(const std::string& line) {
+  static const std::regex form(R"(\s*([\w.-]+)\s*=\s*([A-Za-z/~._][\w./~ -]*?)\s*(#.*)?)");
+  constexpr size_t longest = 300;
+  std::smatch found;
+  return line.size() <= longest && std::regex_match(line, found, form) ? std::optional(found) : std::nullopt;
 }
 
 toml::table parse_toml(const std::string& text, const std::string& file) {
@@ -634,10 +622,15 @@ toml::table parse_toml(const std::string& text, const std::string& file) {
     return toml::parse(text);
   } catch (const toml::parse_error& error) {
     const toml::source_position begin = error.source().begin;
-    const std::string hint = missing_quotes(text, begin.line);
-    throw UsageError(
-        fmt::format("{}:{}:{}: {}", file, begin.line, begin.column,
-                    hint.empty() ? fmt::format("not valid TOML: {}", error.description()) : hint));
+    std::istringstream lines(text);
+    std::string line;
+    for (uint32_t i = 0; i < begin.line; ++i) std::getline(lines, line);
+    const auto slip = word_without_quotes(line);
+    if (!slip)
+      throw UsageError(
+          fmt::format("{}:{}:{}: not valid TOML: {}", file, begin.line, begin.column, error.description()));
+    throw UsageError(fmt::format("{}:{}:{}: a string needs quotes: {} = {}", file, begin.line,
+                                 slip->position(2) + 1, slip->str(1), toml_string(slip->str(2))));
   }
 }
 

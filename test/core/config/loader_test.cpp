@@ -211,7 +211,7 @@ TEST_CASE("text that is not TOML is refused with its place") {
              StartsWith("job.toml:2:7: a string needs quotes: dir = \"runs/bad\""));
   CHECK_THAT(refusal("[train]\nsteps = 5\ndtype=fp32\n"),
              StartsWith("job.toml:3:7: a string needs quotes: dtype = \"fp32\""));
-  CHECK_THAT(refusal("[train]\nsteps = 5x\n"), StartsWith("job.toml:2:9: not valid TOML: "));
+  CHECK_THAT(refusal("[train]\nsteps = 5x\n"), StartsWith("job.toml:2:10: not valid TOML: "));
   CHECK_THAT(refusal("[run]\nseed = 1\nseed = 2\n"), StartsWith("job.toml:3:8: not valid TOML: "));
   CHECK_THAT(refusal("[run\n"), StartsWith("job.toml:1:5: not valid TOML: "));
 }

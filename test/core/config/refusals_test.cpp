@@ -65,7 +65,7 @@ TEST_CASE("the keys of a section are listed once, and only where nothing is near
   const size_t first = message.find("The keys of [train] are: steps, ");
   REQUIRE(first != std::string::npos);
   CHECK(message.find("The keys of", first + 1) == std::string::npos);
-  CHECK_THAT(message, contains_text("train.frob: unknown key.\n"));
+  CHECK_THAT(message, contains_text("train.quux: unknown key.") && contains_text("train.frob: unknown key."));
 }
 
 TEST_CASE("what other trainers call a key is known") {
@@ -490,7 +490,7 @@ TEST_CASE("what is wrong in a list of tables is found at its place") {
           {"found a list of something else"}},
          {"[optimizer]\ngroop = 3\n",
           "job.toml:2:1: optimizer.groop: unknown key; did you mean optimizer.groups?",
-          {"muon_weight_decay, post_validation, groups"}}});
+          {}}});
 }
 
 TEST_CASE("an override gives all of a list of tables, or one key of one of them") {
