@@ -42,8 +42,9 @@ CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments) {
                                 "Overrides a key of the job: section.key=value (repeatable)"))
       ->option_text("KEY=VALUE");
   command
-      .add_option("--world", arguments.world,
-                  "Ranks of the job, which distributed.dp_shard = -1 fills; a launcher says it too")
+      .add_option(
+          "--world", arguments.world,
+          "World size, used to resolve distributed.dp_shard = -1. Set by the launcher if there is one")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, most_ranks));
   return config;

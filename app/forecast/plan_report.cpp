@@ -43,8 +43,8 @@ std::string heading(const Plan& plan, const CostSource& source) {
         "any of them needs at most\n",
         job.data.lengths.text);
   if (plan.mesh.world_size() > plan.mesh.pp)
-    out += fmt::format("{} ranks; below, a pipeline rank stands for those of its stages\n",
-                       plan.mesh.describe());
+    out += fmt::format("{} ranks ({}); below, a pipeline rank stands for those of its stages\n",
+                       plan.mesh.world_size(), plan.mesh.describe());
   return out + fmt::format("costs: {}\n", source.description);
 }
 
@@ -98,7 +98,7 @@ std::string bytes(const Prediction& p) {
 
 // Of microbatches of a stage, how many a rank holds.
 std::string in_flight(const Plan& plan) {
-  Rows rows{{"rank", "stages", "activations", "with operands of W", "receive buffers"}};
+  Rows rows{{"rank", "stages", "activations", "waiting for W", "receive buffers"}};
   const std::vector<schedule::InFlight> peaks = schedule::in_flight(plan.schedule);
   for (int rank = 0; rank < plan.schedule.ranks; ++rank) {
     const schedule::InFlight& peak = peaks[static_cast<size_t>(rank)];
@@ -106,18 +106,18 @@ std::string in_flight(const Plan& plan) {
                     fmt::to_string(peak.activations), fmt::to_string(peak.held),
                     fmt::to_string(peak.receive_buffers)});
   }
-  return "held at most, in microbatches of one stage\n" + schedule::table(rows);
+  return "microbatches of one stage held at once (peak)\n" + schedule::table(rows);
 }
 
 // What ranks exchange, with the links that it goes over.
 std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p) {
   if (all.empty()) return "";
-  Rows rows{{"exchange", "total", "waited for", "of the step"}};
+  Rows rows{{"axis", "total", "waited", "of the step"}};
   for (const ExchangeTime& time : all) {
     rows.push_back({time.what, schedule::format_seconds(time.total), schedule::format_seconds(time.exposed),
                     one_digit(100 * time.exposed / p.step_time) + " %"});
   }
-  return "a step, mean of the pipeline's ranks\n" + schedule::table(rows, 1) + '\n';
+  return "communication of a step, mean of the pipeline's ranks\n" + schedule::table(rows, 1) + '\n';
 }
 
 double model_flops_utilization(const Plan& plan, const Prediction& p, const CostSource& source) {
@@ -132,8 +132,7 @@ double price_of(const Plan& plan, double seconds, double price) {
 std::string summary(const Plan& plan, const Prediction& p, const CostSource& source) {
   const double mfu = model_flops_utilization(plan, p, source);
   return fmt::format(
-      "step {}: {} tokens/s, MFU {}; bubble {:.1f} % of it ({:.1f} % if all stages cost the same and B = 2 "
-      "F)\n",
+      "step {}: {} tokens/s, MFU {}; bubble {:.1f} % ({:.1f} % with perfectly balanced stages)\n",
       schedule::format_seconds(p.step_time), schedule::with_commas(p.tokens_per_s),
       mfu > 0 ? fmt::format("{:.1f} %", 100 * mfu) : "unknown", 100 * p.bubble(),
       100 * schedule::simulate(plan.compute).bubble());

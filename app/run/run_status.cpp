@@ -205,7 +205,7 @@ std::string status_text(const std::filesystem::path& run_dir, const RunStatus& s
       fmt::format("{}{}{}", status.checkpoint.empty() ? "none" : status.checkpoint,
                   status.best.empty() ? "" : fmt::format(", the best is {}", status.best),
                   status.saving ? fmt::format("; saving step {}", *status.saving) : ""));
-  if (status.age) add(text, "last news", metrics::duration_text(seconds_of(*status.age)) + " ago");
+  if (status.age) add(text, "last update", metrics::duration_text(seconds_of(*status.age)) + " ago");
   if (!status.message.empty()) text += status.message + "\n";
   return printable(text);
 }

@@ -383,11 +383,10 @@ void Heartbeat::lose(Link& link, int error) {
   link.outgoing.clear();
   if (verdict_ || link.left) return;
   const bool network = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
-  const std::string what =
-      network ? "is unreachable: its host or the network is down"
-      : error == EPROTO
-          ? "sends heartbeats that make no sense"
-          : "is gone: its process ended without taking leave (killed, crashed or out of memory)";
+  const std::string what = network ? "is unreachable: its host or the network is down"
+                           : error == EPROTO
+                               ? "sends heartbeats that make no sense"
+                               : "is gone: its process ended unexpectedly (killed, crashed or out of memory)";
   decide({.rank = link.peer,
           .text = fmt::format("{} {}. {} {}", rank_name(link.peer, hosts_[link.peer]), what, last_words(link),
                               own_words())},

@@ -302,7 +302,7 @@ class Accidents(Case):
         settings = ["model.hidden_size=4096", "model.intermediate_size=16384", "model.num_attention_heads=32"]
         error = self.refused("--config", "job.toml", code=1, settings=settings, limits={resource.RLIMIT_AS: 6 << 30},
                              expect=["out of memory: rank ", "weights and gradients of ", "pptrain plan predicts "])
-        self.assertRegex(error, r"\d+ bytes \(\d+\.\d+ GB\) of the host's memory could not be had")
+        self.assertRegex(error, r"\d+ bytes \(\d+\.\d+ GB\) of host memory could not be allocated")
         # Enough for the weights, but not for a microbatch.
         settings = ["model.hidden_size=8192", "model.head_dim=8", "train.seq_len=2048", "train.micro_batch_size=32"]
         error = self.refused("--config", "job.toml", code=1, settings=settings, limits={resource.RLIMIT_AS: 4 << 30},

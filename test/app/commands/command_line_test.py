@@ -305,7 +305,7 @@ class CommandLine(Case):
         # Without --config and without the --set of the training.
         result = json.loads(self.pptrain("eval", run_dir, "--json").stdout)
         self.assertEqual(result["loss"], json.loads(self.pptrain("eval", *self.arguments("first"), "--json").stdout)["loss"])
-        for named in ([run_dir], [str(run_dir) + "/"], [f"--checkpoint={run_dir}"], [f"--checkpoint={run_dir}/checkpoints/step_00000002"]):
+        for named in ([run_dir], [str(run_dir) + "/"], [f"--checkpoint={run_dir}"], [f"--checkpoint={latest(run_dir)}"]):
             out = json.loads(self.pptrain("generate", *named, "--prompt", "hi", "--json", "--greedy", "--max-tokens", 5).stdout)
             self.assertEqual(len(out["ids"]), 5, named)
         self.assertEqual(self.pptrain("verify", run_dir).stdout.count(": sound"), 1)
