@@ -312,7 +312,8 @@ class CommandLine(Case):
         self.assertIn("nothing to do", self.pptrain("resume", run_dir).stdout)
         self.assertIn("done: 4 steps", self.pptrain("resume", run_dir, "--set", "train.steps=4").stdout)
         self.assertIn("no run has used this folder", self.pptrain("resume", self.folder / "none", code=2).stderr)
-        self.assertIn("no run has used this folder", self.pptrain("eval", self.folder, code=2).stderr)
+        (self.folder / "empty").mkdir()
+        self.assertIn("no run has used this folder", self.pptrain("eval", self.folder / "empty", code=2).stderr)
         self.assertIn("name two jobs", self.pptrain("eval", run_dir, "--config", self.job, code=2).stderr)
         self.assertIn("give a run's folder", self.pptrain("generate", "--prompt", "hi", code=2).stderr)
 
