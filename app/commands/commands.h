@@ -86,8 +86,9 @@ struct GenerateArguments : JobArguments {
 
 // Of status, save and stop: a run that is under way, through its folder.
 struct LiveArguments {
-  std::string run;  // run.dir
+  std::string run;  // run.dir; for status also a folder of runs
   bool json = false;
+  bool watch = false;   // status: again and again
   double wait_s = 600;  // for the answer of a run
   bool no_wait = false;
 };
@@ -122,7 +123,7 @@ struct ConfigArguments {
 
 struct ReportArguments {
   std::vector<std::string> runs;  // folders of runs, or files like their metrics.jsonl
-  std::string output = "report.html";
+  std::string output;             // file; "": report.html in the only run's folder, else in this one
 };
 
 CLI::App* add_train(CLI::App& cli, TrainArguments& arguments);  // the program without a subcommand: `cli`

@@ -3,11 +3,17 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "app/run/requests.h"
 #include "app/run/run_status.h"
@@ -73,8 +79,9 @@ int request(RequestKind kind, const LiveArguments& arguments) {
 }  // namespace
 
 CLI::App* add_status(CLI::App& cli, LiveArguments& arguments) {
-  CLI::App* status = cli.add_subcommand("status", "How a run stands, as its folder tells");
+  CLI::App* status = cli.add_subcommand("status", "How a run stands, or all runs of a folder");
   add_run(*status, arguments);
+  status->add_flag("--watch", arguments.watch, "Look again every two seconds, until the run ends");
   return status;
 }
 
@@ -86,9 +93,38 @@ CLI::App* add_stop(CLI::App& cli, LiveArguments& arguments) {
   return add_request(cli, "stop", "Asks a run that is under way to save and to end", arguments);
 }
 
-int status(const LiveArguments& arguments) {
+namespace {
+
+// Of a folder that is no run itself. A line a run.
+int list_runs(const std::vector<std::filesystem::path>& runs, bool as_json) {
+  for (const std::filesystem::path& run : runs) {
+    const RunStatus status = read_status(run);
+    fmt::print("{}", as_json ? status_json(run, status) : status_line(run, status));
+  }
+  return 0;
+}
+
+RunStatus show(const LiveArguments& arguments, size_t& lines) {
   const RunStatus status = read_status(arguments.run);
-  fmt::print("{}", arguments.json ? status_json(arguments.run, status) : status_text(arguments.run, status));
+  const std::string text =
+      arguments.json ? status_json(arguments.run, status) : status_text(arguments.run, status);
+  if (lines > 0 && isatty(STDOUT_FILENO) == 1 && !arguments.json) fmt::print("\x1b[{}A\x1b[J", lines);
+  fmt::print("{}", text);
+  std::fflush(stdout);
+  lines = static_cast<size_t>(std::ranges::count(text, '\n'));
+  return status;
+}
+
+}  // namespace
+
+int status(const LiveArguments& arguments) {
+  if (const auto runs = runs_in(arguments.run); !runs.empty()) return list_runs(runs, arguments.json);
+  size_t lines = 0;
+  RunStatus status = show(arguments, lines);
+  while (arguments.watch && status.is_alive()) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    status = show(arguments, lines);
+  }
   return status_exit_code(status.phase);
 }
 

@@ -184,15 +184,6 @@ void RunDir::end(RunEnd end) const noexcept {
   }
 }
 
-void RunDir::note_last_words(const std::string& text, bool replace) const noexcept {
-  try {
-    if (!replace && !read_last_words(folder_).empty()) return;
-    write_last_words(folder_, text);
-  } catch (const std::exception& error) {
-    spdlog::warn("{}", error.what());
-  }
-}
-
 metrics::RunHeader RunDir::header(int64_t step, const checkpoint::Layout& layout) const {
   metrics::RunHeader header{
       .step = step,

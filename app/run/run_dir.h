@@ -44,11 +44,6 @@ class RunDir {
   // Rank 0: writes how the run ends, unless it has not begun. What cannot be written is a warning.
   void end(RunEnd end) const noexcept;
 
-  // What status tells of this run if its process dies before it writes its end: that it was asked to stop,
-  // that another rank is gone. `replace`: also where there are some already. From any thread of any rank,
-  // once rank 0 has begun the run.
-  void note_last_words(const std::string& text, bool replace) const noexcept;
-
   // Rank 0: this process as the lock has it; nothing if the file system cannot lock.
   const std::optional<LockHolder>& holder() const { return lock_.own(); }
 

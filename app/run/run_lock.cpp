@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -170,8 +172,12 @@ std::optional<RunEnd> read_run_end(const fs::path& folder) {
   }
 }
 
-void write_last_words(const fs::path& folder, const std::string& text) {
-  io::write_file_atomically(folder / last_words_name, text.substr(0, longest_end) + "\n");
+void note_last_words(const fs::path& folder, const std::string& text) noexcept {
+  try {
+    io::write_file_atomically(folder / last_words_name, text.substr(0, longest_end) + "\n");
+  } catch (const std::exception& error) {
+    spdlog::warn("{}", error.what());
+  }
 }
 
 std::string read_last_words(const fs::path& folder) {

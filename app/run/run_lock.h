@@ -106,9 +106,9 @@ void write_run_end(const std::filesystem::path& folder, const RunEnd& end);
 std::optional<RunEnd> read_run_end(const std::filesystem::path& folder);
 
 // Why a run may be about to die, in FOLDER/last_words.txt: what a dead run has in the place of an end.
-// Writing the end removes them, so those that are there are the latest word. The first throws Error that
-// names the file; the second returns "" where there is none.
-void write_last_words(const std::filesystem::path& folder, const std::string& text);
+// Writing the end removes them, so those that are there are the latest word. What
+// cannot be written is a warning; "" where there are none.
+void note_last_words(const std::filesystem::path& folder, const std::string& text) noexcept;
 std::string read_last_words(const std::filesystem::path& folder);
 
 // A run begins: the end and the last words of the one before go.

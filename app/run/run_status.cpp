@@ -110,10 +110,12 @@ void add_checkpoints(const fs::path& run_dir, RunStatus& status) {
   if (status.is_alive()) status.saving = step_being_saved(root, newest);
 }
 
+bool is_run_dir(const fs::path& folder) {
+  return io::is_there(folder / "lock") || io::is_there(folder / "metrics.jsonl");
+}
+
 void require_run_dir(const fs::path& run_dir) {
-  for (const char* file : {"lock", "metrics.jsonl"}) {
-    if (io::is_there(run_dir / file)) return;
-  }
+  if (is_run_dir(run_dir)) return;
   throw UsageError(
       fmt::format("{}: {}. Give the run.dir of a job", run_dir.string(),
                   io::is_there(run_dir) ? "no run has used this folder" : "there is no such folder"));
@@ -138,7 +140,8 @@ RunStatus read_status(const fs::path& run_dir) {
   status.phase = phase_of(lock, end, tail);
   if (status.is_alive() || status.phase == RunPhase::dead) status.holder = std::move(lock.holder);
   if (end && !status.is_alive()) status.message = end->message;
-  if (const std::string words = read_last_words(run_dir); !words.empty() && !status.is_alive())
+  if (const std::string words = read_last_words(run_dir);
+      !words.empty() && (status.phase == RunPhase::dead || status.phase == RunPhase::failed))
     status.message = words;
   status.steps = planned_steps(run_dir);
   if (!tail.steps.empty()) status.step = tail.steps.back();
@@ -208,6 +211,27 @@ std::string status_text(const std::filesystem::path& run_dir, const RunStatus& s
   if (status.age) add(text, "last update", metrics::duration_text(seconds_of(*status.age)) + " ago");
   if (!status.message.empty()) text += status.message + "\n";
   return printable(text);
+}
+
+std::vector<fs::path> runs_in(const fs::path& folder) {
+  std::vector<fs::path> runs;
+  std::error_code error;
+  if (is_run_dir(folder)) return runs;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (is_run_dir(entry->path())) runs.push_back(entry->path());
+  }
+  std::ranges::sort(runs);
+  return runs;
+}
+
+std::string status_line(const fs::path& run_dir, const RunStatus& status) {
+  std::string line = fmt::format("{:<28} {:<9}", run_dir.string(), word_of(status.phase));
+  if (status.step) {
+    line += fmt::format(" step {}{}, loss {:.4f}", status.step->step,
+                        status.steps ? fmt::format(" of {}", *status.steps) : "", status.step->loss);
+  }
+  if (status.seconds_left) line += fmt::format(", {} left", metrics::duration_text(*status.seconds_left));
+  return printable(line) + "\n";
 }
 
 std::string status_json(const std::filesystem::path& run_dir, const RunStatus& status) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -45,7 +46,7 @@ class RunStop final : public StepListener {
  private:
   void announce(const fault::StopRequest& request) const;
 
-  const RunDir& run_dir_;
+  const std::filesystem::path run_dir_;
   const fault::Shutdown& shutdown_;
   Patience patience_ = patience_of(comm::detect_launch());
   bool stops_quickly_;

@@ -60,14 +60,15 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
 
 // Requests that have not been answered are taken back, and threads write what is left.
 Trainer::~Trainer() {
-  if (context_.report.on_verdict) context_.report.on_verdict({});
   if (context_.report.activity != nullptr)
     context_.report.activity->set(comm::Doing::storage, "the end of the run");
 }
 
 int Trainer::run() {
   try {
-    return train();
+    const int code = train();
+    if (context_.report.on_verdict) context_.report.on_verdict({});
+    return code;
   } catch (const std::exception& error) {
     if (stop_) stop_->failed();
     end_run_dir({.how = RunPhase::failed, .step = state_.step, .message = error.what()});
@@ -176,8 +177,11 @@ void Trainer::open(bool resumed) {
                   resumed ? std::optional(state_.step) : std::nullopt);
   disk_comm_->barrier();
   open_log(context_.job.run.dir);
+  // It outlives this: what ends the process may come after an exception has left the trainer.
   if (const auto& on_verdict = context_.report.on_verdict)
-    on_verdict([this](const std::string& text) { run_dir_.note_last_words(text, /*replace=*/true); });
+    on_verdict([folder = fs::path(context_.job.run.dir)](const std::string& text) {
+      note_last_words(folder, text);
+    });
   stop_.emplace(context_, shutdown_, run_dir_, *saver_, state_);
   listeners_ = {&divergence_, &metrics_};
   for (const auto& listener : between_steps_) listeners_.push_back(listener.get());
