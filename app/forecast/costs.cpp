@@ -13,14 +13,14 @@
 #include "core/base/error.h"
 #include "core/config/differences.h"
 #include "core/metrics/peak_flops.h"
-#include "core/nn/attention_choice.h"
+#include "core/attention/gpu.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
 
 std::string why_no_attention(const config::JobConfig& job, const models::ModelConfig& model) {
-  return nn::why_no_attention(job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat,
+  return attention::why_no_attention(job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat,
                               model.head_dim);
 }
 
