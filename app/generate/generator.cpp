@@ -96,10 +96,10 @@ void Generator::take_cache(std::span<Sequence> sequences) {
     state.cache.reset();
     state.cache = std::make_unique<attention::KeyValueCache>(
         attention::KeyValueCache::Shape{.layers = slice.end_layer - slice.first_layer,
-                                 .kv_heads = std::max<int64_t>(1, context_.model.kv_heads / tp),
-                                 .head_dim = context_.model.head_dim,
-                                 .dtype = state.stage.parameters().compute_dtype(),
-                                 .device = context_.device},
+                                        .kv_heads = std::max<int64_t>(1, context_.model.kv_heads / tp),
+                                        .head_dim = context_.model.head_dim,
+                                        .dtype = state.stage.parameters().compute_dtype(),
+                                        .device = context_.device},
         capacities);
   }
 }

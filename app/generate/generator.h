@@ -13,8 +13,8 @@
 #include "app/generate/sequence.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
-#include "core/data/microbatch.h"
 #include "core/attention/cache.h"
+#include "core/data/microbatch.h"
 #include "parallel/pipeline/token_order.h"
 
 namespace pptrain::app {

@@ -77,7 +77,8 @@ bool RankModel::generates() const {
 void RankModel::add_stage(int index, models::Seams seams) {
   const Plan& plan = context_.plan;
   RankStage& own = stages_.emplace_back();
-  if (generates()) seams.attention = own.attention = std::make_shared<attention::CachedAttention>(seams.attention);
+  if (generates())
+    seams.attention = own.attention = std::make_shared<attention::CachedAttention>(seams.attention);
   const bool grows = generates() || purpose_ != Purpose::train;
   own.stage = std::make_unique<models::TransformerStage>(
       grows ? with_all_positions(plan.model, plan.job) : plan.model, models::stage_slice(plan.layers, index),

@@ -1,5 +1,5 @@
-// Causal scaled dot product attention of grouped heads over the documents of a token list: one description of a
-// call, the back ends that compute calls and what each of them takes, and the seam between a layer and the
+// Causal scaled dot product attention of grouped heads over the documents of a token list: one description of
+// a call, the back ends that compute calls and what each of them takes, and the seam between a layer and the
 // place where its keys are.
 #pragma once
 
@@ -19,8 +19,8 @@ namespace pptrain::attention {
 // softmax(scale q k^T) v, where a query sees the keys of its own document up to itself. A back end refuses
 // every member below `documents` that it does not declare (Takes), unless it has its default.
 struct AttentionCall {
-  at::Tensor q;     // T [tokens, heads, head_dim], any strides with the last one 1, as k and v
-  at::Tensor k, v;  // T [keys, kv_heads, head_dim]; kv_heads divides heads
+  at::Tensor q;                  // T [tokens, heads, head_dim], any strides with the last one 1, as k and v
+  at::Tensor k, v;               // T [keys, kv_heads, head_dim]; kv_heads divides heads
   tokens::Segments documents{};  // of the whole token list
   // Over context-parallel ranks, of which this one has q, k and v; null: the whole list is this rank's.
   std::shared_ptr<const tokens::ContextSplit> split{};
@@ -64,10 +64,10 @@ struct Saved {
   // With the operands that the backward pass reads: the caller's, or what an exchange made of them.
   AttentionCall call;
   at::Tensor out{};
-  at::Tensor logsumexp{};           // as the back end leaves it; our own: float32 [heads, tokens]
+  at::Tensor logsumexp{};               // as the back end leaves it; our own: float32 [heads, tokens]
   at::Tensor rng_seed{}, rng_offset{};  // LibTorch's on a GPU, unused without dropout
-  BackEnd back_end = BackEnd::cpu;  // of both passes
-  int64_t kv_heads = 0;             // of the caller's k, where an exchange made another number of them
+  BackEnd back_end = BackEnd::cpu;      // of both passes
+  int64_t kv_heads = 0;                 // of the caller's k, where an exchange made another number of them
 
   std::vector<at::Tensor> tensors() const;  // all of them; some share memory, some are undefined
 };
@@ -79,14 +79,14 @@ struct Gradients {
   at::Tensor fused{};
 };
 
-// Uninitialised gradients as a back end for whole documents leaves them: in one tensor by our own and by cuDNN
-// where documents are equal, else in three.
+// Uninitialised gradients as a back end for whole documents leaves them: in one tensor by our own and by
+// cuDNN where documents are equal, else in three.
 Gradients empty_gradients(BackEnd back_end, const AttentionCall& call);
 
 // Of a call whose keys are all this rank's, by the best back end at hand: T [tokens, heads, head_dim],
 // contiguous. On CUDA head_dim is one that why_no_attention (gpu.h) has nothing against. On the meta device
-// results have shapes alone, as the CPU kernel's, or as those of the dry run's GPU, whose libraries' memory is
-// counted. Throws Error for what the back end does not take.
+// results have shapes alone, as the CPU kernel's, or as those of the dry run's GPU, whose libraries' memory
+// is counted. Throws Error for what the back end does not take.
 at::Tensor attend(AttentionCall call, Saved& saved);
 
 // By one back end for whole documents, which the device must have.
@@ -105,8 +105,8 @@ class CoreAttention {
   virtual ~CoreAttention() = default;
 
   // call: of this rank's tokens, `documents` and `split` of the whole list; `deterministic` is the
-  // implementation's. Returns T [tokens, heads, head_dim], contiguous. The layer does not write q, k, v or the
-  // result before the backward pass.
+  // implementation's. Returns T [tokens, heads, head_dim], contiguous. The layer does not write q, k, v or
+  // the result before the backward pass.
   virtual at::Tensor forward(AttentionCall call, Saved& saved) = 0;
 
   // dout: as the result of forward. Gradients of this rank's q, k and v, last stride 1, in memory that the

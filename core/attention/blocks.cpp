@@ -112,8 +112,7 @@ void add_composed_backward(const Tensor& dout, const Saved& saved, const Attenti
     const Tensor statistics = saved.logsumexp.narrow(1, slab.query, slab.rows).reshape({kv_heads, -1, 1});
     const Tensor p = at::exp(x.scores.sub(statistics));
     const Tensor mean = dy.mul(y).sum(2, /*keepdim=*/true);
-    const Tensor dscores =
-        at::matmul(dy, x.v.transpose(1, 2)).sub_(mean).mul_(p).mul_(scale_of(saved.call));
+    const Tensor dscores = at::matmul(dy, x.v.transpose(1, 2)).sub_(mean).mul_(p).mul_(scale_of(saved.call));
     const auto add = [&](Tensor& to, int64_t first, const Tensor& by_head, int64_t rows) {
       to.narrow(0, first, rows).add_(ungrouped(by_head.contiguous(), rows));
     };
@@ -142,8 +141,8 @@ void add_flash_backward(const Tensor& dout, const Saved& saved, const AttentionB
   const auto kind = at::TensorOptions().dtype(at::kUInt64).device(c.q.device());
   const Tensor no_seed = at::zeros({2}, kind), unused = at::empty({0}, kind);  // there is no dropout
   const auto [dq, dk, dv] = at::_flash_attention_backward(
-      rows_of(dout, b.query, b.rows).contiguous(), rows_of(c.q, b.query, b.rows),
-      rows_of(c.k, b.key, b.keys), rows_of(c.v, b.key, b.keys), rows_of(saved.out, b.query, b.rows),
+      rows_of(dout, b.query, b.rows).contiguous(), rows_of(c.q, b.query, b.rows), rows_of(c.k, b.key, b.keys),
+      rows_of(c.v, b.key, b.keys), rows_of(saved.out, b.query, b.rows),
       saved.logsumexp.narrow(1, b.query, b.rows).contiguous().unsqueeze(0), /*cum_seq_q=*/Tensor(),
       /*cum_seq_k=*/Tensor(), b.rows, b.keys, /*dropout_p=*/0, b.causal, no_seed, unused);
   grads.dq.narrow(0, b.query, b.rows).add_(dq.squeeze(0));
@@ -206,9 +205,10 @@ void add_attention(const AttentionCall& c, Blocks blocks, PartialAttention& seen
 void add_attention_backward(const Tensor& dout, const Saved& saved, Blocks blocks, Gradients& grads) {
   if (blocks.empty()) return;
   const AttentionCall& c = saved.call;
-  const kernels::Cost cost = cost_of(5, c.q, blocks,
-                                     kernels::moving(dout, c.q, c.k, c.v, saved.out, saved.logsumexp, grads.dq,
-                                                     grads.dq, grads.dk, grads.dk, grads.dv, grads.dv));
+  const kernels::Cost cost =
+      cost_of(5, c.q, blocks,
+              kernels::moving(dout, c.q, c.k, c.v, saved.out, saved.logsumexp, grads.dq, grads.dq, grads.dk,
+                              grads.dk, grads.dv, grads.dv));
   if (kernels::is_dry(c.q)) {
     kernels::record(cost);
     record_scratch(saved.back_end, blocks, [shape = describe_call(c, 0)](const AttentionBlock& b) {

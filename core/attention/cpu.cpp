@@ -27,8 +27,8 @@ using BlockSpan = std::span<const AttentionBlock>;
 // Query rows taken at a time: products prefer many.
 constexpr int64_t kMostRows = 128;
 
-// Keys of a block taken at a time: the scores of as many rows as products like stay in the second-level cache.
-// A multiple of kMostRows, so that a tile begins at or before the rows that see its end.
+// Keys of a block taken at a time: the scores of as many rows as products like stay in the second-level
+// cache. A multiple of kMostRows, so that a tile begins at or before the rows that see its end.
 constexpr int64_t kMostKeys = 1024;
 static_assert(kMostKeys % kMostRows == 0);
 
@@ -137,8 +137,8 @@ struct HeadResults {
         logsumexp(kernels::cpu::in<float>(saved.logsumexp) + head * saved.out.size(0)) {}
 };
 
-// workspace.dscores = the gradient of the unscaled scores. Adds the tile's part to dk and dv, which begin with
-// its first key.
+// workspace.dscores = the gradient of the unscaled scores. Adds the tile's part to dk and dv, which begin
+// with its first key.
 template <class T>
 void add_key_gradients(const HeadOperands<T>& x, const HeadResults<T>& y, const Tile& tile, Matrix<float> dk,
                        Matrix<float> dv, Workspace<T>& workspace) {
@@ -200,8 +200,9 @@ int64_t most_scores(const tokens::Segments& segments) {
 template <class F>
 void for_document_tiles(const tokens::Segments& segments, int64_t document, F f) {
   const int64_t first = segments.first(document), length = segments.length(document);
-  for_tiles({.document = document, .query = first, .rows = length, .key = first, .keys = length, .causal = true},
-            block_rows(length), length, f);
+  for_tiles(
+      {.document = document, .query = first, .rows = length, .key = first, .keys = length, .causal = true},
+      block_rows(length), length, f);
 }
 
 // Sums in float32 of what a group of heads adds to the gradients of its key-value head, in one document.

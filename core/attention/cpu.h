@@ -1,6 +1,6 @@
-// Attention by our own CPU kernels. The row statistics and the backward pass are FlashAttention-2's (Dao, arXiv
-// 2307.08691). Key-value heads are shared by their group of query heads without copies. A document's results do
-// not depend on those beside it, nor on the number of threads.
+// Attention by our own CPU kernels. The row statistics and the backward pass are FlashAttention-2's (Dao,
+// arXiv 2307.08691). Key-value heads are shared by their group of query heads without copies. A document's
+// results do not depend on those beside it, nor on the number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// Attention on a GPU by libraries. Which one computes a call is a function of the call and the machine alone, so
-// that all ranks, and a run that is repeated, choose alike; the same one computes both passes.
+// Attention on a GPU by libraries. Which one computes a call is a function of the call and the machine alone,
+// so that all ranks, and a run that is repeated, choose alike; the same one computes both passes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,8 +40,8 @@ void attend_on_gpu(Saved& saved);
 Gradients attend_on_gpu_backward(const at::Tensor& dout, const Saved& saved);
 
 // LibTorch's FlashAttention-2 adds in a fixed order where LibTorch's process-wide flag asks for it, and by no
-// other means. A run sets the flag at its start (core/kernels/numerics.h); for callers without a run, this sets
-// it before a backward pass. It is never taken back: other threads may be computing.
+// other means. A run sets the flag at its start (core/kernels/numerics.h); for callers without a run, this
+// sets it before a backward pass. It is never taken back: other threads may be computing.
 void let_flash_be_deterministic(bool deterministic);
 
 // In how many runs cuDNN's backward pass takes the heads; 0 where the gradient of the scores that it writes

@@ -26,8 +26,7 @@ bool offsets_fit(const CallShape& x) {
 }  // namespace
 
 int64_t cudnn_head_parts(const CallShape& x) {
-  return head_parts(plan_shape(x), x.heads, x.kv_heads, x.deterministic,
-                                   x.capability);
+  return head_parts(plan_shape(x), x.heads, x.kv_heads, x.deterministic, x.capability);
 }
 
 CallShape describe_call(const AttentionCall& call, int capability) {
@@ -122,8 +121,7 @@ int64_t cudnn_scratch(const CallShape& x) {
   const int64_t rows = packed ? shape.tokens : shape.documents * shape.longest;
   const int64_t heads = x.heads / std::max<int64_t>(cudnn_head_parts(x), 1);
   const bool on_chip = x.deterministic && !writes_score_gradient(true, x.capability);
-  const int64_t ordered =
-      x.deterministic ? score_gradient_bytes(x) : rows * heads * x.head_dim * kF32;
+  const int64_t ordered = x.deterministic ? score_gradient_bytes(x) : rows * heads * x.head_dim * kF32;
   const int64_t expanded_heads = packed ? x.heads : heads;
   const int64_t wide = packed || on_chip ? kF32 : kBf16;
   const int64_t expanded = is_grouped(x) ? 2 * rows * expanded_heads * x.head_dim * wide : 0;

@@ -159,14 +159,11 @@ Tensor Attention::forward(const Tensor& x, const TokenInfo& tokens, Saved& saved
              {.x = heads.k, .y = k, .weight = weight_of(k_norm_), .rstd = saved.k_rstd}};
   }
   kernels::norm_rope(parts, local_.norm_eps, tokens.rope, tokens.positions);
-  saved.out = core_
-                  ->forward({.q = q,
-                             .k = k,
-                             .v = heads.v,
-                             .documents = tokens.segments,
-                             .split = tokens.context},
-                            saved.core)
-                  .view({rows, o_.in_features()});
+  saved.out =
+      core_
+          ->forward({.q = q, .k = k, .v = heads.v, .documents = tokens.segments, .split = tokens.context},
+                    saved.core)
+          .view({rows, o_.in_features()});
   return o_.forward(saved.out);
 }
 

@@ -1,4 +1,5 @@
-// Causal grouped-query self-attention: qkv projection, optional QK-norm, RoPE, core attention, output projection.
+// Causal grouped-query self-attention: qkv projection, optional QK-norm, RoPE, core attention, output
+// projection.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -65,7 +66,8 @@ class Attention {
   std::vector<at::Tensor> qkv_gradient(const Saved& saved, const attention::Gradients& grads,
                                        const TokenInfo& tokens);
   // The gradient of the fused qkv, written over grads.fused: [tokens, (heads + 2 kv_heads) * head_dim].
-  at::Tensor rotate_fused_back(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens);
+  at::Tensor rotate_fused_back(const Saved& saved, const attention::Gradients& grads,
+                               const TokenInfo& tokens);
   // dq and dk, which may be those of `grads`, become the gradients before norm and rotation.
   void rotate_back(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens,
                    const at::Tensor& dq, const at::Tensor& dk);

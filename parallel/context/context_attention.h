@@ -1,5 +1,5 @@
-// Attention over a token list that context-parallel ranks share. Only attention looks at other tokens, so a layer
-// sees all of context parallelism as one CoreAttention.
+// Attention over a token list that context-parallel ranks share. Only attention looks at other tokens, so a
+// layer sees all of context parallelism as one CoreAttention.
 #pragma once
 
 #include <memory>

@@ -11,12 +11,12 @@
 
 namespace pptrain::context {
 
-// Throws Error unless the call's split is of `ranks` ranks, as rank `rank` sees it, and q has a row for each of
-// that rank's tokens.
+// Throws Error unless the call's split is of `ranks` ranks, as rank `rank` sees it, and q has a row for each
+// of that rank's tokens.
 void check_split(const attention::AttentionCall& call, int rank, int ranks);
 
-// What a rank of a ring computes at each step, and which of the results belong to others. At step s, rank r has
-// the keys of rank r - s.
+// What a rank of a ring computes at each step, and which of the results belong to others. At step s, rank r
+// has the keys of rank r - s.
 struct RingPlan {
   int rank = 0;
   int ranks = 1;

@@ -121,7 +121,9 @@ Tensor rounded(const Tensor& x, at::ScalarType type) {
 class RingAttention final : public CoreAttention {
  public:
   RingAttention(comm::Communicator& group, bool deterministic)
-      : group_(group), deterministic_(deterministic), local_(attention::make_local_attention(deterministic)) {}
+      : group_(group),
+        deterministic_(deterministic),
+        local_(attention::make_local_attention(deterministic)) {}
 
   Tensor forward(AttentionCall call, Saved& saved) override {
     if (!call.split) return local_->forward(std::move(call), saved);

@@ -20,7 +20,8 @@ using attention::CoreAttention;
 using attention::Gradients;
 using attention::Saved;
 
-// --- The exchange: ranks with some tokens of all heads become ranks with all tokens of some heads, and back ---
+// --- The exchange: ranks with some tokens of all heads become ranks with all tokens of some heads, and back
+// ---
 
 // Calls f(row among the ranks' rows one after the other, range) for every range of every rank.
 template <class F>
@@ -158,7 +159,9 @@ Tensor sum_kv_heads(const Tensor& from, const HeadShares& shares, int64_t kv_hea
 class UlyssesAttention final : public CoreAttention {
  public:
   UlyssesAttention(comm::Communicator& group, bool deterministic)
-      : group_(group), deterministic_(deterministic), local_(attention::make_local_attention(deterministic)) {}
+      : group_(group),
+        deterministic_(deterministic),
+        local_(attention::make_local_attention(deterministic)) {}
 
   Tensor forward(AttentionCall call, Saved& saved) override {
     if (!call.split) return local_->forward(std::move(call), saved);

@@ -12,9 +12,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/base/error.h"
 #include "core/attention/cudnn/cudnn_graph.h"
 #include "core/attention/cudnn/cudnn_shape.h"
+#include "core/base/error.h"
 #include "core/kernels/device_name.h"
 
 namespace pptrain::attention {

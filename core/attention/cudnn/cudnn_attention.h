@@ -26,9 +26,9 @@ std::string why_not_cudnn(const AttentionCall& call);
 // by the natural logarithm: float32 [documents, heads, length], or of ragged documents [tokens, heads].
 void cudnn_attention(Saved& saved);
 
-// Fills dq, dk and dv. dout: contiguous. Of documents that are a batch (cudnn_shape.h), dq, dk and dv are views
-// of one contiguous [tokens, heads + 2 kv_heads, head_dim], in this order; of ragged ones, each is contiguous:
-// cuDNN's working memory follows their strides there.
+// Fills dq, dk and dv. dout: contiguous. Of documents that are a batch (cudnn_shape.h), dq, dk and dv are
+// views of one contiguous [tokens, heads + 2 kv_heads, head_dim], in this order; of ragged ones, each is
+// contiguous: cuDNN's working memory follows their strides there.
 void cudnn_attention_backward(const at::Tensor& dout, const Saved& saved, const Gradients& grads);
 
 }  // namespace pptrain::attention

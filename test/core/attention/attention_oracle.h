@@ -26,7 +26,8 @@ inline at::Tensor hidden_pairs(const tokens::Segments& segments) {
   return hidden;
 }
 
-// Scores times 1 / sqrt(head_dim) unless `scale` is given. q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim] -> [tokens, heads, head_dim].
+// Scores times 1 / sqrt(head_dim) unless `scale` is given. q: [tokens, heads, head_dim]; k, v: [tokens,
+// kv_heads, head_dim] -> [tokens, heads, head_dim].
 inline at::Tensor masked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                    const tokens::Segments& segments, std::optional<double> scale = {}) {
   const auto by_head = [&](const at::Tensor& x) {

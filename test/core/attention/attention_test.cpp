@@ -39,7 +39,7 @@ TEST_CASE("attend: values and gradients, each document by itself", "[attention]"
   // Of equal lengths: one block of rows, and several with a rest; and of unequal ones.
   const auto segments =
       documents_of(GENERATE(std::vector<int32_t>{0, 1}, std::vector<int32_t>{0, 33, 66},
-                           std::vector<int32_t>{0, 300, 600}, std::vector<int32_t>{0, 40, 41, 341, 350}));
+                            std::vector<int32_t>{0, 300, 600}, std::vector<int32_t>{0, 40, 41, 341, 350}));
   const auto [heads, kv_heads, head_dim] =
       GENERATE(std::tuple{4, 4, 16}, std::tuple{6, 2, 20}, std::tuple{3, 1, 64});
   const Tensor fused = random({segments.tokens(), heads + 2 * kv_heads, head_dim}, type);

@@ -94,9 +94,10 @@ TEST_CASE("a refusal names all that the back end does not take", "[attention]") 
   AttentionCall call = random_call({0, 8}, at::kFloat);
   call.softcap = 30;
   call.window = 128;
-  CHECK_THROWS_WITH(attention::require_taken(BackEnd::flash, call),
-                    "attention: FlashAttention-2 does not take a softcap of scores (30), a sliding window (128 "
-                    "tokens)");
+  CHECK_THROWS_WITH(
+      attention::require_taken(BackEnd::flash, call),
+      "attention: FlashAttention-2 does not take a softcap of scores (30), a sliding window (128 "
+      "tokens)");
 }
 
 TEST_CASE("whole documents, blocks and cached keys refuse before they compute", "[attention]") {
@@ -131,11 +132,10 @@ TEST_CASE("a dry run for a GPU refuses what that GPU's back end does not take", 
     at::ScalarType type;
     BackEnd whole, blocks;
   };
-  const Row row =
-      GENERATE(Row{{90, 132}, at::kBFloat16, BackEnd::cudnn, BackEnd::flash_blocks},
-               Row{{80, 108}, at::kBFloat16, BackEnd::flash, BackEnd::flash_blocks},
-               Row{{80, 108}, at::kFloat, BackEnd::efficient, BackEnd::composed_blocks},
-               Row{{}, at::kBFloat16, BackEnd::cpu, BackEnd::cpu_blocks});
+  const Row row = GENERATE(Row{{90, 132}, at::kBFloat16, BackEnd::cudnn, BackEnd::flash_blocks},
+                           Row{{80, 108}, at::kBFloat16, BackEnd::flash, BackEnd::flash_blocks},
+                           Row{{80, 108}, at::kFloat, BackEnd::efficient, BackEnd::composed_blocks},
+                           Row{{}, at::kBFloat16, BackEnd::cpu, BackEnd::cpu_blocks});
   const kernels::DryRun run(row.gpu);
   const AttentionCall call = meta_call(row.type);
   attention::Saved saved;

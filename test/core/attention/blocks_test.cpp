@@ -44,8 +44,8 @@ struct Result {
 };
 
 // What all ranks find, each with the keys of one rank after the other.
-Result in_parts(BackEnd back_end, const tokens::ContextSplit& split, const tokens::Segments& segments, const Tensor& q,
-                const Tensor& k, const Tensor& v, const Tensor& dout) {
+Result in_parts(BackEnd back_end, const tokens::ContextSplit& split, const tokens::Segments& segments,
+                const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout) {
   const auto f32 = q.options().dtype(at::kFloat);
   Result all{.out = at::empty(q.sizes(), q.options()),
              .logsumexp = at::empty({q.size(0), q.size(1)}, f32),
@@ -72,8 +72,8 @@ Result in_parts(BackEnd back_end, const tokens::ContextSplit& split, const token
       grads.dk = own_rows(all.dk, split, s);
       grads.dv = own_rows(all.dv, split, s);
       attention::add_attention_backward(
-          own_dout, {.call = call(s), .out = out, .logsumexp = seen.logsumexp, .back_end = back_end}, blocks(s),
-          grads);
+          own_dout, {.call = call(s), .out = out, .logsumexp = seen.logsumexp, .back_end = back_end},
+          blocks(s), grads);
       put_rows(grads.dk, split, s, all.dk);
       put_rows(grads.dv, split, s, all.dv);
     }
@@ -159,8 +159,8 @@ TEST_CASE("on the meta device the cost of the blocks given is recorded", "[atten
   attention::add_attention(call, blocks, seen);
   CHECK(run.cost().attention_flops == 2 * products);
   attention::Gradients grads{.dq = at::empty(q.sizes(), kind.dtype(at::kFloat)),
-                               .dk = at::empty(k.sizes(), kind.dtype(at::kFloat)),
-                               .dv = at::empty(k.sizes(), kind.dtype(at::kFloat))};
+                             .dk = at::empty(k.sizes(), kind.dtype(at::kFloat)),
+                             .dv = at::empty(k.sizes(), kind.dtype(at::kFloat))};
   attention::add_attention_backward(q, {.call = call, .out = q, .logsumexp = seen.logsumexp}, blocks, grads);
   CHECK(run.cost().attention_flops == 7 * products);
 }

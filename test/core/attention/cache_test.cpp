@@ -79,8 +79,8 @@ TEST_CASE("prompts at once and then token by token give what whole documents giv
   const Documents documents = random_documents({23, 9, 40}, heads, kv_heads, head_dim, type);
   const std::vector<int64_t> prompts{5, 1, 24};
   const std::vector<int64_t> slots{2, 0, 1}, capacities{9, 40, 23};
-  attention::KeyValueCache cache({.layers = layers, .kv_heads = kv_heads, .head_dim = head_dim, .dtype = type},
-                          capacities);
+  attention::KeyValueCache cache(
+      {.layers = layers, .kv_heads = kv_heads, .head_dim = head_dim, .dtype = type}, capacities);
   CHECK(cache.bytes() ==
         layers * 2 * 72 * kv_heads * head_dim * static_cast<int64_t>(c10::elementSize(type)));
   attention::CachedAttention cached(attention::make_local_attention());
@@ -107,7 +107,8 @@ TEST_CASE("prompts at once and then token by token give what whole documents giv
       const auto rows = [&](const Tensor& x) { return rows_at(documents, x, past, count); };
       attention::Saved saved;
       const Tensor out = cached.forward(
-          call_of(rows(documents.q[layer]), rows(documents.k[layer]), rows(documents.v[layer]), lengths), saved);
+          call_of(rows(documents.q[layer]), rows(documents.k[layer]), rows(documents.v[layer]), lengths),
+          saved);
       CHECK(relative_error(out, rows(expected[layer])) < tolerance(type));
     }
     for (size_t i = 0; i < 3; ++i) past[i] += count[i];
@@ -158,6 +159,6 @@ TEST_CASE("outside of a use the inner attention runs, and misuse is an error", "
   CHECK_THROWS_WITH(run({{.slot = 0, .past = 0}}, 6), contains_text("tokens [0, 6)"));
   CHECK_THROWS_WITH(run({{.slot = 0, .past = 2}}, 2), contains_text("2 new tokens"));
   CHECK_THROWS_WITH(run({{.slot = 0, .past = 0}, {.slot = 0, .past = 0}}, 2), contains_text("2 documents"));
-  CHECK_THROWS_AS(attention::KeyValueCache({.layers = 1, .kv_heads = 2, .head_dim = 8}, std::vector<int64_t>{0}),
-                  Error);
+  CHECK_THROWS_AS(
+      attention::KeyValueCache({.layers = 1, .kv_heads = 2, .head_dim = 8}, std::vector<int64_t>{0}), Error);
 }

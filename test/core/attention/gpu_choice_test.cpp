@@ -43,8 +43,7 @@ TEST_CASE("choose_on_gpu: a table", "[attention]") {
       {"Hopper, equal documents", none, BackEnd::cudnn},
       {"not deterministic", [](CallShape& c) { c.deterministic = false; }, BackEnd::cudnn},
       {"float32", [](CallShape& c) { c.type = at::kFloat; }, BackEnd::efficient},
-      {"float32 on Ampere", [](CallShape& c) { c.type = at::kFloat, c.capability = 80; },
-       BackEnd::efficient},
+      {"float32 on Ampere", [](CallShape& c) { c.type = at::kFloat, c.capability = 80; }, BackEnd::efficient},
       {"Ampere", [](CallShape& c) { c.capability = 80; }, BackEnd::flash},
       {"Ada", [](CallShape& c) { c.capability = 89; }, BackEnd::flash},
       {"Blackwell", [](CallShape& c) { c.capability = 100; }, BackEnd::cudnn},
@@ -54,10 +53,8 @@ TEST_CASE("choose_on_gpu: a table", "[attention]") {
       {"odd heads", [](CallShape& c) { c.head_dim = 100; }, BackEnd::flash},
       {"short", [](CallShape& c) { c.longest = 32, c.documents = 128; }, BackEnd::flash},
       // 4 heads of 16,384^2 pairs are 2 GiB of score gradients.
-      {"long", [](CallShape& c) { c.longest = c.tokens = 16384, c.documents = 1; },
-       BackEnd::cudnn},
-      {"longer", [](CallShape& c) { c.longest = c.tokens = 16448, c.documents = 1; },
-       BackEnd::flash},
+      {"long", [](CallShape& c) { c.longest = c.tokens = 16384, c.documents = 1; }, BackEnd::cudnn},
+      {"longer", [](CallShape& c) { c.longest = c.tokens = 16448, c.documents = 1; }, BackEnd::flash},
       {"longer, Blackwell",
        [](CallShape& c) { c.longest = c.tokens = 16448, c.documents = 1, c.capability = 100; },
        BackEnd::cudnn},
@@ -68,11 +65,9 @@ TEST_CASE("choose_on_gpu: a table", "[attention]") {
       {"ragged", [](CallShape& c) { c.equal = false, c.documents = 64; }, BackEnd::cudnn},
       {"many ragged", [](CallShape& c) { c.equal = false, c.documents = 65; }, BackEnd::flash},
       {"ragged, not deterministic",
-       [](CallShape& c) { c.equal = false, c.documents = 9, c.deterministic = false; },
-       BackEnd::cudnn},
+       [](CallShape& c) { c.equal = false, c.documents = 9, c.deterministic = false; }, BackEnd::cudnn},
       {"ragged, beyond int32",
-       [](CallShape& c) { c.equal = false, c.tokens = 400000, c.deterministic = false; },
-       BackEnd::flash},
+       [](CallShape& c) { c.equal = false, c.tokens = 400000, c.deterministic = false; }, BackEnd::flash},
   };
   for (const Row& row : rows) {
     INFO(row.what);
@@ -108,13 +103,13 @@ TEST_CASE("what FlashAttention-2's backward pass takes, in bytes", "[attention]"
   // Three documents of 300, 700 and 0 more tokens than fill a list of 1,000, by 4 heads of 72 (96 with
   // filling).
   const CallShape ragged{.capability = 80,
-                             .heads = 4,
-                             .kv_heads = 4,
-                             .head_dim = 72,
-                             .documents = 3,
-                             .longest = 700,
-                             .tokens = 1000,
-                             .equal = false};
+                         .heads = 4,
+                         .kv_heads = 4,
+                         .head_dim = 72,
+                         .documents = 3,
+                         .longest = 700,
+                         .tokens = 1000,
+                         .equal = false};
   CHECK(attention::backward_scratch(BackEnd::flash, ragged, 108) == 1384 * 4 * 4 + 9 * 1384 * 4 * 96 * 4);
   CallShape wide = hopper();
   wide.head_dim = 160;  // 192 with filling; two documents of 2,000 tokens, 2,048 with filling
@@ -196,8 +191,8 @@ TEST_CASE("a block of a ring counts FlashAttention-2's memory and its own gradie
   // Of 200 rows: the output in bfloat16 and float32; four rows of statistics.
   CHECK(run.peak_bytes() - run.current_bytes() == 200 * 4 * (64 * 6 + 4 * 4));
   attention::Gradients grads{.dq = at::empty(q.sizes(), meta.dtype(at::kFloat)),
-                               .dk = at::empty(k.sizes(), meta.dtype(at::kFloat)),
-                               .dv = at::empty(k.sizes(), meta.dtype(at::kFloat))};
+                             .dk = at::empty(k.sizes(), meta.dtype(at::kFloat)),
+                             .dv = at::empty(k.sizes(), meta.dtype(at::kFloat))};
   run.reset_peak();
   attention::add_attention_backward(
       q, {.call = call, .out = q, .logsumexp = seen.logsumexp, .back_end = seen.back_end}, blocks, grads);

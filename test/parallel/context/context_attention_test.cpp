@@ -222,8 +222,9 @@ TEST_CASE("a split of other ranks is refused, and what exchanges around attentio
   CHECK_THROWS_AS(core->forward(call(segments, split, 0, q.narrow(0, 0, 7)), saved), Error);
   CHECK_THROWS_AS(core->forward(call(tokens::equal_segments(1, 17, at::kMeta), split, 0, q), saved), Error);
   // A rank that is alone has no other ranks' keys.
-  CHECK_THROWS_WITH(attention::make_local_attention()->forward(call(segments, split, 0, q), saved),
-                    "attention: the CPU's kernel does not take a token list that 2 context-parallel ranks share");
+  CHECK_THROWS_WITH(
+      attention::make_local_attention()->forward(call(segments, split, 0, q), saved),
+      "attention: the CPU's kernel does not take a token list that 2 context-parallel ranks share");
 
   attention::AttentionCall capped = call(segments, split, 0, q);
   capped.softcap = 50;
@@ -242,8 +243,8 @@ DryCosts dry_costs(Kind kind, int rank, const Segments& segments, const ContextS
   const auto core = make_attention(kind, *group);
   const kernels::DryRun run;
   attention::Saved saved;
-  const Tensor out = core->forward(
-      {.q = q, .k = k, .v = k, .documents = segments, .split = split_of(split, rank)}, saved);
+  const Tensor out =
+      core->forward({.q = q, .k = k, .v = k, .documents = segments, .split = split_of(split, rank)}, saved);
   CHECK(out.sizes() == q.sizes());
   const DryCosts costs{.forward = run.cost(), .backward = {}};
   const auto grads = core->backward(out, std::move(saved));
@@ -327,14 +328,10 @@ Seconds time_ranks(Kind kind, int ranks, const Operands& x, const Segments& segm
     const c10::InferenceMode inference;
     at::set_num_threads(1);
     const auto order = kind == Kind::ring ? ContextOrder::zigzag : ContextOrder::contiguous;
-    const auto split =
-        split_of(tokens::split_rows(order, 1, segments.tokens(), ranks, 0), group.rank());
+    const auto split = split_of(tokens::split_rows(order, 1, segments.tokens(), ranks, 0), group.rank());
     const auto own = [&](const Tensor& of) { return own_rows(of, *split); };
-    const attention::AttentionCall call{.q = own(x.q),
-                                        .k = own(x.k),
-                                        .v = own(x.v),
-                                        .documents = segments,
-                                        .split = local ? nullptr : split};
+    const attention::AttentionCall call{
+        .q = own(x.q), .k = own(x.k), .v = own(x.v), .documents = segments, .split = local ? nullptr : split};
     const Tensor dout = own(x.dout);
     const auto core = make_attention(kind, group);
     time_pass(*core, dout, call);
