@@ -3,8 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "core/base/error.h"
-#include "parallel/context/ring_attention.h"
-#include "parallel/context/ulysses_attention.h"
+#include "parallel/context/context_attention.h"
 #include "parallel/expert/rank_exchange.h"
 #include "parallel/tensor/tensor_region.h"
 
@@ -21,11 +20,11 @@ Seams make_seams(const StageGroups& groups) {
   Seams seams;
   seams.region = tensor::make_region(groups.tp);
   if (!shared(groups.cp)) {
-    seams.attention = nn::make_local_attention(groups.attention);
+    seams.attention = attention::make_local_attention(groups.deterministic);
   } else {
     seams.attention = groups.cp_kind == ContextKind::ring
-                          ? context::make_ring_attention(*groups.cp, groups.attention)
-                          : context::make_ulysses_attention(*groups.cp, groups.attention);
+                          ? context::make_ring_attention(*groups.cp, groups.deterministic)
+                          : context::make_ulysses_attention(*groups.cp, groups.deterministic);
   }
   if (shared(groups.ep) || shared(groups.stage))
     seams.experts = std::make_shared<expert::RankExchange>(groups.ep, groups.stage);

@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "core/attention/attention.h"
 #include "core/config/word.h"
-#include "core/nn/attention_product.h"
 #include "core/nn/experts.h"
 #include "core/nn/region.h"
 #include "core/tokens/context_split.h"
@@ -26,7 +26,7 @@ struct StageGroups {
   comm::Communicator* ep = nullptr;
   comm::Communicator* stage = nullptr;  // all ranks that see a part of the same global microbatch, and tp
   ContextKind cp_kind = ContextKind::ring;
-  nn::AttentionOptions attention{};  // of every product of attention
+  bool deterministic = true;  // the backward pass of attention on a GPU
 };
 
 // By default a rank computes alone, with all of its tokens.
@@ -34,7 +34,7 @@ struct Seams {
   // The tensor-parallel ranks, which share out rows, and the insides of attention, a dense MLP, embedding and
   // head.
   std::shared_ptr<const nn::Region> region = std::make_shared<nn::Region>();
-  std::shared_ptr<nn::AttentionProduct> attention = nn::make_local_attention();
+  std::shared_ptr<attention::CoreAttention> attention = attention::make_local_attention();
   std::shared_ptr<const nn::ExpertExchange> experts = std::make_shared<nn::ExpertExchange>();
 };
 

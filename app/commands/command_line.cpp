@@ -125,6 +125,9 @@ CommandLine::CommandLine(const std::string& commit)
   add(add_stop, stop);
   add(add_report, report);
   add(add_verify, verify);
+  add(add_diff, diff);
+  add(add_bisect, bisect);
+  add(add_fork, fork);
   add(add_convert, run_convert);
   add(add_tokenize, tokenize);
   add(add_config, print_keys);

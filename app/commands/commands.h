@@ -97,6 +97,22 @@ struct VerifyArguments {
   std::string checkpoint_dir;
 };
 
+struct DiffArguments {
+  std::string a, b;  // checkpoints, or folders with some
+  bool state = false;
+  bool json = false;
+};
+
+struct BisectArguments {
+  std::string a, b;  // folders of runs
+  bool json = false;
+};
+
+struct ForkArguments {
+  std::string run, to;          // folders
+  std::optional<int64_t> step;  // nothing: the newest
+};
+
 struct TokenizeArguments {
   std::string tokenizer;  // tokenizer.json, or its folder
   std::string out;        // PREFIX of .bin and .idx
@@ -133,6 +149,9 @@ CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments);
 CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments);
 CLI::App* add_generate(CLI::App& cli, GenerateArguments& arguments);
 CLI::App* add_verify(CLI::App& cli, VerifyArguments& arguments);
+CLI::App* add_diff(CLI::App& cli, DiffArguments& arguments);
+CLI::App* add_bisect(CLI::App& cli, BisectArguments& arguments);
+CLI::App* add_fork(CLI::App& cli, ForkArguments& arguments);
 CLI::App* add_status(CLI::App& cli, LiveArguments& arguments);
 CLI::App* add_save(CLI::App& cli, LiveArguments& arguments);
 CLI::App* add_stop(CLI::App& cli, LiveArguments& arguments);
@@ -152,6 +171,10 @@ int refuse(const std::string& fault);
 int check(const CheckArguments& arguments);
 int plan(const PlanArguments& arguments);
 int verify(const VerifyArguments& arguments);
+// 0 equal, 1 different, 2 cannot be told.
+int diff(const DiffArguments& arguments);
+int bisect(const BisectArguments& arguments);
+int fork(const ForkArguments& arguments);
 // 0 while the run is under way; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.
 int status(const LiveArguments& arguments);
 // 0 done, 1 refused, failed or not answered.

@@ -10,18 +10,18 @@
 
 #include "app/plan/plan.h"
 #include "app/trace/trace_file.h"
+#include "core/attention/gpu.h"
 #include "core/base/error.h"
 #include "core/config/differences.h"
 #include "core/metrics/peak_flops.h"
-#include "core/nn/attention_choice.h"
 #include "models/transformer_stage.h"
 #include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
 
 std::string why_no_attention(const config::JobConfig& job, const models::ModelConfig& model) {
-  return nn::why_no_attention(job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat,
-                              model.head_dim);
+  return attention::why_no_attention(job.train.dtype == config::Dtype::bf16 ? at::kBFloat16 : at::kFloat,
+                                     model.head_dim);
 }
 
 const DeviceModel& default_device(const config::JobConfig& job) {

@@ -44,7 +44,7 @@ struct DryGroups {
         ep(comm::make_dry(kernels::Wire::ep, 0, shape.ep)),
         stage(comm::make_dry(kernels::Wire::ep, 0, shape.batch * shape.cp * shape.tp)),
         kind(shape.cp_kind),
-        attention{.deterministic = deterministic} {}
+        deterministic(deterministic) {}
 
   models::Seams seams() const {
     return models::make_seams({.tp = tp.get(),
@@ -52,12 +52,12 @@ struct DryGroups {
                                .ep = ep.get(),
                                .stage = stage.get(),
                                .cp_kind = kind,
-                               .attention = attention});
+                               .deterministic = deterministic});
   }
 
   std::unique_ptr<comm::Communicator> tp, cp, ep, stage;
   models::ContextKind kind;
-  nn::AttentionOptions attention;
+  bool deterministic;
 };
 
 class DryStage {

@@ -47,7 +47,7 @@ struct PassFootprint {
   kernels::Cost cost;
   // Bytes that the pass holds at its peak beside the activations (F, B, I) or weight operands (W) of the
   // microbatch. The incoming gradient and what the pass returns count, where they are no part of these.
-  // Beside tensors, a GPU's libraries count as their sources say (nn/attention_choice.h, kernels/dry_run.h).
+  // Beside tensors, a GPU's libraries count as their sources say (core/attention/gpu.h, kernels/dry_run.h).
   // Without a GPU tensors alone do, and attention as the project's CPU kernel takes it.
   int64_t workspace = 0;
 };

@@ -98,12 +98,12 @@ void Generator::take_cache(std::span<Sequence> sequences) {
   for (StageState& state : stages_) {
     const models::StageSlice& slice = state.stage.slice();
     state.cache.reset();
-    state.cache = std::make_unique<nn::KeyValueCache>(
-        nn::KeyValueCache::Shape{.layers = slice.end_layer - slice.first_layer,
-                                 .kv_heads = std::max<int64_t>(1, context_.model.kv_heads / tp),
-                                 .head_dim = context_.model.head_dim,
-                                 .dtype = state.stage.parameters().compute_dtype(),
-                                 .device = context_.device},
+    state.cache = std::make_unique<attention::KeyValueCache>(
+        attention::KeyValueCache::Shape{.layers = slice.end_layer - slice.first_layer,
+                                        .kv_heads = std::max<int64_t>(1, context_.model.kv_heads / tp),
+                                        .head_dim = context_.model.head_dim,
+                                        .dtype = state.stage.parameters().compute_dtype(),
+                                        .device = context_.device},
         capacities);
   }
 }
@@ -154,7 +154,7 @@ void Generator::prepare(Group& group) const {
     add(sequence->tokens(), group.round == 0 ? 0 : sequence->tokens().size() - 1, sequence->slot);
     rows.push_back(static_cast<int64_t>(ids.size()) - 1);
   }
-  const nn::KeyValueCache& cache = *stages_.front().cache;
+  const attention::KeyValueCache& cache = *stages_.front().cache;
   const auto tp = static_cast<size_t>(context_.mesh.size(mesh::Axis::tp));
   const int64_t first_spare = cache.slots() - static_cast<int64_t>(tp) + 1;
   const bool rows_are_all = rows.size() == ids.size() && ids.size() >= tp;
@@ -177,7 +177,7 @@ void Generator::forward(Group& group, int group_index, int stage, const Listener
   state.weights.begin_pass({.kind = schedule::ActionKind::forward,
                             .next = schedule::ActionKind::forward,
                             .reduce_follows = false});
-  const nn::CachedAttention::Use use(state.attention, *state.cache, group.documents);
+  const attention::CachedAttention::Use use(state.attention, *state.cache, group.documents);
   if (!state.stage.is_last())
     return send_on(state.stage.forward_only(group.data, std::move(input)), group_index, stage);
   const Tensor chosen =

@@ -13,8 +13,8 @@
 #include "app/generate/sequence.h"
 #include "app/plan/run_context.h"
 #include "app/rank/rank_model.h"
+#include "core/attention/cache.h"
 #include "core/data/microbatch.h"
-#include "core/nn/cached_attention.h"
 #include "parallel/pipeline/token_order.h"
 
 namespace pptrain::app {
@@ -51,8 +51,8 @@ class Generator {
   struct StageState {
     models::TransformerStage& stage;
     pipeline::WeightActions& weights;
-    nn::CachedAttention& attention;
-    std::unique_ptr<nn::KeyValueCache> cache;  // of the wave
+    attention::CachedAttention& attention;
+    std::unique_ptr<attention::KeyValueCache> cache;  // of the wave
   };
   struct Group {
     std::vector<Sequence*> active;
@@ -61,7 +61,7 @@ class Generator {
     bool prepared = false;
     data::Microbatch data;
     at::Tensor last_rows;  // int64: where the sequences' last tokens lie; undefined: they are all rows
-    std::vector<nn::CachedDocument> documents;
+    std::vector<attention::CachedDocument> documents;
     // A choice of the round that is on its way here.
     at::Tensor chosen;  // int64 [active]
     std::unique_ptr<comm::Work> choice;

@@ -28,7 +28,7 @@ models::Seams seams_of(RunContext& context) {
                              .ep = sparse ? &mesh.of(mesh::Group::ep) : nullptr,
                              .stage = sparse ? &mesh.of(mesh::Group::stage) : nullptr,
                              .cp_kind = context.job.distributed.cp_kind,
-                             .attention = {.deterministic = context.job.train.deterministic}});
+                             .deterministic = context.job.train.deterministic});
 }
 
 // Matrices that the ranks of a stage hold parts of are made whole on one of them.
@@ -77,7 +77,8 @@ bool RankModel::generates() const {
 void RankModel::add_stage(int index, models::Seams seams) {
   const Plan& plan = context_.plan;
   RankStage& own = stages_.emplace_back();
-  if (generates()) seams.attention = own.attention = std::make_shared<nn::CachedAttention>(seams.attention);
+  if (generates())
+    seams.attention = own.attention = std::make_shared<attention::CachedAttention>(seams.attention);
   const bool grows = generates() || purpose_ != Purpose::train;
   own.stage = std::make_unique<models::TransformerStage>(
       grows ? with_all_positions(plan.model, plan.job) : plan.model, models::stage_slice(plan.layers, index),

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "app/plan/run_context.h"
+#include "core/attention/cache.h"
 #include "core/fault/memory_guard.h"
 #include "core/kernels/exact_sum.h"
-#include "core/nn/cached_attention.h"
 #include "core/nn/weight_grad_queue.h"
 #include "core/optim/optimizer.h"
 #include "models/transformer_stage.h"
@@ -38,9 +38,9 @@ class RankModel {
   struct RankStage {
     std::unique_ptr<models::TransformerStage> stage;
     std::unique_ptr<shard::StageWeights> weights;
-    std::shared_ptr<nn::CachedAttention> attention;  // where tokens are generated
-    std::unique_ptr<optim::Optimizer> optimizer;     // in training
-    std::vector<nn::Slice*> counted;                 // that enter the norm
+    std::shared_ptr<attention::CachedAttention> attention;  // where tokens are generated
+    std::unique_ptr<optim::Optimizer> optimizer;            // in training
+    std::vector<nn::Slice*> counted;                        // that enter the norm
   };
   std::span<const RankStage> stages() const { return stages_; }
   std::vector<pipeline::StageWithWeights> pipeline_stages() const;  // stages() as an executor takes them

@@ -144,6 +144,7 @@ RunStatus read_status(const fs::path& run_dir) {
       !words.empty() && (status.phase == RunPhase::dead || status.phase == RunPhase::failed))
     status.message = words;
   status.steps = planned_steps(run_dir);
+  status.fork = read_fork(run_dir);
   if (!tail.steps.empty()) status.step = tail.steps.back();
   status.evaluation = tail.evaluation;
   add_speed(tail, status);
@@ -208,6 +209,8 @@ std::string status_text(const std::filesystem::path& run_dir, const RunStatus& s
       fmt::format("{}{}{}", status.checkpoint.empty() ? "none" : status.checkpoint,
                   status.best.empty() ? "" : fmt::format(", the best is {}", status.best),
                   status.saving ? fmt::format("; saving step {}", *status.saving) : ""));
+  if (status.fork)
+    add(text, "forked from", fmt::format("step {} of {}", status.fork->step, status.fork->run.string()));
   if (status.age) add(text, "last update", metrics::duration_text(seconds_of(*status.age)) + " ago");
   if (!status.message.empty()) text += status.message + "\n";
   return printable(text);
@@ -258,6 +261,7 @@ std::string status_json(const std::filesystem::path& run_dir, const RunStatus& s
   if (!status.checkpoint.empty()) json["checkpoint"] = status.checkpoint;
   if (!status.best.empty()) json["best"] = status.best;
   if (status.saving) json["saving"] = *status.saving;
+  if (status.fork) json["forked_from"] = {{"run", status.fork->run.string()}, {"step", status.fork->step}};
   if (status.age) json["news_age_s"] = seconds_of(*status.age);
   if (!status.message.empty()) json["message"] = status.message;
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "app/run/fork.h"
 #include "app/run/run_lock.h"
 #include "core/metrics/step_record.h"
 
@@ -29,6 +30,7 @@ struct RunStatus {
   std::optional<double> seconds_left;
   std::string checkpoint, best;   // names of folders: the newest, and that of the lowest validation loss
   std::optional<int64_t> saving;  // the step that is being saved
+  std::optional<Fork> fork;       // where the run comes from
   // Since the last line of metrics.jsonl, by this host's clock; nothing where there is none.
   std::optional<std::chrono::system_clock::duration> age;
 

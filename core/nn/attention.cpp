@@ -118,16 +118,16 @@ Tensor q_and_k(const std::vector<Tensor>& qkv, const AttentionConfig& c) {
 }  // namespace
 
 std::vector<Tensor> Attention::Saved::tensors() const {
-  std::vector<Tensor> result = product.tensors();
+  std::vector<Tensor> result = core.tensors();
   result.insert(result.end(), {x, q_rstd, k_rstd, out});
   result.insert(result.end(), qkv.begin(), qkv.end());
   return result;
 }
 
 Attention::Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
-                     std::shared_ptr<AttentionProduct> product, std::shared_ptr<const Region> region)
+                     std::shared_ptr<attention::CoreAttention> core, std::shared_ptr<const Region> region)
     : local_(local_heads(name, config, region->cut().size)),
-      product_(std::move(product)),
+      core_(std::move(core)),
       qkv_(make_qkv(group, name, config, region)),
       o_(group, config.heads * config.head_dim, {name + ".o", config.hidden}, config.o_bias,
          config.o_init_std, region) {
@@ -159,11 +159,15 @@ Tensor Attention::forward(const Tensor& x, const TokenInfo& tokens, Saved& saved
              {.x = heads.k, .y = k, .weight = weight_of(k_norm_), .rstd = saved.k_rstd}};
   }
   kernels::norm_rope(parts, local_.norm_eps, tokens.rope, tokens.positions);
-  saved.out = product_->forward(q, k, heads.v, tokens, saved.product).view({rows, o_.in_features()});
+  saved.out =
+      core_
+          ->forward({.q = q, .k = k, .v = heads.v, .documents = tokens.segments, .split = tokens.context},
+                    saved.core)
+          .view({rows, o_.in_features()});
   return o_.forward(saved.out);
 }
 
-void Attention::rotate_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens,
+void Attention::rotate_back(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens,
                             const Tensor& dq, const Tensor& dk) {
   const Heads heads = split_heads(saved.qkv, local_);
   kernels::norm_rope_backward({{.dy = grads.dk,
@@ -181,7 +185,7 @@ void Attention::rotate_back(const Saved& saved, const AttentionGradients& grads,
                               tokens.rope, tokens.positions);
 }
 
-Tensor Attention::rotate_fused_back(const Saved& saved, const AttentionGradients& grads,
+Tensor Attention::rotate_fused_back(const Saved& saved, const attention::Gradients& grads,
                                     const TokenInfo& tokens) {
   if (local_.qk_norm) {
     rotate_back(saved, grads, tokens, grads.dq, grads.dk);
@@ -192,7 +196,7 @@ Tensor Attention::rotate_fused_back(const Saved& saved, const AttentionGradients
   return grads.fused.flatten(1);
 }
 
-std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const AttentionGradients& grads,
+std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const attention::Gradients& grads,
                                             const TokenInfo& tokens) {
   if (grads.fused.defined() && saved.qkv.size() == 1) return {rotate_fused_back(saved, grads, tokens)};
   // Without QK-norm nothing reads q and k again, so that the gradient takes their place.
@@ -211,10 +215,10 @@ Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const TokenInfo
                                  WeightGradQueue& queue) {
   std::vector<Tensor> dqkv;
   {
-    const AttentionGradients grads =
-        product_->backward(o_.backward(std::move(saved.out), dy, queue)
-                               .view({tokens.positions.size(0), local_.heads, local_.head_dim}),
-                           tokens, std::move(saved.product));
+    const attention::Gradients grads =
+        core_->backward(o_.backward(std::move(saved.out), dy, queue)
+                            .view({tokens.positions.size(0), local_.heads, local_.head_dim}),
+                        std::move(saved.core));
     dqkv = qkv_gradient(saved, grads, tokens);
   }
   Tensor x = std::move(saved.x);

@@ -1,4 +1,4 @@
-// Causal grouped-query self-attention: qkv projection, optional QK-norm, RoPE, an AttentionProduct, output
+// Causal grouped-query self-attention: qkv projection, optional QK-norm, RoPE, core attention, output
 // projection.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/nn/attention_product.h"
+#include "core/attention/attention.h"
 #include "core/nn/linear.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
@@ -34,13 +34,13 @@ class Attention {
  public:
   struct Saved {
     at::Tensor x;  // T [share, hidden]: operand of the qkv weight gradient
-    // T [tokens, (heads + 2 kv_heads) * head_dim]. The product's v is a view of it; so are its q and k
+    // T [tokens, (heads + 2 kv_heads) * head_dim]. The core's v is a view of it; so are its q and k
     // without QK-norm, which are rotated in place. Where key-value heads are copies, two tensors: q, and k
     // with v.
     std::vector<at::Tensor> qkv;
     at::Tensor q_rstd, k_rstd;  // float32 [tokens, heads | kv_heads], with QK-norm only
     at::Tensor out;             // T [tokens, heads * head_dim]: operand of the o weight gradient
-    AttentionProduct::Saved product;
+    attention::Saved core;
 
     std::vector<at::Tensor> tensors() const;  // all of them; some share memory, some are undefined
   };
@@ -49,7 +49,7 @@ class Attention {
   // share out the heads, and the rows of x and of the result: T [share, hidden] below is [tokens, hidden] for
   // a rank alone. Where they are more than the key-value heads, neighbours have a copy of one.
   Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
-            std::shared_ptr<AttentionProduct> product = make_local_attention(),
+            std::shared_ptr<attention::CoreAttention> core = attention::make_local_attention(),
             std::shared_ptr<const Region> region = std::make_shared<Region>());
 
   // x: T [share, hidden] -> T [share, hidden].
@@ -63,16 +63,17 @@ class Attention {
  private:
   // Gradient of saved.qkv: in the memory of `grads` where that lies alike, else in buffers of its own or in
   // the place of saved.qkv.
-  std::vector<at::Tensor> qkv_gradient(const Saved& saved, const AttentionGradients& grads,
+  std::vector<at::Tensor> qkv_gradient(const Saved& saved, const attention::Gradients& grads,
                                        const TokenInfo& tokens);
   // The gradient of the fused qkv, written over grads.fused: [tokens, (heads + 2 kv_heads) * head_dim].
-  at::Tensor rotate_fused_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens);
+  at::Tensor rotate_fused_back(const Saved& saved, const attention::Gradients& grads,
+                               const TokenInfo& tokens);
   // dq and dk, which may be those of `grads`, become the gradients before norm and rotation.
-  void rotate_back(const Saved& saved, const AttentionGradients& grads, const TokenInfo& tokens,
+  void rotate_back(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens,
                    const at::Tensor& dq, const at::Tensor& dk);
 
   AttentionConfig local_;  // with this rank's heads
-  std::shared_ptr<AttentionProduct> product_;
+  std::shared_ptr<attention::CoreAttention> core_;
   ColumnLinear qkv_;
   RowLinear o_;
   Weight* q_norm_ = nullptr;

@@ -1,24 +1,27 @@
-#include "parallel/context/ring_attention.h"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/attention/blocks.h"
 #include "core/kernels/dry_run.h"
-#include "core/nn/block_attention.h"
-#include "parallel/context/ring_plan.h"
-#include "parallel/context/shared_tokens.h"
+#include "parallel/context/context_attention.h"
+#include "parallel/context/plans.h"
 
 namespace pptrain::context {
 namespace {
 
 using at::Tensor;
+using attention::AttentionCall;
+using attention::BackEnd;
+using attention::CoreAttention;
+using attention::Gradients;
+using attention::Saved;
 using WorkPtr = std::unique_ptr<comm::Work>;
 
 void wait(const WorkPtr& work, const char* what, int step) {
@@ -115,40 +118,44 @@ Tensor rounded(const Tensor& x, at::ScalarType type) {
   return y;
 }
 
-class RingAttention final : public nn::AttentionProduct {
+class RingAttention final : public CoreAttention {
  public:
-  RingAttention(comm::Communicator& group, nn::AttentionOptions options)
-      : group_(group), options_(options), local_(nn::make_local_attention(options)) {}
+  RingAttention(comm::Communicator& group, bool deterministic)
+      : group_(group),
+        deterministic_(deterministic),
+        local_(attention::make_local_attention(deterministic)) {}
 
-  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const nn::TokenInfo& tokens,
-                 Saved& saved) override {
-    if (!tokens.context) return local_->forward(q, k, v, tokens, saved);
-    check_shared_tokens(group_, tokens, q);
-    const RingPlan& plan = plan_of(tokens);
-    TravellingKeys keys(group_, *tokens.context, plan, k, v);
-    nn::PartialAttention seen = nn::no_attention(q);
+  Tensor forward(AttentionCall call, Saved& saved) override {
+    if (!call.split) return local_->forward(std::move(call), saved);
+    attention::require_taken(BackEnd::ring, call);
+    check_split(call, group_.rank(), group_.size());
+    call.deterministic = deterministic_;
+    const RingPlan& plan = plan_of(call);
+    TravellingKeys keys(group_, *call.split, plan, call.k, call.v);
+    attention::PartialAttention seen = attention::no_attention(call);
     for (int step = 0; step < plan.steps_count(); ++step) {
       keys.begin_hop(step);
-      nn::add_attention(q, keys.k(), keys.v(), plan.steps[static_cast<size_t>(step)], seen);
+      attention::add_attention(with_keys(call, keys), plan.steps[static_cast<size_t>(step)], seen);
       keys.finish_hop(step);
     }
-    saved = {.q = q, .k = k, .v = v, .out = rounded(seen.out, q.scalar_type()), .statistics = {}};
-    saved.statistics.calls = {{.logsumexp = std::move(seen.logsumexp), .rng_seed = {}, .rng_offset = {}}};
+    saved = {.call = call,
+             .out = rounded(seen.out, call.q.scalar_type()),
+             .logsumexp = std::move(seen.logsumexp),
+             .back_end = seen.back_end};
     return saved.out;
   }
 
-  nn::AttentionGradients backward(const Tensor& dout, const nn::TokenInfo& tokens, Saved saved) override {
-    if (!tokens.context) return local_->backward(dout, tokens, std::move(saved));
-    const RingPlan& plan = plan_of(tokens);
-    const Tensor &q = saved.q, &k = saved.k;
-    const Tensor& logsumexp = saved.statistics.calls.front().logsumexp;
-    const auto f32 = q.options().dtype(at::kFloat);
+  Gradients backward(const Tensor& dout, Saved saved) override {
+    if (!saved.call.split) return local_->backward(dout, std::move(saved));
+    const AttentionCall& own = saved.call;
+    const RingPlan& plan = plan_of(own);
+    const auto f32 = own.q.options().dtype(at::kFloat);
     const auto gradients_of = [&](int rank) {
-      return at::zeros({2, tokens.context->tokens(rank), k.size(1), k.size(2)}, f32);
+      return at::zeros({2, own.split->tokens(rank), own.k.size(1), own.k.size(2)}, f32);
     };
-    const Tensor dq = at::zeros(q.sizes(), f32);
+    const Tensor dq = at::zeros(own.q.sizes(), f32);
     const Tensor home = gradients_of(plan.rank);
-    TravellingKeys keys(group_, *tokens.context, plan, k, saved.v);
+    TravellingKeys keys(group_, *own.split, plan, own.k, own.v);
     GradientsOnTheirWay others(group_, plan, home);
     for (int step = 0; step < plan.steps_count(); ++step) {
       keys.begin_hop(step);
@@ -156,34 +163,43 @@ class RingAttention final : public nn::AttentionProduct {
       Tensor found;
       if (!blocks.empty()) {
         found = step == 0 ? home : gradients_of(plan.owner(step));
-        nn::AttentionGradients grads{.dq = dq, .dk = found.select(0, 0), .dv = found.select(0, 1)};
-        nn::add_attention_backward(dout, q, keys.k(), keys.v(), saved.out, logsumexp, blocks, grads,
-                                   options_);
+        Gradients grads{.dq = dq, .dk = found.select(0, 0), .dv = found.select(0, 1)};
+        Saved here = saved;
+        here.call = with_keys(own, keys);
+        attention::add_attention_backward(dout, here, blocks, grads);
       }
       if (step > 0) others.exchange(step, std::move(found));
       keys.finish_hop(step);
     }
     others.finish();
-    const Tensor dkv = rounded(home, q.scalar_type());
-    return {.dq = rounded(dq, q.scalar_type()), .dk = dkv.select(0, 0), .dv = dkv.select(0, 1)};
+    const Tensor dkv = rounded(home, own.q.scalar_type());
+    return {.dq = rounded(dq, own.q.scalar_type()), .dk = dkv.select(0, 0), .dv = dkv.select(0, 1)};
   }
 
  private:
+  // The call of this rank's queries and the keys that are there, for this rank alone.
+  static AttentionCall with_keys(AttentionCall call, const TravellingKeys& keys) {
+    call.k = keys.k();
+    call.v = keys.v();
+    call.split = nullptr;
+    return call;
+  }
+
   // All layers go through a microbatch with one plan.
-  const RingPlan& plan_of(const nn::TokenInfo& tokens) {
-    if (planned_context_ != tokens.context || planned_starts_ != tokens.segments.host_starts) {
-      plan_ = plan_ring(*tokens.context, tokens.segments);
-      planned_context_ = tokens.context;
-      planned_starts_ = tokens.segments.host_starts;
+  const RingPlan& plan_of(const AttentionCall& call) {
+    if (planned_split_ != call.split || planned_starts_ != call.documents.host_starts) {
+      plan_ = plan_ring(*call.split, call.documents);
+      planned_split_ = call.split;
+      planned_starts_ = call.documents.host_starts;
     }
     return plan_;
   }
 
   comm::Communicator& group_;
-  nn::AttentionOptions options_;
-  std::shared_ptr<nn::AttentionProduct> local_;
+  bool deterministic_;
+  std::shared_ptr<CoreAttention> local_;
   RingPlan plan_;  // of the tokens that came last
-  std::shared_ptr<const tokens::ContextSplit> planned_context_;
+  std::shared_ptr<const tokens::ContextSplit> planned_split_;
   std::vector<int32_t> planned_starts_;
 };
 
@@ -198,10 +214,9 @@ std::vector<std::pair<int, int>> all_pairs(int ranks) {
 
 }  // namespace
 
-std::shared_ptr<nn::AttentionProduct> make_ring_attention(comm::Communicator& group,
-                                                          nn::AttentionOptions options) {
+std::shared_ptr<CoreAttention> make_ring_attention(comm::Communicator& group, bool deterministic) {
   group.connect(all_pairs(group.size()));
-  return std::make_shared<RingAttention>(group, options);
+  return std::make_shared<RingAttention>(group, deterministic);
 }
 
 }  // namespace pptrain::context

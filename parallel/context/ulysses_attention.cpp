@@ -1,18 +1,114 @@
-#include "parallel/context/ulysses_attention.h"
-
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#include <memory>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "core/kernels/dry_run.h"
-#include "parallel/context/head_exchange.h"
-#include "parallel/context/shared_tokens.h"
+#include "parallel/context/context_attention.h"
+#include "parallel/context/plans.h"
 
 namespace pptrain::context {
 namespace {
 
 using at::Tensor;
+using attention::AttentionCall;
+using attention::CoreAttention;
+using attention::Gradients;
+using attention::Saved;
+
+// --- The exchange: ranks with some tokens of all heads become ranks with all tokens of some heads, and back
+// ---
+
+// Calls f(row among the ranks' rows one after the other, range) for every range of every rank.
+template <class F>
+void for_ranges(const tokens::ContextSplit& split, F f) {
+  int64_t row = 0;
+  for (const auto& ranges : split.ranges) {
+    for (const tokens::TokenRange& range : ranges) {
+      f(row, range);
+      row += range.length();
+    }
+  }
+}
+
+// Between [tokens of this rank, ...] and [tokens of all ranks, ...] in the order of the whole list. The
+// group's ranks are the split's; both must outlive the exchange.
+class HeadExchange {
+ public:
+  HeadExchange(comm::Communicator& group, const tokens::ContextSplit& split) : group_(group), split_(split) {}
+
+  // by_rank: [ranks, own tokens, width, head_dim], contiguous: what each rank is to get of this rank's
+  // tokens. Returns [all tokens, width, head_dim].
+  Tensor to_heads(const Tensor& by_rank) const {
+    const int64_t row = by_rank.size(2) * by_rank.size(3);
+    const std::vector<int64_t> from = elements_by_rank(row);
+    const std::vector<int64_t> to(from.size(), by_rank.size(1) * row);
+    const int64_t all = std::accumulate(from.begin(), from.end(), int64_t{0}) / row;
+    Tensor received = at::empty({all, by_rank.size(2), by_rank.size(3)}, by_rank.options());
+    group_.iall_to_all(received, from, by_rank, to)->wait([] {
+      return "tokens of the heads of Ulysses attention";
+    });
+    return in_list_order(std::move(received));
+  }
+
+  // all: [all tokens, width, head_dim] -> [ranks, own tokens, width, head_dim], by the rank that sent it.
+  Tensor to_tokens(const Tensor& all) const {
+    const Tensor sent = in_rank_order(all);
+    const int64_t row = all.size(1) * all.size(2);
+    const int64_t own = split_.tokens(split_.part);
+    const std::vector<int64_t> to = elements_by_rank(row);
+    const std::vector<int64_t> from(to.size(), own * row);
+    Tensor by_rank = at::empty({split_.parts(), own, all.size(1), all.size(2)}, all.options());
+    group_.iall_to_all(by_rank, from, sent, to)->wait([] {
+      return "heads of the tokens of Ulysses attention";
+    });
+    return by_rank;
+  }
+
+ private:
+  // Of each rank's tokens, by `row` elements each.
+  std::vector<int64_t> elements_by_rank(int64_t row) const {
+    std::vector<int64_t> elements;
+    for (int r = 0; r < split_.parts(); ++r) elements.push_back(split_.tokens(r) * row);
+    return elements;
+  }
+
+  bool ranks_are_in_order() const {
+    bool same = true;
+    for_ranges(split_,
+               [&](int64_t row, const tokens::TokenRange& range) { same = same && row == range.begin; });
+    return same;
+  }
+
+  // Between rows by rank and rows in the order of the list; the argument itself where these are the same.
+  Tensor in_list_order(Tensor by_rank) const {
+    if (ranks_are_in_order()) return by_rank;
+    Tensor listed = at::empty_like(by_rank);
+    for_ranges(split_, [&](int64_t row, const tokens::TokenRange& range) {
+      listed.narrow(0, range.begin, range.length()).copy_(by_rank.narrow(0, row, range.length()));
+    });
+    kernels::record(kernels::moving(by_rank, listed));
+    return listed;
+  }
+  Tensor in_rank_order(const Tensor& listed) const {
+    if (ranks_are_in_order()) return listed.contiguous();
+    Tensor by_rank = at::empty(listed.sizes(), listed.options());
+    for_ranges(split_, [&](int64_t row, const tokens::TokenRange& range) {
+      by_rank.narrow(0, row, range.length()).copy_(listed.narrow(0, range.begin, range.length()));
+    });
+    kernels::record(kernels::moving(listed, by_rank));
+    return by_rank;
+  }
+
+  comm::Communicator& group_;
+  const tokens::ContextSplit& split_;
+};
+
+// --- Attention between two exchanges ---
 
 // The fused heads of one rank: [..., q | k | v, head_dim].
 struct Parts {
@@ -60,59 +156,67 @@ Tensor sum_kv_heads(const Tensor& from, const HeadShares& shares, int64_t kv_hea
   return sum.to(from.scalar_type());
 }
 
-class UlyssesAttention final : public nn::AttentionProduct {
+class UlyssesAttention final : public CoreAttention {
  public:
-  UlyssesAttention(comm::Communicator& group, nn::AttentionOptions options)
-      : group_(group), options_(options), local_(nn::make_local_attention(options)) {}
+  UlyssesAttention(comm::Communicator& group, bool deterministic)
+      : group_(group),
+        deterministic_(deterministic),
+        local_(attention::make_local_attention(deterministic)) {}
 
-  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const nn::TokenInfo& tokens,
-                 Saved& saved) override {
-    if (!tokens.context) return local_->forward(q, k, v, tokens, saved);
-    check_shared_tokens(group_, tokens, q);
-    const HeadShares shares = share_heads(q.size(1), k.size(1), group_.size());
+  Tensor forward(AttentionCall call, Saved& saved) override {
+    if (!call.split) return local_->forward(std::move(call), saved);
+    attention::require_taken(attention::BackEnd::ulysses, call);
+    check_split(call, group_.rank(), group_.size());
+    const int64_t kv_heads = call.k.size(1);
+    const HeadShares shares = share_heads(call.q.size(1), kv_heads, group_.size());
     const Parts parts{.heads = shares.heads, .kv_heads = shares.kv_heads_each()};
-    const HeadExchange exchange(group_, *tokens.context);
-    const Tensor all = [&] {
-      const Tensor sent = at::empty({group_.size(), q.size(0), parts.width(), q.size(2)}, q.options());
-      parts.q(sent).copy_(by_rank(q, group_.size()));
-      copy_kv_heads(k, shares, parts.k(sent));
-      copy_kv_heads(v, shares, parts.v(sent));
-      kernels::record(kernels::moving(q, k, v, sent));
-      return exchange.to_heads(sent);
-    }();
-    saved = {.q = parts.q(all),
-             .k = parts.k(all),
-             .v = parts.v(all),
-             .out = {},
-             .statistics = {},
-             .kv_heads = k.size(1)};
-    saved.out = nn::causal_attention(saved.q, saved.k, saved.v, tokens.segments, saved.statistics, options_);
+    const HeadExchange exchange(group_, *call.split);
+    const Tensor all = exchange_operands(exchange, parts, shares, call);
+    AttentionCall of_heads = call;
+    of_heads.q = parts.q(all);
+    of_heads.k = parts.k(all);
+    of_heads.v = parts.v(all);
+    of_heads.split = nullptr;
+    of_heads.deterministic = deterministic_;
+    attention::attend(std::move(of_heads), saved);
+    saved.call.split = call.split;  // the backward pass exchanges again
+    saved.kv_heads = kv_heads;
     const Tensor out = joined(exchange.to_tokens(saved.out));
     kernels::record(kernels::moving(out, out));
     return out;
   }
 
-  nn::AttentionGradients backward(const Tensor& dout, const nn::TokenInfo& tokens, Saved saved) override {
-    if (!tokens.context) return local_->backward(dout, tokens, std::move(saved));
+  Gradients backward(const Tensor& dout, Saved saved) override {
+    if (!saved.call.split) return local_->backward(dout, std::move(saved));
     const HeadShares shares = share_heads(dout.size(1), saved.kv_heads, group_.size());
     const Parts parts{.heads = shares.heads, .kv_heads = shares.kv_heads_each()};
-    const HeadExchange exchange(group_, *tokens.context);
-    const Tensor found = exchange.to_tokens(gradients(exchange, parts, dout, tokens, saved));
-    const nn::AttentionGradients grads{.dq = joined(parts.q(found)),
-                                       .dk = sum_kv_heads(parts.k(found), shares, saved.kv_heads),
-                                       .dv = sum_kv_heads(parts.v(found), shares, saved.kv_heads)};
+    const HeadExchange exchange(group_, *saved.call.split);
+    const Tensor found = exchange.to_tokens(gradients(exchange, parts, dout, saved));
+    const Gradients grads{.dq = joined(parts.q(found)),
+                          .dk = sum_kv_heads(parts.k(found), shares, saved.kv_heads),
+                          .dv = sum_kv_heads(parts.v(found), shares, saved.kv_heads)};
     kernels::record(kernels::moving(found, grads.dq, grads.dk, grads.dv));
     return grads;
   }
 
  private:
+  // q, k and v of this rank's heads, over all tokens: [all tokens, q | k | v, head_dim].
+  Tensor exchange_operands(const HeadExchange& exchange, const Parts& parts, const HeadShares& shares,
+                           const AttentionCall& c) const {
+    const Tensor sent = at::empty({group_.size(), c.q.size(0), parts.width(), c.q.size(2)}, c.q.options());
+    parts.q(sent).copy_(by_rank(c.q, group_.size()));
+    copy_kv_heads(c.k, shares, parts.k(sent));
+    copy_kv_heads(c.v, shares, parts.v(sent));
+    kernels::record(kernels::moving(c.q, c.k, c.v, sent));
+    return exchange.to_heads(sent);
+  }
+
   // Of this rank's heads, over all tokens: [all tokens, q | k | v, head_dim].
   Tensor gradients(const HeadExchange& exchange, const Parts& parts, const Tensor& dout,
-                   const nn::TokenInfo& tokens, const Saved& saved) const {
+                   const Saved& saved) const {
     const Tensor sent = by_rank(dout, group_.size()).contiguous();
     const Tensor all_dout = exchange.to_heads(sent);
-    const nn::AttentionGradients grads = nn::causal_attention_backward(
-        all_dout, saved.q, saved.k, saved.v, tokens.segments, saved.out, saved.statistics);
+    const Gradients grads = attention::attend_backward(all_dout, saved);
     kernels::record(kernels::moving(dout, sent));
     if (grads.fused.defined()) return grads.fused;
     const Tensor all = at::empty({all_dout.size(0), parts.width(), dout.size(2)}, dout.options());
@@ -124,15 +228,14 @@ class UlyssesAttention final : public nn::AttentionProduct {
   }
 
   comm::Communicator& group_;
-  nn::AttentionOptions options_;
-  std::shared_ptr<nn::AttentionProduct> local_;
+  bool deterministic_;
+  std::shared_ptr<CoreAttention> local_;
 };
 
 }  // namespace
 
-std::shared_ptr<nn::AttentionProduct> make_ulysses_attention(comm::Communicator& group,
-                                                             nn::AttentionOptions options) {
-  return std::make_shared<UlyssesAttention>(group, options);
+std::shared_ptr<CoreAttention> make_ulysses_attention(comm::Communicator& group, bool deterministic) {
+  return std::make_shared<UlyssesAttention>(group, deterministic);
 }
 
 }  // namespace pptrain::context

@@ -176,7 +176,7 @@ SUITE = Suite("correct", [
     Step("kernels", "every kernel against the CPU", 35, kernels,
          "The case's name says the kernel: core/kernels/cuda. Repair it first: all other steps use it."),
     Step("model", "layers, attention and stages against the CPU in float32", 30, model,
-         "Where `kernels` passed, suspect attention (core/nn, core/kernels/cuda/cudnn_*) and products (gemm.cu) at these shapes."),
+         "Where `kernels` passed, suspect attention (core/attention) and products (gemm.cu) at these shapes."),
     Step("layouts", "pp 1, 2, 4 and schedules on thread ranks", 40, layouts,
          "The first step that differs: in step 1 the loss is a forward pass, the grad norm a backward one; later ones the optimizer. "
          "Where one layout alone differs, look for an event that is missing between streams (parallel/pipeline)."),

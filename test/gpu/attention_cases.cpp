@@ -13,11 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/kernels/cuda/cudnn_attention.h"
-#include "core/kernels/cuda/cudnn_shape.h"
+#include "core/attention/attention.h"
+#include "core/attention/blocks.h"
+#include "core/attention/cudnn/cudnn_attention.h"
+#include "core/attention/cudnn/cudnn_shape.h"
+#include "core/attention/gpu.h"
 #include "core/kernels/device_name.h"
-#include "core/nn/block_attention.h"
-#include "core/nn/cuda_attention.h"
 #include "core/tokens/segments.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
@@ -25,7 +26,10 @@
 
 using namespace pptrain;
 using namespace pptrain::test;
-using nn::AttentionBackEnd;
+using attention::AttentionCall;
+using attention::BackEnd;
+using attention::Gradients;
+using attention::Saved;
 
 namespace {
 
@@ -100,14 +104,13 @@ Result expected(const Shape& s, at::ScalarType type) {
   return all;
 }
 
-Result run(const Shape& s, at::ScalarType type, AttentionBackEnd back_end, bool deterministic) {
+Result run(const Shape& s, at::ScalarType type, BackEnd back_end, bool deterministic) {
   const Operands x = operands(s, type, subject());
   const auto segments = tokens::make_segments(s.starts, subject().device);
-  nn::AttentionStatistics statistics;
-  statistics.options.deterministic = deterministic;
-  const Tensor out = nn::cuda_attention_by(back_end, x.q, x.k, x.v, segments, statistics);
-  const nn::AttentionGradients grads =
-      nn::cuda_attention_backward(x.dout, x.q, x.k, x.v, segments, out, statistics);
+  Saved saved;
+  const Tensor out = attention::attend_by(
+      back_end, {.q = x.q, .k = x.k, .v = x.v, .documents = segments, .deterministic = deterministic}, saved);
+  const Gradients grads = attention::attend_backward(x.dout, saved);
   CHECK(out.is_contiguous());
   return {.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv};
 }
@@ -127,7 +130,7 @@ void check_same(const Result& a, const Result& b) {
 }
 
 // On this GPU.
-nn::AttentionCall call_of(const Shape& s, bool deterministic) {
+attention::CallShape shape_of(const Shape& s, bool deterministic) {
   const auto segments = tokens::make_segments(s.starts, at::kCPU);
   return {.capability = kernels::compute_capability(subject().device),
           .heads = s.heads,
@@ -138,12 +141,12 @@ nn::AttentionCall call_of(const Shape& s, bool deterministic) {
           .tokens = segments.tokens(),
           .equal = segments.equal_lengths(),
           .deterministic = deterministic,
-          .has_cudnn = kernels::cuda::has_cudnn_attention()};
+          .has_cudnn = attention::has_cudnn_attention()};
 }
 
 // Whether this GPU is one that the back end is chosen on.
-bool serves(AttentionBackEnd back_end, const Shape& s, bool deterministic) {
-  return back_end != AttentionBackEnd::cudnn || nn::choose_attention(call_of(s, deterministic)) == back_end;
+bool serves(BackEnd back_end, const Shape& s, bool deterministic) {
+  return back_end != BackEnd::cudnn || attention::choose_on_gpu(shape_of(s, deterministic)) == back_end;
 }
 
 const std::vector<Shape> shapes{
@@ -154,7 +157,7 @@ const std::vector<Shape> shapes{
     {{0, 90, 180}, 4, 2, 64},                    // equal, but no multiple of 64
 };
 
-void check_back_end(AttentionBackEnd back_end, at::ScalarType type, double tolerance) {
+void check_back_end(BackEnd back_end, at::ScalarType type, double tolerance) {
   const bool deterministic = GENERATE(true, false);
   // What the flag of an earlier case left would make FlashAttention-2 deterministic in every case.
   at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
@@ -182,8 +185,8 @@ TEST_CASE("attention by cuDNN") {
   if (!can_run()) return;
   const c10::InferenceMode inference;
   const int capability = kernels::compute_capability(subject().device);
-  if (capability >= 90 && capability < 120) REQUIRE(kernels::cuda::has_cudnn_attention());
-  check_back_end(AttentionBackEnd::cudnn, at::kBFloat16, 1e-2);
+  if (capability >= 90 && capability < 120) REQUIRE(attention::has_cudnn_attention());
+  check_back_end(BackEnd::cudnn, at::kBFloat16, 1e-2);
 }
 
 TEST_CASE("cuDNN has plans wherever it is chosen") {
@@ -191,38 +194,39 @@ TEST_CASE("cuDNN has plans wherever it is chosen") {
   const c10::InferenceMode inference;
   const bool deterministic = GENERATE(true, false);
   for (const Shape& s : shapes) {
-    if (!serves(AttentionBackEnd::cudnn, s, deterministic)) continue;
+    if (!serves(BackEnd::cudnn, s, deterministic)) continue;
     const Operands x = operands(s, at::kBFloat16, subject());
     const auto segments = tokens::make_segments(s.starts, subject().device);
-    CHECK(kernels::cuda::why_not_cudnn({x.q, x.k, x.v, segments, deterministic}) == "");
+    CHECK(attention::why_not_cudnn(
+              {.q = x.q, .k = x.k, .v = x.v, .documents = segments, .deterministic = deterministic}) == "");
   }
 }
 
 TEST_CASE("attention by FlashAttention-2") {
   if (!can_run()) return;
   const c10::InferenceMode inference;
-  check_back_end(AttentionBackEnd::flash, at::kBFloat16, 1e-2);
+  check_back_end(BackEnd::flash, at::kBFloat16, 1e-2);
 }
 
 TEST_CASE("attention in float32") {
   if (!can_run()) return;
   const c10::InferenceMode inference;
-  check_back_end(AttentionBackEnd::efficient, at::kFloat, 1e-5);
+  check_back_end(BackEnd::efficient, at::kFloat, 1e-5);
 }
 
 TEST_CASE("cuDNN takes q and k that are no views of the fused qkv, as after QK-norm") {
   if (!can_run()) return;
   const c10::InferenceMode inference;
   const Shape& s = shapes.front();
-  if (!serves(AttentionBackEnd::cudnn, s, true)) return test::not_run("cuDNN is not chosen on this GPU");
+  if (!serves(BackEnd::cudnn, s, true)) return test::not_run("cuDNN is not chosen on this GPU");
   const Operands x = operands(s, at::kBFloat16, subject());
   const auto segments = tokens::make_segments(s.starts, subject().device);
-  nn::AttentionStatistics statistics;
-  const Tensor q = x.q.contiguous(), k = x.k.contiguous();
-  const Tensor out = nn::cuda_attention_by(AttentionBackEnd::cudnn, q, k, x.v, segments, statistics);
-  const auto grads = nn::cuda_attention_backward(x.dout, q, k, x.v, segments, out, statistics);
+  Saved saved;
+  const Tensor out = attention::attend_by(
+      BackEnd::cudnn, {.q = x.q.contiguous(), .k = x.k.contiguous(), .v = x.v, .documents = segments}, saved);
+  const Gradients grads = attention::attend_backward(x.dout, saved);
   check_same({.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv},
-             run(s, at::kBFloat16, AttentionBackEnd::cudnn, true));
+             run(s, at::kBFloat16, BackEnd::cudnn, true));
 }
 
 // Against the heads of each key-value head by themselves.
@@ -232,23 +236,22 @@ TEST_CASE("cuDNN: heads in parts have the bits of all heads at once") {
   // Scores of 2 and 4 GiB: parts of 8 heads, and of 4.
   const auto [s, parts] =
       GENERATE(std::pair{Shape{{0, 8192}, 16, 4, 64}, 2}, std::pair{Shape{{0, 3000, 8000}, 16, 4, 64}, 4});
-  if (!serves(AttentionBackEnd::cudnn, s, true)) return test::not_run("cuDNN is not chosen on this GPU");
+  if (!serves(BackEnd::cudnn, s, true)) return test::not_run("cuDNN is not chosen on this GPU");
   const int capability = kernels::compute_capability(subject().device);
-  if (kernels::cuda::writes_score_gradient(true, capability)) {
-    CHECK(nn::cudnn_head_parts(call_of(s, true)) == parts);
+  if (attention::writes_score_gradient(true, capability)) {
+    CHECK(attention::cudnn_head_parts(shape_of(s, true)) == parts);
   }
-  const Result whole = run(s, at::kBFloat16, AttentionBackEnd::cudnn, true);
+  const Result whole = run(s, at::kBFloat16, BackEnd::cudnn, true);
   const Operands x = operands(s, at::kBFloat16, subject());
   const auto segments = tokens::make_segments(s.starts, subject().device);
   const int64_t group = s.heads / s.kv_heads;
   for (int64_t i = 0; i < s.kv_heads; ++i) {
     const auto queries = [&](const Tensor& t) { return t.narrow(1, i * group, group); };
     const auto key = [&](const Tensor& t) { return t.narrow(1, i, 1); };
-    nn::AttentionStatistics statistics;
-    const Tensor out = nn::cuda_attention_by(AttentionBackEnd::cudnn, queries(x.q), key(x.k), key(x.v),
-                                             segments, statistics);
-    const auto grads = nn::cuda_attention_backward(queries(x.dout), queries(x.q), key(x.k), key(x.v),
-                                                   segments, out, statistics);
+    Saved saved;
+    const Tensor out = attention::attend_by(
+        BackEnd::cudnn, {.q = queries(x.q), .k = key(x.k), .v = key(x.v), .documents = segments}, saved);
+    const Gradients grads = attention::attend_backward(queries(x.dout), saved);
     check_same(
         {.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv},
         {.out = queries(whole.out), .dq = queries(whole.dq), .dk = key(whole.dk), .dv = key(whole.dv)});
@@ -265,13 +268,17 @@ TEST_CASE("blocks of a ring: gradients with equal bits") {
       {.query = 256, .rows = 256, .key = 0, .keys = 128}};
   const auto f32 = x.q.options().dtype(at::kFloat);
   const auto gradients = [&] {
-    nn::PartialAttention seen = nn::no_attention(x.q);
-    nn::add_attention(x.q, x.k, x.v, blocks, seen);
-    nn::AttentionGradients grads{.dq = at::zeros(x.q.sizes(), f32),
-                                 .dk = at::zeros(x.k.sizes(), f32),
-                                 .dv = at::zeros(x.v.sizes(), f32)};
-    nn::add_attention_backward(x.dout, x.q, x.k, x.v, seen.out.to(at::kBFloat16), seen.logsumexp, blocks,
-                               grads);
+    const AttentionCall call{.q = x.q, .k = x.k, .v = x.v};
+    attention::PartialAttention seen = attention::no_attention(call);
+    attention::add_attention(call, blocks, seen);
+    Gradients grads{.dq = at::zeros(x.q.sizes(), f32),
+                    .dk = at::zeros(x.k.sizes(), f32),
+                    .dv = at::zeros(x.v.sizes(), f32)};
+    const Saved saved{.call = call,
+                      .out = seen.out.to(at::kBFloat16),
+                      .logsumexp = seen.logsumexp,
+                      .back_end = seen.back_end};
+    attention::add_attention_backward(x.dout, saved, blocks, grads);
     return Result{.out = seen.out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv};
   };
   check_same(gradients(), gradients());

@@ -6,17 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "core/attention/cudnn/cudnn_graph.h"
+#include "core/attention/cudnn/cudnn_shape.h"
+#include "core/attention/gpu.h"
 #include "core/base/error.h"
-#include "core/kernels/cuda/cudnn_graph.h"
-#include "core/kernels/cuda/cudnn_shape.h"
-#include "core/nn/attention_choice.h"
 #include "test/gpu/stand_in/described_device.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;
-using namespace pptrain::kernels::cuda;
-using nn::AttentionBackEnd;
-using nn::AttentionCall;
+using namespace pptrain::attention;
 using namespace stand_in;
 
 namespace {
@@ -26,7 +24,7 @@ CudnnTarget describe(const Gpu& gpu) {
 }
 
 // As cudnn_attention.cpp has them of q, k and v: of one fused tensor, or apart (after QK-norm).
-CudnnSizes sizes_of(const AttentionCall& call, bool fused) {
+CudnnSizes sizes_of(const CallShape& call, bool fused) {
   const int64_t all = (call.heads + 2 * call.kv_heads) * call.head_dim, dim = call.head_dim;
   return {.shape = cudnn_shape(call.documents, call.longest, call.tokens, call.equal),
           .heads = call.heads,
@@ -36,11 +34,11 @@ CudnnSizes sizes_of(const AttentionCall& call, bool fused) {
           .k = {fused ? all : call.kv_heads * dim, dim},
           .v = {all, dim},
           .deterministic = call.deterministic,
-          .backward_parts = nn::cudnn_head_parts(call)};
+          .backward_parts = cudnn_head_parts(call)};
 }
 
-AttentionCall call_of(const Gpu& gpu, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t documents,
-                      int64_t longest, int64_t tokens, bool equal, bool deterministic) {
+CallShape call_of(const Gpu& gpu, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t documents,
+                  int64_t longest, int64_t tokens, bool equal, bool deterministic) {
   return {.capability = gpu.capability,
           .heads = heads,
           .kv_heads = kv_heads,
@@ -63,7 +61,7 @@ std::string refusal(const CudnnSizes& sizes, const CudnnTarget& target) {
 
 }  // namespace
 
-TEST_CASE("cuDNN has plans where choose_attention takes it, and their memory is what attention_memory says") {
+TEST_CASE("cuDNN has plans where choose_on_gpu takes it, and their memory is what backward_scratch says") {
   struct Row {
     int64_t heads, kv_heads, head_dim, documents, longest, tokens;
     bool equal, fused;
@@ -88,30 +86,30 @@ TEST_CASE("cuDNN has plans where choose_attention takes it, and their memory is 
       if (gpu.capability == kB200.capability && !deterministic) continue;
       INFO(fmt::format("{}: {} heads, {} key-value heads of {}, {} documents, longest {}, deterministic {}",
                        gpu.name, r.heads, r.kv_heads, r.head_dim, r.documents, r.longest, deterministic));
-      const AttentionCall call = call_of(gpu, r.heads, r.kv_heads, r.head_dim, r.documents, r.longest,
-                                         r.tokens, r.equal, deterministic);
-      REQUIRE(nn::choose_attention(call) == AttentionBackEnd::cudnn);
+      const CallShape call = call_of(gpu, r.heads, r.kv_heads, r.head_dim, r.documents, r.longest, r.tokens,
+                                     r.equal, deterministic);
+      REQUIRE(choose_on_gpu(call) == BackEnd::cudnn);
       const CudnnSizes sizes = sizes_of(call, r.fused);
       if (deterministic) CHECK(workspace_bytes(make_forward_graph(sizes, target)) < 65536);
       const int64_t bytes = workspace_bytes(make_backward_graph(sizes, target));
-      const int64_t expected = nn::backward_scratch(AttentionBackEnd::cudnn, call, gpu.multiprocessors);
+      const int64_t expected = backward_scratch(BackEnd::cudnn, call, gpu.multiprocessors);
       CHECK(bytes > expected - 65536);
       CHECK(bytes < expected + 65536);
     }
   }
 }
 
-TEST_CASE("cuDNN's own limits are those that choose_attention knows") {
+TEST_CASE("cuDNN's own limits are those that choose_on_gpu knows") {
   const auto ragged = [](const Gpu& gpu, bool deterministic) {
     return call_of(gpu, 8, 2, 64, 5, 300, 1000, false, deterministic);
   };
   CHECK(refusal(sizes_of(ragged(kA100, true), true), describe(kA100)).find("Deterministic") !=
         std::string::npos);
   CHECK(refusal(sizes_of(ragged(kA100, false), true), describe(kA100)).find("ragged") != std::string::npos);
-  const AttentionCall wide = call_of(kB200, 8, 2, 256, 1, 1024, 1024, true, true);
+  const CallShape wide = call_of(kB200, 8, 2, 256, 1, 1024, 1024, true, true);
   CHECK(refusal(sizes_of(wide, true), describe(kB200)).find("hidden_dim") != std::string::npos);
-  for (const AttentionCall& call : {ragged(kA100, true), ragged(kA100, false), wide}) {
-    CHECK(nn::choose_attention(call) == AttentionBackEnd::flash);
+  for (const CallShape& call : {ragged(kA100, true), ragged(kA100, false), wide}) {
+    CHECK(choose_on_gpu(call) == BackEnd::flash);
   }
 }
 

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "app/forecast/footprint.h"
-#include "core/kernels/cpu/attention.h"
 #include "test/models/allocation_counter.h"
 #include "test/models/small_model.h"
 #include "test/support/catch.h"

@@ -9,7 +9,6 @@
 
 #include "app/forecast/footprint.h"
 #include "core/base/error.h"
-#include "core/kernels/cpu/attention.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/pipeline/executor.h"
 #include "parallel/schedule/cost/memory.h"

@@ -193,14 +193,14 @@ TEST_CASE("logits from the cache are those of whole sequences", "[generator]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const std::string arch = GENERATE("llama", "qwen3", "mixtral");
   const models::ModelConfig model = small_model(arch, false);
-  const auto attention = std::make_shared<nn::CachedAttention>(nn::make_local_attention());
+  const auto attention = std::make_shared<attention::CachedAttention>(attention::make_local_attention());
   models::Seams seams;
   seams.attention = attention;
   const Stages stages = build_stages(model, {model.layers}, type, 7, models::Recompute::none, seams);
   models::TransformerStage& stage = *stages.front();
   const data::Microbatch whole = random_documents(model, {12, 7}, 1);
   const at::Tensor expected = stage.logits(whole, {}, {});
-  nn::KeyValueCache cache(
+  attention::KeyValueCache cache(
       {.layers = model.layers, .kv_heads = model.kv_heads, .head_dim = model.head_dim, .dtype = type},
       std::vector<int64_t>{12, 7});
   const auto part = [&](const std::vector<int64_t>& places, std::vector<int32_t> starts) {
@@ -211,8 +211,8 @@ TEST_CASE("logits from the cache are those of whole sequences", "[generator]") {
                             .segments = tokens::make_segments(std::move(starts), at::kCPU)};
   };
   const auto run = [&](const std::vector<int64_t>& places, std::vector<int32_t> starts,
-                       const std::vector<nn::CachedDocument>& documents) {
-    const nn::CachedAttention::Use use(*attention, cache, documents);
+                       const std::vector<attention::CachedDocument>& documents) {
+    const attention::CachedAttention::Use use(*attention, cache, documents);
     const at::Tensor logits = stage.logits(part(places, std::move(starts)), {}, {});
     CHECK(relative_error(logits, expected.index_select(0, at::tensor(places, at::kLong))) <
           (type == at::kFloat ? 2e-6 : 2e-2));

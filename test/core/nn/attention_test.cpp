@@ -1,4 +1,4 @@
-// Attention and its parts, against LibTorch's autograd in float64 on an explicit softmax.
+// The attention layer, against LibTorch's autograd in float64 on an explicit softmax.
 #include "core/nn/attention.h"
 
 #include <ATen/Parallel.h>
@@ -6,15 +6,14 @@
 #include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 
-#include <cmath>
+#include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/kernels/cpu/attention.h"
 #include "core/nn/rope.h"
+#include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
 #include "test/core/nn/gradients.h"
 #include "test/support/catch.h"
@@ -25,28 +24,6 @@ using at::Tensor;
 using Mode = nn::WeightGradQueue::Mode;
 
 namespace {
-
-tokens::Segments segments_of(const std::vector<int32_t>& starts) {
-  return tokens::make_segments(starts, at::kCPU);
-}
-
-// q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], each document alone.
-Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const tokens::Segments& segments) {
-  const int64_t group = q.size(1) / k.size(1);
-  const auto heads = [&](const Tensor& x, int64_t document) {
-    return x.narrow(0, segments.first(document), segments.length(document)).transpose(0, 1);
-  };
-  std::vector<Tensor> out;
-  for (int64_t i = 0; i < segments.documents(); ++i) {
-    const Tensor keys = heads(k, i).repeat_interleave(group, 0);
-    const Tensor values = heads(v, i).repeat_interleave(group, 0);
-    const Tensor scores =
-        heads(q, i).matmul(keys.transpose(1, 2)) / std::sqrt(static_cast<double>(q.size(2)));
-    const Tensor future = at::ones({segments.length(i), segments.length(i)}, at::kBool).triu(1);
-    out.push_back(at::softmax(scores.masked_fill(future, -INFINITY), -1).matmul(values).transpose(0, 1));
-  }
-  return at::cat(out, 0);
-}
 
 struct Oracle {
   Tensor x, y;
@@ -75,7 +52,7 @@ Oracle plain_layer(nn::ParameterGroup& store, const nn::AttentionConfig& c, cons
   const Tensor cos = tokens.rope.cos.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
   const Tensor sin = tokens.rope.sin.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
   const Tensor out =
-      plain_attention(test::rotate(q, cos, sin), test::rotate(k, cos, sin), v, tokens.segments);
+      masked_attention(test::rotate(q, cos, sin), test::rotate(k, cos, sin), v, tokens.segments);
   o.y = out.reshape({x.size(0), c.heads * c.head_dim}).mm(weight("attn.o.weight").t());
   if (c.o_bias) o.y = o.y + weight("attn.o.bias");
   return o;
@@ -117,93 +94,6 @@ void fill_vectors(nn::ParameterGroup& store) {
 
 }  // namespace
 
-TEST_CASE("causal_attention: values and gradients, each document by itself", "[nn]") {
-  at::set_num_threads(1);
-  at::manual_seed(4);
-  const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  // Of equal lengths: one block of rows, and several with a rest; and of unequal ones.
-  const auto segments =
-      segments_of(GENERATE(std::vector<int32_t>{0, 1}, std::vector<int32_t>{0, 33, 66},
-                           std::vector<int32_t>{0, 300, 600}, std::vector<int32_t>{0, 40, 41, 341, 350}));
-  const auto [heads, kv_heads, head_dim] =
-      GENERATE(std::tuple{4, 4, 16}, std::tuple{6, 2, 20}, std::tuple{3, 1, 64});
-  const Tensor fused = random({segments.tokens(), heads + 2 * kv_heads, head_dim}, type);
-  const Tensor q = fused.narrow(1, 0, heads), k = fused.narrow(1, heads, kv_heads),
-               v = fused.narrow(1, heads + kv_heads, kv_heads);
-  const Tensor dout = random(q.sizes(), type);
-  const Tensor oq = leaf(q), ok = leaf(k), ov = leaf(v);
-  const Tensor oout = plain_attention(oq, ok, ov, segments);
-  oout.backward(dout.to(at::kDouble));
-  const double noise = tolerance(type) * dout.to(at::kDouble).norm().item<double>();
-
-  const c10::InferenceMode inference;
-  nn::AttentionStatistics stats;
-  const Tensor out = nn::causal_attention(q, k, v, segments, stats);
-  CHECK(out.is_contiguous());
-  CHECK(out.sizes() == q.sizes());
-  CHECK(relative_error(out, oout) < tolerance(type));
-  const nn::AttentionGradients grads = nn::causal_attention_backward(dout, q, k, v, segments, out, stats);
-  CHECK((grads.dq.to(at::kDouble) - oq.grad()).norm().item<double>() < noise);
-  CHECK((grads.dk.to(at::kDouble) - ok.grad()).norm().item<double>() < noise);
-  CHECK(relative_error(grads.dv, ov.grad()) < tolerance(type));
-}
-
-TEST_CASE("a document's attention has the same bits alone and among others", "[nn]") {
-  at::set_num_threads(1);
-  at::manual_seed(8);
-  const c10::InferenceMode inference;
-  const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  const auto segments = segments_of({0, 7, 207, 240});
-  const Tensor q = random({240, 4, 16}, type), k = random({240, 2, 16}, type), v = random({240, 2, 16}, type),
-               dout = random({240, 4, 16}, type);
-  nn::AttentionStatistics stats;
-  const Tensor out = nn::causal_attention(q, k, v, segments, stats);
-  const auto grads = nn::causal_attention_backward(dout, q, k, v, segments, out, stats);
-  for (int64_t i = 0; i < segments.documents(); ++i) {
-    const auto own = [&](const Tensor& x) { return x.narrow(0, segments.first(i), segments.length(i)); };
-    const auto one = tokens::equal_segments(1, segments.length(i), at::kCPU);
-    nn::AttentionStatistics own_stats;
-    const Tensor own_out = nn::causal_attention(own(q), own(k), own(v), one, own_stats);
-    CHECK(same_bits(own_out, own(out)));
-    const auto own_grads =
-        nn::causal_attention_backward(own(dout), own(q), own(k), own(v), one, own_out, own_stats);
-    CHECK(same_bits(own_grads.dq, own(grads.dq)));
-    CHECK(same_bits(own_grads.dk, own(grads.dk)));
-    CHECK(same_bits(own_grads.dv, own(grads.dv)));
-  }
-}
-
-TEST_CASE("causal_attention does not look ahead, passes NaN on, and ignores the number of threads", "[nn]") {
-  at::manual_seed(6);
-  at::set_num_threads(1);
-  const c10::InferenceMode inference;
-  const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  const auto segments = segments_of({0, 200, 230});
-  const Tensor q = random({230, 4, 16}, type), dout = random({230, 4, 16}, type);
-  Tensor k = random({230, 2, 16}, type), v = random({230, 2, 16}, type);
-  nn::AttentionStatistics stats;
-  const Tensor out = nn::causal_attention(q, k, v, segments, stats);
-  const nn::AttentionGradients grads = nn::causal_attention_backward(dout, q, k, v, segments, out, stats);
-
-  at::set_num_threads(2);
-  nn::AttentionStatistics other;
-  CHECK(same_bits(nn::causal_attention(q, k, v, segments, other), out));
-  const nn::AttentionGradients again = nn::causal_attention_backward(dout, q, k, v, segments, out, other);
-  CHECK(same_bits(again.dq, grads.dq));
-  CHECK(same_bits(again.dk, grads.dk));
-  CHECK(same_bits(again.dv, grads.dv));
-  at::set_num_threads(1);
-  k.narrow(0, 150, 50).fill_(30);
-  v.narrow(0, 150, 50).fill_(100);
-  const Tensor later = nn::causal_attention(q, k, v, segments, stats);
-  CHECK(same_bits(later.narrow(0, 0, 150), out.narrow(0, 0, 150)));
-  CHECK(same_bits(later.narrow(0, 200, 30), out.narrow(0, 200, 30)));  // the next document
-  k[150].fill_(std::nan(""));
-  const Tensor broken = nn::causal_attention(q, k, v, segments, stats);
-  CHECK(broken.narrow(0, 150, 50).isnan().all().item<bool>());
-  CHECK(same_bits(broken.narrow(0, 200, 30), out.narrow(0, 200, 30)));
-}
-
 TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   at::set_num_threads(1);
   at::manual_seed(9);
@@ -214,7 +104,7 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   const nn::TokenInfo tokens{
       // The second half begins at a position of its own, as documents that were cut do.
       .positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
-      .segments = segments_of(starts),
+      .segments = tokens::make_segments(starts, at::kCPU),
       .rope = nn::make_rope_table(config.head_dim, 64, 10000, {}, at::kCPU)};
   nn::ParameterGroup store;
   nn::Attention layer(store, "attn", config);
@@ -257,4 +147,93 @@ TEST_CASE("Attention refuses heads that cannot be grouped", "[nn]") {
   nn::ParameterGroup store;
   CHECK_THROWS_AS(nn::Attention(store, "a", {.hidden = 8, .heads = 4, .kv_heads = 3, .head_dim = 2}), Error);
   CHECK_THROWS_AS(nn::Attention(store, "a", {.hidden = 8, .heads = 4, .kv_heads = 2, .head_dim = 3}), Error);
+}
+
+namespace {
+
+// Takes the heads in two halves, as two ranks that exchange heads would, and keeps what it made of its
+// operands.
+class Halves final : public attention::CoreAttention {
+ public:
+  Tensor forward(attention::AttentionCall call, attention::Saved& saved) override {
+    call.q = call.q.clone();
+    call.k = call.k.clone();
+    call.v = call.v.clone();
+    saved = {.call = call, .out = at::empty(call.q.sizes(), call.q.options())};
+    std::vector<Tensor> logsumexp;
+    for (int64_t half = 0; half < 2; ++half) {
+      attention::Saved own;
+      of(saved.out, half).copy_(attention::attend(half_of(call, half), own));
+      logsumexp.push_back(own.logsumexp);
+    }
+    saved.logsumexp = at::cat(logsumexp);
+    return saved.out.clone();
+  }
+
+  attention::Gradients backward(const Tensor& dout, attention::Saved saved) override {
+    const attention::AttentionCall& call = saved.call;
+    attention::Gradients grads{
+        .dq = at::empty_like(call.q), .dk = at::empty_like(call.k), .dv = at::empty_like(call.v)};
+    for (int64_t half = 0; half < 2; ++half) {
+      const attention::Gradients own = attention::attend_backward(
+          of(dout, half), {.call = half_of(call, half),
+                           .out = of(saved.out, half),
+                           .logsumexp = saved.logsumexp.chunk(2)[static_cast<size_t>(half)]});
+      of(grads.dq, half).copy_(own.dq);
+      of(grads.dk, half).copy_(own.dk);
+      of(grads.dv, half).copy_(own.dv);
+    }
+    return grads;
+  }
+
+ private:
+  static Tensor of(const Tensor& x, int64_t half) { return x.narrow(1, half * x.size(1) / 2, x.size(1) / 2); }
+  static attention::AttentionCall half_of(attention::AttentionCall call, int64_t half) {
+    call.q = of(call.q, half);
+    call.k = of(call.k, half);
+    call.v = of(call.v, half);
+    return call;
+  }
+};
+
+nn::TokenInfo some_tokens(at::Device device) {
+  return {.positions = at::arange(20, at::TensorOptions().dtype(at::kInt).device(device)),
+          .segments = tokens::make_segments({0, 8, 20}, device),
+          .rope = nn::make_rope_table(8, 20, 10000, {}, device)};
+}
+
+struct LayerResult {
+  Tensor y, dx, grads;
+};
+
+LayerResult run_layer(bool qk_norm, std::shared_ptr<attention::CoreAttention> core) {
+  nn::ParameterGroup store;
+  nn::Attention layer(
+      store, "attn",
+      {.hidden = 24, .heads = 4, .kv_heads = 2, .head_dim = 8, .qk_norm = qk_norm, .init_std = 0.2},
+      std::move(core));
+  store.materialise(at::kCPU, at::kFloat);
+  store.initialise(5);
+  store.refresh_compute();
+  const nn::TokenInfo tokens = some_tokens(at::kCPU);
+  at::manual_seed(3);
+  nn::Attention::Saved saved;
+  nn::WeightGradQueue queue(nn::WeightGradQueue::Mode::immediate);
+  const Tensor y = layer.forward(random({20, 24}, at::kFloat), tokens, saved);
+  const Tensor dx = layer.backward_input(saved, random({20, 24}, at::kFloat), tokens, queue);
+  return {.y = y, .dx = dx, .grads = all_gradients(store)};
+}
+
+}  // namespace
+
+TEST_CASE("a layer works with another core attention, which keeps operands of its own", "[nn]") {
+  const c10::InferenceMode inference;
+  at::set_num_threads(1);
+  const bool qk_norm = GENERATE(false, true);
+  const LayerResult local = run_layer(qk_norm, attention::make_local_attention());
+  const LayerResult halves = run_layer(qk_norm, std::make_shared<Halves>());
+  CHECK(local.grads.norm().item<double>() > 0);
+  CHECK(same_bits(halves.y, local.y));
+  CHECK(same_bits(halves.dx, local.dx));
+  CHECK(same_bits(halves.grads, local.grads));
 }

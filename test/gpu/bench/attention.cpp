@@ -1,5 +1,5 @@
 // Causal attention at the program's shapes: as the program calls it, and ATen's back ends beside it.
-#include "core/nn/causal_attention.h"
+#include "core/attention/attention.h"
 
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
@@ -55,17 +55,15 @@ class ProgramRun final : public Run {
  public:
   explicit ProgramRun(Operands operands) : in_(std::move(operands)) {}
   void forward() override {
-    out_ = nn::causal_attention(in_.q, in_.k, in_.v, in_.segments, statistics_,
-                                {.deterministic = deterministic});
+    attention::attend(
+        {.q = in_.q, .k = in_.k, .v = in_.v, .documents = in_.segments, .deterministic = deterministic},
+        saved_);
   }
-  void backward() override {
-    nn::causal_attention_backward(in_.dout, in_.q, in_.k, in_.v, in_.segments, out_, statistics_);
-  }
+  void backward() override { attention::attend_backward(in_.dout, saved_); }
 
  private:
   Operands in_;
-  Tensor out_;
-  nn::AttentionStatistics statistics_;
+  attention::Saved saved_;
 };
 
 // What ATen's attention takes: [documents, heads, sequence, head_dim], views of [documents, sequence, heads,

@@ -190,8 +190,8 @@ struct AttentionMode {
 
 std::vector<AttentionMode> attention_modes() {
   models::Seams deterministic, fastest;
-  deterministic.attention = nn::make_local_attention({.deterministic = true});
-  fastest.attention = nn::make_local_attention({.deterministic = false});
+  deterministic.attention = attention::make_local_attention(/*deterministic=*/true);
+  fastest.attention = attention::make_local_attention(/*deterministic=*/false);
   return {{.name = "deterministic", .seams = deterministic, .split = true},
           {.name = "fastest", .seams = fastest, .split = false}};
 }

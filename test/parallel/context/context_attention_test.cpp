@@ -15,16 +15,15 @@
 #include <utility>
 #include <vector>
 
+#include "core/attention/attention.h"
 #include "core/base/error.h"
 #include "core/kernels/dry_run.h"
-#include "core/nn/attention_product.h"
 #include "core/tokens/context_split.h"
 #include "parallel/comm/dry/dry_communicator.h"
 #include "parallel/comm/thread/thread_communicator.h"
-#include "parallel/context/ring_attention.h"
-#include "parallel/context/ulysses_attention.h"
+#include "parallel/context/context_attention.h"
+#include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
-#include "test/core/nn/attention_oracle.h"
 #include "test/core/tokens/random_split.h"
 #include "test/support/catch.h"
 
@@ -39,7 +38,7 @@ namespace {
 
 enum class Kind { ring, ulysses };
 
-std::shared_ptr<nn::AttentionProduct> make_product(Kind kind, comm::Communicator& group) {
+std::shared_ptr<attention::CoreAttention> make_attention(Kind kind, comm::Communicator& group) {
   return kind == Kind::ring ? context::make_ring_attention(group) : context::make_ulysses_attention(group);
 }
 
@@ -79,12 +78,9 @@ void put_rows(const Tensor& from, const ContextSplit& split, const Tensor& to) {
   }
 }
 
-nn::TokenInfo token_info(const Segments& segments, ContextSplit split, int rank) {
+std::shared_ptr<const ContextSplit> split_of(ContextSplit split, int rank) {
   split.part = rank;
-  return {.positions = {},
-          .segments = segments,
-          .rope = {},
-          .context = std::make_shared<const ContextSplit>(std::move(split))};
+  return std::make_shared<const ContextSplit>(std::move(split));
 }
 
 Results on_ranks(Kind kind, const Operands& x, const Segments& segments, const ContextSplit& split) {
@@ -92,17 +88,21 @@ Results on_ranks(Kind kind, const Operands& x, const Segments& segments, const C
   comm::run_thread_ranks(split.parts(), [&](comm::Communicator& group) {
     const c10::InferenceMode inference;
     at::set_num_threads(1);
-    const nn::TokenInfo tokens = token_info(segments, split, group.rank());
-    const ContextSplit& own = *tokens.context;
-    const auto product = make_product(kind, group);
+    const auto shared = split_of(split, group.rank());
+    const ContextSplit& own = *shared;
+    const auto core = make_attention(kind, group);
     // Views, as of a fused qkv.
     const Tensor qkv = at::cat({own_rows(x.q, own), own_rows(x.k, own), own_rows(x.v, own)}, 1);
     const int64_t heads = x.q.size(1), kv_heads = x.k.size(1);
-    nn::AttentionProduct::Saved saved;
-    const Tensor out = product->forward(qkv.narrow(1, 0, heads), qkv.narrow(1, heads, kv_heads),
-                                        qkv.narrow(1, heads + kv_heads, kv_heads), tokens, saved);
-    if (!out.is_contiguous()) throw Error("the product must be contiguous");
-    const auto grads = product->backward(own_rows(x.dout, own), tokens, std::move(saved));
+    attention::Saved saved;
+    const Tensor out = core->forward({.q = qkv.narrow(1, 0, heads),
+                                      .k = qkv.narrow(1, heads, kv_heads),
+                                      .v = qkv.narrow(1, heads + kv_heads, kv_heads),
+                                      .documents = segments,
+                                      .split = shared},
+                                     saved);
+    if (!out.is_contiguous()) throw Error("the result must be contiguous");
+    const auto grads = core->backward(own_rows(x.dout, own), std::move(saved));
     put_rows(out, own, all[0]);
     put_rows(grads.dq, own, all[1]);
     put_rows(grads.dk, own, all[2]);
@@ -180,49 +180,55 @@ TEST_CASE("a list that is not shared out is computed by each rank for itself") {
   const Kind kind = GENERATE(Kind::ring, Kind::ulysses);
   const Segments segments = tokens::make_segments({0, 5, 12}, at::kCPU);
   const Operands x = random_operands(12, 4, 2, 8, at::kFloat);
-  const auto local = nn::make_local_attention();
+  const auto local = attention::make_local_attention();
+  const attention::AttentionCall call{.q = x.q, .k = x.k, .v = x.v, .documents = segments};
   std::array<Tensor, 2> out, dk;
   comm::run_thread_ranks(2, [&](comm::Communicator& group) {
     const c10::InferenceMode inference;
-    const nn::TokenInfo tokens{.positions = {}, .segments = segments, .rope = {}};
-    nn::AttentionProduct::Saved saved;
-    const auto product = make_product(kind, group);
+    attention::Saved saved;
+    const auto core = make_attention(kind, group);
     const auto rank = static_cast<size_t>(group.rank());
-    out[rank] = product->forward(x.q, x.k, x.v, tokens, saved);
-    dk[rank] = product->backward(x.dout, tokens, std::move(saved)).dk;
+    out[rank] = core->forward(call, saved);
+    dk[rank] = core->backward(x.dout, std::move(saved)).dk;
   });
   const c10::InferenceMode inference;
-  nn::AttentionProduct::Saved saved;
-  const nn::TokenInfo tokens{.positions = {}, .segments = segments, .rope = {}};
-  const Tensor expected = local->forward(x.q, x.k, x.v, tokens, saved);
-  const Tensor expected_dk = local->backward(x.dout, tokens, std::move(saved)).dk;
+  attention::Saved saved;
+  const Tensor expected = local->forward(call, saved);
+  const Tensor expected_dk = local->backward(x.dout, std::move(saved)).dk;
   for (size_t rank = 0; rank < 2; ++rank) {
     CHECK(same_bits(out[rank], expected));
     CHECK(same_bits(dk[rank], expected_dk));
   }
 }
 
-TEST_CASE("a split of other ranks is refused") {
+TEST_CASE("a split of other ranks is refused, and what exchanges around attention do not take") {
   const c10::InferenceMode inference;
   const Kind kind = GENERATE(Kind::ring, Kind::ulysses);
   const auto group = comm::make_dry(kernels::Wire::cp, 0, 2);
-  const auto product = make_product(kind, *group);
+  const auto core = make_attention(kind, *group);
   const Segments segments = tokens::equal_segments(1, 16, at::kMeta);
   const Tensor q = at::empty({8, 4, 8}, at::TensorOptions().device(at::kMeta));
-  nn::AttentionProduct::Saved saved;
-  const auto run = [&](const nn::TokenInfo& tokens, const Tensor& x) {
-    product->forward(x, x, x, tokens, saved);
-  };
   const ContextSplit split = tokens::split_rows(ContextOrder::zigzag, 1, 16, 2, 0);
-  CHECK_NOTHROW(run(token_info(segments, split, 0), q));
-  CHECK_THROWS_WITH(run(token_info(segments, split, 1), q),
+  attention::Saved saved;
+  const auto call = [&](const Segments& documents, const ContextSplit& of, int rank, const Tensor& x) {
+    return attention::AttentionCall{
+        .q = x, .k = x, .v = x, .documents = documents, .split = split_of(of, rank)};
+  };
+  CHECK_NOTHROW(core->forward(call(segments, split, 0, q), saved));
+  CHECK_THROWS_WITH(core->forward(call(segments, split, 1, q), saved),
                     "attention: tokens of rank 1 of 2, but this is rank 0 of a group of 2");
-  CHECK_THROWS_AS(run(token_info(segments, tokens::split_rows(ContextOrder::zigzag, 1, 16, 4, 0), 0), q),
-                  Error);
-  CHECK_THROWS_AS(run(token_info(segments, split, 0), q.narrow(0, 0, 7)), Error);
-  CHECK_THROWS_AS(run(token_info(tokens::equal_segments(1, 17, at::kMeta), split, 0), q), Error);
-  // The product of a rank that is alone has no other ranks' keys.
-  CHECK_THROWS_AS(nn::make_local_attention()->forward(q, q, q, token_info(segments, split, 0), saved), Error);
+  const ContextSplit four = tokens::split_rows(ContextOrder::zigzag, 1, 16, 4, 0);
+  CHECK_THROWS_AS(core->forward(call(segments, four, 0, q), saved), Error);
+  CHECK_THROWS_AS(core->forward(call(segments, split, 0, q.narrow(0, 0, 7)), saved), Error);
+  CHECK_THROWS_AS(core->forward(call(tokens::equal_segments(1, 17, at::kMeta), split, 0, q), saved), Error);
+  // A rank that is alone has no other ranks' keys.
+  CHECK_THROWS_WITH(
+      attention::make_local_attention()->forward(call(segments, split, 0, q), saved),
+      "attention: the CPU's kernel does not take a token list that 2 context-parallel ranks share");
+
+  attention::AttentionCall capped = call(segments, split, 0, q);
+  capped.softcap = 50;
+  CHECK_THROWS_WITH(core->forward(capped, saved), contains_text("does not take a softcap of scores (50)"));
 }
 
 namespace {
@@ -234,14 +240,14 @@ struct DryCosts {
 DryCosts dry_costs(Kind kind, int rank, const Segments& segments, const ContextSplit& split, const Tensor& q,
                    const Tensor& k) {
   const auto group = comm::make_dry(kernels::Wire::cp, rank, split.parts());
-  const auto product = make_product(kind, *group);
-  const nn::TokenInfo tokens = token_info(segments, split, rank);
+  const auto core = make_attention(kind, *group);
   const kernels::DryRun run;
-  nn::AttentionProduct::Saved saved;
-  const Tensor out = product->forward(q, k, k, tokens, saved);
+  attention::Saved saved;
+  const Tensor out =
+      core->forward({.q = q, .k = k, .v = k, .documents = segments, .split = split_of(split, rank)}, saved);
   CHECK(out.sizes() == q.sizes());
   const DryCosts costs{.forward = run.cost(), .backward = {}};
-  const auto grads = product->backward(out, tokens, std::move(saved));
+  const auto grads = core->backward(out, std::move(saved));
   CHECK(grads.dq.sizes() == q.sizes());
   CHECK(grads.dk.sizes() == k.sizes());
   CHECK(grads.dv.sizes() == k.sizes());
@@ -304,33 +310,33 @@ struct Seconds {
   double wall = 0, processor = 0;
 };
 
-Seconds time_pass(nn::AttentionProduct& product, const Operands& x, const nn::TokenInfo& tokens) {
+Seconds time_pass(attention::CoreAttention& core, const Tensor& dout, const attention::AttentionCall& call) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   const double worked = processor_seconds();
-  nn::AttentionProduct::Saved saved;
-  product.forward(x.q, x.k, x.v, tokens, saved);
-  product.backward(x.dout, tokens, std::move(saved));
+  attention::Saved saved;
+  core.forward(call, saved);
+  core.backward(dout, std::move(saved));
   return {.wall = std::chrono::duration<double>(Clock::now() - begin).count(),
           .processor = processor_seconds() - worked};
 }
 
-// The slowest of `ranks`. `local`: with the product of a rank that is alone.
+// The slowest of `ranks`. `local`: as a rank that is alone computes.
 Seconds time_ranks(Kind kind, int ranks, const Operands& x, const Segments& segments, bool local = false) {
   std::vector<Seconds> all(static_cast<size_t>(ranks));
   comm::run_thread_ranks(ranks, [&](comm::Communicator& group) {
     const c10::InferenceMode inference;
     at::set_num_threads(1);
     const auto order = kind == Kind::ring ? ContextOrder::zigzag : ContextOrder::contiguous;
-    nn::TokenInfo tokens =
-        token_info(segments, tokens::split_rows(order, 1, segments.tokens(), ranks, 0), group.rank());
-    const ContextSplit own = *tokens.context;
-    if (local) tokens.context = nullptr;
-    const Operands mine{own_rows(x.q, own), own_rows(x.k, own), own_rows(x.v, own), own_rows(x.dout, own)};
-    const auto product = make_product(kind, group);
-    time_pass(*product, mine, tokens);
+    const auto split = split_of(tokens::split_rows(order, 1, segments.tokens(), ranks, 0), group.rank());
+    const auto own = [&](const Tensor& of) { return own_rows(of, *split); };
+    const attention::AttentionCall call{
+        .q = own(x.q), .k = own(x.k), .v = own(x.v), .documents = segments, .split = local ? nullptr : split};
+    const Tensor dout = own(x.dout);
+    const auto core = make_attention(kind, group);
+    time_pass(*core, dout, call);
     group.barrier();
-    all[static_cast<size_t>(group.rank())] = time_pass(*product, mine, tokens);
+    all[static_cast<size_t>(group.rank())] = time_pass(*core, dout, call);
   });
   Seconds slowest;
   for (const Seconds& rank : all) {

@@ -1,0 +1,35 @@
+// pptrain fork
+#include "app/run/fork.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+
+#include "app/commands/commands.h"
+#include "app/commands/job_options.h"
+#include "core/base/printable.h"
+
+namespace pptrain::app {
+
+CLI::App* add_fork(CLI::App& cli, ForkArguments& arguments) {
+  CLI::App* fork = cli.add_subcommand("fork", "Makes a new run that begins at another run's checkpoint");
+  fork->add_option("RUN", arguments.run, "The other run's folder, which stays as it is")->required();
+  fork->add_option("--step", arguments.step, "The checkpoint's step; default: the newest")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("STEP");
+  fork->add_option("--to", arguments.to, "The new run's folder, with its job.toml")
+      ->required()
+      ->option_text("DIR");
+  return fork;
+}
+
+int fork(const ForkArguments& arguments) {
+  log_to_stderr();
+  const Fork fork = fork_run(arguments.run, arguments.step, arguments.to);
+  fmt::print("{}\n",
+             printable(fmt::format("{} begins at step {} of {}; to go on: pptrain --config {}/job.toml",
+                                   arguments.to, fork.step, arguments.run, arguments.to)));
+  return 0;
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,120 @@
+// Causal scaled dot product attention of grouped heads over the documents of a token list: one description of
+// a call, the back ends that compute calls and what each of them takes, and the seam between a layer and the
+// place where its keys are.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "core/tokens/context_split.h"
+#include "core/tokens/segments.h"
+
+namespace pptrain::attention {
+
+// softmax(scale q k^T) v, where a query sees the keys of its own document up to itself. A back end refuses
+// every member below `documents` that it does not declare (Takes), unless it has its default.
+struct AttentionCall {
+  at::Tensor q;                  // T [tokens, heads, head_dim], any strides with the last one 1, as k and v
+  at::Tensor k, v;               // T [keys, kv_heads, head_dim]; kv_heads divides heads
+  tokens::Segments documents{};  // of the whole token list
+  // Over context-parallel ranks, of which this one has q, k and v; null: the whole list is this rank's.
+  std::shared_ptr<const tokens::ContextSplit> split{};
+  std::optional<double> scale{};  // of the scores; 1 / sqrt(head_dim) unless given
+  double softcap = 0;             // a score s becomes softcap * tanh(s / softcap); 0: it stays
+  int64_t window = 0;             // a query sees this many keys, the last of them its own; 0: all
+  at::Tensor sinks{};  // float32 [heads]: one more score of each head, without a value; undefined: none
+  // The same operands give the same bits of gradients on a GPU too. Every back end takes both.
+  bool deterministic = true;
+};
+
+double scale_of(const AttentionCall& call);
+
+enum class BackEnd {
+  cpu,              // our kernel, whole documents
+  cpu_blocks,       // our kernel, blocks of keys (blocks.h)
+  cpu_decode,       // our kernel, one query a document over cached keys (cache.h)
+  cudnn,            // cuDNN's graphs: the fastest on Hopper and later; gradients go straight into one tensor
+  flash,            // FlashAttention-2 of LibTorch: every GPU since Ampere
+  flash_blocks,     // the same on blocks of keys
+  efficient,        // LibTorch's memory-efficient attention: float32 on a GPU
+  library_decode,   // LibTorch's scaled_dot_product_attention over cached keys
+  composed_blocks,  // LibTorch's plain operators on blocks of keys: slow, takes every type and device
+  ring,             // parallel/context: keys travel between context-parallel ranks
+  ulysses,          // parallel/context: ranks exchange tokens for heads
+};
+
+// What a back end takes beside q, k, v and documents.
+struct Takes {
+  bool split = false, scale = false, softcap = false, window = false, sinks = false;
+};
+
+std::string_view name_of(BackEnd back_end);
+Takes what_takes(BackEnd back_end);
+
+// Throws Error that names what the call asks for and the back end does not declare.
+void require_taken(BackEnd back_end, const AttentionCall& call);
+
+// What a forward pass leaves to its backward pass.
+struct Saved {
+  // With the operands that the backward pass reads: the caller's, or what an exchange made of them.
+  AttentionCall call;
+  at::Tensor out{};
+  at::Tensor logsumexp{};               // as the back end leaves it; our own: float32 [heads, tokens]
+  at::Tensor rng_seed{}, rng_offset{};  // LibTorch's on a GPU, unused without dropout
+  BackEnd back_end = BackEnd::cpu;      // of both passes
+  int64_t kv_heads = 0;                 // of the caller's k, where an exchange made another number of them
+
+  std::vector<at::Tensor> tensors() const;  // all of them; some share memory, some are undefined
+};
+
+struct Gradients {
+  at::Tensor dq, dk, dv;
+  // T [tokens, heads + 2 kv_heads, head_dim], where dq, dk and dv are views of one tensor in this order;
+  // undefined where they are not.
+  at::Tensor fused{};
+};
+
+// Uninitialised gradients as a back end for whole documents leaves them: in one tensor by our own and by
+// cuDNN where documents are equal, else in three.
+Gradients empty_gradients(BackEnd back_end, const AttentionCall& call);
+
+// Of a call whose keys are all this rank's, by the best back end at hand: T [tokens, heads, head_dim],
+// contiguous. On CUDA head_dim is one that why_no_attention (gpu.h) has nothing against. On the meta device
+// results have shapes alone, as the CPU kernel's, or as those of the dry run's GPU, whose libraries' memory
+// is counted. Throws Error for what the back end does not take.
+at::Tensor attend(AttentionCall call, Saved& saved);
+
+// By one back end for whole documents, which the device must have.
+at::Tensor attend_by(BackEnd back_end, AttentionCall call, Saved& saved);
+
+// Gradients in the shapes of q, k and v, last stride 1, in one buffer (`fused`) or several, which nobody else
+// holds. dout: as q.
+Gradients attend_backward(const at::Tensor& dout, const Saved& saved);
+
+// The seam between a layer and the place where its keys are. The layer projects, norms and rotates its own
+// tokens and knows nothing else. An implementation may exchange tokens, keys or heads with other ranks in
+// either pass, or keep keys of earlier calls. One object may serve many layers if it keeps nothing between
+// calls.
+class CoreAttention {
+ public:
+  virtual ~CoreAttention() = default;
+
+  // call: of this rank's tokens, `documents` and `split` of the whole list; `deterministic` is the
+  // implementation's. Returns T [tokens, heads, head_dim], contiguous. The layer does not write q, k, v or
+  // the result before the backward pass.
+  virtual at::Tensor forward(AttentionCall call, Saved& saved) = 0;
+
+  // dout: as the result of forward. Gradients of this rank's q, k and v, last stride 1, in memory that the
+  // layer may write. Takes `saved` over and frees it.
+  virtual Gradients backward(const at::Tensor& dout, Saved saved) = 0;
+};
+
+// All keys are this rank's.
+std::shared_ptr<CoreAttention> make_local_attention(bool deterministic = true);
+
+}  // namespace pptrain::attention

@@ -1,0 +1,228 @@
+#include "core/attention/blocks.h"
+
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "core/attention/cpu.h"
+#include "core/attention/gpu.h"
+#include "core/kernels/dry_run.h"
+#include "core/kernels/kernel_times.h"
+
+namespace pptrain::attention {
+namespace {
+
+using at::Tensor;
+using tokens::AttentionBlock;
+using Blocks = std::span<const AttentionBlock>;
+
+// Adds what the queries [first, first + rows) have of keys that they had not seen. out: [rows, heads,
+// head_dim]; logsumexp: float32 [heads, rows].
+void merge_attention(PartialAttention& seen, int64_t first, const Tensor& out, const Tensor& logsumexp) {
+  Tensor old_out = seen.out.narrow(0, first, out.size(0));
+  Tensor old = seen.logsumexp.narrow(1, first, out.size(0));
+  const Tensor both = at::logaddexp(old, logsumexp);
+  const auto share = [&](const Tensor& of) { return at::exp(of.sub(both)).transpose(0, 1).unsqueeze(2); };
+  old_out.mul_(share(old)).add_(share(logsumexp).mul(out));
+  old.copy_(both);
+}
+
+// --- LibTorch's plain operators, in float32 ---
+
+// Rows of a block that are taken at a time, and the keys that the last of them sees.
+constexpr int64_t kSlabRows = 256;
+
+struct Slab {
+  int64_t query, rows, key, keys, first;  // row i sees keys up to first + i, in a causal block
+  bool causal;
+};
+
+template <class F>
+void for_slabs(const AttentionBlock& b, F f) {
+  for (int64_t row = 0; row < b.rows; row += kSlabRows) {
+    const int64_t rows = std::min(kSlabRows, b.rows - row);
+    f(Slab{.query = b.query + row,
+           .rows = rows,
+           .key = b.key,
+           .keys = b.causal ? row + rows : b.keys,
+           .first = row,
+           .causal = b.causal});
+  }
+}
+
+// [rows, heads, dim] -> float32 [kv_heads, group * rows, dim]: the heads of a key-value head one below the
+// other.
+Tensor grouped(const Tensor& x, int64_t kv_heads) {
+  return x.to(at::kFloat)
+      .reshape({x.size(0), kv_heads, x.size(1) / kv_heads, x.size(2)})
+      .permute({1, 2, 0, 3})
+      .reshape({kv_heads, x.size(1) / kv_heads * x.size(0), x.size(2)});
+}
+
+Tensor ungrouped(const Tensor& x, int64_t rows) {
+  return x.view({x.size(0), x.size(1) / rows, rows, x.size(2)})
+      .permute({2, 0, 1, 3})
+      .reshape({rows, x.size(0) * (x.size(1) / rows), x.size(2)});
+}
+
+// Operands of a slab: q [kv_heads, group * rows, dim]; k, v [kv_heads, keys, dim]; scores [kv_heads, group *
+// rows, keys], scaled, minus infinity where a row does not see a key.
+struct SlabOperands {
+  Tensor q, k, v, scores;
+
+  SlabOperands(const AttentionCall& c, const Slab& s)
+      : q(grouped(c.q.narrow(0, s.query, s.rows), c.k.size(1))),
+        k(grouped(c.k.narrow(0, s.key, s.keys), c.k.size(1))),
+        v(grouped(c.v.narrow(0, s.key, s.keys), c.k.size(1))),
+        scores(at::matmul(q, k.transpose(1, 2)).mul_(scale_of(c))) {
+    if (!s.causal) return;
+    const Tensor hidden = at::ones({s.rows, s.keys}, q.options().dtype(at::kBool)).triu(s.first + 1);
+    scores.view({scores.size(0), -1, s.rows, s.keys})
+        .masked_fill_(hidden, -std::numeric_limits<float>::infinity());
+  }
+};
+
+void add_composed(const AttentionCall& c, const AttentionBlock& block, PartialAttention& seen) {
+  for_slabs(block, [&](const Slab& slab) {
+    const SlabOperands x(c, slab);
+    const Tensor logsumexp = at::logsumexp(x.scores, {2}, /*keepdim=*/true);
+    const Tensor out = at::matmul(at::exp(x.scores.sub(logsumexp)), x.v);
+    merge_attention(seen, slab.query, ungrouped(out, slab.rows), logsumexp.view({c.q.size(1), slab.rows}));
+  });
+}
+
+void add_composed_backward(const Tensor& dout, const Saved& saved, const AttentionBlock& block,
+                           Gradients& grads) {
+  for_slabs(block, [&](const Slab& slab) {
+    const SlabOperands x(saved.call, slab);
+    const int64_t kv_heads = x.k.size(0);
+    const Tensor dy = grouped(dout.narrow(0, slab.query, slab.rows), kv_heads);
+    const Tensor y = grouped(saved.out.narrow(0, slab.query, slab.rows), kv_heads);
+    const Tensor statistics = saved.logsumexp.narrow(1, slab.query, slab.rows).reshape({kv_heads, -1, 1});
+    const Tensor p = at::exp(x.scores.sub(statistics));
+    const Tensor mean = dy.mul(y).sum(2, /*keepdim=*/true);
+    const Tensor dscores = at::matmul(dy, x.v.transpose(1, 2)).sub_(mean).mul_(p).mul_(scale_of(saved.call));
+    const auto add = [&](Tensor& to, int64_t first, const Tensor& by_head, int64_t rows) {
+      to.narrow(0, first, rows).add_(ungrouped(by_head.contiguous(), rows));
+    };
+    add(grads.dq, slab.query, at::matmul(dscores, x.k), slab.rows);
+    add(grads.dk, slab.key, at::matmul(dscores.transpose(1, 2), x.q), slab.keys);
+    add(grads.dv, slab.key, at::matmul(p.transpose(1, 2), dy), slab.keys);
+  });
+}
+
+// --- FlashAttention-2: a call for each block, as a batch of one ---
+
+Tensor rows_of(const Tensor& x, int64_t first, int64_t count) {
+  return x.narrow(0, first, count).unsqueeze(0);
+}
+
+void add_flash(const AttentionCall& c, const AttentionBlock& b, PartialAttention& seen) {
+  const auto result = at::_flash_attention_forward(
+      rows_of(c.q, b.query, b.rows), rows_of(c.k, b.key, b.keys), rows_of(c.v, b.key, b.keys),
+      /*cum_seq_q=*/std::nullopt, /*cum_seq_k=*/std::nullopt, b.rows, b.keys, /*dropout_p=*/0, b.causal,
+      /*return_debug_mask=*/false);
+  merge_attention(seen, b.query, std::get<0>(result).squeeze(0), std::get<1>(result).squeeze(0));
+}
+
+void add_flash_backward(const Tensor& dout, const Saved& saved, const AttentionBlock& b, Gradients& grads) {
+  const AttentionCall& c = saved.call;
+  const auto kind = at::TensorOptions().dtype(at::kUInt64).device(c.q.device());
+  const Tensor no_seed = at::zeros({2}, kind), unused = at::empty({0}, kind);  // there is no dropout
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
+      rows_of(dout, b.query, b.rows).contiguous(), rows_of(c.q, b.query, b.rows), rows_of(c.k, b.key, b.keys),
+      rows_of(c.v, b.key, b.keys), rows_of(saved.out, b.query, b.rows),
+      saved.logsumexp.narrow(1, b.query, b.rows).contiguous().unsqueeze(0), /*cum_seq_q=*/Tensor(),
+      /*cum_seq_k=*/Tensor(), b.rows, b.keys, /*dropout_p=*/0, b.causal, no_seed, unused);
+  grads.dq.narrow(0, b.query, b.rows).add_(dq.squeeze(0));
+  grads.dk.narrow(0, b.key, b.keys).add_(dk.squeeze(0));
+  grads.dv.narrow(0, b.key, b.keys).add_(dv.squeeze(0));
+}
+
+// --- Choice, cost and memory ---
+
+// A dry run stands for a GPU's, or for the CPU.
+BackEnd choose_for_blocks(const Tensor& q) {
+  if (q.is_cpu() || (kernels::is_dry(q) && !kernels::dry_gpu().is_gpu())) return BackEnd::cpu_blocks;
+  return q.scalar_type() == at::kBFloat16 ? BackEnd::flash_blocks : BackEnd::composed_blocks;
+}
+
+// `products` of 2 operations for each pair of a query and a key that it sees, head and element.
+kernels::Cost cost_of(double products, const Tensor& q, Blocks blocks, kernels::Cost moved) {
+  double pairs = 0;
+  for (const AttentionBlock& block : blocks) pairs += block.pairs();
+  moved.attention_flops = products * 2 * pairs * static_cast<double>(q.size(1) * q.size(2));
+  return moved;
+}
+
+// Of the GPU that a dry run stands for: FlashAttention-2's memory for each block. That of the plain operators
+// is not known.
+template <class Scratch>
+void record_scratch(BackEnd back_end, Blocks blocks, Scratch scratch) {
+  if (back_end != BackEnd::flash_blocks) return;
+  for (const AttentionBlock& block : blocks) kernels::record_scratch(scratch(block));
+}
+
+}  // namespace
+
+PartialAttention no_attention(const AttentionCall& call) {
+  const Tensor& q = call.q;
+  const auto f32 = q.options().dtype(at::kFloat);
+  return {.out = at::zeros(q.sizes(), f32),
+          .logsumexp = at::full({q.size(1), q.size(0)}, -std::numeric_limits<float>::infinity(), f32),
+          .back_end = choose_for_blocks(q)};
+}
+
+void add_attention(const AttentionCall& c, Blocks blocks, PartialAttention& seen) {
+  require_taken(seen.back_end, c);
+  if (blocks.empty()) return;
+  const kernels::Cost cost = cost_of(
+      2, c.q, blocks, kernels::moving(c.q, c.k, c.v, seen.out, seen.out, seen.logsumexp, seen.logsumexp));
+  if (kernels::is_dry(c.q)) {
+    kernels::record(cost);
+    record_scratch(seen.back_end, blocks, [shape = describe_call(c, 0)](const AttentionBlock& b) {
+      return block_forward_scratch(shape, b.rows);
+    });
+  } else if (seen.back_end == BackEnd::cpu_blocks) {
+    kernels::KernelClock::time({"add_attention", {}}, cost, [&] { add_blocks_on_cpu(c, blocks, seen); });
+  } else {
+    const auto add = seen.back_end == BackEnd::flash_blocks ? add_flash : add_composed;
+    for (const AttentionBlock& block : blocks) add(c, block, seen);
+  }
+}
+
+void add_attention_backward(const Tensor& dout, const Saved& saved, Blocks blocks, Gradients& grads) {
+  if (blocks.empty()) return;
+  const AttentionCall& c = saved.call;
+  const kernels::Cost cost =
+      cost_of(5, c.q, blocks,
+              kernels::moving(dout, c.q, c.k, c.v, saved.out, saved.logsumexp, grads.dq, grads.dq, grads.dk,
+                              grads.dk, grads.dv, grads.dv));
+  if (kernels::is_dry(c.q)) {
+    kernels::record(cost);
+    record_scratch(saved.back_end, blocks, [shape = describe_call(c, 0)](const AttentionBlock& b) {
+      return block_backward_scratch(shape, b.rows, b.keys, kernels::dry_gpu().multiprocessors);
+    });
+  } else if (saved.back_end == BackEnd::cpu_blocks) {
+    kernels::KernelClock::time({"add_attention_backward", {}}, cost,
+                               [&] { add_blocks_on_cpu_backward(dout, saved, blocks, grads); });
+  } else {
+    const bool flash = saved.back_end == BackEnd::flash_blocks;
+    if (flash) let_flash_be_deterministic(c.deterministic);
+    const auto add = flash ? add_flash_backward : add_composed_backward;
+    for (const AttentionBlock& block : blocks) add(dout, saved, block, grads);
+  }
+}
+
+}  // namespace pptrain::attention

@@ -1,0 +1,37 @@
+// Attention whose keys come in parts, as on a ring of ranks: each part's blocks are added to what the queries
+// have of the others. By our own kernel on the CPU, by FlashAttention-2 for bfloat16 on CUDA, by plain
+// operators elsewhere, which are slower and hold the scores of 256 rows at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+#include "core/attention/attention.h"
+#include "core/tokens/context_split.h"
+
+namespace pptrain::attention {
+
+// What queries have of the keys that they have seen.
+struct PartialAttention {
+  at::Tensor out;        // float32 [tokens, heads, head_dim]: softmax(scale q k^T) v
+  at::Tensor logsumexp;  // float32 [heads, tokens]: of the scaled scores
+  BackEnd back_end = BackEnd::cpu_blocks;
+};
+
+// Of the call's queries, which have seen nothing: zeros, and minus infinity; with the back end for them.
+PartialAttention no_attention(const AttentionCall& call);
+
+// Adds `blocks`, in their order, of the call's q and of k and v: T [keys, kv_heads, head_dim]. The call's
+// documents are not read, and its list is one that no ranks share. On CUDA, bfloat16 needs a head_dim that is
+// a multiple of 8, of 256 at most. On the meta device only cost and memory are recorded: of the blocks given,
+// no more. Throws Error for what the back end does not take.
+void add_attention(const AttentionCall& call, std::span<const tokens::AttentionBlock> blocks,
+                   PartialAttention& seen);
+
+// Adds the blocks' share of the gradients to `grads`: float32, as q, k and v, contiguous. saved.out: T,
+// contiguous, and saved.logsumexp are those of all keys; saved.call as above; dout: T, as q.
+void add_attention_backward(const at::Tensor& dout, const Saved& saved,
+                            std::span<const tokens::AttentionBlock> blocks, Gradients& grads);
+
+}  // namespace pptrain::attention

@@ -1,0 +1,410 @@
+#include "core/attention/cpu.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/kernels/cpu/gemm.h"
+#include "core/kernels/cpu/loops.h"
+#include "core/kernels/cpu/parallel.h"
+#include "core/kernels/cpu/typed.h"
+
+namespace pptrain::attention {
+namespace {
+
+using at::Tensor;
+using kernels::cpu::by_type;
+using kernels::cpu::gemm;
+using kernels::cpu::loops;
+using kernels::cpu::Matrix;
+using kernels::cpu::Op;
+using kernels::cpu::parallel_for;
+using kernels::cpu::Result;
+using kernels::cpu::typed;
+using tokens::AttentionBlock;
+using BlockSpan = std::span<const AttentionBlock>;
+
+// Query rows taken at a time: products prefer many.
+constexpr int64_t kMostRows = 128;
+
+// Keys of a block taken at a time: the scores of as many rows as products like stay in the second-level
+// cache. A multiple of kMostRows, so that a tile begins at or before the rows that see its end.
+constexpr int64_t kMostKeys = 1024;
+static_assert(kMostKeys % kMostRows == 0);
+
+// One head of a [tokens, heads, head_dim] tensor: a row-major [tokens, head_dim] matrix.
+template <class T>
+Matrix<const T> head_in(const Tensor& x, int64_t head) {
+  return {kernels::cpu::in<T>(x) + head * x.stride(1), x.stride(0)};
+}
+template <class T>
+Matrix<T> head_out(const Tensor& x, int64_t head) {
+  return {kernels::cpu::out<T>(x) + head * x.stride(1), x.stride(0)};
+}
+template <class T>
+Matrix<T> from_row(Matrix<T> matrix, int64_t row) {
+  return {matrix.data + row * matrix.stride, matrix.stride};
+}
+
+// Working memory of one thread for tiles of `size` scores: uninitialised, reused from tile to tile.
+template <class T>
+struct Workspace {
+  Workspace(int64_t size, int64_t head_dim, bool backward)
+      : scores(allocate<float>(size)),
+        dweights(allocate<float>(backward ? size : 0)),
+        weights(allocate<T>(size)),
+        dscores(allocate<T>(backward ? size : 0)),
+        product(allocate<float>(kMostRows * head_dim)),
+        sums(allocate<float>(kMostRows)) {}
+
+  template <class U>
+  static std::unique_ptr<U[]> allocate(int64_t size) {
+    return std::make_unique_for_overwrite<U[]>(static_cast<size_t>(size));
+  }
+
+  std::unique_ptr<float[]> scores, dweights;
+  std::unique_ptr<T[]> weights, dscores;
+  std::unique_ptr<float[]> product, sums;
+};
+
+// --- Tiles: some rows of queries by some keys, of one head ---
+
+// Rows [query, query + rows) of the queries and keys [key, key + keys). The first row sees the keys up to
+// number `first` of the tile; `keys` or more: all rows see all.
+struct Tile {
+  int64_t query, rows, key, keys, first;
+};
+
+// Calls f for the tiles of a block, row after row, and of a row in the order of its keys.
+template <class F>
+void for_tiles(const AttentionBlock& block, int64_t most_rows, int64_t most_keys, F f) {
+  for (int64_t row = 0; row < block.rows; row += most_rows) {
+    const int64_t rows = std::min(most_rows, block.rows - row);
+    const int64_t seen = block.causal ? row + rows : block.keys;
+    for (int64_t key = 0; key < seen; key += most_keys) {
+      const int64_t keys = std::min(most_keys, seen - key);
+      f(Tile{.query = block.query + row,
+             .rows = rows,
+             .key = block.key + key,
+             .keys = keys,
+             .first = block.causal ? row - key : keys});
+    }
+  }
+}
+
+template <class T>
+struct HeadOperands {
+  Matrix<const T> q, k, v;
+  int64_t head_dim;
+  float scale;
+
+  HeadOperands(const AttentionCall& c, int64_t head)
+      : q(head_in<T>(c.q, head)),
+        k(head_in<T>(c.k, head / (c.q.size(1) / c.k.size(1)))),
+        v(head_in<T>(c.v, head / (c.q.size(1) / c.k.size(1)))),
+        head_dim(c.q.size(2)),
+        scale(static_cast<float>(scale_of(c))) {}
+};
+
+// workspace.product = weights v, to be divided by workspace.sums; logsumexp: of the tile's rows.
+template <class T>
+void weigh_values(const HeadOperands<T>& x, const Tile& tile, float* logsumexp, Workspace<T>& workspace) {
+  float* scores = workspace.scores.get();
+  T* weights = workspace.weights.get();
+  gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, x.head_dim}, from_row(x.q, tile.query),
+          from_row(x.k, tile.key), Result::written, {scores, tile.keys});
+  typed<T>(loops()).attention_softmax({.scores = scores,
+                                       .weights = weights,
+                                       .sums = workspace.sums.get(),
+                                       .logsumexp = logsumexp,
+                                       .first = tile.first,
+                                       .rows = tile.rows,
+                                       .keys = tile.keys,
+                                       .scale = x.scale});
+  gemm<T>(Op::none, Op::none, {tile.rows, x.head_dim, tile.keys}, {weights, tile.keys},
+          from_row(x.v, tile.key), Result::written, {workspace.product.get(), x.head_dim});
+}
+
+// What a backward pass has of one head beside its operands.
+template <class T>
+struct HeadResults {
+  Matrix<const T> dout, out;
+  const float* logsumexp;
+
+  HeadResults(const Tensor& all_dout, const Saved& saved, int64_t head)
+      : dout(head_in<T>(all_dout, head)),
+        out(head_in<T>(saved.out, head)),
+        logsumexp(kernels::cpu::in<float>(saved.logsumexp) + head * saved.out.size(0)) {}
+};
+
+// workspace.dscores = the gradient of the unscaled scores. Adds the tile's part to dk and dv, which begin
+// with its first key.
+template <class T>
+void add_key_gradients(const HeadOperands<T>& x, const HeadResults<T>& y, const Tile& tile, Matrix<float> dk,
+                       Matrix<float> dv, Workspace<T>& workspace) {
+  float* scores = workspace.scores.get();
+  float* dweights = workspace.dweights.get();
+  T* weights = workspace.weights.get();
+  T* dscores = workspace.dscores.get();
+  const Matrix<const T> q = from_row(x.q, tile.query), dout = from_row(y.dout, tile.query);
+  gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, x.head_dim}, q, from_row(x.k, tile.key),
+          Result::written, {scores, tile.keys});
+  gemm<T>(Op::none, Op::transpose, {tile.rows, tile.keys, x.head_dim}, dout, from_row(x.v, tile.key),
+          Result::written, {dweights, tile.keys});
+  typed<T>(loops()).attention_gradient({.scores = scores,
+                                        .dweights = dweights,
+                                        .logsumexp = y.logsumexp + tile.query,
+                                        .dout = dout.data,
+                                        .dout_stride = dout.stride,
+                                        .out = from_row(y.out, tile.query).data,
+                                        .out_stride = y.out.stride,
+                                        .weights = weights,
+                                        .dscores = dscores,
+                                        .first = tile.first,
+                                        .rows = tile.rows,
+                                        .keys = tile.keys,
+                                        .head_dim = x.head_dim,
+                                        .scale = x.scale});
+  gemm<T>(Op::transpose, Op::none, {tile.keys, x.head_dim, tile.rows}, {weights, tile.keys}, dout,
+          Result::added, dv);
+  gemm<T>(Op::transpose, Op::none, {tile.keys, x.head_dim, tile.rows}, {dscores, tile.keys}, q, Result::added,
+          dk);
+}
+
+// out: rows of T, from the tile's first query on.
+template <class T>
+void write_product(const HeadOperands<T>& x, const Tile& tile, const float* divisors, Matrix<T> out,
+                   Workspace<T>& workspace) {
+  typed<T>(loops()).divide_rows(workspace.product.get(), divisors, out.data, out.stride, tile.rows,
+                                x.head_dim);
+}
+
+// --- Whole documents ---
+
+// Query rows taken at a time: their scores, as wide as the document, should stay in the second-level cache.
+int64_t block_rows(int64_t length) {
+  constexpr int64_t kScores = int64_t{1} << 17;
+  return std::clamp<int64_t>(kScores / length / 32 * 32, 32, kMostRows);
+}
+
+// Scores of the widest tile that any document takes.
+int64_t most_scores(const tokens::Segments& segments) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < segments.documents(); ++i) {
+    most = std::max(most, block_rows(segments.length(i)) * segments.length(i));
+  }
+  return most;
+}
+
+// Calls f for the tiles of a document, each of all keys that its rows see.
+template <class F>
+void for_document_tiles(const tokens::Segments& segments, int64_t document, F f) {
+  const int64_t first = segments.first(document), length = segments.length(document);
+  for_tiles(
+      {.document = document, .query = first, .rows = length, .key = first, .keys = length, .causal = true},
+      block_rows(length), length, f);
+}
+
+// Sums in float32 of what a group of heads adds to the gradients of its key-value head, in one document.
+template <class T>
+class KeyGradientSums {
+ public:
+  KeyGradientSums(int64_t longest, int64_t head_dim)
+      : head_dim_(head_dim), dk_(static_cast<size_t>(longest * head_dim)), dv_(dk_.size()) {}
+
+  void clear(int64_t keys) {
+    std::fill_n(dk_.begin(), keys * head_dim_, 0.0F);
+    std::fill_n(dv_.begin(), keys * head_dim_, 0.0F);
+  }
+  Matrix<float> dk() { return {dk_.data(), head_dim_}; }
+  Matrix<float> dv() { return {dv_.data(), head_dim_}; }
+
+  // From the document's first key on.
+  void write(int64_t keys, Matrix<T> dk, Matrix<T> dv) const {
+    const auto& divide_rows = typed<T>(loops()).divide_rows;
+    divide_rows(dk_.data(), nullptr, dk.data, dk.stride, keys, head_dim_);
+    divide_rows(dv_.data(), nullptr, dv.data, dv.stride, keys, head_dim_);
+  }
+
+ private:
+  int64_t head_dim_;
+  std::vector<float> dk_, dv_;
+};
+
+// --- Blocks of keys ---
+
+// The blocks of each document: what may be computed beside each other.
+std::vector<BlockSpan> by_document(BlockSpan blocks) {
+  std::vector<BlockSpan> result;
+  while (!blocks.empty()) {
+    const auto end = std::ranges::find_if(
+        blocks, [&](const AttentionBlock& block) { return block.document != blocks.front().document; });
+    const auto count = static_cast<size_t>(end - blocks.begin());
+    result.push_back(blocks.first(count));
+    blocks = blocks.subspan(count);
+  }
+  return result;
+}
+
+int64_t most_scores(BlockSpan blocks) {
+  int64_t keys = 0;
+  for (const AttentionBlock& block : blocks) keys = std::max(keys, block.keys);
+  return kMostRows * std::min(keys, kMostKeys);
+}
+
+// Adds the tile to what its queries have of other keys. out, logsumexp: of the head.
+template <class T>
+void merge_tile(const HeadOperands<T>& x, const Tile& tile, Matrix<float> out, float* logsumexp,
+                Workspace<T>& workspace) {
+  float part_logsumexp[kMostRows];
+  weigh_values(x, tile, part_logsumexp, workspace);
+  loops().attention_merge({.part = workspace.product.get(),
+                           .part_sums = workspace.sums.get(),
+                           .part_logsumexp = part_logsumexp,
+                           .out = from_row(out, tile.query).data,
+                           .out_stride = out.stride,
+                           .logsumexp = logsumexp + tile.query,
+                           .rows = tile.rows,
+                           .head_dim = x.head_dim});
+}
+
+}  // namespace
+
+// Threads share heads first, and documents within a head: so each gets a share of every document, long or
+// short.
+void attend_on_cpu(const Saved& saved) {
+  const AttentionCall& c = saved.call;
+  const int64_t documents = c.documents.documents();
+  by_type(c.q, [&]<class T>(T) {
+    parallel_for(c.q.size(1) * documents, 1, [&](int64_t begin, int64_t end) {
+      Workspace<T> workspace(most_scores(c.documents), c.q.size(2), /*backward=*/false);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t head = i / documents;
+        const HeadOperands<T> x(c, head);
+        const Matrix<T> out = head_out<T>(saved.out, head);
+        float* logsumexp = kernels::cpu::out<float>(saved.logsumexp) + head * c.q.size(0);
+        for_document_tiles(c.documents, i % documents, [&](const Tile& tile) {
+          weigh_values(x, tile, logsumexp + tile.query, workspace);
+          write_product(x, tile, workspace.sums.get(), from_row(out, tile.query), workspace);
+        });
+      }
+    });
+  });
+}
+
+void attend_on_cpu_backward(const Tensor& dout, const Saved& saved, const Gradients& grads) {
+  const AttentionCall& c = saved.call;
+  const tokens::Segments& segments = c.documents;
+  const int64_t documents = segments.documents();
+  const int64_t kv_heads = c.k.size(1), group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
+  by_type(c.q, [&]<class T>(T) {
+    parallel_for(kv_heads * documents, 1, [&](int64_t begin, int64_t end) {
+      Workspace<T> workspace(most_scores(segments), head_dim, /*backward=*/true);
+      KeyGradientSums<T> sums(segments.longest, head_dim);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t kv_head = i / documents, document = i % documents;
+        sums.clear(segments.length(document));
+        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+          const HeadOperands<T> x(c, head);
+          const HeadResults<T> y(dout, saved, head);
+          const Matrix<T> dq = head_out<T>(grads.dq, head);
+          for_document_tiles(segments, document, [&](const Tile& tile) {
+            add_key_gradients(x, y, tile, sums.dk(), sums.dv(), workspace);
+            gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys},
+                    {workspace.dscores.get(), tile.keys}, from_row(x.k, tile.key), Result::written,
+                    {workspace.product.get(), head_dim});
+            write_product(x, tile, nullptr, from_row(dq, tile.query), workspace);
+          });
+        }
+        sums.write(segments.length(document),
+                   from_row(head_out<T>(grads.dk, kv_head), segments.first(document)),
+                   from_row(head_out<T>(grads.dv, kv_head), segments.first(document)));
+      }
+    });
+  });
+}
+
+// Threads share heads first, and documents within a head; the blocks of a document keep their order.
+void add_blocks_on_cpu(const AttentionCall& c, BlockSpan blocks, const PartialAttention& seen) {
+  const std::vector<BlockSpan> documents = by_document(blocks);
+  const auto count = static_cast<int64_t>(documents.size());
+  by_type(c.q, [&]<class T>(T) {
+    parallel_for(c.q.size(1) * count, 1, [&](int64_t begin, int64_t end) {
+      Workspace<T> workspace(most_scores(blocks), c.q.size(2), /*backward=*/false);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t head = i / count;
+        const HeadOperands<T> x(c, head);
+        const Matrix<float> out = head_out<float>(seen.out, head);
+        float* logsumexp = kernels::cpu::out<float>(seen.logsumexp) + head * c.q.size(0);
+        for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
+          for_tiles(block, kMostRows, kMostKeys,
+                    [&](const Tile& tile) { merge_tile(x, tile, out, logsumexp, workspace); });
+        }
+      }
+    });
+  });
+}
+
+void add_blocks_on_cpu_backward(const Tensor& dout, const Saved& saved, BlockSpan blocks,
+                                const Gradients& grads) {
+  const AttentionCall& c = saved.call;
+  const std::vector<BlockSpan> documents = by_document(blocks);
+  const auto count = static_cast<int64_t>(documents.size());
+  const int64_t kv_heads = c.k.size(1), group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
+  by_type(c.q, [&]<class T>(T) {
+    parallel_for(kv_heads * count, 1, [&](int64_t begin, int64_t end) {
+      Workspace<T> workspace(most_scores(blocks), head_dim, /*backward=*/true);
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t kv_head = i / count;
+        const Matrix<float> dk = head_out<float>(grads.dk, kv_head), dv = head_out<float>(grads.dv, kv_head);
+        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+          const HeadOperands<T> x(c, head);
+          const HeadResults<T> y(dout, saved, head);
+          const Matrix<float> dq = head_out<float>(grads.dq, head);
+          const auto add = [&](const Tile& tile) {
+            add_key_gradients(x, y, tile, from_row(dk, tile.key), from_row(dv, tile.key), workspace);
+            gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys},
+                    {workspace.dscores.get(), tile.keys}, from_row(x.k, tile.key), Result::added,
+                    from_row(dq, tile.query));
+          };
+          for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
+            for_tiles(block, kMostRows, kMostKeys, add);
+          }
+        }
+      }
+    });
+  });
+}
+
+// Threads share out documents and, within them, key-value heads.
+void decode_on_cpu(const AttentionCall& c, const KeyValueCache& cache, int64_t layer,
+                   std::span<const CachedDocument> documents, const Tensor& out) {
+  const int64_t kv_heads = cache.shape().kv_heads, group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
+  int64_t longest = 0;
+  for (const CachedDocument& document : documents) longest = std::max(longest, document.past + 1);
+  by_type(c.q, [&]<class T>(T) {
+    const auto count = static_cast<int64_t>(documents.size()) * kv_heads;
+    parallel_for(count, kernels::cpu::row_grain(longest * head_dim), [&](int64_t begin, int64_t end) {
+      const auto scores = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(longest));
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i / kv_heads, kv_head = i % kv_heads;
+        const auto [slot, past] = documents[static_cast<size_t>(row)];
+        const int64_t first = kv_head * cache.capacity(slot) * head_dim;
+        typed<T>(loops()).decode_attention(
+            {.q = from_row(head_in<T>(c.q, kv_head * group), row).data,
+             .q_stride = c.q.stride(1),
+             .k = static_cast<const T*>(cache.keys_begin(layer, slot)) + first,
+             .v = static_cast<const T*>(cache.values_begin(layer, slot)) + first,
+             .out = from_row(head_out<T>(out, kv_head * group), row).data,
+             .out_stride = out.stride(1),
+             .scores = scores.get(),
+             .heads = group,
+             .keys = past + 1,
+             .head_dim = head_dim,
+             .scale = static_cast<float>(scale_of(c))});
+      }
+    });
+  });
+}
+
+}  // namespace pptrain::attention

@@ -1,0 +1,35 @@
+// Attention by our own CPU kernels. The row statistics and the backward pass are FlashAttention-2's (Dao,
+// arXiv 2307.08691). Key-value heads are shared by their group of query heads without copies. A document's
+// results do not depend on those beside it, nor on the number of threads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+
+#include "core/attention/attention.h"
+#include "core/attention/blocks.h"
+#include "core/attention/cache.h"
+
+namespace pptrain::attention {
+
+// Whole documents, in blocks of query rows whose scores exist at full width; keys behind the last row of a
+// block are skipped. Fills saved.out: T, as q, contiguous, and saved.logsumexp: float32 [heads, tokens].
+void attend_on_cpu(const Saved& saved);
+
+// Its gradients: any strides with the last one 1. Those of a group of heads are summed in float32.
+void attend_on_cpu_backward(const at::Tensor& dout, const Saved& saved, const Gradients& grads);
+
+// As add_attention and add_attention_backward (blocks.h): tiles of queries and keys, merged in float32.
+void add_blocks_on_cpu(const AttentionCall& call, std::span<const tokens::AttentionBlock> blocks,
+                       const PartialAttention& seen);
+void add_blocks_on_cpu_backward(const at::Tensor& dout, const Saved& saved,
+                                std::span<const tokens::AttentionBlock> blocks, const Gradients& grads);
+
+// As attend_to_cache (cache.h): two products of a vector with a matrix, which memory bounds. Sums and weights
+// are float32.
+void decode_on_cpu(const AttentionCall& call, const KeyValueCache& cache, int64_t layer,
+                   std::span<const CachedDocument> documents, const at::Tensor& out);
+
+}  // namespace pptrain::attention

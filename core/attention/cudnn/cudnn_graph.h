@@ -1,0 +1,107 @@
+// The two graphs of cudnn_attention.cpp: what cuDNN's frontend is told of one size of attention.
+#pragma once
+
+#include <cudnn.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/attention/cudnn/cudnn_shape.h"
+
+namespace cudnn_frontend {
+class DeviceProperties;
+namespace graph {
+class Graph;
+}
+}  // namespace cudnn_frontend
+
+namespace pptrain::attention {
+
+// Elements between the tokens, and between the heads, of a [tokens, heads, head_dim].
+struct HeadLayout {
+  int64_t token = 0, head = 0;
+  bool operator==(const HeadLayout&) const = default;
+};
+
+enum class CudnnPass { forward, backward };
+
+// All that a pair of graphs depends on.
+struct CudnnSizes {
+  int64_t device = 0;
+  CudnnShape shape;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  HeadLayout q, k, v;
+  bool deterministic = true;
+  int64_t backward_parts = 1;  // runs of the backward graph, each of so much of the heads (head_parts)
+
+  int64_t parts(CudnnPass pass) const { return pass == CudnnPass::backward ? backward_parts : 1; }
+
+  // Of the output and its gradient.
+  HeadLayout output() const { return {heads * head_dim, head_dim}; }
+  // Of dq, and of dk and dv: views of one fused tensor, or contiguous where documents are ragged.
+  HeadLayout query_gradient() const {
+    return {(shape.ragged ? heads : heads + 2 * kv_heads) * head_dim, head_dim};
+  }
+  HeadLayout key_gradient() const {
+    return {(shape.ragged ? kv_heads : heads + 2 * kv_heads) * head_dim, head_dim};
+  }
+  bool operator==(const CudnnSizes&) const = default;
+};
+
+// The tensors that a graph takes when it runs.
+enum class CudnnUid : int64_t {
+  q = 1,
+  k,
+  v,
+  out,
+  logsumexp,
+  dout,
+  dq,
+  dk,
+  dv,
+  // Of ragged documents: int32 [documents], and [documents + 1] offsets in elements of each tensor's
+  // documents.
+  q_lengths,
+  k_lengths,
+  q_offsets,
+  k_offsets,
+  v_offsets,
+  out_offsets,  // of out, dout and dq
+  logsumexp_offsets,
+  key_gradient_offsets,  // of dk and dv
+};
+
+// Each kind of offsets that the graph of a pass takes, and the elements between the tokens there.
+std::vector<std::pair<CudnnUid, int64_t>> ragged_strides(const CudnnSizes& sizes, CudnnPass pass);
+
+// With a plan that is ready to run. Null where there is none yet.
+using CudnnGraph = std::shared_ptr<cudnn_frontend::graph::Graph>;
+
+// What a plan is made for: the device of a handle or, without a handle, one that is described.
+struct CudnnTarget {
+  cudnnHandle_t handle = nullptr;
+  std::shared_ptr<const cudnn_frontend::DeviceProperties> properties = nullptr;
+  int capability = 0;  // of `properties`: 90 is 9.0
+};
+
+// A device that need not be there: cuDNN makes and sizes its plans, which nothing can then run. json: as
+// CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION. Throws Error where cuDNN does not take it.
+CudnnTarget describe_device(const std::string& json, int capability);
+
+// Of the backward graph: one part of the heads. Throw Error where cuDNN has no plan, with its words. The
+// device of a handle is current.
+CudnnGraph make_forward_graph(const CudnnSizes& sizes, const CudnnTarget& target);
+CudnnGraph make_backward_graph(const CudnnSizes& sizes, const CudnnTarget& target);
+
+int64_t workspace_bytes(const CudnnGraph& graph);
+
+// On the stream of `handle`. `pointers`: by CudnnUid, the graph's own and no others, since the frontend gives
+// other numbers to tensors inside the graph. Throws Error.
+void run_graph(const CudnnGraph& graph, cudnnHandle_t handle, std::unordered_map<int64_t, void*>& pointers,
+               void* workspace);
+
+}  // namespace pptrain::attention
