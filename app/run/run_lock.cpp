@@ -152,7 +152,7 @@ void write_run_end(const fs::path& folder, const RunEnd& end) {
   io::write_file_atomically(folder / end_name,
                             json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   std::error_code ignored;
-  fs::remove(folder / last_words_name, ignored);
+  if (end.how != RunPhase::failed) fs::remove(folder / last_words_name, ignored);
 }
 
 std::optional<RunEnd> read_run_end(const fs::path& folder) {

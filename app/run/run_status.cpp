@@ -140,9 +140,10 @@ RunStatus read_status(const fs::path& run_dir) {
   status.phase = phase_of(lock, end, tail);
   if (status.is_alive() || status.phase == RunPhase::dead) status.holder = std::move(lock.holder);
   if (end && !status.is_alive()) status.message = end->message;
-  if (const std::string words = read_last_words(run_dir);
-      !words.empty() && (status.phase == RunPhase::dead || status.phase == RunPhase::failed))
-    status.message = words;
+  if (status.phase == RunPhase::dead || status.phase == RunPhase::failed) {
+    const std::string words = read_last_words(run_dir);
+    status.message += (status.message.empty() || words.empty() ? "" : "\n") + words;
+  }
   status.steps = planned_steps(run_dir);
   status.fork = read_fork(run_dir);
   if (!tail.steps.empty()) status.step = tail.steps.back();

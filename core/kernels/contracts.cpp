@@ -8,7 +8,6 @@
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/optimizers.h"
 
 namespace pptrain::kernels {
 namespace {
@@ -30,36 +29,26 @@ Cost cost_rope(const RopeTable& rope, const Tensor& positions) {
 
 void check_rms_norm(const Checks& checks, const Tensor& x, const Tensor& weight, double, const Tensor& y,
                     const Tensor& rstd) {
-  checks.compute("x", x, 2);
-  const int64_t rows = x.size(0);
-  const int64_t dim = x.size(1);
-  checks.dense("x", x, x.scalar_type(), {rows, dim})
-      .dense("weight", weight, at::kFloat, {dim})
-      .dense("y", y, x.scalar_type(), {rows, dim})
-      .dense("rstd", rstd, at::kFloat, {rows});
+  checks.dense_compute("x", x, 2)
+      .dense("weight", weight, at::kFloat, {x.size(1)})
+      .dense("y", y, x.scalar_type(), {x.size(0), x.size(1)})
+      .dense("rstd", rstd, at::kFloat, {x.size(0)});
 }
 
 void check_add_rms_norm(const Checks& checks, const Tensor& x, const Tensor& delta, const Tensor& weight,
-                        double, const Tensor& sum, const Tensor& y, const Tensor& rstd) {
-  checks.compute("x", x, 2);
-  const int64_t rows = x.size(0);
-  const int64_t dim = x.size(1);
-  checks.dense("x", x, x.scalar_type(), {rows, dim})
-      .dense("delta", delta, x.scalar_type(), {rows, dim})
-      .dense("weight", weight, at::kFloat, {dim})
-      .dense("sum", sum, x.scalar_type(), {rows, dim})
-      .dense("y", y, x.scalar_type(), {rows, dim})
-      .dense("rstd", rstd, at::kFloat, {rows});
+                        double eps, const Tensor& sum, const Tensor& y, const Tensor& rstd) {
+  check_rms_norm(checks, x, weight, eps, y, rstd);
+  checks.dense("delta", delta, x.scalar_type(), {x.size(0), x.size(1)})
+      .dense("sum", sum, x.scalar_type(), {x.size(0), x.size(1)});
 }
 
 void check_rms_norm_backward(const Checks& checks, const Tensor& dy, const Tensor& x, const Tensor& weight,
                              const Tensor& rstd, const std::optional<Tensor>& residual_grad, const Tensor& dx,
                              const Tensor& weight_grad) {
-  checks.compute("x", x, 2);
+  checks.dense_compute("x", x, 2);
   const int64_t rows = x.size(0);
   const int64_t dim = x.size(1);
-  checks.dense("x", x, x.scalar_type(), {rows, dim})
-      .dense("dy", dy, x.scalar_type(), {rows, dim})
+  checks.dense("dy", dy, x.scalar_type(), {rows, dim})
       .dense("weight", weight, at::kFloat, {dim})
       .dense("rstd", rstd, at::kFloat, {rows})
       .dense("dx", dx, x.scalar_type(), {rows, dim})
@@ -144,59 +133,15 @@ Cost cost_norm_rope_backward(const std::vector<HeadsGradient>& parts, const Rope
 }
 
 void check_swiglu(const Checks& checks, const Tensor& gate_up, const Tensor& y) {
-  checks.compute("y", y, 2)
-      .dense("y", y, y.scalar_type(), {y.size(0), y.size(1)})
-      .dense("gate_up", gate_up, y.scalar_type(), {y.size(0), 2 * y.size(1)});
+  checks.dense_compute("y", y, 2).dense("gate_up", gate_up, y.scalar_type(), {y.size(0), 2 * y.size(1)});
 }
 
 void check_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor& gate_up,
                            const Tensor& dgate_up, const std::optional<Tensor>& y) {
-  checks.compute("dy", dy, 2)
-      .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
+  checks.dense_compute("dy", dy, 2)
       .dense("gate_up", gate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
       .dense("dgate_up", dgate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)});
   if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
-}
-
-void check_cross_entropy(const Checks& checks, const Tensor& logits, const Tensor& labels, const Tensor& loss,
-                         bool) {
-  checks.compute("logits", logits, 2);
-  const int64_t rows = logits.size(0);
-  checks.dense("logits", logits, logits.scalar_type(), {rows, logits.size(1)})
-      .dense("labels", labels, at::kLong, {rows})
-      .dense("loss", loss, at::kFloat, {rows});
-}
-
-Cost cost_cross_entropy(const Tensor& logits, const Tensor& labels, const Tensor& loss, bool want_gradient) {
-  return want_gradient ? moving(logits, logits, labels, loss) : moving(logits, labels, loss);
-}
-
-void check_embedding(const Checks& checks, const Tensor& tokens, const Tensor& weight, const Tensor& out) {
-  checks.compute("weight", weight, 2)
-      .dense("weight", weight, weight.scalar_type(), {weight.size(0), weight.size(1)})
-      .dense("tokens", tokens, at::kLong, {tokens.numel()})
-      .dense("out", out, weight.scalar_type(), {tokens.numel(), weight.size(1)});
-}
-
-// Only the rows that tokens name are read.
-Cost cost_embedding(const Tensor& tokens, const Tensor&, const Tensor& out) {
-  return moving(tokens, out, out);
-}
-
-void check_embedding_backward(const Checks& checks, const Tensor& tokens, const Tensor& dy,
-                              const Tensor& weight_grad) {
-  checks.compute("dy", dy, 2);
-  checks.dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
-      .dense("tokens", tokens, at::kLong, {dy.size(0)})
-      .require(weight_grad.dim() == 2, "weight_grad must have 2 dims")
-      .dense("weight_grad", weight_grad, at::kFloat, {weight_grad.size(0), dy.size(1)});
-}
-
-// A row of the table is read and written for each token.
-Cost cost_embedding_backward(const Tensor& tokens, const Tensor& dy, const Tensor&) {
-  Cost cost = moving(tokens, dy);
-  cost.bytes += 2.0 * static_cast<double>(dy.numel()) * sizeof(float);
-  return cost;
 }
 
 // Operations of a product with these results, each a sum over `inner` terms.
@@ -205,8 +150,8 @@ double product_flops(const Tensor& out, int64_t inner) {
 }
 
 void check_matmul(const Checks& checks, const Tensor& a, const Tensor& b, const Tensor& out) {
-  checks.compute("a", a, 2).compute("b", b, 2);
-  checks.dense("a", a, a.scalar_type(), {a.size(0), a.size(1)})
+  checks.dense_compute("a", a, 2)
+      .compute("b", b, 2)
       .dense("b", b, a.scalar_type(), {a.size(1), b.size(1)})
       .dense("out", out, a.scalar_type(), {a.size(0), b.size(1)});
 }
@@ -279,9 +224,7 @@ int64_t gemm_scratch(const Args&...) {
 }
 
 void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, const Tensor& bias_grad) {
-  checks.compute("dy", dy, 2)
-      .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
-      .dense("bias_grad", bias_grad, at::kFloat, {dy.size(1)});
+  checks.dense_compute("dy", dy, 2).dense("bias_grad", bias_grad, at::kFloat, {dy.size(1)});
 }
 
 Cost cost_accumulate_bias_gradient(const Tensor& dy, const Tensor& bias_grad) {
@@ -403,9 +346,6 @@ void add_contracts() {
   norm_rope_backward.accept(check_norm_rope_backward, cost_norm_rope_backward);
   swiglu.accept(check_swiglu);
   swiglu_backward.accept(check_swiglu_backward);
-  cross_entropy.accept(check_cross_entropy, cost_cross_entropy);
-  embedding.accept(check_embedding, cost_embedding);
-  embedding_backward.accept(check_embedding_backward, cost_embedding_backward);
   matmul.accept(check_matmul, cost_matmul, gemm_of_matmul);
   linear.accept(check_linear, cost_linear, gemm_of_linear);
   accumulate_weight_gradient.accept(check_weight_gradient, cost_accumulate_weight_gradient,

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/kernels.h"
 #include "core/kernels/out_of_memory.h"
 
 namespace pptrain::optim {
@@ -131,6 +132,17 @@ std::vector<StateTensor> Optimizer::state() {
     }
   }
   return result;
+}
+
+kernels::ExactSum sum_of_squares(std::span<nn::Slice* const> slices) {
+  if (slices.empty()) return {};
+  at::Tensor words = at::zeros({kernels::exact_words}, slices.front()->grad.options().dtype(at::kLong));
+  std::vector<kernels::BufferPart> parts;
+  for (const nn::Slice* slice : slices) parts.push_back({slice->grad, slice->place});
+  kernels::add_squares(parts, words);
+  const at::Tensor host = words.cpu();
+  return kernels::ExactSum(
+      std::span<const int64_t, kernels::exact_words>(host.const_data_ptr<int64_t>(), kernels::exact_words));
 }
 
 }  // namespace pptrain::optim

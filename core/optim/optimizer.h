@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/config/job_config.h"
+#include "core/kernels/exact_sum.h"
 #include "core/nn/parameter.h"
 #include "core/optim/footprint.h"
 #include "core/optim/matrix_exchange.h"
@@ -85,15 +87,17 @@ class Optimizer {
   bool can_undo_ = false;
 };
 
-// What an optimizer needs beside its options.
-struct Surroundings {
-  MakeMatrixExchange make_exchange = {};  // none: this rank holds all matrices whole
-  double balance_rate = 0;                // by which the biases that balance experts move
-};
-
-// The optimizer that optimizer.name asks for, with optimizer.groups. Throws UsageError that lists the names.
+// The optimizer that optimizer.name asks for, with optimizer.groups. Without make_exchange this rank holds
+// all matrices whole; the biases that balance experts move by balance_rate. Throws UsageError that lists the
+// names.
 std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerSection& options,
                                           std::vector<nn::Buffer*> shards,
-                                          const Surroundings& surroundings = {});
+                                          const MakeMatrixExchange& make_exchange = {},
+                                          double balance_rate = 0);
+
+// The terms of the global gradient norm: the sum of squares of the slices' main gradients. Sums of slices
+// that together are a stage's parameters have the same bits however groups are divided. Waits for the device
+// once.
+kernels::ExactSum sum_of_squares(std::span<nn::Slice* const> slices);
 
 }  // namespace pptrain::optim

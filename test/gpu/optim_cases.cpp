@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/kernels/exact_sum.h"
-#include "core/kernels/optimizers.h"
+#include "core/kernels/kernels.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 

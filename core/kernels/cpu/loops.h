@@ -61,8 +61,10 @@ template <class T>
 struct SwigluArgs {
   const T* dy;  // backward only
   const T* gate_up;
-  T* out;  // y, or dgate_up
-  T* y;    // backward only; may be null
+  const float* weights;  // of each row; may be null
+  T* out;                // y, or dgate_up
+  T* y;                  // backward only; may be null
+  float* dweights;       // backward with weights only
   int64_t dim;
 };
 
@@ -172,33 +174,6 @@ struct SumRowsArgs {
   int64_t k, dim;
 };
 
-template <class T>
-struct WeightedSwigluArgs {
-  const T* dy;  // backward only
-  const T* gate_up;
-  const float* weights;
-  T* out;           // y, or dgate_up
-  T* y;             // backward only; may be null
-  float* dweights;  // backward only
-  int64_t dim;
-};
-
-template <class T>
-struct MomentumLoopArgs {
-  const float* average;
-  const float* grad;
-  T* next;  // may be `average`
-  float grad_scale, one_minus_beta;
-};
-
-template <class T>
-struct DescentLoopArgs {
-  float* weight;
-  const T* direction;
-  uint16_t* compute;  // bfloat16; may be null
-  float decay, negative_step;
-};
-
 // Adds what some rows have of further keys to what they have of others.
 struct AttentionMergeArgs {
   const float* part;            // [rows, head_dim]: weights v, as attention_softmax gave weights,
@@ -268,16 +243,19 @@ struct TypedLoops {
   // given.
   void (*divide_rows)(const float* x, const float* divisors, T* out, int64_t out_stride, int64_t rows,
                       int64_t dim);
-  // weight_grad[tokens[r]] += dy[r] for columns [begin, end), in row order.
-  void (*embedding_backward)(const int64_t* tokens, const T* dy, float* weight_grad, int64_t rows,
-                             int64_t dim, int64_t begin, int64_t end);
+  // weight_grad[tokens[r] - first] += dy[r] of the tokens in [first, first + held), for columns [begin, end),
+  // in row order.
+  void (*embedding_backward)(const int64_t* tokens, int64_t first, int64_t held, const T* dy,
+                             float* weight_grad, int64_t rows, int64_t dim, int64_t begin, int64_t end);
   // sums (float [cols]) += column sums over all rows, columns [begin, end) only, in row order.
   void (*column_sums)(const T* x, float* sums, int64_t rows, int64_t cols, int64_t begin, int64_t end);
   void (*sum_rows)(const SumRowsArgs<T>&, int64_t begin, int64_t end);
-  void (*weighted_swiglu)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
-  void (*weighted_swiglu_backward)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
-  void (*momentum)(const MomentumLoopArgs<T>&, int64_t begin, int64_t end);
-  void (*descend)(const DescentLoopArgs<T>&, int64_t begin, int64_t end);
+  // Elements [begin, end); next may be `average`.
+  void (*momentum)(const float* average, const float* grad, T* next, float grad_scale, float one_minus_beta,
+                   int64_t begin, int64_t end);
+  // Elements [begin, end); compute: bfloat16, may be null.
+  void (*descend)(float* weight, const T* direction, uint16_t* compute, float decay, float negative_step,
+                  int64_t begin, int64_t end);
   GemmLoops<T> gemm;
 };
 
@@ -327,6 +305,9 @@ template <>
 inline const TypedLoops<uint16_t>& typed(const Loops& loops) {
   return loops.bf16;
 }
+
+// What loops_*.cpp define; all but the first on x86-64 alone.
+extern const Loops baseline_table, avx2_table, avx512_table, avx512bf16_table;
 
 // The tables of each instruction set; null where the build or the processor lacks it.
 const Loops* baseline_loops();

@@ -8,7 +8,6 @@
 #include "core/kernels/cpu/typed.h"
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/optimizers.h"
 
 namespace pptrain::kernels::cpu {
 namespace {
@@ -101,26 +100,21 @@ void lion(const std::vector<LionPart>& parts) {
 
 void momentum(const Tensor& average, const Tensor& grad, Tensor& next, const MomentumArgs& args) {
   by_type(next, [&]<class T>(T) {
-    const MomentumLoopArgs<T> loop_args{.average = in<float>(average),
-                                        .grad = in<float>(grad),
-                                        .next = out<T>(next),
-                                        .grad_scale = static_cast<float>(args.grad_scale),
-                                        .one_minus_beta = static_cast<float>(1 - args.beta)};
-    for_elements(average.numel(),
-                 [&](int64_t begin, int64_t end) { typed<T>(loops()).momentum(loop_args, begin, end); });
+    for_elements(average.numel(), [&](int64_t begin, int64_t end) {
+      typed<T>(loops()).momentum(in<float>(average), in<float>(grad), out<T>(next),
+                                 static_cast<float>(args.grad_scale), static_cast<float>(1 - args.beta),
+                                 begin, end);
+    });
   });
 }
 
 void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
              const DescentArgs& args) {
   by_type(direction, [&]<class T>(T) {
-    const DescentLoopArgs<T> loop_args{.weight = out<float>(weight),
-                                       .direction = in<T>(direction),
-                                       .compute = out<uint16_t>(compute),
-                                       .decay = static_cast<float>(args.decay),
-                                       .negative_step = static_cast<float>(-args.step)};
-    for_elements(weight.numel(),
-                 [&](int64_t begin, int64_t end) { typed<T>(loops()).descend(loop_args, begin, end); });
+    for_elements(weight.numel(), [&](int64_t begin, int64_t end) {
+      typed<T>(loops()).descend(out<float>(weight), in<T>(direction), out<uint16_t>(compute),
+                                static_cast<float>(args.decay), static_cast<float>(-args.step), begin, end);
+    });
   });
 }
 

@@ -10,7 +10,6 @@
 #include "core/kernels/cuda/part_table.cuh"
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/optimizers.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -37,7 +36,7 @@ struct AdamWTensors {
 
 // Updates elements [i, i + min(N, valid)).
 template <bool kVector>
-__device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t valid) {
+__device__ inline void update_pack(const AdamWTensors& t, int64_t i, int64_t valid) {
   float w[N];
   float g[N];
   float m[N];
@@ -66,19 +65,6 @@ __device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t vali
   }
 }
 
-// One pack a thread; only a part's last may be incomplete.
-__global__ void __launch_bounds__(threads_per_block)
-    adamw_kernel(const __grid_constant__ PartTable<AdamWTensors> table) {
-  const int part = table.find(blockIdx.x);
-  const AdamWTensors& t = table.parts[part];
-  const int64_t i = ((blockIdx.x - table.begin(part)) * blockDim.x + threadIdx.x) * N;
-  if (t.is_vector && t.size - i >= N) {
-    adamw_pack<true>(t, i, N);
-  } else if (i < t.size) {
-    adamw_pack<false>(t, i, t.size - i);
-  }
-}
-
 struct LionTensors {
   float* weight;
   const float* grad;
@@ -94,7 +80,7 @@ struct LionTensors {
 
 // Updates elements [i, i + min(N, valid)).
 template <bool kVector>
-__device__ inline void lion_pack(const LionTensors& t, int64_t i, int64_t valid) {
+__device__ inline void update_pack(const LionTensors& t, int64_t i, int64_t valid) {
   float w[N];
   float g[N];
   float m[N];
@@ -118,15 +104,17 @@ __device__ inline void lion_pack(const LionTensors& t, int64_t i, int64_t valid)
   }
 }
 
+// AdamW or Lion. One pack a thread; only a part's last may be incomplete.
+template <typename Tensors>
 __global__ void __launch_bounds__(threads_per_block)
-    lion_kernel(const __grid_constant__ PartTable<LionTensors> table) {
+    step_kernel(const __grid_constant__ PartTable<Tensors> table) {
   const int part = table.find(blockIdx.x);
-  const LionTensors& t = table.parts[part];
+  const Tensors& t = table.parts[part];
   const int64_t i = ((blockIdx.x - table.begin(part)) * blockDim.x + threadIdx.x) * N;
   if (t.is_vector && t.size - i >= N) {
-    lion_pack<true>(t, i, N);
+    update_pack<true>(t, i, N);
   } else if (i < t.size) {
-    lion_pack<false>(t, i, t.size - i);
+    update_pack<false>(t, i, t.size - i);
   }
 }
 
@@ -347,11 +335,11 @@ void step(const char* name, void (*kernel)(PartTable<Tensors>), const std::vecto
 }  // namespace
 
 void adamw(const std::vector<AdamWPart>& parts) {
-  step("adamw", adamw_kernel, parts);
+  step("adamw", step_kernel<AdamWTensors>, parts);
 }
 
 void lion(const std::vector<LionPart>& parts) {
-  step("lion", lion_kernel, parts);
+  step("lion", step_kernel<LionTensors>, parts);
 }
 
 void momentum(const Tensor& average, const Tensor& grad, Tensor& next, const MomentumArgs& args) {

@@ -59,7 +59,7 @@ std::vector<Tensor> run_all(at::ScalarType type) {
          table_grad = at::zeros({vocab, dim}, f32);
   const Tensor tokens = at::randint(0, vocab, {rows}, at::kLong);
   kernels::cross_entropy(logits, tokens, loss, true);
-  kernels::embedding_backward(tokens.remainder(50), dy, table_grad);
+  kernels::embedding_backward(tokens.remainder(50), dy, {.first = 0, .vocab = vocab}, table_grad);
   results.insert(results.end(), {logits, loss, table_grad});
 
   const int64_t size = 300000;

@@ -1,5 +1,5 @@
 // The kernels of Lion and Muon, against plain loops in float64, and their bits wherever an element lies.
-#include "core/kernels/optimizers.h"
+#include "core/kernels/kernels.h"
 
 #include <ATen/Parallel.h>
 

@@ -9,7 +9,6 @@
 #include <memory>
 
 #include "core/base/error.h"
-#include "core/optim/squared_norms.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
