@@ -2,9 +2,11 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -96,6 +98,12 @@ void print_text(const Result& result) {
   }
 }
 
+// On a terminal: a line that is written over, and gone in the end.
+void show_progress(int64_t done, int64_t all) {
+  fmt::print(stderr, "\r{}", done < all ? fmt::format("{} of {} batches", done, all) : "\x1b[K");
+  std::fflush(stderr);
+}
+
 int eval_rank(RunContext& context, const EvalArguments& arguments) {
   const auto patient = checkpoint::patient(context.mesh.world());
   const TokenFiles files = make_token_files(context, *patient, Wanted::validation, [] { return false; });
@@ -104,7 +112,9 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   Result result{.weights = load_weights(context, model, arguments.checkpoint), .all = {}, .sources = {}};
   Evaluator evaluator(context, model, sources);
   const auto begin = Clock::now();
-  const Evaluator::Result found = evaluator.run();
+  if (context.root()) spdlog::info("{}; {}", result.weights, context.mesh.shape().describe());
+  const Evaluator::Result found =
+      evaluator.run(context.root() && isatty(STDERR_FILENO) == 1 ? show_progress : Evaluator::Progress());
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   result.all = found.all;
   if (found.all.tokens == 0)

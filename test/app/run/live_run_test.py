@@ -131,6 +131,20 @@ class LiveRun(Case):
         self.assertEqual(self.status(code=4)["state"], "dead")
         self.assertIn("dead", self.command("stop", "run", code=1).stderr)
 
+    def test_a_list_of_runs_and_one_that_is_watched(self):
+        process = self.start("train.steps=40", "train.grad_accum_steps=64")
+        self.wait_for_step(1)
+        watched = start([PPTRAIN, "status", "run", "--watch", "--json"], self.folder)
+        self.assertEqual(process.wait(PATIENCE), 0, self.log())
+        states = [json.loads(line)["state"] for line in watched.communicate(timeout=PATIENCE)[0].splitlines()]
+        self.assertEqual(watched.returncode, 3)
+        self.assertEqual([states[0], states[-1]], ["running", "finished"])
+        (self.folder / "empty").mkdir()
+        lines = self.command("status", self.folder).stdout.splitlines()
+        self.assertEqual(len(lines), 1)
+        self.assertRegex(lines[0], r"run +finished +step 40 of 40, loss ")
+        self.assertEqual(json.loads(self.command("status", self.folder, "--json").stdout)["state"], "finished")
+
     def test_a_second_interrupt_leaves_its_reason(self):
         process = self.start("train.grad_accum_steps=400")  # a step of many seconds
         self.until(lambda: "output in" in self.log(), "the run did not start")

@@ -86,6 +86,11 @@ TEST_CASE("what other trainers call a key is known") {
       {"[lr_schedule]\nwarmup = 2", "lr_schedule.warmup_steps"},
       {"[checkpoint]\nsteps = 2", "checkpoint.interval"},
       {"[eval]\nsteps = 2", "eval.batches"},
+      {"[distributed]\ndata_parallel_shard_size = 2", "distributed.dp_shard"},
+      {"[distributed]\nringattn_parallel_size = 2", "distributed.cp"},
+      {"[distributed]\npp_stage_type = 'v'", "distributed.pp_schedule"},
+      {"[train]\nenable_gradient_checkpointing = true", "train.recompute"},
+      {"[distributed]\npipeline_module_split = 'a'", "distributed.pp_split"},
   };
   for (const auto& [text, option] : keys) {
     INFO(text);
