@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/data/datasets.h"
@@ -33,6 +34,10 @@
 namespace pptrain::app {
 
 namespace {
+
+struct CheckArguments : JobArguments {
+  bool resolved = false;
+};
 
 std::string in_units(int64_t bytes) {
   const double value = static_cast<double>(bytes);
@@ -128,9 +133,7 @@ bool say_data(const config::JobConfig& job) {
                          metrics::with_commas(static_cast<int64_t>(bytes))));
 }
 
-}  // namespace
-
-CLI::App* add_check(CLI::App& cli, CheckArguments& arguments) {
+CLI::App* declare_check(CLI::App& cli, CheckArguments& arguments) {
   CLI::App* check = cli.add_subcommand(
       "check", "Validate a job, and say whether it would start here; 0 where the job is valid");
   add_job_options(*check, arguments);
@@ -153,6 +156,12 @@ int check(const CheckArguments& arguments) {
                                                                    : "It would not start here.");
   if (arguments.resolved) print_resolved(plan);
   return 0;
+}
+
+}  // namespace
+
+void add_check(CommandLine& line) {
+  line.add(declare_check, check);
 }
 
 }  // namespace pptrain::app

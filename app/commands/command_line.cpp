@@ -115,24 +115,25 @@ CommandLine::CommandLine(const std::string& commit)
       "What the program is made of, and what this machine offers it");
   cli_.require_subcommand(0, 1);
   // Every subcommand, as --help lists them.
-  add(add_check, check);
-  add(add_plan, plan);
-  add(add_resume, resume, /*of_ranks=*/true);
-  add(add_eval, eval, /*of_ranks=*/true);
-  add(add_generate, generate, /*of_ranks=*/true);
-  add(add_status, status);
-  add(add_save, save);
-  add(add_stop, stop);
-  add(add_report, report);
-  add(add_verify, verify);
-  add(add_diff, diff);
-  add(add_bisect, bisect);
-  add(add_fork, fork);
-  add(add_convert, run_convert);
-  add(add_tokenize, tokenize);
-  add(add_config, print_keys);
-  add(add_completion, print_completion);
-  add(add_train, train, /*of_ranks=*/true);
+  add_check(*this);
+  add_doctor(*this);
+  add_plan(*this);
+  add_resume(*this);
+  add_eval(*this);
+  add_generate(*this);
+  add_status(*this);
+  add_save(*this);
+  add_stop(*this);
+  add_report(*this);
+  add_verify(*this);
+  add_diff(*this);
+  add_bisect(*this);
+  add_fork(*this);
+  add_convert(*this);
+  add_tokenize(*this);
+  add_config(*this);
+  add_completion(*this);
+  add_train(*this);
 }
 
 const Command& CommandLine::chosen() const {

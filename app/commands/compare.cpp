@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/compare/checkpoint_difference.h"
@@ -21,6 +22,17 @@
 namespace pptrain::app {
 
 namespace {
+
+struct DiffArguments {
+  std::string a, b;  // checkpoints, or folders with some
+  bool state = false;
+  bool json = false;
+};
+
+struct BisectArguments {
+  std::string a, b;  // folders of runs
+  bool json = false;
+};
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
@@ -183,9 +195,7 @@ bool print_bisection(const BisectArguments& arguments) {
   return equal;
 }
 
-}  // namespace
-
-CLI::App* add_diff(CLI::App& cli, DiffArguments& arguments) {
+CLI::App* declare_diff(CLI::App& cli, DiffArguments& arguments) {
   CLI::App* diff = cli.add_subcommand("diff", "Compares two checkpoints tensor by tensor, bit by bit");
   const char* what = "A checkpoint of any layout, or a run's folder: its newest one";
   diff->add_option("A", arguments.a, what)->required()->option_text("DIR");
@@ -195,11 +205,12 @@ CLI::App* add_diff(CLI::App& cli, DiffArguments& arguments) {
   return diff;
 }
 
+// 0 equal, 1 different, 2 cannot be told; as bisect().
 int diff(const DiffArguments& arguments) {
   return exits_as_diff([&] { return print_difference(arguments); });
 }
 
-CLI::App* add_bisect(CLI::App& cli, BisectArguments& arguments) {
+CLI::App* declare_bisect(CLI::App& cli, BisectArguments& arguments) {
   CLI::App* bisect =
       cli.add_subcommand("bisect", "The first step and tensor in which two runs differ that should be equal");
   for (const auto& [name, run] : {std::pair("A", &arguments.a), std::pair("B", &arguments.b)})
@@ -210,6 +221,16 @@ CLI::App* add_bisect(CLI::App& cli, BisectArguments& arguments) {
 
 int bisect(const BisectArguments& arguments) {
   return exits_as_diff([&] { return print_bisection(arguments); });
+}
+
+}  // namespace
+
+void add_diff(CommandLine& line) {
+  line.add(declare_diff, diff);
+}
+
+void add_bisect(CommandLine& line) {
+  line.add(declare_bisect, bisect);
 }
 
 }  // namespace pptrain::app

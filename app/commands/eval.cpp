@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/data/datasets.h"
@@ -29,6 +30,12 @@
 namespace pptrain::app {
 
 namespace {
+
+struct EvalArguments : JobArguments {
+  std::string checkpoint;  // a checkpoint, a run's folder or a Hugging Face directory; "": see load_weights
+  int64_t batches = -1;    // over eval.batches; -1: that
+  bool json = false;
+};
 
 using Clock = std::chrono::steady_clock;
 
@@ -132,9 +139,7 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   return 0;
 }
 
-}  // namespace
-
-CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments) {
+CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
   CLI::App* eval = cli.add_subcommand("eval", "Loss of a model on the job's validation data, forward only");
   add_run_options(*eval, arguments);
   add_checkpoint(*eval, arguments.checkpoint);
@@ -159,6 +164,12 @@ int eval(const EvalArguments& given) {
     return load_plan(arguments.config, overrides, {.world = world_of(arguments), .inspect = inspect_data});
   };
   return run_ranks(load, [&](RunContext& context) { return eval_rank(context, arguments); });
+}
+
+}  // namespace
+
+void add_eval(CommandLine& line) {
+  line.add(declare_eval, eval, /*of_ranks=*/true);
 }
 
 }  // namespace pptrain::app

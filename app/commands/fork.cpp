@@ -4,14 +4,25 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "core/base/printable.h"
 
 namespace pptrain::app {
 
-CLI::App* add_fork(CLI::App& cli, ForkArguments& arguments) {
+namespace {
+
+struct ForkArguments {
+  std::string run, to;          // folders
+  std::optional<int64_t> step;  // nothing: the newest
+};
+
+CLI::App* declare_fork(CLI::App& cli, ForkArguments& arguments) {
   CLI::App* fork = cli.add_subcommand("fork", "Makes a new run that begins at another run's checkpoint");
   fork->add_option("RUN", arguments.run, "The other run's folder, which stays as it is")->required();
   fork->add_option("--step", arguments.step, "The checkpoint's step; default: the newest")
@@ -30,6 +41,12 @@ int fork(const ForkArguments& arguments) {
              printable(fmt::format("{} begins at step {} of {}; to go on: pptrain --config {}/job.toml",
                                    arguments.to, fork.step, arguments.run, arguments.to)));
   return 0;
+}
+
+}  // namespace
+
+void add_fork(CommandLine& line) {
+  line.add(declare_fork, fork);
 }
 
 }  // namespace pptrain::app

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/data/text_codec.h"
@@ -38,6 +39,22 @@
 namespace pptrain::app {
 
 namespace {
+
+struct GenerateArguments : JobArguments {
+  std::string checkpoint;               // as EvalArguments'
+  std::vector<std::string> prompts;     // text
+  std::string prompts_file;             // a prompt a line; "-": standard input
+  std::vector<std::string> prompt_ids;  // "1,2,3"
+  std::optional<int64_t> max_tokens;    // none: 128, or as many as the positions allow
+  bool greedy = false;
+  double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
+  int64_t top_k = 0;
+  uint64_t seed = 0;
+  std::vector<std::string> stop;  // texts
+  std::vector<int64_t> stop_ids;
+  int64_t in_flight = 32;
+  bool json = false;
+};
 
 using Clock = std::chrono::steady_clock;
 
@@ -343,9 +360,7 @@ void add_sampling(CLI::App& generate, GenerateArguments& a) {
       ->capture_default_str();
 }
 
-}  // namespace
-
-CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
+CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
   CLI::App* generate = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
   add_run_options(*generate, a);
   add_checkpoint(*generate, a.checkpoint);
@@ -387,6 +402,12 @@ int generate(const GenerateArguments& given) {
     return plan;
   };
   return run_ranks(load, [&](RunContext& context) { return generate_rank(context, arguments, request); });
+}
+
+}  // namespace
+
+void add_generate(CommandLine& line) {
+  line.add(declare_generate, generate, /*of_ranks=*/true);
 }
 
 }  // namespace pptrain::app

@@ -6,9 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "app/commands/commands.h"
-
 namespace pptrain::app {
+
+struct JobArguments {
+  std::string config;            // TOML file
+  std::string run;               // in its place: a run's folder
+  std::vector<std::string> set;  // "section.key=value"
+  int64_t world = 0;             // ranks, which dp_shard = -1 fills; 0: not given
+};
 
 // --config, --set and --world. Returns --config, which is required.
 CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments);

@@ -1,4 +1,5 @@
 // pptrain status, save and stop
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -23,6 +24,15 @@
 namespace pptrain::app {
 
 namespace {
+
+// Of status, save and stop: a run that is under way, through its folder.
+struct LiveArguments {
+  std::string run;  // run.dir; for status also a folder of runs
+  bool json = false;
+  bool watch = false;   // status: again and again
+  double wait_s = 600;  // for the answer of a run
+  bool no_wait = false;
+};
 
 void add_run(CLI::App& command, LiveArguments& arguments) {
   command.add_option("RUN", arguments.run, "The run's folder: run.dir of its job")->required();
@@ -76,24 +86,20 @@ int request(RequestKind kind, const LiveArguments& arguments) {
   return outcome.done ? 0 : 1;
 }
 
-}  // namespace
-
-CLI::App* add_status(CLI::App& cli, LiveArguments& arguments) {
+CLI::App* declare_status(CLI::App& cli, LiveArguments& arguments) {
   CLI::App* status = cli.add_subcommand("status", "How a run stands, or all runs of a folder");
   add_run(*status, arguments);
   status->add_flag("--watch", arguments.watch, "Look again every two seconds, until the run ends");
   return status;
 }
 
-CLI::App* add_save(CLI::App& cli, LiveArguments& arguments) {
+CLI::App* declare_save(CLI::App& cli, LiveArguments& arguments) {
   return add_request(cli, "save", "Asks a run that is under way to save a checkpoint", arguments);
 }
 
-CLI::App* add_stop(CLI::App& cli, LiveArguments& arguments) {
+CLI::App* declare_stop(CLI::App& cli, LiveArguments& arguments) {
   return add_request(cli, "stop", "Asks a run that is under way to save and to end", arguments);
 }
-
-namespace {
 
 // Of a folder that is no run itself. A line a run.
 int list_runs(const std::vector<std::filesystem::path>& runs, bool as_json) {
@@ -115,8 +121,7 @@ RunStatus show(const LiveArguments& arguments, size_t& lines) {
   return status;
 }
 
-}  // namespace
-
+// 0 while the run is under way; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.
 int status(const LiveArguments& arguments) {
   if (const auto runs = runs_in(arguments.run); !runs.empty()) return list_runs(runs, arguments.json);
   size_t lines = 0;
@@ -128,12 +133,27 @@ int status(const LiveArguments& arguments) {
   return status_exit_code(status.phase);
 }
 
+// 0 done, 1 refused, failed or not answered; as stop().
 int save(const LiveArguments& arguments) {
   return request(RequestKind::save, arguments);
 }
 
 int stop(const LiveArguments& arguments) {
   return request(RequestKind::stop, arguments);
+}
+
+}  // namespace
+
+void add_status(CommandLine& line) {
+  line.add(declare_status, status);
+}
+
+void add_save(CommandLine& line) {
+  line.add(declare_save, save);
+}
+
+void add_stop(CommandLine& line) {
+  line.add(declare_stop, stop);
 }
 
 }  // namespace pptrain::app

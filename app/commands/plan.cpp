@@ -5,13 +5,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/forecast/costs.h"
@@ -24,6 +28,7 @@
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
+#include "core/config/word.h"
 #include "core/io/atomic_file.h"
 #include "core/metrics/memory.h"
 #include "parallel/schedule/passes/passes.h"
@@ -31,8 +36,32 @@
 #include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
+enum class PlanFormat { text, csv, json, svg, trace };
+}  // namespace pptrain::app
+
+template <>
+inline constexpr std::array pptrain::config::words<pptrain::app::PlanFormat> =
+    std::to_array<std::string_view>({"text", "csv", "json", "svg", "trace"});
+
+namespace pptrain::app {
 
 namespace {
+
+struct PlanArguments : JobArguments {
+  config::Word<PlanFormat> format = PlanFormat::text;
+  bool actions = false;  // json: every action with its times too
+  std::string output;    // file; empty: standard output
+  // "measured", "modelled", a device's name or a trace, over distributed.pp_costs; empty: measured on a CPU
+  std::string costs;
+  std::string compare;   // a trace to put beside the prediction
+  bool search = false;   // rank all layouts of the job; with `world`, of all meshes of so many ranks
+  bool all = false;      // search: all rows
+  double memory_gb = 0;  // search: GB a rank, over distributed.pp_memory_gb
+  double margin = 5;     // search: % of a rank's memory that stays free
+  std::string write;     // search: file for the job of the row `pick`, from 1
+  size_t pick = 1;
+  double price = 0;  // of a rank's hour
+};
 
 // Columns of the text: those that COLUMNS or the terminal says, within what is readable; elsewhere always the
 // same, so that output can be compared.
@@ -199,9 +228,7 @@ void add_costs(CLI::App* plan, PlanArguments& arguments) {
       ->excludes(profile);
 }
 
-}  // namespace
-
-CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments) {
+CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   CLI::App* plan =
       cli.add_subcommand("plan", "Predict a job's step: timeline, bubble, time and memory of each rank");
   add_job_options(*plan, arguments);
@@ -268,6 +295,12 @@ int plan(const PlanArguments& arguments) {
     io::write_output(arguments.output, text);
   }
   return 0;
+}
+
+}  // namespace
+
+void add_plan(CommandLine& line) {
+  line.add(declare_plan, plan);
 }
 
 }  // namespace pptrain::app

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/report/page.h"
 #include "core/io/atomic_file.h"
@@ -14,7 +15,14 @@ namespace pptrain::app {
 
 namespace fs = std::filesystem;
 
-CLI::App* add_report(CLI::App& cli, ReportArguments& arguments) {
+namespace {
+
+struct ReportArguments {
+  std::vector<std::string> runs;  // folders of runs, or files like their metrics.jsonl
+  std::string output;             // file; "": report.html in the only run's folder, else in this one
+};
+
+CLI::App* declare_report(CLI::App& cli, ReportArguments& arguments) {
   CLI::App* report = cli.add_subcommand("report", "Runs as one page of HTML: curves, schedule, what differs");
   report
       ->add_option("RUN", arguments.runs,
@@ -46,6 +54,12 @@ int report(const ReportArguments& arguments) {
                          ? "file://" + fs::absolute(output).lexically_normal().string()
                          : output.string());
   return 0;
+}
+
+}  // namespace
+
+void add_report(CommandLine& line) {
+  line.add(declare_report, report);
 }
 
 }  // namespace pptrain::app

@@ -1,3 +1,4 @@
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -24,7 +25,22 @@
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
+
 namespace {
+
+struct TokenizeArguments {
+  std::string tokenizer;  // tokenizer.json, or its folder
+  std::string out;        // PREFIX of .bin and .idx
+  std::string key;        // JSONL, Parquet
+  std::string prompt_key, completion_key;
+  std::string separator;  // between documents, with \n, \t and \\ for what they are in C
+  std::string eos;        // a token, an id or "none"; empty: what the tokenizer's folder says
+  config::Word<config::BadLines> bad_lines = config::BadLines::refuse;
+  bool no_special = false;
+  bool overwrite = false;
+  int64_t threads = 0;  // 0: as many as there are cores
+  std::vector<std::string> files;
+};
 
 using Clock = std::chrono::steady_clock;
 using config::DataFormat;
@@ -157,9 +173,7 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
              arguments.out, tokenizer.vocab_size());
 }
 
-}  // namespace
-
-CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
+CLI::App* declare_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
   CLI::App* command =
       cli.add_subcommand("tokenize", "Make token files of texts, with a tokenizer.json of Hugging Face");
   command->add_option("--tokenizer", arguments.tokenizer, "tokenizer.json, or the folder that it is in")
@@ -258,6 +272,12 @@ int tokenize(const TokenizeArguments& arguments) {
   console.clear();
   print_result(arguments, tokenizer, result, token_bytes, seconds_since(begin));
   return 0;
+}
+
+}  // namespace
+
+void add_tokenize(CommandLine& line) {
+  line.add(declare_tokenize, tokenize);
 }
 
 }  // namespace pptrain::app

@@ -3,10 +3,13 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/data/inspection.h"
@@ -20,15 +23,24 @@
 #include "app/train/trainer.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
+#include "core/config/word.h"
 #include "core/fault/shutdown.h"
 #include "core/kernels/out_of_memory.h"
 #include "core/metrics/log_sinks.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
 
+template <>
+inline constexpr std::array pptrain::config::words<pptrain::metrics::Color> =
+    std::to_array<std::string_view>({"auto", "always", "never"});
+
 namespace pptrain::app {
 
 namespace {
+
+struct TrainArguments : JobArguments {
+  config::Word<metrics::Color> color = metrics::Color::automatic;
+};
 
 int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   try {
@@ -52,32 +64,18 @@ void add_color(CLI::App& command, TrainArguments& arguments) {
       ->option_text("WHEN");
 }
 
-}  // namespace
-
-CLI::App* add_train(CLI::App& cli, TrainArguments& arguments) {
+CLI::App* declare_train(CLI::App& cli, TrainArguments& arguments) {
   add_job_options(cli, arguments)->required(false);  // not beside a subcommand
   add_color(cli, arguments);
   return &cli;
 }
 
-CLI::App* add_resume(CLI::App& cli, TrainArguments& arguments) {
+CLI::App* declare_resume(CLI::App& cli, TrainArguments& arguments) {
   CLI::App* resume =
       cli.add_subcommand("resume", "Train on from a run's newest checkpoint, by the job in its folder");
   add_run_options(*resume, arguments);
   add_color(*resume, arguments);
   return resume;
-}
-
-int resume(const TrainArguments& given) {
-  TrainArguments arguments = given;
-  try {
-    take_run(arguments);
-  } catch (const UsageError& error) {
-    return refuse(error.what());
-  }
-  // A job that once said "restart" would start over where its run is finished.
-  arguments.set.insert(arguments.set.begin(), "checkpoint.resume=auto");
-  return train(arguments);
 }
 
 int train(const TrainArguments& arguments) {
@@ -98,6 +96,28 @@ int train(const TrainArguments& arguments) {
       load, [&](RunContext& context) { return train_rank(context, *shutdown); }, stopped);
   if (shutdown) shutdown->keep_until_exit();
   return code;
+}
+
+int resume(const TrainArguments& given) {
+  TrainArguments arguments = given;
+  try {
+    take_run(arguments);
+  } catch (const UsageError& error) {
+    return refuse(error.what());
+  }
+  // A job that once said "restart" would start over where its run is finished.
+  arguments.set.insert(arguments.set.begin(), "checkpoint.resume=auto");
+  return train(arguments);
+}
+
+}  // namespace
+
+void add_train(CommandLine& line) {
+  line.add(declare_train, train, /*of_ranks=*/true);
+}
+
+void add_resume(CommandLine& line) {
+  line.add(declare_resume, resume, /*of_ranks=*/true);
 }
 
 int refuse(const std::string& fault) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
@@ -17,7 +18,13 @@ namespace pptrain::app {
 
 namespace fs = std::filesystem;
 
-CLI::App* add_verify(CLI::App& cli, VerifyArguments& arguments) {
+namespace {
+
+struct VerifyArguments {
+  std::string checkpoint_dir;
+};
+
+CLI::App* declare_verify(CLI::App& cli, VerifyArguments& arguments) {
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
   verify
       ->add_option("DIR", arguments.checkpoint_dir, "A checkpoint, a folder of checkpoints or a run's folder")
@@ -49,6 +56,12 @@ int verify(const VerifyArguments& arguments) {
       fmt::print("{}\n", printable(fmt::format("{}: {}", folder.string(), problem)));
   }
   return sound ? 0 : 1;
+}
+
+}  // namespace
+
+void add_verify(CommandLine& line) {
+  line.add(declare_verify, verify);
 }
 
 }  // namespace pptrain::app

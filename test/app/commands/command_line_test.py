@@ -293,6 +293,61 @@ class CommandLine(Case):
         for arguments in (("--no-such-flag",), ("plan", "--config", self.job, "--format", "txt")):
             self.assertNotIn("--set", self.pptrain(*arguments, code=2).stderr.replace("--set come", ""))
 
+    def test_doctor(self):
+        out = self.pptrain("doctor", *self.arguments("run"), code=None).stdout.splitlines()
+        self.assertEqual([line.split()[0] for line in out[:-1]],
+                         ["memory", "cores", "disk", "device", "transport", "clocks", "links"])
+        self.assertRegex(out[-2], r"links +\w+ +the slowest, at rank \d: \d+ us, [\d.]+ GB/s; an activation of 0.00 MB")
+        crowded = self.pptrain("doctor", *self.arguments("run", "run.threads=4096"), code=1).stdout
+        self.assertRegex(crowded, r"cores +no +host .*: 8192 threads on \d+ cores")
+        self.assertIn("This job should not run so.", crowded)
+        self.assertFalse((self.folder / "run").exists())
+
+    @with_mpi
+    def test_doctor_of_several_processes(self):
+        done = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, "doctor", *self.arguments("run"), code=None)
+        self.assertEqual(done.stdout.count("This job"), 1, done.stderr)
+        self.assertRegex(done.stdout, r"clocks +OK +\d\.\d+ s apart")
+
+    def test_more_steps_tell_what_becomes_of_the_rate(self):
+        self.train("run", "train.steps=4")
+        out = self.train("run", "train.steps=8").stdout
+        self.assertRegex(out, r"goes on with changed settings: train.steps was 4, is 8; "
+                              r"learning rate of step 5: \S+ before, \S+ now")
+
+    def test_a_report_lies_in_the_run(self):
+        self.copy_whole("run")
+        said = self.pptrain("report", self.folder / "run").stdout.strip()
+        self.assertEqual(said, f"file://{self.folder}/run/report.html")
+        self.assertIn("<html", (self.folder / "run/report.html").read_text()[:200])
+
+    def test_a_start_with_nothing_to_do_moves_nothing(self):
+        self.train("run", "profile.trace=true", "profile.first_step=1")
+        before = sorted((self.folder / "run").rglob("*"))
+        self.assertIn(self.folder / "run/trace.json", before)
+        self.assertIn("nothing to do", self.train("run", "profile.trace=true", "profile.first_step=1").stdout)
+        self.assertEqual(before, sorted((self.folder / "run").rglob("*")))
+        self.train("run", "checkpoint.resume=restart")
+        self.assertFalse((self.folder / "run/trace.json").exists())
+        self.assertTrue((self.folder / "run/trace.1.json").exists())
+
+    def test_the_search_writes_the_job_of_a_row(self):
+        best = self.folder / "best.toml"
+        self.plan("--search", "--write", best, "--pick", "2")
+        rows = list(csv.DictReader(self.plan("--search", "--format", "csv").stdout.splitlines()))
+        self.assertIn(f'pp_schedule = "{rows[1]["schedule"]}"', best.read_text())
+        self.pptrain("check", "--config", best)
+        self.assertIn("--pick 999", self.plan("--search", "--write", best, "--pick", "999", code=2).stderr)
+        self.assertIn("--write needs --search", self.plan("--write", best, code=2).stderr)
+
+    def test_the_plan_says_what_the_whole_job_takes(self):
+        out = self.plan("--price", "3").stdout
+        self.assertRegex(out, r"the job: 4 steps, 512 tokens in 0:0\d; each checkpoint [\d.]+ MB; at 3 for a rank's hour: \d+\.\d\d")
+        job = json.loads(self.plan("--format", "json").stdout)["job"]
+        self.train("run")
+        stored = sum(file.stat().st_size for file in latest(self.folder / "run").rglob("*.safetensors"))
+        self.assertLess(abs(job["checkpoint_bytes"] / stored - 1), 0.1)
+
     def test_words_of_other_programs(self):
         self.assertEqual(self.pptrain("help").stdout, self.pptrain("--help").stdout)
         self.assertEqual(self.pptrain("help", "plan").stdout, self.pptrain("plan", "--help").stdout)
