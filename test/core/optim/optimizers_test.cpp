@@ -93,7 +93,7 @@ TEST_CASE("biases that balance experts move by their rate against the sign of th
   bias.grad.copy_(at::tensor({3.0F, -0.25F, 0.0F, 1e-3F}));
   const std::string name = GENERATE("adamw", "lion", "muon");
   const auto optimizer = optim::make_optimizer(options(name, {{.match = "*", .lr_scale = 7}}),
-                                               group->buffers(), {.make_exchange = {}, .balance_rate = 0.25});
+                                               group->buffers(), /*make_exchange=*/{}, /*balance_rate=*/0.25);
   optimizer->keep_previous();
   optimizer->step(1e-2, 0.125);
   CHECK(same_bits(bias.master, at::tensor({-0.25F, 0.25F, 0.0F, -0.25F})));
