@@ -237,26 +237,33 @@ void check_normal_values(const Checks& checks, const Tensor& out, uint64_t, int6
                "values are numbered from 0 to 2^63 - 1");
 }
 
-void check_adamw(const Checks& checks, const std::vector<AdamWPart>& parts) {
-  for (const AdamWPart& part : parts) {
+void check_step(const Checks& checks, const std::vector<StepPart>& parts) {
+  for (const StepPart& part : parts) {
     const int64_t size = part.weight.numel();
     checks.dense("weight", part.weight, at::kFloat, {size})
         .dense("grad", part.grad, at::kFloat, {size})
         .dense("exp_avg", part.exp_avg, at::kFloat, {size})
-        .dense("exp_avg_sq", part.exp_avg_sq, at::kFloat, {size})
         .require(part.args.step >= 1, "steps are counted from 1");
     if (part.compute) checks.dense("compute", *part.compute, at::kBFloat16, {size});
     if (!part.previous) continue;
     checks.dense("previous.weight", part.previous->weight, at::kFloat, {size})
-        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size})
-        .dense("previous.exp_avg_sq", part.previous->exp_avg_sq, at::kFloat, {size});
+        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size});
+  }
+}
+
+void check_adamw(const Checks& checks, const std::vector<StepPart>& parts) {
+  check_step(checks, parts);
+  for (const StepPart& part : parts) {
+    const int64_t size = part.weight.numel();
+    checks.dense("exp_avg_sq", part.exp_avg_sq, at::kFloat, {size});
+    if (part.previous) checks.dense("previous.exp_avg_sq", part.previous->exp_avg_sq, at::kFloat, {size});
   }
 }
 
 // Weight and moments are read and written.
-Cost cost_adamw(const std::vector<AdamWPart>& parts) {
+Cost cost_step(const std::vector<StepPart>& parts) {
   Cost cost{.kernels = 1};
-  for (const AdamWPart& p : parts) {
+  for (const StepPart& p : parts) {
     cost.bytes +=
         moving(p.weight, p.weight, p.grad, p.exp_avg, p.exp_avg, p.exp_avg_sq, p.exp_avg_sq, p.compute).bytes;
     if (p.previous)
@@ -265,31 +272,8 @@ Cost cost_adamw(const std::vector<AdamWPart>& parts) {
   return cost;
 }
 
-void check_lion(const Checks& checks, const std::vector<LionPart>& parts) {
-  for (const LionPart& part : parts) {
-    const int64_t size = part.weight.numel();
-    checks.dense("weight", part.weight, at::kFloat, {size})
-        .dense("grad", part.grad, at::kFloat, {size})
-        .dense("exp_avg", part.exp_avg, at::kFloat, {size});
-    if (part.compute) checks.dense("compute", *part.compute, at::kBFloat16, {size});
-    if (!part.previous) continue;
-    checks.dense("previous.weight", part.previous->weight, at::kFloat, {size})
-        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size});
-  }
-}
-
-// Weight and average are read and written.
-Cost cost_lion(const std::vector<LionPart>& parts) {
-  Cost cost{.kernels = 1};
-  for (const LionPart& p : parts) {
-    cost.bytes += moving(p.weight, p.weight, p.grad, p.exp_avg, p.exp_avg, p.compute).bytes;
-    if (p.previous) cost.bytes += moving(p.previous->weight, p.previous->exp_avg).bytes;
-  }
-  return cost;
-}
-
 void check_momentum(const Checks& checks, const Tensor& average, const Tensor& grad, const Tensor& next,
-                    const MomentumArgs&) {
+                    double, double) {
   const int64_t size = average.numel();
   checks.dense("average", average, at::kFloat, {size})
       .dense("grad", grad, at::kFloat, {size})
@@ -297,12 +281,8 @@ void check_momentum(const Checks& checks, const Tensor& average, const Tensor& g
       .dense("next", next, next.scalar_type(), {size});
 }
 
-Cost cost_momentum(const Tensor& average, const Tensor& grad, const Tensor& next, const MomentumArgs&) {
-  return moving(average, grad, next);
-}
-
 void check_descend(const Checks& checks, const Tensor& weight, const Tensor& direction,
-                   const std::optional<Tensor>& compute, const DescentArgs&) {
+                   const std::optional<Tensor>& compute, double, double) {
   const int64_t size = weight.numel();
   checks.dense("weight", weight, at::kFloat, {size})
       .compute("direction", direction, 1)
@@ -313,8 +293,8 @@ void check_descend(const Checks& checks, const Tensor& weight, const Tensor& dir
 }
 
 // The weight is read and written.
-Cost cost_descend(const Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
-                  const DescentArgs&) {
+Cost cost_descend(const Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute, double,
+                  double) {
   return moving(weight, weight, direction, compute);
 }
 
@@ -357,12 +337,12 @@ void add_contracts() {
   weight_gradient.takes_on_gpu(gemm_scratch);
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
-  adamw.accept(check_adamw, cost_adamw);
+  adamw.accept(check_adamw, cost_step);
   add_squares.accept(check_add_squares, cost_add_squares);
   add_vocabulary_contracts();
   add_expert_contracts();
-  lion.accept(check_lion, cost_lion);
-  momentum.accept(check_momentum, cost_momentum);
+  lion.accept(check_step, cost_step);
+  momentum.accept(check_momentum);
   descend.accept(check_descend, cost_descend);
 }
 

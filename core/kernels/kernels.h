@@ -163,85 +163,52 @@ inline Kernel<void(Tensor& out, uint64_t key, int64_t first, double std)> normal
 
 // --- Optimizers ---
 
-struct AdamWArgs {
+// The scalars of a step of adamw or lion.
+struct StepArgs {
   double lr = 0;
   double beta1 = 0.9;
   double beta2 = 0.95;
-  double eps = 1e-8;
+  double eps = 1e-8;        // adamw's
   double weight_decay = 0;  // decoupled: weight -= lr * weight_decay * weight
   double grad_scale = 1;    // multiplies the gradient first: clip coefficient / number of valid tokens
-  int64_t step = 1;         // counted from 1, for the bias correction
+  int64_t step = 1;         // counted from 1, for adamw's bias correction
 };
 
 // Receives what a step overwrites, so that it can be taken back. Float32, of the weight's size.
-struct AdamWPrevious {
+struct StepPrevious {
   Tensor weight, exp_avg, exp_avg_sq;
 };
 
-// What one call of adamw steps by one set of scalars. All float32 of one size; `compute`, where given,
-// receives the new weight rounded to bfloat16.
-struct AdamWPart {
+// What one call of adamw or lion steps by one set of scalars. All float32 of one size; lion has no
+// exp_avg_sq. `compute`, where given, receives the new weight rounded to bfloat16.
+struct StepPart {
   Tensor weight, grad, exp_avg, exp_avg_sq;
   std::optional<Tensor> compute;
-  AdamWArgs args;
-  std::optional<AdamWPrevious> previous;
+  StepArgs args;
+  std::optional<StepPrevious> previous;
 
   const Tensor& first() const { return weight; }
 };
 
 // AdamW (Loshchilov & Hutter, arXiv 1711.05101), with PyTorch's arithmetic, of all parts (at least one). An
 // element's bits depend on its own values and scalars alone.
-inline Kernel<void(const std::vector<AdamWPart>& parts)> adamw{"adamw"};
-
-struct LionArgs {
-  double lr = 0;
-  double beta1 = 0.9;
-  double beta2 = 0.99;
-  double weight_decay = 0;  // decoupled: weight -= lr * weight_decay * weight
-  double grad_scale = 1;    // multiplies the gradient first
-};
-
-// Receives what a step overwrites, so that it can be taken back. Float32, of the weight's size.
-struct LionPrevious {
-  Tensor weight, exp_avg;
-};
-
-// What one call of lion steps by one set of scalars. All float32 of one size; `compute`, where given,
-// receives the new weight rounded to bfloat16.
-struct LionPart {
-  Tensor weight, grad, exp_avg;
-  std::optional<Tensor> compute;
-  LionArgs args;
-  std::optional<LionPrevious> previous;
-
-  const Tensor& first() const { return weight; }
-};
+inline Kernel<void(const std::vector<StepPart>& parts)> adamw{"adamw"};
 
 // Lion (Chen et al., arXiv 2302.06675, algorithm 2) of all parts (at least one): the weight decays and moves
 // by lr against the sign of beta1 exp_avg + (1 - beta1) g, which is 0 where that is 0 or NaN; then exp_avg =
 // beta2 exp_avg + (1 - beta2) g.
-inline Kernel<void(const std::vector<LionPart>& parts)> lion{"lion"};
-
-struct MomentumArgs {
-  double beta = 0.95;
-  double grad_scale = 1;  // multiplies the gradient first
-};
+inline Kernel<void(const std::vector<StepPart>& parts)> lion{"lion"};
 
 // next = average + (1 - beta) (g - average), rounded to T: an exponential average of gradients, and taken
 // once more with the same gradient, Nesterov's look ahead. average, grad: float32 of one size; next: T of
-// that size, or `average` itself.
-inline Kernel<void(const Tensor& average, const Tensor& grad, Tensor& next, const MomentumArgs& args)>
+// that size, or `average` itself. grad_scale multiplies the gradient g first.
+inline Kernel<void(const Tensor& average, const Tensor& grad, Tensor& next, double beta, double grad_scale)>
     momentum{"momentum"};
-
-struct DescentArgs {
-  double decay = 1;  // multiplies the weight first
-  double step = 0;
-};
 
 // weight = decay weight - step direction. weight: float32; direction: T, both of one size; `compute`, where
 // given, receives the new weight rounded to bfloat16.
 inline Kernel<void(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
-                   const DescentArgs& args)>
+                   double decay, double step)>
     descend{"descend"};
 
 // x: float32, contiguous: what begins at element `place` of a buffer.

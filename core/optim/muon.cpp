@@ -96,8 +96,8 @@ void apply(const Part& part, const at::Tensor& direction, double learning_rate) 
   at::Tensor master = part.of(run.now.master);
   std::optional<at::Tensor> compute;
   if (run.compute) compute = part.of(*run.compute);
-  kernels::descend(master, direction, compute,
-                   {.decay = 1 - lr * run.weight_decay, .step = lr * 0.2 * std::sqrt(longer)});
+  kernels::descend(master, direction, compute, /*decay=*/1 - lr * run.weight_decay,
+                   /*step=*/lr * 0.2 * std::sqrt(longer));
 }
 
 // Matrices that lie whole on this rank: nothing is exchanged.
@@ -130,7 +130,7 @@ class Muon final : public Update {
 
   std::vector<std::string> state_files() const override { return {"muon.momentum"}; }
   void prepare(const std::vector<const nn::Slice*>& slices) override;
-  void step(std::span<Run> runs, const StepArguments& arguments) override;
+  void step(std::span<Run> runs, double lr, double grad_scale, int64_t step) override;
 
  private:
   double momentum_;
@@ -146,18 +146,19 @@ void Muon::prepare(const std::vector<const nn::Slice*>& slices) {
       make_exchange_ ? make_exchange_(std::move(parts)) : std::make_unique<LocalMatrices>(std::move(parts));
 }
 
-void Muon::step(std::span<Run> runs, const StepArguments& arguments) {
-  const kernels::MomentumArgs momentum{.beta = momentum_, .grad_scale = arguments.grad_scale};
-  for (Run& run : runs) kernels::momentum(run.now.state[0], run.grad, run.now.state[0], momentum);
+void Muon::step(std::span<Run> runs, double lr, double grad_scale, int64_t /*step*/) {
+  const auto mix = [&](const at::Tensor& average, const at::Tensor& grad, at::Tensor& next) {
+    kernels::momentum(average, grad, next, momentum_, grad_scale);
+  };
+  for (Run& run : runs) mix(run.now.state[0], run.grad, run.now.state[0]);
   const std::vector<Part> parts = parts_of(runs);
-  exchange_->run(tensors_,
-                 {.read =
-                      [&](size_t i, at::Tensor& to) {
-                        const Run& run = *parts[i].run;
-                        kernels::momentum(parts[i].of(run.now.state[0]), parts[i].of(run.grad), to, momentum);
-                      },
-                  .transform = orthogonalise,
-                  .write = [&](size_t i, const at::Tensor& from) { apply(parts[i], from, arguments.lr); }});
+  exchange_->run(tensors_, {.read =
+                                [&](size_t i, at::Tensor& to) {
+                                  const Run& run = *parts[i].run;
+                                  mix(parts[i].of(run.now.state[0]), parts[i].of(run.grad), to);
+                                },
+                            .transform = orthogonalise,
+                            .write = [&](size_t i, const at::Tensor& from) { apply(parts[i], from, lr); }});
 }
 
 }  // namespace

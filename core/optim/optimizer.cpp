@@ -23,6 +23,18 @@ std::string describe(const std::string& file, const nn::Slice& first, size_t sli
 
 }  // namespace
 
+// Neighbouring slices of one shard under one rule.
+struct Optimizer::Range {
+  nn::Buffer* shard;
+  Rule rule;
+  size_t first_slice, slices = 0;
+  int64_t offset, size = 0;
+  std::vector<at::Tensor> state;
+  Buffers previous;  // empty unless it is kept
+};
+
+Optimizer::~Optimizer() = default;
+
 Optimizer::Optimizer(std::vector<nn::Buffer*> shards, std::vector<std::unique_ptr<Update>> updates,
                      const std::function<Rule(const nn::ParameterSpec&)>& rule_of)
     : shards_(std::move(shards)), updates_(std::move(updates)) {
@@ -80,22 +92,25 @@ Run Optimizer::make_run(const Range& range) const {
 
 void Optimizer::step(double lr, double grad_scale) {
   ++steps_;
-  for (size_t i = 0; i < updates_.size(); ++i) step(i, {.lr = lr, .grad_scale = grad_scale, .step = steps_});
+  for (size_t i = 0; i < updates_.size(); ++i) {
+    std::vector<Run> runs = runs_of(i);
+    updates_[i]->step(runs, lr, grad_scale, steps_);
+  }
   can_undo_ = keeps_previous_;
 }
 
-void Optimizer::step(size_t index, const StepArguments& arguments) {
-  Update& update = *updates_[index];
+// The runs that an update steps; what they overwrite is kept, unless the update does it.
+std::vector<Run> Optimizer::runs_of(size_t update) const {
   std::vector<Run> runs;
   for (const Range& range : ranges_) {
-    if (range.rule.update != index) continue;
+    if (range.rule.update != update) continue;
     Run& run = runs.emplace_back(make_run(range));
-    if (!run.previous || update.keeps_previous()) continue;
+    if (!run.previous || updates_[update]->keeps_previous()) continue;
     run.previous->master.copy_(run.now.master);
     for (size_t i = 0; i < run.now.state.size(); ++i) run.previous->state[i].copy_(run.now.state[i]);
     run.previous.reset();
   }
-  update.step(runs, arguments);
+  return runs;
 }
 
 void Optimizer::keep_previous() {

@@ -46,6 +46,7 @@ class Optimizer {
   // where an update is.
   Optimizer(std::vector<nn::Buffer*> shards, std::vector<std::unique_ptr<Update>> updates,
             const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
+  ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -66,18 +67,10 @@ class Optimizer {
   void set_step(int64_t steps) { steps_ = steps; }
 
  private:
-  // Neighbouring slices of one shard under one rule.
-  struct Range {
-    nn::Buffer* shard;
-    Rule rule;
-    size_t first_slice, slices = 0;
-    int64_t offset, size = 0;
-    std::vector<at::Tensor> state;
-    Buffers previous;  // empty unless it is kept
-  };
+  struct Range;
   void divide(nn::Buffer& shard, const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   Run make_run(const Range& range) const;
-  void step(size_t update, const StepArguments& arguments);
+  std::vector<Run> runs_of(size_t update) const;
 
   std::vector<nn::Buffer*> shards_;
   std::vector<std::unique_ptr<Update>> updates_;

@@ -11,32 +11,32 @@ namespace pptrain::kernels::cpu {
 
 void route(const Tensor& logits, const std::optional<Tensor>& bias, bool normalise, Tensor& probabilities,
            Tensor& logsumexp, Tensor& chosen, Tensor& weights) {
-  const RouteArgs args{.logits = in<float>(logits),
-                       .bias = in<float>(bias),
-                       .probabilities = out<float>(probabilities),
+  const RouteArgs args{.probabilities = out<float>(probabilities),
                        .logsumexp = out<float>(logsumexp),
                        .chosen = out<int32_t>(chosen),
-                       .weights = out<float>(weights),
                        .experts = logits.size(1),
                        .k = chosen.size(1),
-                       .normalise = normalise};
+                       .normalise = normalise,
+                       .logits = in<float>(logits),
+                       .bias = in<float>(bias),
+                       .weights = out<float>(weights)};
   for_rows(loops().route, args, logits.size(0), args.experts);
 }
 
 void route_backward(const Tensor& dweights, const Tensor& probabilities, const Tensor& logsumexp,
                     const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope,
                     const std::optional<Tensor>& filling, bool normalise, Tensor& dlogits) {
-  const RouteBackwardArgs args{.dweights = in<float>(dweights),
-                               .probabilities = in<float>(probabilities),
-                               .logsumexp = in<float>(logsumexp),
-                               .chosen = in<int32_t>(chosen),
-                               .slopes = in<float>(slopes),
-                               .filling = in<bool>(filling),
-                               .dlogits = out<float>(dlogits),
-                               .experts = probabilities.size(1),
-                               .k = chosen.size(1),
-                               .z_slope = static_cast<float>(z_slope),
-                               .normalise = normalise};
+  const RouteArgs args{.probabilities = out<float>(probabilities),
+                       .logsumexp = out<float>(logsumexp),
+                       .chosen = out<int32_t>(chosen),
+                       .experts = probabilities.size(1),
+                       .k = chosen.size(1),
+                       .normalise = normalise,
+                       .dweights = in<float>(dweights),
+                       .slopes = in<float>(slopes),
+                       .filling = in<bool>(filling),
+                       .dlogits = out<float>(dlogits),
+                       .z_slope = static_cast<float>(z_slope)};
   for_rows(loops().route_backward, args, dlogits.size(0), args.experts);
 }
 

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/kernels/step_scalars.h"
+
 namespace pptrain::kernels::cpu {
 
 template <class T>
@@ -68,24 +70,18 @@ struct SwigluArgs {
   int64_t dim;
 };
 
+// Rows of logits of a whole vocabulary, or of the part of it that begins with `first`.
 template <class T>
-struct CrossEntropyArgs {
-  T* logits;
+struct SoftmaxArgs {
+  T* logits;  // [rows, width]; softmax_statistics only reads them
   const int64_t* labels;
-  float* loss;
-  int64_t vocab;
-  bool want_gradient;
-};
-
-// Of each row, the columns of a vocabulary that begin with `first`.
-template <class T>
-struct SoftmaxPartArgs {
-  T* logits;  // [rows, width]; the statistics only read them
-  const int64_t* labels;
-  float* statistics;     // [rows, 3]: maximum, sum of exp(x - maximum), the label's logit or 0
-  const float* maximum;  // [rows], over all columns; gradient only
-  const float* scale;    // [rows]: 1 / sum of exp(x - maximum) over all columns; gradient only
-  int64_t first, width;
+  int64_t first = 0, width;
+  float* loss = nullptr;       // cross_entropy
+  bool want_gradient = false;  // cross_entropy
+  // softmax_statistics: [rows, 3], the maximum, the sum of exp(x - maximum), the label's logit or 0
+  float* statistics = nullptr;
+  const float* maximum = nullptr;  // softmax_gradient: [rows], over the whole vocabulary
+  const float* scale = nullptr;    // softmax_gradient: [rows], 1 / sum of exp(x - maximum) over all of it
 };
 
 // A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own
@@ -141,28 +137,23 @@ struct LinearRowsArgs {
   int64_t rows, in;
 };
 
+// Of route_backward, what route wrote is read.
 struct RouteArgs {
-  const float* logits;
-  const float* bias;  // may be null
   float* probabilities;
   float* logsumexp;
   int32_t* chosen;
-  float* weights;
   int64_t experts, k;
   bool normalise;
-};
-
-struct RouteBackwardArgs {
-  const float* dweights;
-  const float* probabilities;
-  const float* logsumexp;
-  const int32_t* chosen;
-  const float* slopes;  // may be null
-  const bool* filling;  // may be null
-  float* dlogits;
-  int64_t experts, k;
-  float z_slope;
-  bool normalise;
+  // route
+  const float* logits = nullptr;
+  const float* bias = nullptr;  // may be null
+  float* weights = nullptr;
+  // route_backward
+  const float* dweights = nullptr;
+  const float* slopes = nullptr;  // may be null
+  const bool* filling = nullptr;  // may be null
+  float* dlogits = nullptr;
+  float z_slope = 0;
 };
 
 template <class T>
@@ -229,11 +220,11 @@ struct TypedLoops {
                              int64_t end);
   void (*swiglu)(const SwigluArgs<T>&, int64_t begin, int64_t end);
   void (*swiglu_backward)(const SwigluArgs<T>&, int64_t begin, int64_t end);
-  // scratch: float [vocab], read and written only with want_gradient.
-  void (*cross_entropy)(const CrossEntropyArgs<T>&, float* scratch, int64_t begin, int64_t end);
-  void (*softmax_statistics)(const SoftmaxPartArgs<T>&, int64_t begin, int64_t end);
+  // scratch: float [width], read and written only with want_gradient.
+  void (*cross_entropy)(const SoftmaxArgs<T>&, float* scratch, int64_t begin, int64_t end);
+  void (*softmax_statistics)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
   // logits = softmax - one-hot; 0 in rows that do not count.
-  void (*softmax_gradient)(const SoftmaxPartArgs<T>&, int64_t begin, int64_t end);
+  void (*softmax_gradient)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
   void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
   void (*decode_attention)(const DecodeAttentionArgs<T>&);
@@ -259,39 +250,29 @@ struct TypedLoops {
   GemmLoops<T> gemm;
 };
 
-struct AdamWLoopArgs {
+// Of adamw and lion, which has no exp_avg_sq.
+struct StepLoopArgs {
   float* weight;
   const float* grad;
   float* exp_avg;
   float* exp_avg_sq;
   uint16_t* compute;  // bfloat16; may be null
-  // What is overwritten goes here, past the caches; all three may be null.
+  // What is overwritten goes here, past the caches; all may be null.
   float* previous_weight;
   float* previous_exp_avg;
   float* previous_exp_avg_sq;
-  float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, negative_step;
-};
-
-struct LionLoopArgs {
-  float* weight;
-  const float* grad;
-  float* exp_avg;
-  uint16_t* compute;  // bfloat16; may be null
-  // What is overwritten goes here, past the caches; both may be null.
-  float* previous_weight;
-  float* previous_exp_avg;
-  float grad_scale, decay, one_minus_beta1, one_minus_beta2, negative_lr;
+  StepScalars scalars;
 };
 
 struct Loops {
   const char* isa;
   TypedLoops<float> f32;
   TypedLoops<uint16_t> bf16;
-  void (*adamw)(const AdamWLoopArgs&, int64_t begin, int64_t end);
-  void (*lion)(const LionLoopArgs&, int64_t begin, int64_t end);
+  void (*adamw)(const StepLoopArgs&, int64_t begin, int64_t end);
+  void (*lion)(const StepLoopArgs&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const float* x, int64_t size);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
-  void (*route_backward)(const RouteBackwardArgs&, int64_t begin, int64_t end);
+  void (*route_backward)(const RouteArgs&, int64_t begin, int64_t end);
   void (*attention_merge)(const AttentionMergeArgs&);
 };
 

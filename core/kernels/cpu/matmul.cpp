@@ -241,10 +241,10 @@ amx::Rows tile_rows(const Tensor& x, const std::optional<Tensor>& order, int64_t
 
 // Threads take one expert after the other.
 void product_on_tiles(const Tensor& x, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
-                      const Tensor& weight, amx::Inner inner, Tensor& result) {
+                      const Tensor& weight, Op op, Tensor& result) {
   const int64_t k = x.size(1), n = result.size(1);
   for_each_group_in_parallel(ends, result.size(0), [&](int64_t e, int64_t first, int64_t rows) {
-    amx::product(tile_rows(x, order, each, first), rows, k, in<uint16_t>(weight) + e * k * n, inner, n,
+    amx::product(tile_rows(x, order, each, first), rows, k, in<uint16_t>(weight) + e * k * n, op, n,
                  out<uint16_t>(result) + first * n);
   });
 }
@@ -253,7 +253,7 @@ void product_on_tiles(const Tensor& x, const std::optional<Tensor>& order, int64
 
 void grouped_linear(const Tensor& x, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
                     const Tensor& weight, Tensor& result) {
-  if (on_tiles(x)) return product_on_tiles(x, order, each, ends, weight, amx::Inner::along, result);
+  if (on_tiles(x)) return product_on_tiles(x, order, each, ends, weight, Op::transpose, result);
   for_each_group(ends, result.size(0), [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = result.narrow(0, first, rows);
     linear(rows_of(x, order, each, first, rows), weight[e], std::nullopt, part);
@@ -262,7 +262,7 @@ void grouped_linear(const Tensor& x, const std::optional<Tensor>& order, int64_t
 
 void grouped_matmul(const Tensor& dy, const std::optional<Tensor>& order, int64_t each, const Tensor& ends,
                     const Tensor& weight, Tensor& dx) {
-  if (on_tiles(dy)) return product_on_tiles(dy, order, each, ends, weight, amx::Inner::across, dx);
+  if (on_tiles(dy)) return product_on_tiles(dy, order, each, ends, weight, Op::none, dx);
   for_each_group(ends, dx.size(0), [&](int64_t e, int64_t first, int64_t rows) {
     Tensor part = dx.narrow(0, first, rows);
     matmul(rows_of(dy, order, each, first, rows), weight[e], part);

@@ -98,13 +98,11 @@ void embedding_backward(const Tensor& tokens, const Tensor& dy, VocabularyPart p
 void softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPart part, Tensor& statistics) {
   check_labels(labels, part.vocab);
   by_type(logits, [&]<class T>(T) {
-    const SoftmaxPartArgs<T> args{.logits = const_cast<T*>(in<T>(logits)),
-                                  .labels = in<int64_t>(labels),
-                                  .statistics = out<float>(statistics),
-                                  .maximum = nullptr,
-                                  .scale = nullptr,
-                                  .first = part.first,
-                                  .width = logits.size(1)};
+    const SoftmaxArgs<T> args{.logits = const_cast<T*>(in<T>(logits)),
+                              .labels = in<int64_t>(labels),
+                              .first = part.first,
+                              .width = logits.size(1),
+                              .statistics = out<float>(statistics)};
     for_rows(typed<T>(loops()).softmax_statistics, args, logits.size(0), args.width);
   });
 }
@@ -125,13 +123,12 @@ void cross_entropy_part(Tensor& logits, const Tensor& labels, const Tensor& stat
   }
   if (!want_gradient) return;
   by_type(logits, [&]<class T>(T) {
-    const SoftmaxPartArgs<T> args{.logits = out<T>(logits),
-                                  .labels = in<int64_t>(labels),
-                                  .statistics = nullptr,
-                                  .maximum = maximum.data(),
-                                  .scale = scale.data(),
-                                  .first = part.first,
-                                  .width = logits.size(1)};
+    const SoftmaxArgs<T> args{.logits = out<T>(logits),
+                              .labels = in<int64_t>(labels),
+                              .first = part.first,
+                              .width = logits.size(1),
+                              .maximum = maximum.data(),
+                              .scale = scale.data()};
     for_rows(typed<T>(loops()).softmax_gradient, args, rows, args.width);
   });
 }
@@ -140,11 +137,11 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
   const int64_t vocab = logits.size(1);
   check_labels(labels, vocab);
   by_type(logits, [&]<class T>(T) {
-    const CrossEntropyArgs<T> args{.logits = out<T>(logits),
-                                   .labels = in<int64_t>(labels),
-                                   .loss = out<float>(loss),
-                                   .vocab = vocab,
-                                   .want_gradient = want_gradient};
+    const SoftmaxArgs<T> args{.logits = out<T>(logits),
+                              .labels = in<int64_t>(labels),
+                              .width = vocab,
+                              .loss = out<float>(loss),
+                              .want_gradient = want_gradient};
     parallel_for(logits.size(0), row_grain(vocab), [&](int64_t first, int64_t last) {
       std::vector<float> scratch(want_gradient ? static_cast<size_t>(vocab) : 0);
       typed<T>(loops()).cross_entropy(args, scratch.data(), first, last);

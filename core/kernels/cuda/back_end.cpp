@@ -10,7 +10,6 @@ void add_gemm_kernels();
 void add_norm_kernels();
 void add_normal_kernels();
 void add_optim_kernels();
-void add_rope_backward_kernels();
 void add_rope_kernels();
 void add_swiglu_kernels();
 
@@ -22,7 +21,6 @@ void add_kernels() {
   add_norm_kernels();
   add_normal_kernels();
   add_optim_kernels();
-  add_rope_backward_kernels();
   add_rope_kernels();
   add_swiglu_kernels();
 }

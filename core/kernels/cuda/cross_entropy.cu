@@ -6,6 +6,7 @@
 
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
+#include "core/kernels/cuda/rows.cuh"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
@@ -192,55 +193,39 @@ __global__ void cross_entropy_part_kernel(T* all_logits, const int64_t* labels, 
   }
 }
 
-// Launches a kernel of one block a row of logits: `run` gets T, whether packs are aligned, blocks and
-// threads.
-template <typename Run>
-void for_rows(const char* name, const Tensor& logits, const Run& run) {
-  const int64_t rows = logits.size(0);
-  const int64_t width = logits.size(1);
-  if (logits.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(logits.device());
-  with_type(logits.scalar_type(), name, [&](auto tag) {
-    using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    with_bool(width % N == 0 && are_aligned(input<T>(logits)), [&](auto is_vector) {
-      run(tag, is_vector, grid_size(rows, name), threads_for(ceil_div(width, N), most_cross_entropy_threads));
-    });
-  });
-}
-
 }  // namespace
 
 void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want_gradient) {
   const char* const name = "cross_entropy";
-  for_rows(name, logits, [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
     launch(name, cross_entropy_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, output<T>(logits),
            input<int64_t>(labels), logits.size(1), want_gradient, output<float>(loss));
-  });
+  };
+  for_rows(name, logits, most_cross_entropy_threads, run, logits);
 }
 
 void softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPart part, Tensor& statistics) {
   const char* const name = "softmax_statistics";
-  for_rows(name, logits, [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
     launch(name, softmax_statistics_kernel<T, decltype(is_vector)::value>, blocks, threads, 0,
            input<T>(logits), input<int64_t>(labels), part.first, logits.size(1), part.vocab,
            output<float>(statistics));
-  });
+  };
+  for_rows(name, logits, most_cross_entropy_threads, run, logits);
 }
 
 void cross_entropy_part(Tensor& logits, const Tensor& labels, const Tensor& statistics, VocabularyPart part,
                         Tensor& loss, bool want_gradient) {
   const char* const name = "cross_entropy_part";
-  for_rows(name, logits, [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
     launch(name, cross_entropy_part_kernel<T, decltype(is_vector)::value>, blocks, threads, 0,
            output<T>(logits), input<int64_t>(labels), input<float>(statistics), statistics.size(0),
            logits.size(0), part.first, logits.size(1), want_gradient, output<float>(loss));
-  });
+  };
+  for_rows(name, logits, most_cross_entropy_threads, run, logits);
 }
 
 void add_cross_entropy_kernels() {

@@ -6,6 +6,7 @@
 
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
+#include "core/kernels/cuda/rows.cuh"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
@@ -89,21 +90,12 @@ __global__ void embedding_backward_kernel(const int64_t* sorted, const int64_t* 
 
 void embedding(const Tensor& tokens, const Tensor& weight, VocabularyPart part, Tensor& out) {
   const char* const name = "embedding";
-  const int64_t rows = out.size(0);
-  const int64_t dim = out.size(1);
-  if (out.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(out.device());
-  with_type(out.scalar_type(), name, [&](auto tag) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    with_bool(dim % N == 0 && are_aligned(input<T>(weight), input<T>(out)), [&](auto is_vector) {
-      launch(name, embedding_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_embedding_threads), 0, input<int64_t>(tokens),
-             input<T>(weight), part.first, weight.size(0), part.vocab, dim, output<T>(out));
-    });
-  });
+    launch(name, embedding_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<int64_t>(tokens),
+           input<T>(weight), part.first, weight.size(0), part.vocab, out.size(1), output<T>(out));
+  };
+  for_rows(name, out, most_embedding_threads, run, weight, out);
 }
 
 // Tokens that the table does not hold are passed over.

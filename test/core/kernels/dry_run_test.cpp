@@ -131,9 +131,8 @@ TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]"
   Tensor weight = meta({100}), exp_avg = meta({100}), exp_avg_sq = meta({100});
   const Tensor grad = meta({100}), compute = meta({100}, at::kBFloat16);
   Tensor sum = meta({20}, at::kLong);
-  const kernels::AdamWPrevious previous{meta({100}), meta({100}), meta({100})};
-  const auto step = [&](const std::optional<Tensor>& copy,
-                        const std::optional<kernels::AdamWPrevious>& kept) {
+  const kernels::StepPrevious previous{meta({100}), meta({100}), meta({100})};
+  const auto step = [&](const std::optional<Tensor>& copy, const std::optional<kernels::StepPrevious>& kept) {
     return cost_of([&] { kernels::adamw({{weight, grad, exp_avg, exp_avg_sq, copy, {.lr = 1}, kept}}); });
   };
   CHECK(step(none, std::nullopt) == moved(7 * 400));
