@@ -212,10 +212,10 @@ int generate_rank(RunContext& context, const GenerateArguments& arguments, const
 }
 
 void add_sampling(CLI::App& generate, GenerateArguments& a) {
+  generate.option_defaults()->always_capture_default();
   generate.add_option("--max-tokens", a.max_tokens, "Tokens to generate, of each prompt")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   generate.add_flag("--greedy", a.greedy, "Always the most probable token; as --temperature 0");
   generate.add_option("--temperature", a.temperature, "Divides the logits; 0: greedy")->option_text("X");
   generate.add_option("--top-k", a.top_k, "Only the k most probable tokens; 0: all")->option_text("K");
@@ -233,6 +233,7 @@ void add_sampling(CLI::App& generate, GenerateArguments& a) {
       .add_option("--seed", a.seed,
                   "Of the random numbers, which depend on it, the prompt's number and the place alone")
       ->option_text("N");
+  generate.option_defaults()->always_capture_default(false);
 }
 
 }  // namespace

@@ -47,7 +47,8 @@ CLI::App* add_train(CLI::App& cli, TrainArguments& arguments) {
   cli.add_option("--color", arguments.color.text,
                  "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
       ->check(CLI::IsMember(config::words_of<metrics::Color>()))
-      ->option_text("WHEN");
+      ->option_text("WHEN")
+      ->capture_default_str();
   return &cli;
 }
 
