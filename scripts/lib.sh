@@ -228,3 +228,14 @@ build() {
   fi
   ninja -C "$dir" -j "$(jobs)" "$@" >&2 || die "the build failed, see above"
 }
+
+# --- Packages -----------------------------------------------------------------------------------------------------
+
+project_version() { sed -n 's/^project(pptrain VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt"; }
+
+install_package() {  # install_package PREFIX COMPONENT...: of the build `package`
+  local prefix=$1 component && shift
+  for component; do
+    cmake --install "$(build_dir package)" --prefix "$prefix" --strip --component "$component" >/dev/null
+  done
+}
