@@ -74,12 +74,12 @@ def platform_tag(binaries):
 
 def entries(prefix, name):
     """Path in the wheel -> file of the prefix."""
+    # A wheel has no links. Programs ask for libx.so.1; libx.so.1.2.3, to which it leads, would be a copy.
+    copies = {file.resolve() for file in prefix.rglob("*") if file.is_symlink()}
     for file in sorted(prefix.rglob("*")):
         path = file.relative_to(prefix)
-        if not file.is_file():
+        if not file.is_file() or (file in copies and not file.is_symlink()):
             continue
-        if path.parts[0] == "lib" and not re.search(r"\.so(\.\d+)?$", file.name):
-            continue  # libx.so.1 is asked for; libx.so.1.2.3, to which it leads, would be a copy
         yield (f"{name}.data/data/{path}" if path.parts[0] == "share" else f"pptrain/{path}"), file
 
 
@@ -93,7 +93,7 @@ def write_entry(wheel, path, content, executable):
 
 
 def main():
-    prefix, version, torch, out = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4])
+    prefix, version, torch, out = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4])
     name = f"pptrain-{version}"
     files = list(entries(prefix, name))
     tag = f"py3-none-{platform_tag(file for _, file in files if is_elf(file))}"
