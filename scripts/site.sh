@@ -9,9 +9,8 @@ lock_checkout
 ensure_packages
 ensure_toolchain
 ensure_requirements requirements-site
-has_command groff || install_packages groff-base
 build release pptrain
 unlock_checkout
 "$venv/bin/python" "$scripts/site/make_pages.py" "$root/build/pptrain" "$root/build/site"
-"$venv/bin/mkdocs" build --quiet --strict --config-file "$root/build/site/mkdocs.yml"
+NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --quiet --strict --config-file "$root/build/site/mkdocs.yml"
 echo "$root/build/site/html/index.html"

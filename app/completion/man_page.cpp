@@ -91,6 +91,9 @@ The job or the arguments are wrong; nothing was started.
 .TP
 .B 3
 A signal stopped the run after it had saved.
+.PP
+.B pptrain status
+exits with 0 while the run is under way, 3 when it has finished or stopped, 4 when it has diverged, failed or been killed.
 .SH FILES
 A job is a TOML file.
 .B pptrain config

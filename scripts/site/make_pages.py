@@ -57,7 +57,7 @@ class Shell:
         self.env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 
     def run(self, command, code=0):
-        done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.env, text=True, errors="replace", timeout=120,
+        done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.env, text=True, errors="replace", timeout=600,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode != code:
             raise SystemExit(f"exit code {done.returncode} in place of {code}: {command}\n{done.stdout}")
@@ -181,9 +181,37 @@ def write_reference(shell, out):
     write(out, "reference.md", page)
 
 
+def plain(roff):
+    text = re.sub(r"\\f([BI])(.*?)\\fR", lambda m: f"**{m[2]}**" if m[1] == "B" else f"*{m[2]}*", roff.replace("*", "\\\\*"))
+    return text.replace("\\-", "-").replace("\\&", "").replace("\\e", "\\\\").replace("<", "&lt;")
+
+
+def manual_as_markdown(roff):
+    """Of the few macros that app/completion/man_page.cpp writes."""
+    out, is_term = "", False
+    for line in roff.splitlines()[1:]:
+        macro, _, rest = line.partition(" ") if line.startswith(".") else ("", "", line)
+        if macro == ".TP":
+            is_term = True
+            continue
+        if macro in (".nf", ".fi"):
+            out += "\n```text\n" if macro == ".nf" else "```\n\n"
+        elif macro in (".SH", ".SS"):
+            out += f"\n{'##' if macro == '.SH' else '###'} {plain(rest)}\n\n"
+        elif macro == ".PP":
+            out += "\n"
+        elif macro == ".br":
+            out = out.rstrip("\n") + "  \n"
+        else:
+            text = {".B": f"**{plain(rest)}**", ".IR": "*" + plain(rest).replace(" ", "*", 1)}.get(macro, plain(rest))
+            out += f"\n{text}\n:   " if is_term else f"{text}\n"
+            is_term = False
+    return re.sub(r"```text\n(.*?)```", lambda m: m[0].replace("\\*", "*"), out, flags=re.S)
+
+
 def write_manual(build, out):
-    page = subprocess.run(["groff", "-man", "-Tutf8", "-P-cbou", str(build / "pptrain.1")], capture_output=True, text=True, check=True)
-    write(out, "manual.md", "# The manual page\n\n`man pptrain`, where pptrain is installed:\n\n```text\n" + page.stdout + "```\n")
+    text = manual_as_markdown((build / "pptrain.1").read_text())
+    write(out, "manual.md", "# The manual page\n\nAs `man pptrain` shows it where pptrain is installed.\n" + text)
 
 
 def copy_tree(out):
@@ -237,7 +265,9 @@ def main():
     finally:
         shutil.rmtree(shell.folder)
     shutil.copy(SOURCE / "scripts/site/site.css", pages)
-    settings = {"INHERIT": str(SOURCE / "scripts/site/mkdocs.yml"), "docs_dir": "pages", "site_dir": "html", "nav": navigation(pages)}
+    version = subprocess.run([pptrain, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    settings = {"INHERIT": str(SOURCE / "scripts/site/mkdocs.yml"), "site_name": version, "docs_dir": "pages",
+                "site_dir": "html", "nav": navigation(pages)}
     (out / "mkdocs.yml").write_text(json.dumps(settings, indent=1))  # YAML contains JSON
 
 

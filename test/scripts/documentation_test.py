@@ -145,6 +145,12 @@ class Site(unittest.TestCase):
             for option in re.findall(r"^  (?:-\w,)?(--[\w-]+)", run([PPTRAIN, command, "--help"], SOURCE).stdout, re.M):
                 self.assertIn(option, page)
 
+    def test_the_manual_page_is_whole(self):
+        text = (self.pages / "manual.md").read_text()
+        self.assertNotRegex(text, r"\\[f&-]|^\.[A-Z]")
+        for words in ("**--max-tokens** *N*\n:   Tokens to generate", "### **pptrain check** **--config** *JOB.toml*", "## EXIT STATUS"):
+            self.assertIn(words, text)
+
     def test_every_schedule_has_a_page_with_its_picture(self):
         reference = re.sub(r"\n# ", " ", (SOURCE / "configs/reference.toml").read_text())
         names = re.findall(r"\w+", re.search(r"Order of the passes on each rank: (.*?) \(in any case", reference)[1].replace(" or ", " "))

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from pptrain import SOURCE, run, sets, steps  # noqa: E402
+from pptrain import SOURCE, environment, run, sets, steps  # noqa: E402
 
 PPTRAIN, BUILD, CMAKE = (pathlib.Path(sys.argv.pop(1)) for _ in range(3))
 QUICK = sets("train.steps=2", "train.seq_len=16", "eval.interval=0", "metrics.peak_tflops=1", "train.grad_accum_steps=4")
@@ -86,6 +87,36 @@ class Installation(unittest.TestCase):
             self.assertIn("check", (self.prefix / other).read_text())
 
 
+    def test_a_wheel_of_it_starts_the_program(self):
+        run([sys.executable, SOURCE / "scripts/packaging/wheel.py", self.prefix, "1.2.3", "2.11.0", self.folder / "dist"], self.folder)
+        file, = (self.folder / "dist").iterdir()
+        self.assertRegex(file.name, r"^pptrain-1\.2\.3-py3-none-manylinux_2_\d+_\w+\.whl$")
+        packages = self.folder / "packages"
+        with zipfile.ZipFile(file) as wheel:
+            names = wheel.namelist()
+            for entry in wheel.infolist():  # as pip does
+                os.chmod(wheel.extract(entry, packages), entry.external_attr >> 16)
+        recorded = (packages / "pptrain-1.2.3.dist-info/RECORD").read_text()
+        self.assertEqual(sorted(line.split(",")[0] for line in recorded.splitlines()), sorted(names))
+        self.assertIn("Requires-Dist: torch==2.11.0", (packages / "pptrain-1.2.3.dist-info/METADATA").read_text())
+        work = self.folder / "wheel_work"
+        shutil.copytree(packages / "pptrain-1.2.3.data/data/share/pptrain/configs", work / "configs")
+        beside = {name.split("/")[-1] for name in names if name.startswith("pptrain/lib/")}
+        needed = libraries_of(packages / "pptrain/bin/pptrain_whole")
+        self.assertEqual(beside & needed.keys(), beside)  # under the names that the program asks for
+        command = [sys.executable, "-m", "pptrain", "check", "--config", "configs/shakespeare.toml"]
+        self.assertIn("# parameters  1869504", run(command, work, env=environment(PYTHONPATH=packages)).stdout)
+
+    def test_the_launcher_names_the_package_that_is_missing(self):
+        code = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; sys.argv[0] = ''; import pptrain; pptrain.main()"
+        launcher = self.folder / "launcher/pptrain"
+        launcher.mkdir(parents=True)
+        template = re.search(r"^LAUNCHER = \'\'\'(.*?)^\'\'\'", (SOURCE / "scripts/packaging/wheel.py").read_text(), re.M | re.S)[1]
+        (launcher / "__init__.py").write_text(template.format(version="1.2.3", torch="2.11.0"))
+        said = run([sys.executable, "-c", code], self.folder, 1, env=environment(PYTHONPATH=launcher.parent)).stderr
+        self.assertIn("torch 2.11.0 is missing", said)
+
+
 class ManualPage(unittest.TestCase):
     page = BUILD / "pptrain.1"
 
@@ -115,7 +146,8 @@ class OneVersion(unittest.TestCase):
         version = version_of_the_project()
         newest = re.search(r"^## ([\d.]+)", (SOURCE / "CHANGELOG.md").read_text(), re.M)[1]
         cited = re.search(r"^version: (\S+)", (SOURCE / "CITATION.cff").read_text(), re.M)[1]
-        self.assertEqual((newest, cited), (version, version))
+        shown = re.findall(r"pptrain-(\d[\d.]*\d)-", (SOURCE / "README.md").read_text())
+        self.assertEqual({newest, cited, *shown}, {version})
 
 
 if __name__ == "__main__":
