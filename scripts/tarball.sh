@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a tarball that runs wherever it is unpacked, with LibTorch in it.
 #   scripts/tarball.sh [--out DIR]         DIR is dist unless given; prints the tarball's path
-# Built without MPI: ranks of a launcher meet over TCP (mpirun and srun then need MASTER_ADDR and MASTER_PORT). It needs the glibc and libstdc++ of this system or newer.
+# Built without MPI: ranks of a launcher meet over TCP (mpirun needs -x MASTER_ADDR=HOST -x MASTER_PORT=PORT).
+# It needs the glibc and libstdc++ of this system or newer.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

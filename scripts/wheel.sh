@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a Python wheel that puts pptrain on PATH; LibTorch is the one of the wheel torch, on which it depends.
 #   scripts/wheel.sh [--out DIR]           DIR is dist unless given; prints the wheel's path
-# Built without MPI: ranks of a launcher meet over TCP (mpirun and srun then need MASTER_ADDR and MASTER_PORT). With nvcc on PATH it has CUDA.
+# Built without MPI: ranks of a launcher meet over TCP (mpirun needs -x MASTER_ADDR=HOST -x MASTER_PORT=PORT).
+# With nvcc on PATH it has CUDA.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
