@@ -44,8 +44,8 @@ nn::TokenInfo token_info(const Place& place, std::vector<int32_t> starts, int64_
           .rope = nn::make_rope_table(head_dim, 1024, 10000, {}, place.device)};
 }
 
-Results attention(const Place& place, const nn::AttentionConfig& config, const std::vector<int32_t>& starts,
-                  Mode mode) {
+Results attention_layer(const Place& place, const nn::AttentionConfig& config,
+                        const std::vector<int32_t>& starts, Mode mode) {
   nn::ParameterGroup group;
   nn::Attention layer(group, "attn", config);
   prepare(group, place);
@@ -153,7 +153,8 @@ TEST_CASE("Attention on the device: QK-norm, grouped heads, unequal documents", 
   for (const auto& config : attention_configs) {
     for (const auto& starts : documents) {
       CAPTURE(config.heads, config.kv_heads, config.head_dim, starts);
-      compare_places([&](const Place& place) { return attention(place, config, starts, Mode::immediate); });
+      compare_places(
+          [&](const Place& place) { return attention_layer(place, config, starts, Mode::immediate); });
     }
   }
 }
@@ -164,7 +165,7 @@ TEST_CASE("weight gradients taken later are those taken at once, bit for bit", "
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const Place place{device_under_test(), type};
     const auto run = [&](Mode mode) {
-      Results results = attention(place, attention_configs[1], documents.back(), mode);
+      Results results = attention_layer(place, attention_configs[1], documents.back(), mode);
       results.merge(swiglu(place, true, mode));
       return results;
     };
