@@ -5,12 +5,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
 
 #include "app/commands/commands.h"
+#include "app/completion/man_page.h"
 #include "core/base/error.h"
 #include "core/config/nearest.h"
 #include "core/config/options.h"
@@ -103,6 +105,13 @@ bool names_job(const CLI::App& cli) {
   return std::ranges::any_of(names, [&](const char* name) { return cli.get_option(name)->count() > 0; });
 }
 
+class HelpWithDefaults final : public CLI::Formatter {
+ public:
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return help_with_default(*option);
+  }
+};
+
 }  // namespace
 
 CommandLine::CommandLine(const std::string& commit)
@@ -110,6 +119,7 @@ CommandLine::CommandLine(const std::string& commit)
           "pptrain trains large language models with pipeline parallelism.\n\n"
           "  pptrain --config job.toml                 train, or resume, in one process\n"
           "  mpirun -np 8 pptrain --config job.toml    the same on 8 processes\n") {
+  cli_.formatter(std::make_shared<HelpWithDefaults>());  // which subcommands inherit
   cli_.set_version_flag(
       "-V,--version", [commit] { return version_text(commit); },
       "What the program is made of, and what this machine offers it");

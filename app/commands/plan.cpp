@@ -234,6 +234,7 @@ CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   add_job_options(*plan, arguments);
   CLI::Option* format =
       plan->add_option("--format", arguments.format.text, "text, csv, json, svg, or trace (for Perfetto)")
+          ->option_text("FORMAT")
           ->check(CLI::IsMember(config::words_of<PlanFormat>()))
           ->capture_default_str();
   plan->add_flag("--actions", arguments.actions, "With --format json: also every action, with its times");

@@ -61,7 +61,8 @@ void add_color(CLI::App& command, TrainArguments& arguments) {
       .add_option("--color", arguments.color.text,
                   "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
       ->check(CLI::IsMember(config::words_of<metrics::Color>()))
-      ->option_text("WHEN");
+      ->option_text("WHEN")
+      ->capture_default_str();
 }
 
 CLI::App* declare_train(CLI::App& cli, TrainArguments& arguments) {
