@@ -24,13 +24,18 @@ SMALL = "--set train.steps=20 --set train.grad_accum_steps=2 --set checkpoint.in
 COMMANDS = {
     "train": [(f"pptrain {JOB} {SMALL}", 0)],
     "check": [(f"pptrain check {JOB}", 0)],
+    "doctor": [(f"pptrain doctor {JOB}", None)],  # as the machine is
     "plan": [(f"pptrain plan {JOB} --costs modelled --set train.grad_accum_steps=4", 0),
              ("pptrain plan --config configs/llama3_8b_8gpu.toml --device h100 --search", 0)],
-    "eval": [(f"pptrain eval {JOB} --batches 2", 0)],
-    "generate": [(f"pptrain generate {JOB} --prompt ROMEO: --max-tokens 40 --temperature 0.8", 0)],
+    "eval": [("pptrain eval runs/shakespeare --batches 2", 0)],
+    "generate": [("pptrain generate runs/shakespeare --prompt ROMEO: --max-tokens 40 --temperature 0.8", 0)],
+    "fork": [("pptrain fork runs/shakespeare --step 10 --to runs/forked", 0), ("pptrain resume runs/forked", 0)],
+    "bisect": [("pptrain bisect runs/shakespeare runs/forked", 0)],
+    "diff": [("pptrain diff runs/shakespeare/checkpoints/step_10 runs/shakespeare/checkpoints/step_20", 1)],
+    "resume": [("pptrain resume runs/shakespeare --set train.steps=30", 0)],
     "status": [("pptrain status runs/shakespeare", 3)],
-    "report": [("pptrain report runs/shakespeare -o report.html", 0)],
-    "verify": [("pptrain verify runs/shakespeare/checkpoints", 0)],
+    "report": [("pptrain report runs/shakespeare", 0)],
+    "verify": [("pptrain verify runs/shakespeare", 0)],
     "convert": [("pptrain convert --from runs/shakespeare --to huggingface", 0)],
     "tokenize": [("pptrain tokenize --tokenizer configs/data/tokenizer --out tokens configs/data/tinyshakespeare.txt", 0)],
     "config": [("pptrain config --reference", 0)],
@@ -59,7 +64,7 @@ class Shell:
     def run(self, command, code=0):
         done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.env, text=True, errors="replace", timeout=600,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        if done.returncode != code:
+        if code not in (None, done.returncode):
             raise SystemExit(f"exit code {done.returncode} in place of {code}: {command}\n{done.stdout}")
         return done.stdout
 
@@ -129,7 +134,7 @@ def write_commands(shell, out):
             live = shell.start(LIVE)
         write(out, f"commands/{name}.md", command_page(shell, name, examples))
     live.wait(timeout=60)
-    shutil.copy(shell.folder / "report.html", out / "commands/report_of_a_run.html")
+    shutil.copy(shell.folder / "runs/shakespeare/report.html", out / "commands/report_of_a_run.html")
     with (out / "commands/report.md").open("a") as page:
         page.write("\n[The page that this command wrote](report_of_a_run.html)\n")
 
@@ -172,6 +177,7 @@ def cell(value):
 def write_reference(shell, out):
     sections = json.loads(shell.run("pptrain config --schema"))["properties"]
     page = "# Every key of a job\n\nFrom `pptrain config --schema`; the same as commented TOML: `pptrain config`.\n"
+    page += f"\n`include`, at the top of a job: {sections.pop('include')['description']}\n"
     for section, schema in sections.items():
         page += f"\n## [{section}]\n\n| key | default | values | meaning |\n|---|---|---|---|\n"
         for key, option in schema["properties"].items():

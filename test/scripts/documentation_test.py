@@ -32,6 +32,8 @@ NOT_HERE = {
     "scripts/format.sh": ".ci/run",
     "scripts/build.sh": "builds, which is what the tests stand on",
     "scripts/train.sh": "builds; its job is trained by command_line_test.py",
+    "build/pptrain doctor": "test/app/commands/command_line_test.py",
+    "build/pptrain fork": "test/app/commands/fork_test.py",
     "pip install": "downloads torch",
     "tar xzf": "unpacks what scripts/tarball.sh makes of a build of its own",
     "mpirun -np 8 --hostfile": "needs several machines",

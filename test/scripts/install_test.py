@@ -105,7 +105,7 @@ class Installation(unittest.TestCase):
         needed = libraries_of(packages / "pptrain/bin/pptrain_whole")
         self.assertEqual(beside & needed.keys(), beside)  # under the names that the program asks for
         command = [sys.executable, "-m", "pptrain", "check", "--config", "configs/shakespeare.toml"]
-        self.assertIn("# parameters  1869504", run(command, work, env=environment(PYTHONPATH=packages)).stdout)
+        self.assertIn("llama of 1.87 M parameters", run(command, work, env=environment(PYTHONPATH=packages)).stdout)
 
     def test_the_launcher_names_the_package_that_is_missing(self):
         code = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; sys.argv[0] = ''; import pptrain; pptrain.main()"
