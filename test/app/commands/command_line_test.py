@@ -335,7 +335,7 @@ class CommandLine(Case):
         best = self.folder / "best.toml"
         self.plan("--search", "--write", best, "--pick", "2")
         rows = list(csv.DictReader(self.plan("--search", "--format", "csv").stdout.splitlines()))
-        self.assertIn(f'pp_schedule = "{rows[1]["schedule"]}"', best.read_text())
+        self.assertIn(f'pp_schedule = "{rows[1]["pp_schedule"]}"', best.read_text())
         self.pptrain("check", "--config", best)
         self.assertIn("--pick 999", self.plan("--search", "--write", best, "--pick", "999", code=2).stderr)
         self.assertIn("--write needs --search", self.plan("--write", best, code=2).stderr)
