@@ -56,11 +56,17 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
   return bytes;
 }
 
-Bpe::Bpe(const JsonPart& part, bool byte_level) : byte_level_(byte_level) {
+void append_byte_characters(std::string& out, std::string_view bytes) {
+  for (const char byte : bytes) append_utf8(out, character_of_byte[static_cast<unsigned char>(byte)]);
+}
+
+void require_bpe(const JsonPart& model) {
   // Older files say no type.
-  if (part.find("type") && part.type() != "BPE") {
-    part.refuse(fmt::format("the model '{}' is not supported, only BPE is", part.type()));
-  }
+  if (!model.find("type") || model.type() == "BPE") return;
+  model.refuse(fmt::format("the model '{}' is not supported, only BPE is", model.type()));
+}
+
+Bpe::Bpe(const JsonPart& part, bool byte_level) : byte_level_(byte_level) {
   part.only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
              "byte_fallback", "ignore_merges", "vocab", "merges"});
   if (const auto dropout = part.find("dropout")) {

@@ -165,8 +165,13 @@ class MergeTable {
 int byte_of_character(uint32_t c);
 // The bytes that a token of such characters stands for; nothing where another character is in it.
 std::optional<std::string> bytes_of_token(std::string_view token);
+// Appends the characters that stand for the bytes.
+void append_byte_characters(std::string& out, std::string_view bytes);
 
 constexpr int32_t largest_id = (1 << 24) - 1;  // that is accepted
+
+// Throws Error that names the model where it is not BPE.
+void require_bpe(const JsonPart& model);
 
 class Bpe {
  public:

@@ -12,7 +12,7 @@
 namespace pptrain::tokenizer {
 
 // A part of a text, never empty.
-struct Piece {
+struct TextSpan {
   std::string_view text;
   bool begins_input = false;  // at byte 0 of the text as it was given
   bool newer = false;         // has_newer_character() of it, or of what it is a part of
@@ -31,11 +31,11 @@ class PreTokenizerStep {
     };
     std::vector<Part> parts;
   };
-  using PieceSink = std::function<void(const Piece&)>;
+  using SpanSink = std::function<void(const TextSpan&)>;
 
   virtual ~PreTokenizerStep() = default;
-  // Hands on the parts of `piece`; `scratch` is this step's alone until it returns.
-  virtual void cut(const Piece& piece, Scratch& scratch, const PieceSink& sink) const = 0;
+  // Hands on the parts of `span`; `scratch` is this step's alone until it returns.
+  virtual void cut(const TextSpan& span, Scratch& scratch, const SpanSink& sink) const = 0;
 };
 
 class PreTokenizer {
@@ -43,23 +43,24 @@ class PreTokenizer {
   using Scratch = std::vector<PreTokenizerStep::Scratch>;  // of one thread
 
   PreTokenizer() = default;
-  // ByteLevel (the last one, if it is there), Split, Digits, Metaspace, Whitespace, WhitespaceSplit and
-  // Sequence. Throws Error that names any other.
+  // ByteLevel (once, and no Metaspace after it), Split, Digits, Punctuation, Metaspace, Whitespace,
+  // WhitespaceSplit and Sequence. Throws Error that names any other.
   explicit PreTokenizer(const JsonPart& part);
 
   // Are words bytes, of which each is a character of the vocabulary (ByteLevel)?
   bool byte_level() const { return byte_level_; }
-  // Does it matter whether a piece begins the input (Metaspace with prepend_scheme "first")?
+  // Does it matter whether a span begins the input (Metaspace with prepend_scheme "first")?
   bool looks_at_begin() const { return looks_at_begin_; }
-  void cut(const Piece& piece, Scratch& scratch, const WordSink& sink) const;
+  void cut(const TextSpan& span, Scratch& scratch, const WordSink& sink) const;
 
  private:
   void add(const JsonPart& part);
   void add_byte_level(const JsonPart& part);
-  void run(size_t step, const Piece& piece, Scratch& scratch, const WordSink& sink) const;
+  void run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const;
 
   std::vector<std::unique_ptr<const PreTokenizerStep>> steps_;
   bool byte_level_ = false, looks_at_begin_ = false;
+  bool byte_characters_ = false;  // there are steps after ByteLevel, which look at the characters of bytes
 };
 
 }  // namespace pptrain::tokenizer

@@ -162,8 +162,9 @@ Tokenizer::Parts::Parts(const JsonPart& part) {
     version->refuse(fmt::format("the version '{}' is not supported, only 1.0 is", version->text()));
   }
   for (const char* key : {"truncation", "padding"}) {
-    if (const auto set = part.find(key)) set->refuse("must be null: no token is cut off or filled in here");
+    if (const auto set = part.find(key)) set->warn("ignored, texts keep all their tokens and get no others");
   }
+  require_bpe(part.at("model"));  // first: other models have normalizers of their own
   if (const auto set = part.find("normalizer")) normalizer = Normalizer(*set);
   if (const auto set = part.find("pre_tokenizer")) pre_tokenizer = PreTokenizer(*set);
   model = Bpe(part.at("model"), pre_tokenizer.byte_level());
