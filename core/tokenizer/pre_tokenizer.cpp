@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -14,8 +15,33 @@
 namespace pptrain::tokenizer {
 namespace {
 
-using Part = PreTokenizerStep::Scratch::Part;
+struct Part {
+  size_t begin, end;
+  bool match;
+};
 using Parts = std::vector<Part>;
+
+struct StepScratch {
+  std::string text;
+  Parts parts;
+};
+
+using SpanSink = std::function<void(const TextSpan&)>;
+
+}  // namespace
+
+struct PreTokenizer::Scratch {
+  std::vector<StepScratch> of_step;
+};
+
+class PreTokenizerStep {
+ public:
+  virtual ~PreTokenizerStep() = default;
+  // Hands on the parts of `span`; `scratch` is this step's alone until it returns.
+  virtual void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const = 0;
+};
+
+namespace {
 
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
@@ -37,8 +63,7 @@ TextSpan sub_span(const TextSpan& span, size_t begin, size_t end) {
   return {span.text.substr(begin, end - begin), span.begins_input && begin == 0, span.newer};
 }
 
-void hand_on(const TextSpan& span, const Parts& parts, bool without_matches,
-             const PreTokenizerStep::SpanSink& sink) {
+void hand_on(const TextSpan& span, const Parts& parts, bool without_matches, const SpanSink& sink) {
   for (const Part& part : parts) {
     if (part.begin < part.end && !(without_matches && part.match)) sink(sub_span(span, part.begin, part.end));
   }
@@ -90,8 +115,7 @@ void join_alike(Parts& parts) {
 }
 
 // The parts of a text, alternately found and not, as a behavior wants them (NormalizedString::split).
-void cut_parts(const TextSpan& span, Parts& parts, Behavior behavior,
-               const PreTokenizerStep::SpanSink& sink) {
+void cut_parts(const TextSpan& span, Parts& parts, Behavior behavior, const SpanSink& sink) {
   switch (behavior) {
     case Behavior::removed:
     case Behavior::isolated:
@@ -114,7 +138,7 @@ class Split : public PreTokenizerStep {
   Split(Pattern pattern, Behavior behavior, bool invert)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
-  void cut(const TextSpan& span, Scratch& scratch, const SpanSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
     Pattern::Search search(pattern_, span.text, span.newer);
     if (behavior_ == Behavior::isolated) {
       each_part(search, span.text.size(), [&](size_t begin, size_t end, bool /*match*/) {
@@ -151,7 +175,7 @@ class CharacterSplit : public PreTokenizerStep {
  public:
   CharacterSplit(bool (*is_match)(uint32_t), Behavior behavior) : is_match_(is_match), behavior_(behavior) {}
 
-  void cut(const TextSpan& span, Scratch& scratch, const SpanSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
     scratch.parts.clear();
     size_t done = 0;
     for (size_t at = 0; at < span.text.size();) {
@@ -175,7 +199,7 @@ class CharacterSplit : public PreTokenizerStep {
 // Runs of word characters, and of what is neither such nor blank.
 class Whitespace : public PreTokenizerStep {
  public:
-  void cut(const TextSpan& span, Scratch& /*scratch*/, const SpanSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& /*scratch*/, const SpanSink& sink) const override {
     enum class Kind { none, blank, word, other };
     Kind last = Kind::none;
     size_t begin = 0, at = 0;
@@ -202,7 +226,7 @@ class Metaspace : public PreTokenizerStep {
   Metaspace(std::string replacement, Prepend prepend, bool split)
       : replacement_(std::move(replacement)), prepend_(prepend), split_(split) {}
 
-  void cut(const TextSpan& span, Scratch& scratch, const SpanSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
     std::string& text = scratch.text;
     text.clear();
     const bool marked = span.text.starts_with(' ') || span.text.starts_with(replacement_);
@@ -237,7 +261,7 @@ class Metaspace : public PreTokenizerStep {
 
 class PrefixSpace : public PreTokenizerStep {
  public:
-  void cut(const TextSpan& span, Scratch& scratch, const SpanSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
     if (span.text.starts_with(' ')) return sink(span);
     scratch.text.assign(1, ' ');
     scratch.text += span.text;
@@ -248,7 +272,7 @@ class PrefixSpace : public PreTokenizerStep {
 // Bytes become characters, as ByteLevel makes them, where further steps look at these.
 class ToByteCharacters : public PreTokenizerStep {
  public:
-  void cut(const TextSpan& span, Scratch& scratch, const SpanSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
     scratch.text.clear();
     append_byte_characters(scratch.text, span.text);
     sink({scratch.text, span.begins_input, false});
@@ -257,7 +281,7 @@ class ToByteCharacters : public PreTokenizerStep {
 
 class FromByteCharacters : public PreTokenizerStep {
  public:
-  void cut(const TextSpan& span, Scratch& scratch, const SpanSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
     scratch.text = bytes_of_token(span.text).value();
     sink({scratch.text, span.begins_input, false});
   }
@@ -288,6 +312,14 @@ std::unique_ptr<const PreTokenizerStep> read_metaspace(const JsonPart& part) {
 }
 
 }  // namespace
+
+PreTokenizer::PreTokenizer() = default;
+PreTokenizer::~PreTokenizer() = default;
+PreTokenizer& PreTokenizer::operator=(PreTokenizer&&) noexcept = default;
+
+std::shared_ptr<PreTokenizer::Scratch> PreTokenizer::make_scratch() {
+  return std::make_shared<Scratch>();
+}
 
 PreTokenizer::PreTokenizer(const JsonPart& part) {
   add(part);
@@ -347,17 +379,17 @@ void PreTokenizer::add_byte_level(const JsonPart& part) {
 }
 
 void PreTokenizer::cut(const TextSpan& span, Scratch& scratch, const WordSink& sink) const {
-  scratch.resize(steps_.size());
+  scratch.of_step.resize(steps_.size());
   run(0, span, scratch, sink);
 }
 
 void PreTokenizer::run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const {
   if (step == steps_.size()) return sink(span.text);
   if (step + 1 == steps_.size()) {
-    steps_[step]->cut(span, scratch[step], [&sink](const TextSpan& word) { sink(word.text); });
+    steps_[step]->cut(span, scratch.of_step[step], [&sink](const TextSpan& word) { sink(word.text); });
     return;
   }
-  steps_[step]->cut(span, scratch[step],
+  steps_[step]->cut(span, scratch.of_step[step],
                     [&, step](const TextSpan& part) { run(step + 1, part, scratch, sink); });
 }
 

@@ -21,28 +21,16 @@ struct TextSpan {
 // Takes the words, in order; each is valid during the call alone.
 using WordSink = std::function<void(std::string_view word)>;
 
-class PreTokenizerStep {
- public:
-  struct Scratch {
-    std::string text;
-    struct Part {
-      size_t begin, end;
-      bool match;
-    };
-    std::vector<Part> parts;
-  };
-  using SpanSink = std::function<void(const TextSpan&)>;
-
-  virtual ~PreTokenizerStep() = default;
-  // Hands on the parts of `span`; `scratch` is this step's alone until it returns.
-  virtual void cut(const TextSpan& span, Scratch& scratch, const SpanSink& sink) const = 0;
-};
+class PreTokenizerStep;
 
 class PreTokenizer {
  public:
-  using Scratch = std::vector<PreTokenizerStep::Scratch>;  // of one thread
+  struct Scratch;  // of one thread
+  static std::shared_ptr<Scratch> make_scratch();
 
-  PreTokenizer() = default;
+  PreTokenizer();
+  ~PreTokenizer();
+  PreTokenizer& operator=(PreTokenizer&&) noexcept;
   // ByteLevel (once, and no Metaspace after it), Split, Digits, Punctuation, Metaspace, Whitespace,
   // WhitespaceSplit and Sequence. Throws Error that names any other.
   explicit PreTokenizer(const JsonPart& part);
