@@ -233,4 +233,11 @@ TEST_CASE("steps that are not finite are skipped, and too many in a row end the 
                     pptrain::test::contains_text("grad norm nan; the gradient of head.weight"));
   CHECK_THROWS_WITH(guard.accept(-infinite, 1.0), pptrain::test::contains_text("max_skipped_steps = 2") &&
                                                       pptrain::test::contains_text("3 steps in a row"));
+  AnomalyGuard alike(2);
+  CHECK(alike.accept(1.0, 2.0));
+  CHECK_FALSE(alike.accept(22911, infinite, "head.weight"));
+  CHECK_FALSE(alike.accept(22911, infinite, "head.weight"));
+  CHECK_THROWS_WITH(alike.accept(22911, infinite, "head.weight"),
+                    pptrain::test::contains_text(
+                        "\n  loss 1, grad norm 2\n  loss 22911, grad norm inf; head.weight (3 steps)\n"));
 }

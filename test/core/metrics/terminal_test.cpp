@@ -175,6 +175,45 @@ TEST_CASE("a line of the log comes every interval, with means since the last") {
   CHECK_THAT(lines[5], test::contains_text("validation loss 1.5000"));
 }
 
+TEST_CASE("a line of the log fits its terminal, and off one says how long the rest takes") {
+  const metrics::StepRecord record{.step = 120,
+                                   .loss = 1.6387,
+                                   .grad_norm = 0.5,
+                                   .lr = 3e-3,
+                                   .tokens_per_s = 26020,
+                                   .mfu = 0.183,
+                                   .memory_gb = 0.45,
+                                   .step_time_s = 0.226};
+  const std::string whole = metrics::format_line(record, 800);
+  CHECK(whole ==
+        "step 120/800  loss 1.6387  lr 3.000e-03  grad_norm 0.5000  tok/s 26,020  mfu 18.3%  mem 0.45 GB  "
+        "step_time 0.226 s");
+  CHECK(metrics::format_line(record, 800, 83.0) == whole + "  1:23 left");
+  CHECK(metrics::format_line(record, 800, std::nullopt, 200) == whole);
+  CHECK(metrics::format_line(record, 800, std::nullopt, 71) ==
+        "step 120/800  loss 1.6387  lr 3.000e-03  grad_norm 0.5000  tok/s 26,020");
+  CHECK(metrics::format_line(record, 800, std::nullopt, 10) == "step 120/800  loss 1.6387");
+  for (int columns = 26; columns < 120; ++columns)
+    CHECK(metrics::format_line(record, 800, std::nullopt, columns).size() <= static_cast<size_t>(columns));
+}
+
+TEST_CASE("skipped steps in a row take a line for the first, and one for all") {
+  const CapturedLog log;
+  metrics::LineSink sink(100, 100);
+  for (int64_t step = 1; step <= 9; ++step)
+    sink.step({.step = step,
+               .loss = 2,
+               .tokens = 100,
+               .step_time_s = 1,
+               .skipped = step == 2 || (step >= 4 && step <= 7)});
+  sink.end();
+  const auto lines = log.lines();
+  REQUIRE(lines.size() == 4);
+  CHECK_THAT(lines[1], test::contains_text("step 2/100") && test::contains_text("SKIPPED"));
+  CHECK_THAT(lines[2], test::contains_text("step 4/100") && test::contains_text("SKIPPED"));
+  CHECK(lines[3] == "steps 4 to 7 were skipped, one after the other");
+}
+
 TEST_CASE("the log's file gets what came before it was opened, and keeps what earlier starts wrote") {
   const ScratchFolder folder;
   const std::regex dated(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d ([IWE]) (.*))");
