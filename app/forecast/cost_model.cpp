@@ -52,10 +52,13 @@ const PassTime& StagePasses::of(schedule::ActionKind pass) const {
   }
 }
 
-ParallelShape parallel_shape(const mesh::MeshShape& mesh, models::ContextKind cp_kind) {
+mesh::MeshShape seen_by_passes(const mesh::MeshShape& mesh) {
   // As few data ranks as have room for the experts' group.
   const int data = mesh.ep / std::gcd(mesh.ep, mesh.cp * mesh.tp);
-  return {.dp_shard = data, .cp = mesh.cp, .tp = mesh.tp, .ep = mesh.ep, .batch = data, .cp_kind = cp_kind};
+  mesh::MeshShape seen = mesh;
+  seen.pp = seen.dp_replicate = 1;
+  seen.dp_shard = data;
+  return seen;
 }
 
 std::shared_ptr<const FootprintCache::Each> FootprintCache::of(BatchShape batch) {
@@ -99,9 +102,8 @@ PassTime CostModel::time(const kernels::Cost& cost) const {
     const auto w = static_cast<size_t>(wire);
     const kernels::Traffic& traffic = cost.on(wire);
     const double seconds = links_->on(wire).seconds(traffic.bytes, static_cast<double>(traffic.messages));
-    const bool behind_attention = wire == kernels::Wire::cp &&
-                                  workload_.batch.parallel.cp_kind == models::ContextKind::ring &&
-                                  !device_.is_cpu;
+    const bool behind_attention =
+        wire == kernels::Wire::cp && workload_.batch.cp_kind == models::ContextKind::ring && !device_.is_cpu;
     time.hidden[w] = behind_attention ? std::min(seconds, attention) : 0;
     time.exposed[w] = seconds - time.hidden[w];
   }

@@ -21,7 +21,7 @@ namespace pptrain::app {
 
 // One microbatch of a job on one rank of the mesh, and its optimizer.
 struct Workload {
-  BatchShape batch;                            // its `parallel` is the mesh's: parallel_shape()
+  BatchShape batch;                            // its mesh is seen_by_passes(mesh)
   std::vector<models::Recompute> recompute{};  // of each stage; none: batch.recompute serves all
   mesh::MeshShape mesh = {};
   Sharding sharding = {};
@@ -31,7 +31,7 @@ struct Workload {
 
 // What a stage's passes see of a mesh. The numbers of data ranks change neither bytes nor operations, so
 // meshes that differ in these alone have one shape.
-ParallelShape parallel_shape(const mesh::MeshShape& mesh, models::ContextKind cp_kind);
+mesh::MeshShape seen_by_passes(const mesh::MeshShape& mesh);
 
 // Mean seconds of a run's actions on one stage; 0 where the run had none of the kind.
 struct MeasuredStage {

@@ -24,11 +24,11 @@ data::Microbatch meta_microbatch(const BatchShape& batch) {
                         .positions = {},
                         .segments = tokens::equal_segments(batch.documents, batch.length, at::kMeta),
                         .targets = batch.tokens(),
-                        .global_tokens = batch.tokens() * batch.parallel.batch,
-                        .global_targets = batch.tokens() * batch.parallel.batch};
-  if (batch.parallel.cp > 1) {
-    data.context = std::make_shared<const tokens::ContextSplit>(tokens::split_rows(
-        models::order_of(batch.parallel.cp_kind), batch.documents, batch.length, batch.parallel.cp, 0));
+                        .global_tokens = batch.tokens() * batch.mesh.size(mesh::Group::batch),
+                        .global_targets = batch.tokens() * batch.mesh.size(mesh::Group::batch)};
+  if (batch.mesh.cp > 1) {
+    data.context = std::make_shared<const tokens::ContextSplit>(
+        tokens::split_rows(models::order_of(batch.cp_kind), batch.documents, batch.length, batch.mesh.cp, 0));
   }
   data.tokens = at::empty({data.token_count()}, meta.dtype(at::kLong));
   data.labels = at::empty({data.token_count()}, meta.dtype(at::kLong));
@@ -38,13 +38,13 @@ data::Microbatch meta_microbatch(const BatchShape& batch) {
 
 // The groups of a rank that is alone with its tensors.
 struct DryGroups {
-  DryGroups(const ParallelShape& shape, bool deterministic)
-      : tp(comm::make_dry(kernels::Wire::tp, 0, shape.tp)),
-        cp(comm::make_dry(kernels::Wire::cp, 0, shape.cp)),
-        ep(comm::make_dry(kernels::Wire::ep, 0, shape.ep)),
-        stage(comm::make_dry(kernels::Wire::ep, 0, shape.batch * shape.cp * shape.tp)),
-        kind(shape.cp_kind),
-        deterministic(deterministic) {}
+  explicit DryGroups(const BatchShape& batch)
+      : tp(comm::make_dry(kernels::Wire::tp, 0, batch.mesh.tp)),
+        cp(comm::make_dry(kernels::Wire::cp, 0, batch.mesh.cp)),
+        ep(comm::make_dry(kernels::Wire::ep, 0, batch.mesh.ep)),
+        stage(comm::make_dry(kernels::Wire::ep, 0, batch.mesh.world_size())),
+        kind(batch.cp_kind),
+        deterministic(batch.deterministic) {}
 
   models::Seams seams() const {
     return models::make_seams({.tp = tp.get(),
@@ -63,7 +63,7 @@ struct DryGroups {
 class DryStage {
  public:
   DryStage(const models::ModelConfig& model, const models::StageSlice& slice, const BatchShape& batch)
-      : groups_(batch.parallel, batch.deterministic),
+      : groups_(batch),
         stage_(model, slice, batch.recompute, groups_.seams()),
         data_(meta_microbatch(batch)),
         beside_(batch.overlap && batch.gpu.is_gpu()),

@@ -13,18 +13,10 @@
 #include "models/model_config.h"
 #include "models/seams.h"
 #include "models/transformer_stage.h"
+#include "parallel/mesh/device_mesh.h"
 #include "parallel/schedule/cost/memory.h"
 
 namespace pptrain::app {
-
-// The ranks that share out one replica of a stage, as the footprint's rank (the first of each group) sees
-// them.
-struct ParallelShape {
-  int dp_shard = 1, cp = 1, tp = 1, ep = 1;
-  int batch = 1;  // data ranks, replicas included
-  models::ContextKind cp_kind = models::ContextKind::ring;
-  bool operator==(const ParallelShape&) const = default;
-};
 
 // One microbatch of a job on one rank: `documents` rows of `length` tokens.
 struct BatchShape {
@@ -35,7 +27,10 @@ struct BatchShape {
   at::DeviceType device = at::kCPU;  // that the passes will run on: it sets the chunks of the head
   kernels::GpuKind gpu = {};         // whose libraries' memory counts; none: a CPU's, or not known
   bool deterministic = true;         // attention's backward pass on a GPU
-  ParallelShape parallel = {};
+  // The ranks that share out one replica of a stage: seen_by_passes(). The footprint is that of the first
+  // rank.
+  mesh::MeshShape mesh = {};
+  models::ContextKind cp_kind = models::ContextKind::ring;
   bool overlap = false;  // B takes weight gradients beside input gradients, on a device with streams
 
   // Of the whole list, which context-parallel ranks share out.

@@ -15,7 +15,8 @@ Workload on_layout(Workload workload, const Layout& layout, const PlanBase& base
   workload.batch.documents = layout.micro_batch_size;
   workload.batch.recompute = models::make_recompute(layout.recompute.front());
   workload.recompute.clear();
-  workload.batch.parallel = parallel_shape(mesh, context_kind(base.job.distributed));
+  workload.batch.mesh = seen_by_passes(mesh);
+  workload.batch.cp_kind = context_kind(base.job.distributed);
   workload.mesh = mesh;
   workload.sharding = {.dense = mesh.size(mesh::Group::fsdp),
                        .experts = mesh.size(mesh::Group::efsdp),

@@ -50,7 +50,7 @@ double median(std::vector<double>& values) {
 // What is timed: the job's microbatch, or a part of it, on a rank that has whole layers.
 Workload timed_workload(const PlanBase& base) {
   Workload workload = workload_of(base);
-  workload.batch.parallel = {};
+  workload.batch.mesh = {};
   workload.batch.recompute = models::Recompute::none;
   workload.batch.device = at::kCPU;
   workload.recompute.clear();

@@ -190,10 +190,10 @@ std::vector<int64_t> MeshSearcher::microbatch_sizes(const mesh::MeshShape& mesh)
 // The dry runs that bounds need, most of the search's time, on all cores: each thread takes the microbatches
 // that no other has.
 void MeshSearcher::run_dry() {
-  std::vector<std::pair<ParallelShape, int64_t>> known;
+  std::vector<std::pair<mesh::MeshShape, int64_t>> known;
   std::vector<std::vector<LayoutModel>> models;  // [microbatch][recompute]
   for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) {
-    const auto shape = parallel_shape(meshes_[mesh], context_kind(base_.job.distributed));
+    const mesh::MeshShape shape = seen_by_passes(meshes_[mesh]);
     for (const int64_t size : microbatch_sizes(meshes_[mesh])) {
       if (std::ranges::find(known, std::pair(shape, size)) != known.end()) continue;
       known.emplace_back(shape, size);

@@ -163,7 +163,8 @@ TEST_CASE("a context-parallel stage holds the bytes that a dry run predicts") {
                                                       .length = 16,
                                                       .bfloat16 = false,
                                                       .recompute = recompute,
-                                                      .parallel = {.cp = 2, .cp_kind = kind}});
+                                                      .mesh = {.cp = 2},
+                                                      .cp_kind = kind});
   std::vector<int64_t> bytes(2);
   comm::run_thread_ranks(2, [&](comm::Communicator& group) {
     const c10::InferenceMode inference;

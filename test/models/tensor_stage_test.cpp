@@ -270,7 +270,7 @@ TEST_CASE("what a rank holds of a stage and of a microbatch is divided by the te
   const auto footprint = [&](int tp, bool embedding, bool head) {
     return app::dry_run(
         model, {.first_layer = 0, .end_layer = 4, .embedding = embedding, .head = head},
-        {.documents = 2, .length = 512, .bfloat16 = false, .recompute = recompute, .parallel = {.tp = tp}});
+        {.documents = 2, .length = 512, .bfloat16 = false, .recompute = recompute, .mesh = {.tp = tp}});
   };
   const app::StageFootprint alone = footprint(1, true, true), shared = footprint(4, true, true);
   // All that a record holds is a share. Norms and rounding to whole buffers are all that parameters have
@@ -289,7 +289,7 @@ TEST_CASE("what tensor-parallel ranks send is four exchanges of a layer forward,
   const auto sent = [](const app::PassFootprint& pass) { return pass.cost.on(kernels::Wire::tp).bytes; };
   const auto footprint = [&](Recompute recompute, int64_t layers) {
     return app::dry_run(model, {.first_layer = 0, .end_layer = static_cast<int>(layers)},
-                        {.length = tokens, .recompute = recompute, .parallel = {.tp = 2}});
+                        {.length = tokens, .recompute = recompute, .mesh = {.tp = 2}});
   };
   // A gather and a scatter move the other rank's half of [tokens, hidden] in bfloat16 each.
   const double exchange = static_cast<double>(tokens / 2 * model.hidden * 2);
