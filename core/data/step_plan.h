@@ -11,6 +11,7 @@
 #include "core/data/data_loader.h"
 #include "core/data/documents.h"
 #include "core/data/packing.h"
+#include "core/data/sampler.h"
 
 namespace pptrain::data {
 
@@ -19,11 +20,6 @@ class StepSource {
  public:
   virtual ~StepSource() = default;
 
-  // A sample of one of the streams.
-  struct Sample {
-    size_t stream = 0;
-    int64_t index = 0;
-  };
   // Which sample comes at a place of the order that steps take them in; behind a stream's last one there is
   // nothing but filling.
   using Order = std::function<Sample(int64_t place)>;

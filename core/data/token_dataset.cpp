@@ -103,7 +103,7 @@ TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_siz
   std::vector<int64_t> starts{0};
   std::vector<uint32_t> prompts;
   for (const auto& path : token_files(source)) {
-    Documents documents;
+    DocumentIndex documents;
     FileSpan span = open_file(path, source, documents);
     if (span.count == 0) continue;
     span.begin = end_;
@@ -122,7 +122,7 @@ TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_siz
 }
 
 TokenDataset::FileSpan TokenDataset::open_file(const std::filesystem::path& path, const Source& source,
-                                               Documents& documents) {
+                                               DocumentIndex& documents) {
   FileSpan span;
   span.file = std::make_shared<const io::MappedFile>(path);
   span.ids = span.file->bytes();
@@ -147,9 +147,8 @@ TokenDataset::FileSpan TokenDataset::open_file(const std::filesystem::path& path
       span.ids = span.ids.subspan(llmc_header_ints * sizeof(int32_t));
       break;
     case Format::megatron: {
-      DocumentIndex index = read_document_index(index_of(path), span.ids.size());
-      span.token_bytes = index.token_bytes;
-      documents.starts = std::move(index.starts);
+      documents = read_document_index(index_of(path), span.ids.size());
+      span.token_bytes = documents.token_bytes;
       if (io::is_there(prompts_of(path)))
         documents.prompts = read_prompt_lengths(prompts_of(path), documents.starts);
       break;

@@ -77,13 +77,9 @@ class TokenDataset {
     int64_t begin = 0;  // position of the first token in the stream
     int64_t count = 0;
   };
-  // Of a file with an index: where each begins, in tokens from the file's first, with the end of all; and its
-  // prompt's tokens.
-  struct Documents {
-    std::vector<int64_t> starts;
-    std::vector<uint32_t> prompts;  // empty: none
-  };
-  static FileSpan open_file(const std::filesystem::path& path, const Source& source, Documents& documents);
+  // `documents` is set for a file with an index.
+  static FileSpan open_file(const std::filesystem::path& path, const Source& source,
+                            DocumentIndex& documents);
   void read_span(const FileSpan& span, int64_t first, std::span<int64_t> out) const;
 
   std::string path_;

@@ -15,7 +15,8 @@ namespace pptrain::fault {
 
 bool AnomalyGuard::accept(double loss, double grad_norm, const std::string& where) {
   constexpr size_t remembered = 8;
-  last_.push_back({loss, grad_norm, where});
+  last_.push_back(fmt::format("\n  loss {:.6g}, grad norm {:.6g}{}{}", loss, grad_norm,
+                              where.empty() ? "" : "; ", where));
   if (last_.size() > remembered) last_.pop_front();
   if (std::isfinite(loss) && std::isfinite(grad_norm)) {
     in_a_row_ = 0;
@@ -25,9 +26,7 @@ bool AnomalyGuard::accept(double loss, double grad_norm, const std::string& wher
   ++total_;
   if (in_a_row_ <= max_in_a_row_) return false;
   std::string report;
-  for (const Seen& seen : last_)
-    report += fmt::format("\n  loss {:.6g}, grad norm {:.6g}{}{}", seen.loss, seen.grad_norm,
-                          seen.where.empty() ? "" : "; ", seen.where);
+  for (const std::string& seen : last_) report += seen;
   throw Error(fmt::format(
       "the loss or gradient norm was not finite in {} steps in a row, more than train.max_skipped_steps = {} "
       "allow; weights are those before the first of them. The last steps, oldest first:{}\n"

@@ -31,14 +31,10 @@ class AnomalyGuard {
   void restore(int64_t in_a_row, int64_t total);
 
  private:
-  struct Seen {
-    double loss, grad_norm;
-    std::string where;
-  };
   int64_t max_in_a_row_;
   int64_t in_a_row_ = 0;
   int64_t total_ = 0;
-  std::deque<Seen> last_;
+  std::deque<std::string> last_;  // the last steps' figures, for the report
 };
 
 // Counts the steps in a row whose loss lies above the band. It sees the global loss, which has the same bits
