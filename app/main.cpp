@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <string>
 
 #include "app/commands/command_line.h"
 #include "app/commands/commands.h"
+#include "app/completion/man_page.h"
 #include "app/quick/answers.h"
 #include "core/base/error.h"
 #include "core/base/heap.h"
@@ -32,10 +34,19 @@ int main(int argc, char** argv) {
   try {
     pptrain::kernels::cpu::isa();  // refuses a wrong PPTRAIN_ISA before anything starts
     pptrain::app::CommandLine command_line(pptrain::app::commit());
-    if (argc == 3 && std::strcmp(argv[1], "--write-quick-answers") == 0) {  // from the build
+    const auto build_asks = [&](const char* option) {
+      return argc == 3 && std::strcmp(argv[1], option) == 0;
+    };
+    const auto version = [] { return pptrain::app::version_text(pptrain::app::commit()); };
+    if (build_asks("--write-quick-answers")) {
+      pptrain::io::write_file_atomically(argv[2],
+                                         pptrain::app::quick_answers_source(command_line.cli(), version()));
+      return 0;
+    }
+    if (build_asks("--write-man-page")) {
+      const std::string text = version();
       pptrain::io::write_file_atomically(
-          argv[2], pptrain::app::quick_answers_source(command_line.cli(),
-                                                      pptrain::app::version_text(pptrain::app::commit())));
+          argv[2], pptrain::app::man_page(command_line.cli(), text.substr(0, text.find('\n'))));
       return 0;
     }
     return command_line.run(argc, argv);

@@ -228,3 +228,34 @@ build() {
   fi
   ninja -C "$dir" -j "$(jobs)" "$@" >&2 || die "the build failed, see above"
 }
+
+# --- Packages -----------------------------------------------------------------------------------------------------
+
+project_version() { sed -n 's/^project(pptrain VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt"; }
+
+# begin_package [--out DIR]: reads the arguments of the script that calls it, and builds the preset `package`. Sets `out`,
+# and `stage`, an empty folder that goes when the script ends.
+begin_package() {
+  out=$root/dist
+  while (($#)); do
+    case $1 in
+      --out) (($# > 1)) || exit_code=2 die "--out needs a folder" && out=$(realpath -m -- "$2") && shift 2 ;;
+      -h | --help) sed -n '2,/^set -/s/^# *//p' "$0" && exit ;;
+      *) exit_code=2 die "unknown argument $1; see scripts/$(basename "$0") --help" ;;
+    esac
+  done
+  lock_checkout
+  ensure_packages
+  ensure_toolchain
+  build package pptrain
+  unlock_checkout
+  stage=$(mktemp -d)
+  trap 'rm -rf "$stage"' EXIT
+}
+
+install_package() {  # install_package PREFIX COMPONENT...: of the build `package`
+  local prefix=$1 component && shift
+  for component; do
+    cmake --install "$(build_dir package)" --prefix "$prefix" --strip --component "$component" >/dev/null
+  done
+}

@@ -2,15 +2,32 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
+#include "app/data/datasets.h"
 #include "app/data/inspection.h"
 #include "app/forecast/costs.h"
 #include "app/forecast/footprint.h"
+#include "app/launch/memory_check.h"
 #include "app/resolve/load_plan.h"
+#include "core/base/host_memory.h"
+#include "core/base/printable.h"
 #include "core/config/loader.h"
 #include "core/config/validate.h"
+#include "core/kernels/device_name.h"
+#include "core/metrics/progress_text.h"
 #include "models/flops.h"
 #include "models/transformer_stage.h"
 
@@ -18,31 +35,20 @@ namespace pptrain::app {
 
 namespace {
 
+struct CheckArguments : JobArguments {
+  bool resolved = false;
+};
+
 std::string in_units(int64_t bytes) {
   const double value = static_cast<double>(bytes);
   return value >= 1e9 ? fmt::format("{:.2f} GB", value / 1e9) : fmt::format("{:.1f} MB", value / 1e6);
 }
 
-}  // namespace
-
-CLI::App* add_check(CLI::App& cli, JobArguments& arguments) {
-  CLI::App* check = cli.add_subcommand(
-      "check", "Validate a job and print it resolved, with parameters and bytes per stage");
-  add_job_options(*check, arguments);
-  return check;
-}
-
-int check(const JobArguments& arguments) {
-  const Plan plan =
-      load_plan(arguments.config, arguments.set, {.world = arguments.world, .inspect = inspect_all});
+// What each stage has, after the job itself.
+void print_resolved(const Plan& plan) {
   const config::JobConfig& job = plan.job;
-  const int64_t rows = job.train.micro_batch_size * job.train.seq_len;
-
-  fmt::print("{}\n", config::to_toml(job));
-  fmt::print("# world size  {} ({})\n", plan.mesh.world_size(), plan.mesh.describe());
-  fmt::print("# tokens a step  {}{}\n", job.data.lengths == config::Lengths::fixed ? "" : "at most ",
-             rows * job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch));
-  fmt::print("# of a rank with the stage:\n");
+  fmt::print("\n{}\n", config::to_toml(job));
+  fmt::print("# Per rank:\n");
   fmt::print(
       "# stage  layers      parameters     weights    gathered   gradients   optimizer  activations of one "
       "microbatch\n");
@@ -58,11 +64,104 @@ int check(const JobArguments& arguments) {
                in_units(costs.optimizer(slice).held), in_units(own.activation),
                copy ? "  (holds a copy of the tied embedding)" : "");
   }
-  fmt::print("# parameters  {}\n", models::parameter_count(plan.model));
-  for (const auto& warnings : {config::warnings(job), data_warnings(job)}) {
-    for (const std::string& warning : warnings) fmt::print("# warning: {}\n", warning);
+}
+
+// One line: what is asked, whether it is there, and the figures. Returns whether it is.
+bool say(std::string_view what, const std::string& problem, const std::string& figures) {
+  fmt::print("{:<7} {:<3} {}\n", what, problem.empty() ? "OK" : "no",
+             printable(problem.empty() ? figures : problem));
+  return problem.empty();
+}
+
+bool say_job(const Plan& plan) {
+  const config::JobConfig& job = plan.job;
+  return say(
+      "job", "",
+      fmt::format("{} of {:.2f} M parameters, {}, {}{} tokens a step", job.model.arch,
+                  static_cast<double>(models::parameter_count(plan.model)) / 1e6, job.train.dtype.text,
+                  job.data.lengths == config::Lengths::fixed ? "" : "at most ",
+                  metrics::with_commas(job.train.micro_batch_size * job.train.seq_len *
+                                       job.train.grad_accum_steps * plan.mesh.size(mesh::Group::batch))));
+}
+
+bool say_world(const Plan& plan, int64_t cores) {
+  const int ranks = plan.mesh.world_size();
+  const int64_t threads = ranks * plan.job.run.threads;
+  const bool crowded = plan.job.run.device == config::Device::cpu && cores < threads;
+  return say(
+      "world", "",
+      fmt::format("{} rank{} ({}){}", ranks, ranks == 1 ? "" : "s", plan.mesh.describe(),
+                  crowded ? fmt::format("; {} threads share this host's {} cores", threads, cores) : ""));
+}
+
+bool say_device(const config::JobConfig& job) {
+  if (job.run.device == config::Device::cpu)
+    return say("device", "",
+               fmt::format("cpu, {} per rank",
+                           job.run.threads == 1 ? "1 thread" : fmt::format("{} threads", job.run.threads)));
+  const int count = kernels::gpu_count();
+  return say("device", count > 0 ? "" : "run.device = \"cuda\", but no GPU was found here",
+             fmt::format("cuda, {} GPU{} here", count, count == 1 ? "" : "s"));
+}
+
+// As if all ranks were to run on this host.
+bool say_memory(const Plan& plan) {
+  const std::vector<int64_t> bytes = host_bytes(plan);
+  const int ranks = plan.mesh.world_size();
+  const int64_t needed = std::accumulate(bytes.begin(), bytes.end(), int64_t{0}) * (ranks / plan.mesh.pp);
+  if (plan.job.run.device == config::Device::cuda)
+    return say("memory", "", "pptrain plan predicts the bytes of each GPU");
+  const std::optional<int64_t> available = available_memory();
+  if (!available)
+    return say("memory", "",
+               fmt::format("needs {}; the system does not tell what is available", in_units(needed)));
+  return say("memory", plan.job.run.force_memory ? "" : shortage(needed, *available, ranks),
+             fmt::format("needs {}, {} are available here", in_units(needed), in_units(*available)));
+}
+
+bool say_data(const config::JobConfig& job) {
+  size_t count = 0;
+  uintmax_t bytes = 0;
+  for (const StreamFiles& stream : streams_of(job, Wanted::all)) {
+    for (const std::filesystem::path& file : stream.files()) {
+      ++count;
+      bytes += std::filesystem::file_size(file);
+    }
   }
+  return say("data", "",
+             fmt::format("{} file{}, {} bytes", count, count == 1 ? "" : "s",
+                         metrics::with_commas(static_cast<int64_t>(bytes))));
+}
+
+CLI::App* declare_check(CLI::App& cli, CheckArguments& arguments) {
+  CLI::App* check = cli.add_subcommand(
+      "check", "Validate a job, and say whether it would start here; 0 where the job is valid");
+  add_job_options(*check, arguments);
+  check->add_flag("--resolved", arguments.resolved,
+                  "Also print the resolved job, and the bytes of each stage");
+  return check;
+}
+
+int check(const CheckArguments& arguments) {
+  const Plan plan =
+      load_plan(arguments.config, arguments.set, {.world = arguments.world, .inspect = inspect_all});
+  const config::JobConfig& job = plan.job;
+  // Each line is printed, whatever those before say.
+  const std::array answers{say_job(plan), say_world(plan, std::thread::hardware_concurrency()),
+                           say_device(job), say_memory(plan), say_data(job)};
+  for (const auto& warnings : {config::warnings(job), data_warnings(job)}) {
+    for (const std::string& warning : warnings) fmt::print("warning: {}\n", printable(warning));
+  }
+  fmt::print("{}\n", std::ranges::all_of(answers, std::identity()) ? "It would start here."
+                                                                   : "It would not start here.");
+  if (arguments.resolved) print_resolved(plan);
   return 0;
+}
+
+}  // namespace
+
+void add_check(CommandLine& line) {
+  line.add(declare_check, check);
 }
 
 }  // namespace pptrain::app

@@ -1,15 +1,18 @@
 #include "app/commands/command_line.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
 
 #include "app/commands/commands.h"
+#include "app/completion/man_page.h"
 #include "core/base/error.h"
 #include "core/config/nearest.h"
 #include "core/config/options.h"
@@ -42,7 +45,7 @@ std::optional<std::string> hint_of_key(std::span<const std::string> arguments, s
     value = arguments[i + 1];
   const std::string option = option_of(name.substr(0, equals));
   if (option.empty()) return std::nullopt;
-  return fmt::format("a key of the job is set so: --set {}={}", option, value);
+  return fmt::format("did you mean --set {}={}?", option, value);
 }
 
 }  // namespace
@@ -53,10 +56,8 @@ std::string argument_hint(std::span<const std::string> arguments, std::string_vi
     const std::string& argument = arguments[i];
     const bool follows = i > 0 && arguments[i - 1].starts_with("-");
     if (argument.ends_with(".toml") && !argument.starts_with("-") && !follows)
-      return fmt::format("a job is named so: --config {}", argument);
+      return fmt::format("did you mean --config {}?", argument);
     if (!unknown || refusal.find(argument) == std::string_view::npos) continue;
-    if (i == 0 && (argument == "train" || argument == "run" || argument == "resume"))
-      return "training has no subcommand: pptrain --config job.toml trains, and resumes";
     if (const auto hint = hint_of_key(arguments, i)) return *hint;
   }
   return "";
@@ -64,18 +65,52 @@ std::string argument_hint(std::span<const std::string> arguments, std::string_vi
 
 namespace {
 
+// "--help" of `command` that is nearest to an unknown option; "" where none is.
+std::string option_hint(const CLI::App& command, std::span<const std::string> arguments,
+                        const std::string& refusal) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const std::string& argument : arguments) {
+    const std::string name = argument.substr(0, argument.find('='));
+    if (!name.starts_with("--") || refusal.find(name) == std::string::npos) continue;
+    if (std::ranges::find(names, name) != names.end()) continue;
+    if (const std::string near = config::nearest(name, names); !near.empty())
+      return fmt::format("did you mean {}?", near);
+  }
+  return "";
+}
+
 // What CLI11 says, and how it is written.
-std::string describe_refusal(std::string text, int argc, char** argv) {
+std::string describe_refusal(std::string text, const std::vector<std::string>& arguments,
+                             const CLI::App& command) {
   if (text.ends_with('\n')) text.pop_back();
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
-  const std::string hint = argument_hint(arguments, text);
+  std::string hint = option_hint(command, arguments, text);
+  if (hint.empty()) hint = argument_hint(arguments, text);
   return hint.empty() ? text : text + '\n' + hint;
+}
+
+// What users of other programs type: "help", "help plan", "train --config job.toml".
+std::vector<std::string> in_our_words(std::vector<std::string> arguments) {
+  if (arguments.empty() || (arguments.front() != "help" && arguments.front() != "train")) return arguments;
+  const bool help = arguments.front() == "help";
+  arguments.erase(arguments.begin());
+  if (help) arguments.emplace_back("--help");
+  return arguments;
 }
 
 bool names_job(const CLI::App& cli) {
   const auto names = {"--config", "--set", "--world"};
   return std::ranges::any_of(names, [&](const char* name) { return cli.get_option(name)->count() > 0; });
 }
+
+class HelpWithDefaults final : public CLI::Formatter {
+ public:
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return help_with_default(*option);
+  }
+};
 
 }  // namespace
 
@@ -84,25 +119,31 @@ CommandLine::CommandLine(const std::string& commit)
           "pptrain trains large language models with pipeline parallelism.\n\n"
           "  pptrain --config job.toml                 train, or resume, in one process\n"
           "  mpirun -np 8 pptrain --config job.toml    the same on 8 processes\n") {
+  cli_.formatter(std::make_shared<HelpWithDefaults>());  // which subcommands inherit
   cli_.set_version_flag(
-      "--version", [commit] { return version_text(commit); },
+      "-V,--version", [commit] { return version_text(commit); },
       "What the program is made of, and what this machine offers it");
   cli_.require_subcommand(0, 1);
   // Every subcommand, as --help lists them.
-  add(add_check, check);
-  add(add_plan, plan);
-  add(add_eval, eval, /*of_ranks=*/true);
-  add(add_generate, generate, /*of_ranks=*/true);
-  add(add_status, status);
-  add(add_save, save);
-  add(add_stop, stop);
-  add(add_report, report);
-  add(add_verify, verify);
-  add(add_convert, run_convert);
-  add(add_tokenize, tokenize);
-  add(add_config, print_keys);
-  add(add_completion, print_completion);
-  add(add_train, train, /*of_ranks=*/true);
+  add_check(*this);
+  add_doctor(*this);
+  add_plan(*this);
+  add_resume(*this);
+  add_eval(*this);
+  add_generate(*this);
+  add_status(*this);
+  add_save(*this);
+  add_stop(*this);
+  add_report(*this);
+  add_verify(*this);
+  add_diff(*this);
+  add_bisect(*this);
+  add_fork(*this);
+  add_convert(*this);
+  add_tokenize(*this);
+  add_config(*this);
+  add_completion(*this);
+  add_train(*this);
 }
 
 const Command& CommandLine::chosen() const {
@@ -112,15 +153,22 @@ const Command& CommandLine::chosen() const {
 }
 
 int CommandLine::run(int argc, char** argv) {
+  const std::vector<std::string> arguments = in_our_words({argv + 1, argv + argc});
   try {
-    cli_.parse(argc, argv);
+    cli_.parse(
+        std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them from the back
   } catch (const CLI::ParseError& error) {
     std::ostringstream out, text;
     const bool asked = cli_.exit(error, out, text) == 0;  // --help, --version
     fmt::print("{}", out.str());
     if (asked) return 0;
     // Most subcommands are not run by several ranks: each process prints its own refusal.
-    const std::string refusal = describe_refusal(text.str(), argc, argv);
+    const bool unknown =
+        dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;  // which CLI11 names backwards
+    const std::string what =
+        unknown ? fmt::format("not expected: {}", fmt::join(cli_.remaining(/*recurse=*/true), " "))
+                : text.str();
+    const std::string refusal = describe_refusal(what, arguments, *chosen().app);
     if (!chosen().of_ranks) throw UsageError(refusal);
     return refuse(refusal);
   }

@@ -39,7 +39,6 @@ class CommandLine {
   const CLI::App& cli() const { return cli_; }
   CLI::App& cli() { return cli_; }
 
- private:
   // `declare` makes the subcommand, whose parsing fills the arguments with which `run` is called.
   template <class Arguments>
   void add(CLI::App* (*declare)(CLI::App&, Arguments&), int (*run)(const Arguments&), bool of_ranks = false) {
@@ -47,6 +46,8 @@ class CommandLine {
     const CLI::App* app = declare(cli_, *arguments);
     commands_.push_back({app, [arguments, run] { return run(*arguments); }, of_ranks});
   }
+
+ private:
   const Command& chosen() const;
 
   CLI::App cli_;

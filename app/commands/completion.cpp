@@ -1,3 +1,4 @@
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -11,16 +12,20 @@
 #include "app/completion/completion.h"
 
 namespace pptrain::app {
+
 namespace {
+
+struct CompletionArguments {
+  CLI::App* program = nullptr;  // whose commands are completed
+  std::string shell;            // bash | zsh | fish
+};
 
 using Script = std::string (*)(const CommandTree& program, std::span<const JobKey> keys);
 
 const std::map<std::string, Script> scripts = {
     {"bash", bash_completion}, {"fish", fish_completion}, {"zsh", zsh_completion}};
 
-}  // namespace
-
-CLI::App* add_completion(CLI::App& cli, CompletionArguments& arguments) {
+CLI::App* declare_completion(CLI::App& cli, CompletionArguments& arguments) {
   arguments.program = &cli;
   CLI::App* command = cli.add_subcommand(
       "completion", "Print a script that lets a shell complete commands, options and keys");
@@ -31,14 +36,20 @@ CLI::App* add_completion(CLI::App& cli, CompletionArguments& arguments) {
   return command;
 }
 
-std::string completion_script(CLI::App& program, const std::string& shell) {
-  const std::vector<JobKey> keys = read_job_keys();
-  return scripts.at(shell)(read_command_tree(program), keys);
-}
-
 int print_completion(const CompletionArguments& arguments) {
   fmt::print("{}", completion_script(*arguments.program, arguments.shell));
   return 0;
+}
+
+}  // namespace
+
+void add_completion(CommandLine& line) {
+  line.add(declare_completion, print_completion);
+}
+
+std::string completion_script(CLI::App& program, const std::string& shell) {
+  const std::vector<JobKey> keys = read_job_keys();
+  return scripts.at(shell)(read_command_tree(program), keys);
 }
 
 }  // namespace pptrain::app

@@ -1,3 +1,4 @@
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -7,6 +8,7 @@
 #include <string>
 
 #include "app/commands/job_options.h"
+#include "app/convert/convert.h"
 #include "core/base/printable.h"
 
 namespace pptrain::app {
@@ -16,9 +18,7 @@ namespace {
 const std::map<std::string, at::ScalarType> stored_types = {
     {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}};
 
-}  // namespace
-
-CLI::App* add_convert(CLI::App& cli, ConvertArguments& arguments) {
+CLI::App* declare_convert(CLI::App& cli, ConvertArguments& arguments) {
   CLI::App* command = cli.add_subcommand(
       "convert", "A checkpoint becomes a Hugging Face directory, a Hugging Face directory a checkpoint");
   command
@@ -57,6 +57,12 @@ int run_convert(const ConvertArguments& arguments) {
   fmt::print("{}\n", printable(lines.front()));
   for (size_t i = 1; i < lines.size(); ++i) fmt::print(stderr, "{}\n", printable(lines[i]));
   return 0;
+}
+
+}  // namespace
+
+void add_convert(CommandLine& line) {
+  line.add(declare_convert, run_convert);
 }
 
 }  // namespace pptrain::app

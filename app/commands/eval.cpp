@@ -2,14 +2,17 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/data/datasets.h"
@@ -27,6 +30,12 @@
 namespace pptrain::app {
 
 namespace {
+
+struct EvalArguments : JobArguments {
+  std::string checkpoint;  // a checkpoint, a run's folder or a Hugging Face directory; "": see load_weights
+  int64_t batches = -1;    // over eval.batches; -1: that
+  bool json = false;
+};
 
 using Clock = std::chrono::steady_clock;
 
@@ -96,6 +105,12 @@ void print_text(const Result& result) {
   }
 }
 
+// On a terminal: a line that is written over, and gone in the end.
+void show_progress(int64_t done, int64_t all) {
+  fmt::print(stderr, "\r{}", done < all ? fmt::format("{} of {} batches", done, all) : "\x1b[K");
+  std::fflush(stderr);
+}
+
 int eval_rank(RunContext& context, const EvalArguments& arguments) {
   const auto patient = checkpoint::patient(context.mesh.world());
   const TokenFiles files = make_token_files(context, *patient, Wanted::validation, [] { return false; });
@@ -104,7 +119,9 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   Result result{.weights = load_weights(context, model, arguments.checkpoint), .all = {}, .sources = {}};
   Evaluator evaluator(context, model, sources);
   const auto begin = Clock::now();
-  const Evaluator::Result found = evaluator.run();
+  if (context.root()) spdlog::info("{}; {}", result.weights, context.mesh.shape().describe());
+  const Evaluator::Result found =
+      evaluator.run(context.root() && isatty(STDERR_FILENO) == 1 ? show_progress : Evaluator::Progress());
   result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   result.all = found.all;
   if (found.all.tokens == 0)
@@ -122,11 +139,9 @@ int eval_rank(RunContext& context, const EvalArguments& arguments) {
   return 0;
 }
 
-}  // namespace
-
-CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments) {
+CLI::App* declare_eval(CLI::App& cli, EvalArguments& arguments) {
   CLI::App* eval = cli.add_subcommand("eval", "Loss of a model on the job's validation data, forward only");
-  add_job_options(*eval, arguments);
+  add_run_options(*eval, arguments);
   add_checkpoint(*eval, arguments.checkpoint);
   eval->add_option("--batches", arguments.batches,
                    "Batches, each of as many samples as a training step, over eval.batches; 0: all")
@@ -137,9 +152,11 @@ CLI::App* add_eval(CLI::App& cli, EvalArguments& arguments) {
 }
 
 // The job is one that validates, whatever its own eval.interval.
-int eval(const EvalArguments& arguments) {
+int eval(const EvalArguments& given) {
+  EvalArguments arguments = given;
   const auto load = [&] {
     log_to_stderr();
+    take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
     overrides.emplace_back("eval.interval=1");
     if (arguments.batches >= 0) overrides.push_back(fmt::format("eval.batches={}", arguments.batches));
@@ -147,6 +164,12 @@ int eval(const EvalArguments& arguments) {
     return load_plan(arguments.config, overrides, {.world = world_of(arguments), .inspect = inspect_data});
   };
   return run_ranks(load, [&](RunContext& context) { return eval_rank(context, arguments); });
+}
+
+}  // namespace
+
+void add_eval(CommandLine& line) {
+  line.add(declare_eval, eval, /*of_ranks=*/true);
 }
 
 }  // namespace pptrain::app

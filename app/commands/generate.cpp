@@ -2,20 +2,26 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/data/text_codec.h"
@@ -28,10 +34,27 @@
 #include "app/resolve/load_plan.h"
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
+#include "parallel/comm/agreement.h"
 
 namespace pptrain::app {
 
 namespace {
+
+struct GenerateArguments : JobArguments {
+  std::string checkpoint;               // as EvalArguments'
+  std::vector<std::string> prompts;     // text
+  std::string prompts_file;             // a prompt a line; "-": standard input
+  std::vector<std::string> prompt_ids;  // "1,2,3"
+  std::optional<int64_t> max_tokens;    // none: 128, or as many as the positions allow
+  bool greedy = false;
+  double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
+  int64_t top_k = 0;
+  uint64_t seed = 0;
+  std::vector<std::string> stop;  // texts
+  std::vector<int64_t> stop_ids;
+  int64_t in_flight = 32;
+  bool json = false;
+};
 
 using Clock = std::chrono::steady_clock;
 
@@ -66,31 +89,42 @@ std::vector<int64_t> parse_ids(const std::string& text) {
   }
 }
 
-std::vector<std::string> read_lines(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw UsageError(fmt::format("--prompts: cannot read \"{}\"", path));
+std::vector<std::string> lines_of(std::istream& text) {
   std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string line; std::getline(text, line);) {
     if (line.ends_with('\r')) line.pop_back();
     if (!line.empty()) lines.push_back(line);
   }
+  return lines;
+}
+
+std::vector<std::string> read_lines(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw UsageError(fmt::format("--prompts: cannot read \"{}\"", path));
+  std::vector<std::string> lines = lines_of(file);
   if (lines.empty()) throw UsageError(fmt::format("--prompts: \"{}\" has no lines", path));
   return lines;
 }
 
-// In the order: texts, the file's lines, ids.
+constexpr const char* standard_input = "-";
+
+bool reads_standard_input(const GenerateArguments& a) {
+  return a.prompts_file == standard_input ||
+         (a.prompts.empty() && a.prompts_file.empty() && a.prompt_ids.empty());
+}
+
+// In the order: texts, the file's lines, ids. Standard input is rank 0's alone, and read later.
 std::vector<Prompt> read_prompts(const GenerateArguments& arguments, const TextCodec* codec,
                                  const config::JobConfig& job) {
   std::vector<Prompt> prompts;
   for (const std::string& text : arguments.prompts)
     prompts.push_back({text, needed(codec, "--prompt", job).encode(text)});
-  if (!arguments.prompts_file.empty()) {
+  if (!arguments.prompts_file.empty() && arguments.prompts_file != standard_input) {
     for (const std::string& text : read_lines(arguments.prompts_file))
       prompts.push_back({text, needed(codec, "--prompts", job).encode(text)});
   }
   for (const std::string& ids : arguments.prompt_ids) prompts.push_back({"", parse_ids(ids)});
-  if (prompts.empty())
-    throw UsageError("generate: no prompt; give --prompt TEXT, --prompts FILE or --prompt-ids 1,2,3");
+  if (reads_standard_input(arguments)) needed(codec, "a prompt from standard input", job);
   return prompts;
 }
 
@@ -101,7 +135,7 @@ GenerateOptions options_of(const GenerateArguments& a, const config::JobConfig& 
                                        .top_p = a.top_p,
                                        .min_p = a.min_p,
                                        .seed = a.seed},
-                          .stop = {.max_tokens = a.max_tokens, .ids = a.stop_ids, .texts = a.stop},
+                          .stop = {.max_tokens = 0, .ids = a.stop_ids, .texts = a.stop},
                           .in_flight = a.in_flight};
   check(options.sampling);
   if (job.data.document_end >= 0) options.stop.ids.push_back(job.data.document_end);
@@ -170,6 +204,22 @@ struct GenerateRequest {
   GenerateOptions options;
 };
 
+// How long the outputs become: as --max-tokens says, or else 128 or as much as the longest prompt leaves of
+// the model's positions. Throws UsageError for a prompt that the model does not take.
+void set_length(GenerateRequest& request, const GenerateArguments& arguments, const Plan& plan) {
+  constexpr int64_t usual = 128;
+  const models::ModelConfig model = with_all_positions(plan.model, plan.job);
+  int64_t& length = request.options.stop.max_tokens;
+  length = arguments.max_tokens.value_or(usual);
+  if (!arguments.max_tokens) {
+    for (const Prompt& prompt : request.prompts)
+      length =
+          std::min(length, std::max<int64_t>(1, model.max_seq - static_cast<int64_t>(prompt.ids.size()) + 1));
+  }
+  for (size_t i = 0; i < request.prompts.size(); ++i)
+    Generator::check(model, request.prompts[i].ids, static_cast<int64_t>(i), length);
+}
+
 GenerateRequest read_generate_request(const GenerateArguments& arguments, const Plan& plan) {
   GenerateRequest request{
       .codec = make_text_codec(plan.job), .prompts = {}, .options = options_of(arguments, plan.job)};
@@ -178,16 +228,27 @@ GenerateRequest read_generate_request(const GenerateArguments& arguments, const 
   }
   request.prompts = read_prompts(arguments, request.codec.get(), plan.job);
   if (!arguments.stop.empty()) needed(request.codec.get(), "--stop", plan.job);
-  const models::ModelConfig model = with_all_positions(plan.model, plan.job);
-  for (size_t i = 0; i < request.prompts.size(); ++i)
-    Generator::check(model, request.prompts[i].ids, static_cast<int64_t>(i), arguments.max_tokens);
+  set_length(request, arguments, plan);
   return request;
 }
 
-int generate_rank(RunContext& context, const GenerateArguments& arguments, const GenerateRequest& request) {
-  RankModel model(context, Purpose::generate);
-  const std::string weights = load_weights(context, model, arguments.checkpoint);
-  if (context.root()) spdlog::info("{}; {}", weights, context.mesh.shape().describe());
+// Rank 0's standard input, to all ranks: a line, where it is a terminal, else the whole text. Nothing at its
+// end.
+std::optional<std::string> from_standard_input(const RunContext& context, bool talks) {
+  std::string text;
+  if (context.root()) {
+    if (talks) fmt::print(stderr, "> ");
+    const bool read = talks ? static_cast<bool>(std::getline(std::cin, text))
+                            : static_cast<bool>(std::getline(std::cin, text, '\0'));
+    text.insert(text.begin(), read ? '1' : '0');
+  }
+  text = comm::broadcast_string(context.mesh.world().host(), text, 0);
+  return text.front() == '1' ? std::optional(text.substr(1)) : std::nullopt;
+}
+
+// Returns how many tokens were generated; `said`, if given, becomes the first prompt's text.
+int64_t generate_all(RunContext& context, RankModel& model, const GenerateRequest& request, bool as_json,
+                     std::string* said = nullptr) {
   std::vector<Sequence> sequences;
   for (const Prompt& prompt : request.prompts) {
     sequences.emplace_back(prompt.ids, static_cast<int64_t>(sequences.size()), request.options.stop,
@@ -196,54 +257,120 @@ int generate_rank(RunContext& context, const GenerateArguments& arguments, const
   Generator generator(context, model, request.options);
   Printer printer(request.prompts, request.codec != nullptr);
   Generator::Listener listener;
-  if (context.root() && !arguments.json) listener = [&](const Sequence&) { printer.show(sequences); };
-  const auto begin = Clock::now();
+  if (context.root() && !as_json) listener = [&](const Sequence&) { printer.show(sequences); };
   generator.run(sequences, listener);
-  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  if (!context.root()) return 0;
-  if (arguments.json) print_json(request.prompts, sequences, request.codec != nullptr);
+  if (context.root() && as_json) print_json(request.prompts, sequences, request.codec != nullptr);
+  if (said != nullptr) *said = sequences.front().text();
   int64_t tokens = 0;
   for (const Sequence& sequence : sequences)
     tokens += static_cast<int64_t>(sequence.tokens().size()) - sequence.prompt_tokens();
   std::fflush(stdout);
-  spdlog::info("{} prompt{}, {} tokens in {:.3f} s ({:.1f} tokens/s)", sequences.size(),
-               sequences.size() == 1 ? "" : "s", tokens, seconds, static_cast<double>(tokens) / seconds);
+  return tokens;
+}
+
+// Line by line on a terminal: the model goes on from all that was said so far, as long as it fits.
+void talk(RunContext& context, RankModel& model, const GenerateArguments& arguments,
+          GenerateRequest request) {
+  if (context.root()) spdlog::info("a line and Enter: the model goes on from all so far; Ctrl-D ends");
+  std::string so_far;
+  while (const auto line = from_standard_input(context, /*talks=*/true)) {
+    if (line->empty()) continue;
+    so_far += (so_far.empty() ? "" : "\n") + *line;
+    request.prompts = {{so_far, request.codec->encode(so_far)}};
+    if (static_cast<int64_t>(request.prompts.front().ids.size()) >=
+        with_all_positions(context.model, context.job).max_seq) {
+      if (context.root())
+        spdlog::info("the text is longer than the model's positions: it begins anew with this line");
+      request.prompts = {{*line, request.codec->encode(*line)}};
+      so_far = *line;
+    }
+    set_length(request, arguments, context.plan);
+    std::string said;
+    generate_all(context, model, request, /*as_json=*/false, &said);
+    so_far += said;
+  }
+  if (context.root()) fmt::print("\n");
+}
+
+int generate_rank(RunContext& context, const GenerateArguments& arguments, GenerateRequest request) {
+  const bool asks = reads_standard_input(arguments);
+  const bool talks =
+      comm::any(context.mesh.world().host(), context.root() && asks && !arguments.json &&
+                                                 request.prompts.empty() && isatty(STDIN_FILENO) == 1);
+  if (asks && !talks) {
+    std::istringstream text(from_standard_input(context, /*talks=*/false).value_or(""));
+    for (const std::string& line : lines_of(text))
+      request.prompts.push_back({line, request.codec->encode(line)});
+    if (request.prompts.empty()) {
+      throw CommonFault(
+          "generate: no prompt; give --prompt TEXT, --prompts FILE, --prompt-ids 1,2,3 or lines on standard "
+          "input");
+    }
+    set_length(request, arguments, context.plan);
+  }
+  RankModel model(context, Purpose::generate);
+  const std::string weights = load_weights(context, model, arguments.checkpoint);
+  if (context.root()) spdlog::info("{}; {}", weights, context.mesh.shape().describe());
+  if (talks) {
+    talk(context, model, arguments, std::move(request));
+    return 0;
+  }
+  const auto begin = Clock::now();
+  const int64_t tokens = generate_all(context, model, request, arguments.json);
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  if (context.root()) {
+    spdlog::info("{} prompt{}, {} tokens in {:.3f} s ({:.1f} tokens/s)", request.prompts.size(),
+                 request.prompts.size() == 1 ? "" : "s", tokens, seconds,
+                 static_cast<double>(tokens) / seconds);
+  }
   return 0;
 }
 
 void add_sampling(CLI::App& generate, GenerateArguments& a) {
-  generate.add_option("--max-tokens", a.max_tokens, "Tokens to generate, of each prompt")
+  generate
+      .add_option(
+          "--max-tokens", a.max_tokens,
+          "Tokens to generate for each prompt; default: 128, or fewer where the model's positions end")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   generate.add_flag("--greedy", a.greedy, "Always the most probable token; as --temperature 0");
-  generate.add_option("--temperature", a.temperature, "Divides the logits; 0: greedy")->option_text("X");
-  generate.add_option("--top-k", a.top_k, "Only the k most probable tokens; 0: all")->option_text("K");
+  generate.add_option("--temperature", a.temperature, "Divides the logits; 0: greedy")
+      ->option_text("X")
+      ->capture_default_str();
+  generate.add_option("--top-k", a.top_k, "Only the k most probable tokens; 0: all")
+      ->option_text("K")
+      ->capture_default_str();
   generate
       .add_option("--top-p", a.top_p, "Only the most probable tokens that together have this probability")
-      ->option_text("P");
+      ->option_text("P")
+      ->capture_default_str();
   generate
       .add_option("--min-p", a.min_p, "Only tokens of at least this fraction of the best one's probability")
-      ->option_text("P");
+      ->option_text("P")
+      ->capture_default_str();
   generate
       .add_option("--repetition-penalty", a.repetition_penalty,
-                  "Above 1: tokens that the sequence has already become less probable")
-      ->option_text("X");
+                  "Above 1: makes tokens that are already in the sequence less probable")
+      ->option_text("X")
+      ->capture_default_str();
   generate
       .add_option("--seed", a.seed,
-                  "Of the random numbers, which depend on it, the prompt's number and the place alone")
-      ->option_text("N");
+                  "Random seed. The same seed, prompt number and position give the same token")
+      ->option_text("N")
+      ->capture_default_str();
 }
 
-}  // namespace
-
-CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
+CLI::App* declare_generate(CLI::App& cli, GenerateArguments& a) {
   CLI::App* generate = cli.add_subcommand("generate", "Text that goes on from prompts, through the pipeline");
-  add_job_options(*generate, a);
+  add_run_options(*generate, a);
   add_checkpoint(*generate, a.checkpoint);
   repeatable(generate->add_option("--prompt", a.prompts, "A text to go on from (repeatable)"))
       ->option_text("TEXT");
-  generate->add_option("--prompts", a.prompts_file, "A file of prompts, one a line")->option_text("FILE");
+  generate
+      ->add_option(
+          "--prompts", a.prompts_file,
+          "A file of prompts, one a line; -: standard input, which is also read where no prompt is given")
+      ->option_text("FILE");
   repeatable(generate->add_option("--prompt-ids", a.prompt_ids, "A prompt as token ids: 1,2,3 (repeatable)"))
       ->option_text("IDS");
   add_sampling(*generate, a);
@@ -261,10 +388,12 @@ CLI::App* add_generate(CLI::App& cli, GenerateArguments& a) {
   return generate;
 }
 
-int generate(const GenerateArguments& arguments) {
+int generate(const GenerateArguments& given) {
+  GenerateArguments arguments = given;
   GenerateRequest request;
   const auto load = [&] {
     log_to_stderr();
+    take_run(arguments, arguments.checkpoint);
     std::vector<std::string> overrides = arguments.set;
     for (std::string& text : hf_overrides(arguments.checkpoint)) overrides.push_back(std::move(text));
     Plan plan = load_plan(arguments.config, overrides,
@@ -273,6 +402,12 @@ int generate(const GenerateArguments& arguments) {
     return plan;
   };
   return run_ranks(load, [&](RunContext& context) { return generate_rank(context, arguments, request); });
+}
+
+}  // namespace
+
+void add_generate(CommandLine& line) {
+  line.add(declare_generate, generate, /*of_ranks=*/true);
 }
 
 }  // namespace pptrain::app

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 
@@ -17,9 +18,19 @@
 
 namespace pptrain::app {
 
+namespace fs = std::filesystem;
+
 namespace {
 
 constexpr int64_t most_ranks = 1 << 20;  // as of distributed.pp and the other axes
+
+// Of the run's folder itself, its checkpoints or one of them.
+fs::path run_folder(fs::path folder) {
+  if (!folder.has_filename()) folder = folder.parent_path();  // "runs/first/"
+  if (folder.parent_path().filename() == "checkpoints") folder = folder.parent_path();
+  if (folder.filename() == "checkpoints") folder = folder.parent_path();
+  return folder.empty() ? "." : folder;
+}
 
 }  // namespace
 
@@ -31,11 +42,38 @@ CLI::Option* add_job_options(CLI::App& command, JobArguments& arguments) {
                                 "Overrides a key of the job: section.key=value (repeatable)"))
       ->option_text("KEY=VALUE");
   command
-      .add_option("--world", arguments.world,
-                  "Ranks of the job, which distributed.dp_shard = -1 fills; a launcher says it too")
+      .add_option(
+          "--world", arguments.world,
+          "World size, used to resolve distributed.dp_shard = -1. Set by the launcher if there is one")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, most_ranks));
   return config;
+}
+
+void add_run_options(CLI::App& command, JobArguments& arguments) {
+  add_job_options(command, arguments)->required(false);
+  command.add_option("RUN", arguments.run, "A run's folder: its job and its newest checkpoint");
+}
+
+void take_run(JobArguments& arguments, const std::string& checkpoint) {
+  if (!arguments.config.empty()) {
+    if (arguments.run.empty()) return;
+    throw UsageError(
+        fmt::format("{} and --config {} name two jobs: give one of them", arguments.run, arguments.config));
+  }
+  if (arguments.run.empty() && checkpoint.empty())
+    throw UsageError("no job: give a run's folder (runs/first) or --config JOB.toml");
+  if (arguments.run.ends_with(".toml")) {
+    arguments.config = arguments.run;
+    return;
+  }
+  const fs::path run = run_folder(arguments.run.empty() ? checkpoint : arguments.run);
+  if (!fs::is_regular_file(run / "job.toml")) {
+    throw UsageError(fmt::format(
+        "{}: no run has used this folder: there is no job.toml in it. Give --config JOB.toml", run.string()));
+  }
+  arguments.config = (run / "job.toml").string();
+  arguments.set.insert(arguments.set.begin(), "run.dir=" + run.string());
 }
 
 CLI::Option* repeatable(CLI::Option* option) {

@@ -1,13 +1,20 @@
 // pptrain status, save and stop
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "app/run/requests.h"
 #include "app/run/run_status.h"
@@ -17,6 +24,15 @@
 namespace pptrain::app {
 
 namespace {
+
+// Of status, save and stop: a run that is under way, through its folder.
+struct LiveArguments {
+  std::string run;  // run.dir; for status also a folder of runs
+  bool json = false;
+  bool watch = false;   // status: again and again
+  double wait_s = 600;  // for the answer of a run
+  bool no_wait = false;
+};
 
 void add_run(CLI::App& command, LiveArguments& arguments) {
   command.add_option("RUN", arguments.run, "The run's folder: run.dir of its job")->required();
@@ -70,34 +86,74 @@ int request(RequestKind kind, const LiveArguments& arguments) {
   return outcome.done ? 0 : 1;
 }
 
-}  // namespace
-
-CLI::App* add_status(CLI::App& cli, LiveArguments& arguments) {
-  CLI::App* status = cli.add_subcommand("status", "How a run stands, as its folder tells");
+CLI::App* declare_status(CLI::App& cli, LiveArguments& arguments) {
+  CLI::App* status = cli.add_subcommand("status", "How a run stands, or all runs of a folder");
   add_run(*status, arguments);
+  status->add_flag("--watch", arguments.watch, "Look again every two seconds, until the run ends");
   return status;
 }
 
-CLI::App* add_save(CLI::App& cli, LiveArguments& arguments) {
+CLI::App* declare_save(CLI::App& cli, LiveArguments& arguments) {
   return add_request(cli, "save", "Asks a run that is under way to save a checkpoint", arguments);
 }
 
-CLI::App* add_stop(CLI::App& cli, LiveArguments& arguments) {
+CLI::App* declare_stop(CLI::App& cli, LiveArguments& arguments) {
   return add_request(cli, "stop", "Asks a run that is under way to save and to end", arguments);
 }
 
-int status(const LiveArguments& arguments) {
+// Of a folder that is no run itself. A line a run.
+int list_runs(const std::vector<std::filesystem::path>& runs, bool as_json) {
+  for (const std::filesystem::path& run : runs) {
+    const RunStatus status = read_status(run);
+    fmt::print("{}", as_json ? status_json(run, status) : status_line(run, status));
+  }
+  return 0;
+}
+
+RunStatus show(const LiveArguments& arguments, size_t& lines) {
   const RunStatus status = read_status(arguments.run);
-  fmt::print("{}", arguments.json ? status_json(arguments.run, status) : status_text(arguments.run, status));
+  const std::string text =
+      arguments.json ? status_json(arguments.run, status) : status_text(arguments.run, status);
+  if (lines > 0 && isatty(STDOUT_FILENO) == 1 && !arguments.json) fmt::print("\x1b[{}A\x1b[J", lines);
+  fmt::print("{}", text);
+  std::fflush(stdout);
+  lines = static_cast<size_t>(std::ranges::count(text, '\n'));
+  return status;
+}
+
+// 0 while the run is under way; 3 finished or stopped, 4 diverged, failed or dead, 1 unknown.
+int status(const LiveArguments& arguments) {
+  if (const auto runs = runs_in(arguments.run); !runs.empty()) return list_runs(runs, arguments.json);
+  size_t lines = 0;
+  RunStatus status = show(arguments, lines);
+  while (arguments.watch && status.is_alive()) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    status = show(arguments, lines);
+  }
   return status_exit_code(status.phase);
 }
 
+// 0 done, 1 refused, failed or not answered; as stop().
 int save(const LiveArguments& arguments) {
   return request(RequestKind::save, arguments);
 }
 
 int stop(const LiveArguments& arguments) {
   return request(RequestKind::stop, arguments);
+}
+
+}  // namespace
+
+void add_status(CommandLine& line) {
+  line.add(declare_status, status);
+}
+
+void add_save(CommandLine& line) {
+  line.add(declare_save, save);
+}
+
+void add_stop(CommandLine& line) {
+  line.add(declare_stop, stop);
 }
 
 }  // namespace pptrain::app

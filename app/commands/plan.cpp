@@ -5,11 +5,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/forecast/costs.h"
@@ -21,6 +27,8 @@
 #include "app/resolve/load_plan.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
+#include "core/config/loader.h"
+#include "core/config/word.h"
 #include "core/io/atomic_file.h"
 #include "core/metrics/memory.h"
 #include "parallel/schedule/passes/passes.h"
@@ -28,8 +36,32 @@
 #include "parallel/schedule/render/render.h"
 
 namespace pptrain::app {
+enum class PlanFormat { text, csv, json, svg, trace };
+}  // namespace pptrain::app
+
+template <>
+inline constexpr std::array pptrain::config::words<pptrain::app::PlanFormat> =
+    std::to_array<std::string_view>({"text", "csv", "json", "svg", "trace"});
+
+namespace pptrain::app {
 
 namespace {
+
+struct PlanArguments : JobArguments {
+  config::Word<PlanFormat> format = PlanFormat::text;
+  bool actions = false;  // json: every action with its times too
+  std::string output;    // file; empty: standard output
+  // "measured", "modelled", a device's name or a trace, over distributed.pp_costs; empty: measured on a CPU
+  std::string costs;
+  std::string compare;   // a trace to put beside the prediction
+  bool search = false;   // rank all layouts of the job; with `world`, of all meshes of so many ranks
+  bool all = false;      // search: all rows
+  double memory_gb = 0;  // search: GB a rank, over distributed.pp_memory_gb
+  double margin = 5;     // search: % of a rank's memory that stays free
+  std::string write;     // search: file for the job of the row `pick`, from 1
+  size_t pick = 1;
+  double price = 0;  // of a rank's hour
+};
 
 // Columns of the text: those that COLUMNS or the terminal says, within what is readable; elsewhere always the
 // same, so that output can be compared.
@@ -60,18 +92,41 @@ std::string render(const PlanArguments& arguments, const Plan& plan, const CostS
   Prediction p = predict(plan, costs);
   if (plan.job.run.device == config::Device::cpu) p.program_bytes = program;
   if (arguments.format == PlanFormat::json) {
-    const nlohmann::ordered_json json = plan_json(plan, p, costs, source);
+    const nlohmann::ordered_json json = plan_json(plan, p, costs, source, arguments.price);
     return arguments.actions ? schedule::render_json_with_actions(json, plan.schedule, p.pipeline)
                              : schedule::render_json(json);
   }
   if (arguments.format == PlanFormat::svg)
     return schedule::render_svg(plan.schedule, p.pipeline, /*seconds=*/true);
   if (arguments.format == PlanFormat::trace) return schedule::render_trace(plan.schedule, p.pipeline);
-  return render_plan(plan, p, costs, source, text_style(arguments));
+  return render_plan(plan, p, costs, source, text_style(arguments), arguments.price);
 }
 
+// Bytes a rank, without what is to stay free: predictions are some percent off, and libraries take memory
+// too.
 double budget_of(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
-  return arguments.memory_gb > 0 ? arguments.memory_gb * 1e9 : memory_budget(base, source);
+  const double memory = arguments.memory_gb > 0 ? arguments.memory_gb * 1e9 : memory_budget(base, source);
+  return memory * (1 - arguments.margin / 100);
+}
+
+// Writes the job of the row that --pick names, with every key.
+void write_pick(const PlanArguments& arguments, const std::vector<Candidate>& rows) {
+  if (arguments.write.empty()) return;
+  if (arguments.pick > rows.size())
+    throw UsageError(fmt::format("--pick {}: the search has {} rows", arguments.pick, rows.size()));
+  std::vector<std::string> set = arguments.set;
+  for (std::string& text : rows[arguments.pick - 1].layout.overrides()) set.push_back(std::move(text));
+  const Plan plan = load_plan(arguments.config, set, {.world = arguments.world, .needs_files = false});
+  io::write_output(arguments.write, config::to_toml(plan.job));
+  fmt::print(stderr, "wrote {}\n", arguments.write);
+}
+
+// CPU ranks that share cores are slower than the costs, which were measured with one core for each.
+void warn_of_cores(const PlanBase& base, int64_t ranks) {
+  const int64_t cores = std::thread::hardware_concurrency(), threads = ranks * base.job.run.threads;
+  if (base.job.run.device == config::Device::cpu && threads > cores)
+    fmt::print(stderr, "warning: {} threads of {} ranks; this host has {} cores, where a step takes longer\n",
+               threads, ranks, cores);
 }
 
 std::string search_world(const PlanArguments& arguments, const PlanBase& base, const CostSource& source) {
@@ -79,6 +134,8 @@ std::string search_world(const PlanArguments& arguments, const PlanBase& base, c
                             .budget = budget_of(arguments, base, source)};
   if (arguments.all) options.rows = std::numeric_limits<size_t>::max();
   const MeshSearchResult found = search_meshes(base, source, options);
+  warn_of_cores(base, arguments.world);
+  write_pick(arguments, found.ranking);
   if (arguments.format == PlanFormat::json) return meshes_json(found, base, source, options);
   if (arguments.format == PlanFormat::csv) return meshes_csv(found);
   return render_meshes(found, base, source, options, text_style(arguments).width);
@@ -88,6 +145,8 @@ std::string search_plan(const PlanArguments& arguments, const PlanBase& base, co
   if (arguments.world > 0) return search_world(arguments, base, source);
   const double budget = budget_of(arguments, base, source);
   const std::vector<Candidate> found = search(base, source, {.microbatches = true, .budget = budget});
+  warn_of_cores(base, base.mesh.world_size());
+  write_pick(arguments, found);
   if (arguments.format == PlanFormat::json) return ranking_json(found, base.job, budget);
   if (arguments.format == PlanFormat::csv) return ranking_csv(found, base.job);
   RankingStyle style{.width = text_style(arguments).width};
@@ -102,6 +161,7 @@ void check_arguments(const PlanArguments& arguments) {
     throw UsageError(fmt::format("--search prints text, json or csv, not {}", arguments.format.text));
   if (arguments.all && !arguments.search) throw UsageError("--all needs --search");
   if (!arguments.search && arguments.memory_gb > 0) throw UsageError("--memory-gb needs --search");
+  if (!arguments.search && !arguments.write.empty()) throw UsageError("--write needs --search");
 }
 
 // The run that wrote the trace, predicted with these costs, beside what it measured.
@@ -168,14 +228,13 @@ void add_costs(CLI::App* plan, PlanArguments& arguments) {
       ->excludes(profile);
 }
 
-}  // namespace
-
-CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments) {
+CLI::App* declare_plan(CLI::App& cli, PlanArguments& arguments) {
   CLI::App* plan =
       cli.add_subcommand("plan", "Predict a job's step: timeline, bubble, time and memory of each rank");
   add_job_options(*plan, arguments);
   CLI::Option* format =
       plan->add_option("--format", arguments.format.text, "text, csv, json, svg, or trace (for Perfetto)")
+          ->option_text("FORMAT")
           ->check(CLI::IsMember(config::words_of<PlanFormat>()))
           ->capture_default_str();
   plan->add_flag("--actions", arguments.actions, "With --format json: also every action, with its times");
@@ -189,6 +248,21 @@ CLI::App* add_plan(CLI::App& cli, PlanArguments& arguments) {
   plan->add_option("--memory-gb", arguments.memory_gb,
                    "With --search: GB (1e9 bytes) that a rank may take, over distributed.pp_memory_gb")
       ->option_text("GB")
+      ->check(CLI::PositiveNumber);
+  plan->add_option("--margin", arguments.margin,
+                   "With --search: % of a rank's memory that stays free; predictions are a few % off")
+      ->option_text("PERCENT")
+      ->check(CLI::Range(0.0, 90.0))
+      ->capture_default_str();
+  CLI::Option* write =
+      plan->add_option("--write", arguments.write, "With --search: write the job of the best row to FILE")
+          ->option_text("FILE");
+  plan->add_option("--pick", arguments.pick, "With --write: the job of row N, from 1")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber)
+      ->needs(write);
+  plan->add_option("--price", arguments.price, "Price of one rank for an hour: says what the job costs")
+      ->option_text("X")
       ->check(CLI::PositiveNumber);
   plan->add_option("--compare", arguments.compare, "Put the prediction beside the trace of a run")
       ->option_text("TRACE")
@@ -222,6 +296,12 @@ int plan(const PlanArguments& arguments) {
     io::write_output(arguments.output, text);
   }
   return 0;
+}
+
+}  // namespace
+
+void add_plan(CommandLine& line) {
+  line.add(declare_plan, plan);
 }
 
 }  // namespace pptrain::app

@@ -2,22 +2,36 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/report/page.h"
 #include "core/io/atomic_file.h"
 
 namespace pptrain::app {
 
-CLI::App* add_report(CLI::App& cli, ReportArguments& arguments) {
+namespace fs = std::filesystem;
+
+namespace {
+
+struct ReportArguments {
+  std::vector<std::string> runs;  // folders of runs, or files like their metrics.jsonl
+  std::string output;             // file; "": report.html in the only run's folder, else in this one
+};
+
+CLI::App* declare_report(CLI::App& cli, ReportArguments& arguments) {
   CLI::App* report = cli.add_subcommand("report", "Runs as one page of HTML: curves, schedule, what differs");
   report
       ->add_option("RUN", arguments.runs,
                    "A run's folder, or a file like its metrics.jsonl; several are compared")
       ->required();
-  report->add_option("-o,--output", arguments.output, "The page")->option_text("FILE")->capture_default_str();
+  report
+      ->add_option("-o,--output", arguments.output,
+                   "The page; default: report.html in the run's folder, of several runs in this one")
+      ->option_text("FILE");
   return report;
 }
 
@@ -31,9 +45,21 @@ int report(const ReportArguments& arguments) {
                  read.damaged == 1 ? " is" : "s are", read.first_damaged);
     }
   }
-  io::write_output(arguments.output, render_report(runs));
-  fmt::print("{}\n", arguments.output);
+  const bool of_one = arguments.runs.size() == 1 && fs::is_directory(arguments.runs.front());
+  const fs::path output = !arguments.output.empty() ? fs::path(arguments.output)
+                          : of_one                  ? fs::path(arguments.runs.front()) / "report.html"
+                                                    : fs::path("report.html");
+  io::write_output(output, render_report(runs));
+  fmt::print("{}\n", fs::is_regular_file(output)
+                         ? "file://" + fs::absolute(output).lexically_normal().string()
+                         : output.string());
   return 0;
+}
+
+}  // namespace
+
+void add_report(CommandLine& line) {
+  line.add(declare_report, report);
 }
 
 }  // namespace pptrain::app

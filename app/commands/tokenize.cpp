@@ -1,3 +1,4 @@
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -24,7 +25,22 @@
 #include "core/tokenizer/tokenizer.h"
 
 namespace pptrain::app {
+
 namespace {
+
+struct TokenizeArguments {
+  std::string tokenizer;  // tokenizer.json, or its folder
+  std::string out;        // PREFIX of .bin and .idx
+  std::string key;        // JSONL, Parquet
+  std::string prompt_key, completion_key;
+  std::string separator;  // between documents, with \n, \t and \\ for what they are in C
+  std::string eos;        // a token, an id or "none"; empty: what the tokenizer's folder says
+  config::Word<config::BadLines> bad_lines = config::BadLines::refuse;
+  bool no_special = false;
+  bool overwrite = false;
+  int64_t threads = 0;  // 0: as many as there are cores
+  std::vector<std::string> files;
+};
 
 using Clock = std::chrono::steady_clock;
 using config::DataFormat;
@@ -143,11 +159,11 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
                   const TokenizeProgress& result, int token_bytes, double seconds) {
   const auto bytes = static_cast<double>(result.bytes);
   fmt::print(
-      "{0}.bin, {0}.idx: {1} documents, {2} tokens of {3} bytes; {4:.2f} bytes of text a token, {5:.1f} "
+      "{0}.bin, {0}.idx: {1} document{6}, {2} tokens of {3} bytes; {4:.2f} bytes of text a token, {5:.1f} "
       "MB/s\n",
       arguments.out, metrics::with_commas(result.documents), metrics::with_commas(result.tokens), token_bytes,
       result.tokens > 0 ? bytes / static_cast<double>(result.tokens) : 0,
-      seconds > 0 ? bytes / seconds / 1e6 : 0);
+      seconds > 0 ? bytes / seconds / 1e6 : 0, result.documents == 1 ? "" : "s");
   if (result.empty > 0)
     fmt::print("{} documents without a text were left out\n", metrics::with_commas(result.empty));
   if (result.bad > 0)
@@ -157,9 +173,7 @@ void print_result(const TokenizeArguments& arguments, const Tokenizer& tokenizer
              arguments.out, tokenizer.vocab_size());
 }
 
-}  // namespace
-
-CLI::App* add_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
+CLI::App* declare_tokenize(CLI::App& cli, TokenizeArguments& arguments) {
   CLI::App* command =
       cli.add_subcommand("tokenize", "Make token files of texts, with a tokenizer.json of Hugging Face");
   command->add_option("--tokenizer", arguments.tokenizer, "tokenizer.json, or the folder that it is in")
@@ -235,6 +249,13 @@ int tokenize(const TokenizeArguments& arguments) {
         "only the index says where documents end\n");
   }
   const int token_bytes = tokenizer.vocab_size() <= 65536 ? 2 : 4;
+  const std::vector<std::filesystem::path> files = files_of(arguments, options.format.kind);
+  if (const auto folder = std::filesystem::path(arguments.out).parent_path(); !folder.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error)
+      throw UsageError(fmt::format("--out {}: cannot create the folder: {}", arguments.out, error.message()));
+  }
   corpus::TokenWriter writer(arguments.out, token_bytes, arguments.overwrite);
 
   metrics::Console console(metrics::wants_color(metrics::Color::automatic));
@@ -247,11 +268,16 @@ int tokenize(const TokenizeArguments& arguments) {
       return bar_text(progress, seconds, columns);
     });
   };
-  const TokenizeProgress result =
-      corpus::tokenize_files(tokenizer, files_of(arguments, options.format.kind), options, writer, report);
+  const TokenizeProgress result = corpus::tokenize_files(tokenizer, files, options, writer, report);
   console.clear();
   print_result(arguments, tokenizer, result, token_bytes, seconds_since(begin));
   return 0;
+}
+
+}  // namespace
+
+void add_tokenize(CommandLine& line) {
+  line.add(declare_tokenize, tokenize);
 }
 
 }  // namespace pptrain::app

@@ -3,15 +3,19 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "app/commands/job_options.h"
 #include "app/data/inspection.h"
 #include "app/data/token_files.h"
 #include "app/launch/launcher_patience.h"
+#include "app/launch/memory_check.h"
 #include "app/launch/run_ranks.h"
 #include "app/plan/run_context.h"
 #include "app/resolve/load_plan.h"
@@ -19,17 +23,29 @@
 #include "app/train/trainer.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
+#include "core/config/word.h"
 #include "core/fault/shutdown.h"
 #include "core/kernels/out_of_memory.h"
 #include "core/metrics/log_sinks.h"
+#include "parallel/comm/agreement.h"
 #include "parallel/comm/bootstrap.h"
+
+template <>
+inline constexpr std::array pptrain::config::words<pptrain::metrics::Color> =
+    std::to_array<std::string_view>({"auto", "always", "never"});
 
 namespace pptrain::app {
 
 namespace {
 
+struct TrainArguments : JobArguments {
+  config::Word<metrics::Color> color = metrics::Color::automatic;
+};
+
 int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   try {
+    comm::Communicator& world = context.mesh.world();
+    if (!comm::agree(world, find_shortage(world, context.plan))) return exit_usage;
     return Trainer(context, shutdown).run();
   } catch (const StoppedAtStart& stop) {
     if (context.root()) spdlog::info("{}. Run the same command to start.", stop.what());
@@ -40,15 +56,27 @@ int train_rank(RunContext& context, const fault::Shutdown& shutdown) {
   }
 }
 
-}  // namespace
-
-CLI::App* add_train(CLI::App& cli, TrainArguments& arguments) {
-  add_job_options(cli, arguments)->required(false);  // not beside a subcommand
-  cli.add_option("--color", arguments.color.text,
-                 "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
+void add_color(CLI::App& command, TrainArguments& arguments) {
+  command
+      .add_option("--color", arguments.color.text,
+                  "auto, always or never; auto: on a terminal, unless NO_COLOR is set")
       ->check(CLI::IsMember(config::words_of<metrics::Color>()))
-      ->option_text("WHEN");
+      ->option_text("WHEN")
+      ->capture_default_str();
+}
+
+CLI::App* declare_train(CLI::App& cli, TrainArguments& arguments) {
+  add_job_options(cli, arguments)->required(false);  // not beside a subcommand
+  add_color(cli, arguments);
   return &cli;
+}
+
+CLI::App* declare_resume(CLI::App& cli, TrainArguments& arguments) {
+  CLI::App* resume =
+      cli.add_subcommand("resume", "Train on from a run's newest checkpoint, by the job in its folder");
+  add_run_options(*resume, arguments);
+  add_color(*resume, arguments);
+  return resume;
 }
 
 int train(const TrainArguments& arguments) {
@@ -69,6 +97,28 @@ int train(const TrainArguments& arguments) {
       load, [&](RunContext& context) { return train_rank(context, *shutdown); }, stopped);
   if (shutdown) shutdown->keep_until_exit();
   return code;
+}
+
+int resume(const TrainArguments& given) {
+  TrainArguments arguments = given;
+  try {
+    take_run(arguments);
+  } catch (const UsageError& error) {
+    return refuse(error.what());
+  }
+  // A job that once said "restart" would start over where its run is finished.
+  arguments.set.insert(arguments.set.begin(), "checkpoint.resume=auto");
+  return train(arguments);
+}
+
+}  // namespace
+
+void add_train(CommandLine& line) {
+  line.add(declare_train, train, /*of_ranks=*/true);
+}
+
+void add_resume(CommandLine& line) {
+  line.add(declare_resume, resume, /*of_ranks=*/true);
 }
 
 int refuse(const std::string& fault) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "app/commands/command_line.h"
 #include "app/commands/commands.h"
 #include "core/base/error.h"
 #include "core/base/printable.h"
@@ -17,9 +18,17 @@ namespace pptrain::app {
 
 namespace fs = std::filesystem;
 
-CLI::App* add_verify(CLI::App& cli, VerifyArguments& arguments) {
+namespace {
+
+struct VerifyArguments {
+  std::string checkpoint_dir;
+};
+
+CLI::App* declare_verify(CLI::App& cli, VerifyArguments& arguments) {
   CLI::App* verify = cli.add_subcommand("verify", "Check every byte of a checkpoint");
-  verify->add_option("DIR", arguments.checkpoint_dir, "A step folder, or a folder of them")->required();
+  verify
+      ->add_option("DIR", arguments.checkpoint_dir, "A checkpoint, a folder of checkpoints or a run's folder")
+      ->required();
   return verify;
 }
 
@@ -27,8 +36,10 @@ int verify(const VerifyArguments& arguments) {
   const std::string& checkpoint_dir = arguments.checkpoint_dir;
   if (!fs::is_directory(checkpoint_dir))
     throw UsageError(fmt::format("verify: {} is not a folder", checkpoint_dir));
+  const fs::path of_run = fs::path(checkpoint_dir) / "checkpoints";
   std::vector<fs::path> folders;
-  for (const checkpoint::StepFolder& folder : checkpoint::list_step_folders(checkpoint_dir)) {
+  for (const checkpoint::StepFolder& folder :
+       checkpoint::list_step_folders(fs::is_directory(of_run) ? of_run : fs::path(checkpoint_dir))) {
     folders.push_back(folder.path);
   }
   std::ranges::reverse(folders);  // ascending steps
@@ -45,6 +56,12 @@ int verify(const VerifyArguments& arguments) {
       fmt::print("{}\n", printable(fmt::format("{}: {}", folder.string(), problem)));
   }
   return sound ? 0 : 1;
+}
+
+}  // namespace
+
+void add_verify(CommandLine& line) {
+  line.add(declare_verify, verify);
 }
 
 }  // namespace pptrain::app

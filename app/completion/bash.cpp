@@ -129,8 +129,11 @@ _pptrain() {
   case ${takes%% *} in
     "" | setting | text) ;;
     *)
-      _pptrain_ending filenames
-      _pptrain_add < <(_pptrain_paths "${takes%% *}")
+      # Where words are proposed, files come once a path is begun.
+      if [[ $takes != *" "* || $value == [./~]* || $value == */* ]]; then
+        _pptrain_ending filenames
+        _pptrain_add < <(_pptrain_paths "${takes%% *}")
+      fi
       ;;
   esac
   # bash replaces only what is behind the last character at which it breaks words.

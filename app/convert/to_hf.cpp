@@ -136,7 +136,7 @@ void Export::write_companions(std::vector<std::string>& notes) {
     copy_tokenizer(carried, folder_, step_folder_.string());
   } else {
     const fs::path named = tokenizer_of(job_);
-    notes.push_back("no tokenizer is written: " +
+    notes.push_back("no tokenizer written: " +
                     (named.empty()
                          ? std::string("the job names none; --tokenizer PATH adds one")
                          : fmt::format("--tokenizer {} adds the one that the job names", named.string())));

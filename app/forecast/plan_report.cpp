@@ -8,7 +8,10 @@
 
 #include "app/plan/plan.h"
 #include "core/metrics/peak_flops.h"
+#include "core/metrics/progress_text.h"
+#include "core/optim/footprint.h"
 #include "models/flops.h"
+#include "models/transformer_stage.h"
 #include "parallel/schedule/cost/memory.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/render.h"
@@ -40,8 +43,8 @@ std::string heading(const Plan& plan, const CostSource& source) {
         "any of them needs at most\n",
         job.data.lengths.text);
   if (plan.mesh.world_size() > plan.mesh.pp)
-    out += fmt::format("{} ranks; below, a pipeline rank stands for those of its stages\n",
-                       plan.mesh.describe());
+    out += fmt::format("{} ranks ({}); below, a pipeline rank stands for those of its stages\n",
+                       plan.mesh.world_size(), plan.mesh.describe());
   return out + fmt::format("costs: {}\n", source.description);
 }
 
@@ -95,7 +98,7 @@ std::string bytes(const Prediction& p) {
 
 // Of microbatches of a stage, how many a rank holds.
 std::string in_flight(const Plan& plan) {
-  Rows rows{{"rank", "stages", "activations", "with operands of W", "receive buffers"}};
+  Rows rows{{"rank", "stages", "activations", "waiting for W", "receive buffers"}};
   const std::vector<schedule::InFlight> peaks = schedule::in_flight(plan.schedule);
   for (int rank = 0; rank < plan.schedule.ranks; ++rank) {
     const schedule::InFlight& peak = peaks[static_cast<size_t>(rank)];
@@ -103,18 +106,18 @@ std::string in_flight(const Plan& plan) {
                     fmt::to_string(peak.activations), fmt::to_string(peak.held),
                     fmt::to_string(peak.receive_buffers)});
   }
-  return "held at most, in microbatches of one stage\n" + schedule::table(rows);
+  return "microbatches of one stage held at once (peak)\n" + schedule::table(rows);
 }
 
 // What ranks exchange, with the links that it goes over.
 std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p) {
   if (all.empty()) return "";
-  Rows rows{{"exchange", "total", "waited for", "of the step"}};
+  Rows rows{{"axis", "total", "waited", "of the step"}};
   for (const ExchangeTime& time : all) {
     rows.push_back({time.what, schedule::format_seconds(time.total), schedule::format_seconds(time.exposed),
                     one_digit(100 * time.exposed / p.step_time) + " %"});
   }
-  return "a step, mean of the pipeline's ranks\n" + schedule::table(rows, 1) + '\n';
+  return "communication of a step, mean of the pipeline's ranks\n" + schedule::table(rows, 1) + '\n';
 }
 
 double model_flops_utilization(const Plan& plan, const Prediction& p, const CostSource& source) {
@@ -122,14 +125,30 @@ double model_flops_utilization(const Plan& plan, const Prediction& p, const Cost
   return peak.utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s);
 }
 
+double price_of(const Plan& plan, double seconds, double price) {
+  return seconds / 3600 * plan.mesh.world_size() * price;
+}
+
 std::string summary(const Plan& plan, const Prediction& p, const CostSource& source) {
   const double mfu = model_flops_utilization(plan, p, source);
   return fmt::format(
-      "step {}: {} tokens/s, MFU {}; bubble {:.1f} % of it ({:.1f} % if all stages cost the same and B = 2 "
-      "F)\n",
+      "step {}: {} tokens/s, MFU {}; bubble {:.1f} % ({:.1f} % with perfectly balanced stages)\n",
       schedule::format_seconds(p.step_time), schedule::with_commas(p.tokens_per_s),
       mfu > 0 ? fmt::format("{:.1f} %", 100 * mfu) : "unknown", 100 * p.bubble(),
       100 * schedule::simulate(plan.compute).bubble());
+}
+
+// What train.steps of these steps take together; evaluations and saves come on top.
+std::string whole_job(const Plan& plan, const Prediction& p, double price) {
+  const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
+  const double tokens = seconds * p.tokens_per_s, bytes = static_cast<double>(checkpoint_bytes(plan));
+  std::string text = fmt::format(
+      "the job: {} step{}, {} tokens in {}; each checkpoint {}", metrics::with_commas(plan.job.train.steps),
+      plan.job.train.steps == 1 ? "" : "s", schedule::with_commas(tokens), metrics::duration_text(seconds),
+      bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6));
+  if (price > 0)
+    text += fmt::format("; at {:g} for a rank's hour: {:.2f}", price, price_of(plan, seconds, price));
+  return text + '\n';
 }
 
 nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& costs) {
@@ -154,6 +173,16 @@ nlohmann::ordered_json stages_json(const Plan& plan, const schedule::Costs& cost
 
 }  // namespace
 
+int64_t checkpoint_bytes(const Plan& plan) {
+  models::TransformerStage whole(
+      plan.model, {.end_layer = static_cast<int>(plan.model.layers), .embedding = true, .head = true});
+  config::OptimizerSection stored = plan.job.optimizer;
+  stored.post_validation = false;  // whose copies are not saved
+  const auto kinds = optim::parameter_kinds(whole.parameters().specs());
+  return models::parameter_count(plan.model) * 4 +
+         static_cast<int64_t>(optim::optimizer_share(stored, kinds, at::kFloat).held);
+}
+
 std::string describe_layers(const pipeline::LayerAssignment& layers) {
   constexpr size_t few = 16;  // stages that are listed one by one
   const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
@@ -169,19 +198,19 @@ std::string describe_layers(const pipeline::LayerAssignment& layers) {
 }
 
 std::string render_plan(const Plan& plan, const Prediction& p, const CostModel& costs,
-                        const CostSource& source, const TextStyle& style) {
+                        const CostSource& source, const TextStyle& style, double price) {
   const auto width = static_cast<size_t>(style.width);
   return schedule::wrapped(heading(plan, source), width, 4) + '\n' +
          schedule::render_text(plan.compute, p.costs,
                                {.colour = style.colour, .width = style.width, .seconds = true}) +
-         '\n' + schedule::wrapped(summary(plan, p, source), width, 4) + '\n' +
+         '\n' + schedule::wrapped(summary(plan, p, source) + whole_job(plan, p, price), width, 4) + '\n' +
          schedule::wrapped(times(p) + '\n' + exchanges(exchange_times(plan, costs, p), p) + bytes(p) + '\n' +
                                in_flight(plan),
                            width, 6);
 }
 
 nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const CostModel& costs,
-                                 const CostSource& source) {
+                                 const CostSource& source, double price) {
   nlohmann::ordered_json json = schedule::summary_json(plan.schedule, p.pipeline);
   json["uniform_bubble"] = schedule::simulate(plan.compute).bubble();
   json["costs"] = source.description;
@@ -191,6 +220,12 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& p, const Co
   json["predicted_bubble"] = p.bubble();
   const double mfu = model_flops_utilization(plan, p, source);
   json["predicted_mfu"] = mfu > 0 ? nlohmann::ordered_json(mfu) : nlohmann::ordered_json();
+  const double seconds = static_cast<double>(plan.job.train.steps) * p.step_time;
+  json["job"] = {{"steps", plan.job.train.steps},
+                 {"tokens", seconds * p.tokens_per_s},
+                 {"seconds", seconds},
+                 {"checkpoint_bytes", checkpoint_bytes(plan)}};
+  if (price > 0) json["job"]["price"] = price_of(plan, seconds, price);
   for (size_t r = 0; r < p.bytes.size(); ++r) {
     auto& rank = json["per_rank"][r];
     rank["barrier"] = p.pipeline.ranks[r].barrier + p.barrier[r];

@@ -57,12 +57,16 @@ void Generator::check(const models::ModelConfig& model, std::span<const int64_t>
   }
   const auto tokens = static_cast<int64_t>(prompt.size());
   // The last token is never read.
+  if (tokens > model.max_seq) {
+    throw UsageError(fmt::format(
+        "{}: it has {} tokens, and the model takes {} (model.max_position_embeddings): shorten it", who,
+        tokens, model.max_seq));
+  }
   if (tokens + max_tokens - 1 > model.max_seq) {
     throw UsageError(
         fmt::format("{}: {} tokens and {} more are beyond the model's {} positions "
-                    "(model.max_position_embeddings): give --max-tokens {} at most{}",
-                    who, tokens, max_tokens, model.max_seq, std::max<int64_t>(0, model.max_seq - tokens + 1),
-                    tokens > model.max_seq ? ", and a shorter prompt" : ""));
+                    "(model.max_position_embeddings): give --max-tokens {} at most",
+                    who, tokens, max_tokens, model.max_seq, model.max_seq - tokens + 1));
   }
 }
 

@@ -328,6 +328,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
   if (heartbeat != nullptr) {
     report.roll_call = [heartbeat] { return heartbeat->roll_call(); };
     report.take_leave = [heartbeat] { heartbeat->leave(); };
+    report.on_verdict = [heartbeat](auto heard) { heartbeat->on_verdict(std::move(heard)); };
     report.summons = {
         .send = [heartbeat] { heartbeat->summon(); },
         .hear = [heartbeat](std::function<void()> heard) { heartbeat->on_summons(std::move(heard)); }};

@@ -33,7 +33,7 @@ Evaluator::Evaluator(RunContext& context, RankModel& model, const std::vector<Op
   executor_.report_to(context.report.activity, context.device);
 }
 
-metrics::SourceLoss Evaluator::run(const Validation& validation) {
+metrics::SourceLoss Evaluator::run(const Validation& validation, const std::function<void()>& batch_done) {
   metrics::SourceLoss loss{.name = validation.name};
   int64_t own_bytes = 0;  // of this rank's labels
   for (int64_t i = 0; i < validation.loader.batches(); ++i) {
@@ -41,6 +41,7 @@ metrics::SourceLoss Evaluator::run(const Validation& validation) {
     executor_.run(batch);
     for (const data::Microbatch& microbatch : batch) loss.tokens += microbatch.global_targets;
     if (validation.bytes && model_.has_last_stage()) own_bytes += validation.bytes->of_labels(batch);
+    batch_done();
   }
   loss.sum = model_.global_loss();
   if (validation.bytes)
@@ -48,11 +49,17 @@ metrics::SourceLoss Evaluator::run(const Validation& validation) {
   return loss;
 }
 
-Evaluator::Result Evaluator::run() {
+Evaluator::Result Evaluator::run(const Progress& progress) {
   Result result;
   result.all.bytes = 0;
+  int64_t done = 0, all = 0;
+  for (const Validation& validation : validations_) all += validation.loader.batches();
+  const auto batch_done = [&] {
+    ++done;
+    if (progress) progress(done, all);
+  };
   for (const Validation& validation : validations_) {
-    const metrics::SourceLoss& loss = result.sources.emplace_back(run(validation));
+    const metrics::SourceLoss& loss = result.sources.emplace_back(run(validation, batch_done));
     result.all.sum += loss.sum;
     result.all.tokens += loss.tokens;
     result.all.bytes =

@@ -1,6 +1,7 @@
 // Validation loss through the same pipeline, forward only.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,8 +27,10 @@ class Evaluator {
     metrics::SourceLoss all;
     std::vector<metrics::SourceLoss> sources;  // in the order of the job, those that are validated on
   };
-  // Losses of eval.batches batches of each source, the same on every rank. Collective.
-  Result run();
+  // Losses of eval.batches batches of each source, the same on every rank. `progress`, if given, is called
+  // after each batch with the number of batches done and that of all. Collective.
+  using Progress = std::function<void(int64_t done, int64_t all)>;
+  Result run(const Progress& progress = {});
 
  private:
   struct Validation {
@@ -36,7 +39,7 @@ class Evaluator {
     data::ValidationLoader loader;
   };
   static std::vector<Validation> open(const RunContext& context, const std::vector<OpenSource>& sources);
-  metrics::SourceLoss run(const Validation& validation);
+  metrics::SourceLoss run(const Validation& validation, const std::function<void()>& batch_done);
 
   RankModel& model_;
   std::vector<Validation> validations_;

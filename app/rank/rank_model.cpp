@@ -10,7 +10,6 @@
 #include "app/plan/plan.h"
 #include "app/rank/checkpoint_contents.h"
 #include "core/base/error.h"
-#include "core/optim/squared_norms.h"
 #include "models/hf_loader.h"
 #include "parallel/pipeline/tied_gradient.h"
 #include "parallel/shard/matrix_exchange.h"
@@ -32,15 +31,11 @@ models::Seams seams_of(RunContext& context) {
 }
 
 // Matrices that the ranks of a stage hold parts of are made whole on one of them.
-optim::Surroundings optimizer_surroundings(RunContext& context) {
-  optim::Surroundings surroundings{.make_exchange = {},
-                                   .balance_rate = context.job.model.router_bias_update_rate};
-  if (context.mesh.size(mesh::Group::stage) > 1) {
-    surroundings.make_exchange = [&mesh = context.mesh](std::vector<optim::MatrixPart> parts) {
-      return std::make_unique<shard::MatrixExchange>(mesh.of(mesh::Group::stage), std::move(parts));
-    };
-  }
-  return surroundings;
+optim::MakeMatrixExchange matrix_exchange(RunContext& context) {
+  if (context.mesh.size(mesh::Group::stage) <= 1) return {};
+  return [&mesh = context.mesh](std::vector<optim::MatrixPart> parts) {
+    return std::make_unique<shard::MatrixExchange>(mesh.of(mesh::Group::stage), std::move(parts));
+  };
 }
 
 at::ScalarType compute_dtype(const config::JobConfig& job) {
@@ -97,7 +92,8 @@ void RankModel::add_stage(int index, models::Seams seams) {
 void RankModel::add_optimizer(RankStage& own) {
   nn::ParameterStore& parameters = own.stage->parameters();
   own.optimizer =
-      optim::make_optimizer(context_.job.optimizer, parameters.buffers(), optimizer_surroundings(context_));
+      optim::make_optimizer(context_.job.optimizer, parameters.buffers(), matrix_exchange(context_),
+                            context_.job.model.router_bias_update_rate);
   for (nn::Slice* slice : parameters.slices()) {
     if (slice->spec.counted && slice->spec.role != nn::Role::balance && !is_tied_copy(context_, *slice))
       own.counted.push_back(slice);

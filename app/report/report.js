@@ -189,6 +189,36 @@ function showNotices() {
   if (thinned.length) byId("thinned").textContent = `Of runs of more than ${grouped(data.most_points)} steps each group of steps is drawn by its smallest and its largest value, so that spikes stay.`;
 }
 
+// Each run is a line over its steps. A fork leaves the line of the run that it comes from at the step of its checkpoint.
+function showDescent() {
+  const nodes = data.descent.map((node, index) => ({...node, index, begin: node.step ?? 0, children: []}));
+  if (nodes.length === 0) return;
+  for (const node of nodes) if (node.parent !== undefined) nodes[node.parent].children.push(node);
+  const rows = new Set();
+  const visit = node => {
+    if (rows.has(node)) return;
+    rows.add(node);
+    node.end = Math.max(node.begin, runs[node.index]?.last.step ?? 0, ...node.children.map(child => child.begin));
+    node.children.sort((a, b) => b.begin - a.begin).forEach(visit);
+  };
+  nodes.filter(node => node.parent === undefined).forEach(visit);
+  nodes.forEach(visit);  // files that tell of a circle
+  const width = 900, height = 36, x = makeScale(0, Math.max(1, ...nodes.map(node => node.end)), 20, width - 240, false);
+  const row = new Map([...rows].map((node, i) => [node, (i + 0.7) * height]));
+  const svg = shape("svg", {class: "descent", role: "img", width, viewBox: `0 0 ${width} ${rows.size * height + 10}`});
+  for (const node of rows) {
+    const y = row.get(node), known = node.index < runs.length;
+    const from = node.parent === undefined ? y : row.get(nodes[node.parent]);
+    const group = shape("g", {class: known ? `run-${node.index % 8}` : "quiet"});
+    group.append(shape("path", {d: `M${x(node.begin)} ${from}V${y}H${x(node.end)}`}));
+    const origin = node.parent === undefined ? "" : `, from step ${grouped(node.step)} of ${nodes[node.parent].name}`;
+    group.append(shape("text", {x: x(node.begin) + 6, y: y - 6}, node.name + origin));
+    svg.append(group);
+  }
+  byId("descent").append(element("div", {class: "scroll"}, svg));
+  byId("descent").hidden = false;
+}
+
 function showDifferences() {
   const host = byId("differences");
   const problems = data.job_problems.map((problem, i) => problem && `${runs[i].name}: ${problem}.`).filter(Boolean);
@@ -227,6 +257,7 @@ function showEvents() {
 showNotices();
 showRuns();
 showControls();
+showDescent();
 showDifferences();
 showEvents();
 for (const chart of charts) byId("charts").append(chart.node);

@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
+#include <system_error>
 
+#include "app/run/fork.h"
 #include "core/config/differences.h"
 
 namespace pptrain::app {
@@ -98,7 +102,7 @@ double tokens_at(const StepColumns& steps, int64_t step) {
 
 Json evaluations(const RunData& run) {
   Json step = Json::array(), time = Json::array(), tokens = Json::array(), value = Json::array();
-  for (const Evaluation& e : run.evaluations) {
+  for (const EvaluationPoint& e : run.evaluations) {
     if (!std::isfinite(e.loss)) continue;
     step.push_back(e.step);
     time.push_back(milliseconds(e.time - origin_of(run)));
@@ -148,6 +152,32 @@ Json describe(const RunData& run) {
           {"evaluations", evaluations(run)}};
 }
 
+// The runs, by their places, then those that they come from, as far back as their folders tell. Empty where
+// no run is a fork.
+Json descent(std::span<const RunData> runs) {
+  Json nodes = Json::array();
+  std::vector<std::filesystem::path> folders;
+  std::map<std::filesystem::path, size_t> places;
+  const auto add = [&](const std::filesystem::path& folder, const std::string& name) {
+    std::error_code error;
+    const size_t place =
+        places.emplace(std::filesystem::weakly_canonical(folder, error), nodes.size()).first->second;
+    nodes.push_back({{"name", name}});
+    folders.push_back(folder);
+    return place;
+  };
+  for (const RunData& run : runs) add(run.folder, run.name);
+  for (size_t i = 0; i < folders.size(); ++i) {
+    const std::optional<Fork> fork = read_fork(folders[i]);
+    if (!fork) continue;
+    const auto known = places.find(fork->run);
+    nodes[i]["parent"] = known != places.end() ? known->second : add(fork->run, fork->run.string());
+    nodes[i]["step"] = fork->step;
+  }
+  const bool any = std::ranges::any_of(nodes, [](const Json& node) { return node.contains("parent"); });
+  return any ? nodes : Json::array();
+}
+
 }  // namespace
 
 std::vector<std::vector<std::string>> job_differences(std::span<const RunData> runs) {
@@ -185,6 +215,7 @@ nlohmann::ordered_json report_data(std::span<const RunData> runs) {
   return {{"format", "pptrain report 1"},
           {"most_points", most_points},
           {"runs", std::move(all)},
+          {"descent", descent(runs)},
           {"differences", job_differences(runs)},
           {"job_problems", std::move(problems)}};
 }

@@ -85,7 +85,7 @@ class Reader {
   }
 
   bool take_eval(const nlohmann::json& json, int64_t step) {
-    std::erase_if(run_.evaluations, [&](const Evaluation& e) { return e.step >= step; });
+    std::erase_if(run_.evaluations, [&](const EvaluationPoint& e) { return e.step >= step; });
     run_.evaluations.push_back({step, advance(time_of(json), 0), number(json, "eval_loss")});
     return true;
   }
@@ -115,7 +115,7 @@ class Reader {
     steps.time.resize(kept);
     steps.tokens.resize(kept);
     for (std::vector<double>* column : columns_) column->resize(kept);
-    std::erase_if(run_.evaluations, [&](const Evaluation& e) { return e.step > step; });
+    std::erase_if(run_.evaluations, [&](const EvaluationPoint& e) { return e.step > step; });
     std::erase_if(run_.skipped, [&](int64_t skipped) { return skipped > step; });
   }
 

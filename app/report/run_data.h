@@ -24,7 +24,7 @@ struct StepColumns {
   size_t size() const { return step.size(); }
 };
 
-struct Evaluation {
+struct EvaluationPoint {
   int64_t step = 0;
   double time = 0;
   double loss = 0;
@@ -34,7 +34,7 @@ struct RunData {
   std::string name;              // as the user gave it
   std::filesystem::path folder;  // empty: only a file was given
   StepColumns steps;
-  std::vector<Evaluation> evaluations;
+  std::vector<EvaluationPoint> evaluations;
   std::vector<nlohmann::json> starts;  // headers, as they stand there
   std::vector<int64_t> skipped;        // steps
   std::vector<int64_t> checkpoints;    // steps whose checkpoint was complete at some time; ascending

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "app/data/datasets.h"
+#include "app/run/fork.h"
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/config/loader.h"
@@ -169,8 +170,11 @@ void RunDir::begin(int64_t step) {
   for (const std::string& remark : terms_.remarks) inform(remark);
   const bool goes_on = choice_.from == StartFrom::own_checkpoint;
   make_room(folder_, goes_on ? std::optional(step) : std::nullopt, inform);
-  if (!goes_on) make_room_for_file(folder_ / "tensorboard", inform);
-  if (context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
+  if (!goes_on) {
+    make_room_for_file(folder_ / "tensorboard", inform);
+    make_room_for_file(folder_ / fork_name, inform);  // a new model comes from no run
+  }
+  if (!goes_on || context_.job.profile.trace) make_room_for_file(folder_ / "trace.json", inform);
   keep_job(folder_ / "job.toml", config::to_toml(context_.job));
 }
 

@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -26,6 +28,7 @@ using Json = nlohmann::json;
 namespace {
 
 constexpr const char* end_name = "end.json";
+constexpr const char* last_words_name = "last_words.txt";
 constexpr size_t longest_end = 1 << 16;  // bytes
 
 constexpr auto phase_words = std::to_array<std::string_view>(
@@ -148,6 +151,8 @@ void write_run_end(const fs::path& folder, const RunEnd& end) {
                   {"since", end.process.since},   {"time", now_utc()}};
   io::write_file_atomically(folder / end_name,
                             json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  std::error_code ignored;
+  if (end.how != RunPhase::failed) fs::remove(folder / last_words_name, ignored);
 }
 
 std::optional<RunEnd> read_run_end(const fs::path& folder) {
@@ -167,9 +172,28 @@ std::optional<RunEnd> read_run_end(const fs::path& folder) {
   }
 }
 
+void note_last_words(const fs::path& folder, const std::string& text) noexcept {
+  try {
+    io::write_file_atomically(folder / last_words_name, text.substr(0, longest_end) + "\n");
+  } catch (const std::exception& error) {
+    spdlog::warn("{}", error.what());
+  }
+}
+
+std::string read_last_words(const fs::path& folder) {
+  try {
+    std::string text = io::read_small_file(folder / last_words_name, longest_end + 1);
+    while (text.ends_with('\n')) text.pop_back();
+    return text;
+  } catch (const Error&) {
+    return "";
+  }
+}
+
 void forget_run_end(const fs::path& folder) {
   std::error_code ignored;
   fs::remove(folder / end_name, ignored);
+  fs::remove(folder / last_words_name, ignored);
 }
 
 }  // namespace pptrain::app

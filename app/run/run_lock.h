@@ -105,7 +105,13 @@ void write_run_end(const std::filesystem::path& folder, const RunEnd& end);
 // Nothing if there is none that can be read.
 std::optional<RunEnd> read_run_end(const std::filesystem::path& folder);
 
-// A run begins.
+// Why a run may be about to die, in FOLDER/last_words.txt: what a dead run has in the place of an end, and a
+// failed one besides. Writing another end removes them. What cannot be written is a warning; "" where there
+// are none.
+void note_last_words(const std::filesystem::path& folder, const std::string& text) noexcept;
+std::string read_last_words(const std::filesystem::path& folder);
+
+// A run begins: the end and the last words of the one before go.
 void forget_run_end(const std::filesystem::path& folder);
 
 }  // namespace pptrain::app

@@ -1,6 +1,5 @@
 #include "app/run/run_log.h"
 
-#include <c10/core/DeviceType.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 #include <spdlog/logger.h>
@@ -54,24 +53,44 @@ checkpoint::Layout describe_layout(const Plan& plan, const std::string& data) {
   return layout;
 }
 
+namespace {
+
+// How often train.steps read each source; with rows of documents that are not filled, at most so often.
+void announce_data(const RunContext& context, const std::vector<OpenSource>& sources) {
+  const config::JobConfig& job = context.job;
+  const int64_t tokens = job.train.steps * job.train.micro_batch_size * job.train.seq_len *
+                         job.train.grad_accum_steps * context.mesh.size(mesh::Group::batch);
+  const char* const bound = job.data.lengths == config::Lengths::fixed ? "" : "at most ";
+  double weights = 0;
+  for (const OpenSource& source : sources) weights += source.weight;
+  spdlog::info("{} steps take {}{} tokens", metrics::with_commas(job.train.steps), bound,
+               metrics::with_commas(tokens));
+  for (const OpenSource& source : sources) {
+    const double epochs =
+        static_cast<double>(tokens) * source.weight / weights / static_cast<double>(source.train->size());
+    const std::string name =
+        sources.size() > 1 ? fmt::format("source {}: weight {:g},", source.name, source.weight) : "data:";
+    spdlog::info("{} {} tokens, {}{:.2f} epochs", name, metrics::with_commas(source.train->size()), bound,
+                 epochs);
+  }
+}
+
+}  // namespace
+
 void announce(const RunContext& context, const std::vector<OpenSource>& sources) {
   const config::JobConfig& job = context.job;
-  spdlog::info("pptrain: {} of {:.2f} M parameters, {} on {} x {} rank{}, {}", job.model.arch,
-               static_cast<double>(models::parameter_count(context.model)) / 1e6,
-               context.mesh.shape().describe(), context.mesh.shape().world_size(),
-               c10::DeviceTypeName(context.device.type(), /*lower_case=*/true),
-               context.mesh.shape().world_size() == 1 ? "" : "s", job.train.dtype.text);
+  const int ranks = context.mesh.shape().world_size();
+  spdlog::info("pptrain: {} of {:.2f} M parameters, {} {} rank{} ({}), {}", job.model.arch,
+               static_cast<double>(models::parameter_count(context.model)) / 1e6, ranks,
+               context.device.is_cpu() ? "CPU" : "GPU", ranks == 1 ? "" : "s",
+               context.mesh.shape().describe(), job.train.dtype.text);
   const int data_ranks = context.mesh.size(mesh::Group::batch);
   spdlog::info("schedule {}, layers per stage {}, {} microbatches of {}{} x {} tokens a step{}",
                job.distributed.pp_schedule, fmt::join(pipeline::layers_per_stage(context.plan.layers), "+"),
                job.train.grad_accum_steps, job.data.lengths == config::Lengths::fixed ? "" : "at most ",
                job.train.micro_batch_size, job.train.seq_len,
                data_ranks > 1 ? fmt::format(" on each of {} data ranks", data_ranks) : "");
-  for (const OpenSource& source : sources) {
-    if (sources.size() > 1)
-      spdlog::info("source {}: weight {:g}, {} tokens", source.name, source.weight,
-                   metrics::with_commas(source.train->size()));
-  }
+  announce_data(context, sources);
   spdlog::info("output in {}", job.run.dir);
   for (const std::string& warning : config::warnings(job)) spdlog::warn("warning: {}", warning);
 }

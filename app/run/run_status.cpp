@@ -110,10 +110,12 @@ void add_checkpoints(const fs::path& run_dir, RunStatus& status) {
   if (status.is_alive()) status.saving = step_being_saved(root, newest);
 }
 
+bool is_run_dir(const fs::path& folder) {
+  return io::is_there(folder / "lock") || io::is_there(folder / "metrics.jsonl");
+}
+
 void require_run_dir(const fs::path& run_dir) {
-  for (const char* file : {"lock", "metrics.jsonl"}) {
-    if (io::is_there(run_dir / file)) return;
-  }
+  if (is_run_dir(run_dir)) return;
   throw UsageError(
       fmt::format("{}: {}. Give the run.dir of a job", run_dir.string(),
                   io::is_there(run_dir) ? "no run has used this folder" : "there is no such folder"));
@@ -138,7 +140,12 @@ RunStatus read_status(const fs::path& run_dir) {
   status.phase = phase_of(lock, end, tail);
   if (status.is_alive() || status.phase == RunPhase::dead) status.holder = std::move(lock.holder);
   if (end && !status.is_alive()) status.message = end->message;
+  if (status.phase == RunPhase::dead || status.phase == RunPhase::failed) {
+    const std::string words = read_last_words(run_dir);
+    status.message += (status.message.empty() || words.empty() ? "" : "\n") + words;
+  }
   status.steps = planned_steps(run_dir);
+  status.fork = read_fork(run_dir);
   if (!tail.steps.empty()) status.step = tail.steps.back();
   status.evaluation = tail.evaluation;
   add_speed(tail, status);
@@ -166,7 +173,8 @@ std::string head(const std::filesystem::path& run_dir, const RunStatus& status) 
     line += fmt::format(", {} {} on {}, since {}", status.is_alive() ? "process" : "was process",
                         status.holder->pid, status.holder->host, status.holder->since);
   }
-  if (status.phase == RunPhase::dead) line += "; it was killed, or its host went down: log.txt may say more";
+  if (status.phase == RunPhase::dead && status.message.empty())
+    line += "; it was killed, or its host went down";
   if (status.phase == RunPhase::cannot_tell)
     line += ": this file system cannot lock, so only the age of the news tells whether a run is there";
   return line + "\n";
@@ -202,9 +210,32 @@ std::string status_text(const std::filesystem::path& run_dir, const RunStatus& s
       fmt::format("{}{}{}", status.checkpoint.empty() ? "none" : status.checkpoint,
                   status.best.empty() ? "" : fmt::format(", the best is {}", status.best),
                   status.saving ? fmt::format("; saving step {}", *status.saving) : ""));
-  if (status.age) add(text, "last news", metrics::duration_text(seconds_of(*status.age)) + " ago");
+  if (status.fork)
+    add(text, "forked from", fmt::format("step {} of {}", status.fork->step, status.fork->run.string()));
+  if (status.age) add(text, "last update", metrics::duration_text(seconds_of(*status.age)) + " ago");
   if (!status.message.empty()) text += status.message + "\n";
   return printable(text);
+}
+
+std::vector<fs::path> runs_in(const fs::path& folder) {
+  std::vector<fs::path> runs;
+  std::error_code error;
+  if (is_run_dir(folder)) return runs;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (is_run_dir(entry->path())) runs.push_back(entry->path());
+  }
+  std::ranges::sort(runs);
+  return runs;
+}
+
+std::string status_line(const fs::path& run_dir, const RunStatus& status) {
+  std::string line = fmt::format("{:<28} {:<9}", run_dir.string(), word_of(status.phase));
+  if (status.step) {
+    line += fmt::format(" step {}{}, loss {:.4f}", status.step->step,
+                        status.steps ? fmt::format(" of {}", *status.steps) : "", status.step->loss);
+  }
+  if (status.seconds_left) line += fmt::format(", {} left", metrics::duration_text(*status.seconds_left));
+  return printable(line) + "\n";
 }
 
 std::string status_json(const std::filesystem::path& run_dir, const RunStatus& status) {
@@ -231,6 +262,7 @@ std::string status_json(const std::filesystem::path& run_dir, const RunStatus& s
   if (!status.checkpoint.empty()) json["checkpoint"] = status.checkpoint;
   if (!status.best.empty()) json["best"] = status.best;
   if (status.saving) json["saving"] = *status.saving;
+  if (status.fork) json["forked_from"] = {{"run", status.fork->run.string()}, {"step", status.fork->step}};
   if (status.age) json["news_age_s"] = seconds_of(*status.age);
   if (!status.message.empty()) json["message"] = status.message;
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";

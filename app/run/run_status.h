@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "app/run/fork.h"
 #include "app/run/run_lock.h"
 #include "core/metrics/step_record.h"
 
@@ -28,6 +30,7 @@ struct RunStatus {
   std::optional<double> seconds_left;
   std::string checkpoint, best;   // names of folders: the newest, and that of the lowest validation loss
   std::optional<int64_t> saving;  // the step that is being saved
+  std::optional<Fork> fork;       // where the run comes from
   // Since the last line of metrics.jsonl, by this host's clock; nothing where there is none.
   std::optional<std::chrono::system_clock::duration> age;
 
@@ -38,8 +41,13 @@ struct RunStatus {
 // cannot be read. Half-written lines and malformed files are passed over.
 RunStatus read_status(const std::filesystem::path& run_dir);
 
+// The runs among the folders in `folder`, by name; none where it is a run's folder itself, or is not there.
+std::vector<std::filesystem::path> runs_in(const std::filesystem::path& folder);
+
 // For people, one fact a line; for programs, a JSON object.
 std::string status_text(const std::filesystem::path& run_dir, const RunStatus& status);
+// One line, for a list of runs.
+std::string status_line(const std::filesystem::path& run_dir, const RunStatus& status);
 std::string status_json(const std::filesystem::path& run_dir, const RunStatus& status);
 
 }  // namespace pptrain::app

@@ -4,11 +4,13 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <system_error>
 
 #include "core/base/error.h"
 #include "core/config/differences.h"
+#include "core/optim/lr_schedule.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 #include "parallel/checkpoint/step_folders.h"
@@ -209,6 +211,21 @@ std::vector<std::string> model_differences(const config::JobConfig& saved, const
   return found;
 }
 
+namespace {
+
+// "; learning rate of step 21: 3.000e-04 before, 1.080e-03 now": more steps stretch the schedule. "" where it
+// stays.
+std::string changed_rate(const config::JobConfig& saved, const config::JobConfig& job, int64_t step) {
+  const auto rate = [step](const config::JobConfig& of) {
+    return optim::LrSchedule(of.optimizer.lr, of.lr_schedule, of.train.steps).at(step);
+  };
+  const double before = rate(saved), now = rate(job);
+  if (std::abs(now - before) <= 1e-6 * std::abs(before)) return "";
+  return fmt::format("; learning rate of step {}: {:.3e} before, {:.3e} now", step + 1, before, now);
+}
+
+}  // namespace
+
 ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, const std::string& data) {
   if (saved.weights_alone) return check_weights_alone(saved, job);
   const Sorted sorted = compare(saved, job, data);
@@ -226,8 +243,9 @@ ResumeTerms check_resume(const SavedRun& saved, const config::JobConfig& job, co
         fmt::format("{} does not say which job saved it: only the seed was compared", saved.folder.string()));
   }
   if (!sorted.rest.empty()) {
-    terms.remarks.push_back(fmt::format("the job is not the one that saved {}: {}", saved.folder.string(),
-                                        fmt::join(sorted.rest, "; ")));
+    terms.remarks.push_back(fmt::format("{} goes on with changed settings: {}{}", saved.folder.string(),
+                                        fmt::join(sorted.rest, "; "),
+                                        saved.job ? changed_rate(*saved.job, job, saved.step) : ""));
   }
   return terms;
 }

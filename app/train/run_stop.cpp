@@ -314,7 +314,8 @@ bool QuickStop::complete(comm::Work& work) {
 // A step that post-validation may still take back is no state to save; a GPU's stream is not waited for here.
 RunStop::RunStop(const RunContext& context, const fault::Shutdown& shutdown, const RunDir& run_dir,
                  RunSaver& saver, const checkpoint::RunState& state)
-    : shutdown_(shutdown),
+    : run_dir_(context.job.run.dir),
+      shutdown_(shutdown),
       stops_quickly_(patience_.time && !context.job.optimizer.post_validation && context.device.is_cpu()),
       under_way_(state.step + 1) {
   if (context.root())
@@ -349,6 +350,11 @@ void RunStop::failed() {
 void RunStop::announce(const fault::StopRequest& request) const {
   if (request.notice) return;  // it may mean nothing
   const std::string signal = fault::signal_name(request.signal);
+  if (read_last_words(run_dir_).empty()) {  // else another rank is gone, which is the reason for this too
+    note_last_words(
+        run_dir_, fmt::format("{}{} asked the run to end, and its process ended before it had saved", signal,
+                              request.from_launcher ? " from the launcher" : ""));
+  }
   if (request.from_launcher && stops_quickly_) {
     spdlog::info("{} from the launcher: saving the last finished step", signal);
   } else {

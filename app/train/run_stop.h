@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -45,6 +46,7 @@ class RunStop final : public StepListener {
  private:
   void announce(const fault::StopRequest& request) const;
 
+  const std::filesystem::path run_dir_;
   const fault::Shutdown& shutdown_;
   Patience patience_ = patience_of(comm::detect_launch());
   bool stops_quickly_;

@@ -138,7 +138,7 @@ void StepRunner::judge(StepResult& step, double loss, double norm) {
 std::string StepRunner::find_not_finite(double loss, double norm) {
   if (std::isfinite(loss) && std::isfinite(norm)) return "";
   const std::string where = describe_not_finite(context_.mesh.world(), model_.stages());
-  if (!context_.root()) return where;
+  if (!context_.root() || anomaly_.in_a_row() > 0) return where;
   const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the log");
   spdlog::warn("not finite: loss {:.6g}, gradient norm {:.6g}; {}", loss, norm, where);
   return where;

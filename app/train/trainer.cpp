@@ -20,11 +20,17 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
+// Before weights are made: what a user wants to read where they do not fit, or take long.
 std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicator& patient,
                                      const fault::Shutdown& shutdown) {
   const Wanted wanted = context.job.eval.interval > 0 ? Wanted::all : Wanted::training;
   const TokenFiles files = make_token_files(context, patient, wanted, [&] { return shutdown.requested(); });
-  return open_data(context.job, context.model.vocab, files, wanted);
+  std::vector<OpenSource> sources = open_data(context.job, context.model.vocab, files, wanted);
+  if (context.root()) {
+    open_log(context.job.run.dir);
+    announce(context, sources);
+  }
+  return sources;
 }
 
 data::DataLoader open_training_data(const RunContext& context, const std::vector<OpenSource>& sources) {
@@ -60,7 +66,9 @@ Trainer::~Trainer() {
 
 int Trainer::run() {
   try {
-    return train();
+    const int code = train();
+    if (context_.report.on_verdict) context_.report.on_verdict({});
+    return code;
   } catch (const std::exception& error) {
     if (stop_) stop_->failed();
     end_run_dir({.how = RunPhase::failed, .step = state_.step, .message = error.what()});
@@ -69,7 +77,7 @@ int Trainer::run() {
 }
 
 int Trainer::train() {
-  start();
+  const bool resumed = start();
   const int64_t steps = context_.job.train.steps;
   if (state_.step >= steps) {
     if (context_.root()) {
@@ -77,11 +85,10 @@ int Trainer::train() {
           "nothing to do: {} is at step {} of {}. Start over with --set checkpoint.resume=restart, or train "
           "on with a larger train.steps.",
           context_.job.run.dir, state_.step, steps);
-      end_run_dir(
-          {.how = RunPhase::finished, .step = state_.step, .checkpoint = checkpoint_name(state_.step)});
     }
     return 0;
   }
+  open(resumed);
   warm_up();
   bool stopped = false;
   while (state_.step < steps && !stopped) {
@@ -114,7 +121,7 @@ void Trainer::warm_up() {
   if (context_.root()) spdlog::info("every pass ran, to load its kernels: {:.1f} s", seconds_since(begin));
 }
 
-void Trainer::start() {
+bool Trainer::start() {
   try {
     checkpoint::probe_shared(*disk_comm_, fs::path(context_.job.run.dir) / "checkpoints");
   } catch (const PeerFailure&) {
@@ -131,7 +138,7 @@ void Trainer::start() {
     model_.initialise();
     state_ = {.seed = static_cast<uint64_t>(context_.job.run.seed)};
   }
-  open(resumed);
+  return resumed;
 }
 
 // From the newest checkpoint that proves sound as it is loaded.
@@ -151,8 +158,6 @@ void Trainer::open(bool resumed) {
   const checkpoint::Layout layout = describe_layout(context_.plan, run_dir_.data());
   if (context_.root()) {
     run_dir_.begin(state_.step);
-    open_log(context_.job.run.dir);
-    announce(context_, sources_);
     if (resumed) spdlog::info("resumed from {} at step {}", run_dir_.checkpoint(), state_.step);
     if (const auto& holder = run_dir_.holder()) requests_.emplace(context_, *holder);
   }
@@ -172,6 +177,11 @@ void Trainer::open(bool resumed) {
                   resumed ? std::optional(state_.step) : std::nullopt);
   disk_comm_->barrier();
   open_log(context_.job.run.dir);
+  // It outlives this: what ends the process may come after an exception has left the trainer.
+  if (const auto& on_verdict = context_.report.on_verdict)
+    on_verdict([folder = fs::path(context_.job.run.dir)](const std::string& text) {
+      note_last_words(folder, text);
+    });
   stop_.emplace(context_, shutdown_, run_dir_, *saver_, state_);
   listeners_ = {&divergence_, &metrics_};
   for (const auto& listener : between_steps_) listeners_.push_back(listener.get());

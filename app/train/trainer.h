@@ -32,7 +32,7 @@ class Trainer {
   int run();
 
  private:
-  void start();  // resumes, or initialises a new run
+  bool start();  // resumes, or initialises a new run; returns whether it resumed
   void resume();
   void open(bool resumed);  // folder, log, saver, metrics, requests, signals
   int train();

@@ -30,7 +30,7 @@ struct Problem {
 };
 
 struct Document {
-  std::string file;  // stands for the file in messages
+  std::string file;  // stands for the file that is read in messages
   JobConfig job;
   std::map<std::string, Origin, std::less<>> options;   // the ones given, by full name
   std::map<std::string, Origin, std::less<>> sections;  // the headers in the file
@@ -51,8 +51,12 @@ struct Document {
   void throw_if_bad() const;
 };
 
-// Reads `text` as TOML and applies `overrides`, each option on its own: names, types, literals, ranges,
-// required keys. Throws UsageError only where the text is not TOML; all else goes to `problems`.
+// The text of a job file. Throws UsageError that names it.
+std::string read_job_file(const std::string& path);
+
+// Reads `text` as TOML, after the file that its root names as `include` (relative to its own folder; the keys
+// of `text` win), and applies `overrides`, each option on its own: names, types, literals, ranges, required
+// keys. Throws UsageError only where the text is not TOML; all else goes to `problems`.
 Document read_document(const std::string& text, const std::string& file,
                        std::span<const std::string> overrides);
 

@@ -100,6 +100,11 @@ Option& Option::one_of(std::vector<std::string> values) {
   return *this;
 }
 
+Option& Option::unset_as(std::string word) {
+  unset_word = std::move(word);
+  return *this;
+}
+
 Option& Option::alone_in_list(std::string literal) {
   alone = std::move(literal);
   return *this;
@@ -192,7 +197,8 @@ std::string type_name(const Option& option) {
       return option.literals.empty() ? "string" : fmt::format("one of: {}", fmt::join(option.literals, ", "));
     }
   };
-  return std::visit(Name{option}, option.target);
+  const std::string type = std::visit(Name{option}, option.target);
+  return option.unset_word.empty() ? type : fmt::format("{} or {}", type, toml_string(option.unset_word));
 }
 
 std::optional<std::string> toml_value(const Option& option, const JobConfig& job) {
@@ -202,7 +208,8 @@ std::optional<std::string> toml_value(const Option& option, const JobConfig& job
         const T& value = access(copy);
         if constexpr (std::is_same_v<T, std::optional<int64_t>> || std::is_same_v<T, std::optional<bool>> ||
                       std::is_same_v<T, std::optional<double>>) {
-          return value ? std::optional(format_value(*value)) : std::nullopt;
+          if (value) return format_value(*value);
+          return option.unset_word.empty() ? std::nullopt : std::optional(toml_string(option.unset_word));
         } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
           if (value.empty()) return std::nullopt;
           return value.size() == 1 ? toml_string(value.front()) : format_value(value);

@@ -70,6 +70,7 @@ struct Option {
   Target target;
   Range range;
   std::vector<std::string> literals;     // of a string or a list of them: the only ones allowed, if not empty
+  std::string unset_word;                // of an optional: the word that leaves it unset, "auto"
   std::string alone;                     // of a list: a literal that stands for all of it, or is not there
   std::vector<std::string> known_words;  // of a string: values to propose, among others that are allowed
   std::vector<std::pair<std::string, std::string>> refusals;  // literals refused for a reason of their own
@@ -89,6 +90,7 @@ struct Option {
   Option& from_up_to(double low, double high);  // low allowed, high not
   Option& above_up_to(double low, double high);
   Option& one_of(std::vector<std::string> values);
+  Option& unset_as(std::string word);
   Option& alone_in_list(std::string literal);
   Option& such_as(std::vector<std::string> values);  // known_words
   Option& refuse(std::string literal, std::string reason);

@@ -15,7 +15,8 @@ struct RunSection {
   std::string dir = "runs/default";  // metrics.jsonl, job.toml and checkpoints/ go here
   int64_t seed = 0;
   Word<Device> device = Device::cpu;
-  int64_t threads = 1;  // CPU threads of each rank; part of what makes results equal to the bit
+  int64_t threads = 1;        // CPU threads of each rank; part of what makes results equal to the bit
+  bool force_memory = false;  // starts though the prediction does not fit the host
 
   bool operator==(const RunSection&) const = default;
 };
@@ -185,8 +186,8 @@ struct OptimizerSection {
 };
 
 struct LrScheduleSection {
-  std::string name = "cosine";  // cosine | linear | wsd | constant
-  int64_t warmup_steps = 2000;
+  std::string name = "cosine";          // cosine | linear | wsd | constant
+  std::optional<int64_t> warmup_steps;  // unset, before the job is resolved: by train.steps
   double min_lr_ratio = 0.1;
   double decay_fraction = 0.1;  // wsd: the last part of the run over which the rate falls
 

@@ -16,20 +16,24 @@
 
 namespace pptrain::config {
 
-JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks) {
+std::string read_job_file(const std::string& path) {
   if (const std::string kind = special_file(path); !kind.empty()) {
     throw UsageError(fmt::format("{}: is {}; expected a job file (TOML)", path, kind));
   }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file) {
     throw UsageError(
         fmt::format("{}: cannot be read: {}. Expected a job file (TOML); `pptrain config --reference` prints "
                     "one with every key",
                     path, std::generic_category().message(errno)));
   }
-  return parse_job(text, path, overrides, hooks);
+  return text;
+}
+
+JobConfig load_job(const std::string& path, std::span<const std::string> overrides, const Hooks& hooks) {
+  return parse_job(read_job_file(path), path, overrides, hooks);
 }
 
 JobConfig parse_job(const std::string& text, const std::string& name, std::span<const std::string> overrides,

@@ -36,6 +36,12 @@ void add_run(std::vector<Option>& options) {
           "CPU threads of each rank. Results are equal to the bit only between runs with the same number.")
       .between(1, 4096)
       .decides(Effect::layout);
+  run.add(
+         "force_memory", &RunSection::force_memory,
+         "false: a CPU job whose predicted memory exceeds what its host has available ends before it starts. "
+         "true: it starts, and the system may kill it.")
+      .only_with("run.device", {"cpu"})
+      .decides(Effect::none);
 }
 
 // intermediate_size is the width of mixtral's experts too.
@@ -674,8 +680,11 @@ void add_lr_schedule(std::vector<Option>& options) {
       .any_case();
   schedule
       .add("warmup_steps", &LrScheduleSection::warmup_steps,
-           "Steps of the linear rise to optimizer.lr. A run with fewer steps never reaches it, and warns.")
-      .between(0, max_steps);
+           "Steps of the linear rise to optimizer.lr. auto: a twentieth of train.steps, 2000 at most. A run "
+           "with "
+           "fewer steps never reaches it, and warns.")
+      .between(0, max_steps)
+      .unset_as("auto");
   schedule
       .add("min_lr_ratio", &LrScheduleSection::min_lr_ratio,
            "The last learning rate as a fraction of optimizer.lr.")

@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
+#include <regex>
+#include <set>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -129,6 +133,8 @@ bool is_numbers_with_commas(std::string_view text) {
          text.find_first_not_of("0123456789, ") == std::string_view::npos;
 }
 
+constexpr const char* include_key = "include";  // of the root
+
 // What is wrong with one value; empty if nothing.
 using Fault = std::string;
 
@@ -140,6 +146,7 @@ class Reader {
   void read_root(const toml::table& root) {
     for (const auto& [key, node] : root) {
       const std::string name(key.str());
+      if (name == include_key) continue;  // read before
       if (!is_section(name)) {
         const std::string meant = unknown_section(name, at(key.source()), node.is_table(), node.as_table());
         read_as_meant(meant, node);
@@ -176,7 +183,7 @@ class Reader {
   }
 
   void read_option(const Option& option, const toml::node& node) {
-    if (fixed_) forget_other_form(option);
+    forget_other_form(option);
     read_value(option, option.name(), node, document_.job);
   }
 
@@ -216,17 +223,19 @@ class Reader {
     if (meant.empty()) meant = has_keys ? meant_option("", name) : meant_section(name, table);
     const std::string guess = is_section(meant) ? fmt::format("[{}]", meant) : meant;
     add(origin, name,
-        fmt::format("unknown section{} The sections are: {}", meant.empty() ? "." : did_you_mean(guess),
-                    fmt::join(sections(), ", ")));
+        meant.empty() ? fmt::format("unknown section.{}", listed("", "The sections are", sections()))
+                      : "unknown section" + did_you_mean(guess));
     return meant;
   }
 
   void unknown_key(const std::string& section, const std::string& key, const Origin& origin) {
-    const bool is_list = find_table_list(section) != nullptr;
+    const std::string title =
+        find_table_list(section) ? fmt::format("[[{}]]", section) : fmt::format("[{}]", section);
     const std::string meant = meant_option(section, key);
     add(origin, fmt::format("{}.{}", section, key),
-        fmt::format("unknown key{} The keys of {}{}{} are: {}", meant.empty() ? "." : did_you_mean(meant),
-                    is_list ? "[[" : "[", section, is_list ? "]]" : "]", fmt::join(keys_of(section), ", ")));
+        meant.empty() ? fmt::format("unknown key.{}",
+                                    listed(section, "The keys of " + title + " are", keys_of(section)))
+                      : "unknown key" + did_you_mean(meant));
     stands_for(meant, origin);
   }
 
@@ -239,6 +248,12 @@ class Reader {
   }
 
  private:
+  // " The keys of [train] are: steps, ...", the first time that it is asked for.
+  std::string listed(const std::string& section, const std::string& lead,
+                     const std::vector<std::string>& names) {
+    return listed_.insert(section).second ? fmt::format(" {}: {}", lead, fmt::join(names, ", ")) : "";
+  }
+
   // Is there another name for the field in the table, which is reported?
   static bool is_misspelt(const TableList& list, const Option& field, const toml::table& table) {
     for (const auto& [key, node] : table) {
@@ -247,13 +262,16 @@ class Reader {
     return false;
   }
 
-  // An override of dp or dp_shard counts in the place of either in the file: both say the same.
+  // dp or dp_shard in an override, or in a file that includes another, counts in the place of either there:
+  // both say the same.
   void forget_other_form(const Option& option) {
     const std::string name = option.name();
     if (name != "distributed.dp" && name != "distributed.dp_shard") return;
     const char* const other = name == "distributed.dp" ? "distributed.dp_shard" : "distributed.dp";
     const auto given = document_.options.find(other);
     if (given == document_.options.end() || given->second.from_override) return;
+    if (!fixed_ && given->second.where.starts_with(document_.file + ":"))
+      return;  // both in one file: reported
     document_.options.erase(given);
     document_.broken.erase(other);
     copy_value(*find_option(other), JobConfig(), document_.job);
@@ -347,6 +365,11 @@ class Reader {
 
   template <class T>
   Fault take(const Option& option, const toml::node& node, std::optional<T>& out) const {
+    if (const auto* word = node.as_string();
+        word && !option.unset_word.empty() && word->get() == option.unset_word) {
+      out.reset();
+      return "";
+    }
     T value{};
     const Fault fault = take(option, node, value);
     if (fault.empty()) {
@@ -454,6 +477,7 @@ class Reader {
 
   Document& document_;
   std::optional<Origin> fixed_;
+  std::set<std::string> listed_;          // sections whose keys a message has listed
   const toml::node* fault_at_ = nullptr;  // the value, or the element of a list, that a fault lies in
 };
 
@@ -496,6 +520,19 @@ std::optional<toml::table> parse_override(const std::string& value, const Option
   return parse_value(toml_string(value));
 }
 
+// "data.sources.1.weight" as "data.sources[1].weight".
+std::string with_brackets(const std::string& name) {
+  for (const TableList& list : table_lists()) {
+    const size_t begin = list.section.size() + 1;
+    if (!name.starts_with(list.section + ".")) continue;
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const std::string index = name.substr(begin, end - begin);
+    if (!index.empty() && index.find_first_not_of("0123456789") == std::string::npos)
+      return fmt::format("{}[{}]{}", list.section, index, name.substr(end));
+  }
+  return name;
+}
+
 // "data.sources[1].weight", taken apart; nothing unless it is of a list of tables.
 struct ElementKey {
   const TableList* list = nullptr;
@@ -520,7 +557,7 @@ void read_override(Document& document, const std::string& text) {
   const Origin origin{.where = "--set " + text, .from_override = true};
   const auto refuse = [&](const std::string& reason) { document.problems.push_back({origin, "", reason}); };
   const size_t equals = text.find('=');
-  const std::string name = trim(text.substr(0, equals));
+  const std::string name = with_brackets(trim(text.substr(0, equals)));
   if (equals == std::string::npos || name.empty()) {
     return refuse("expected section.key=value");
   }
@@ -571,14 +608,59 @@ void read_override(Document& document, const std::string& text) {
   }
 }
 
+// Of a line `key = word` whose word begins like a name or a path: the commonest slip, which the parser takes
+// for a value of another type. Nothing for any other line.
+std::optional<std::smatch> word_without_quotes(const std::string& line) {
+  static const std::regex form(R"(\s*([\w.-]+)\s*=\s*([A-Za-z/~._][\w./~ -]*?)\s*(#.*)?)");
+  constexpr size_t longest = 300;
+  std::smatch found;
+  return line.size() <= longest && std::regex_match(line, found, form) ? std::optional(found) : std::nullopt;
+}
+
 toml::table parse_toml(const std::string& text, const std::string& file) {
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& error) {
     const toml::source_position begin = error.source().begin;
-    throw UsageError(
-        fmt::format("{}:{}:{}: not valid TOML: {}", file, begin.line, begin.column, error.description()));
+    std::istringstream lines(text);
+    std::string line;
+    for (uint32_t i = 0; i < begin.line; ++i) std::getline(lines, line);
+    const auto slip = word_without_quotes(line);
+    if (!slip)
+      throw UsageError(
+          fmt::format("{}:{}:{}: not valid TOML: {}", file, begin.line, begin.column, error.description()));
+    throw UsageError(fmt::format("{}:{}:{}: a string needs quotes: {} = {}", file, begin.line,
+                                 slip->position(2) + 1, slip->str(1), toml_string(slip->str(2))));
   }
+}
+
+// Reads the file, after the one that it includes, whose keys give way to its own. `outer`: the files that
+// include it, one another.
+void read_file(Document& document, const std::string& text, const std::string& file,
+               std::vector<std::string> outer) {
+  const toml::table root = parse_toml(text, file);
+  if (const toml::node* const include = root.get(include_key)) {
+    const auto where = [&] {
+      return fmt::format("{}:{}:{}: include", file, include->source().begin.line,
+                         include->source().begin.column);
+    };
+    if (!include->is_string())
+      throw UsageError(fmt::format("{}: expected a job file, include = \"base.toml\"; found {}", where(),
+                                   found_type(*include)));
+    const auto path = std::filesystem::path(file).parent_path() / include->as_string()->get();
+    const std::string base = path.lexically_normal().string();
+    outer.push_back(std::filesystem::path(file).lexically_normal().string());
+    if (std::ranges::find(outer, base) != outer.end())
+      throw UsageError(
+          fmt::format("{}: the files include each other: {} -> {}", where(), fmt::join(outer, " -> "), base));
+    try {
+      read_file(document, read_job_file(base), base, std::move(outer));
+    } catch (const UsageError& error) {
+      throw UsageError(fmt::format("{}\n{}: is read for it", error.what(), where()));
+    }
+  }
+  document.file = file;
+  Reader(document, std::nullopt).read_root(root);
 }
 
 }  // namespace
@@ -586,8 +668,7 @@ toml::table parse_toml(const std::string& text, const std::string& file) {
 Document read_document(const std::string& text, const std::string& file,
                        std::span<const std::string> overrides) {
   Document document;
-  document.file = file;
-  Reader(document, std::nullopt).read_root(parse_toml(text, file));
+  read_file(document, text, file, {});
   for (const std::string& override_text : overrides) {
     read_override(document, override_text);
   }

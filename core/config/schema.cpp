@@ -101,7 +101,8 @@ Json type_schema(const Option& option) {
       return {{"oneOf", {string_schema(option), list_of(option, number_schema(option, "integer"))}}};
     }
   };
-  return std::visit(Schema{option}, option.target);
+  const Json schema = std::visit(Schema{option}, option.target);
+  return option.unset_word.empty() ? schema : Json{{"anyOf", {schema, Json{{"const", option.unset_word}}}}};
 }
 
 // `defaults`: a job in which the option has its default.
@@ -163,6 +164,11 @@ std::string json_schema() {
                 "Every key of a pptrain job. Generated from core/config/options.cpp: pptrain config --schema "
                 "> configs/schema.json"}};
   root.update(table_schema("pptrain job"));
+  root["properties"]["include"] = {
+      {"title", "include"},
+      {"description",
+       "A job file that is read first, relative to this one's folder. The keys of this file win."},
+      {"type", "string"}};
   const JobConfig defaults;
   for (const Option& option : options()) {
     Json& section = section_schema(root, option.section, option.is_required);

@@ -28,7 +28,7 @@ namespace pptrain::config {
 
 std::vector<std::string> warnings(const JobConfig& job) {
   std::vector<std::string> result;
-  const int64_t warmup = job.lr_schedule.warmup_steps, steps = job.train.steps;
+  const int64_t warmup = job.lr_schedule.warmup_steps.value_or(0), steps = job.train.steps;
   if (warmup > steps) {
     result.push_back(
         fmt::format("lr_schedule.warmup_steps = {} is more than train.steps = {}: the learning rate rises to "
@@ -397,6 +397,8 @@ void resolve(JobConfig& job) {
     job.distributed.dp_shard = *job.distributed.dp;
     job.distributed.dp.reset();
   }
+  if (!job.lr_schedule.warmup_steps)
+    job.lr_schedule.warmup_steps = std::min<int64_t>(2000, job.train.steps / 20);
   const JobConfig defaults;
   for (const Option& option : options()) {
     if (option.acts_when && !holds(*option.acts_when, job)) {

@@ -1,12 +1,16 @@
 #include "core/corpus/documents.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/byte_order_mark.h"
 #include "core/base/error.h"
@@ -35,12 +39,18 @@ std::optional<Document> read_line(std::string_view line, const Chunk& chunk, con
   try {
     value = parse_line(line);
   } catch (const Error& error) {
-    throw Error(fmt::format("{}: {}", where(), error.what()));
+    const std::string_view said = error.what();  // "line: not valid ..."
+    throw Error(fmt::format("{}: {}", where(), said.substr(said.find(": ") + 2)));
   }
   if (!value.is_object()) throw Error(fmt::format("{}: not a JSON object", where()));
   const auto text = [&](const std::string& key) -> std::string_view {
     const auto found = value.find(key);
-    if (found == value.end()) throw Error(fmt::format("{}: the object has no key '{}'", where(), key));
+    if (found == value.end()) {
+      std::vector<std::string> keys;
+      for (const auto& item : value.items()) keys.push_back(item.key());
+      throw Error(fmt::format("{}: the object has no key '{}'; it has: {}", where(), key,
+                              keys.empty() ? "none" : fmt::format("{}", fmt::join(keys, ", "))));
+    }
     if (!found->is_string()) throw Error(fmt::format("{}: '{}' is no text", where(), key));
     return found->get_ref<const std::string&>();
   };

@@ -15,8 +15,8 @@ namespace pptrain::fault {
 
 bool AnomalyGuard::accept(double loss, double grad_norm, const std::string& where) {
   constexpr size_t remembered = 8;
-  last_.push_back(fmt::format("\n  loss {:.6g}, grad norm {:.6g}{}{}", loss, grad_norm,
-                              where.empty() ? "" : "; ", where));
+  last_.push_back(
+      fmt::format("loss {:.6g}, grad norm {:.6g}{}{}", loss, grad_norm, where.empty() ? "" : "; ", where));
   if (last_.size() > remembered) last_.pop_front();
   if (std::isfinite(loss) && std::isfinite(grad_norm)) {
     in_a_row_ = 0;
@@ -26,7 +26,14 @@ bool AnomalyGuard::accept(double loss, double grad_norm, const std::string& wher
   ++total_;
   if (in_a_row_ <= max_in_a_row_) return false;
   std::string report;
-  for (const std::string& seen : last_) report += seen;
+  // Steps that are alike take one line.
+  for (auto seen = last_.begin(); seen != last_.end();) {
+    const auto next =
+        std::find_if(seen, last_.end(), [&](const std::string& other) { return other != *seen; });
+    const auto alike = next - seen;
+    report += fmt::format("\n  {}{}", *seen, alike > 1 ? fmt::format(" ({} steps)", alike) : "");
+    seen = next;
+  }
   throw Error(fmt::format(
       "the loss or gradient norm was not finite in {} steps in a row, more than train.max_skipped_steps = {} "
       "allow; weights are those before the first of them. The last steps, oldest first:{}\n"

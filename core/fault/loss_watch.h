@@ -34,7 +34,7 @@ class AnomalyGuard {
   int64_t max_in_a_row_;
   int64_t in_a_row_ = 0;
   int64_t total_ = 0;
-  std::deque<std::string> last_;  // the last steps' figures, for the report
+  std::deque<std::string> last_;  // steps, in words
 };
 
 // Counts the steps in a row whose loss lies above the band. It sees the global loss, which has the same bits

@@ -1,5 +1,6 @@
 #include "core/io/strict_json.h"
 
+#include <algorithm>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -37,6 +38,18 @@ class KeyCheck {
   std::vector<std::unordered_set<std::string>> keys_;
 };
 
+// " at byte 2, near 'not json'". byte: from 1; the library counts the end of the text too.
+std::string place_in(std::string_view text, size_t byte) {
+  constexpr size_t shown = 20;
+  const size_t at = std::min(byte == 0 ? 0 : byte - 1, text.size());
+  if (at == text.size()) return ": it ends too early";
+  std::string near(text.substr(at, shown));
+  for (char& c : near) {
+    if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = '?';
+  }
+  return " at byte " + std::to_string(at + 1) + ", near '" + near + "'";
+}
+
 }  // namespace
 
 nlohmann::json parse_strict_json(std::string_view text, const std::string& what, int max_depth) {
@@ -54,8 +67,11 @@ nlohmann::json parse_strict_json(std::string_view text, const std::string& what,
   };
   try {
     return nlohmann::json::parse(text.begin(), text.end(), callback);
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(what + ": not valid JSON: " + error.what());
+  } catch (const nlohmann::json::parse_error& error) {
+    throw Error(what + ": not valid JSON" + place_in(text, error.byte));
+  } catch (const nlohmann::json::exception& error) {  // a number that no type holds
+    const std::string_view said = error.what();
+    throw Error(what + ": not valid JSON: " + std::string(said.substr(said.find("] ") + 2)));
   }
 }
 

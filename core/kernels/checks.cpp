@@ -23,9 +23,7 @@ Checks::Checks(std::string_view kernel, const Tensor& first)
 const Checks& Checks::dense(std::string_view name, const Tensor& tensor, at::ScalarType type,
                             std::initializer_list<int64_t> shape) const {
   any(name, tensor, type, shape);
-  if (!tensor.is_contiguous()) {
-    fail(fmt::format("{} must be contiguous", name));
-  }
+  contiguous(name, tensor);
   return *this;
 }
 
@@ -56,6 +54,13 @@ const Checks& Checks::compute(std::string_view name, const Tensor& tensor, int64
   return *this;
 }
 
+const Checks& Checks::dense_compute(std::string_view name, const Tensor& tensor, int64_t dims) const {
+  compute(name, tensor, dims);
+  any(name, tensor, tensor.scalar_type(), tensor.sizes());
+  contiguous(name, tensor);
+  return *this;
+}
+
 const Checks& Checks::require(bool holds, std::string_view what) const {
   if (!holds) {
     fail(std::string(what));
@@ -64,16 +69,19 @@ const Checks& Checks::require(bool holds, std::string_view what) const {
 }
 
 void Checks::any(std::string_view name, const Tensor& tensor, at::ScalarType type,
-                 std::initializer_list<int64_t> shape) const {
+                 at::IntArrayRef shape) const {
   if (!tensor.defined()) {
     fail(fmt::format("{} is missing", name));
   }
-  if (tensor.device() != device_ || tensor.scalar_type() != type ||
-      tensor.sizes() != at::IntArrayRef(shape)) {
+  if (tensor.device() != device_ || tensor.scalar_type() != type || tensor.sizes() != shape) {
     fail(fmt::format("{} must be {} [{}] on {}, not {} [{}] on {}", name, c10::toString(type),
                      fmt::join(shape, ", "), device_.str(), c10::toString(tensor.scalar_type()),
                      fmt::join(tensor.sizes().vec(), ", "), tensor.device().str()));
   }
+}
+
+void Checks::contiguous(std::string_view name, const Tensor& tensor) const {
+  if (!tensor.is_contiguous()) fail(fmt::format("{} must be contiguous", name));
 }
 
 void Checks::fail(const std::string& what) const {

@@ -34,11 +34,14 @@ class Checks {
   // A compute tensor (float32 or bfloat16) with so many dims, which other arguments are measured against.
   const Checks& compute(std::string_view name, const Tensor& tensor, int64_t dims) const;
 
+  // A contiguous compute tensor with so many dims.
+  const Checks& dense_compute(std::string_view name, const Tensor& tensor, int64_t dims) const;
+
   const Checks& require(bool holds, std::string_view what) const;
 
  private:
-  void any(std::string_view name, const Tensor& tensor, at::ScalarType type,
-           std::initializer_list<int64_t> shape) const;
+  void any(std::string_view name, const Tensor& tensor, at::ScalarType type, at::IntArrayRef shape) const;
+  void contiguous(std::string_view name, const Tensor& tensor) const;
   [[noreturn]] void fail(const std::string& what) const;
 
   std::string_view kernel_;

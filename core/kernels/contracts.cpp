@@ -8,7 +8,6 @@
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/optimizers.h"
 
 namespace pptrain::kernels {
 namespace {
@@ -30,36 +29,26 @@ Cost cost_rope(const RopeTable& rope, const Tensor& positions) {
 
 void check_rms_norm(const Checks& checks, const Tensor& x, const Tensor& weight, double, const Tensor& y,
                     const Tensor& rstd) {
-  checks.compute("x", x, 2);
-  const int64_t rows = x.size(0);
-  const int64_t dim = x.size(1);
-  checks.dense("x", x, x.scalar_type(), {rows, dim})
-      .dense("weight", weight, at::kFloat, {dim})
-      .dense("y", y, x.scalar_type(), {rows, dim})
-      .dense("rstd", rstd, at::kFloat, {rows});
+  checks.dense_compute("x", x, 2)
+      .dense("weight", weight, at::kFloat, {x.size(1)})
+      .dense("y", y, x.scalar_type(), {x.size(0), x.size(1)})
+      .dense("rstd", rstd, at::kFloat, {x.size(0)});
 }
 
 void check_add_rms_norm(const Checks& checks, const Tensor& x, const Tensor& delta, const Tensor& weight,
-                        double, const Tensor& sum, const Tensor& y, const Tensor& rstd) {
-  checks.compute("x", x, 2);
-  const int64_t rows = x.size(0);
-  const int64_t dim = x.size(1);
-  checks.dense("x", x, x.scalar_type(), {rows, dim})
-      .dense("delta", delta, x.scalar_type(), {rows, dim})
-      .dense("weight", weight, at::kFloat, {dim})
-      .dense("sum", sum, x.scalar_type(), {rows, dim})
-      .dense("y", y, x.scalar_type(), {rows, dim})
-      .dense("rstd", rstd, at::kFloat, {rows});
+                        double eps, const Tensor& sum, const Tensor& y, const Tensor& rstd) {
+  check_rms_norm(checks, x, weight, eps, y, rstd);
+  checks.dense("delta", delta, x.scalar_type(), {x.size(0), x.size(1)})
+      .dense("sum", sum, x.scalar_type(), {x.size(0), x.size(1)});
 }
 
 void check_rms_norm_backward(const Checks& checks, const Tensor& dy, const Tensor& x, const Tensor& weight,
                              const Tensor& rstd, const std::optional<Tensor>& residual_grad, const Tensor& dx,
                              const Tensor& weight_grad) {
-  checks.compute("x", x, 2);
+  checks.dense_compute("x", x, 2);
   const int64_t rows = x.size(0);
   const int64_t dim = x.size(1);
-  checks.dense("x", x, x.scalar_type(), {rows, dim})
-      .dense("dy", dy, x.scalar_type(), {rows, dim})
+  checks.dense("dy", dy, x.scalar_type(), {rows, dim})
       .dense("weight", weight, at::kFloat, {dim})
       .dense("rstd", rstd, at::kFloat, {rows})
       .dense("dx", dx, x.scalar_type(), {rows, dim})
@@ -144,59 +133,15 @@ Cost cost_norm_rope_backward(const std::vector<HeadsGradient>& parts, const Rope
 }
 
 void check_swiglu(const Checks& checks, const Tensor& gate_up, const Tensor& y) {
-  checks.compute("y", y, 2)
-      .dense("y", y, y.scalar_type(), {y.size(0), y.size(1)})
-      .dense("gate_up", gate_up, y.scalar_type(), {y.size(0), 2 * y.size(1)});
+  checks.dense_compute("y", y, 2).dense("gate_up", gate_up, y.scalar_type(), {y.size(0), 2 * y.size(1)});
 }
 
 void check_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor& gate_up,
                            const Tensor& dgate_up, const std::optional<Tensor>& y) {
-  checks.compute("dy", dy, 2)
-      .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
+  checks.dense_compute("dy", dy, 2)
       .dense("gate_up", gate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
       .dense("dgate_up", dgate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)});
   if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
-}
-
-void check_cross_entropy(const Checks& checks, const Tensor& logits, const Tensor& labels, const Tensor& loss,
-                         bool) {
-  checks.compute("logits", logits, 2);
-  const int64_t rows = logits.size(0);
-  checks.dense("logits", logits, logits.scalar_type(), {rows, logits.size(1)})
-      .dense("labels", labels, at::kLong, {rows})
-      .dense("loss", loss, at::kFloat, {rows});
-}
-
-Cost cost_cross_entropy(const Tensor& logits, const Tensor& labels, const Tensor& loss, bool want_gradient) {
-  return want_gradient ? moving(logits, logits, labels, loss) : moving(logits, labels, loss);
-}
-
-void check_embedding(const Checks& checks, const Tensor& tokens, const Tensor& weight, const Tensor& out) {
-  checks.compute("weight", weight, 2)
-      .dense("weight", weight, weight.scalar_type(), {weight.size(0), weight.size(1)})
-      .dense("tokens", tokens, at::kLong, {tokens.numel()})
-      .dense("out", out, weight.scalar_type(), {tokens.numel(), weight.size(1)});
-}
-
-// Only the rows that tokens name are read.
-Cost cost_embedding(const Tensor& tokens, const Tensor&, const Tensor& out) {
-  return moving(tokens, out, out);
-}
-
-void check_embedding_backward(const Checks& checks, const Tensor& tokens, const Tensor& dy,
-                              const Tensor& weight_grad) {
-  checks.compute("dy", dy, 2);
-  checks.dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
-      .dense("tokens", tokens, at::kLong, {dy.size(0)})
-      .require(weight_grad.dim() == 2, "weight_grad must have 2 dims")
-      .dense("weight_grad", weight_grad, at::kFloat, {weight_grad.size(0), dy.size(1)});
-}
-
-// A row of the table is read and written for each token.
-Cost cost_embedding_backward(const Tensor& tokens, const Tensor& dy, const Tensor&) {
-  Cost cost = moving(tokens, dy);
-  cost.bytes += 2.0 * static_cast<double>(dy.numel()) * sizeof(float);
-  return cost;
 }
 
 // Operations of a product with these results, each a sum over `inner` terms.
@@ -205,8 +150,8 @@ double product_flops(const Tensor& out, int64_t inner) {
 }
 
 void check_matmul(const Checks& checks, const Tensor& a, const Tensor& b, const Tensor& out) {
-  checks.compute("a", a, 2).compute("b", b, 2);
-  checks.dense("a", a, a.scalar_type(), {a.size(0), a.size(1)})
+  checks.dense_compute("a", a, 2)
+      .compute("b", b, 2)
       .dense("b", b, a.scalar_type(), {a.size(1), b.size(1)})
       .dense("out", out, a.scalar_type(), {a.size(0), b.size(1)});
 }
@@ -279,9 +224,7 @@ int64_t gemm_scratch(const Args&...) {
 }
 
 void check_accumulate_bias_gradient(const Checks& checks, const Tensor& dy, const Tensor& bias_grad) {
-  checks.compute("dy", dy, 2)
-      .dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
-      .dense("bias_grad", bias_grad, at::kFloat, {dy.size(1)});
+  checks.dense_compute("dy", dy, 2).dense("bias_grad", bias_grad, at::kFloat, {dy.size(1)});
 }
 
 Cost cost_accumulate_bias_gradient(const Tensor& dy, const Tensor& bias_grad) {
@@ -294,26 +237,33 @@ void check_normal_values(const Checks& checks, const Tensor& out, uint64_t, int6
                "values are numbered from 0 to 2^63 - 1");
 }
 
-void check_adamw(const Checks& checks, const std::vector<AdamWPart>& parts) {
-  for (const AdamWPart& part : parts) {
+void check_step(const Checks& checks, const std::vector<StepPart>& parts) {
+  for (const StepPart& part : parts) {
     const int64_t size = part.weight.numel();
     checks.dense("weight", part.weight, at::kFloat, {size})
         .dense("grad", part.grad, at::kFloat, {size})
         .dense("exp_avg", part.exp_avg, at::kFloat, {size})
-        .dense("exp_avg_sq", part.exp_avg_sq, at::kFloat, {size})
         .require(part.args.step >= 1, "steps are counted from 1");
     if (part.compute) checks.dense("compute", *part.compute, at::kBFloat16, {size});
     if (!part.previous) continue;
     checks.dense("previous.weight", part.previous->weight, at::kFloat, {size})
-        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size})
-        .dense("previous.exp_avg_sq", part.previous->exp_avg_sq, at::kFloat, {size});
+        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size});
+  }
+}
+
+void check_adamw(const Checks& checks, const std::vector<StepPart>& parts) {
+  check_step(checks, parts);
+  for (const StepPart& part : parts) {
+    const int64_t size = part.weight.numel();
+    checks.dense("exp_avg_sq", part.exp_avg_sq, at::kFloat, {size});
+    if (part.previous) checks.dense("previous.exp_avg_sq", part.previous->exp_avg_sq, at::kFloat, {size});
   }
 }
 
 // Weight and moments are read and written.
-Cost cost_adamw(const std::vector<AdamWPart>& parts) {
+Cost cost_step(const std::vector<StepPart>& parts) {
   Cost cost{.kernels = 1};
-  for (const AdamWPart& p : parts) {
+  for (const StepPart& p : parts) {
     cost.bytes +=
         moving(p.weight, p.weight, p.grad, p.exp_avg, p.exp_avg, p.exp_avg_sq, p.exp_avg_sq, p.compute).bytes;
     if (p.previous)
@@ -322,31 +272,8 @@ Cost cost_adamw(const std::vector<AdamWPart>& parts) {
   return cost;
 }
 
-void check_lion(const Checks& checks, const std::vector<LionPart>& parts) {
-  for (const LionPart& part : parts) {
-    const int64_t size = part.weight.numel();
-    checks.dense("weight", part.weight, at::kFloat, {size})
-        .dense("grad", part.grad, at::kFloat, {size})
-        .dense("exp_avg", part.exp_avg, at::kFloat, {size});
-    if (part.compute) checks.dense("compute", *part.compute, at::kBFloat16, {size});
-    if (!part.previous) continue;
-    checks.dense("previous.weight", part.previous->weight, at::kFloat, {size})
-        .dense("previous.exp_avg", part.previous->exp_avg, at::kFloat, {size});
-  }
-}
-
-// Weight and average are read and written.
-Cost cost_lion(const std::vector<LionPart>& parts) {
-  Cost cost{.kernels = 1};
-  for (const LionPart& p : parts) {
-    cost.bytes += moving(p.weight, p.weight, p.grad, p.exp_avg, p.exp_avg, p.compute).bytes;
-    if (p.previous) cost.bytes += moving(p.previous->weight, p.previous->exp_avg).bytes;
-  }
-  return cost;
-}
-
 void check_momentum(const Checks& checks, const Tensor& average, const Tensor& grad, const Tensor& next,
-                    const MomentumArgs&) {
+                    double, double) {
   const int64_t size = average.numel();
   checks.dense("average", average, at::kFloat, {size})
       .dense("grad", grad, at::kFloat, {size})
@@ -354,12 +281,8 @@ void check_momentum(const Checks& checks, const Tensor& average, const Tensor& g
       .dense("next", next, next.scalar_type(), {size});
 }
 
-Cost cost_momentum(const Tensor& average, const Tensor& grad, const Tensor& next, const MomentumArgs&) {
-  return moving(average, grad, next);
-}
-
 void check_descend(const Checks& checks, const Tensor& weight, const Tensor& direction,
-                   const std::optional<Tensor>& compute, const DescentArgs&) {
+                   const std::optional<Tensor>& compute, double, double) {
   const int64_t size = weight.numel();
   checks.dense("weight", weight, at::kFloat, {size})
       .compute("direction", direction, 1)
@@ -370,8 +293,8 @@ void check_descend(const Checks& checks, const Tensor& weight, const Tensor& dir
 }
 
 // The weight is read and written.
-Cost cost_descend(const Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
-                  const DescentArgs&) {
+Cost cost_descend(const Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute, double,
+                  double) {
   return moving(weight, weight, direction, compute);
 }
 
@@ -403,9 +326,6 @@ void add_contracts() {
   norm_rope_backward.accept(check_norm_rope_backward, cost_norm_rope_backward);
   swiglu.accept(check_swiglu);
   swiglu_backward.accept(check_swiglu_backward);
-  cross_entropy.accept(check_cross_entropy, cost_cross_entropy);
-  embedding.accept(check_embedding, cost_embedding);
-  embedding_backward.accept(check_embedding_backward, cost_embedding_backward);
   matmul.accept(check_matmul, cost_matmul, gemm_of_matmul);
   linear.accept(check_linear, cost_linear, gemm_of_linear);
   accumulate_weight_gradient.accept(check_weight_gradient, cost_accumulate_weight_gradient,
@@ -417,12 +337,12 @@ void add_contracts() {
   weight_gradient.takes_on_gpu(gemm_scratch);
   accumulate_bias_gradient.accept(check_accumulate_bias_gradient, cost_accumulate_bias_gradient);
   normal_values.accept(check_normal_values);
-  adamw.accept(check_adamw, cost_adamw);
+  adamw.accept(check_adamw, cost_step);
   add_squares.accept(check_add_squares, cost_add_squares);
   add_vocabulary_contracts();
   add_expert_contracts();
-  lion.accept(check_lion, cost_lion);
-  momentum.accept(check_momentum, cost_momentum);
+  lion.accept(check_step, cost_step);
+  momentum.accept(check_momentum);
   descend.accept(check_descend, cost_descend);
 }
 

@@ -2,28 +2,15 @@
 
 namespace pptrain::kernels {
 
-Cost& Cost::operator+=(const Cost& other) {
-  product_flops += other.product_flops;
-  attention_flops += other.attention_flops;
-  bytes += other.bytes;
-  weight_bytes += other.weight_bytes;
-  kernels += other.kernels;
+Cost& Cost::add(const Cost& other, int sign) {
+  product_flops += sign * other.product_flops;
+  attention_flops += sign * other.attention_flops;
+  bytes += sign * other.bytes;
+  weight_bytes += sign * other.weight_bytes;
+  kernels += sign * other.kernels;
   for (size_t wire = 0; wire < wire_count; ++wire) {
-    traffic[wire].bytes += other.traffic[wire].bytes;
-    traffic[wire].messages += other.traffic[wire].messages;
-  }
-  return *this;
-}
-
-Cost& Cost::operator-=(const Cost& other) {
-  product_flops -= other.product_flops;
-  attention_flops -= other.attention_flops;
-  bytes -= other.bytes;
-  weight_bytes -= other.weight_bytes;
-  kernels -= other.kernels;
-  for (size_t wire = 0; wire < wire_count; ++wire) {
-    traffic[wire].bytes -= other.traffic[wire].bytes;
-    traffic[wire].messages -= other.traffic[wire].messages;
+    traffic[wire].bytes += sign * other.traffic[wire].bytes;
+    traffic[wire].messages += sign * other.traffic[wire].messages;
   }
   return *this;
 }

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <type_traits>
@@ -31,11 +33,21 @@ struct Cost {
   std::array<Traffic, wire_count> traffic{};  // [wire]
 
   const Traffic& on(Wire wire) const { return traffic[static_cast<size_t>(wire)]; }
-  Cost& operator+=(const Cost& other);
-  Cost& operator-=(const Cost& other);
+  Cost& operator+=(const Cost& other) { return add(other, 1); }
+  Cost& operator-=(const Cost& other) { return add(other, -1); }
   friend Cost operator+(Cost a, const Cost& b) { return a += b; }
   friend Cost operator-(Cost a, const Cost& b) { return a -= b; }
   bool operator==(const Cost&) const = default;
+
+ private:
+  Cost& add(const Cost& other, int sign);
+};
+
+// Of a GEMM: the result is [m, n], and each of its elements is a sum of k products.
+struct GemmShape {
+  int64_t m = 0, n = 0, k = 0;
+
+  auto operator<=>(const GemmShape&) const = default;
 };
 
 // Bytes of the elements of one argument of a kernel.

@@ -50,10 +50,9 @@ void check_group_rows(const Checks& checks, const Tensor& chosen, const Tensor& 
 
 void check_gather_rows(const Checks& checks, const Tensor& x, const Tensor& order, int64_t each,
                        const Tensor& out) {
-  checks.compute("x", x, 2);
+  checks.dense_compute("x", x, 2);
   const int64_t dim = x.size(1), rows = size_of(order, 0);
   checks.require(each >= 1, "each row is wanted at least once")
-      .dense("x", x, x.scalar_type(), {x.size(0), dim})
       .dense("order", order, at::kInt, {rows})
       .dense("out", out, x.scalar_type(), {rows, dim});
 }
@@ -65,10 +64,9 @@ Cost cost_gather_rows(const Tensor&, const Tensor& order, int64_t, const Tensor&
 
 void check_sum_rows(const Checks& checks, const Tensor& x, const Tensor& place,
                     const std::optional<Tensor>& residual, const Tensor& out) {
-  checks.compute("x", x, 2);
+  checks.dense_compute("x", x, 2);
   const int64_t dim = x.size(1), tokens = size_of(place, 0), k = size_of(place, 1);
   checks.require(k >= 1, "place must have a column")
-      .dense("x", x, x.scalar_type(), {x.size(0), dim})
       .dense("place", place, at::kInt, {tokens, k})
       .dense("out", out, x.scalar_type(), {tokens, dim});
   if (residual) checks.dense("residual", *residual, at::kFloat, {tokens, dim});
@@ -76,8 +74,7 @@ void check_sum_rows(const Checks& checks, const Tensor& x, const Tensor& place,
 
 void check_weighted_swiglu(const Checks& checks, const Tensor& gate_up, const Tensor& weights,
                            const Tensor& y) {
-  checks.compute("y", y, 2);
-  checks.dense("y", y, y.scalar_type(), {y.size(0), y.size(1)})
+  checks.dense_compute("y", y, 2)
       .dense("gate_up", gate_up, y.scalar_type(), {y.size(0), 2 * y.size(1)})
       .dense("weights", weights, at::kFloat, {y.size(0)});
 }
@@ -85,8 +82,7 @@ void check_weighted_swiglu(const Checks& checks, const Tensor& gate_up, const Te
 void check_weighted_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor& gate_up,
                                     const Tensor& weights, const Tensor& dgate_up, const Tensor& dweights,
                                     const std::optional<Tensor>& y) {
-  checks.compute("dy", dy, 2);
-  checks.dense("dy", dy, dy.scalar_type(), {dy.size(0), dy.size(1)})
+  checks.dense_compute("dy", dy, 2)
       .dense("gate_up", gate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
       .dense("weights", weights, at::kFloat, {dy.size(0)})
       .dense("dgate_up", dgate_up, dy.scalar_type(), {dy.size(0), 2 * dy.size(1)})
@@ -155,7 +151,7 @@ void check_grouped_weight_gradient(const Checks& checks, const Tensor& dy,
       .dense("weight_grad", weight_grad, at::kFloat, {size_of(ends, 0), outputs, inputs});
 }
 
-// Rows that an order names are copied side by side first (cuda/grouped_gemm.cu).
+// Rows that an order names are copied side by side first (cuda/gemm.cu).
 int64_t bytes_of_copies(const Tensor& x, const std::optional<Tensor>& order) {
   return order ? order->numel() * x.size(1) * static_cast<int64_t>(x.element_size()) : 0;
 }

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "core/kernels/cost.h"
-#include "core/kernels/gemm_shape.h"
 
 namespace pptrain::kernels {
 

@@ -93,7 +93,24 @@ inline Kernel<void(const Tensor& gate_up, Tensor& y)> swiglu{"swiglu"};
 inline Kernel<void(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up, const std::optional<Tensor>& y)>
     swiglu_backward{"swiglu_backward"};
 
-// --- Cross entropy ---
+// --- Embedding and cross entropy, of a whole vocabulary or of ranks that share one out ---
+
+// The tokens [first, first + n) of a vocabulary of `vocab`, n being the rows (or columns) of the tensor
+// beside it. The whole vocabulary is {0, n}.
+struct VocabularyPart {
+  int64_t first = 0;
+  int64_t vocab = 0;
+};
+
+// out[i] = weight[tokens[i] - first], or 0 where another rank has that row. tokens: int64 [rows]; weight: T
+// [n, dim]; out: T [rows, dim].
+inline Kernel<void(const Tensor& tokens, const Tensor& weight, VocabularyPart part, Tensor& out)> embedding{
+    "embedding"};
+
+// weight_grad[tokens[i] - first] += dy[i] for the tokens of the part, in row order. dy: T [rows, dim];
+// weight_grad: float32 [n, dim].
+inline Kernel<void(const Tensor& tokens, const Tensor& dy, VocabularyPart part, Tensor& weight_grad)>
+    embedding_backward{"embedding_backward"};
 
 // Per-row negative log-likelihood in nats, for logits T [rows, vocab] and labels int64 [rows]; a row with
 // label -100 has loss 0. loss: float32 [rows]. With want_gradient, logits become the gradient of the row sum
@@ -101,14 +118,17 @@ inline Kernel<void(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up, co
 inline Kernel<void(Tensor& logits, const Tensor& labels, Tensor& loss, bool want_gradient)> cross_entropy{
     "cross_entropy"};
 
-// --- Embedding ---
+// What ranks tell each other of a row of logits, T [rows, n]: its maximum, the sum of exp(x - maximum), and
+// the label's logit, 0 where another rank has it. statistics: float32 [rows, 3]; labels: int64 [rows]; a row
+// with label -100 has zeros.
+inline Kernel<void(const Tensor& logits, const Tensor& labels, VocabularyPart part, Tensor& statistics)>
+    softmax_statistics{"softmax_statistics"};
 
-// out[i] = weight[tokens[i]]. tokens: int64 [rows]; weight: T [vocab, dim]; out: T [rows, dim].
-inline Kernel<void(const Tensor& tokens, const Tensor& weight, Tensor& out)> embedding{"embedding"};
-
-// weight_grad[tokens[i]] += dy[i], in row order. dy: T [rows, dim]; weight_grad: float32 [vocab, dim].
-inline Kernel<void(const Tensor& tokens, const Tensor& dy, Tensor& weight_grad)> embedding_backward{
-    "embedding_backward"};
+// From the statistics of all ranks, float32 [ranks, rows, 3]: cross entropy as kernels::cross_entropy gives
+// it of whole rows of logits, and its gradient in this part of them, in place. loss: float32 [rows].
+inline Kernel<void(Tensor& logits, const Tensor& labels, const Tensor& statistics, VocabularyPart part,
+                   Tensor& loss, bool want_gradient)>
+    cross_entropy_part{"cross_entropy_part"};
 
 // --- Matrix products ---
 
@@ -141,37 +161,55 @@ inline Kernel<void(const Tensor& dy, Tensor& bias_grad)> accumulate_bias_gradien
 // bits on every back end (normal_value.h). out: float32, contiguous, any shape; first >= 0.
 inline Kernel<void(Tensor& out, uint64_t key, int64_t first, double std)> normal_values{"normal_values"};
 
-// --- Optimizer ---
+// --- Optimizers ---
 
-struct AdamWArgs {
+// The scalars of a step of adamw or lion.
+struct StepArgs {
   double lr = 0;
   double beta1 = 0.9;
   double beta2 = 0.95;
-  double eps = 1e-8;
+  double eps = 1e-8;        // adamw's
   double weight_decay = 0;  // decoupled: weight -= lr * weight_decay * weight
   double grad_scale = 1;    // multiplies the gradient first: clip coefficient / number of valid tokens
-  int64_t step = 1;         // counted from 1, for the bias correction
+  int64_t step = 1;         // counted from 1, for adamw's bias correction
 };
 
 // Receives what a step overwrites, so that it can be taken back. Float32, of the weight's size.
-struct AdamWPrevious {
+struct StepPrevious {
   Tensor weight, exp_avg, exp_avg_sq;
 };
 
-// What one call of adamw steps by one set of scalars. All float32 of one size; `compute`, where given,
-// receives the new weight rounded to bfloat16.
-struct AdamWPart {
+// What one call of adamw or lion steps by one set of scalars. All float32 of one size; lion has no
+// exp_avg_sq. `compute`, where given, receives the new weight rounded to bfloat16.
+struct StepPart {
   Tensor weight, grad, exp_avg, exp_avg_sq;
   std::optional<Tensor> compute;
-  AdamWArgs args;
-  std::optional<AdamWPrevious> previous;
+  StepArgs args;
+  std::optional<StepPrevious> previous;
 
   const Tensor& first() const { return weight; }
 };
 
 // AdamW (Loshchilov & Hutter, arXiv 1711.05101), with PyTorch's arithmetic, of all parts (at least one). An
 // element's bits depend on its own values and scalars alone.
-inline Kernel<void(const std::vector<AdamWPart>& parts)> adamw{"adamw"};
+inline Kernel<void(const std::vector<StepPart>& parts)> adamw{"adamw"};
+
+// Lion (Chen et al., arXiv 2302.06675, algorithm 2) of all parts (at least one): the weight decays and moves
+// by lr against the sign of beta1 exp_avg + (1 - beta1) g, which is 0 where that is 0 or NaN; then exp_avg =
+// beta2 exp_avg + (1 - beta2) g.
+inline Kernel<void(const std::vector<StepPart>& parts)> lion{"lion"};
+
+// next = average + (1 - beta) (g - average), rounded to T: an exponential average of gradients, and taken
+// once more with the same gradient, Nesterov's look ahead. average, grad: float32 of one size; next: T of
+// that size, or `average` itself. grad_scale multiplies the gradient g first.
+inline Kernel<void(const Tensor& average, const Tensor& grad, Tensor& next, double beta, double grad_scale)>
+    momentum{"momentum"};
+
+// weight = decay weight - step direction. weight: float32; direction: T, both of one size; `compute`, where
+// given, receives the new weight rounded to bfloat16.
+inline Kernel<void(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
+                   double decay, double step)>
+    descend{"descend"};
 
 // x: float32, contiguous: what begins at element `place` of a buffer.
 struct BufferPart {

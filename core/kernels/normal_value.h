@@ -151,19 +151,10 @@ PPTRAIN_HOST_DEVICE inline double quantile(double p) {
 
 // --- What the kernels write ---
 
-// Standard normal values 4 counter .. 4 counter + 3 of a key.
-struct Normals {
-  double v[4];
-};
-PPTRAIN_HOST_DEVICE inline Normals four_normals(uint64_t key, uint64_t counter) {
-  const Words bits = philox({{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}},
-                            static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
-  Normals normals{};
-  for (int i = 0; i < 4; ++i) {
-    constexpr double kUnit = 1.0 / 4294967296.0;  // 2^-32: the middle of each of 2^32 intervals, exactly
-    normals.v[i] = quantile(product(sum(static_cast<double>(bits.v[i]), 0.5), kUnit));
-  }
-  return normals;
+// The standard normal value of 32 random bits.
+PPTRAIN_HOST_DEVICE inline double standard_normal(uint32_t bits) {
+  constexpr double kUnit = 1.0 / 4294967296.0;  // 2^-32: the middle of each of 2^32 intervals, exactly
+  return quantile(product(sum(static_cast<double>(bits), 0.5), kUnit));
 }
 
 // As the kernel stores it: scaled, and rounded once to float32.
@@ -178,14 +169,17 @@ PPTRAIN_HOST_DEVICE inline int64_t blocks_of(int64_t first, int64_t size) {
   return (first % kBlock + size + kBlock - 1) / kBlock;
 }
 
-// Writes block `block` of the slice's: those of its values that belong to the slice.
+// Writes block `block` of the slice's: those of its values that belong to the slice. A counter's four words
+// make the key's standard normal values 4 counter .. 4 counter + 3.
 PPTRAIN_HOST_DEVICE inline void write_block(float* out, int64_t size, uint64_t key, int64_t first, double std,
                                             int64_t block) {
-  const Normals normals = four_normals(key, static_cast<uint64_t>(first / kBlock + block));
+  const auto counter = static_cast<uint64_t>(first / kBlock + block);
+  const Words bits = philox({{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}},
+                            static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
   const int64_t begin = block * kBlock - first % kBlock;  // of the first value, in `out`
   for (int i = 0; i < 4; ++i) {
     if (begin + i >= 0 && begin + i < size) {
-      out[begin + i] = scaled(normals.v[i], std);
+      out[begin + i] = scaled(standard_normal(bits.v[i]), std);
     }
   }
 }

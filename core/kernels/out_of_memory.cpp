@@ -35,7 +35,7 @@ std::string torch_message(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   if (text.find(host_allocator) == std::string::npos) return first_line(text);
   const auto bytes = bytes_asked_for(text);
-  return bytes ? fmt::format("{} bytes ({:.2f} GB) of the host's memory could not be had", *bytes,
+  return bytes ? fmt::format("{} bytes ({:.2f} GB) of host memory could not be allocated", *bytes,
                              static_cast<double>(*bytes) / 1e9)
                : "the host's memory is used up";
 }

@@ -15,7 +15,7 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
-// The first line of its message. Of a failed allocation: how much of which memory could not be had.
+// The first line of its message. Of a failed allocation: how much of which memory could not be allocated.
 std::string plain_message(const std::exception& error);
 
 bool is_out_of_memory(const std::exception& error);

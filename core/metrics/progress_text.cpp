@@ -45,13 +45,33 @@ std::string skipped_text(const StepRecord& r) {
   return r.tokens == 0 ? "SKIPPED: no valid token" : "SKIPPED: not finite";
 }
 
-std::string format_line(const StepRecord& r, int64_t last_step) {
-  return fmt::format(
-      "step {}/{}  loss {:.4f}  lr {:.3e}  grad_norm {:.4f}  tok/s {}  mfu {}  mem {:.2f} GB  step_time "
-      "{:.3f} s{}",
-      r.step, last_step, r.loss, r.lr, r.grad_norm, with_commas(std::llround(r.tokens_per_s)),
-      r.mfu > 0 ? fmt::format("{:.1f}%", 100 * r.mfu) : "unknown", r.memory_gb, r.step_time_s,
-      r.skipped ? "  " + skipped_text(r) : "");
+std::string format_line(const StepRecord& r, int64_t last_step, std::optional<double> seconds_left,
+                        std::optional<int> columns) {
+  // As they stand in the line, with the order in which they give way to a narrow terminal; 0: they stay.
+  struct {
+    std::string text;
+    int gives_way;
+  } fields[] = {
+      {fmt::format("step {}/{}", r.step, last_step), 0},
+      {fmt::format("loss {:.4f}", r.loss), 0},
+      {fmt::format("lr {:.3e}", r.lr), 4},
+      {fmt::format("grad_norm {:.4f}", r.grad_norm), 5},
+      {fmt::format("tok/s {}", with_commas(std::llround(r.tokens_per_s))), 6},
+      {fmt::format("mfu {}", r.mfu > 0 ? fmt::format("{:.1f}%", 100 * r.mfu) : "unknown"), 3},
+      {fmt::format("mem {:.2f} GB", r.memory_gb), 2},
+      {fmt::format("step_time {:.3f} s", r.step_time_s), 1},
+      {seconds_left ? duration_text(*seconds_left) + " left" : "", 0},
+      {r.skipped ? skipped_text(r) : "", 0},
+  };
+  std::string line;
+  for (int dropped = 0; dropped <= 6; ++dropped) {
+    line.clear();
+    for (const auto& [text, gives_way] : fields) {
+      if (!text.empty() && (gives_way == 0 || gives_way > dropped)) line += (line.empty() ? "" : "  ") + text;
+    }
+    if (!columns || line.size() <= static_cast<size_t>(std::max(0, *columns))) break;
+  }
+  return line;
 }
 
 std::string format_line(const EvalRecord& r) {

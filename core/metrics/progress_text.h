@@ -33,8 +33,11 @@ class TimeLeft {
 
 // --- Records and figures in words, for people.
 
-// "step 120/800  loss 1.6387  lr 3.000e-03  ...": a line of the log.
-std::string format_line(const StepRecord& record, int64_t last_step);
+// "step 120/800  loss 1.6387  lr 3.000e-03  ...": a line of the log. Where `columns` are too few, fields are
+// left out: the step's time first, then memory, mfu, learning rate, norm, tokens/s.
+std::string format_line(const StepRecord& record, int64_t last_step,
+                        std::optional<double> seconds_left = std::nullopt,
+                        std::optional<int> columns = std::nullopt);
 std::string format_line(const EvalRecord& record);
 
 // "SKIPPED: not finite": of a skipped step.

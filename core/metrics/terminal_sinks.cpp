@@ -96,8 +96,14 @@ bool is_utf8_locale(const char* lc_all, const char* lc_ctype, const char* lang) 
   return false;
 }
 
+namespace {
+
+constexpr int time_columns = 9;  // the log's "12:34:56 "
+
+}  // namespace
+
 void LossCurveSink::end() {
-  constexpr int widest = 60, time_columns = 9;  // the log's "12:34:56 "
+  constexpr int widest = 60;
   const int columns = std::min(widest, terminal_columns().value_or(widest)) - time_columns;
   if (columns <= 0) return;
   const bool utf8 = is_utf8_locale(std::getenv("LC_ALL"), std::getenv("LC_CTYPE"), std::getenv("LANG"));
@@ -110,17 +116,37 @@ void LineSink::step(const StepRecord& record) {
   time_ += record.step_time_s;
   flops_time_ += record.mfu * record.step_time_s;
   ++steps_;
-  const bool due = first_ || record.step % interval_ == 0 || record.step == last_step_ || record.skipped;
-  if (!due) return;
+  time_left_.step(record.step_time_s);
+  if (!record.skipped) say_skipped();
+  const bool begins_skipping = record.skipped && !first_skipped_;
+  if (begins_skipping) first_skipped_ = record.step;
+  if (record.skipped) last_skipped_ = record.step;
+  if (!first_ && record.step % interval_ != 0 && record.step != last_step_ && !begins_skipping) return;
   StepRecord mean = record;
   mean.tokens_per_s = static_cast<double>(tokens_) / time_;
   mean.mfu = flops_time_ / time_;
   mean.step_time_s = time_ / static_cast<double>(steps_);
-  spdlog::log(record.skipped ? spdlog::level::warn : spdlog::level::info, "{}",
-              format_line(mean, last_step_));
+  const std::optional<int> columns = terminal_columns();
+  // On a terminal the bar says how long it takes.
+  const auto left = columns ? std::nullopt : time_left_.estimate(last_step_ - record.step);
+  spdlog::log(
+      record.skipped ? spdlog::level::warn : spdlog::level::info, "{}",
+      format_line(mean, last_step_, left, columns ? std::optional(*columns - time_columns) : std::nullopt));
   first_ = false;
   tokens_ = steps_ = 0;
   time_ = flops_time_ = 0;
+}
+
+void LineSink::phase(std::string_view what) {
+  if (!what.empty()) phase_begin_ = std::chrono::steady_clock::now();
+  if (what.empty()) time_left_.pause(seconds_since(phase_begin_));
+}
+
+// The first of them had a line of its own.
+void LineSink::say_skipped() {
+  if (first_skipped_ && last_skipped_ > *first_skipped_)
+    spdlog::warn("steps {} to {} were skipped, one after the other", *first_skipped_, last_skipped_);
+  first_skipped_.reset();
 }
 
 void LineSink::eval(const EvalRecord& record) {

@@ -59,16 +59,25 @@ class LossCurveSink : public Sink {
 };
 
 // Logs one line for the first step and then every `interval` steps; rates are means over the steps since the
-// last line. A skipped step and an evaluation get lines of their own.
+// last line, and off a terminal the line says how long the rest takes. The first of several skipped steps
+// gets a line of its own, and so does an evaluation.
 class LineSink : public Sink {
  public:
   LineSink(int64_t interval, int64_t last_step) : interval_(interval), last_step_(last_step) {}
   void step(const StepRecord& record) override;
   void eval(const EvalRecord& record) override;
+  void phase(std::string_view what) override;
+  void end() override { say_skipped(); }
 
  private:
+  void say_skipped();
+
   int64_t interval_, last_step_;
   bool first_ = true;
+  std::optional<int64_t> first_skipped_;  // since when none was taken
+  int64_t last_skipped_ = 0;
+  TimeLeft time_left_;
+  std::chrono::steady_clock::time_point phase_begin_{};
   int64_t tokens_ = 0;
   double time_ = 0, flops_time_ = 0;
   int64_t steps_ = 0;

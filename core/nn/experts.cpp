@@ -112,7 +112,7 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
     throw Error("the losses of a router need the global microbatch's number of tokens");
   const at::Tensor loads = loads_of(routing, tokens.filling);
   loads_ = loads_.defined() ? loads_.add_(loads) : loads;
-  // Its sign alone acts (optim/balance.h): of integers, whose sum over ranks does not depend on the order.
+  // Its sign alone acts (optim/updates.h): of integers, whose sum over ranks does not depend on the order.
   if (bias_ != nullptr) bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
   const auto filling = tokens.filling.defined() ? std::optional(tokens.filling) : std::nullopt;
   const double z_slope = config_.z_loss == 0 ? 0

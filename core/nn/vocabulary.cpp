@@ -11,10 +11,16 @@
 #include <vector>
 
 #include "core/kernels/kernels.h"
-#include "core/kernels/vocabulary.h"
 #include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
+namespace {
+
+kernels::VocabularyPart held_part(const Region& region, int64_t vocab) {
+  return {.first = region.cut().begin(vocab, region.cut().rank), .vocab = vocab};
+}
+
+}  // namespace
 
 Embedding::Embedding(ParameterGroup& group, const std::string& name, int64_t vocab, int64_t dim,
                      double init_std, std::shared_ptr<const Region> region)
@@ -27,24 +33,13 @@ Embedding::Embedding(ParameterGroup& group, const std::string& name, int64_t voc
 
 at::Tensor Embedding::forward(const at::Tensor& tokens) const {
   at::Tensor out = at::empty({tokens.numel(), dim_}, weight_->compute.options());
-  if (region_->alone()) {
-    kernels::embedding(tokens, weight_->compute, out);
-    return out;
-  }
-  const TensorCut& cut = region_->cut();
-  kernels::embedding_part(tokens, weight_->compute, {.first = cut.begin(vocab_, cut.rank), .vocab = vocab_},
-                          out);
-  return region_->leave(out);
+  kernels::embedding(tokens, weight_->compute, held_part(*region_, vocab_), out);
+  return region_->alone() ? out : region_->leave(out);
 }
 
 void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& dy) {
-  if (region_->alone()) {
-    kernels::embedding_backward(tokens, dy, weight_->grad);
-    return;
-  }
-  const TensorCut& cut = region_->cut();
-  kernels::embedding_part_backward(tokens, region_->enter(dy, tokens.numel()),
-                                   {.first = cut.begin(vocab_, cut.rank), .vocab = vocab_}, weight_->grad);
+  kernels::embedding_backward(tokens, region_->alone() ? dy : region_->enter(dy, tokens.numel()),
+                              held_part(*region_, vocab_), weight_->grad);
 }
 
 LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes)
@@ -99,7 +94,7 @@ at::Tensor LinearCrossEntropy::run_alone(const at::Tensor& h, const at::Tensor& 
 at::Tensor LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels,
                                           bool want_gradient) const {
   const TensorCut& cut = region_->cut();
-  const kernels::VocabularyPart part{.first = cut.begin(vocab_, cut.rank), .vocab = vocab_};
+  const kernels::VocabularyPart part = held_part(*region_, vocab_);
   const int64_t rows = logits.size(0);
   const auto f32 = logits.options().dtype(at::kFloat);
   at::Tensor own = at::empty({rows, 3}, f32);

@@ -35,9 +35,9 @@ const config::OptimizerGroup* find_group(std::span<const config::OptimizerGroup>
   return found == groups.end() ? nullptr : &*found;
 }
 
-std::vector<GroupProblem> check_groups(std::span<const config::OptimizerGroup> groups,
-                                       std::span<const nn::ParameterSpec* const> specs) {
-  std::vector<GroupProblem> problems;
+std::map<size_t, std::string> check_groups(std::span<const config::OptimizerGroup> groups,
+                                           std::span<const nn::ParameterSpec* const> specs) {
+  std::map<size_t, std::string> problems;
   for (size_t i = 0; i < groups.size(); ++i) {
     const std::string& match = groups[i].match;
     const nn::ParameterSpec* matched = nullptr;
@@ -48,18 +48,16 @@ std::vector<GroupProblem> check_groups(std::span<const config::OptimizerGroup> g
       acts = acts || find_group(groups, *spec) == &groups[i];
     }
     if (acts) continue;
-    if (matched == nullptr) {
-      problems.push_back(
-          {i, fmt::format("\"{}\" matches no parameter of the model (the first is called {}). Give a pattern "
-                          "such as \"*.q.weight\", or matrix, embedding, head, norm, bias or router",
-                          match, specs.empty() ? "nothing" : specs.front()->name)});
-    } else {
-      problems.push_back(
-          {i,
-           fmt::format(
-               "all that \"{}\" matches, such as {}, is in an earlier group: the first that matches counts",
-               match, matched->name)});
-    }
+    problems[i] =
+        matched == nullptr
+            ? fmt::format(
+                  "\"{}\" matches no parameter of the model (the first is called {}). Give a pattern "
+                  "such as \"*.q.weight\", or matrix, embedding, head, norm, bias or router",
+                  match, specs.empty() ? "nothing" : specs.front()->name)
+            : fmt::format(
+                  "all that \"{}\" matches, such as {}, is in an earlier group: the first that matches "
+                  "counts",
+                  match, matched->name);
   }
   return problems;
 }

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "core/config/job_config.h"
 #include "core/nn/parameter.h"
@@ -17,13 +17,8 @@ namespace pptrain::optim {
 const config::OptimizerGroup* find_group(std::span<const config::OptimizerGroup> groups,
                                          const nn::ParameterSpec& spec);
 
-struct GroupProblem {
-  size_t group = 0;
-  std::string text;
-};
-
-// The groups that no parameter of the model is in. `specs`: those of the whole model.
-std::vector<GroupProblem> check_groups(std::span<const config::OptimizerGroup> groups,
-                                       std::span<const nn::ParameterSpec* const> specs);
+// The groups that no parameter of the model is in, each with the reason. `specs`: those of the whole model.
+std::map<size_t, std::string> check_groups(std::span<const config::OptimizerGroup> groups,
+                                           std::span<const nn::ParameterSpec* const> specs);
 
 }  // namespace pptrain::optim

@@ -23,7 +23,7 @@ LrSchedule::LrSchedule(double lr, const config::LrScheduleSection& options, int6
     : shape_(shape_of(options)),
       lr_(lr),
       min_ratio_(options.min_lr_ratio),
-      warmup_(options.warmup_steps),
+      warmup_(options.warmup_steps.value_or(0)),
       last_(total_steps - 1) {
   if (warmup_ < 0 || total_steps < 0) {
     throw UsageError(fmt::format(

@@ -37,17 +37,6 @@ class MatrixExchange {
   virtual void run(const at::TensorOptions& options, const MatrixOperation& operation) = 0;
 };
 
-// Matrices that lie whole on this rank: nothing is exchanged.
-class LocalMatrices final : public MatrixExchange {
- public:
-  // Throws Error that names a part that is not the whole matrix.
-  explicit LocalMatrices(std::vector<MatrixPart> parts);
-  void run(const at::TensorOptions& options, const MatrixOperation& operation) override;
-
- private:
-  std::vector<MatrixPart> parts_;
-};
-
 // Elements of whole matrices that an exchange handles at a time over all its ranks, where that is more than
 // one matrix a rank.
 inline constexpr int64_t round_elements = int64_t{1} << 25;

@@ -4,15 +4,20 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "core/base/error.h"
 #include "core/kernels/cpu/matmul.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/optimizers.h"
+#include "core/optim/update.h"
 
 namespace pptrain::optim {
 
@@ -91,15 +96,48 @@ void apply(const Part& part, const at::Tensor& direction, double learning_rate) 
   at::Tensor master = part.of(run.now.master);
   std::optional<at::Tensor> compute;
   if (run.compute) compute = part.of(*run.compute);
-  kernels::descend(master, direction, compute,
-                   {.decay = 1 - lr * run.weight_decay, .step = lr * 0.2 * std::sqrt(longer)});
+  kernels::descend(master, direction, compute, /*decay=*/1 - lr * run.weight_decay,
+                   /*step=*/lr * 0.2 * std::sqrt(longer));
 }
 
-}  // namespace
+// Matrices that lie whole on this rank: nothing is exchanged.
+class LocalMatrices final : public MatrixExchange {
+ public:
+  // Throws Error that names a part that is not the whole matrix.
+  explicit LocalMatrices(std::vector<MatrixPart> parts) : parts_(std::move(parts)) {
+    for (const MatrixPart& part : parts_) {
+      if (!part.shape.is_whole())
+        throw Error(fmt::format("{} is cut over ranks: they need an exchange to make it whole", part.name));
+    }
+  }
 
-Muon::Muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
-           const at::TensorOptions& tensors)
-    : momentum_(options.muon_momentum), make_exchange_(std::move(make_exchange)), tensors_(tensors) {}
+  void run(const at::TensorOptions& options, const MatrixOperation& operation) override {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      at::Tensor operand = at::empty({parts_[i].shape.numel()}, options);
+      operation.read(i, operand);
+      operation.write(i, operation.transform(operand.view(parts_[i].shape.global)).view({-1}));
+    }
+  }
+
+ private:
+  std::vector<MatrixPart> parts_;
+};
+
+class Muon final : public Update {
+ public:
+  Muon(double momentum, MakeMatrixExchange make_exchange, const at::TensorOptions& tensors)
+      : momentum_(momentum), make_exchange_(std::move(make_exchange)), tensors_(tensors) {}
+
+  std::vector<std::string> state_files() const override { return {"muon.momentum"}; }
+  void prepare(const std::vector<const nn::Slice*>& slices) override;
+  void step(std::span<Run> runs, double lr, double grad_scale, int64_t step) override;
+
+ private:
+  double momentum_;
+  MakeMatrixExchange make_exchange_;
+  at::TensorOptions tensors_;
+  std::unique_ptr<MatrixExchange> exchange_;
+};
 
 void Muon::prepare(const std::vector<const nn::Slice*>& slices) {
   std::vector<MatrixPart> parts;
@@ -108,18 +146,26 @@ void Muon::prepare(const std::vector<const nn::Slice*>& slices) {
       make_exchange_ ? make_exchange_(std::move(parts)) : std::make_unique<LocalMatrices>(std::move(parts));
 }
 
-void Muon::step(std::span<Run> runs, const StepArguments& arguments) {
-  const kernels::MomentumArgs momentum{.beta = momentum_, .grad_scale = arguments.grad_scale};
-  for (Run& run : runs) kernels::momentum(run.now.state[0], run.grad, run.now.state[0], momentum);
+void Muon::step(std::span<Run> runs, double lr, double grad_scale, int64_t /*step*/) {
+  const auto mix = [&](const at::Tensor& average, const at::Tensor& grad, at::Tensor& next) {
+    kernels::momentum(average, grad, next, momentum_, grad_scale);
+  };
+  for (Run& run : runs) mix(run.now.state[0], run.grad, run.now.state[0]);
   const std::vector<Part> parts = parts_of(runs);
-  exchange_->run(tensors_,
-                 {.read =
-                      [&](size_t i, at::Tensor& to) {
-                        const Run& run = *parts[i].run;
-                        kernels::momentum(parts[i].of(run.now.state[0]), parts[i].of(run.grad), to, momentum);
-                      },
-                  .transform = orthogonalise,
-                  .write = [&](size_t i, const at::Tensor& from) { apply(parts[i], from, arguments.lr); }});
+  exchange_->run(tensors_, {.read =
+                                [&](size_t i, at::Tensor& to) {
+                                  const Run& run = *parts[i].run;
+                                  mix(parts[i].of(run.now.state[0]), parts[i].of(run.grad), to);
+                                },
+                            .transform = orthogonalise,
+                            .write = [&](size_t i, const at::Tensor& from) { apply(parts[i], from, lr); }});
+}
+
+}  // namespace
+
+std::unique_ptr<Update> make_muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
+                                  const at::TensorOptions& tensors) {
+  return std::make_unique<Muon>(options.muon_momentum, std::move(make_exchange), tensors);
 }
 
 }  // namespace pptrain::optim

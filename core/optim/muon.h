@@ -4,11 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "core/config/job_config.h"
+#include "core/nn/parameter.h"
 #include "core/optim/footprint.h"
 #include "core/optim/matrix_exchange.h"
 #include "core/optim/update.h"
@@ -29,33 +30,22 @@ double orthogonalise_flops(int64_t rows, int64_t cols);
 // Bytes held at the peak, x and the result included, for `element` bytes an element.
 int64_t orthogonalise_bytes(int64_t rows, int64_t cols, int64_t element);
 
-// For matrices alone: m += (1 - momentum) (g - m); o = orthogonalised (Nesterov) m; w = (1 - lr decay) w - lr
-// 0.2 sqrt(max(rows, cols)) o. The factor gives steps AdamW's usual size (Liu et al., section 2.2), so that
-// both take the same learning rate and decay. State file "muon.momentum".
-class Muon final : public Update {
- public:
-  // Takes muon_momentum from `options`. Matrices travel and are made orthogonal with `tensors`: in bfloat16
-  // where layers compute in it, else in float32.
-  Muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
-       const at::TensorOptions& tensors);
+// The update for matrices alone: m += (1 - momentum) (g - m); o = orthogonalised (Nesterov) m; w = (1 - lr
+// decay) w - lr 0.2 sqrt(max(rows, cols)) o. The factor gives steps AdamW's usual size (Liu et al.,
+// section 2.2), so that both take the same learning rate and decay. State file "muon.momentum". Takes
+// muon_momentum from `options`. Matrices travel and are made orthogonal with `tensors`: in bfloat16 where
+// layers compute in it, else in float32. Without make_exchange this rank must hold all matrices whole.
+std::unique_ptr<Update> make_muon(const config::OptimizerSection& options, MakeMatrixExchange make_exchange,
+                                  const at::TensorOptions& tensors);
 
-  // Of a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master read
-  // and written (8), compute weight written (2), operand and result written and read (8). To keep what is
-  // overwritten, it is copied.
-  static constexpr OptimizerFootprint footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
+// Of a matrix: the gradient read twice, and zeroed (12), momentum read twice and written (12), master read
+// and written (8), compute weight written (2), operand and result written and read (8). To keep what is
+// overwritten, it is copied.
+inline constexpr OptimizerFootprint muon_footprint{.state = 4, .previous = 8, .moved = 42, .kept = 16};
 
-  // The matrices that it is for: hidden ones, each by itself. Neither embedding nor head, nor a router.
-  static bool takes(nn::Role role, size_t dims) { return role == nn::Role::matrix && dims == 2; }
-
-  std::vector<std::string> state_files() const override { return {"muon.momentum"}; }
-  void prepare(const std::vector<const nn::Slice*>& slices) override;
-  void step(std::span<Run> runs, const StepArguments& arguments) override;
-
- private:
-  double momentum_;
-  MakeMatrixExchange make_exchange_;
-  at::TensorOptions tensors_;
-  std::unique_ptr<MatrixExchange> exchange_;
-};
+// The matrices that it is for: hidden ones, each by itself. Neither embedding nor head, nor a router.
+inline bool muon_takes(nn::Role role, size_t dims) {
+  return role == nn::Role::matrix && dims == 2;
+}
 
 }  // namespace pptrain::optim

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/kernels/kernels.h"
 #include "core/kernels/out_of_memory.h"
 
 namespace pptrain::optim {
@@ -21,6 +22,18 @@ std::string describe(const std::string& file, const nn::Slice& first, size_t sli
 }
 
 }  // namespace
+
+// Neighbouring slices of one shard under one rule.
+struct Optimizer::Range {
+  nn::Buffer* shard;
+  Rule rule;
+  size_t first_slice, slices = 0;
+  int64_t offset, size = 0;
+  std::vector<at::Tensor> state;
+  Buffers previous;  // empty unless it is kept
+};
+
+Optimizer::~Optimizer() = default;
 
 Optimizer::Optimizer(std::vector<nn::Buffer*> shards, std::vector<std::unique_ptr<Update>> updates,
                      const std::function<Rule(const nn::ParameterSpec&)>& rule_of)
@@ -79,22 +92,25 @@ Run Optimizer::make_run(const Range& range) const {
 
 void Optimizer::step(double lr, double grad_scale) {
   ++steps_;
-  for (size_t i = 0; i < updates_.size(); ++i) step(i, {.lr = lr, .grad_scale = grad_scale, .step = steps_});
+  for (size_t i = 0; i < updates_.size(); ++i) {
+    std::vector<Run> runs = runs_of(i);
+    updates_[i]->step(runs, lr, grad_scale, steps_);
+  }
   can_undo_ = keeps_previous_;
 }
 
-void Optimizer::step(size_t index, const StepArguments& arguments) {
-  Update& update = *updates_[index];
+// The runs that an update steps; what they overwrite is kept, unless the update does it.
+std::vector<Run> Optimizer::runs_of(size_t update) const {
   std::vector<Run> runs;
   for (const Range& range : ranges_) {
-    if (range.rule.update != index) continue;
+    if (range.rule.update != update) continue;
     Run& run = runs.emplace_back(make_run(range));
-    if (!run.previous || update.keeps_previous()) continue;
+    if (!run.previous || updates_[update]->keeps_previous()) continue;
     run.previous->master.copy_(run.now.master);
     for (size_t i = 0; i < run.now.state.size(); ++i) run.previous->state[i].copy_(run.now.state[i]);
     run.previous.reset();
   }
-  update.step(runs, arguments);
+  return runs;
 }
 
 void Optimizer::keep_previous() {
@@ -131,6 +147,17 @@ std::vector<StateTensor> Optimizer::state() {
     }
   }
   return result;
+}
+
+kernels::ExactSum sum_of_squares(std::span<nn::Slice* const> slices) {
+  if (slices.empty()) return {};
+  at::Tensor words = at::zeros({kernels::exact_words}, slices.front()->grad.options().dtype(at::kLong));
+  std::vector<kernels::BufferPart> parts;
+  for (const nn::Slice* slice : slices) parts.push_back({slice->grad, slice->place});
+  kernels::add_squares(parts, words);
+  const at::Tensor host = words.cpu();
+  return kernels::ExactSum(
+      std::span<const int64_t, kernels::exact_words>(host.const_data_ptr<int64_t>(), kernels::exact_words));
 }
 
 }  // namespace pptrain::optim

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/config/job_config.h"
+#include "core/kernels/exact_sum.h"
 #include "core/nn/parameter.h"
 #include "core/optim/footprint.h"
 #include "core/optim/matrix_exchange.h"
@@ -44,6 +46,7 @@ class Optimizer {
   // where an update is.
   Optimizer(std::vector<nn::Buffer*> shards, std::vector<std::unique_ptr<Update>> updates,
             const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
+  ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -64,18 +67,10 @@ class Optimizer {
   void set_step(int64_t steps) { steps_ = steps; }
 
  private:
-  // Neighbouring slices of one shard under one rule.
-  struct Range {
-    nn::Buffer* shard;
-    Rule rule;
-    size_t first_slice, slices = 0;
-    int64_t offset, size = 0;
-    std::vector<at::Tensor> state;
-    Buffers previous;  // empty unless it is kept
-  };
+  struct Range;
   void divide(nn::Buffer& shard, const std::function<Rule(const nn::ParameterSpec&)>& rule_of);
   Run make_run(const Range& range) const;
-  void step(size_t update, const StepArguments& arguments);
+  std::vector<Run> runs_of(size_t update) const;
 
   std::vector<nn::Buffer*> shards_;
   std::vector<std::unique_ptr<Update>> updates_;
@@ -85,15 +80,17 @@ class Optimizer {
   bool can_undo_ = false;
 };
 
-// What an optimizer needs beside its options.
-struct Surroundings {
-  MakeMatrixExchange make_exchange = {};  // none: this rank holds all matrices whole
-  double balance_rate = 0;                // by which the biases that balance experts move
-};
-
-// The optimizer that optimizer.name asks for, with optimizer.groups. Throws UsageError that lists the names.
+// The optimizer that optimizer.name asks for, with optimizer.groups. Without make_exchange this rank holds
+// all matrices whole; the biases that balance experts move by balance_rate. Throws UsageError that lists the
+// names.
 std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerSection& options,
                                           std::vector<nn::Buffer*> shards,
-                                          const Surroundings& surroundings = {});
+                                          const MakeMatrixExchange& make_exchange = {},
+                                          double balance_rate = 0);
+
+// The terms of the global gradient norm: the sum of squares of the slices' main gradients. Sums of slices
+// that together are a stage's parameters have the same bits however groups are divided. Waits for the device
+// once.
+kernels::ExactSum sum_of_squares(std::span<nn::Slice* const> slices);
 
 }  // namespace pptrain::optim

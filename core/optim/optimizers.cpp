@@ -9,12 +9,10 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/optim/adamw.h"
-#include "core/optim/balance.h"
 #include "core/optim/groups.h"
-#include "core/optim/lion.h"
 #include "core/optim/muon.h"
 #include "core/optim/optimizer.h"
+#include "core/optim/updates.h"
 
 namespace pptrain::optim {
 namespace {
@@ -26,7 +24,7 @@ using config::OptimizerSection;
 // does not take.
 struct Entry {
   std::string_view name;  // optimizer.name
-  Updates (*make)(const OptimizerSection&, const Surroundings&, const at::TensorOptions& compute);
+  Updates (*make)(const OptimizerSection&, const MakeMatrixExchange&, const at::TensorOptions& compute);
   OptimizerFootprint footprint;                    // of the first
   bool (*takes)(nn::Role, size_t dims) = nullptr;  // the first; null: all
   OptimizerFootprint footprint_of_rest = {};
@@ -39,26 +37,25 @@ Updates list(std::unique_ptr<U>... updates) {
   return result;
 }
 
-template <class U>
-Updates make(const OptimizerSection& options, const Surroundings&, const at::TensorOptions&) {
-  return list(std::make_unique<U>(options));
+template <std::unique_ptr<Update> (*make)(const OptimizerSection&)>
+Updates make_one(const OptimizerSection& options, const MakeMatrixExchange&, const at::TensorOptions&) {
+  return list(make(options));
 }
 
-Updates make_muon(const OptimizerSection& options, const Surroundings& around,
-                  const at::TensorOptions& compute) {
-  return list(std::make_unique<Muon>(options, around.make_exchange, compute),
-              std::make_unique<AdamW>(options));
+Updates make_muon_and_adamw(const OptimizerSection& options, const MakeMatrixExchange& make_exchange,
+                            const at::TensorOptions& compute) {
+  return list(make_muon(options, make_exchange, compute), make_adamw(options));
 }
 
 // The one list to extend when an optimizer is added.
 constexpr Entry entries[] = {
-    {.name = "adamw", .make = make<AdamW>, .footprint = AdamW::footprint},
+    {.name = "adamw", .make = make_one<make_adamw>, .footprint = adamw_footprint},
     {.name = "muon",
-     .make = make_muon,
-     .footprint = Muon::footprint,
-     .takes = Muon::takes,
-     .footprint_of_rest = AdamW::footprint},
-    {.name = "lion", .make = make<Lion>, .footprint = Lion::footprint},
+     .make = make_muon_and_adamw,
+     .footprint = muon_footprint,
+     .takes = muon_takes,
+     .footprint_of_rest = adamw_footprint},
+    {.name = "lion", .make = make_one<make_lion>, .footprint = lion_footprint},
 };
 
 const Entry& find(const std::string& name) {
@@ -81,7 +78,7 @@ bool is_first(const Entry& entry, const P& parameter) {
 
 template <class P>
 bool is_muons(const Entry& entry, const P& parameter) {
-  return entry.takes == Muon::takes && Muon::takes(parameter.role, parameter.shape.size());
+  return entry.takes == muon_takes && muon_takes(parameter.role, parameter.shape.size());
 }
 
 // Balances have no state, and are a handful.
@@ -115,11 +112,11 @@ at::TensorOptions compute_options(const std::vector<nn::Buffer*>& shards) {
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSection& options, std::vector<nn::Buffer*> shards,
-                                          const Surroundings& surroundings) {
+                                          const MakeMatrixExchange& make_exchange, double balance_rate) {
   const Entry& entry = find(options.name);
-  Updates updates = entry.make(options, surroundings, compute_options(shards));
+  Updates updates = entry.make(options, make_exchange, compute_options(shards));
   const size_t balance = updates.size();
-  updates.push_back(std::make_unique<Balance>(surroundings.balance_rate));
+  updates.push_back(make_balance(balance_rate));
   return std::make_unique<Optimizer>(
       std::move(shards), std::move(updates), [&](const nn::ParameterSpec& spec) {
         return spec.role == nn::Role::balance ? Rule{.update = balance} : rule_of(options, entry, spec);

@@ -36,12 +36,6 @@ struct Run {
   }
 };
 
-struct StepArguments {
-  double lr = 0;  // before lr_scale
-  double grad_scale = 1;
-  int64_t step = 1;  // counted from 1
-};
-
 class Update {
  public:
   virtual ~Update() = default;
@@ -53,9 +47,9 @@ class Update {
   // steps are.
   virtual void prepare(const std::vector<const nn::Slice*>& /*slices*/) {}
 
-  // One step of all of this rank's runs, by their gradients times grad_scale. Called also where there are
-  // none.
-  virtual void step(std::span<Run> runs, const StepArguments& arguments) = 0;
+  // One step of all of this rank's runs, by their gradients times grad_scale, at the learning rate lr (times
+  // lr_scale); steps are counted from 1. Called also where there are no runs.
+  virtual void step(std::span<Run> runs, double lr, double grad_scale, int64_t step) = 0;
 
   // True where step() writes what it overwrites to Run::previous, which is cheaper than a copy beforehand.
   virtual bool keeps_previous() const { return false; }

@@ -3,11 +3,55 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "core/tokenizer/unicode.h"
 
 namespace pptrain::tokenizer {
+
+// Finds, from left to right, the longest token that begins at each place.
+class TokenFinder {
+ public:
+  void add(const std::string& text, size_t token);
+  bool empty() const { return tokens_.empty(); }
+  struct Found {
+    size_t begin, end, token;
+  };
+  // The first one at `from` or behind; begin = npos: none.
+  Found find(std::string_view text, size_t from) const;
+
+ private:
+  std::unordered_map<std::string, size_t> tokens_;
+  std::array<std::vector<size_t>, 256> lengths_;  // of those that begin with a byte, the longest first
+  std::array<bool, 256> begins_{};
+};
+
+void TokenFinder::add(const std::string& text, size_t token) {
+  tokens_.emplace(text, token);
+  const auto first = static_cast<unsigned char>(text[0]);
+  begins_[first] = true;
+  std::vector<size_t>& lengths = lengths_[first];
+  if (std::ranges::find(lengths, text.size()) == lengths.end()) lengths.push_back(text.size());
+  std::ranges::sort(lengths, std::greater());
+}
+
+TokenFinder::Found TokenFinder::find(std::string_view text, size_t from) const {
+  std::string candidate;
+  for (size_t at = from; at < text.size(); ++at) {
+    const auto first = static_cast<unsigned char>(text[at]);
+    if (!begins_[first]) continue;
+    for (const size_t length : lengths_[first]) {
+      if (length > text.size() - at) continue;
+      candidate = text.substr(at, length);
+      if (const auto found = tokens_.find(candidate); found != tokens_.end())
+        return {at, at + length, found->second};
+    }
+  }
+  return {std::string_view::npos, 0, 0};
+}
+
 namespace {
 
 AddedToken read_token(const JsonPart& part) {
@@ -50,32 +94,9 @@ size_t blanks_end(std::string_view text, size_t begin) {
 
 }  // namespace
 
-void TokenFinder::add(const std::string& text, size_t token) {
-  tokens_.emplace(text, token);
-  const auto first = static_cast<unsigned char>(text[0]);
-  begins_[first] = true;
-  std::vector<size_t>& lengths = lengths_[first];
-  if (std::ranges::find(lengths, text.size()) == lengths.end()) lengths.push_back(text.size());
-  std::ranges::sort(lengths, std::greater());
-}
-
-TokenFinder::Found TokenFinder::find(std::string_view text, size_t from) const {
-  std::string candidate;
-  for (size_t at = from; at < text.size(); ++at) {
-    const auto first = static_cast<unsigned char>(text[at]);
-    if (!begins_[first]) continue;
-    for (const size_t length : lengths_[first]) {
-      if (length > text.size() - at) continue;
-      candidate = text.substr(at, length);
-      if (const auto found = tokens_.find(candidate); found != tokens_.end())
-        return {at, at + length, found->second};
-    }
-  }
-  return {std::string_view::npos, 0, 0};
-}
-
 AddedTokens::AddedTokens(const JsonPart& part, const Bpe& model, const Normalizer& normalizer) {
   std::unordered_set<std::string> contents, plain, normalized;
+  auto plain_finder = std::make_shared<TokenFinder>(), normalized_finder = std::make_shared<TokenFinder>();
   auto next = static_cast<int64_t>(model.size());
   for (const JsonPart& each : part.elements()) {
     AddedToken token = read_token(each);
@@ -95,26 +116,32 @@ AddedTokens::AddedTokens(const JsonPart& part, const Bpe& model, const Normalize
     if (!(token.normalized ? normalized : plain).insert(token.shown).second) {
       each.refuse(fmt::format("'{}' is equal to another one when it is normalised", token.content));
     }
-    (token.normalized ? normalized_ : plain_).add(token.shown, tokens_.size());
+    (token.normalized ? normalized_finder : plain_finder)->add(token.shown, tokens_.size());
     tokens_.push_back(std::move(token));
   }
+  plain_ = std::move(plain_finder);
+  normalized_ = std::move(normalized_finder);
+}
+
+bool AddedTokens::any_normalized() const {
+  return normalized_ && !normalized_->empty();
 }
 
 void AddedTokens::cut_plain(std::string_view input, const TextSink& text, const TokenSink& token) const {
-  cut(plain_, input, text, token);
+  cut(plain_.get(), input, text, token);
 }
 
 void AddedTokens::cut_normalized(std::string_view input, const TextSink& text, const TokenSink& token) const {
-  cut(normalized_, input, text, token);
+  cut(normalized_.get(), input, text, token);
 }
 
 // As AddedVocabulary::find_matches: blanks that a token takes may overlap the next token.
-void AddedTokens::cut(const TokenFinder& finder, std::string_view input, const TextSink& text,
+void AddedTokens::cut(const TokenFinder* finder, std::string_view input, const TextSink& text,
                       const TokenSink& token) const {
   size_t done = 0;
-  if (!finder.empty()) {
+  if (finder != nullptr && !finder->empty()) {
     for (size_t from = 0;;) {
-      const TokenFinder::Found found = finder.find(input, from);
+      const TokenFinder::Found found = finder->find(input, from);
       if (found.begin == std::string_view::npos) break;
       from = found.end;
       const AddedToken& added = tokens_[found.token];

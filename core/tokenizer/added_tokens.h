@@ -1,13 +1,12 @@
 // Tokens that stand in the text as they are written: "added_tokens" of tokenizer.json.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "core/tokenizer/bpe.h"
@@ -23,22 +22,7 @@ struct AddedToken {
   bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
 };
 
-// Finds, from left to right, the longest token that begins at each place.
-class TokenFinder {
- public:
-  void add(const std::string& text, size_t token);
-  bool empty() const { return tokens_.empty(); }
-  struct Found {
-    size_t begin, end, token;
-  };
-  // The first one at `from` or behind; begin = npos: none.
-  Found find(std::string_view text, size_t from) const;
-
- private:
-  std::unordered_map<std::string, size_t> tokens_;
-  std::array<std::vector<size_t>, 256> lengths_;  // of those that begin with a byte, the longest first
-  std::array<bool, 256> begins_{};
-};
+class TokenFinder;
 
 class AddedTokens {
  public:
@@ -48,7 +32,7 @@ class AddedTokens {
   AddedTokens(const JsonPart& part, const Bpe& model, const Normalizer& normalizer);
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
-  bool any_normalized() const { return !normalized_.empty(); }
+  bool any_normalized() const;
 
   // Cuts a text at the tokens that are looked for before it is normalised (plain), or after: `text` takes
   // what lies between, never empty, and where it begins, `token` an id. In order.
@@ -58,11 +42,11 @@ class AddedTokens {
   void cut_normalized(std::string_view input, const TextSink& text, const TokenSink& token) const;
 
  private:
-  void cut(const TokenFinder& finder, std::string_view input, const TextSink& text,
+  void cut(const TokenFinder* finder, std::string_view input, const TextSink& text,
            const TokenSink& token) const;
 
   std::vector<AddedToken> tokens_;
-  TokenFinder plain_, normalized_;
+  std::shared_ptr<const TokenFinder> plain_, normalized_;
 };
 
 }  // namespace pptrain::tokenizer

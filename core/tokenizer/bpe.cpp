@@ -3,6 +3,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -10,6 +12,170 @@
 #include "core/tokenizer/unicode.h"
 
 namespace pptrain::tokenizer {
+
+namespace {
+
+// The ids of words that were seen before. One thread's.
+//
+// Each word has one place, by its hash, and the latest word has it: no bookkeeping, and common words win.
+// Short words of few ids, nearly all that there are, lie in 32 bytes a piece; the others in a smaller table.
+class WordCache {
+ public:
+  static constexpr size_t longest = 128;  // bytes of a word that is kept
+
+  // Appends the word's ids if it is there.
+  bool find(std::string_view word, std::vector<int32_t>& ids) const {
+    if (word.size() <= short_bytes) {
+      const Key key = key_of(word);
+      const Short& place = short_[hash(key) & (short_.size() - 1)];
+      if (place.key != key || place.count == 0) return false;
+      const size_t before = ids.size();
+      ids.resize(before + short_ids);  // three stores are quicker than a loop
+      std::memcpy(ids.data() + before, place.ids.data(), sizeof(place.ids));
+      ids.resize(before + place.count - 1);
+      return true;
+    }
+    if (word.size() > longest) return false;
+    const Long& place = long_[hash(word) & (long_.size() - 1)];
+    if (place.word != word) return false;
+    ids.insert(ids.end(), place.ids.begin(), place.ids.end());
+    return true;
+  }
+
+  // Keeps the ids of a word that find() did not have.
+  void insert(std::string_view word, const int32_t* ids, size_t count) {
+    if (word.size() <= short_bytes && count <= short_ids) {
+      const Key key = key_of(word);
+      Short& place = short_[hash(key) & (short_.size() - 1)];
+      place.key = key;
+      place.count = static_cast<uint32_t>(count) + 1;
+      std::copy_n(ids, count, place.ids.begin());
+    } else if (word.size() > short_bytes && word.size() <= longest) {
+      Long& place = long_[hash(word) & (long_.size() - 1)];
+      place.word = word;
+      place.ids.assign(ids, ids + count);
+    }
+  }
+
+ private:
+  static constexpr size_t short_bytes = 15, short_ids = 3;
+  struct Key {  // the bytes, zeros, and the length in the last byte
+    uint64_t low, high;
+    bool operator==(const Key&) const = default;
+  };
+  struct Short {
+    Key key{};
+    std::array<int32_t, short_ids> ids{};
+    uint32_t count = 0;  // and one; 0: nothing here
+  };
+  struct Long {
+    std::string word;
+    std::vector<int32_t> ids;
+  };
+
+  template <typename T>
+  static uint64_t load(const char* from) {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+  }
+  // Loads that overlap, so that no byte beyond the word is read.
+  static Key key_of(std::string_view word) {
+    const char* const from = word.data();
+    const size_t size = word.size();
+    Key key{0, uint64_t{size} << 56};
+    if (size >= 8) {
+      key.low = load<uint64_t>(from);
+      if (size > 8) key.high |= load<uint64_t>(from + size - 8) >> 8 * (16 - size);
+    } else if (size >= 4) {
+      key.low = load<uint32_t>(from) | load<uint32_t>(from + size - 4) << 8 * (size - 4);
+    } else if (size > 0) {
+      key.low = load<uint8_t>(from) | load<uint8_t>(from + size / 2) << 8 * (size / 2) |
+                load<uint8_t>(from + size - 1) << 8 * (size - 1);
+    }
+    return key;
+  }
+  static uint64_t mix(uint64_t value) {
+    value *= 0x9e3779b97f4a7c15;
+    return value ^ value >> 32;
+  }
+  static uint64_t hash(const Key& key) { return mix(mix(key.low) + key.high); }
+  static uint64_t hash(std::string_view word) {
+    uint64_t value = word.size();
+    for (size_t at = 0; at < word.size(); at += 8) {
+      uint64_t next = 0;
+      std::memcpy(&next, word.data() + at, std::min<size_t>(8, word.size() - at));
+      value = mix(value + next);
+    }
+    return value;
+  }
+
+  std::vector<Short> short_ = std::vector<Short>(1 << 16);
+  std::vector<Long> long_ = std::vector<Long>(1 << 13);
+};
+
+// The merges of a vocabulary: which pair of tokens becomes which, and which pair first.
+struct Merge {
+  uint32_t rank;  // the lowest goes first
+  int32_t id;     // that the pair becomes
+};
+
+constexpr uint32_t no_merge = UINT32_MAX;  // as a rank
+
+}  // namespace
+
+// A flat hash table with linear probing, at most half full.
+class MergeTable {
+ public:
+  explicit MergeTable(size_t merges) {
+    size_t slots = 16;
+    while (slots < 2 * merges) slots *= 2;
+    slots_.assign(slots, {empty, {no_merge, 0}});
+  }
+
+  // Of a pair that is there already the merge is replaced.
+  void insert(int32_t left, int32_t right, Merge merge) {
+    Slot& slot = slots_[find_slot(key_of(left, right))];
+    slot = {key_of(left, right), merge};
+  }
+  // rank no_merge where the pair stays two.
+  Merge find(int32_t left, int32_t right) const { return slots_[find_slot(key_of(left, right))].merge; }
+
+ private:
+  struct Slot {
+    uint64_t key;
+    Merge merge;
+  };
+  static constexpr uint64_t empty = UINT64_MAX;  // ids are not negative
+
+  static uint64_t key_of(int32_t left, int32_t right) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+  }
+  size_t find_slot(uint64_t key) const {
+    const size_t mask = slots_.size() - 1;
+    size_t at = (key * 0x9e3779b97f4a7c15) >> 32 & mask;
+    while (slots_[at].key != key && slots_[at].key != empty) at = (at + 1) & mask;
+    return at;
+  }
+
+  std::vector<Slot> slots_;
+};
+
+struct Bpe::Scratch {
+  struct Symbol {
+    int32_t id;
+    int32_t previous, next;  // -1: none
+  };
+  struct Candidate {
+    uint32_t rank, position;
+    int32_t id;
+  };
+  WordCache cache;
+  std::vector<int32_t> ids;
+  std::vector<uint32_t> ranks;
+  std::vector<Symbol> symbols;
+  std::vector<Candidate> heap;
+};
 
 namespace {
 
@@ -56,11 +222,25 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
   return bytes;
 }
 
-Bpe::Bpe(const JsonPart& part, bool byte_level) : byte_level_(byte_level) {
+void append_byte_characters(std::string& out, std::string_view bytes) {
+  for (const char byte : bytes) append_utf8(out, character_of_byte[static_cast<unsigned char>(byte)]);
+}
+
+void require_bpe(const JsonPart& model) {
   // Older files say no type.
-  if (part.find("type") && part.type() != "BPE") {
-    part.refuse(fmt::format("the model '{}' is not supported, only BPE is", part.type()));
-  }
+  if (!model.find("type") || model.type() == "BPE") return;
+  model.refuse(fmt::format("the model '{}' is not supported, only BPE is", model.type()));
+}
+
+Bpe::Bpe() = default;
+Bpe::~Bpe() = default;
+Bpe& Bpe::operator=(Bpe&&) noexcept = default;
+
+std::shared_ptr<Bpe::Scratch> Bpe::make_scratch() {
+  return std::make_shared<Scratch>();
+}
+
+Bpe::Bpe(const JsonPart& part, bool byte_level) : byte_level_(byte_level) {
   part.only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
              "byte_fallback", "ignore_merges", "vocab", "merges"});
   if (const auto dropout = part.find("dropout")) {
@@ -132,7 +312,7 @@ void Bpe::read_symbols(const JsonPart& part) {
 
 void Bpe::read_merges(const JsonPart& part) {
   if (!part.value().is_array()) part.refuse("must be a list");
-  merges_ = MergeTable(part.value().size());
+  merges_ = std::make_unique<MergeTable>(part.value().size());
   const auto id_of = [&](size_t rank, const std::string& token) {
     const auto id = find(token);
     if (!id) part.refuse(fmt::format("merge {}: '{}' is not in the vocabulary", rank, token));
@@ -156,8 +336,8 @@ void Bpe::read_merges(const JsonPart& part) {
       part.refuse(fmt::format("merge {} is no pair of tokens", rank));
     }
     if (left.empty() || right.empty()) part.refuse(fmt::format("merge {} has an empty token", rank));
-    merges_.insert(id_of(rank, left), id_of(rank, right),
-                   {static_cast<uint32_t>(rank), id_of(rank, left + right)});
+    merges_->insert(id_of(rank, left), id_of(rank, right),
+                    {static_cast<uint32_t>(rank), id_of(rank, left + right)});
   }
 }
 
@@ -257,17 +437,17 @@ void Bpe::merge_short(Scratch& scratch) const {
   std::vector<int32_t>& ids = scratch.ids;
   std::vector<uint32_t>& ranks = scratch.ranks;  // of the pair that begins here
   ranks.resize(ids.size());
-  for (size_t i = 0; i + 1 < ids.size(); ++i) ranks[i] = merges_.find(ids[i], ids[i + 1]).rank;
+  for (size_t i = 0; i + 1 < ids.size(); ++i) ranks[i] = merges_->find(ids[i], ids[i + 1]).rank;
   while (ids.size() > 1) {
     const auto best =
         std::min_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(ids.size()) - 1);
     if (*best == no_merge) return;
     const auto at = static_cast<size_t>(best - ranks.begin());
-    ids[at] = merges_.find(ids[at], ids[at + 1]).id;
+    ids[at] = merges_->find(ids[at], ids[at + 1]).id;
     ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(at) + 1);
     ranks.erase(ranks.begin() + static_cast<std::ptrdiff_t>(at) + 1);
-    if (at + 1 < ids.size()) ranks[at] = merges_.find(ids[at], ids[at + 1]).rank;
-    if (at > 0) ranks[at - 1] = merges_.find(ids[at - 1], ids[at]).rank;
+    if (at + 1 < ids.size()) ranks[at] = merges_->find(ids[at], ids[at + 1]).rank;
+    if (at > 0) ranks[at - 1] = merges_->find(ids[at - 1], ids[at]).rank;
   }
 }
 
@@ -284,7 +464,7 @@ void Bpe::merge_long(Scratch& scratch) const {
   const auto candidate = [&](int32_t left) {
     const auto& symbol = symbols[static_cast<size_t>(left)];
     if (symbol.next < 0) return Scratch::Candidate{no_merge, 0, 0};
-    const Merge merge = merges_.find(symbol.id, symbols[static_cast<size_t>(symbol.next)].id);
+    const Merge merge = merges_->find(symbol.id, symbols[static_cast<size_t>(symbol.next)].id);
     return Scratch::Candidate{merge.rank, static_cast<uint32_t>(left), merge.id};
   };
   const auto push = [&](int32_t left) {

@@ -1,6 +1,7 @@
 #include "core/tokenizer/json_part.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <utility>
@@ -14,9 +15,16 @@ namespace pptrain::tokenizer {
 JsonPart::JsonPart(const nlohmann::json& value, std::string file, std::string place)
     : value_(value), file_(std::move(file)), place_(std::move(place)) {}
 
+std::string JsonPart::with_place(std::string_view what) const {
+  return place_.empty() ? fmt::format("{}: {}", file_, what) : fmt::format("{}: {}: {}", file_, place_, what);
+}
+
 void JsonPart::refuse(std::string_view what) const {
-  throw Error(place_.empty() ? fmt::format("{}: {}", file_, what)
-                             : fmt::format("{}: {}: {}", file_, place_, what));
+  throw Error(with_place(what));
+}
+
+void JsonPart::warn(std::string_view what) const {
+  spdlog::warn("{}", with_place(what));
 }
 
 void JsonPart::require_object() const {

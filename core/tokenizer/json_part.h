@@ -18,6 +18,8 @@ class JsonPart {
 
   // Throws Error: "FILE: PLACE: WHAT".
   [[noreturn]] void refuse(std::string_view what) const;
+  // Writes the same to the log, as a warning.
+  void warn(std::string_view what) const;
 
   const nlohmann::json& value() const { return value_; }
   bool is_null() const { return value_.is_null(); }
@@ -43,6 +45,7 @@ class JsonPart {
 
  private:
   void require_object() const;
+  std::string with_place(std::string_view what) const;
 
   const nlohmann::json& value_;
   std::string file_, place_;

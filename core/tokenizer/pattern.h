@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/tokenizer/class_set.h"
 #include "core/tokenizer/json_part.h"
 
 namespace pptrain::tokenizer {
@@ -63,10 +64,6 @@ inline Pattern read_pattern(const JsonPart& part) {
     part.refuse(error.what());
   }
 }
-
-// What characters the classes \s, \p{L}, ... have. `library`: those of PCRE2 as it is, which is quicker and
-// equal for texts without has_newer_character(); `exact`: with all that PCRE2 does not know.
-enum class Classes { library, exact };
 
 // The same pattern in PCRE2's syntax (with PCRE2_UTF, PCRE2_UCP and PCRE2_MULTILINE). Throws Error that names
 // what both do not read alike, or what is not supported, and where it stands.

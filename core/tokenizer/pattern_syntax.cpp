@@ -6,9 +6,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/tokenizer/class_set.h"
+#include "core/tokenizer/unicode.h"
 #include "core/tokenizer/unicode_differences.h"
 
 namespace pptrain::tokenizer {
@@ -21,10 +27,6 @@ constexpr std::string_view white_space =
 constexpr std::string_view no_white_space =
     "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-"
     "\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}";
-// Mn and Mc are not here: U+1171E changed from one to the other.
-constexpr std::array categories{"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Me", "N",  "Nd",
-                                "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
-                                "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
 // Two letters that Oniguruma lets one character stand for where case is ignored, as a ligature does.
 constexpr std::array folded_pairs{"ff", "fi", "fl", "ss", "st"};
 
@@ -33,9 +35,6 @@ bool is_ascii_alphanumeric(char c) {
 }
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
-}
-bool is_hex_digit(char c) {
-  return is_digit(c) || (c >= 'A' && c <= 'F') || (c >= 'a' && c <= 'f');
 }
 
 class Translator {
@@ -54,9 +53,7 @@ class Translator {
   }
 
  private:
-  [[noreturn]] void refuse(std::string_view what) const {
-    throw Error(fmt::format("{} at byte {} of the pattern '{}'", what, at_, pattern_));
-  }
+  [[noreturn]] void refuse(std::string_view what) const { refuse_pattern(what, at_, pattern_); }
 
   bool at_end() const { return at_ >= pattern_.size(); }
   char peek(size_t ahead = 0) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }
@@ -179,7 +176,14 @@ class Translator {
     return ranges;
   }
 
+  static std::string ranges_of(std::span<const Range> ranges) {
+    std::string text;
+    for (const Range& range : ranges) text += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
+    return text;
+  }
+
   std::string category_set(std::string_view category) const {
+    if (category == "Han") return ranges_of(han_ranges());
     return fmt::format("\\p{{{}}}{}", category, newer(category));
   }
 
@@ -189,9 +193,17 @@ class Translator {
     for (const std::string_view category : {"L", "M", "Nd", "Nl", "Pc"}) set += category_set(category);
     for (const Range& range : word_ranges()) {
       if (in_class && range.last < 0x100) continue;
-      set += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last);
+      set += ranges_of(std::span(&range, 1));
     }
     return set;
+  }
+
+  // PCRE2's own \b takes another \w.
+  void word_boundary() {
+    const std::string word = word_set(false);
+    out_ += peek(1) == 'b' ? fmt::format("(?:(?<=[{0}])(?![{0}])|(?<![{0}])(?=[{0}]))", word)
+                           : fmt::format("(?:(?<=[{0}])(?=[{0}])|(?<![{0}])(?![{0}]))", word);
+    at_ += 2;
   }
 
   // A set of characters by its escape, as the inside of a class; its complement outside of one.
@@ -211,10 +223,11 @@ class Translator {
     const size_t end = pattern_.find('}', at_);
     if (peek(2) != '{' || end == std::string_view::npos) refuse("\\p without its {NAME}");
     const std::string_view name = pattern_.substr(at_ + 3, end - at_ - 3);
-    if (std::ranges::find(categories, name) == categories.end()) {
-      refuse(fmt::format(
-          "\\p{{{}}}: only general categories (L, Lu, N, P, ...) are supported, without Mn, Mc and C;",
-          name));
+    if (!is_property(name)) {
+      refuse(
+          fmt::format("\\p{{{}}}: only general categories (L, Lu, N, P, ...), without Mn, Mc and C, and Han "
+                      "are supported;",
+                      name));
     }
     if (caseless() && name.size() == 2 && name[0] == 'L') refuse("a case of letters where case is ignored");
     set(category_set(name), complement, in_class);
@@ -222,13 +235,10 @@ class Translator {
   }
 
   void code(std::string_view digits, size_t bytes) {
-    const bool sound = !digits.empty() && digits.size() <= 6 && std::ranges::all_of(digits, is_hex_digit);
-    const uint64_t value = sound ? std::stoull(std::string(digits), nullptr, 16) : 0;
-    if (!sound || value == 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) {
-      refuse("a code point that is none");
-    }
-    if (caseless() && value >= 0x80) refuse("(?i) with a character beyond ASCII");
-    out_ += fmt::format("\\x{{{:x}}}", value);
+    const std::optional<uint32_t> value = code_of_digits(digits);
+    if (!value) refuse("a code point that is none");
+    if (caseless() && *value >= 0x80) refuse("(?i) with a character beyond ASCII");
+    out_ += fmt::format("\\x{{{:x}}}", *value);
     at_ += bytes;
   }
 
@@ -272,6 +282,11 @@ class Translator {
         out_ += "\\x{b}";
         at_ += 2;
         return;
+      case 'b':
+      case 'B':
+        if (in_class) break;
+        word_boundary();
+        return;
       case 'A':
       case 'z':
       case 'Z':
@@ -303,6 +318,11 @@ class Translator {
   }
 
   void character_class() {
+    if (has_set_operation(pattern_, at_)) {
+      if (caseless()) refuse("(?i) with a class within a class, or '&&'");
+      out_ += flat_class(pattern_, at_, classes_);
+      return;
+    }
     take(1);
     if (peek() == '^') take(1);
     if (peek() == ']') refuse("a class that begins with ']'");
@@ -311,8 +331,6 @@ class Translator {
     while (peek() != ']') {
       if (at_end()) refuse("a class without its end");
       const char c = peek();
-      if (c == '[') refuse("a class within a class");
-      if (next_is("&&")) refuse("'&&' in a class");
       if (c == '\0') refuse("a NUL byte");
       if (c == '\\') {
         escape(true);

@@ -4,17 +4,44 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 #include <utility>
 
+#include "core/tokenizer/bpe.h"
 #include "core/tokenizer/pattern.h"
 #include "core/tokenizer/unicode.h"
 
 namespace pptrain::tokenizer {
 namespace {
 
-using Part = PreTokenizerStep::Scratch::Part;
+struct Part {
+  size_t begin, end;
+  bool match;
+};
 using Parts = std::vector<Part>;
+
+struct StepScratch {
+  std::string text;
+  Parts parts;
+};
+
+using SpanSink = std::function<void(const TextSpan&)>;
+
+}  // namespace
+
+struct PreTokenizer::Scratch {
+  std::vector<StepScratch> of_step;
+};
+
+class PreTokenizerStep {
+ public:
+  virtual ~PreTokenizerStep() = default;
+  // Hands on the parts of `span`; `scratch` is this step's alone until it returns.
+  virtual void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const = 0;
+};
+
+namespace {
 
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
@@ -32,15 +59,13 @@ Behavior read_behavior(const JsonPart& part) {
   part.refuse(fmt::format("'{}' is not a behavior", text));
 }
 
-Piece sub_piece(const Piece& piece, size_t begin, size_t end) {
-  return {piece.text.substr(begin, end - begin), piece.begins_input && begin == 0, piece.newer};
+TextSpan sub_span(const TextSpan& span, size_t begin, size_t end) {
+  return {span.text.substr(begin, end - begin), span.begins_input && begin == 0, span.newer};
 }
 
-void hand_on(const Piece& piece, const Parts& parts, bool without_matches,
-             const PreTokenizerStep::PieceSink& sink) {
+void hand_on(const TextSpan& span, const Parts& parts, bool without_matches, const SpanSink& sink) {
   for (const Part& part : parts) {
-    if (part.begin < part.end && !(without_matches && part.match))
-      sink(sub_piece(piece, part.begin, part.end));
+    if (part.begin < part.end && !(without_matches && part.match)) sink(sub_span(span, part.begin, part.end));
   }
 }
 
@@ -90,7 +115,7 @@ void join_alike(Parts& parts) {
 }
 
 // The parts of a text, alternately found and not, as a behavior wants them (NormalizedString::split).
-void cut_parts(const Piece& piece, Parts& parts, Behavior behavior, const PreTokenizerStep::PieceSink& sink) {
+void cut_parts(const TextSpan& span, Parts& parts, Behavior behavior, const SpanSink& sink) {
   switch (behavior) {
     case Behavior::removed:
     case Behavior::isolated:
@@ -105,7 +130,7 @@ void cut_parts(const Piece& piece, Parts& parts, Behavior behavior, const PreTok
       join_alike(parts);
       break;
   }
-  hand_on(piece, parts, behavior == Behavior::removed, sink);
+  hand_on(span, parts, behavior == Behavior::removed, sink);
 }
 
 class Split : public PreTokenizerStep {
@@ -113,19 +138,19 @@ class Split : public PreTokenizerStep {
   Split(Pattern pattern, Behavior behavior, bool invert)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
-  void cut(const Piece& piece, Scratch& scratch, const PieceSink& sink) const override {
-    Pattern::Search search(pattern_, piece.text, piece.newer);
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
+    Pattern::Search search(pattern_, span.text, span.newer);
     if (behavior_ == Behavior::isolated) {
-      each_part(search, piece.text.size(), [&](size_t begin, size_t end, bool /*match*/) {
-        if (begin < end) sink(sub_piece(piece, begin, end));
+      each_part(search, span.text.size(), [&](size_t begin, size_t end, bool /*match*/) {
+        if (begin < end) sink(sub_span(span, begin, end));
       });
       return;
     }
     scratch.parts.clear();
-    each_part(search, piece.text.size(), [&](size_t begin, size_t end, bool match) {
+    each_part(search, span.text.size(), [&](size_t begin, size_t end, bool match) {
       scratch.parts.push_back({begin, end, match != invert_});
     });
-    cut_parts(piece, scratch.parts, behavior_, sink);
+    cut_parts(span, scratch.parts, behavior_, sink);
   }
 
  private:
@@ -150,11 +175,11 @@ class CharacterSplit : public PreTokenizerStep {
  public:
   CharacterSplit(bool (*is_match)(uint32_t), Behavior behavior) : is_match_(is_match), behavior_(behavior) {}
 
-  void cut(const Piece& piece, Scratch& scratch, const PieceSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
     scratch.parts.clear();
     size_t done = 0;
-    for (size_t at = 0; at < piece.text.size();) {
-      const CodePoint c = code_point(piece.text, at);
+    for (size_t at = 0; at < span.text.size();) {
+      const CodePoint c = code_point(span.text, at);
       if (is_match_(c.value)) {
         if (done < at) scratch.parts.push_back({done, at, false});
         done = at + c.size;
@@ -162,8 +187,8 @@ class CharacterSplit : public PreTokenizerStep {
       }
       at += c.size;
     }
-    if (done < piece.text.size()) scratch.parts.push_back({done, piece.text.size(), false});
-    cut_parts(piece, scratch.parts, behavior_, sink);
+    if (done < span.text.size()) scratch.parts.push_back({done, span.text.size(), false});
+    cut_parts(span, scratch.parts, behavior_, sink);
   }
 
  private:
@@ -174,15 +199,15 @@ class CharacterSplit : public PreTokenizerStep {
 // Runs of word characters, and of what is neither such nor blank.
 class Whitespace : public PreTokenizerStep {
  public:
-  void cut(const Piece& piece, Scratch& /*scratch*/, const PieceSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& /*scratch*/, const SpanSink& sink) const override {
     enum class Kind { none, blank, word, other };
     Kind last = Kind::none;
     size_t begin = 0, at = 0;
     const auto end_run = [&] {
-      if (last == Kind::word || last == Kind::other) sink(sub_piece(piece, begin, at));
+      if (last == Kind::word || last == Kind::other) sink(sub_span(span, begin, at));
     };
-    while (at < piece.text.size()) {
-      const CodePoint c = code_point(piece.text, at);
+    while (at < span.text.size()) {
+      const CodePoint c = code_point(span.text, at);
       const Kind kind = is_word(c.value) ? Kind::word : is_white_space(c.value) ? Kind::blank : Kind::other;
       if (kind != last) {
         end_run();
@@ -201,20 +226,20 @@ class Metaspace : public PreTokenizerStep {
   Metaspace(std::string replacement, Prepend prepend, bool split)
       : replacement_(std::move(replacement)), prepend_(prepend), split_(split) {}
 
-  void cut(const Piece& piece, Scratch& scratch, const PieceSink& sink) const override {
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
     std::string& text = scratch.text;
     text.clear();
-    const bool marked = piece.text.starts_with(' ') || piece.text.starts_with(replacement_);
-    if (!marked && (prepend_ == Prepend::always || (prepend_ == Prepend::first && piece.begins_input))) {
+    const bool marked = span.text.starts_with(' ') || span.text.starts_with(replacement_);
+    if (!marked && (prepend_ == Prepend::always || (prepend_ == Prepend::first && span.begins_input))) {
       text = replacement_;
     }
-    for (std::string_view rest = piece.text; !rest.empty();) {
+    for (std::string_view rest = span.text; !rest.empty();) {
       const size_t space = std::min(rest.find(' '), rest.size());
       text += rest.substr(0, space);
       if (space < rest.size()) text += replacement_;
       rest.remove_prefix(std::min(space + 1, rest.size()));
     }
-    const Piece replaced{text, piece.begins_input, piece.newer};
+    const TextSpan replaced{text, span.begins_input, span.newer};
     if (!split_) return sink(replaced);
     scratch.parts.clear();
     size_t done = 0;
@@ -236,11 +261,29 @@ class Metaspace : public PreTokenizerStep {
 
 class PrefixSpace : public PreTokenizerStep {
  public:
-  void cut(const Piece& piece, Scratch& scratch, const PieceSink& sink) const override {
-    if (piece.text.starts_with(' ')) return sink(piece);
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
+    if (span.text.starts_with(' ')) return sink(span);
     scratch.text.assign(1, ' ');
-    scratch.text += piece.text;
-    sink({scratch.text, piece.begins_input, piece.newer});
+    scratch.text += span.text;
+    sink({scratch.text, span.begins_input, span.newer});
+  }
+};
+
+// Bytes become characters, as ByteLevel makes them, where further steps look at these.
+class ToByteCharacters : public PreTokenizerStep {
+ public:
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
+    scratch.text.clear();
+    append_byte_characters(scratch.text, span.text);
+    sink({scratch.text, span.begins_input, false});
+  }
+};
+
+class FromByteCharacters : public PreTokenizerStep {
+ public:
+  void cut(const TextSpan& span, StepScratch& scratch, const SpanSink& sink) const override {
+    scratch.text = bytes_of_token(span.text).value();
+    sink({scratch.text, span.begins_input, false});
   }
 };
 
@@ -270,17 +313,33 @@ std::unique_ptr<const PreTokenizerStep> read_metaspace(const JsonPart& part) {
 
 }  // namespace
 
+PreTokenizer::PreTokenizer() = default;
+PreTokenizer::~PreTokenizer() = default;
+PreTokenizer& PreTokenizer::operator=(PreTokenizer&&) noexcept = default;
+
+std::shared_ptr<PreTokenizer::Scratch> PreTokenizer::make_scratch() {
+  return std::make_shared<Scratch>();
+}
+
 PreTokenizer::PreTokenizer(const JsonPart& part) {
   add(part);
+  if (byte_characters_) steps_.push_back(std::make_unique<const FromByteCharacters>());
 }
 
 void PreTokenizer::add(const JsonPart& part) {
   const std::string type = part.type();
-  if (byte_level_ && type != "Sequence") part.refuse("ByteLevel must be the last pre-tokenizer");
   if (type == "Sequence") {
     part.only({"type", "pretokenizers"});
     for (const JsonPart& each : part.at("pretokenizers").elements()) add(each);
-  } else if (type == "ByteLevel") {
+    return;
+  }
+  if (byte_level_) {
+    if (type == "ByteLevel" || type == "Metaspace")
+      part.refuse(fmt::format("{} after ByteLevel is not supported", type));
+    if (!byte_characters_) steps_.push_back(std::make_unique<const ToByteCharacters>());
+    byte_characters_ = true;
+  }
+  if (type == "ByteLevel") {
     add_byte_level(part);
   } else if (type == "Split") {
     part.only({"type", "pattern", "behavior", "invert"});
@@ -290,6 +349,11 @@ void PreTokenizer::add(const JsonPart& part) {
     part.only({"type", "individual_digits"});
     steps_.push_back(std::make_unique<const CharacterSplit>(
         is_number, part.flag("individual_digits") ? Behavior::isolated : Behavior::contiguous));
+  } else if (type == "Punctuation") {
+    part.only({"type", "behavior"});
+    const auto behavior = part.find("behavior");
+    steps_.push_back(std::make_unique<const CharacterSplit>(
+        is_punctuation, behavior ? read_behavior(*behavior) : Behavior::isolated));
   } else if (type == "Metaspace") {
     steps_.push_back(read_metaspace(part));
     looks_at_begin_ |= part.find("prepend_scheme") && part.text("prepend_scheme") == "first";
@@ -314,19 +378,19 @@ void PreTokenizer::add_byte_level(const JsonPart& part) {
   byte_level_ = true;
 }
 
-void PreTokenizer::cut(const Piece& piece, Scratch& scratch, const WordSink& sink) const {
-  scratch.resize(steps_.size());
-  run(0, piece, scratch, sink);
+void PreTokenizer::cut(const TextSpan& span, Scratch& scratch, const WordSink& sink) const {
+  scratch.of_step.resize(steps_.size());
+  run(0, span, scratch, sink);
 }
 
-void PreTokenizer::run(size_t step, const Piece& piece, Scratch& scratch, const WordSink& sink) const {
-  if (step == steps_.size()) return sink(piece.text);
+void PreTokenizer::run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const {
+  if (step == steps_.size()) return sink(span.text);
   if (step + 1 == steps_.size()) {
-    steps_[step]->cut(piece, scratch[step], [&sink](const Piece& word) { sink(word.text); });
+    steps_[step]->cut(span, scratch.of_step[step], [&sink](const TextSpan& word) { sink(word.text); });
     return;
   }
-  steps_[step]->cut(piece, scratch[step],
-                    [&, step](const Piece& part) { run(step + 1, part, scratch, sink); });
+  steps_[step]->cut(span, scratch.of_step[step],
+                    [&, step](const TextSpan& part) { run(step + 1, part, scratch, sink); });
 }
 
 }  // namespace pptrain::tokenizer

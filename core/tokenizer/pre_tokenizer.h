@@ -12,7 +12,7 @@
 namespace pptrain::tokenizer {
 
 // A part of a text, never empty.
-struct Piece {
+struct TextSpan {
   std::string_view text;
   bool begins_input = false;  // at byte 0 of the text as it was given
   bool newer = false;         // has_newer_character() of it, or of what it is a part of
@@ -21,45 +21,34 @@ struct Piece {
 // Takes the words, in order; each is valid during the call alone.
 using WordSink = std::function<void(std::string_view word)>;
 
-class PreTokenizerStep {
- public:
-  struct Scratch {
-    std::string text;
-    struct Part {
-      size_t begin, end;
-      bool match;
-    };
-    std::vector<Part> parts;
-  };
-  using PieceSink = std::function<void(const Piece&)>;
-
-  virtual ~PreTokenizerStep() = default;
-  // Hands on the parts of `piece`; `scratch` is this step's alone until it returns.
-  virtual void cut(const Piece& piece, Scratch& scratch, const PieceSink& sink) const = 0;
-};
+class PreTokenizerStep;
 
 class PreTokenizer {
  public:
-  using Scratch = std::vector<PreTokenizerStep::Scratch>;  // of one thread
+  struct Scratch;  // of one thread
+  static std::shared_ptr<Scratch> make_scratch();
 
-  PreTokenizer() = default;
-  // ByteLevel (the last one, if it is there), Split, Digits, Metaspace, Whitespace, WhitespaceSplit and
-  // Sequence. Throws Error that names any other.
+  PreTokenizer();
+  ~PreTokenizer();
+  PreTokenizer& operator=(PreTokenizer&&) noexcept;
+  // ByteLevel (once, and no Metaspace after it), Split, Digits, Punctuation, Metaspace, Whitespace,
+  // WhitespaceSplit and Sequence. Throws Error that names any other.
   explicit PreTokenizer(const JsonPart& part);
 
   // Are words bytes, of which each is a character of the vocabulary (ByteLevel)?
   bool byte_level() const { return byte_level_; }
-  // Does it matter whether a piece begins the input (Metaspace with prepend_scheme "first")?
+  // Does it matter whether a span begins the input (Metaspace with prepend_scheme "first")?
   bool looks_at_begin() const { return looks_at_begin_; }
-  void cut(const Piece& piece, Scratch& scratch, const WordSink& sink) const;
+  void cut(const TextSpan& span, Scratch& scratch, const WordSink& sink) const;
 
  private:
   void add(const JsonPart& part);
   void add_byte_level(const JsonPart& part);
-  void run(size_t step, const Piece& piece, Scratch& scratch, const WordSink& sink) const;
+  void run(size_t step, const TextSpan& span, Scratch& scratch, const WordSink& sink) const;
 
   std::vector<std::unique_ptr<const PreTokenizerStep>> steps_;
   bool byte_level_ = false, looks_at_begin_ = false;
+  bool byte_characters_ = false;  // there are steps after ByteLevel, which look at the characters of bytes
 };
 
 }  // namespace pptrain::tokenizer

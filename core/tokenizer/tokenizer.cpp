@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -29,8 +30,8 @@ namespace {
 struct Scratch {
   std::string repaired;
   std::string normalized[2];
-  PreTokenizer::Scratch words;
-  Bpe::Scratch bpe;
+  std::shared_ptr<PreTokenizer::Scratch> words = PreTokenizer::make_scratch();
+  std::shared_ptr<Bpe::Scratch> bpe = Bpe::make_scratch();
 };
 
 // Those that no thread uses at the moment. A thread gets one that has seen words before.
@@ -162,8 +163,9 @@ Tokenizer::Parts::Parts(const JsonPart& part) {
     version->refuse(fmt::format("the version '{}' is not supported, only 1.0 is", version->text()));
   }
   for (const char* key : {"truncation", "padding"}) {
-    if (const auto set = part.find(key)) set->refuse("must be null: no token is cut off or filled in here");
+    if (const auto set = part.find(key)) set->warn("ignored, texts keep all their tokens and get no others");
   }
+  require_bpe(part.at("model"));  // first: other models have normalizers of their own
   if (const auto set = part.find("normalizer")) normalizer = Normalizer(*set);
   if (const auto set = part.find("pre_tokenizer")) pre_tokenizer = PreTokenizer(*set);
   model = Bpe(part.at("model"), pre_tokenizer.byte_level());
@@ -216,11 +218,11 @@ void Tokenizer::Parts::encode_stretch(std::string_view text, size_t begin, Scrat
                                       std::vector<int32_t>& ids) const {
   const std::string_view normalized = normalizer.apply(text, scratch.normalized);
   const bool newer = has_newer_character(normalized);
-  const WordSink word = [&](std::string_view each) { model.encode(each, scratch.bpe, ids); };
+  const WordSink word = [&](std::string_view each) { model.encode(each, *scratch.bpe, ids); };
   added.cut_normalized(
       normalized,
       [&](std::string_view part, size_t part_begin) {
-        pre_tokenizer.cut({part, begin == 0 && part_begin == 0, newer}, scratch.words, word);
+        pre_tokenizer.cut({part, begin == 0 && part_begin == 0, newer}, *scratch.words, word);
       },
       [&](int32_t id) { ids.push_back(id); });
 }

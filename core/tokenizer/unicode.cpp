@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <bitset>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <span>
 #include <string>
+#include <system_error>
 
 #include "core/base/error.h"
 #include "core/tokenizer/unicode_differences.h"
@@ -60,6 +62,14 @@ void append_utf8(std::string& text, uint32_t c) {
     add(0x80 | (c >> 6 & 0x3f));
     add(0x80 | (c & 0x3f));
   }
+}
+
+std::optional<uint32_t> code_of_digits(std::string_view digits) {
+  uint32_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+  const bool whole = error == std::errc() && end == digits.data() + digits.size() && digits.size() <= 6;
+  if (!whole || value == 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return std::nullopt;
+  return value;
 }
 
 size_t valid_utf8_prefix(std::string_view bytes) {
@@ -226,6 +236,11 @@ const StableSet& stable_set(NormalForm form) {
 
 }  // namespace
 
+Category general_category(uint32_t c) {
+  const char* name = utf8proc_category_string(static_cast<utf8proc_int32_t>(c));
+  return {name[0], name[1]};
+}
+
 bool is_white_space(uint32_t c) {
   if (c < 0x80) return c == 0x20 || (c >= 9 && c <= 0xd);
   return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
@@ -255,6 +270,12 @@ bool is_mark(uint32_t c) {
   return (between(category(c), UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME) &&
           !contains(no_mark_ranges(), c)) ||
          contains(mark_ranges(), c);
+}
+
+bool is_punctuation(uint32_t c) {
+  return (between(category(c), UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PO) &&
+          !contains(no_punctuation_ranges(), c)) ||
+         contains(punctuation_ranges(), c);
 }
 
 void append_lower(std::string& text, uint32_t c) {

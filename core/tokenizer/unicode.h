@@ -2,8 +2,10 @@
 // `tokenizers` has them: utf8proc's tables with the differences of unicode_differences.h.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -40,6 +42,13 @@ inline size_t previous_code_point(std::string_view text, size_t end) {
 
 void append_utf8(std::string& text, uint32_t code_point);
 
+// The code point of 1 to 6 hexadecimal digits; nothing where it is none, or 0, or a surrogate.
+std::optional<uint32_t> code_of_digits(std::string_view digits);
+
+using Category = std::array<char, 2>;  // "Lu"
+// The general category in utf8proc's Unicode.
+Category general_category(uint32_t c);
+
 constexpr std::string_view replacement_character = "\xef\xbf\xbd";  // U+FFFD
 
 // Bytes of the longest beginning that is valid UTF-8.
@@ -54,6 +63,7 @@ bool is_white_space(uint32_t c);  // White_Space: Rust's char::is_whitespace
 bool is_number(uint32_t c);       // N: Rust's char::is_numeric
 bool is_word(uint32_t c);         // \w of Rust's regular expressions
 bool is_mark(uint32_t c);         // what StripAccents takes
+bool is_punctuation(uint32_t c);  // what Punctuation cuts at
 
 // Appends the lower case of one character, which may be two.
 void append_lower(std::string& text, uint32_t c);

@@ -20,12 +20,15 @@ struct Pair {
 };
 
 // All in ascending order, but for the first, which is so within a category.
-std::span<const NewerRange> newer_ranges();  // assigned after Unicode 14
-std::span<const Range> word_ranges();        // of a pattern's \w, beside L, M, Nd, Nl and Pc
-std::span<const Range> inert_ranges();       // that the normal forms leave as they are
-std::span<const Range> no_mark_ranges();     // marks that StripAccents leaves
-std::span<const Range> mark_ranges();        // no marks, which it takes
-std::span<const Range> number_ranges();      // further numbers of Digits
-std::span<const Pair> lower_ranges();        // further lower case
+std::span<const NewerRange> newer_ranges();      // assigned after Unicode 14
+std::span<const Range> word_ranges();            // of a pattern's \w, beside L, M, Nd, Nl and Pc
+std::span<const Range> inert_ranges();           // that the normal forms leave as they are
+std::span<const Range> no_mark_ranges();         // marks that StripAccents leaves
+std::span<const Range> mark_ranges();            // no marks, which it takes
+std::span<const Range> number_ranges();          // further numbers of Digits
+std::span<const Range> no_punctuation_ranges();  // punctuation that Punctuation leaves
+std::span<const Range> punctuation_ranges();     // no punctuation, which it cuts at
+std::span<const Range> han_ranges();             // of a pattern's \p{Han}
+std::span<const Pair> lower_ranges();            // further lower case
 
 }  // namespace pptrain::tokenizer

@@ -108,6 +108,13 @@ def main():
         numbers - {c for c in CODES if unicodedata.category(chr(c))[0] == "N"},
         "Numbers of the package's Digits that Unicode 14 does not have.",
     )
+    cuts = pre_tokenizers.Punctuation("isolated")
+    punctuation = {c for c in CODES if len(cuts.pre_tokenize_str("a" + chr(c) + "a")) == 3}
+    unicode_punctuation = {c for c in CODES if unicodedata.category(chr(c))[0] == "P"}
+    unicode_punctuation |= {c for c, k in gc.items() if k[0] == "P"}
+    write_ranges("no_punctuation", unicode_punctuation - punctuation, "What the package's Punctuation leaves.")
+    write_ranges("punctuation", punctuation - unicode_punctuation, "What it cuts at, and is none.")
+    write_ranges("han", matched(r"\p{Han}"), "The script Han in Unicode 16.")
     lower = normalizers.Lowercase()
     rows = []
     for code in CODES:
@@ -117,7 +124,8 @@ def main():
     write(("Pair", "lower"), rows, "Lower case that Unicode 14 does not have.")
     print("\n}  // namespace\n")
     for name, kind in [("newer", "NewerRange"), ("word", "Range"), ("inert", "Range"), ("no_mark", "Range"),
-                       ("mark", "Range"), ("number", "Range"), ("lower", "Pair")]:  # fmt: skip
+                       ("mark", "Range"), ("number", "Range"), ("no_punctuation", "Range"), ("punctuation", "Range"), ("han", "Range"),
+                       ("lower", "Pair")]:  # fmt: skip
         print(f"std::span<const {kind}> {name}_ranges() {{\n  return {name}_table;\n}}")
     print("\n}  // namespace pptrain::tokenizer")
 

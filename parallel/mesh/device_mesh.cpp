@@ -122,7 +122,7 @@ std::string MeshShape::describe() const {
     if (size(axis) > 1)
       factors += fmt::format("{}{} {}", factors.empty() ? "" : " x ", name(axis), size(axis));
   }
-  return fmt::format("{} = {}", factors.empty() ? "pp 1" : factors, world_size());
+  return factors.empty() ? "pp 1" : factors;
 }
 
 Coordinates coordinates(const MeshShape& shape, int rank) {
@@ -199,10 +199,11 @@ void check_shape(const MeshShape& shape) {
 void check_world_size(const MeshShape& shape, int ranks) {
   check_shape(shape);
   if (ranks == shape.world_size()) return;
-  throw UsageError(
-      fmt::format("the job needs {} ranks, but {} {} launched: start {} processes, or change the factors in "
-                  "[distributed]",
-                  shape.describe(), ranks, ranks == 1 ? "was" : "were", shape.world_size()));
+  throw UsageError(fmt::format(
+      "the job needs {0} rank{1} ({2}), but {3} {4} launched: start {0} process{5}, or change the sizes in "
+      "[distributed]",
+      shape.world_size(), shape.world_size() == 1 ? "" : "s", shape.describe(), ranks,
+      ranks == 1 ? "was" : "were", shape.world_size() == 1 ? "" : "es"));
 }
 
 DeviceMesh::DeviceMesh(comm::Communicator& world, const MeshShape& shape) : world_(world), shape_(shape) {

@@ -184,6 +184,9 @@ class Liveness(Case):
             return
         self.assertEqual(len(said), 1, f"seed {SEED}, victim {victim}: {said}\n{job.output()}")
         self.assertRegex(said[0], rf"pptrain: rank {victim} \(host .*{cause}", job.output())
+        status = subprocess.run([PPTRAIN, "status", job.folder / "run"], capture_output=True, text=True, env=environment())
+        if victim > 0 or sign == signal.SIGKILL:  # else the stopped process still has the folder
+            self.assertIn(f"rank {victim} (host", status.stdout)
         if kind is TcpJob:
             codes = [p.wait(10) for r, p in enumerate(job.processes) if r != victim]
             self.assertEqual(codes, [1] * (RANKS - 1), job.output())

@@ -136,7 +136,7 @@ TEST_CASE("cross_entropy and the embedding's gradient in float64", "[gpu]") {
 
     const Tensor tokens = b.random_integers(17, 130, 3), dy = b.random({130, 24}, type, 4);
     Tensor weight_grad = at::zeros({17, 24}, at::TensorOptions().dtype(at::kFloat).device(b.device));
-    b(kernels::embedding_backward, tokens, dy, weight_grad);
+    b(kernels::embedding_backward, tokens, dy, {.first = 0, .vocab = 17}, weight_grad);
     check("embedding", weight_grad,
           at::zeros({17, 24}, at::kDouble).index_add(0, tokens.cpu(), dy.cpu().to(at::kDouble)));
   }
@@ -172,7 +172,7 @@ TEST_CASE("adamw and add_squares in float64", "[gpu]") {
   Tensor weight = b.random({4099}, at::kFloat, 1), exp_avg = b.random({4099}, at::kFloat, 2);
   Tensor exp_avg_sq = b.random({4099}, at::kFloat, 3).abs();
   const Tensor grad = b.random({4099}, at::kFloat, 4);
-  const kernels::AdamWArgs args{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = 7};
+  const kernels::StepArgs args{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = 7};
   const Tensor grad64 = grad.cpu().to(at::kDouble) * args.grad_scale;
   const Tensor m = exp_avg.cpu().to(at::kDouble) * args.beta1 + grad64 * (1 - args.beta1);
   const Tensor v = exp_avg_sq.cpu().to(at::kDouble) * args.beta2 + grad64 * grad64 * (1 - args.beta2);

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/kernels/vocabulary.h"
+#include "core/kernels/kernels.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 
@@ -111,11 +111,12 @@ TEST_CASE("labels and tokens outside the vocabulary give NaN, not an access outs
   CHECK(loss.isnan().sum().item<int64_t>() == 2);
   CHECK(logits.isnan().sum().item<int64_t>() == 16);
   Tensor out = b.random({2, 4}, at::kFloat, 3);
-  b(kernels::embedding, bad.to(b.device), b.random({8, 4}, at::kFloat, 4), out);
+  b(kernels::embedding, bad.to(b.device), b.random({8, 4}, at::kFloat, 4), {.first = 0, .vocab = 8}, out);
   CHECK(out.isnan().sum().item<int64_t>() == 8);
   Tensor grad = b.random({8, 4}, at::kFloat, 5);
   const Tensor before = grad.clone();
-  b(kernels::embedding_backward, bad.to(b.device), b.random({2, 4}, at::kFloat, 6), grad);
+  b(kernels::embedding_backward, bad.to(b.device), b.random({2, 4}, at::kFloat, 6), {.first = 0, .vocab = 8},
+    grad);
   CHECK(same_bits(grad, before));
 }
 
@@ -131,8 +132,9 @@ TEST_CASE("embedding and its gradient: exactly the CPU's, with many equal tokens
           const Tensor tokens = b.random_integers(17, rows, 1);
           Tensor out = b.output({rows, dim}, type);
           Tensor weight_grad = b.random({19, dim}, at::kFloat, 4);
-          b(kernels::embedding, tokens, b.random({19, dim}, type, 2), out);
-          b(kernels::embedding_backward, tokens, b.random({rows, dim}, type, 3), weight_grad);
+          b(kernels::embedding, tokens, b.random({19, dim}, type, 2), {.first = 0, .vocab = 19}, out);
+          b(kernels::embedding_backward, tokens, b.random({rows, dim}, type, 3), {.first = 0, .vocab = 19},
+            weight_grad);
           return {out, weight_grad};
         };
         compare(work);
@@ -174,8 +176,8 @@ TEST_CASE("parts of a vocabulary: statistics, loss, gradient and embedding", "[g
         const Tensor tokens = b.random_integers(part.vocab, 40, 1);
         Tensor out = b.output({40, 13}, type);
         Tensor weight_grad = b.random({width, 13}, at::kFloat, 4);
-        b(kernels::embedding_part, tokens, b.random({width, 13}, type, 2), part, out);
-        b(kernels::embedding_part_backward, tokens, b.random({40, 13}, type, 3), part, weight_grad);
+        b(kernels::embedding, tokens, b.random({width, 13}, type, 2), part, out);
+        b(kernels::embedding_backward, tokens, b.random({40, 13}, type, 3), part, weight_grad);
         return {out, weight_grad};
       });
     }

@@ -10,6 +10,7 @@
 
 #include "test/support/catch.h"
 
+using pptrain::kernels::StepScalars;
 using namespace pptrain::kernels::cuda;
 
 TEST_CASE("silu and its gradient agree with finite differences in double") {
@@ -51,16 +52,16 @@ TEST_CASE("adamw_update follows torch::optim::AdamW over many steps") {
   torch::Tensor weight = torch::tensor({0.5F, -2.0F, 1e-3F}).requires_grad_(true);
   torch::optim::AdamW oracle(
       {weight}, torch::optim::AdamWOptions(lr).betas({beta1, beta2}).eps(1e-8).weight_decay(decay));
-  std::vector<AdamWState> states{{0.5F, 0.0F, 0.0F}, {-2.0F, 0.0F, 0.0F}, {1e-3F, 0.0F, 0.0F}};
+  std::vector<StepState> states{{0.5F, 0.0F, 0.0F}, {-2.0F, 0.0F, 0.0F}, {1e-3F, 0.0F, 0.0F}};
   for (int step = 1; step <= 20; ++step) {
-    const AdamWScalars scalars{.grad_scale = 0.5F,
-                               .decay = static_cast<float>(1.0 - lr * decay),
-                               .beta2 = static_cast<float>(beta2),
-                               .one_minus_beta1 = static_cast<float>(1.0 - beta1),
-                               .one_minus_beta2 = static_cast<float>(1.0 - beta2),
-                               .step_size = static_cast<float>(lr / (1.0 - std::pow(beta1, step))),
-                               .correction2 = static_cast<float>(std::sqrt(1.0 - std::pow(beta2, step))),
-                               .eps = 1e-8F};
+    const StepScalars scalars{.grad_scale = 0.5F,
+                              .decay = static_cast<float>(1.0 - lr * decay),
+                              .beta2 = static_cast<float>(beta2),
+                              .one_minus_beta1 = static_cast<float>(1.0 - beta1),
+                              .one_minus_beta2 = static_cast<float>(1.0 - beta2),
+                              .step_size = static_cast<float>(lr / (1.0 - std::pow(beta1, step))),
+                              .correction2 = static_cast<float>(std::sqrt(1.0 - std::pow(beta2, step))),
+                              .eps = 1e-8F};
     std::vector<float> halved;
     for (std::size_t i = 0; i < states.size(); ++i) {
       const float grad = std::sin(static_cast<float>(step) + static_cast<float>(i));
@@ -77,12 +78,15 @@ TEST_CASE("adamw_update follows torch::optim::AdamW over many steps") {
 }
 
 TEST_CASE("lion_update follows the paper's formula over many steps") {
-  const LionScalars scalars{.grad_scale = 0.5F,
+  const StepScalars scalars{.grad_scale = 0.5F,
                             .decay = 1 - 0.03F * 0.1F,
+                            .beta2 = 0.99F,
                             .one_minus_beta1 = 0.1F,
                             .one_minus_beta2 = 0.01F,
-                            .lr = 0.03F};
-  LionState state{0.5F, 0.0F};
+                            .step_size = 0.03F,
+                            .correction2 = 1,
+                            .eps = 0};
+  StepState state{0.5F, 0.0F, 0.0F};
   double weight = 0.5, average = 0;
   for (int step = 1; step <= 20; ++step) {
     const float grad = std::sin(static_cast<float>(step));
@@ -93,5 +97,5 @@ TEST_CASE("lion_update follows the paper's formula over many steps") {
     CHECK(state.weight == Approx(weight).epsilon(1e-5));
     CHECK(state.exp_avg == Approx(average).epsilon(1e-5).margin(1e-7));
   }
-  CHECK(lion_update({1.0F, 0.0F}, 0.0F, scalars).weight == Approx(scalars.decay));
+  CHECK(lion_update({1.0F, 0.0F, 0.0F}, 0.0F, scalars).weight == Approx(scalars.decay));
 }

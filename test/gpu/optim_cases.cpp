@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "core/kernels/exact_sum.h"
-#include "core/kernels/optimizers.h"
+#include "core/kernels/kernels.h"
 #include "test/gpu/kernel_support.h"
 #include "test/support/catch.h"
 
 using namespace pptrain::test;
 namespace kernels = pptrain::kernels;
-using kernels::AdamWArgs;
+using kernels::StepArgs;
 
 namespace {
 
@@ -151,7 +151,7 @@ TEST_CASE("adamw over several steps, with and without the compute copy", "[gpu]"
           b(kernels::adamw,
             {{weight, b.random({size}, at::kFloat, 10 + static_cast<uint64_t>(step)), exp_avg, exp_avg_sq,
               copy ? std::optional(compute) : std::nullopt,
-              AdamWArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step}, std::nullopt}});
+              StepArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3, .step = step}, std::nullopt}});
         }
         if (copy) {
           CHECK(same_bits(compute, weight.to(at::kBFloat16)));
@@ -176,11 +176,11 @@ TEST_CASE("adamw keeps what it overwrites", "[gpu]") {
       Tensor exp_avg = b.random({size}, at::kFloat, 2);
       Tensor exp_avg_sq = b.random({size}, at::kFloat, 3).abs();
       const std::array<Tensor, 3> before{weight.clone(), exp_avg.clone(), exp_avg_sq.clone()};
-      const kernels::AdamWPrevious previous{.weight = place(b.output({size}, at::kFloat)),
-                                            .exp_avg = place(b.output({size}, at::kFloat)),
-                                            .exp_avg_sq = place(b.output({size}, at::kFloat))};
+      const kernels::StepPrevious previous{.weight = place(b.output({size}, at::kFloat)),
+                                           .exp_avg = place(b.output({size}, at::kFloat)),
+                                           .exp_avg_sq = place(b.output({size}, at::kFloat))};
       b(kernels::adamw, {{weight, b.random({size}, at::kFloat, 4), exp_avg, exp_avg_sq, std::nullopt,
-                          AdamWArgs{.lr = 0.01}, previous}});
+                          StepArgs{.lr = 0.01}, previous}});
       CHECK(same_bits(previous.weight, before[0]));
       CHECK(same_bits(previous.exp_avg, before[1]));
       CHECK(same_bits(previous.exp_avg_sq, before[2]));
@@ -201,12 +201,17 @@ TEST_CASE("lion over several steps, and what it overwrites", "[gpu]") {
         Tensor weight = place(b.random({size}, at::kFloat, 1));
         Tensor exp_avg = place(b.random({size}, at::kFloat, 2));
         Tensor compute = place(b.random({size}, at::kBFloat16, 3));
-        const kernels::LionPrevious previous{.weight = place(b.random({size}, at::kFloat, 4)),
-                                             .exp_avg = place(b.random({size}, at::kFloat, 5))};
+        const kernels::StepPrevious previous{.weight = place(b.random({size}, at::kFloat, 4)),
+                                             .exp_avg = place(b.random({size}, at::kFloat, 5)),
+                                             .exp_avg_sq = {}};
         for (uint64_t step = 0; step < 3; ++step) {
-          b(kernels::lion,
-            {{weight, place(b.random({size}, at::kFloat, 10 + step)), exp_avg, compute,
-              kernels::LionArgs{.lr = 0.01, .weight_decay = 0.1, .grad_scale = 0.3}, previous}});
+          b(kernels::lion, {{weight,
+                             place(b.random({size}, at::kFloat, 10 + step)),
+                             exp_avg,
+                             {},
+                             compute,
+                             StepArgs{.lr = 0.01, .beta2 = 0.99, .weight_decay = 0.1, .grad_scale = 0.3},
+                             previous}});
         }
         return {weight, exp_avg, compute, previous.weight, previous.exp_avg};
       });
@@ -220,8 +225,7 @@ TEST_CASE("adamw and lion step many parts as they step each alone", "[gpu]") {
   }
   // More parts than one launch takes, of all sizes, some without elements; scalars and buffers differ.
   const auto step = [](const Backend& b, bool together) -> std::vector<Tensor> {
-    std::vector<kernels::AdamWPart> adamw;
-    std::vector<kernels::LionPart> lion;
+    std::vector<kernels::StepPart> adamw, lion;
     std::vector<Tensor> all;
     for (int64_t k = 0; k < 150; ++k) {
       const int64_t size = k * 29 % 13 == 0 ? k * 37 : k % 5;
@@ -236,10 +240,15 @@ TEST_CASE("adamw and lion step many parts as they step each alone", "[gpu]") {
       };
       const double lr = 0.01 * static_cast<double>(k);
       adamw.push_back({values(0), values(1), values(2), values(3).abs_(), rounded(),
-                       AdamWArgs{.lr = lr, .weight_decay = lr, .grad_scale = 0.5, .step = k + 1},
+                       StepArgs{.lr = lr, .weight_decay = lr, .grad_scale = 0.5, .step = k + 1},
                        std::nullopt});
-      lion.push_back({values(4), values(5), values(6), rounded(),
-                      kernels::LionArgs{.lr = lr, .weight_decay = lr}, std::nullopt});
+      lion.push_back({values(4),
+                      values(5),
+                      values(6),
+                      {},
+                      rounded(),
+                      StepArgs{.lr = lr, .beta2 = 0.99, .weight_decay = lr},
+                      std::nullopt});
     }
     if (together) {
       b(kernels::adamw, adamw);
@@ -275,12 +284,10 @@ TEST_CASE("momentum and descend", "[gpu]") {
           Tensor next = place(b.random({size}, type, 3));
           Tensor weight = place(b.random({size}, at::kFloat, 4));
           Tensor compute = place(b.random({size}, at::kBFloat16, 5));
-          const kernels::MomentumArgs momentum{.grad_scale = 0.3};
-          b(kernels::momentum, average, grad, average, momentum);
-          b(kernels::momentum, average, grad, next, momentum);
+          b(kernels::momentum, average, grad, average, /*beta=*/0.95, /*grad_scale=*/0.3);
+          b(kernels::momentum, average, grad, next, /*beta=*/0.95, /*grad_scale=*/0.3);
           // Of values that do not depend on how `next` was rounded.
-          b(kernels::descend, weight, place(b.random({size}, type, 6)), compute,
-            kernels::DescentArgs{.decay = 0.9, .step = 0.1});
+          b(kernels::descend, weight, place(b.random({size}, type, 6)), compute, /*decay=*/0.9, /*step=*/0.1);
           return {average, next, weight, compute};
         });
       }
@@ -302,7 +309,7 @@ TEST_CASE("adamw and add_squares do not depend on alignment", "[gpu]") {
     const Tensor grad = place(b.random({1003}, at::kFloat, 5));
     Tensor squares = at::zeros({kernels::exact_words}, at::TensorOptions(at::kLong).device(b.device));
     b(kernels::adamw,
-      {{weight, grad, exp_avg, exp_avg_sq, compute, AdamWArgs{.lr = 0.01, .step = 7}, std::nullopt}});
+      {{weight, grad, exp_avg, exp_avg_sq, compute, StepArgs{.lr = 0.01, .step = 7}, std::nullopt}});
     b(kernels::add_squares, {{grad, 40}}, squares);
     return {weight, exp_avg, exp_avg_sq, compute, squares};
   };

@@ -32,7 +32,6 @@
 #include "core/config/loader.h"
 #include "core/io/safetensors.h"
 #include "core/optim/optimizer.h"
-#include "core/optim/squared_norms.h"
 #include "models/hf_config.h"
 #include "models/hf_loader.h"
 #include "models/model_config.h"

@@ -94,6 +94,8 @@ def start_ranks(commands, cwd, **extra):
 
 def run(command, cwd, code=0, timeout=300, env=None, **options):
     """What the command says, once it ended with `code`; None: with any."""
+    if "input" not in options:
+        options["stdin"] = subprocess.DEVNULL
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=cwd, timeout=timeout,
                           env=env or environment(), **options)
     if code not in (None, done.returncode):

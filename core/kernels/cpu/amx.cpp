@@ -94,47 +94,6 @@ inline void store_tile(__m512i (&r)[16], bool transposed, uint16_t* to) {
   for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * kStep, r[i]);
 }
 
-// Of the panels' rows, which lie in memory as they are wanted. The rows of the next panel are fetched
-// meanwhile.
-template <bool kTransposed>
-void pack_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  for (int64_t row = 0; row < size; row += kPanel) {
-    for (int64_t at = 0; at < inner; at += kStep) {
-      for (int64_t half = row; half < row + kPanel; half += kTile, to += kTileElements) {
-        const int64_t valid = clamp(size - half, kTile), left = clamp(inner - at, kStep);
-        const int64_t next = clamp(size - half - kPanel, kTile);
-        __m512i r[16];
-        for (int i = 0; i < 16; ++i)
-          r[i] = i < valid ? load_row(x[first + half + i] + k + at, left) : _mm512_setzero_si512();
-        for (int i = 0; i < next; ++i) _mm_prefetch(x[first + half + kPanel + i] + k + at, _MM_HINT_T0);
-        store_tile(r, kTransposed, to);
-      }
-    }
-  }
-}
-
-// Of panels whose inner indices lie in memory's rows: these are read to their ends, through all panels.
-template <bool kTransposed>
-void pack_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  const int64_t panel = steps(inner) * kStepElements;
-  for (int64_t at = 0; at < inner; at += kStep, to += kStepElements) {
-    const uint16_t* rows[kStep];
-    for (int64_t i = 0; i < kStep; ++i) rows[i] = at + i < inner ? x[k + at + i] + first : nullptr;
-    for (int64_t half = 0; half < (size + kPanel - 1) / kPanel * kPanel; half += kTile) {
-      const int64_t valid = clamp(size - half, kTile);
-      const auto mask = static_cast<__mmask16>((1u << valid) - 1);
-      __m512i r[16];
-      for (int i = 0; i < 16; ++i) {
-        r[i] = rows[2 * i] == nullptr
-                   ? _mm512_setzero_si512()
-                   : load_pairs(rows[2 * i] + half,
-                                rows[2 * i + 1] == nullptr ? nullptr : rows[2 * i + 1] + half, mask);
-      }
-      store_tile(r, kTransposed, to + half / kPanel * panel + half % kPanel * kStep);
-    }
-  }
-}
-
 }  // namespace
 
 bool is_supported() {
@@ -151,17 +110,45 @@ void end() {
   _tile_release();
 }
 
-void pack_rows_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  pack_along<false>(x, first, size, k, inner, to);
+// Of the panels' rows, which lie in memory as they are wanted. The rows of the next panel are fetched
+// meanwhile.
+void pack_along(const Rows& x, bool columns, int64_t first, int64_t size, int64_t k, int64_t inner,
+                uint16_t* to) {
+  for (int64_t row = 0; row < size; row += kPanel) {
+    for (int64_t at = 0; at < inner; at += kStep) {
+      for (int64_t half = row; half < row + kPanel; half += kTile, to += kTileElements) {
+        const int64_t valid = clamp(size - half, kTile), left = clamp(inner - at, kStep);
+        const int64_t next = clamp(size - half - kPanel, kTile);
+        __m512i r[16];
+        for (int i = 0; i < 16; ++i)
+          r[i] = i < valid ? load_row(x[first + half + i] + k + at, left) : _mm512_setzero_si512();
+        for (int i = 0; i < next; ++i) _mm_prefetch(x[first + half + kPanel + i] + k + at, _MM_HINT_T0);
+        store_tile(r, columns, to);
+      }
+    }
+  }
 }
-void pack_rows_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  pack_across<true>(x, first, size, k, inner, to);
-}
-void pack_columns_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  pack_along<true>(x, first, size, k, inner, to);
-}
-void pack_columns_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) {
-  pack_across<false>(x, first, size, k, inner, to);
+
+// Of panels whose inner indices lie in memory's rows: these are read to their ends, through all panels.
+void pack_across(const Rows& x, bool columns, int64_t first, int64_t size, int64_t k, int64_t inner,
+                 uint16_t* to) {
+  const int64_t panel = steps(inner) * kStepElements;
+  for (int64_t at = 0; at < inner; at += kStep, to += kStepElements) {
+    const uint16_t* rows[kStep];
+    for (int64_t i = 0; i < kStep; ++i) rows[i] = at + i < inner ? x[k + at + i] + first : nullptr;
+    for (int64_t half = 0; half < (size + kPanel - 1) / kPanel * kPanel; half += kTile) {
+      const int64_t valid = clamp(size - half, kTile);
+      const auto mask = static_cast<__mmask16>((1u << valid) - 1);
+      __m512i r[16];
+      for (int i = 0; i < 16; ++i) {
+        r[i] = rows[2 * i] == nullptr
+                   ? _mm512_setzero_si512()
+                   : load_pairs(rows[2 * i] + half,
+                                rows[2 * i + 1] == nullptr ? nullptr : rows[2 * i + 1] + half, mask);
+      }
+      store_tile(r, !columns, to + half / kPanel * panel + half % kPanel * kStep);
+    }
+  }
 }
 
 void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int64_t stride, bool add,
@@ -221,16 +208,10 @@ void round_to(const float* c, int64_t c_stride, uint16_t* out, int64_t out_strid
   }
 }
 
-void add_to(const float* c, int64_t c_stride, float* out, int64_t out_stride, int64_t rows, int64_t columns) {
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < columns; ++i) out[row * out_stride + i] += c[row * c_stride + i];
-  }
-}
-
-void copy_to(const float* c, int64_t c_stride, float* out, int64_t out_stride, int64_t rows,
-             int64_t columns) {
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < columns; ++i) out[row * out_stride + i] = c[row * c_stride + i];
+void write_to(const float* c, int64_t c_stride, bool add, float* out, int64_t out_stride, int64_t rows,
+              int64_t columns) {
+  for (int64_t row = 0; row < rows; ++row, c += c_stride, out += out_stride) {
+    for (int64_t i = 0; i < columns; ++i) out[i] = add ? out[i] + c[i] : c[i];
   }
 }
 
@@ -245,14 +226,11 @@ bool is_supported() {
 }
 void begin() {}
 void end() {}
-void pack_rows_along(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
-void pack_rows_across(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
-void pack_columns_along(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
-void pack_columns_across(const Rows&, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
+void pack_along(const Rows&, bool, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
+void pack_across(const Rows&, bool, int64_t, int64_t, int64_t, int64_t, uint16_t*) {}
 void multiply(const uint16_t*, const uint16_t*, int64_t, float*, int64_t, bool, Ahead&) {}
 void round_to(const float*, int64_t, uint16_t*, int64_t, int64_t, int64_t) {}
-void add_to(const float*, int64_t, float*, int64_t, int64_t, int64_t) {}
-void copy_to(const float*, int64_t, float*, int64_t, int64_t, int64_t) {}
+void write_to(const float*, int64_t, bool, float*, int64_t, int64_t, int64_t) {}
 
 }  // namespace pptrain::kernels::cpu::amx
 

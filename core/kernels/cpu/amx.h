@@ -39,12 +39,13 @@ struct Rows {
   }
 };
 
-// All panels of `size` rows (columns), one after the other, with `inner` inner indices, from the row (column)
-// `first` and the inner index `k`. Inner indices run along memory's rows, or across them.
-void pack_rows_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to);
-void pack_rows_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to);
-void pack_columns_along(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to);
-void pack_columns_across(const Rows& x, int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to);
+// All panels of `size` rows of a first operand (`columns` of a second), one after the other, with `inner`
+// inner indices, from the row (column) `first` and the inner index `k`. Inner indices run along memory's
+// rows, or across them.
+void pack_along(const Rows& x, bool columns, int64_t first, int64_t size, int64_t k, int64_t inner,
+                uint16_t* to);
+void pack_across(const Rows& x, bool columns, int64_t first, int64_t size, int64_t k, int64_t inner,
+                 uint16_t* to);
 
 // Memory that is wanted soon: `lines` cache lines of each of `rows` rows. Products fetch it as they go on.
 struct Ahead {
@@ -59,10 +60,10 @@ struct Ahead {
 void multiply(const uint16_t* a, const uint16_t* b, int64_t steps, float* c, int64_t stride, bool add,
               Ahead& ahead);
 
-// out [rows, columns] = c rounded, and out += c.
+// out [rows, columns] = c rounded, and out = c, or out += c where `add`.
 void round_to(const float* c, int64_t c_stride, uint16_t* out, int64_t out_stride, int64_t rows,
               int64_t columns);
-void add_to(const float* c, int64_t c_stride, float* out, int64_t out_stride, int64_t rows, int64_t columns);
-void copy_to(const float* c, int64_t c_stride, float* out, int64_t out_stride, int64_t rows, int64_t columns);
+void write_to(const float* c, int64_t c_stride, bool add, float* out, int64_t out_stride, int64_t rows,
+              int64_t columns);
 
 }  // namespace pptrain::kernels::cpu::amx

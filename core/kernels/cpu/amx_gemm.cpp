@@ -30,18 +30,17 @@ int64_t block_of(int64_t inner) {
   return steps((inner + blocks - 1) / blocks) * kStep;
 }
 
-// A weight [n, k] or [k, n] of a product.
+// A weight of a product. Transposed, its inner indices lie along memory's rows.
 struct Weight {
   Rows matrix;
-  Inner inner_dim;
+  bool along;
 
   void pack(int64_t first, int64_t size, int64_t k, int64_t inner, uint16_t* to) const {
-    (inner_dim == Inner::along ? pack_columns_along : pack_columns_across)(matrix, first, size, k, inner, to);
+    (along ? pack_along : pack_across)(matrix, /*columns=*/true, first, size, k, inner, to);
   }
   // The block that pack() would read, to be fetched in so many steps.
   Ahead ahead(int64_t first, int64_t size, int64_t k, int64_t inner, int64_t steps) const {
     if (size <= 0) return {};
-    const bool along = inner_dim == Inner::along;
     Ahead block{.next = reinterpret_cast<const char*>(along ? matrix[first] + k : matrix[k] + first),
                 .stride = matrix.stride * 2,
                 .lines = ((along ? inner : size) * 2 + 63) / 64,
@@ -68,7 +67,7 @@ class RowBlock {
       const int64_t inner = std::min(block, k_ - k), length = steps(inner) * kStepElements;
       uint16_t* const packed = row_memory.reserve(panels(rows_) * length);
       uint16_t* const columns = column_memory.reserve(kColumns / kPanel * length);
-      pack_rows_along(x_, first_, rows_, k, inner, packed);
+      pack_along(x_, /*columns=*/false, first_, rows_, k, inner, packed);
       for (int64_t first = 0; first < n; first += kColumns) {
         const int64_t width = std::min(kColumns, n - first);
         weight.pack(first, width, k, inner, columns);
@@ -96,12 +95,13 @@ class RowBlock {
 
 }  // namespace
 
-void product(const Rows& x, int64_t rows, int64_t k, const uint16_t* weight, Inner inner, int64_t n,
+void product(const Rows& x, int64_t rows, int64_t k, const uint16_t* weight, Op op, int64_t n,
              uint16_t* out) {
   const Tiles tiles;
-  const Rows matrix{.data = weight, .stride = inner == Inner::along ? k : n, .order = nullptr, .each = 1};
+  const bool along = op == Op::transpose;
+  const Rows matrix{.data = weight, .stride = along ? k : n, .order = nullptr, .each = 1};
   for (int64_t first = 0; first < rows; first += kRows)
-    RowBlock(x, first, std::min(kRows, rows - first), k).multiply_by({matrix, inner}, n, out);
+    RowBlock(x, first, std::min(kRows, rows - first), k).multiply_by({matrix, along}, n, out);
 }
 
 void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, int64_t n, Result result,
@@ -116,10 +116,10 @@ void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, in
     uint16_t* const packed = row_memory.reserve(panels(m) * length);
     uint16_t* const columns = column_memory.reserve(panels(std::min(width, n)) * length);
     const bool added = k > 0 || result == Result::added;
-    pack_rows_across(dy, 0, m, k, inner, packed);
+    pack_across(dy, /*columns=*/false, 0, m, k, inner, packed);
     for (int64_t first = 0; first < n; first += width) {
       const int64_t last = std::min(n, first + width);
-      pack_columns_across(x, first, last - first, k, inner, columns);
+      pack_across(x, /*columns=*/true, first, last - first, k, inner, columns);
       for (int64_t i = 0; i < m; i += kPanel) {
         const uint16_t* const a = packed + i / kPanel * length;
         for (int64_t j = first; j < last; j += kPanel) {
@@ -137,7 +137,7 @@ void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, in
           } else {
             Ahead nothing;
             multiply(a, b, steps(inner), edge, kPanel, false, nothing);
-            (added ? add_to : copy_to)(edge, kPanel, c, n, height, breadth);
+            write_to(edge, kPanel, added, c, n, height, breadth);
           }
         }
       }

@@ -8,12 +8,9 @@
 
 namespace pptrain::kernels::cpu::amx {
 
-// A weight's matrix [n, k] or [k, n] of the product, by which of its dims lies along memory's rows.
-enum class Inner { along, across };
-
-// out [rows, n] = x [rows, k] times the weight, summed in float32, rounded once. out's rows are n apart.
-void product(const Rows& x, int64_t rows, int64_t k, const uint16_t* weight, Inner inner, int64_t n,
-             uint16_t* out);
+// out [rows, n] = x [rows, k] op(weight), summed in float32, rounded once: the weight is [k, n], or [n, k]
+// with Op::transpose. out's rows are n apart.
+void product(const Rows& x, int64_t rows, int64_t k, const uint16_t* weight, Op op, int64_t n, uint16_t* out);
 
 // grad [m, n] += or = dy^T x over `rows` rows, of which there is one at least. dy has m columns, x has n.
 void accumulate_outer(const Rows& dy, const Rows& x, int64_t rows, int64_t m, int64_t n, Result result,

@@ -3,10 +3,7 @@
 
 namespace pptrain::kernels::cpu {
 
-void add_cross_entropy_kernels();
-void add_embedding_kernels();
 void add_expert_kernels();
-void add_grouped_kernels();
 void add_matmul_kernels();
 void add_norm_kernels();
 void add_normal_kernels();
@@ -15,10 +12,7 @@ void add_swiglu_kernels();
 void add_vocabulary_kernels();
 
 void add_kernels() {
-  add_cross_entropy_kernels();
-  add_embedding_kernels();
   add_expert_kernels();
-  add_grouped_kernels();
   add_matmul_kernels();
   add_norm_kernels();
   add_normal_kernels();

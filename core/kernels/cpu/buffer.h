@@ -24,10 +24,7 @@ class Buffer {
   }
 
  private:
-  struct Free {
-    void operator()(T* data) const { std::free(data); }
-  };
-  std::unique_ptr<T, Free> data_;
+  std::unique_ptr<T, void (*)(void*)> data_{nullptr, std::free};
   size_t bytes_ = 0;
 };
 

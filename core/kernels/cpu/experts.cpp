@@ -11,35 +11,33 @@ namespace pptrain::kernels::cpu {
 
 void route(const Tensor& logits, const std::optional<Tensor>& bias, bool normalise, Tensor& probabilities,
            Tensor& logsumexp, Tensor& chosen, Tensor& weights) {
-  const RouteArgs args{.logits = in<float>(logits),
-                       .bias = in<float>(bias),
-                       .probabilities = out<float>(probabilities),
+  const RouteArgs args{.probabilities = out<float>(probabilities),
                        .logsumexp = out<float>(logsumexp),
                        .chosen = out<int32_t>(chosen),
-                       .weights = out<float>(weights),
                        .experts = logits.size(1),
                        .k = chosen.size(1),
-                       .normalise = normalise};
-  parallel_for(logits.size(0), row_grain(args.experts),
-               [&](int64_t first, int64_t last) { loops().route(args, first, last); });
+                       .normalise = normalise,
+                       .logits = in<float>(logits),
+                       .bias = in<float>(bias),
+                       .weights = out<float>(weights)};
+  for_rows(loops().route, args, logits.size(0), args.experts);
 }
 
 void route_backward(const Tensor& dweights, const Tensor& probabilities, const Tensor& logsumexp,
                     const Tensor& chosen, const std::optional<Tensor>& slopes, double z_slope,
                     const std::optional<Tensor>& filling, bool normalise, Tensor& dlogits) {
-  const RouteBackwardArgs args{.dweights = in<float>(dweights),
-                               .probabilities = in<float>(probabilities),
-                               .logsumexp = in<float>(logsumexp),
-                               .chosen = in<int32_t>(chosen),
-                               .slopes = in<float>(slopes),
-                               .filling = in<bool>(filling),
-                               .dlogits = out<float>(dlogits),
-                               .experts = probabilities.size(1),
-                               .k = chosen.size(1),
-                               .z_slope = static_cast<float>(z_slope),
-                               .normalise = normalise};
-  parallel_for(dlogits.size(0), row_grain(args.experts),
-               [&](int64_t first, int64_t last) { loops().route_backward(args, first, last); });
+  const RouteArgs args{.probabilities = out<float>(probabilities),
+                       .logsumexp = out<float>(logsumexp),
+                       .chosen = out<int32_t>(chosen),
+                       .experts = probabilities.size(1),
+                       .k = chosen.size(1),
+                       .normalise = normalise,
+                       .dweights = in<float>(dweights),
+                       .slopes = in<float>(slopes),
+                       .filling = in<bool>(filling),
+                       .dlogits = out<float>(dlogits),
+                       .z_slope = static_cast<float>(z_slope)};
+  for_rows(loops().route_backward, args, dlogits.size(0), args.experts);
 }
 
 // A counting sort.
@@ -80,38 +78,7 @@ void sum_rows(const Tensor& x, const Tensor& place, const std::optional<Tensor>&
                               .out = out<T>(result),
                               .k = place.size(1),
                               .dim = x.size(1)};
-    parallel_for(place.size(0), row_grain(args.k * args.dim),
-                 [&](int64_t first, int64_t last) { typed<T>(loops()).sum_rows(args, first, last); });
-  });
-}
-
-void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
-  by_type(y, [&]<class T>(T) {
-    const WeightedSwigluArgs<T> args{.dy = nullptr,
-                                     .gate_up = in<T>(gate_up),
-                                     .weights = in<float>(weights),
-                                     .out = out<T>(y),
-                                     .y = nullptr,
-                                     .dweights = nullptr,
-                                     .dim = y.size(1)};
-    parallel_for(y.size(0), row_grain(args.dim),
-                 [&](int64_t first, int64_t last) { typed<T>(loops()).weighted_swiglu(args, first, last); });
-  });
-}
-
-void weighted_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const Tensor& weights,
-                              Tensor& dgate_up, Tensor& dweights, const std::optional<Tensor>& y) {
-  by_type(dy, [&]<class T>(T) {
-    const WeightedSwigluArgs<T> args{.dy = in<T>(dy),
-                                     .gate_up = in<T>(gate_up),
-                                     .weights = in<float>(weights),
-                                     .out = out<T>(dgate_up),
-                                     .y = out<T>(y),
-                                     .dweights = out<float>(dweights),
-                                     .dim = dy.size(1)};
-    parallel_for(dy.size(0), row_grain(args.dim), [&](int64_t first, int64_t last) {
-      typed<T>(loops()).weighted_swiglu_backward(args, first, last);
-    });
+    for_rows(typed<T>(loops()).sum_rows, args, place.size(0), args.k * args.dim);
   });
 }
 
@@ -121,8 +88,6 @@ void add_expert_kernels() {
   kernels::group_rows.implement(BackEnd::cpu, group_rows);
   kernels::gather_rows.implement(BackEnd::cpu, gather_rows);
   kernels::sum_rows.implement(BackEnd::cpu, sum_rows);
-  kernels::weighted_swiglu.implement(BackEnd::cpu, weighted_swiglu);
-  kernels::weighted_swiglu_backward.implement(BackEnd::cpu, weighted_swiglu_backward);
 }
 
 }  // namespace pptrain::kernels::cpu

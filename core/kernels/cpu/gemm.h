@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "core/kernels/cost.h"
 #include "core/kernels/cpu/loops.h"
-#include "core/kernels/gemm_shape.h"
 
 namespace pptrain::kernels::cpu {
 

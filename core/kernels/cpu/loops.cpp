@@ -10,6 +10,34 @@
 
 namespace pptrain::kernels::cpu {
 
+const Loops* baseline_loops() {
+  return &baseline_table;
+}
+
+const Loops* avx2_loops() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2_table;
+#endif
+  return nullptr;
+}
+
+const Loops* avx512_loops() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("fma"))
+    return &avx512_table;
+#endif
+  return nullptr;
+}
+
+const Loops* avx512bf16_loops() {
+#if defined(__x86_64__)
+  if (avx512_loops() != nullptr && __builtin_cpu_supports("avx512bf16")) return &avx512bf16_table;
+#endif
+  return nullptr;
+}
+
 Isa choose_isa(std::string_view name) {
   const Isa all[] = {{"amx", amx::is_supported() ? avx512bf16_loops() : nullptr, true},
                      {"avx512bf16", avx512bf16_loops(), false},

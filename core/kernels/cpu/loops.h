@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/kernels/step_scalars.h"
+
 namespace pptrain::kernels::cpu {
 
 template <class T>
@@ -61,29 +63,25 @@ template <class T>
 struct SwigluArgs {
   const T* dy;  // backward only
   const T* gate_up;
-  T* out;  // y, or dgate_up
-  T* y;    // backward only; may be null
+  const float* weights;  // of each row; may be null
+  T* out;                // y, or dgate_up
+  T* y;                  // backward only; may be null
+  float* dweights;       // backward with weights only
   int64_t dim;
 };
 
+// Rows of logits of a whole vocabulary, or of the part of it that begins with `first`.
 template <class T>
-struct CrossEntropyArgs {
-  T* logits;
+struct SoftmaxArgs {
+  T* logits;  // [rows, width]; softmax_statistics only reads them
   const int64_t* labels;
-  float* loss;
-  int64_t vocab;
-  bool want_gradient;
-};
-
-// Of each row, the columns of a vocabulary that begin with `first`.
-template <class T>
-struct SoftmaxPartArgs {
-  T* logits;  // [rows, width]; the statistics only read them
-  const int64_t* labels;
-  float* statistics;     // [rows, 3]: maximum, sum of exp(x - maximum), the label's logit or 0
-  const float* maximum;  // [rows], over all columns; gradient only
-  const float* scale;    // [rows]: 1 / sum of exp(x - maximum) over all columns; gradient only
-  int64_t first, width;
+  int64_t first = 0, width;
+  float* loss = nullptr;       // cross_entropy
+  bool want_gradient = false;  // cross_entropy
+  // softmax_statistics: [rows, 3], the maximum, the sum of exp(x - maximum), the label's logit or 0
+  float* statistics = nullptr;
+  const float* maximum = nullptr;  // softmax_gradient: [rows], over the whole vocabulary
+  const float* scale = nullptr;    // softmax_gradient: [rows], 1 / sum of exp(x - maximum) over all of it
 };
 
 // A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own
@@ -139,28 +137,23 @@ struct LinearRowsArgs {
   int64_t rows, in;
 };
 
+// Of route_backward, what route wrote is read.
 struct RouteArgs {
-  const float* logits;
-  const float* bias;  // may be null
   float* probabilities;
   float* logsumexp;
   int32_t* chosen;
-  float* weights;
   int64_t experts, k;
   bool normalise;
-};
-
-struct RouteBackwardArgs {
-  const float* dweights;
-  const float* probabilities;
-  const float* logsumexp;
-  const int32_t* chosen;
-  const float* slopes;  // may be null
-  const bool* filling;  // may be null
-  float* dlogits;
-  int64_t experts, k;
-  float z_slope;
-  bool normalise;
+  // route
+  const float* logits = nullptr;
+  const float* bias = nullptr;  // may be null
+  float* weights = nullptr;
+  // route_backward
+  const float* dweights = nullptr;
+  const float* slopes = nullptr;  // may be null
+  const bool* filling = nullptr;  // may be null
+  float* dlogits = nullptr;
+  float z_slope = 0;
 };
 
 template <class T>
@@ -170,33 +163,6 @@ struct SumRowsArgs {
   const float* residual;  // may be null
   T* out;
   int64_t k, dim;
-};
-
-template <class T>
-struct WeightedSwigluArgs {
-  const T* dy;  // backward only
-  const T* gate_up;
-  const float* weights;
-  T* out;           // y, or dgate_up
-  T* y;             // backward only; may be null
-  float* dweights;  // backward only
-  int64_t dim;
-};
-
-template <class T>
-struct MomentumLoopArgs {
-  const float* average;
-  const float* grad;
-  T* next;  // may be `average`
-  float grad_scale, one_minus_beta;
-};
-
-template <class T>
-struct DescentLoopArgs {
-  float* weight;
-  const T* direction;
-  uint16_t* compute;  // bfloat16; may be null
-  float decay, negative_step;
 };
 
 // Adds what some rows have of further keys to what they have of others.
@@ -254,11 +220,11 @@ struct TypedLoops {
                              int64_t end);
   void (*swiglu)(const SwigluArgs<T>&, int64_t begin, int64_t end);
   void (*swiglu_backward)(const SwigluArgs<T>&, int64_t begin, int64_t end);
-  // scratch: float [vocab], read and written only with want_gradient.
-  void (*cross_entropy)(const CrossEntropyArgs<T>&, float* scratch, int64_t begin, int64_t end);
-  void (*softmax_statistics)(const SoftmaxPartArgs<T>&, int64_t begin, int64_t end);
+  // scratch: float [width], read and written only with want_gradient.
+  void (*cross_entropy)(const SoftmaxArgs<T>&, float* scratch, int64_t begin, int64_t end);
+  void (*softmax_statistics)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
   // logits = softmax - one-hot; 0 in rows that do not count.
-  void (*softmax_gradient)(const SoftmaxPartArgs<T>&, int64_t begin, int64_t end);
+  void (*softmax_gradient)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
   void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
   void (*decode_attention)(const DecodeAttentionArgs<T>&);
@@ -268,52 +234,45 @@ struct TypedLoops {
   // given.
   void (*divide_rows)(const float* x, const float* divisors, T* out, int64_t out_stride, int64_t rows,
                       int64_t dim);
-  // weight_grad[tokens[r]] += dy[r] for columns [begin, end), in row order.
-  void (*embedding_backward)(const int64_t* tokens, const T* dy, float* weight_grad, int64_t rows,
-                             int64_t dim, int64_t begin, int64_t end);
+  // weight_grad[tokens[r] - first] += dy[r] of the tokens in [first, first + held), for columns [begin, end),
+  // in row order.
+  void (*embedding_backward)(const int64_t* tokens, int64_t first, int64_t held, const T* dy,
+                             float* weight_grad, int64_t rows, int64_t dim, int64_t begin, int64_t end);
   // sums (float [cols]) += column sums over all rows, columns [begin, end) only, in row order.
   void (*column_sums)(const T* x, float* sums, int64_t rows, int64_t cols, int64_t begin, int64_t end);
   void (*sum_rows)(const SumRowsArgs<T>&, int64_t begin, int64_t end);
-  void (*weighted_swiglu)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
-  void (*weighted_swiglu_backward)(const WeightedSwigluArgs<T>&, int64_t begin, int64_t end);
-  void (*momentum)(const MomentumLoopArgs<T>&, int64_t begin, int64_t end);
-  void (*descend)(const DescentLoopArgs<T>&, int64_t begin, int64_t end);
+  // Elements [begin, end); next may be `average`.
+  void (*momentum)(const float* average, const float* grad, T* next, float grad_scale, float one_minus_beta,
+                   int64_t begin, int64_t end);
+  // Elements [begin, end); compute: bfloat16, may be null.
+  void (*descend)(float* weight, const T* direction, uint16_t* compute, float decay, float negative_step,
+                  int64_t begin, int64_t end);
   GemmLoops<T> gemm;
 };
 
-struct AdamWLoopArgs {
+// Of adamw and lion, which has no exp_avg_sq.
+struct StepLoopArgs {
   float* weight;
   const float* grad;
   float* exp_avg;
   float* exp_avg_sq;
   uint16_t* compute;  // bfloat16; may be null
-  // What is overwritten goes here, past the caches; all three may be null.
+  // What is overwritten goes here, past the caches; all may be null.
   float* previous_weight;
   float* previous_exp_avg;
   float* previous_exp_avg_sq;
-  float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, negative_step;
-};
-
-struct LionLoopArgs {
-  float* weight;
-  const float* grad;
-  float* exp_avg;
-  uint16_t* compute;  // bfloat16; may be null
-  // What is overwritten goes here, past the caches; both may be null.
-  float* previous_weight;
-  float* previous_exp_avg;
-  float grad_scale, decay, one_minus_beta1, one_minus_beta2, negative_lr;
+  StepScalars scalars;
 };
 
 struct Loops {
   const char* isa;
   TypedLoops<float> f32;
   TypedLoops<uint16_t> bf16;
-  void (*adamw)(const AdamWLoopArgs&, int64_t begin, int64_t end);
-  void (*lion)(const LionLoopArgs&, int64_t begin, int64_t end);
+  void (*adamw)(const StepLoopArgs&, int64_t begin, int64_t end);
+  void (*lion)(const StepLoopArgs&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const float* x, int64_t size);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);  // begin and end count tokens
-  void (*route_backward)(const RouteBackwardArgs&, int64_t begin, int64_t end);
+  void (*route_backward)(const RouteArgs&, int64_t begin, int64_t end);
   void (*attention_merge)(const AttentionMergeArgs&);
 };
 
@@ -327,6 +286,9 @@ template <>
 inline const TypedLoops<uint16_t>& typed(const Loops& loops) {
   return loops.bf16;
 }
+
+// What loops_*.cpp define; all but the first on x86-64 alone.
+extern const Loops baseline_table, avx2_table, avx512_table, avx512bf16_table;
 
 // The tables of each instruction set; null where the build or the processor lacks it.
 const Loops* baseline_loops();

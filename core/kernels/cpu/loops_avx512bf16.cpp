@@ -1,28 +1,9 @@
-// Loops for processors with the instructions that CMakeLists.txt names for this file. Off x86-64 there are
-// none.
-#if defined(__x86_64__)
+// Loops for processors with the instructions that CMakeLists.txt names for this file; on x86-64 alone.
 #define PPTRAIN_ISA avx512bf16
 #include "core/kernels/cpu/loops.inc"
 
 namespace pptrain::kernels::cpu {
 
-const Loops* avx512bf16_loops() {
-  static constexpr Loops table = avx512bf16::make_table("avx512bf16");
-  const bool supported = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                         __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512bf16");
-  return supported ? &table : nullptr;
-}
+constinit const Loops avx512bf16_table = avx512bf16::make_table("avx512bf16");
 
 }  // namespace pptrain::kernels::cpu
-#else
-#include "core/kernels/cpu/loops.h"
-
-namespace pptrain::kernels::cpu {
-
-const Loops* avx512bf16_loops() {
-  return nullptr;
-}
-
-}  // namespace pptrain::kernels::cpu
-#endif

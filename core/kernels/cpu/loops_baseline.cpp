@@ -4,9 +4,6 @@
 
 namespace pptrain::kernels::cpu {
 
-const Loops* baseline_loops() {
-  static constexpr Loops table = baseline::make_table("baseline");
-  return &table;
-}
+constinit const Loops baseline_table = baseline::make_table("baseline");
 
 }  // namespace pptrain::kernels::cpu

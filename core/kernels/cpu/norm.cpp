@@ -19,8 +19,7 @@ void run_rms_norm(const Tensor& x, const Tensor* delta, const Tensor& weight, do
                               .y = out<T>(y),
                               .rstd = out<float>(rstd),
                               .dim = x.size(1)};
-    parallel_for(x.size(0), row_grain(x.size(1)),
-                 [&](int64_t first, int64_t last) { typed<T>(loops()).rms_norm(args, first, last); });
+    for_rows(typed<T>(loops()).rms_norm, args, x.size(0), x.size(1));
   });
 }
 
@@ -79,8 +78,7 @@ void norm_rope(const std::vector<HeadsPart>& parts, double eps, const RopeTable&
     by_type(part.x, [&]<class T>(T) {
       NormRopeArgs<T> args = norm_rope_args<T>(part.x, part.weight, rope, positions, part.y, part.rstd);
       args.eps = static_cast<float>(eps);
-      parallel_for(args.tokens, row_grain(args.heads * args.head_dim),
-                   [&](int64_t first, int64_t last) { typed<T>(loops()).norm_rope(args, first, last); });
+      for_rows(typed<T>(loops()).norm_rope, args, args.tokens, args.heads * args.head_dim);
     });
   }
 }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <mutex>
 #include <vector>
 
@@ -8,7 +7,7 @@
 #include "core/kernels/cpu/typed.h"
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/optimizers.h"
+#include "core/kernels/step_scalars.h"
 
 namespace pptrain::kernels::cpu {
 namespace {
@@ -21,44 +20,22 @@ void for_elements(int64_t size, const Body& body) {
                [&](int64_t first, int64_t last) { body(first * kLine, std::min(size, last * kLine)); });
 }
 
-AdamWLoopArgs loop_args_of(const AdamWPart& part) {
-  const AdamWArgs& args = part.args;
-  const std::optional<AdamWPrevious>& previous = part.previous;
-  const auto step = static_cast<double>(args.step);
-  const double correction1 = 1 - std::pow(args.beta1, step);
-  const double correction2 = 1 - std::pow(args.beta2, step);
-  return {.weight = out<float>(part.weight),
-          .grad = in<float>(part.grad),
-          .exp_avg = out<float>(part.exp_avg),
-          .exp_avg_sq = out<float>(part.exp_avg_sq),
-          .compute = out<uint16_t>(part.compute),
-          .previous_weight = previous ? out<float>(previous->weight) : nullptr,
-          .previous_exp_avg = previous ? out<float>(previous->exp_avg) : nullptr,
-          .previous_exp_avg_sq = previous ? out<float>(previous->exp_avg_sq) : nullptr,
-          .grad_scale = static_cast<float>(args.grad_scale),
-          .decay = static_cast<float>(1 - args.lr * args.weight_decay),
-          .one_minus_beta1 = static_cast<float>(1 - args.beta1),
-          .beta2 = static_cast<float>(args.beta2),
-          .one_minus_beta2 = static_cast<float>(1 - args.beta2),
-          .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
-          .eps = static_cast<float>(args.eps),
-          .negative_step = static_cast<float>(-args.lr / correction1)};
-}
+using StepLoop = void (*)(const StepLoopArgs&, int64_t begin, int64_t end);
 
-LionLoopArgs loop_args_of(const LionPart& part) {
-  const LionArgs& args = part.args;
-  const std::optional<LionPrevious>& previous = part.previous;
-  return {.weight = out<float>(part.weight),
-          .grad = in<float>(part.grad),
-          .exp_avg = out<float>(part.exp_avg),
-          .compute = out<uint16_t>(part.compute),
-          .previous_weight = previous ? out<float>(previous->weight) : nullptr,
-          .previous_exp_avg = previous ? out<float>(previous->exp_avg) : nullptr,
-          .grad_scale = static_cast<float>(args.grad_scale),
-          .decay = static_cast<float>(1 - args.lr * args.weight_decay),
-          .one_minus_beta1 = static_cast<float>(1 - args.beta1),
-          .one_minus_beta2 = static_cast<float>(1 - args.beta2),
-          .negative_lr = static_cast<float>(-args.lr)};
+void step(StepLoop loop, StepScalars (*scalars)(const StepArgs&), const std::vector<StepPart>& parts) {
+  for (const StepPart& part : parts) {
+    const StepPrevious previous = part.previous.value_or(StepPrevious{});
+    const StepLoopArgs args{.weight = out<float>(part.weight),
+                            .grad = in<float>(part.grad),
+                            .exp_avg = out<float>(part.exp_avg),
+                            .exp_avg_sq = out_if<float>(part.exp_avg_sq),
+                            .compute = out<uint16_t>(part.compute),
+                            .previous_weight = out_if<float>(previous.weight),
+                            .previous_exp_avg = out_if<float>(previous.exp_avg),
+                            .previous_exp_avg_sq = out_if<float>(previous.exp_avg_sq),
+                            .scalars = scalars(part.args)};
+    for_elements(part.weight.numel(), [&](int64_t begin, int64_t end) { loop(args, begin, end); });
+  }
 }
 
 // A thread adds its blocks up by itself: exact sums may meet in any order.
@@ -83,44 +60,30 @@ void add_squares_of(const Tensor& x, int64_t place, Tensor& sum) {
 
 }  // namespace
 
-void adamw(const std::vector<AdamWPart>& parts) {
-  for (const AdamWPart& part : parts) {
-    const AdamWLoopArgs loop_args = loop_args_of(part);
-    for_elements(part.weight.numel(),
-                 [&](int64_t begin, int64_t end) { loops().adamw(loop_args, begin, end); });
-  }
+void adamw(const std::vector<StepPart>& parts) {
+  step(loops().adamw, adamw_scalars, parts);
 }
 
-void lion(const std::vector<LionPart>& parts) {
-  for (const LionPart& part : parts) {
-    const LionLoopArgs loop_args = loop_args_of(part);
-    for_elements(part.weight.numel(),
-                 [&](int64_t begin, int64_t end) { loops().lion(loop_args, begin, end); });
-  }
+void lion(const std::vector<StepPart>& parts) {
+  step(loops().lion, lion_scalars, parts);
 }
 
-void momentum(const Tensor& average, const Tensor& grad, Tensor& next, const MomentumArgs& args) {
+void momentum(const Tensor& average, const Tensor& grad, Tensor& next, double beta, double grad_scale) {
   by_type(next, [&]<class T>(T) {
-    const MomentumLoopArgs<T> loop_args{.average = in<float>(average),
-                                        .grad = in<float>(grad),
-                                        .next = out<T>(next),
-                                        .grad_scale = static_cast<float>(args.grad_scale),
-                                        .one_minus_beta = static_cast<float>(1 - args.beta)};
-    for_elements(average.numel(),
-                 [&](int64_t begin, int64_t end) { typed<T>(loops()).momentum(loop_args, begin, end); });
+    for_elements(average.numel(), [&](int64_t begin, int64_t end) {
+      typed<T>(loops()).momentum(in<float>(average), in<float>(grad), out<T>(next),
+                                 static_cast<float>(grad_scale), static_cast<float>(1 - beta), begin, end);
+    });
   });
 }
 
-void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
-             const DescentArgs& args) {
+void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute, double decay,
+             double step) {
   by_type(direction, [&]<class T>(T) {
-    const DescentLoopArgs<T> loop_args{.weight = out<float>(weight),
-                                       .direction = in<T>(direction),
-                                       .compute = out<uint16_t>(compute),
-                                       .decay = static_cast<float>(args.decay),
-                                       .negative_step = static_cast<float>(-args.step)};
-    for_elements(weight.numel(),
-                 [&](int64_t begin, int64_t end) { typed<T>(loops()).descend(loop_args, begin, end); });
+    for_elements(weight.numel(), [&](int64_t begin, int64_t end) {
+      typed<T>(loops()).descend(out<float>(weight), in<T>(direction), out<uint16_t>(compute),
+                                static_cast<float>(decay), static_cast<float>(-step), begin, end);
+    });
   });
 }
 

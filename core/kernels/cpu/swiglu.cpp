@@ -1,35 +1,56 @@
 #include "core/kernels/cpu/loops.h"
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
+#include "core/kernels/expert_kernels.h"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cpu {
+namespace {
 
-void swiglu(const Tensor& gate_up, Tensor& y) {
+void run_swiglu(const Tensor& gate_up, const std::optional<Tensor>& weights, Tensor& y) {
   by_type(y, [&]<class T>(T) {
-    const SwigluArgs<T> args{
-        .dy = nullptr, .gate_up = in<T>(gate_up), .out = out<T>(y), .y = nullptr, .dim = y.size(1)};
-    parallel_for(y.size(0), row_grain(args.dim),
-                 [&](int64_t first, int64_t last) { typed<T>(loops()).swiglu(args, first, last); });
+    const SwigluArgs<T> args{.dy = nullptr,
+                             .gate_up = in<T>(gate_up),
+                             .weights = in<float>(weights),
+                             .out = out<T>(y),
+                             .y = nullptr,
+                             .dweights = nullptr,
+                             .dim = y.size(1)};
+    for_rows(typed<T>(loops()).swiglu, args, y.size(0), args.dim);
   });
 }
 
-void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up,
-                     const std::optional<Tensor>& y) {
+void run_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const std::optional<Tensor>& weights,
+                         Tensor& dgate_up, const std::optional<Tensor>& dweights,
+                         const std::optional<Tensor>& y) {
   by_type(dy, [&]<class T>(T) {
     const SwigluArgs<T> args{.dy = in<T>(dy),
                              .gate_up = in<T>(gate_up),
+                             .weights = in<float>(weights),
                              .out = out<T>(dgate_up),
                              .y = out<T>(y),
+                             .dweights = out<float>(dweights),
                              .dim = dy.size(1)};
-    parallel_for(dy.size(0), row_grain(args.dim),
-                 [&](int64_t first, int64_t last) { typed<T>(loops()).swiglu_backward(args, first, last); });
+    for_rows(typed<T>(loops()).swiglu_backward, args, dy.size(0), args.dim);
   });
 }
 
+}  // namespace
+
 void add_swiglu_kernels() {
-  kernels::swiglu.implement(BackEnd::cpu, swiglu);
-  kernels::swiglu_backward.implement(BackEnd::cpu, swiglu_backward);
+  kernels::swiglu.implement(BackEnd::cpu,
+                            [](const Tensor& gate_up, Tensor& y) { run_swiglu(gate_up, std::nullopt, y); });
+  kernels::weighted_swiglu.implement(BackEnd::cpu, [](const Tensor& gate_up, const Tensor& weights,
+                                                      Tensor& y) { run_swiglu(gate_up, weights, y); });
+  kernels::swiglu_backward.implement(BackEnd::cpu, [](const Tensor& dy, const Tensor& gate_up,
+                                                      Tensor& dgate_up, const std::optional<Tensor>& y) {
+    run_swiglu_backward(dy, gate_up, std::nullopt, dgate_up, std::nullopt, y);
+  });
+  kernels::weighted_swiglu_backward.implement(
+      BackEnd::cpu, [](const Tensor& dy, const Tensor& gate_up, const Tensor& weights, Tensor& dgate_up,
+                       Tensor& dweights, const std::optional<Tensor>& y) {
+        run_swiglu_backward(dy, gate_up, weights, dgate_up, dweights, y);
+      });
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -46,4 +46,10 @@ T* out(const std::optional<at::Tensor>& tensor) {
   return tensor ? out<T>(*tensor) : nullptr;
 }
 
+// Null for a tensor that is not defined.
+template <class T>
+T* out_if(const at::Tensor& tensor) {
+  return tensor.defined() ? out<T>(tensor) : nullptr;
+}
+
 }  // namespace pptrain::kernels::cpu

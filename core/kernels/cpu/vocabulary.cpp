@@ -10,7 +10,6 @@
 #include "core/kernels/cpu/parallel.h"
 #include "core/kernels/cpu/typed.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/vocabulary.h"
 
 namespace pptrain::kernels::cpu {
 
@@ -19,11 +18,25 @@ namespace {
 constexpr int64_t ignored = -100;
 
 // Every rank sees all rows, so that all of them find the same fault.
-void check_in_vocabulary(const Tensor& ids, int64_t vocab, bool may_be_ignored, const char* what) {
-  const int64_t* id = in<int64_t>(ids);
-  for (int64_t row = 0; row < ids.size(0); ++row) {
-    if ((may_be_ignored && id[row] == ignored) || (id[row] >= 0 && id[row] < vocab)) continue;
-    throw Error(fmt::format("{} {} of row {} is outside the vocabulary of {}", what, id[row], row, vocab));
+void check_tokens(const Tensor& tokens, int64_t vocab) {
+  const int64_t* token = in<int64_t>(tokens);
+  for (int64_t row = 0; row < tokens.size(0); ++row) {
+    if (token[row] >= 0 && token[row] < vocab) continue;
+    throw Error(
+        fmt::format("embedding: token {} of row {} is outside the vocabulary of {}; check model.vocab_size "
+                    "against the data's tokenizer",
+                    token[row], row, vocab));
+  }
+}
+
+void check_labels(const Tensor& labels, int64_t vocab) {
+  const int64_t* label = in<int64_t>(labels);
+  for (int64_t row = 0; row < labels.size(0); ++row) {
+    if (label[row] == ignored || (label[row] >= 0 && label[row] < vocab)) continue;
+    throw Error(
+        fmt::format("cross entropy: label {} of row {} is outside the vocabulary of {}; use {} for rows that "
+                    "do not count",
+                    label[row], row, vocab, ignored));
   }
 }
 
@@ -49,8 +62,8 @@ RowSoftmax combine(const float* statistics, int64_t parts, int64_t stride) {
 
 }  // namespace
 
-void embedding_part(const Tensor& tokens, const Tensor& weight, VocabularyPart part, Tensor& result) {
-  check_in_vocabulary(tokens, part.vocab, false, "embedding: token");
+void embedding(const Tensor& tokens, const Tensor& weight, VocabularyPart part, Tensor& result) {
+  check_tokens(tokens, part.vocab);
   const int64_t* token = in<int64_t>(tokens);
   const int64_t held = weight.size(0);
   const auto row_bytes = static_cast<size_t>(weight.size(1) * weight.element_size());
@@ -70,38 +83,27 @@ void embedding_part(const Tensor& tokens, const Tensor& weight, VocabularyPart p
 }
 
 // Threads divide the columns, so that rows of one token are added in order.
-void embedding_part_backward(const Tensor& tokens, const Tensor& dy, VocabularyPart part,
-                             Tensor& weight_grad) {
-  check_in_vocabulary(tokens, part.vocab, false, "embedding: token");
-  const int64_t* token = in<int64_t>(tokens);
-  const int64_t held = weight_grad.size(0);
+void embedding_backward(const Tensor& tokens, const Tensor& dy, VocabularyPart part, Tensor& weight_grad) {
+  check_tokens(tokens, part.vocab);
   const int64_t rows = dy.size(0);
   const int64_t dim = dy.size(1);
   by_type(dy, [&]<class T>(T) {
     parallel_for(dim, row_grain(rows), [&](int64_t first, int64_t last) {
-      for (int64_t row = 0; row < rows; ++row) {
-        const int64_t here = token[row] - part.first;
-        if (here < 0 || here >= held) continue;
-        typed<T>(loops()).embedding_backward(&here, in<T>(dy) + row * dim, out<float>(weight_grad), 1, dim,
-                                             first, last);
-      }
+      typed<T>(loops()).embedding_backward(in<int64_t>(tokens), part.first, weight_grad.size(0), in<T>(dy),
+                                           out<float>(weight_grad), rows, dim, first, last);
     });
   });
 }
 
 void softmax_statistics(const Tensor& logits, const Tensor& labels, VocabularyPart part, Tensor& statistics) {
-  check_in_vocabulary(labels, part.vocab, true, "cross entropy: label");
+  check_labels(labels, part.vocab);
   by_type(logits, [&]<class T>(T) {
-    const SoftmaxPartArgs<T> args{.logits = const_cast<T*>(in<T>(logits)),
-                                  .labels = in<int64_t>(labels),
-                                  .statistics = out<float>(statistics),
-                                  .maximum = nullptr,
-                                  .scale = nullptr,
-                                  .first = part.first,
-                                  .width = logits.size(1)};
-    parallel_for(logits.size(0), row_grain(args.width), [&](int64_t first, int64_t last) {
-      typed<T>(loops()).softmax_statistics(args, first, last);
-    });
+    const SoftmaxArgs<T> args{.logits = const_cast<T*>(in<T>(logits)),
+                              .labels = in<int64_t>(labels),
+                              .first = part.first,
+                              .width = logits.size(1),
+                              .statistics = out<float>(statistics)};
+    for_rows(typed<T>(loops()).softmax_statistics, args, logits.size(0), args.width);
   });
 }
 
@@ -121,50 +123,25 @@ void cross_entropy_part(Tensor& logits, const Tensor& labels, const Tensor& stat
   }
   if (!want_gradient) return;
   by_type(logits, [&]<class T>(T) {
-    const SoftmaxPartArgs<T> args{.logits = out<T>(logits),
-                                  .labels = in<int64_t>(labels),
-                                  .statistics = nullptr,
-                                  .maximum = maximum.data(),
-                                  .scale = scale.data(),
-                                  .first = part.first,
-                                  .width = logits.size(1)};
-    parallel_for(rows, row_grain(args.width),
-                 [&](int64_t first, int64_t last) { typed<T>(loops()).softmax_gradient(args, first, last); });
+    const SoftmaxArgs<T> args{.logits = out<T>(logits),
+                              .labels = in<int64_t>(labels),
+                              .first = part.first,
+                              .width = logits.size(1),
+                              .maximum = maximum.data(),
+                              .scale = scale.data()};
+    for_rows(typed<T>(loops()).softmax_gradient, args, rows, args.width);
   });
 }
-
-void add_vocabulary_kernels() {
-  kernels::embedding_part.implement(BackEnd::cpu, embedding_part);
-  kernels::embedding_part_backward.implement(BackEnd::cpu, embedding_part_backward);
-  kernels::softmax_statistics.implement(BackEnd::cpu, softmax_statistics);
-  kernels::cross_entropy_part.implement(BackEnd::cpu, cross_entropy_part);
-}
-
-namespace {
-
-void check_labels(const Tensor& labels, int64_t vocab) {
-  const int64_t* label = in<int64_t>(labels);
-  for (int64_t row = 0; row < labels.size(0); ++row) {
-    if (label[row] != -100 && (label[row] < 0 || label[row] >= vocab)) {
-      throw Error(
-          fmt::format("cross entropy: label {} of row {} is outside the vocabulary of {}; use -100 for rows "
-                      "that do not count",
-                      label[row], row, vocab));
-    }
-  }
-}
-
-}  // namespace
 
 void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want_gradient) {
   const int64_t vocab = logits.size(1);
   check_labels(labels, vocab);
   by_type(logits, [&]<class T>(T) {
-    const CrossEntropyArgs<T> args{.logits = out<T>(logits),
-                                   .labels = in<int64_t>(labels),
-                                   .loss = out<float>(loss),
-                                   .vocab = vocab,
-                                   .want_gradient = want_gradient};
+    const SoftmaxArgs<T> args{.logits = out<T>(logits),
+                              .labels = in<int64_t>(labels),
+                              .width = vocab,
+                              .loss = out<float>(loss),
+                              .want_gradient = want_gradient};
     parallel_for(logits.size(0), row_grain(vocab), [&](int64_t first, int64_t last) {
       std::vector<float> scratch(want_gradient ? static_cast<size_t>(vocab) : 0);
       typed<T>(loops()).cross_entropy(args, scratch.data(), first, last);
@@ -172,56 +149,12 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
   });
 }
 
-void add_cross_entropy_kernels() {
-  kernels::cross_entropy.implement(BackEnd::cpu, cross_entropy);
-}
-
-namespace {
-
-void check_tokens(const Tensor& tokens, int64_t vocab) {
-  const int64_t* token = in<int64_t>(tokens);
-  for (int64_t row = 0; row < tokens.size(0); ++row) {
-    if (token[row] < 0 || token[row] >= vocab) {
-      throw Error(
-          fmt::format("embedding: token {} at row {} is outside the vocabulary of {}; check model.vocab_size "
-                      "against the data's tokenizer",
-                      token[row], row, vocab));
-    }
-  }
-}
-
-}  // namespace
-
-void embedding(const Tensor& tokens, const Tensor& weight, Tensor& result) {
-  check_tokens(tokens, weight.size(0));
-  const int64_t* token = in<int64_t>(tokens);
-  const auto row_bytes = static_cast<size_t>(weight.size(1) * weight.element_size());
-  const char* from = in<char>(weight);
-  char* to = out<char>(result);
-  parallel_for(tokens.size(0), row_grain(weight.size(1)), [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      std::memcpy(to + static_cast<size_t>(row) * row_bytes,
-                  from + static_cast<size_t>(token[row]) * row_bytes, row_bytes);
-    }
-  });
-}
-
-// Threads divide the columns, so that rows of one token are added in order.
-void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_grad) {
-  check_tokens(tokens, weight_grad.size(0));
-  const int64_t rows = dy.size(0);
-  const int64_t dim = dy.size(1);
-  by_type(dy, [&]<class T>(T) {
-    parallel_for(dim, row_grain(rows), [&](int64_t first, int64_t last) {
-      typed<T>(loops()).embedding_backward(in<int64_t>(tokens), in<T>(dy), out<float>(weight_grad), rows, dim,
-                                           first, last);
-    });
-  });
-}
-
-void add_embedding_kernels() {
+void add_vocabulary_kernels() {
   kernels::embedding.implement(BackEnd::cpu, embedding);
   kernels::embedding_backward.implement(BackEnd::cpu, embedding_backward);
+  kernels::cross_entropy.implement(BackEnd::cpu, cross_entropy);
+  kernels::softmax_statistics.implement(BackEnd::cpu, softmax_statistics);
+  kernels::cross_entropy_part.implement(BackEnd::cpu, cross_entropy_part);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -7,28 +7,22 @@ void add_cross_entropy_kernels();
 void add_embedding_kernels();
 void add_expert_kernels();
 void add_gemm_kernels();
-void add_grouped_kernels();
 void add_norm_kernels();
 void add_normal_kernels();
 void add_optim_kernels();
-void add_rope_backward_kernels();
 void add_rope_kernels();
 void add_swiglu_kernels();
-void add_vocabulary_kernels();
 
 void add_kernels() {
   add_cross_entropy_kernels();
   add_embedding_kernels();
   add_expert_kernels();
   add_gemm_kernels();
-  add_grouped_kernels();
   add_norm_kernels();
   add_normal_kernels();
   add_optim_kernels();
-  add_rope_backward_kernels();
   add_rope_kernels();
   add_swiglu_kernels();
-  add_vocabulary_kernels();
 }
 
 bool is_built() {

@@ -1,10 +1,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/sort.h>
+#include <ATen/ops/sub.h>
 
 #include <cmath>
 
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
+#include "core/kernels/cuda/rows.cuh"
 #include "core/kernels/kernels.h"
 
 namespace pptrain::kernels::cuda {
@@ -13,22 +15,26 @@ namespace {
 constexpr int64_t most_embedding_threads = 256;
 constexpr int64_t backward_threads = 128;
 
-// One block a row. A token outside the vocabulary gives NaN, never a read outside the table.
+// One block a row. A token outside the vocabulary gives NaN, one of another rank zeros; neither reads outside
+// the table.
 template <typename T, bool kVector>
-__global__ void embedding_kernel(const int64_t* tokens, const T* weight, int64_t vocab, int64_t dim, T* out) {
+__global__ void embedding_kernel(const int64_t* tokens, const T* weight, int64_t first_token, int64_t held,
+                                 int64_t vocab, int64_t dim, T* out) {
   constexpr int N = pack_width<T>;
   const int64_t row = blockIdx.x;
   const int64_t token = tokens[row];
-  const bool known = token >= 0 && token < vocab;
+  const int64_t here = token - first_token;
+  const bool holds = here >= 0 && here < held;
+  const float other = token >= 0 && token < vocab ? 0.0F : NAN;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
   for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < dim; i += stride) {
     float w[N];
-    if (known) {
-      load<kVector>(weight + token * dim + i, dim - i, w);
+    if (holds) {
+      load<kVector>(weight + here * dim + i, dim - i, w);
     } else {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        w[j] = NAN;
+        w[j] = other;
       }
     }
     store<kVector>(out + row * dim + i, dim - i, w);
@@ -82,26 +88,18 @@ __global__ void embedding_backward_kernel(const int64_t* sorted, const int64_t* 
 
 }  // namespace
 
-void embedding(const Tensor& tokens, const Tensor& weight, Tensor& out) {
+void embedding(const Tensor& tokens, const Tensor& weight, VocabularyPart part, Tensor& out) {
   const char* const name = "embedding";
-  const int64_t rows = out.size(0);
-  const int64_t dim = out.size(1);
-  if (out.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(out.device());
-  with_type(out.scalar_type(), name, [&](auto tag) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    with_bool(dim % N == 0 && are_aligned(input<T>(weight), input<T>(out)), [&](auto is_vector) {
-      launch(name, embedding_kernel<T, decltype(is_vector)::value>, grid_size(rows, name),
-             threads_for(ceil_div(dim, N), most_embedding_threads), 0, input<int64_t>(tokens),
-             input<T>(weight), weight.size(0), dim, output<T>(out));
-    });
-  });
+    launch(name, embedding_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<int64_t>(tokens),
+           input<T>(weight), part.first, weight.size(0), part.vocab, out.size(1), output<T>(out));
+  };
+  for_rows(name, out, most_embedding_threads, run, weight, out);
 }
 
-void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_grad) {
+// Tokens that the table does not hold are passed over.
+void embedding_backward(const Tensor& tokens, const Tensor& dy, VocabularyPart part, Tensor& weight_grad) {
   const char* const name = "embedding_backward";
   const int64_t rows = dy.size(0);
   const int64_t dim = dy.size(1);
@@ -109,7 +107,8 @@ void embedding_backward(const Tensor& tokens, const Tensor& dy, Tensor& weight_g
     return;
   }
   const DeviceGuard guard(dy.device());
-  const auto [sorted, row_of] = at::sort(tokens, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const Tensor here = part.first == 0 ? tokens : at::sub(tokens, part.first);
+  const auto [sorted, row_of] = at::sort(here, /*stable=*/true, /*dim=*/0, /*descending=*/false);
   const int64_t* const sorted_tokens = input<int64_t>(sorted);
   const int64_t* const rows_of_sorted = input<int64_t>(row_of);
   with_type(dy.scalar_type(), name, [&](auto tag) {

@@ -8,6 +8,7 @@
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
+#include "core/kernels/cuda/rows.cuh"
 #include "core/kernels/expert_kernels.h"
 
 namespace pptrain::kernels::cuda {
@@ -343,79 +344,44 @@ void group_rows(const Tensor& chosen, Tensor& ends, Tensor& order, Tensor& place
 
 void gather_rows(const Tensor& x, const Tensor& order, int64_t each, Tensor& out) {
   const char* const name = "gather_rows";
-  const int64_t dim = x.size(1);
-  if (out.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(x.device());
-  with_type(x.scalar_type(), name, [&](auto tag) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    with_bool(dim % N == 0 && are_aligned(input<T>(x), input<T>(out)), [&](auto is_vector) {
-      launch(name, gather_rows_kernel<T, decltype(is_vector)::value>, grid_size(order.size(0), name),
-             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(x), input<int>(order), each, dim,
-             output<T>(out));
-    });
-  });
+    launch(name, gather_rows_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(x),
+           input<int>(order), each, x.size(1), output<T>(out));
+  };
+  for_rows(name, out, most_expert_threads, run, x, out);
 }
 
 void sum_rows(const Tensor& x, const Tensor& place, const std::optional<Tensor>& residual, Tensor& out) {
   const char* const name = "sum_rows";
-  const int64_t dim = x.size(1);
-  if (out.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(x.device());
-  with_type(x.scalar_type(), name, [&](auto tag) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const bool vector = dim % N == 0 && are_aligned(input<T>(x), input<float>(residual), input<T>(out));
-    with_bool(vector, [&](auto is_vector) {
-      launch(name, sum_rows_kernel<T, decltype(is_vector)::value>, grid_size(place.size(0), name),
-             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(x), input<int>(place),
-             input<float>(residual), place.size(1), dim, output<T>(out));
-    });
-  });
+    launch(name, sum_rows_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(x),
+           input<int>(place), input<float>(residual), place.size(1), x.size(1), output<T>(out));
+  };
+  for_rows(name, out, most_expert_threads, run, x, residual, out);
 }
 
 void weighted_swiglu(const Tensor& gate_up, const Tensor& weights, Tensor& y) {
   const char* const name = "weighted_swiglu";
-  const int64_t dim = y.size(1);
-  if (y.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(y.device());
-  with_type(y.scalar_type(), name, [&](auto tag) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    with_bool(dim % N == 0 && are_aligned(input<T>(gate_up), input<T>(y)), [&](auto is_vector) {
-      launch(name, weighted_swiglu_kernel<T, decltype(is_vector)::value>, grid_size(y.size(0), name),
-             threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(gate_up), input<float>(weights),
-             dim, output<T>(y));
-    });
-  });
+    launch(name, weighted_swiglu_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(gate_up),
+           input<float>(weights), y.size(1), output<T>(y));
+  };
+  for_rows(name, y, most_expert_threads, run, gate_up, y);
 }
 
 void weighted_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const Tensor& weights,
                               Tensor& dgate_up, Tensor& dweights, const std::optional<Tensor>& y) {
   const char* const name = "weighted_swiglu_backward";
-  const int64_t dim = dy.size(1);
-  if (dy.numel() == 0) {
-    return;
-  }
-  const DeviceGuard guard(dy.device());
-  with_type(dy.scalar_type(), name, [&](auto tag) {
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
     using T = decltype(tag);
-    constexpr int N = pack_width<T>;
-    const bool vector =
-        dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up), input<T>(y));
-    with_bool(vector, [&](auto is_vector) {
-      launch(name, weighted_swiglu_backward_kernel<T, decltype(is_vector)::value>,
-             grid_size(dy.size(0), name), threads_for(ceil_div(dim, N), most_expert_threads), 0, input<T>(dy),
-             input<T>(gate_up), input<float>(weights), dim, output<T>(dgate_up), output<float>(dweights),
-             output<T>(y));
-    });
-  });
+    launch(name, weighted_swiglu_backward_kernel<T, decltype(is_vector)::value>, blocks, threads, 0,
+           input<T>(dy), input<T>(gate_up), input<float>(weights), dy.size(1), output<T>(dgate_up),
+           output<float>(dweights), output<T>(y));
+  };
+  for_rows(name, dy, most_expert_threads, run, dy, gate_up, dgate_up, y);
 }
 
 void add_expert_kernels() {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/kernels/host_device.h"
+#include "core/kernels/step_scalars.h"
 
 namespace pptrain::kernels::cuda {
 
@@ -40,19 +41,8 @@ PPTRAIN_HOST_DEVICE inline Pair rotate(Pair x, float cosine, float sine) {
   return {x.first * cosine - x.second * sine, x.second * cosine + x.first * sine};
 }
 
-// Scalars of one AdamW step, derived once in double on the host as torch.optim.AdamW does.
-struct AdamWScalars {
-  float grad_scale;
-  float decay;  // 1 - lr * weight_decay
-  float beta2;
-  float one_minus_beta1;
-  float one_minus_beta2;
-  float step_size;    // lr / (1 - beta1^step)
-  float correction2;  // sqrt(1 - beta2^step)
-  float eps;
-};
-
-struct AdamWState {
+// One weight and its moments; Lion has no exp_avg_sq.
+struct StepState {
   float weight;
   float exp_avg;
   float exp_avg_sq;
@@ -60,7 +50,7 @@ struct AdamWState {
 
 // One step for one weight (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2, with PyTorch's order of
 // operations).
-PPTRAIN_HOST_DEVICE inline AdamWState adamw_update(AdamWState s, float grad, const AdamWScalars& k) {
+PPTRAIN_HOST_DEVICE inline StepState adamw_update(StepState s, float grad, const StepScalars& k) {
   grad *= k.grad_scale;
   s.weight *= k.decay;
   s.exp_avg += (grad - s.exp_avg) * k.one_minus_beta1;
@@ -69,26 +59,12 @@ PPTRAIN_HOST_DEVICE inline AdamWState adamw_update(AdamWState s, float grad, con
   return s;
 }
 
-// Scalars of one Lion step, derived once in double on the host.
-struct LionScalars {
-  float grad_scale;
-  float decay;  // 1 - lr * weight_decay
-  float one_minus_beta1;
-  float one_minus_beta2;
-  float lr;
-};
-
-struct LionState {
-  float weight;
-  float exp_avg;
-};
-
 // One step for one weight (Chen et al., arXiv 2302.06675, algorithm 2).
-PPTRAIN_HOST_DEVICE inline LionState lion_update(LionState s, float grad, const LionScalars& k) {
+PPTRAIN_HOST_DEVICE inline StepState lion_update(StepState s, float grad, const StepScalars& k) {
   grad *= k.grad_scale;
   const float direction = s.exp_avg + (grad - s.exp_avg) * k.one_minus_beta1;
   const float sign = static_cast<float>(direction > 0.0F) - static_cast<float>(direction < 0.0F);
-  s.weight = s.weight * k.decay - k.lr * sign;
+  s.weight = s.weight * k.decay - k.step_size * sign;
   s.exp_avg += (grad - s.exp_avg) * k.one_minus_beta2;
   return s;
 }

@@ -1,16 +1,19 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <type_traits>
 #include <vector>
 
 #include "core/kernels/cuda/device.cuh"
 #include "core/kernels/cuda/host.h"
 #include "core/kernels/cuda/math.h"
-#include "core/kernels/cuda/part_table.cuh"
 #include "core/kernels/exact_sum.h"
 #include "core/kernels/kernels.h"
-#include "core/kernels/optimizers.h"
+#include "core/kernels/step_scalars.h"
 
 namespace pptrain::kernels::cuda {
 namespace {
@@ -20,168 +23,174 @@ constexpr int warps_per_block = static_cast<int>(threads_per_block) / warp_size;
 constexpr int64_t most_partial_blocks = 1024;
 constexpr int N = pack_width<float>;
 
-struct AdamWTensors {
+// --- Many tensors in one launch: a table of them, which travels in the kernel's parameters ---
+
+constexpr std::size_t parameter_bytes = 4096;  // of a launch, on every device and toolkit
+
+// Parts and where their work items lie: part k has items [begin(k), ends[k]) of the launch.
+template <typename Part>
+struct PartTable {
+  static constexpr std::size_t most =
+      (parameter_bytes - 96 /* other parameters */) / (sizeof(Part) + sizeof(int64_t));
+  Part parts[most];
+  int64_t ends[most];
+  int count;
+
+  __device__ int64_t begin(int part) const { return part == 0 ? 0 : ends[part - 1]; }
+  // The part that has the item.
+  __device__ int find(int64_t item) const {
+    int low = 0;
+    int high = count - 1;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (item < ends[middle]) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
+};
+
+// Calls run(table, items) for as many parts at a time as a table takes. items_of: of a part; parts without
+// items are left out.
+template <typename Part, typename Items, typename Run>
+void for_tables(std::span<const Part> parts, const Items& items_of, const Run& run) {
+  static_assert(sizeof(PartTable<Part>) + 64 <= parameter_bytes);
+  PartTable<Part> table{};
+  int64_t items = 0;
+  for (const Part& part : parts) {
+    if (items_of(part) == 0) continue;
+    items += items_of(part);
+    table.parts[table.count] = part;
+    table.ends[table.count++] = items;
+    if (table.count < static_cast<int>(PartTable<Part>::most)) continue;
+    run(table, items);
+    table.count = 0;
+    items = 0;
+  }
+  if (table.count > 0) run(table, items);
+}
+
+// --- AdamW and Lion ---
+
+// Lion has no exp_avg_sq.
+struct StepTensors {
   float* weight;
   const float* grad;
   float* exp_avg;
   float* exp_avg_sq;
   at::BFloat16* compute;  // may be null
-  // What is overwritten goes here; all three may be null.
+  // What is overwritten goes here; all may be null.
   float* previous_weight;
   float* previous_exp_avg;
   float* previous_exp_avg_sq;
   int64_t size;
-  AdamWScalars scalars;
+  StepScalars scalars;
   bool is_vector;
 };
 
-// Updates elements [i, i + min(N, valid)).
-template <bool kVector>
-__device__ inline void adamw_pack(const AdamWTensors& t, int64_t i, int64_t valid) {
+// Updates elements [i, i + min(N, valid)), by AdamW (kSquares) or by Lion.
+template <bool kSquares, bool kVector>
+__device__ inline void update_pack(const StepTensors& t, int64_t i, int64_t valid) {
   float w[N];
   float g[N];
   float m[N];
-  float v[N];
+  float v[N] = {};
   load<kVector>(t.weight + i, valid, w);
   load<kVector>(t.grad + i, valid, g);
   load<kVector>(t.exp_avg + i, valid, m);
-  load<kVector>(t.exp_avg_sq + i, valid, v);
+  if constexpr (kSquares) {
+    load<kVector>(t.exp_avg_sq + i, valid, v);
+  }
   if (t.previous_weight != nullptr) {
     store<kVector>(t.previous_weight + i, valid, w);
     store<kVector>(t.previous_exp_avg + i, valid, m);
-    store<kVector>(t.previous_exp_avg_sq + i, valid, v);
+    if constexpr (kSquares) {
+      store<kVector>(t.previous_exp_avg_sq + i, valid, v);
+    }
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const AdamWState next = adamw_update({w[j], m[j], v[j]}, g[j], t.scalars);
+    const StepState now{w[j], m[j], v[j]};
+    const StepState next = kSquares ? adamw_update(now, g[j], t.scalars) : lion_update(now, g[j], t.scalars);
     w[j] = next.weight;
     m[j] = next.exp_avg;
     v[j] = next.exp_avg_sq;
   }
   store<kVector>(t.weight + i, valid, w);
   store<kVector>(t.exp_avg + i, valid, m);
-  store<kVector>(t.exp_avg_sq + i, valid, v);
+  if constexpr (kSquares) {
+    store<kVector>(t.exp_avg_sq + i, valid, v);
+  }
   if (t.compute != nullptr) {
     store<kVector>(t.compute + i, valid, w);
   }
 }
 
 // One pack a thread; only a part's last may be incomplete.
+template <bool kSquares>
 __global__ void __launch_bounds__(threads_per_block)
-    adamw_kernel(const __grid_constant__ PartTable<AdamWTensors> table) {
+    step_kernel(const __grid_constant__ PartTable<StepTensors> table) {
   const int part = table.find(blockIdx.x);
-  const AdamWTensors& t = table.parts[part];
+  const StepTensors& t = table.parts[part];
   const int64_t i = ((blockIdx.x - table.begin(part)) * blockDim.x + threadIdx.x) * N;
   if (t.is_vector && t.size - i >= N) {
-    adamw_pack<true>(t, i, N);
+    update_pack<kSquares, true>(t, i, N);
   } else if (i < t.size) {
-    adamw_pack<false>(t, i, t.size - i);
+    update_pack<kSquares, false>(t, i, t.size - i);
   }
 }
 
-struct LionTensors {
-  float* weight;
-  const float* grad;
-  float* exp_avg;
-  at::BFloat16* compute;  // may be null
-  // What is overwritten goes here; both may be null.
-  float* previous_weight;
-  float* previous_exp_avg;
-  int64_t size;
-  LionScalars scalars;
-  bool is_vector;
-};
+// --- Muon ---
 
-// Updates elements [i, i + min(N, valid)).
-template <bool kVector>
-__device__ inline void lion_pack(const LionTensors& t, int64_t i, int64_t valid) {
-  float w[N];
-  float g[N];
-  float m[N];
-  load<kVector>(t.weight + i, valid, w);
-  load<kVector>(t.grad + i, valid, g);
-  load<kVector>(t.exp_avg + i, valid, m);
-  if (t.previous_weight != nullptr) {
-    store<kVector>(t.previous_weight + i, valid, w);
-    store<kVector>(t.previous_exp_avg + i, valid, m);
-  }
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    const LionState next = lion_update({w[j], m[j]}, g[j], t.scalars);
-    w[j] = next.weight;
-    m[j] = next.exp_avg;
-  }
-  store<kVector>(t.weight + i, valid, w);
-  store<kVector>(t.exp_avg + i, valid, m);
-  if (t.compute != nullptr) {
-    store<kVector>(t.compute + i, valid, w);
-  }
-}
-
-__global__ void __launch_bounds__(threads_per_block)
-    lion_kernel(const __grid_constant__ PartTable<LionTensors> table) {
-  const int part = table.find(blockIdx.x);
-  const LionTensors& t = table.parts[part];
-  const int64_t i = ((blockIdx.x - table.begin(part)) * blockDim.x + threadIdx.x) * N;
-  if (t.is_vector && t.size - i >= N) {
-    lion_pack<true>(t, i, N);
-  } else if (i < t.size) {
-    lion_pack<false>(t, i, t.size - i);
+// Calls body(is_vector, i, valid) for the thread's pack: elements [i, i + valid) of `size`, whole packs at
+// once with kVector.
+template <bool kVector, typename Body>
+__device__ inline void for_pack(int64_t size, const Body& body) {
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (size - i >= N) {
+    body(std::bool_constant<kVector>{}, i, N);
+  } else if (i < size) {
+    body(std::false_type{}, i, size - i);
   }
 }
 
 // `next` may be `average`: a thread reads its elements before it writes them.
 template <typename T, bool kVector>
-__device__ inline void momentum_pack(const float* average, const float* grad, T* next, int64_t valid,
-                                     float grad_scale, float one_minus_beta) {
-  float m[N];
-  float g[N];
-  load<kVector>(average, valid, m);
-  load<kVector>(grad, valid, g);
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    m[j] += (g[j] * grad_scale - m[j]) * one_minus_beta;
-  }
-  store<kVector>(next, valid, m);
-}
-
-template <typename T, bool kVector>
 __global__ void momentum_kernel(const float* average, const float* grad, T* next, int64_t size,
                                 float grad_scale, float one_minus_beta) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (size - i >= N) {
-    momentum_pack<T, kVector>(average + i, grad + i, next + i, N, grad_scale, one_minus_beta);
-  } else if (i < size) {
-    momentum_pack<T, false>(average + i, grad + i, next + i, size - i, grad_scale, one_minus_beta);
-  }
-}
-
-template <typename T, bool kVector>
-__device__ inline void descend_pack(float* weight, const T* direction, at::BFloat16* compute, int64_t i,
-                                    int64_t valid, float decay, float step) {
-  float w[N];
-  float d[N];
-  load<kVector>(weight + i, valid, w);
-  load<kVector>(direction + i, valid, d);
+  for_pack<kVector>(size, [=](auto is_vector, int64_t i, int64_t valid) {
+    float m[N];
+    float g[N];
+    load<decltype(is_vector)::value>(average + i, valid, m);
+    load<decltype(is_vector)::value>(grad + i, valid, g);
 #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    w[j] = w[j] * decay - step * d[j];
-  }
-  store<kVector>(weight + i, valid, w);
-  if (compute != nullptr) {
-    store<kVector>(compute + i, valid, w);
-  }
+    for (int j = 0; j < N; ++j) {
+      m[j] += (g[j] * grad_scale - m[j]) * one_minus_beta;
+    }
+    store<decltype(is_vector)::value>(next + i, valid, m);
+  });
 }
 
 template <typename T, bool kVector>
 __global__ void descend_kernel(float* weight, const T* direction, at::BFloat16* compute, int64_t size,
                                float decay, float step) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (size - i >= N) {
-    descend_pack<T, kVector>(weight, direction, compute, i, N, decay, step);
-  } else if (i < size) {
-    descend_pack<T, false>(weight, direction, compute, i, size - i, decay, step);
-  }
+  for_pack<kVector>(size, [=](auto is_vector, int64_t i, int64_t valid) {
+    float w[N];
+    float d[N];
+    load<decltype(is_vector)::value>(weight + i, valid, w);
+    load<decltype(is_vector)::value>(direction + i, valid, d);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      w[j] = w[j] * decay - step * d[j];
+    }
+    store<decltype(is_vector)::value>(weight + i, valid, w);
+    if (compute != nullptr) {
+      store<decltype(is_vector)::value>(compute + i, valid, w);
+    }
+  });
 }
 
 // Blocks of one pack a thread.
@@ -191,6 +200,8 @@ int64_t block_count(int64_t size) {
 unsigned blocks_of(int64_t size, const char* kernel) {
   return grid_size(block_count(size), kernel);
 }
+
+// --- Sums of squares ---
 
 struct Squares {
   const float* x;  // the buffer's element `begin`
@@ -276,85 +287,51 @@ __global__ void __launch_bounds__(threads_per_block)
   }
 }
 
-AdamWScalars scalars_of(const AdamWArgs& args) {
-  const auto step = static_cast<double>(args.step);
-  return {.grad_scale = static_cast<float>(args.grad_scale),
-          .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
-          .beta2 = static_cast<float>(args.beta2),
-          .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
-          .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-          .step_size = static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, step))),
-          .correction2 = static_cast<float>(std::sqrt(1.0 - std::pow(args.beta2, step))),
-          .eps = static_cast<float>(args.eps)};
-}
-
-LionScalars scalars_of(const LionArgs& args) {
-  return {.grad_scale = static_cast<float>(args.grad_scale),
-          .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
-          .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
-          .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-          .lr = static_cast<float>(args.lr)};
-}
-
-AdamWTensors tensors_of(const AdamWPart& part) {
-  const std::optional<AdamWPrevious>& previous = part.previous;
-  AdamWTensors t{.weight = output<float>(part.weight),
-                 .grad = input<float>(part.grad),
-                 .exp_avg = output<float>(part.exp_avg),
-                 .exp_avg_sq = output<float>(part.exp_avg_sq),
-                 .compute = output<at::BFloat16>(part.compute),
-                 .previous_weight = previous ? output<float>(previous->weight) : nullptr,
-                 .previous_exp_avg = previous ? output<float>(previous->exp_avg) : nullptr,
-                 .previous_exp_avg_sq = previous ? output<float>(previous->exp_avg_sq) : nullptr,
-                 .size = part.weight.numel(),
-                 .scalars = scalars_of(part.args),
-                 .is_vector = false};
+StepTensors tensors_of(const StepPart& part, const StepScalars& scalars) {
+  const StepPrevious previous = part.previous.value_or(StepPrevious{});
+  const auto output_if = [](const Tensor& t) { return t.defined() ? output<float>(t) : nullptr; };
+  StepTensors t{.weight = output<float>(part.weight),
+                .grad = input<float>(part.grad),
+                .exp_avg = output<float>(part.exp_avg),
+                .exp_avg_sq = output_if(part.exp_avg_sq),
+                .compute = output<at::BFloat16>(part.compute),
+                .previous_weight = output_if(previous.weight),
+                .previous_exp_avg = output_if(previous.exp_avg),
+                .previous_exp_avg_sq = output_if(previous.exp_avg_sq),
+                .size = part.weight.numel(),
+                .scalars = scalars,
+                .is_vector = false};
   t.is_vector = are_aligned(t.weight, t.grad, t.exp_avg, t.exp_avg_sq, t.compute, t.previous_weight,
                             t.previous_exp_avg, t.previous_exp_avg_sq);
   return t;
 }
 
-LionTensors tensors_of(const LionPart& part) {
-  const std::optional<LionPrevious>& previous = part.previous;
-  LionTensors t{.weight = output<float>(part.weight),
-                .grad = input<float>(part.grad),
-                .exp_avg = output<float>(part.exp_avg),
-                .compute = output<at::BFloat16>(part.compute),
-                .previous_weight = previous ? output<float>(previous->weight) : nullptr,
-                .previous_exp_avg = previous ? output<float>(previous->exp_avg) : nullptr,
-                .size = part.weight.numel(),
-                .scalars = scalars_of(part.args),
-                .is_vector = false};
-  t.is_vector = are_aligned(t.weight, t.grad, t.exp_avg, t.compute, t.previous_weight, t.previous_exp_avg);
-  return t;
-}
-
 // One launch for as many parts as its parameters take.
-template <typename Tensors, typename Part>
-void step(const char* name, void (*kernel)(PartTable<Tensors>), const std::vector<Part>& parts) {
+void step(const char* name, void (*kernel)(PartTable<StepTensors>), StepScalars (*scalars)(const StepArgs&),
+          const std::vector<StepPart>& parts) {
   const DeviceGuard guard(parts.front().weight.device());
-  std::vector<Tensors> tensors;
-  for (const Part& part : parts) {
-    tensors.push_back(tensors_of(part));
+  std::vector<StepTensors> tensors;
+  for (const StepPart& part : parts) {
+    tensors.push_back(tensors_of(part, scalars(part.args)));
   }
   for_tables(
-      std::span<const Tensors>(tensors), [](const Tensors& t) { return block_count(t.size); },
-      [&](const PartTable<Tensors>& table, int64_t blocks) {
+      std::span<const StepTensors>(tensors), [](const StepTensors& t) { return block_count(t.size); },
+      [&](const PartTable<StepTensors>& table, int64_t blocks) {
         launch(name, kernel, grid_size(blocks, name), threads_per_block, 0, table);
       });
 }
 
 }  // namespace
 
-void adamw(const std::vector<AdamWPart>& parts) {
-  step("adamw", adamw_kernel, parts);
+void adamw(const std::vector<StepPart>& parts) {
+  step("adamw", step_kernel<true>, adamw_scalars, parts);
 }
 
-void lion(const std::vector<LionPart>& parts) {
-  step("lion", lion_kernel, parts);
+void lion(const std::vector<StepPart>& parts) {
+  step("lion", step_kernel<false>, lion_scalars, parts);
 }
 
-void momentum(const Tensor& average, const Tensor& grad, Tensor& next, const MomentumArgs& args) {
+void momentum(const Tensor& average, const Tensor& grad, Tensor& next, double beta, double grad_scale) {
   const char* const name = "momentum";
   const int64_t size = average.numel();
   if (size == 0) {
@@ -366,13 +343,13 @@ void momentum(const Tensor& average, const Tensor& grad, Tensor& next, const Mom
     with_bool(are_aligned(input<float>(average), input<float>(grad), input<T>(next)), [&](auto is_vector) {
       launch(name, momentum_kernel<T, decltype(is_vector)::value>, blocks_of(size, name), threads_per_block,
              0, input<float>(average), input<float>(grad), output<T>(next), size,
-             static_cast<float>(args.grad_scale), static_cast<float>(1.0 - args.beta));
+             static_cast<float>(grad_scale), static_cast<float>(1.0 - beta));
     });
   });
 }
 
-void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute,
-             const DescentArgs& args) {
+void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor>& compute, double decay,
+             double step) {
   const char* const name = "descend";
   const int64_t size = weight.numel();
   if (size == 0) {
@@ -385,8 +362,8 @@ void descend(Tensor& weight, const Tensor& direction, const std::optional<Tensor
     const bool vector = are_aligned(input<float>(weight), input<T>(direction), rounded);
     with_bool(vector, [&](auto is_vector) {
       launch(name, descend_kernel<T, decltype(is_vector)::value>, blocks_of(size, name), threads_per_block, 0,
-             output<float>(weight), input<T>(direction), rounded, size, static_cast<float>(args.decay),
-             static_cast<float>(args.step));
+             output<float>(weight), input<T>(direction), rounded, size, static_cast<float>(decay),
+             static_cast<float>(step));
     });
   });
 }

@@ -103,6 +103,9 @@ struct RankReport {
   std::function<std::vector<RankState>()> roll_call;  // by rank; empty where they can't be reached
   std::function<void()> take_leave;                   // before the process ends without unwinding, in order
   Summons summons = {};
+  // Who hears, before the process ends because of another rank, what this one prints of it; empty: nobody any
+  // more. It is called by another thread.
+  std::function<void(std::function<void(const std::string&)>)> on_verdict = {};
 };
 
 // "rank 4", "rank 4 (host b)"

@@ -158,6 +158,17 @@ void Heartbeat::on_summons(std::function<void()> heard) {
   if (on_summons_ && summoned_) on_summons_();
 }
 
+void Heartbeat::on_verdict(std::function<void(const std::string&)> heard) {
+  const std::lock_guard lock(mutex_);
+  on_verdict_ = std::move(heard);
+}
+
+void Heartbeat::say(const std::string& text) {
+  options_.say(text);
+  const std::lock_guard lock(mutex_);
+  if (on_verdict_) on_verdict_(text);
+}
+
 std::vector<RankState> Heartbeat::roll_call() {
   std::unique_lock lock(mutex_);
   const uint32_t number = ++calls_;
@@ -372,11 +383,10 @@ void Heartbeat::lose(Link& link, int error) {
   link.outgoing.clear();
   if (verdict_ || link.left) return;
   const bool network = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
-  const std::string what =
-      network ? "is unreachable: its host or the network is down"
-      : error == EPROTO
-          ? "sends heartbeats that make no sense"
-          : "is gone: its process ended without taking leave (killed, crashed or out of memory)";
+  const std::string what = network ? "is unreachable: its host or the network is down"
+                           : error == EPROTO
+                               ? "sends heartbeats that make no sense"
+                               : "is gone: its process ended unexpectedly (killed, crashed or out of memory)";
   decide({.rank = link.peer,
           .text = fmt::format("{} {}. {} {}", rank_name(link.peer, hosts_[link.peer]), what, last_words(link),
                               own_words())},
@@ -433,7 +443,7 @@ bool Heartbeat::conclude(Clock::time_point now) {
   if (failed_here_ && leaving() != Leave::no) return true;
   if ((!verdict_->said && age >= speak_after_) || failed_here_) {
     spoke_ = true;
-    options_.say(verdict_->text);
+    say(verdict_->text);
     Verdict said = *verdict_;
     said.said = true;
     decide(std::move(said), Source::neighbour);
@@ -441,7 +451,7 @@ bool Heartbeat::conclude(Clock::time_point now) {
   const bool drained = previous_.outgoing.empty() && next_.outgoing.empty();
   const bool over = verdict_->said && now >= said_at_ + end_after_said && drained;
   if (!failed_here_ && !over && age < end_after_verdict + milliseconds(400)) return false;
-  if (options_.every_rank_speaks && !spoke_) options_.say(verdict_->text);
+  if (options_.every_rank_speaks && !spoke_) say(verdict_->text);
   options_.end(verdict_->code);
   return true;
 }

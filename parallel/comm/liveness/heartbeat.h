@@ -78,6 +78,10 @@ class Heartbeat {
   // Empty: nobody is called any more when this returns.
   void on_summons(std::function<void()> heard);
 
+  // Calls `heard` in the heartbeat's thread with what this rank is about to print of a dead or failed one.
+  // Empty: nobody is called any more when this returns.
+  void on_verdict(std::function<void(const std::string&)> heard);
+
   // What every rank does now; waits for the answers for a second at most. Empty where the ring is broken.
   std::vector<RankState> roll_call();
 
@@ -118,6 +122,7 @@ class Heartbeat {
   bool conclude(Clock::time_point now);
   std::string last_words(const Link& link) const;
   std::string own_words() const;
+  void say(const std::string& text);
   void wake();
 
   const int rank_;
@@ -148,7 +153,8 @@ class Heartbeat {
   uint32_t calls_ = 0;
   bool summons_wanted_ = false;       // to be sent
   bool summoned_ = false;             // by another rank
-  std::function<void()> on_summons_;  // called under the mutex
+  std::function<void()> on_summons_;  // called under the mutex, as is on_verdict_
+  std::function<void(const std::string&)> on_verdict_;
   std::optional<RollCall> answered_call_;
   Leave leave_ = Leave::no;
 

@@ -395,7 +395,7 @@ void TcpEngine::read(int peer, Link& link, net::Socket& socket, bool to_the_end)
     if (got <= 0) {
       const std::string error = got < 0 ? " (" + std::generic_category().message(errno) + ")" : "";
       return lose(peer, link, socket,
-                  "ended its connection without taking leave: its process has probably died" + error);
+                  "closed its connection unexpectedly: its process has probably died" + error);
     }
     bytes_read += static_cast<size_t>(got);
     try {

@@ -1,14 +1,13 @@
 #include "parallel/comm/tcp/tcp_inbox.h"
 
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/host_memory.h"
 
 namespace pptrain::comm {
 
@@ -45,43 +44,7 @@ std::string size_error(size_t bytes, size_t expected) {
   return fmt::format("a message of {} bytes came where {} bytes were expected", bytes, expected);
 }
 
-namespace fs = std::filesystem;
-
-size_t memory_of_host() {
-  const auto pages = static_cast<size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L));
-  const auto page = static_cast<size_t>(std::max(sysconf(_SC_PAGESIZE), 4096L));
-  return pages * page;
-}
-
-// The least limit in `file` of the group and of all that hold it. A file that is absent, or says "max",
-// limits nothing.
-size_t least_limit(const fs::path& root, fs::path group, const char* file, size_t least) {
-  while (true) {
-    size_t limit = 0;
-    if (std::ifstream(root / group / file) >> limit) least = std::min(least, limit);
-    if (group.empty()) return least;
-    group = group.parent_path();
-  }
-}
-
 }  // namespace
-
-// Lines "0::/a/b" (cgroup v2) and "4:memory:/a/b" (v1).
-size_t memory_limit(const fs::path& own_groups, const fs::path& groups) {
-  size_t least = memory_of_host();
-  std::ifstream lines(own_groups);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const fs::path group = fs::path(line.substr(second + 1)).relative_path();
-    if (controllers == ",,") least = least_limit(groups, group, "memory.max", least);
-    if (controllers.find(",memory,") != std::string::npos)
-      least = least_limit(groups / "memory", group, "memory.limit_in_bytes", least);
-  }
-  return least;
-}
 
 // A message that came before its receive.
 struct TcpInbox::Early {
@@ -92,7 +55,7 @@ struct TcpInbox::Early {
 };
 
 size_t TcpInbox::quarter_of_memory() {
-  static const size_t quarter = std::max(memory_limit() / 4, size_t{1} << 30);
+  static const size_t quarter = std::max(static_cast<size_t>(memory_limit()) / 4, size_t{1} << 30);
   return quarter;
 }
 

@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -45,12 +44,6 @@ std::string fault_of(const FrameHeader& header);
 
 // At most max_failure_bytes of `text`, without characters that steer a terminal.
 std::string failure_text(const std::string& text);
-
-// Bytes of memory that this process may use: those of the host, or of the least of this process's control
-// groups (containers, Slurm, systemd) where that is less. The folders are where Linux has them; tests have
-// others.
-size_t memory_limit(const std::filesystem::path& own_groups = "/proc/self/cgroup",
-                    const std::filesystem::path& groups = "/sys/fs/cgroup");
 
 // One side of a message. `done` and `error` are guarded by the engine.
 struct TcpOperation {

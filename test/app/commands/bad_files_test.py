@@ -299,12 +299,13 @@ class Accidents(Case):
         self.assertRegex(error, r"cannot write to '.*': File too large")
 
     def test_memory_that_is_not_there(self):
-        settings = ["model.hidden_size=4096", "model.intermediate_size=16384", "model.num_attention_heads=32"]
+        settings = ["model.hidden_size=4096", "model.intermediate_size=16384", "model.num_attention_heads=32", "run.force_memory=true"]
         error = self.refused("--config", "job.toml", code=1, settings=settings, limits={resource.RLIMIT_AS: 6 << 30},
                              expect=["out of memory: rank ", "weights and gradients of ", "pptrain plan predicts "])
-        self.assertRegex(error, r"\d+ bytes \(\d+\.\d+ GB\) of the host's memory could not be had")
+        self.assertRegex(error, r"\d+ bytes \(\d+\.\d+ GB\) of host memory could not be allocated")
         # Enough for the weights, but not for a microbatch.
-        settings = ["model.hidden_size=8192", "model.head_dim=8", "train.seq_len=2048", "train.micro_batch_size=32"]
+        settings = ["model.hidden_size=8192", "model.head_dim=8", "train.seq_len=2048", "train.micro_batch_size=32",
+                    "run.force_memory=true"]
         error = self.refused("--config", "job.toml", code=1, settings=settings, limits={resource.RLIMIT_AS: 4 << 30},
                              expect=["out of memory: ", "pptrain plan predicts "])
         self.assertRegex(error, r"in (F stage 0|RECV_F stage 1) microbatch \d")

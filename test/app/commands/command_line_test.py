@@ -146,12 +146,23 @@ class CommandLine(Case):
         self.assertIn("ATen DEFAULT", self.pptrain("--version", ATEN_CPU_CAPABILITY="default").stdout)
         self.pptrain("config", "--nothing", code=2)
 
-    def test_check_prints_the_resolved_job_and_its_sizes(self):
+    def test_check_says_whether_the_job_would_start_here(self):
         out = self.pptrain("check", "--config", self.job).stdout
+        lines = out.splitlines()
+        self.assertEqual([line.split()[:2] for line in lines[:5]],
+                         [["job", "OK"], ["world", "OK"], ["device", "OK"], ["memory", "OK"], ["data", "OK"]])
+        self.assertIn("2 ranks (pp 2)", lines[1])
+        self.assertIn(f"1 file, {TEXT.stat().st_size:,} bytes", lines[4])
+        self.assertEqual(lines[5:], ["It would start here."])
+        gpu = self.pptrain("check", "--config", self.job, "--set", "run.device=cuda").stdout
+        self.assertRegex(gpu, r"(?m)^device +(no +run.device = .cuda., but no GPU was found here|OK +cuda, \d+ GPU)")
+
+    def test_check_prints_the_resolved_job_and_its_sizes(self):
+        out = self.pptrain("check", "--config", self.job, "--resolved").stdout
         self.assertIn("num_hidden_layers = 4", out)
-        self.assertIn("world size  2", out)
-        # 2 embeddings, 4 blocks (q, o: 32 x 32; k, v: 16 x 32; 3 x 48 x 32; two norms), the last norm
-        self.assertIn(f"parameters  {2 * 256 * 32 + 4 * (2 * 1024 + 2 * 512 + 3 * 48 * 32 + 64) + 32}", out)
+        # 2 embeddings, 4 blocks (q, o: 32 x 32; k, v: 16 x 32; 3 x 48 x 32; two norms), the last norm, of 2 stages
+        parameters = [int(line.split()[3]) for line in out.splitlines() if re.match(r"#\s+\d", line)]
+        self.assertEqual(sum(parameters), 2 * 256 * 32 + 4 * (2 * 1024 + 2 * 512 + 3 * 48 * 32 + 64) + 32)
 
     def test_every_error_of_a_job_at_once(self):
         self.job.write_text(JOB.replace("seq_len = 16", "seq_len = -1").replace("lr = 0.01", "lrr = 0.01"))
@@ -268,18 +279,117 @@ class CommandLine(Case):
 
     def test_arguments_that_say_how_to_write_them(self):
         for arguments, expected in {
-            ("job.toml",): "a job is named so: --config job.toml",
-            ("check", "job.toml"): "a job is named so: --config job.toml",
-            ("--config", self.job, "--train.steps=5"): "a key of the job is set so: --set train.steps=5",
-            ("--config", self.job, "--train.steps", "5"): "a key of the job is set so: --set train.steps=5",
-            ("--config", self.job, "--learning_rate=3e-4"): "a key of the job is set so: --set optimizer.lr=3e-4",
-            ("--config", self.job, "train.steps=5"): "a key of the job is set so: --set train.steps=5",
-            ("train", "--config", self.job): "training has no subcommand: pptrain --config job.toml",
+            ("job.toml",): "did you mean --config job.toml?",
+            ("check", "job.toml"): "did you mean --config job.toml?",
+            ("--confg", "job.toml"): "not expected: --confg job.toml\ndid you mean --config?",
+            ("plan", "--config", self.job, "--serch"): "did you mean --search?",
+            ("--config", self.job, "--train.steps=5"): "did you mean --set train.steps=5?",
+            ("--config", self.job, "--train.steps", "5"): "did you mean --set train.steps=5?",
+            ("--config", self.job, "--learning_rate=3e-4"): "did you mean --set optimizer.lr=3e-4?",
+            ("--config", self.job, "train.steps=5"): "did you mean --set train.steps=5?",
         }.items():
             with self.subTest(arguments):
                 self.assertIn(expected, self.pptrain(*arguments, code=2).stderr)
         for arguments in (("--no-such-flag",), ("plan", "--config", self.job, "--format", "txt")):
             self.assertNotIn("--set", self.pptrain(*arguments, code=2).stderr.replace("--set come", ""))
+
+    def test_doctor(self):
+        out = self.pptrain("doctor", *self.arguments("run"), code=None).stdout.splitlines()
+        self.assertEqual([line.split()[0] for line in out[:-1]],
+                         ["memory", "cores", "disk", "device", "transport", "clocks", "links"])
+        self.assertRegex(out[-2], r"links +\w+ +the slowest, at rank \d: \d+ us, [\d.]+ GB/s; an activation of 0.00 MB")
+        crowded = self.pptrain("doctor", *self.arguments("run", "run.threads=4096"), code=1).stdout
+        self.assertRegex(crowded, r"cores +no +host .*: 8192 threads on \d+ cores")
+        self.assertIn("This job should not run so.", crowded)
+        self.assertFalse((self.folder / "run").exists())
+
+    @with_mpi
+    def test_doctor_of_several_processes(self):
+        done = self.run_command(*mpi_command(MPIEXEC, 2), PPTRAIN, "doctor", *self.arguments("run"), code=None)
+        self.assertEqual(done.stdout.count("This job"), 1, done.stderr)
+        self.assertRegex(done.stdout, r"clocks +OK +\d\.\d+ s apart")
+
+    def test_more_steps_tell_what_becomes_of_the_rate(self):
+        self.train("run", "train.steps=4")
+        out = self.train("run", "train.steps=8").stdout
+        self.assertRegex(out, r"goes on with changed settings: train.steps was 4, is 8; "
+                              r"learning rate of step 5: \S+ before, \S+ now")
+
+    def test_a_report_lies_in_the_run(self):
+        self.copy_whole("run")
+        said = self.pptrain("report", self.folder / "run").stdout.strip()
+        self.assertEqual(said, f"file://{self.folder}/run/report.html")
+        self.assertIn("<html", (self.folder / "run/report.html").read_text()[:200])
+
+    def test_a_start_with_nothing_to_do_moves_nothing(self):
+        self.train("run", "profile.trace=true", "profile.first_step=1")
+        before = sorted((self.folder / "run").rglob("*"))
+        self.assertIn(self.folder / "run/trace.json", before)
+        self.assertIn("nothing to do", self.train("run", "profile.trace=true", "profile.first_step=1").stdout)
+        self.assertEqual(before, sorted((self.folder / "run").rglob("*")))
+        self.train("run", "checkpoint.resume=restart")
+        self.assertFalse((self.folder / "run/trace.json").exists())
+        self.assertTrue((self.folder / "run/trace.1.json").exists())
+
+    def test_the_search_writes_the_job_of_a_row(self):
+        best = self.folder / "best.toml"
+        self.plan("--search", "--write", best, "--pick", "2")
+        rows = list(csv.DictReader(self.plan("--search", "--format", "csv").stdout.splitlines()))
+        self.assertIn(f'pp_schedule = "{rows[1]["pp_schedule"]}"', best.read_text())
+        self.pptrain("check", "--config", best)
+        self.assertIn("--pick 999", self.plan("--search", "--write", best, "--pick", "999", code=2).stderr)
+        self.assertIn("--write needs --search", self.plan("--write", best, code=2).stderr)
+
+    def test_the_plan_says_what_the_whole_job_takes(self):
+        out = self.plan("--price", "3").stdout
+        self.assertRegex(out, r"the job: 4 steps, 512 tokens in 0:0\d; each checkpoint [\d.]+ MB; at 3 for a rank's hour: \d+\.\d\d")
+        job = json.loads(self.plan("--format", "json").stdout)["job"]
+        self.train("run")
+        stored = sum(file.stat().st_size for file in latest(self.folder / "run").rglob("*.safetensors"))
+        self.assertLess(abs(job["checkpoint_bytes"] / stored - 1), 0.1)
+
+    def test_words_of_other_programs(self):
+        self.assertEqual(self.pptrain("help").stdout, self.pptrain("--help").stdout)
+        self.assertEqual(self.pptrain("help", "plan").stdout, self.pptrain("plan", "--help").stdout)
+        self.assertEqual(self.pptrain("-V").stdout, self.pptrain("--version").stdout)
+        self.assertIn("done: 4 steps", self.pptrain("train", *self.arguments("run")).stdout)
+
+    def test_a_run_is_named_by_its_folder(self):
+        self.train("first", "train.steps=2")
+        run_dir = self.folder / "first"
+        # Without --config and without the --set of the training.
+        result = json.loads(self.pptrain("eval", run_dir, "--json").stdout)
+        self.assertEqual(result["loss"], json.loads(self.pptrain("eval", *self.arguments("first"), "--json").stdout)["loss"])
+        for named in ([run_dir], [str(run_dir) + "/"], [f"--checkpoint={run_dir}"], [f"--checkpoint={latest(run_dir)}"]):
+            out = json.loads(self.pptrain("generate", *named, "--prompt", "hi", "--json", "--greedy", "--max-tokens", 5).stdout)
+            self.assertEqual(len(out["ids"]), 5, named)
+        self.assertEqual(self.pptrain("verify", run_dir).stdout.count(": sound"), 1)
+        self.assertIn("nothing to do", self.pptrain("resume", run_dir).stdout)
+        self.assertIn("done: 4 steps", self.pptrain("resume", run_dir, "--set", "train.steps=4").stdout)
+        self.assertIn("no run has used this folder", self.pptrain("resume", self.folder / "none", code=2).stderr)
+        (self.folder / "empty").mkdir()
+        self.assertIn("no run has used this folder", self.pptrain("eval", self.folder / "empty", code=2).stderr)
+        self.assertIn("name two jobs", self.pptrain("eval", run_dir, "--config", self.job, code=2).stderr)
+        self.assertIn("give a run's folder", self.pptrain("generate", "--prompt", "hi", code=2).stderr)
+
+    def test_a_finished_run_that_began_with_restart_is_not_started_over(self):
+        self.train("run", "checkpoint.resume=restart")
+        self.assertIn("nothing to do", self.pptrain("resume", self.folder / "run").stdout)
+
+    def test_a_job_too_large_is_refused_before_it_allocates(self):
+        large = ["model.hidden_size=65536", "model.intermediate_size=262144", "model.num_hidden_layers=80", "model.num_attention_heads=64"]
+        refused = self.train("large", *large, code=2).stderr
+        self.assertRegex(refused, r"the job needs [\d,.]+ GB on this host \(2 ranks\), and [\d.]+ GB are available\. .*run\.force_memory = true")
+        self.assertFalse((self.folder / "large").exists())
+        out = self.pptrain("check", *self.arguments("large", *large)).stdout
+        self.assertRegex(out, r"(?m)^memory +no +the job needs")
+        self.assertIn("It would not start here.", out)
+
+    @with_mpi
+    def test_a_job_too_large_for_the_host_of_several_processes_is_said_once(self):
+        large = ["model.hidden_size=65536", "model.intermediate_size=262144", "model.num_hidden_layers=80", "model.num_attention_heads=64"]
+        refused = self.mpirun(2, "large", *large, code=2).stderr
+        self.assertEqual(refused.count("GB on this host (2 ranks)"), 1)
 
     def test_a_folder_of_token_files(self):
         text = TEXT.read_bytes()[:20000]
@@ -542,15 +652,29 @@ class CommandLine(Case):
         self.assertIn('--set [a,b]: expected section.key=value',
                       self.pptrain("check", "--config", self.job, "--set", "[a,b]", code=2).stderr)
         refused = self.pptrain("check", "--config", self.job, "--set", "train.steps=5", "train.seq_len=8", code=2).stderr
-        self.assertIn("a key of the job is set so: --set train.seq_len=8", refused)
+        self.assertIn("did you mean --set train.seq_len=8?", refused)
 
     def raw(self, *arguments):
         return subprocess.run([str(a) for a in (PPTRAIN, *arguments)], capture_output=True, env=environment(),
                               cwd=self.folder, timeout=120, check=True)
 
+    def test_generate_reads_prompts_from_standard_input(self):
+        self.copy_whole("run")
+        def generate(*arguments, text):
+            done = run([PPTRAIN, "generate", *self.arguments("run"), "--greedy", "--json", *arguments], self.folder, input=text)
+            return [json.loads(line) for line in done.stdout.splitlines()]
+
+        both = generate("--prompt", "To", "--prompt", "be", text="")
+        self.assertEqual(generate(text="To\n\nbe\n"), both)
+        self.assertEqual(generate("--prompts", "-", text="To\r\nbe"), both)
+        self.assertEqual(generate("--prompt", "To", "--prompts", "-", text="be\n"), both)
+        # As long as the positions allow: 16 of them, of which the last token is never read.
+        self.assertEqual([len(out["ids"]) for out in both], [15, 15])
+
     def test_generate_refuses_by_name(self):
         self.copy_whole("run")
-        for arguments, text in ((["--prompt", "a"], r"prompt 1: 1 tokens and 128 more are beyond the model's 16 positions"),
+        for arguments, text in ((["--prompt", "a", "--max-tokens", "128"], "prompt 1: 1 tokens and 128 more are beyond the model's 16 positions"),
+                                (["--prompt", "a" * 17], "prompt 1: it has 17 tokens, and the model takes 16"),
                                 ([], "no prompt; give --prompt TEXT"),
                                 (["--prompt-ids", "1,x"], 'expected numbers with commas between, like 1,2,3'),
                                 (["--prompt-ids", "256"], "the id 256 is not in the model's vocabulary"),

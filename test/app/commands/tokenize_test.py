@@ -58,7 +58,7 @@ class Tokenize(Case):
     def test_a_file_is_a_document(self):
         out = self.tokenize(TEXT)
         self.assertIn("only the index says where documents end", out)
-        self.assertIn("out.bin, out.idx: 1 documents", out)
+        self.assertIn("out.bin, out.idx: 1 document,", out)
         self.assertEqual([self.package.encode(TEXT.read_text()).ids], self.documents())
 
     def test_documents_of_a_file_end_with_the_end_of_text(self):

@@ -287,6 +287,24 @@ class Report(unittest.TestCase):
         self.assertEqual(different.pop("run.dir"), ['"a"', '"b"'])
         self.assertEqual(different, {})
 
+    def test_line_of_descent(self):
+        def told(*names):
+            self.assertEqual(self.pptrain("report", *names, "-o", "tree.html").returncode, 0)
+            return Page((self.folder / "tree.html").read_text()).data()["descent"]
+        self.assertEqual(told("a", "b"), [])
+        for source, step, to in [("a", 4, "c"), ("c", 4, "d")]:
+            done = self.pptrain("fork", source, "--step", str(step), "--to", to)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(told("a", "c", "b", "d"), [{"name": "a"}, {"name": "c", "parent": 0, "step": 4}, {"name": "b"},
+                                                    {"name": "d", "parent": 1, "step": 4}])
+        self.assertEqual(told("d"), [{"name": "d", "parent": 1, "step": 4},
+                                     {"name": str(self.folder / "c"), "parent": 2, "step": 4},
+                                     {"name": str(self.folder / "a")}])
+        if BROWSER:
+            page, complaints = self.browse(self.folder / "tree.html")
+            self.assertEqual(complaints, [])
+            self.assertIn(f"d, from step 4 of {self.folder / 'c'}", page)
+
     def test_schedules_as_they_ran_and_as_planned(self):
         self.assertIn("Step 4 as it ran, of trace.json", self.text)
         self.assertIn("A step as planned from job.toml", self.text)

@@ -125,10 +125,36 @@ class LiveRun(Case):
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE)
         self.assertEqual(self.status(code=4)["state"], "dead")
+        self.assertIn("it was killed, or its host went down", self.command("status", "run", code=4).stdout)
         with open(self.run_dir / "metrics.jsonl", "a") as file:
             file.write('{"step": 99, "lo')
         self.assertEqual(self.status(code=4)["state"], "dead")
         self.assertIn("dead", self.command("stop", "run", code=1).stderr)
+
+    def test_a_list_of_runs_and_one_that_is_watched(self):
+        process = self.start("train.steps=40", "train.grad_accum_steps=64")
+        self.wait_for_step(1)
+        watched = start([PPTRAIN, "status", "run", "--watch", "--json"], self.folder)
+        self.assertEqual(process.wait(PATIENCE), 0, self.log())
+        states = [json.loads(line)["state"] for line in watched.communicate(timeout=PATIENCE)[0].splitlines()]
+        self.assertEqual(watched.returncode, 3)
+        self.assertEqual([states[0], states[-1]], ["running", "finished"])
+        (self.folder / "empty").mkdir()
+        lines = self.command("status", self.folder).stdout.splitlines()
+        self.assertEqual(len(lines), 1)
+        self.assertRegex(lines[0], r"run +finished +step 40 of 40, loss ")
+        self.assertEqual(json.loads(self.command("status", self.folder, "--json").stdout)["state"], "finished")
+
+    def test_a_second_interrupt_leaves_its_reason(self):
+        process = self.start("train.grad_accum_steps=400")  # a step of many seconds
+        self.until(lambda: "output in" in self.log(), "the run did not start")
+        process.send_signal(signal.SIGINT)
+        self.until(lambda: "press again to stop at once" in self.log(), "the first interrupt was not heard")
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(PATIENCE), 130)
+        status = self.status(code=4)
+        self.assertEqual(status["state"], "dead")
+        self.assertEqual(status["message"], "SIGINT asked the run to end, and its process ended before it had saved")
 
     @unittest.skipUnless(MPIEXEC, "built without MPI")
     def test_mpirun(self):

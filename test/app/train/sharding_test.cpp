@@ -295,5 +295,6 @@ TEST_CASE("dp_shard = -1 takes what the other axes leave of the world", "[shardi
   CHECK_THROWS_WITH(plan(rest, 6), pptrain::test::contains_text(
                                        "pp 2 x dp_replicate 2 x cp 1 x tp 1 = 4 does not divide 6"));
   CHECK_THROWS_WITH(plan(rest, 0), pptrain::test::contains_text("--world N"));
-  CHECK_THROWS_WITH(plan({"distributed.dp_shard=2"}, 3), pptrain::test::contains_text("dp_shard 2 = 2"));
+  CHECK_THROWS_WITH(plan({"distributed.dp_shard=2"}, 3),
+                    pptrain::test::contains_text("2 ranks (dp_shard 2)"));
 }

@@ -203,5 +203,5 @@ TEST_CASE("prompts and completions of a line") {
       "a.jsonl", "{\"ask\": \"1\", \"answer\": \"one\", \"text\": 5}\n\n{\"answer\": \"\", \"ask\": \"2\"}");
   CHECK(read({file}, format).texts == std::vector<std::string>{"1", "one", "2", ""});
   CHECK_THROWS_WITH(read({folder.write("b.jsonl", "{\"ask\": \"1\"}")}, format),
-                    contains_text("b.jsonl:1: the object has no key 'answer'"));
+                    contains_text("b.jsonl:1: the object has no key 'answer'; it has: ask"));
 }

@@ -168,7 +168,8 @@ TEST_CASE("what is wrong with a file is said, and nothing is left behind") {
   CHECK_THAT(fault("{\"text\": \"a\"}\n{\"text\": 1}\n", "text"),
              test::contains_text("x.jsonl:2: 'text' is no text"));
   CHECK_THAT(fault("{\"text\": \"a\"}\n\n{\"t\": 1}\n", "text"),
-             test::contains_text("x.jsonl:3: the object has no key 'text'"));
+             test::contains_text("x.jsonl:3: the object has no key 'text'; it has: t"));
   CHECK_THAT(fault("[1]", "text"), test::contains_text("x.jsonl:1: not a JSON object"));
-  CHECK_THAT(fault("{\"text\": \"a}\n", "text"), test::contains_text("x.jsonl:1: line: not valid JSON"));
+  CHECK_THAT(fault("{\"text\": \"a}\n", "text"),
+             test::contains_text("x.jsonl:1: not valid JSON: it ends too early"));
 }

@@ -202,7 +202,10 @@ TEST_CASE("JSON with a repeated key, at any depth, is refused") {
   CHECK_THROWS_WITH(parse_strict_json(R"({"\u0061": 1, "a": 1})", "file"), contains_text("'a'"));
   CHECK_THROWS_WITH(parse_strict_json("{", "file"), contains_text("file: not valid JSON"));
   CHECK_THROWS_WITH(parse_strict_json("", "file"), contains_text("file: not valid JSON"));
-  CHECK_THROWS_WITH(parse_strict_json("{} x", "file"), contains_text("file: not valid JSON"));
+  CHECK_THROWS_WITH(parse_strict_json("{} x", "file"),
+                    contains_text("file: not valid JSON at byte 4, near 'x'"));
+  CHECK_THROWS_WITH(parse_strict_json("not json", "file"),
+                    contains_text("file: not valid JSON at byte 2, near 'ot json'"));
   CHECK_THROWS_WITH(parse_strict_json(std::string(100000, '['), "file"), contains_text("nested deeper"));
 }
 

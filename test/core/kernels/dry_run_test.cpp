@@ -91,8 +91,9 @@ TEST_CASE("embedding and cross entropy record what they touch", "[dry_run]") {
   const Tensor tokens = meta({6}, at::kLong), table = meta({1000, 10}, type);
   Tensor out = meta({6, 10}, type), table_grad = meta({1000, 10}), logits = meta({6, 1000}, type),
          loss = meta({6});
-  CHECK(cost_of([&] { kernels::embedding(tokens, table, out); }) == moved(48 + 2 * 60 * t));
-  CHECK(cost_of([&] { kernels::embedding_backward(tokens, out, table_grad); }) ==
+  CHECK(cost_of([&] { kernels::embedding(tokens, table, {.first = 0, .vocab = 1000}, out); }) ==
+        moved(48 + 2 * 60 * t));
+  CHECK(cost_of([&] { kernels::embedding_backward(tokens, out, {.first = 0, .vocab = 1000}, table_grad); }) ==
         moved(48 + 60 * t + 2 * 60 * 4));
   CHECK(cost_of([&] { kernels::cross_entropy(logits, tokens, loss, false); }) == moved(6000 * t + 48 + 24));
   CHECK(cost_of([&] { kernels::cross_entropy(logits, tokens, loss, true); }) ==
@@ -130,9 +131,8 @@ TEST_CASE("the optimizer's kernels record what they read and write", "[dry_run]"
   Tensor weight = meta({100}), exp_avg = meta({100}), exp_avg_sq = meta({100});
   const Tensor grad = meta({100}), compute = meta({100}, at::kBFloat16);
   Tensor sum = meta({20}, at::kLong);
-  const kernels::AdamWPrevious previous{meta({100}), meta({100}), meta({100})};
-  const auto step = [&](const std::optional<Tensor>& copy,
-                        const std::optional<kernels::AdamWPrevious>& kept) {
+  const kernels::StepPrevious previous{meta({100}), meta({100}), meta({100})};
+  const auto step = [&](const std::optional<Tensor>& copy, const std::optional<kernels::StepPrevious>& kept) {
     return cost_of([&] { kernels::adamw({{weight, grad, exp_avg, exp_avg_sq, copy, {.lr = 1}, kept}}); });
   };
   CHECK(step(none, std::nullopt) == moved(7 * 400));

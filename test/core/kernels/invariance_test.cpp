@@ -59,14 +59,14 @@ std::vector<Tensor> run_all(at::ScalarType type) {
          table_grad = at::zeros({vocab, dim}, f32);
   const Tensor tokens = at::randint(0, vocab, {rows}, at::kLong);
   kernels::cross_entropy(logits, tokens, loss, true);
-  kernels::embedding_backward(tokens.remainder(50), dy, table_grad);
+  kernels::embedding_backward(tokens.remainder(50), dy, {.first = 0, .vocab = vocab}, table_grad);
   results.insert(results.end(), {logits, loss, table_grad});
 
   const int64_t size = 300000;
   Tensor w = at::randn({size}, f32), m = at::randn({size}, f32), v = at::rand({size}, f32);
   Tensor compute = at::empty({size}, at::kBFloat16), squares = at::zeros({20}, at::kLong);
   const Tensor g = at::randn({size}, f32);
-  const kernels::AdamWPrevious kept{at::empty_like(w), at::empty_like(w), at::empty_like(w)};
+  const kernels::StepPrevious kept{at::empty_like(w), at::empty_like(w), at::empty_like(w)};
   kernels::adamw({{w, g, m, v, compute, {.lr = 1e-2, .weight_decay = 0.1, .step = 3}, kept}});
   kernels::add_squares({{g, 0}}, squares);
   results.insert(results.end(), {w, m, v, compute, squares, kept.weight, kept.exp_avg, kept.exp_avg_sq});
@@ -97,7 +97,7 @@ TEST_CASE("adamw and sums do not depend on where in a buffer an element lies", "
   const int64_t size = 203;
   const Tensor g = at::randn({size}, f32), w0 = at::randn({size}, f32), m0 = at::randn({size}, f32),
                v0 = at::rand({size}, f32);
-  const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
+  const kernels::StepArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
   Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), compute = at::empty({size}, at::kBFloat16);
   kernels::adamw({{w, g, m, v, compute, args, std::nullopt}});
   for (int64_t i = 0; i < size; ++i) {
@@ -121,8 +121,8 @@ TEST_CASE("adamw keeps what it overwrites, wherever it lies", "[kernels]") {
   Tensor w = w0.clone(), m = m0.clone(), v = v0.clone(), w1 = w0.clone(), m1 = m0.clone(), v1 = v0.clone();
   const Tensor kept = at::full({3, size + offset + 1}, -7, f32);
   const auto row = [&](int64_t i) { return kept[i].narrow(0, offset, size); };
-  const kernels::AdamWArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
-  kernels::adamw({{w, g, m, v, std::nullopt, args, kernels::AdamWPrevious{row(0), row(1), row(2)}}});
+  const kernels::StepArgs args{.lr = 1e-2, .weight_decay = 0.1, .grad_scale = 0.3, .step = 2};
+  kernels::adamw({{w, g, m, v, std::nullopt, args, kernels::StepPrevious{row(0), row(1), row(2)}}});
   kernels::adamw({{w1, g, m1, v1, std::nullopt, args, std::nullopt}});
   at::set_num_threads(1);
   CHECK(same_bits(row(0), w0));
@@ -148,11 +148,11 @@ TEST_CASE("all instruction sets agree", "[kernels]") {
   const Tensor labels = at::tensor({0, 1002, 17, -100}, at::kLong);
   const auto run = [&](const cpu::Loops& loops) {
     Tensor x = logits.clone(), loss = at::empty({4}, f32), scratch = at::empty({vocab}, f32);
-    const cpu::CrossEntropyArgs<uint16_t> args{.logits = static_cast<uint16_t*>(x.data_ptr()),
-                                               .labels = labels.const_data_ptr<int64_t>(),
-                                               .loss = loss.mutable_data_ptr<float>(),
-                                               .vocab = vocab,
-                                               .want_gradient = true};
+    const cpu::SoftmaxArgs<uint16_t> args{.logits = static_cast<uint16_t*>(x.data_ptr()),
+                                          .labels = labels.const_data_ptr<int64_t>(),
+                                          .width = vocab,
+                                          .loss = loss.mutable_data_ptr<float>(),
+                                          .want_gradient = true};
     loops.bf16.cross_entropy(args, scratch.mutable_data_ptr<float>(), 0, 4);
     return std::pair{x, loss};
   };

@@ -322,15 +322,17 @@ TEST_CASE("embedding and its gradient", "[kernels]") {
   const Tensor weight = random({11, 37}, type);
   const Tensor tokens = at::tensor({3, 0, 3, 10, 3}, at::kLong);
   Tensor out = at::empty({5, 37}, weight.options());
-  kernels::embedding(tokens, weight, out);
+  kernels::embedding(tokens, weight, {.first = 0, .vocab = 11}, out);
   CHECK(same_bits(out, weight.index_select(0, tokens)));
 
   const Tensor dy = random({5, 37}, type);
   Tensor grad = at::ones({11, 37}, f32);
-  kernels::embedding_backward(tokens, dy, grad);
+  kernels::embedding_backward(tokens, dy, {.first = 0, .vocab = 11}, grad);
   CHECK(relative_error(grad, at::ones({11, 37}, at::kDouble).index_add(0, tokens, dy.to(at::kDouble))) <
         1e-6);
-  CHECK_THROWS_AS(kernels::embedding(at::tensor({11, 0, 0, 0, 0}, at::kLong), weight, out), Error);
+  CHECK_THROWS_AS(
+      kernels::embedding(at::tensor({11, 0, 0, 0, 0}, at::kLong), weight, {.first = 0, .vocab = 11}, out),
+      Error);
 }
 
 TEST_CASE("gradients of weight and bias accumulate in float32", "[kernels]") {

@@ -36,12 +36,12 @@ TEST_CASE("memory that ran out is said with its use and its size") {
     FAIL("that much memory");
   } catch (const OutOfMemory& error) {
     CHECK(std::string(error.what()) ==
-          "weights of layers.3: 281474976710656 bytes (281474.98 GB) of the host's memory could not be had");
+          "weights of layers.3: 281474976710656 bytes (281474.98 GB) of host memory could not be allocated");
   }
   // From within: the innermost place last.
   CHECK(message_of([&] {
           allocate_for([] { return "in F"; }, [&] { allocate_for([] { return "scratch"; }, allocate); });
-        }) == "in F: scratch: 281474976710656 bytes (281474.98 GB) of the host's memory could not be had");
+        }) == "in F: scratch: 281474976710656 bytes (281474.98 GB) of host memory could not be allocated");
   CHECK_THROWS_AS(allocate_for([] { return "a list"; }, []() -> int { throw std::bad_alloc(); }),
                   OutOfMemory);
   CHECK(allocate_for([] { return "a tensor"; }, [] { return at::ones({3}).numel(); }) == 3);

@@ -1,6 +1,4 @@
 // Parts of a vocabulary, put together, against the kernels of the whole one.
-#include "core/kernels/vocabulary.h"
-
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/kernels/kernels.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -25,7 +24,7 @@ std::vector<std::pair<int64_t, int64_t>> parts_of(int64_t vocab) {
 
 }  // namespace
 
-TEST_CASE("embedding_part: the parts' sum is the embedding, and their gradients are its rows", "[kernels]") {
+TEST_CASE("embedding: the parts' sum is the embedding, and their gradients are its rows", "[kernels]") {
   at::set_num_threads(1);
   at::manual_seed(3);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
@@ -34,15 +33,15 @@ TEST_CASE("embedding_part: the parts' sum is the embedding, and their gradients 
   const Tensor tokens = at::randint(0, vocab, {rows}, at::kLong);
   Tensor expected = at::empty({rows, dim}, weight.options());
   Tensor expected_grad = at::ones({vocab, dim}, at::kFloat);
-  kernels::embedding(tokens, weight, expected);
-  kernels::embedding_backward(tokens, dy, expected_grad);
+  kernels::embedding(tokens, weight, {.first = 0, .vocab = vocab}, expected);
+  kernels::embedding_backward(tokens, dy, {.first = 0, .vocab = vocab}, expected_grad);
   Tensor sum = at::zeros_like(expected);
   for (const auto& [first, size] : parts_of(vocab)) {
     Tensor out = at::full({rows, dim}, NAN, weight.options());
-    kernels::embedding_part(tokens, weight.narrow(0, first, size), {.first = first, .vocab = vocab}, out);
+    kernels::embedding(tokens, weight.narrow(0, first, size), {.first = first, .vocab = vocab}, out);
     sum.add_(out);
     Tensor grad = at::ones({size, dim}, at::kFloat);
-    kernels::embedding_part_backward(tokens, dy, {.first = first, .vocab = vocab}, grad);
+    kernels::embedding_backward(tokens, dy, {.first = first, .vocab = vocab}, grad);
     CHECK(same_bits(grad, expected_grad.narrow(0, first, size)));
   }
   CHECK(same_bits(sum, expected));
@@ -93,11 +92,13 @@ TEST_CASE("ids outside of the vocabulary are errors on every rank, and a NaN is 
   const Tensor bad = at::tensor({1, 12}, at::kLong), good = at::tensor({1, 9}, at::kLong);
   const kernels::VocabularyPart part{.first = 4, .vocab = 12};
   CHECK_THROWS_WITH(kernels::softmax_statistics(logits, bad, part, statistics),
-                    "cross entropy: label 12 of row 1 is outside the vocabulary of 12");
-  CHECK_THROWS_WITH(kernels::embedding_part(bad, logits.new_zeros({4, 4}), part, out),
-                    "embedding: token 12 of row 1 is outside the vocabulary of 12");
-  CHECK_THROWS_AS(kernels::embedding_part(good, logits.new_zeros({4, 4}), {.first = 9, .vocab = 12}, out),
-                  Error);
+                    "cross entropy: label 12 of row 1 is outside the vocabulary of 12; use -100 for "
+                    "rows that do not count");
+  CHECK_THROWS_WITH(
+      kernels::embedding(bad, logits.new_zeros({4, 4}), part, out),
+      "embedding: token 12 of row 1 is outside the vocabulary of 12; check model.vocab_size against "
+      "the data's tokenizer");
+  CHECK_THROWS_AS(kernels::embedding(good, logits.new_zeros({4, 4}), {.first = 9, .vocab = 12}, out), Error);
   logits[0][2] = NAN;
   kernels::softmax_statistics(logits, good, part, statistics);
   kernels::cross_entropy_part(logits, good, statistics.unsqueeze(0), part, loss, true);

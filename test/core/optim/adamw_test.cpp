@@ -9,7 +9,6 @@
 #include <memory>
 
 #include "core/base/error.h"
-#include "core/optim/squared_norms.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -261,10 +260,10 @@ namespace {
 class Descent final : public optim::Update {
  public:
   std::vector<std::string> state_files() const override { return {"descent.count"}; }
-  void step(std::span<optim::Run> runs, const optim::StepArguments& arguments) override {
+  void step(std::span<optim::Run> runs, double lr, double grad_scale, int64_t /*step*/) override {
     for (optim::Run& run : runs) {
       CHECK_FALSE(run.previous.has_value());
-      run.now.master.sub_(run.grad, arguments.lr * arguments.grad_scale);
+      run.now.master.sub_(run.grad, lr * grad_scale);
       run.now.state[0].add_(1);
       if (run.compute) run.compute->copy_(run.now.master);
     }

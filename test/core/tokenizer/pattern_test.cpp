@@ -62,9 +62,26 @@ TEST_CASE("a range may begin with an escaped bracket, and a hyphen at the beginn
   CHECK(joined("[^-!-~]") == " ");
 }
 
+TEST_CASE("classes within classes, intersections, a script and boundaries of words") {
+  CHECK(matches(Pattern::regex("[b[d-e]&&[^e]]"), "abcde") == Texts{"b", "d"});
+  CHECK(matches(Pattern::regex("[^(\\s|[.,])]+"), "a|b (c.d") == Texts{"a", "b", "c", "d"});
+  CHECK(matches(Pattern::regex("[\\p{L}&&[^\\p{Han}]]+|\\p{Han}+"), "a\xe4\xb8\xad\xe6\x96\x87z") ==
+        Texts{"a", "\xe4\xb8\xad\xe6\x96\x87", "z"});
+  CHECK(matches(Pattern::regex("\\d{1,3}(?=(?:\\d{3})*\\b)"), "1234567 12a") == Texts{"1", "234", "567"});
+}
+
 TEST_CASE("what PCRE2 would read otherwise is refused, with its place") {
-  CHECK(refusal("a[b[c]]") == "a class within a class at byte 3 of the pattern 'a[b[c]]'");
-  CHECK_THAT(refusal("[a&&b]"), test::contains_text("'&&' in a class at byte 2"));
+  CHECK(refusal("a[b[]c]") == "a class that begins with ']' at byte 4 of the pattern 'a[b[]c]'");
+  CHECK_THAT(refusal("[a[b]"), test::contains_text("a class without its end at byte 5"));
+  CHECK_THAT(refusal("[a&&]"), test::contains_text("'&&' with nothing on one side at byte 4"));
+  CHECK_THAT(refusal("[a&&[^a]]"), test::contains_text("a class of no character"));
+  CHECK_THAT(refusal("[[:alpha:]]"), test::contains_text("a POSIX bracket at byte 1"));
+  CHECK_THAT(refusal("[a-[b]]"), test::contains_text("a range between what are no characters"));
+  CHECK_THAT(refusal("[[a]-c]"), test::contains_text("a range between what are no characters"));
+  CHECK_THAT(refusal("[c-a[b]]"), test::contains_text("a range whose end is before its begin"));
+  CHECK_THAT(refusal("[\\h[b]]"), test::contains_text("'\\h' is not supported within such a class"));
+  CHECK_THAT(refusal("[\\p{Mn}[b]]"), test::contains_text("\\p{Mn} within such a class"));
+  CHECK_THAT(refusal("(?i:[a[b]])"), test::contains_text("(?i) with a class within a class"));
   CHECK_THAT(refusal("a{2}+"), test::contains_text("a repetition that is repeated"));
   CHECK_THAT(refusal("a{2}?"), test::contains_text("a repetition that is repeated"));
   CHECK_THAT(refusal("a{,2}"), test::contains_text("'{' that begins no {n}"));
@@ -80,7 +97,7 @@ TEST_CASE("what PCRE2 would read otherwise is refused, with its place") {
   CHECK_THAT(refusal("(?i:\xc3\x9f)"), test::contains_text("beyond ASCII"));
   CHECK_THAT(refusal("(?i:\\p{Lu})"), test::contains_text("a case of letters"));
   CHECK_THAT(refusal("\\p{Mn}"), test::contains_text("only general categories"));
-  CHECK_THAT(refusal("\\p{Han}"), test::contains_text("only general categories"));
+  CHECK_THAT(refusal("\\p{Hiragana}"), test::contains_text("only general categories"));
   CHECK_THAT(refusal("[\\P{L}]"), test::contains_text("the complement of a class within a class"));
   CHECK_THAT(refusal("[\\s-a]"), test::contains_text("a range between what are no characters"));
   CHECK_THAT(refusal("[]a]"), test::contains_text("a class that begins with ']'"));
@@ -102,4 +119,6 @@ TEST_CASE("long runs are found whole") {
   const std::string blanks(20'000'000, ' '), letters(20'000'000, 'a');
   CHECK(matches(pattern, blanks + "x").front().size() == blanks.size() - 1);
   CHECK(matches(pattern, letters).front().size() == letters.size());
+  const Pattern set = Pattern::regex("[\\p{L}&&[^\\p{Han}]]*[\\p{Ll}&&[^b]]+");
+  CHECK(matches(set, letters).front().size() == letters.size());
 }

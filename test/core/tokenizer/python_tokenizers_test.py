@@ -110,6 +110,9 @@ class Tool:
             at += 4 + size
         return answers
 
+    def warnings(self):
+        return subprocess.run([TOOL, self.path], input=b"", capture_output=True, check=True).stderr.decode()
+
     def refusal(self):
         result = subprocess.run([TOOL, self.path], input=b"", capture_output=True, check=False)
         return result.stderr.decode().strip() if result.returncode == 2 else ""
@@ -127,6 +130,8 @@ class Compared(unittest.TestCase):
     def compare(self, document, texts, special=True, decode=True):
         """Texts are str, or bytes that need not be UTF-8."""
         package, tool = Tokenizer.from_str(json.dumps(document)), Tool(self, document)
+        package.no_truncation()
+        package.no_padding()
         as_str = [text if isinstance(text, str) else text.decode(errors="replace") for text in texts]
         as_bytes = [text.encode() if isinstance(text, str) else text for text in texts]
         for flag, request in ((False, "e"), (True, "E")) if special else ((False, "e"),):
@@ -229,6 +234,87 @@ def sequence(*steps):
 
 def metaspace(scheme, cut=True):
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": cut}
+
+
+def punctuation(behavior):
+    return {"type": "Punctuation", "behavior": behavior}
+
+
+# As tokenizer.json of tiiuae/falcon-7b and facebook/chameleon-7b have them (the latter's patterns stand in llama.cpp's llama-vocab.cpp
+# too), bigscience/bloom, CohereLabs/tiny-aya-base, and moonshotai/Kimi-K2's tokenization_kimi.py.
+FALCON = sequence(punctuation("Contiguous"), {**BYTES, "use_regex": True}, {"type": "Digits", "individual_digits": False},
+                  split("[0-9][0-9][0-9]"))  # fmt: skip
+CHAMELEON = sequence(split("<sentinel:[0-9]+>"), split("(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z"), split(r"([\t\n]|    |  )"),
+                     {"type": "Digits", "individual_digits": True}, punctuation("Isolated"), {**BYTES, "use_regex": True})  # fmt: skip
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+COHERE = (r"\d{1,3}(?=(?:\d{3})*\b)", r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+          r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+          r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")  # fmt: skip
+KIMI = (r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+")  # fmt: skip
+MODELS = {
+    "falcon": FALCON,
+    "chameleon": CHAMELEON,
+    "bloom": sequence(split(BLOOM), BYTES),
+    "cohere": sequence(*map(split, COHERE), BYTES),
+    "kimi": sequence(split(KIMI), BYTES),
+}
+BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+
+
+class KnownModels(Compared):
+    """The pre-tokenizers of known models, around the merges of gpt2."""
+
+    def test_generated_strings(self):
+        words = SHAKESPEARE.read_text()[:20_000].split()
+        han = ["中文", "漢字かな", "〇", "々", "𠀀", "\U00030000", "\U00031350", "한국어", "ｱ", "⺀", "㍿", "1,234.5", "１２３４５", "x²", "_a", "a_1",
+               "<sentinel:12>", "IMGIMGABZ", "।", "۔", "،", "…", "。", "[", "]", "$+<=>^`|~", "'S", "'ll", "12345678", "٣٤٥٦"]  # fmt: skip
+        for name, steps in MODELS.items():
+            with self.subTest(name):
+                rng = random.Random(name)
+                texts = [generated(rng, words + han * 20) for _ in range(STRINGS)]
+                texts += [damaged(rng, text) for text in texts[:100]]
+                texts += ["".join(rng.choice(han + [" ", "\n", "a", "Ab"]) for _ in range(12)) for _ in range(STRINGS)]
+                self.compare(changed("gpt2", pre_tokenizer=steps), [*texts, "", " ", "a" * 20_000, "中" * 20_000, " " * 20_000])
+
+    def test_every_character(self):
+        step = 1 if STRINGS > 100_000 else 7
+        codes = [c for c in range(0, 0x34000, step) if not 0xD800 <= c < 0xE000]
+        for name, steps in MODELS.items():
+            with self.subTest(name):
+                texts = [f"a{chr(c)}b {chr(c)}{chr(c)}\u0301 1{chr(c)}中" for c in codes]
+                self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode=False)
+
+    def test_every_behavior_of_punctuation(self):
+        texts = ["...a.b!?", "a", "", "!", "!!", " . , ", "¿qué?—«x»", "$1+2=3", "a。b、、c", "\u2e43x\u166dy", "-a--b-", "𐩐x𑇉"]
+        texts += ["a" + "a".join(chr(c) for c in range(i, i + 40)) + "a" for i in [*range(0x20, 0xD7D0, 40), *range(0xF900, 0x1FFF0, 40)]]
+        for behavior in BEHAVIORS:
+            for tail in ((BYTES,), (BYTES, punctuation(behavior), {"type": "Digits", "individual_digits": True})):
+                with self.subTest(behavior=behavior, steps=len(tail)):
+                    steps = sequence(punctuation(behavior), *tail)
+                    self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode=False)
+        self.compare(changed("gpt2", pre_tokenizer=sequence({"type": "Punctuation"}, BYTES)), texts, special=False, decode=False)
+
+    def test_set_operations(self):
+        codes = [c for c in range(1, 0x34000) if not 0xD800 <= c < 0xE000]
+        texts = ["a" + "a".join(chr(c) for c in codes[i : i + 40]) + "a" for i in range(0, len(codes), 40)]
+        for pattern in (r"[[a]]", r"[b[c-e]\d]", r"[^b[^c-z]]", r"[\p{L}&&[^\p{Han}]]", r"[^\p{L}&&[^\p{Han}]]", r"[\w&&[^\d_]&&[^a-m]]",
+                        r"[\W&&[\x{80}-\x{ff}]]", r"[a&b[&]]", r"[\P{L}&&\S]", r"[\s\[&&[^\n]]", r"[\D&&\p{N}]", r"[[^a]&&[^b-]]",
+                        r"[\u3041-\u3096&&\p{L}-]", r"\p{Han}", r"\P{Han}", r"[^\p{Han}]", r"\b", r"\B", r"\b\w", r"\w\b", r"\B.\B"):  # fmt: skip
+            with self.subTest(pattern):
+                steps = sequence(split(pattern, "Removed"), BYTES)
+                self.compare(changed("gpt2", pre_tokenizer=steps), texts, special=False, decode=False)
+
+    def test_truncation_and_padding_are_ignored_with_a_word(self):
+        document = changed("gpt2", truncation={"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+                           padding={"strategy": {"Fixed": 20}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                                    "pad_type_id": 0, "pad_token": "<|endoftext|>"})  # fmt: skip
+        self.compare(document, ["", "a", "To be, or not to be: that is the question"])
+        said = Tool(self, document).warnings()
+        for key in ("truncation", "padding"):
+            self.assertIn(f"tokenizer.json: {key}: ignored", said)
 
 
 class Parts(Compared):
@@ -441,14 +527,16 @@ class Refusals(unittest.TestCase):
     def test_what_is_not_supported_is_named_with_its_place(self):
         for document, message in (
             (changed("gpt2", normalizer={"type": "BertNormalizer"}), "normalizer: the normalizer 'BertNormalizer' is not supported"),
-            (changed("gpt2", pre_tokenizer=sequence(BYTES, split("x"))),
-             "pre_tokenizer.pretokenizers[1]: ByteLevel must be the last pre-tokenizer"),
-            (changed("gpt2", pre_tokenizer=sequence(split("[[a]]"), BYTES)),
-             "pre_tokenizer.pretokenizers[0].pattern: a class within a class at byte 1 of the pattern '[[a]]'"),
+            (changed("gpt2", pre_tokenizer=sequence(BYTES, metaspace("never"))),
+             "pre_tokenizer.pretokenizers[1]: Metaspace after ByteLevel is not supported"),
+            (changed("gpt2", pre_tokenizer=sequence(split("[[]a]"), BYTES)),
+             "pre_tokenizer.pretokenizers[0].pattern: a class that begins with ']' at byte 2 of the pattern '[[]a]'"),
             (changed("gpt2", model={"dropout": 0.1}), "model.dropout: dropout is not supported"),
-            (changed("gpt2", model={"type": "WordPiece"}), "model: the model 'WordPiece' is not supported, only BPE is"),
+            (changed("gpt2", model={"type": "WordPiece"}, normalizer={"type": "BertNormalizer"}),
+             "model: the model 'WordPiece' is not supported, only BPE is"),
+            (changed("gpt2", model={"type": "Unigram"}, normalizer={"type": "Precompiled", "precompiled_charsmap": ""}),
+             "model: the model 'Unigram' is not supported, only BPE is"),
             (changed("gpt2", decoder={"type": "CTC"}), "decoder: the decoder 'CTC' is not supported"),
-            (changed("gpt2", padding={"strategy": "BatchLongest"}), "padding: must be null"),
             (changed("gpt2", surprise=1), "'surprise' is not supported"),
         ):  # fmt: skip
             with self.subTest(message):

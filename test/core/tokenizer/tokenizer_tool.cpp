@@ -6,6 +6,9 @@
 //   's'       int32 ids -> text, as a StreamDecoder gives it
 // An answer has no first byte. `tokenizer_tool TOKENIZER.JSON --time FILE` prints seconds of encoding a
 // file's documents (with NUL between them), of decoding their ids, and how many ids there are.
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -84,6 +87,7 @@ int time_file(const Tokenizer& tokenizer, const char* path) {
 
 int main(int argc, char** argv) {
   std::ios::sync_with_stdio(false);
+  spdlog::set_default_logger(spdlog::stderr_logger_mt("warnings"));  // answers have standard output
   try {
     const Tokenizer tokenizer = Tokenizer::load(argv[1]);
     return argc == 4 ? time_file(tokenizer, argv[3]) : serve(tokenizer);

@@ -151,16 +151,16 @@ void add_loss(std::vector<KernelCase>& cases, int64_t rows, int64_t vocab) {
 void add_embedding(std::vector<KernelCase>& cases, int64_t rows, int64_t vocab, int64_t dim) {
   cases.push_back({"embedding", [=](at::Device device) -> Work {
                      const Tensor weight = activations(device, vocab, dim);
-                     return [weight, tokens = Bench::random_integers_on(device, vocab, rows),
+                     return [weight, vocab, tokens = Bench::random_integers_on(device, vocab, rows),
                              out = at::empty({rows, dim}, weight.options())]() mutable {
-                       kernels::embedding(tokens, weight, out);
+                       kernels::embedding(tokens, weight, {.first = 0, .vocab = vocab}, out);
                      };
                    }});
   cases.push_back({"embedding_backward", [=](at::Device device) -> Work {
-                     return [tokens = Bench::random_integers_on(device, vocab, rows),
+                     return [vocab, tokens = Bench::random_integers_on(device, vocab, rows),
                              dy = gradients(device, {rows, dim}),
                              weight_grad = floats(device, {vocab, dim}, 1e-3)]() mutable {
-                       kernels::embedding_backward(tokens, dy, weight_grad);
+                       kernels::embedding_backward(tokens, dy, {.first = 0, .vocab = vocab}, weight_grad);
                      };
                    }});
 }

@@ -193,8 +193,8 @@ TEST_CASE("a shape that no world has is refused with its factors") {
 }
 
 TEST_CASE("a shape describes itself by its factors above 1") {
-  REQUIRE(MeshShape{.pp = 2, .dp_replicate = 2}.describe() == "pp 2 x dp_replicate 2 = 4");
-  REQUIRE(MeshShape{}.describe() == "pp 1 = 1");
+  REQUIRE(MeshShape{.pp = 2, .dp_replicate = 2}.describe() == "pp 2 x dp_replicate 2");
+  REQUIRE(MeshShape{}.describe() == "pp 1");
 }
 
 TEST_CASE("the wrong number of processes is an error that names the factors") {

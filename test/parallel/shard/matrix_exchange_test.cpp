@@ -115,10 +115,10 @@ void check_layout(const Layout& layout, int64_t elements, at::ScalarType type, c
     declare(group, layout.tp, place.tp);
     group.materialise(at::kCPU, type, true, {.index = place.shard, .count = layout.shards});
     group.initialise(5);
-    const auto muon = optim::make_optimizer(
-        muon_options(), group.buffers(), {.make_exchange = [&](std::vector<MatrixPart> parts) {
+    const auto muon =
+        optim::make_optimizer(muon_options(), group.buffers(), [&](std::vector<MatrixPart> parts) {
           return std::make_unique<shard::MatrixExchange>(world, std::move(parts), elements);
-        }});
+        });
     take_steps(group, *muon);
     const std::lock_guard lock(mutex);
     for (const nn::Slice* p : group.slices()) {

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <random>
@@ -14,7 +12,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "test/core/io/scratch_folder.h"
 #include "test/support/catch.h"
 
 namespace pptrain::comm {
@@ -165,28 +162,6 @@ TEST_CASE("what comes early on all links of a process is bounded together") {
   const Guarded one(1500);
   REQUIRE(second.receive(7, one.operation));  // the other link is wanted again
   REQUIRE((first.wants_bytes() && second.wants_bytes()));
-}
-
-TEST_CASE("the memory that a process may use is that of its control groups, where they have less") {
-  const ScratchFolder folder;
-  const auto write = [&](const std::filesystem::path& file, const std::string& text) {
-    std::filesystem::create_directories((folder.path() / file).parent_path());
-    std::ofstream(folder.path() / file) << text << "\n";
-  };
-  const auto limit = [&] { return memory_limit(folder.path() / "own", folder.path() / "groups"); };
-  const size_t host = limit();
-  REQUIRE(host > size_t{1} << 20);
-  write("own", "0::/job/step\n");
-  REQUIRE(limit() == host);
-  write("groups/job/step/memory.max", "max");
-  REQUIRE(limit() == host);
-  write("groups/job/memory.max", "1000000");
-  REQUIRE(limit() == 1'000'000);
-  write("groups/memory.max", "900000");
-  REQUIRE(limit() == 900'000);
-  write("own", "5:cpu:/other\n4:memory:/old\n0::/\n");
-  write("groups/memory/old/memory.limit_in_bytes", "800000");
-  REQUIRE(limit() == 800'000);
 }
 
 TEST_CASE("headers that no rank sends are refused") {

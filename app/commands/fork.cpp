@@ -1,0 +1,52 @@
+// pptrain fork
+#include "app/run/fork.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "app/commands/command_line.h"
+#include "app/commands/commands.h"
+#include "app/commands/job_options.h"
+#include "core/base/printable.h"
+
+namespace pptrain::app {
+
+namespace {
+
+struct ForkArguments {
+  std::string run, to;          // folders
+  std::optional<int64_t> step;  // nothing: the newest
+};
+
+CLI::App* declare_fork(CLI::App& cli, ForkArguments& arguments) {
+  CLI::App* fork = cli.add_subcommand("fork", "Makes a new run that begins at another run's checkpoint");
+  fork->add_option("RUN", arguments.run, "The other run's folder, which stays as it is")->required();
+  fork->add_option("--step", arguments.step, "The checkpoint's step; default: the newest")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("STEP");
+  fork->add_option("--to", arguments.to, "The new run's folder, with its job.toml")
+      ->required()
+      ->option_text("DIR");
+  return fork;
+}
+
+int fork(const ForkArguments& arguments) {
+  log_to_stderr();
+  const Fork fork = fork_run(arguments.run, arguments.step, arguments.to);
+  fmt::print("{}\n",
+             printable(fmt::format("{} begins at step {} of {}; to go on: pptrain --config {}/job.toml",
+                                   arguments.to, fork.step, arguments.run, arguments.to)));
+  return 0;
+}
+
+}  // namespace
+
+void add_fork(CommandLine& line) {
+  line.add(declare_fork, fork);
+}
+
+}  // namespace pptrain::app

@@ -1,0 +1,76 @@
+#include "app/launch/memory_check.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "app/forecast/costs.h"
+#include "app/forecast/prediction.h"
+#include "core/base/host_memory.h"
+#include "core/base/process.h"
+
+namespace pptrain::app {
+namespace {
+
+// A number for this host, the same in all of its processes.
+int64_t host_number() {
+  return static_cast<int64_t>(std::hash<std::string>()(host_name()));
+}
+
+std::vector<int64_t> from_all(comm::Communicator& world, int64_t own) {
+  const at::Tensor all = at::empty({world.size(), 1}, at::kLong);
+  world.all_gather(all, at::full({1}, own, at::kLong));
+  const auto* values = all.const_data_ptr<int64_t>();
+  return {values, values + world.size()};
+}
+
+// Rank 0 predicts for all: a prediction of many ranks takes up to a second.
+std::vector<int64_t> agreed_bytes(comm::Communicator& world, const Plan& plan) {
+  std::vector<int64_t> bytes(static_cast<size_t>(plan.mesh.pp));
+  if (world.rank() == 0) bytes = host_bytes(plan);
+  std::vector<double> values(bytes.begin(), bytes.end());
+  comm::broadcast(world, values, 0);
+  return {values.begin(), values.end()};
+}
+
+}  // namespace
+
+std::vector<int64_t> host_bytes(const Plan& plan) {
+  std::vector<int64_t> bytes(static_cast<size_t>(plan.mesh.pp));
+  if (plan.job.run.device == config::Device::cpu)
+    std::ranges::transform(predict(plan, make_cost_source(plan, "")).bytes, bytes.begin(), &RankBytes::total);
+  return bytes;
+}
+
+std::string shortage(int64_t needed, int64_t available, int ranks) {
+  if (needed <= available) return "";
+  const auto gb = [](int64_t count) { return static_cast<double>(count) / 1e9; };
+  return fmt::format(
+      "the job needs {:.1f} GB on this host ({} rank{}), and {:.1f} GB are available. "
+      "Use more hosts or ranks, train.recompute, or a smaller train.micro_batch_size; pptrain plan --search "
+      "--memory-gb {:.1f} finds what fits. run.force_memory = true starts all the same",
+      gb(needed), ranks, ranks == 1 ? "" : "s", gb(available), gb(available / ranks));
+}
+
+std::string find_shortage(comm::Communicator& world, const Plan& plan) {
+  constexpr int64_t unknown = -1;
+  if (plan.job.run.force_memory || plan.job.run.device != config::Device::cpu) return "";
+  const std::vector<int64_t> bytes = agreed_bytes(world, plan), hosts = from_all(world, host_number());
+  const std::vector<int64_t> available = from_all(world, available_memory().value_or(unknown));
+  const int64_t own_host = hosts[static_cast<size_t>(world.rank())];
+  // As the host's first rank found it, so that all its ranks say the same.
+  const int64_t here = available[static_cast<size_t>(std::ranges::find(hosts, own_host) - hosts.begin())];
+  if (here == unknown) return "";
+  int64_t needed = 0;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (hosts[static_cast<size_t>(rank)] == own_host)
+      needed +=
+          bytes[static_cast<size_t>(mesh::coordinates(plan.mesh, rank)[static_cast<size_t>(mesh::Axis::pp)])];
+  }
+  return shortage(needed, here, static_cast<int>(std::ranges::count(hosts, own_host)));
+}
+
+}  // namespace pptrain::app

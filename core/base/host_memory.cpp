@@ -1,0 +1,92 @@
+#include "core/base/host_memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <string_view>
+
+namespace pptrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
+
+// The names of a control group's files, of version 2 and of version 1.
+struct GroupFiles {
+  const char *limit, *usage, *inactive, *active;
+};
+constexpr GroupFiles version_2{"memory.max", "memory.current", "inactive_file", "active_file"};
+constexpr GroupFiles version_1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+                               "total_active_file"};
+
+std::optional<int64_t> number_in(const fs::path& file) {
+  int64_t number = 0;
+  return std::ifstream(file) >> number ? std::optional(number) : std::nullopt;
+}
+
+// The number behind a name: "inactive_file 4096", "MemAvailable:   23 kB".
+std::optional<int64_t> number_after(const fs::path& file, std::string_view name) {
+  std::ifstream lines(file);
+  std::string word;
+  for (int64_t number = 0; lines >> word; lines.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
+    if (word == name && lines >> number) return number;
+    lines.clear();
+  }
+  return std::nullopt;
+}
+
+// Calls f(folder, files) for this process's memory groups and all that hold them. Lines of `own_groups` are
+// "0::/a/b" (version 2) and "4:memory:/a/b" (version 1).
+template <class F>
+void for_groups(const MemoryFiles& files, F f) {
+  const auto climb = [&](const fs::path& root, fs::path group, const GroupFiles& names) {
+    for (; !group.empty(); group = group.parent_path()) f(root / group, names);
+    f(root, names);
+  };
+  std::ifstream lines(files.own_groups);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t first = line.find(':');
+    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const fs::path group = fs::path(line.substr(second + 1)).relative_path();
+    if (controllers == ",,") climb(files.groups, group, version_2);
+    if (controllers.find(",memory,") != std::string::npos) climb(files.groups / "memory", group, version_1);
+  }
+}
+
+int64_t memory_of_host() {
+  const int64_t pages = std::max(sysconf(_SC_PHYS_PAGES), 1L);
+  return pages * std::max(sysconf(_SC_PAGESIZE), 4096L);
+}
+
+}  // namespace
+
+int64_t memory_limit(const MemoryFiles& files) {
+  int64_t least = memory_of_host();
+  for_groups(files, [&](const fs::path& folder, const GroupFiles& names) {
+    least = std::min(least, number_in(folder / names.limit).value_or(no_limit));
+  });
+  return least;
+}
+
+std::optional<int64_t> available_memory(const MemoryFiles& files) {
+  const std::optional<int64_t> host = number_after(files.host, "MemAvailable:");
+  int64_t least = host ? *host * 1024 : no_limit;
+  for_groups(files, [&](const fs::path& folder, const GroupFiles& names) {
+    const auto limit = number_in(folder / names.limit), usage = number_in(folder / names.usage);
+    if (!limit || !usage) return;
+    const fs::path statistics = folder / "memory.stat";
+    const int64_t cached = number_after(statistics, names.inactive).value_or(0) +
+                           number_after(statistics, names.active).value_or(0);
+    // Version 1 writes a limit near 2^63 for none.
+    if (*limit < no_limit / 2) least = std::min(least, std::max<int64_t>(0, *limit - *usage + cached));
+  });
+  return least == no_limit ? std::nullopt : std::optional(least);
+}
+
+}  // namespace pptrain

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes the documentation as a site: build/site/html/index.html, which a browser opens from the folder or a server serves.
+#   scripts/site.sh
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+(($# == 0)) || { sed -n '2,3s/^# *//p' "$0" && exit; }
+lock_checkout
+ensure_packages
+ensure_toolchain
+ensure_requirements requirements-site
+build release pptrain
+unlock_checkout
+"$venv/bin/python" "$scripts/site/make_pages.py" "$root/build/pptrain" "$root/build/site"
+NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --quiet --strict --config-file "$root/build/site/mkdocs.yml"
+echo "$root/build/site/html/index.html"

@@ -1,0 +1,176 @@
+"""The documentation: commands on its pages run, links lead somewhere, tables of keys name keys.
+
+Usage: documentation_test.py PPTRAIN MPIEXEC Site|Commands [unittest arguments]
+
+Site makes the pages of scripts/site.sh, but for their HTML: the program runs every command that they show. Commands runs
+those of the READMEs and of docs/, which are indented by four blanks. Those that no test can run are named in NOT_HERE.
+"""
+
+import gzip
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from pptrain import SOURCE, job, run  # noqa: E402
+
+PPTRAIN = pathlib.Path(sys.argv.pop(1)).resolve()
+MPIEXEC = sys.argv.pop(1)
+LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]*))?\)")
+PAGES = ["README.md", *(f"docs/{name}" for name in ("launching.md", "stopping_and_resuming.md", "data.md", "evaluation.md")),
+         "configs/schedules/README.md", "scripts/README.md"]
+# Where a command is run instead, or why it is not.
+NOT_HERE = {
+    "scripts/text_to_text.sh": "test/scripts/text_to_text_test.py",
+    "scripts/gpu.sh": "test/scripts/gpu_run_test.py",
+    "cmake --install": "test/scripts/install_test.py",
+    "build/test_core_nn": "test/core/nn/CMakeLists.txt",
+    "scripts/test.sh": ".ci/run",
+    "scripts/format.sh": ".ci/run",
+    "scripts/build.sh": "builds, which is what the tests stand on",
+    "scripts/train.sh": "builds; its job is trained by command_line_test.py",
+    "build/pptrain doctor": "test/app/commands/command_line_test.py",
+    "build/pptrain fork": "test/app/commands/fork_test.py",
+    "pip install": "downloads torch",
+    "tar xzf": "unpacks what scripts/tarball.sh makes of a build of its own",
+    "mpirun -np 8 --hostfile": "needs several machines",
+    "torchrun": "its eight processes take too long here; app/launch's tests start ranks as torchrun does",
+    "sbatch": "needs Slurm",
+}
+QUICK = " --set train.steps=3 --set eval.interval=0 --set metrics.peak_tflops=1"
+
+
+def commands_of(page):
+    """Indented lines that begin with a command, without the remark behind."""
+    for line in (SOURCE / page).read_text().splitlines():
+        words = re.match(r" {4}((?:build/|scripts/\w+\.sh|mkdir |mpirun |torchrun |sbatch |cmake |pip |tar ).*)$", line)
+        if words:
+            yield re.sub(r" +# .*", "", words[1])
+
+
+def anchors_of(text):
+    """As Markdown makes them of headings."""
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
+            for heading in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+class Commands(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_documentation_"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        shutil.copytree(SOURCE / "configs", cls.folder / "configs")
+        (cls.folder / "build").mkdir()
+        for name in ("pptrain", "pptrain_whole"):
+            (cls.folder / "build" / name).symlink_to(PPTRAIN.parent / name)
+        # What the pages call JOB.toml, tokenizer.json, *.jsonl.gz and runs/second.
+        (cls.folder / "data").mkdir()
+        shutil.copy(SOURCE / "configs/data/tokenizer/tokenizer.json", cls.folder)
+        (cls.folder / "texts.jsonl.gz").write_bytes(gzip.compress(b'{"text": "To be"}\n'))
+        one_job = dict(checkpoint={"interval": 2}, data={"path": "configs/data/tinyshakespeare.txt", "val_fraction": 0.1},
+                       eval={"interval": 4, "batches": 1}, train={"seq_len": 256, "grad_accum_steps": 2})
+        (cls.folder / "JOB.toml").write_text(job(run={"dir": "runs/first"}, **one_job))
+        (cls.folder / "second.toml").write_text(job(run={"dir": "runs/second"}, **one_job))
+        cls.shell("build/pptrain --config second.toml")
+
+    @classmethod
+    def shell(cls, command, code=0):
+        return run(["bash", "-c", command], cls.folder, code, errors="replace")
+
+    def run_as_shown(self, command):
+        if "--config configs/" in command and not re.search(r"pptrain +[a-z]", command):
+            command += QUICK  # trains for minutes otherwise
+        if command.startswith("mpirun"):
+            if not MPIEXEC:
+                return
+            command = command.replace("mpirun", MPIEXEC, 1)
+        code = 3 if " status " in command else 0  # the run has finished
+        self.shell(command, code)
+
+    def test_every_command(self):
+        seen = 0
+        for page in PAGES:
+            for command in commands_of(page):
+                if any(command.startswith(known) for known in NOT_HERE):
+                    continue
+                with self.subTest(page=page, command=command):
+                    self.run_as_shown(command)
+                    seen += 1
+        self.assertGreater(seen, 20)
+
+    def test_the_examples_of_help_and_manual(self):
+        examples = re.findall(r"^  ((?:mpirun.*)?pptrain --config job.toml) ", run([PPTRAIN, "--help"], SOURCE).stdout, re.M)
+        self.assertEqual(len(examples), 2)
+        for command in examples:
+            here = command.replace("pptrain", "build/pptrain").replace("job.toml", "JOB.toml").replace("-np 8", "-np 2")
+            self.run_as_shown(here + " --set run.dir=runs/example --set checkpoint.resume=restart")
+
+    def test_those_that_run_elsewhere_do(self):
+        everything = [command for page in PAGES for command in commands_of(page)]
+        for known, where in NOT_HERE.items():
+            self.assertTrue(any(command.startswith(known) for command in everything), f"{known} is on no page any more")
+            if (SOURCE / where).is_file():
+                self.assertIn(known.split("/")[-1].split()[-1].removeprefix("test_"), (SOURCE / where).read_text())
+
+
+class Site(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.out = pathlib.Path(tempfile.mkdtemp(prefix="pptrain_site_"))
+        cls.addClassCleanup(shutil.rmtree, cls.out, ignore_errors=True)
+        run([sys.executable, SOURCE / "scripts/site/make_pages.py", PPTRAIN, cls.out], SOURCE)
+        cls.pages = cls.out / "pages"
+
+    def test_every_link_leads_to_a_page_and_its_heading(self):
+        count = 0
+        for page in self.pages.rglob("*.md"):
+            text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+            for path, anchor in LINK.findall(text):
+                if "://" in path:
+                    continue
+                target = page.parent / path if path else page
+                with self.subTest(page=page.relative_to(self.pages), link=f"{path}#{anchor}"):
+                    self.assertTrue(target.exists())
+                    if anchor:
+                        self.assertIn(anchor, anchors_of(target.read_text()))
+                count += 1
+        self.assertGreater(count, 200)
+
+    def test_every_command_has_a_page(self):
+        commands = re.findall(r"^  (\w+)  ", run([PPTRAIN, "--help"], SOURCE).stdout.split("Subcommands:")[1], re.M)
+        for command in commands:
+            page = (self.pages / f"commands/{command}.md").read_text()
+            self.assertIn(f"$ pptrain {command}", page)
+            for option in re.findall(r"^  (?:-\w,)?(--[\w-]+)", run([PPTRAIN, command, "--help"], SOURCE).stdout, re.M):
+                self.assertIn(option, page)
+
+    def test_the_manual_page_is_whole(self):
+        text = (self.pages / "manual.md").read_text()
+        self.assertNotRegex(text, r"\\[f&-]|^\.[A-Z]")
+        for words in ("**--max-tokens** *N*\n:   Tokens to generate", "### **pptrain check** **--config** *JOB.toml*", "## EXIT STATUS"):
+            self.assertIn(words, text)
+
+    def test_every_schedule_has_a_page_with_its_picture(self):
+        reference = re.sub(r"\n# ", " ", (SOURCE / "configs/reference.toml").read_text())
+        names = re.findall(r"\w+", re.search(r"Order of the passes on each rank: (.*?) \(in any case", reference)[1].replace(" or ", " "))
+        self.assertGreater(len(names), 8)
+        for name in names:
+            page = (self.pages / f"schedules/{name}.md").read_text()
+            self.assertIn(f"]({name}.svg)", page)
+            self.assertRegex(page, rf"{name}: 4 ranks, \d stages, 8 microbatches; .* bubble")
+            self.assertIn("<svg", (self.pages / f"schedules/{name}.svg").read_text())
+
+    def test_tables_of_keys_name_keys(self):
+        sections = re.findall(r"^## \[(\w+)\]\n(.*?)(?=^## |\Z)", (self.pages / "reference.md").read_text(), re.M | re.S)
+        keys = {f"{section}.{key}" for section, text in sections for key in re.findall(r"^\| `(\w+)` ", text, re.M)}
+        rows = re.findall(r"^\| `[^|]*\| ([^|]*) \|", (SOURCE / "docs/coming_from.md").read_text(), re.M)
+        named = [key for row in rows for key in re.findall(r"`([\w.]+)`", row)]
+        self.assertGreater(len(named), 60)
+        self.assertEqual([key for key in named if key not in keys], [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
