@@ -68,8 +68,8 @@ void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
   const corpus::CacheRequest request = cache_request(job, stream);
   for (const fs::path& file : {request.files.front(), request.files.back()}) {
     corpus::DocumentSource source({file}, request.format);
-    if (const auto stretch = source.next())
-      corpus::each_document(*stretch, request.format, [](const corpus::Document&) {});
+    if (const auto chunk = source.next())
+      corpus::each_document(*chunk, request.format, [](const corpus::Document&) {});
   }
 }
 

@@ -49,9 +49,8 @@ std::vector<std::unique_ptr<metrics::Sink>> open_sinks(const config::JobConfig& 
     sinks.push_back(std::make_unique<metrics::TensorboardSink>(folder / "tensorboard", header));
   if (port) {
     spdlog::info("figures for Prometheus at {}", port->url);
-    const metrics::RunFigures run{
-        .dir = job.run.dir, .last_step = job.train.steps, .header = header, .so_far = so_far};
-    sinks.push_back(std::make_unique<metrics::PrometheusSink>(std::move(*port), run));
+    sinks.push_back(std::make_unique<metrics::PrometheusSink>(std::move(*port), job.run.dir, job.train.steps,
+                                                              header, so_far));
   }
   sinks.push_back(std::make_unique<metrics::LineSink>(job.metrics.log_interval, job.train.steps));
   if (auto console = metrics::console_of_log(); console && metrics::terminal_columns()) {

@@ -29,12 +29,12 @@ nlohmann::json parse_line(std::string_view line) {
 }
 
 // Nothing of an empty line. `value` holds the document's texts.
-std::optional<Document> read_line(std::string_view line, const Stretch& stretch, const DocumentFormat& format,
+std::optional<Document> read_line(std::string_view line, const Chunk& chunk, const DocumentFormat& format,
                                   nlohmann::json& value) {
   if (line.find_first_not_of(" \t\r") == std::string_view::npos) return std::nullopt;
   const auto where = [&] {
-    const auto number = std::count(stretch.counted_from, line.data(), '\n') + stretch.line;
-    return fmt::format("{}:{}", stretch.file.string(), number);
+    const auto number = std::count(chunk.counted_from, line.data(), '\n') + chunk.line;
+    return fmt::format("{}:{}", chunk.file.string(), number);
   };
   try {
     value = parse_line(line);
@@ -59,18 +59,18 @@ std::optional<Document> read_line(std::string_view line, const Stretch& stretch,
   return Document{.prompt = prompt, .text = text(format.completion_key)};
 }
 
-void each_line(const Stretch& stretch, const DocumentFormat& format,
+void each_line(const Chunk& chunk, const DocumentFormat& format,
                const std::function<void(const Document&)>& sink,
                const std::function<void(const std::string&)>& bad) {
-  const bool at_begin = stretch.line == 1 && stretch.text.data() == stretch.counted_from;  // of the file
-  std::string_view rest = at_begin ? without_byte_order_mark(stretch.text) : stretch.text;
+  const bool at_begin = chunk.line == 1 && chunk.text.data() == chunk.counted_from;  // of the file
+  std::string_view rest = at_begin ? without_byte_order_mark(chunk.text) : chunk.text;
   while (!rest.empty()) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), line.size() + 1));
     nlohmann::json value;
     std::optional<Document> document;
     try {
-      document = read_line(line, stretch, format, value);
+      document = read_line(line, chunk, format, value);
     } catch (const Error& error) {
       if (!format.skip_bad_lines)
         throw Error(fmt::format("{} (bad_lines = \"skip\" leaves such lines out)", error.what()));
@@ -80,14 +80,14 @@ void each_line(const Stretch& stretch, const DocumentFormat& format,
   }
 }
 
-void each_row(const Stretch& stretch, const DocumentFormat& format,
+void each_row(const Chunk& chunk, const DocumentFormat& format,
               const std::function<void(const Document&)>& sink) {
   const size_t columns = format.has_prompts() ? 2 : 1;
-  for (size_t i = 0; i + columns <= stretch.rows.size(); i += columns) {
+  for (size_t i = 0; i + columns <= chunk.rows.size(); i += columns) {
     if (format.has_prompts()) {
-      sink({.prompt = stretch.rows[i], .text = stretch.rows[i + 1]});
+      sink({.prompt = chunk.rows[i], .text = chunk.rows[i + 1]});
     } else {
-      sink({.prompt = {}, .text = stretch.rows[i]});
+      sink({.prompt = {}, .text = chunk.rows[i]});
     }
   }
 }
@@ -103,25 +103,25 @@ DocumentSource::DocumentSource(std::vector<std::filesystem::path> files, Documen
   for (const auto& path : files_) bytes_ += io::RegularFile(path).size();
 }
 
-std::optional<Stretch> DocumentSource::next() {
+std::optional<Chunk> DocumentSource::next() {
   for (;;) {
     if (open_) {
-      if (std::optional<Stretch> stretch = open_()) return stretch;
+      if (std::optional<Chunk> chunk = open_()) return chunk;
       open_ = nullptr;
     }
     if (file_ == files_.size()) return std::nullopt;
-    open_ = open_stretches(files_[file_++], format_);
+    open_ = open_chunks(files_[file_++], format_);
   }
 }
 
-void each_document(const Stretch& stretch, const DocumentFormat& format,
+void each_document(const Chunk& chunk, const DocumentFormat& format,
                    const std::function<void(const Document&)>& sink,
                    const std::function<void(const std::string& what)>& bad) {
-  if (format.kind == Kind::parquet) return each_row(stretch, format, sink);
-  if (format.kind == Kind::jsonl) return each_line(stretch, format, sink, bad);
+  if (format.kind == Kind::parquet) return each_row(chunk, format, sink);
+  if (format.kind == Kind::jsonl) return each_line(chunk, format, sink, bad);
   const std::string_view border = format.separator;
-  if (border.empty()) return sink({.prompt = {}, .text = stretch.text});
-  for (std::string_view rest = stretch.text; !rest.empty();) {
+  if (border.empty()) return sink({.prompt = {}, .text = chunk.text});
+  for (std::string_view rest = chunk.text; !rest.empty();) {
     const size_t found = rest.find(border);
     const std::string_view document = rest.substr(0, found);
     rest.remove_prefix(found == std::string_view::npos ? rest.size() : found + border.size());

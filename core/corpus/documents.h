@@ -1,4 +1,4 @@
-// Files of texts as documents, in stretches that threads work on side by side. This is the one place in which
+// Files of texts as documents, in chunks that threads work on side by side. This is the one place in which
 // the program reads a document.
 #pragma once
 
@@ -40,7 +40,7 @@ struct Document {
 };
 
 // Whole documents of one file.
-struct Stretch {
+struct Chunk {
   std::filesystem::path file;
   std::shared_ptr<const void> keep;  // what `text` lies in
   std::string_view text;             // of text and jsonl
@@ -51,20 +51,20 @@ struct Stretch {
   uint64_t bytes = 0;             // of the file that are done with it
 };
 
-// The next stretch of one file, in order: about 1 MB, or a document that is longer. Nothing at the end.
+// The next chunk of one file, in order: about 1 MB, or a document that is longer. Nothing at the end.
 // Throws Error with the file and the reason.
-using NextStretch = std::function<std::optional<Stretch>()>;
+using NextChunk = std::function<std::optional<Chunk>()>;
 
 // Throws Error where the file cannot be read, or has no column of a name.
-NextStretch open_stretches(const std::filesystem::path& file, const DocumentFormat& format);
+NextChunk open_chunks(const std::filesystem::path& file, const DocumentFormat& format);
 
-// Hands files out, stretch by stretch, in order. One thread at a time.
+// Hands files out, chunk by chunk, in order. One thread at a time.
 class DocumentSource {
  public:
   // Opens each file once, to see that it can be read. Throws Error with its path and the reason.
   DocumentSource(std::vector<std::filesystem::path> files, DocumentFormat format);
 
-  std::optional<Stretch> next();
+  std::optional<Chunk> next();
   uint64_t bytes() const { return bytes_; }  // of all files
 
  private:
@@ -72,13 +72,13 @@ class DocumentSource {
   DocumentFormat format_;
   uint64_t bytes_ = 0;
   size_t file_ = 0;  // the next to open
-  NextStretch open_;
+  NextChunk open_;
 };
 
 // Calls `sink` with each document. In JSONL, bytes that are no UTF-8 count as U+FFFD, as the tokenizer takes
 // them elsewhere, and a byte order mark at the file's beginning is passed over. A line that is no object with
 // a text under each key is an Error with file and line, or with skip_bad_lines reported to `bad`.
-void each_document(const Stretch& stretch, const DocumentFormat& format,
+void each_document(const Chunk& chunk, const DocumentFormat& format,
                    const std::function<void(const Document&)>& sink,
                    const std::function<void(const std::string& what)>& bad = {});
 

@@ -45,15 +45,14 @@ void add_document(const tokenizer::Tokenizer& tokenizer, const Document& documen
   if (has_prompt) out.prompts.push_back(static_cast<uint32_t>(prompt.size()));
 }
 
-Encoded encode(const tokenizer::Tokenizer& tokenizer, const Stretch& stretch,
-               const TokenizeOptions& options) {
+Encoded encode(const tokenizer::Tokenizer& tokenizer, const Chunk& chunk, const TokenizeOptions& options) {
   Encoded out;
-  out.bytes = stretch.bytes;
+  out.bytes = chunk.bytes;
   const auto take = [&](const Document& document) { add_document(tokenizer, document, options, out); };
   const auto pass_over = [&](const std::string& what) {
     if (out.bad++ == 0) out.first_bad = what;
   };
-  each_document(stretch, options.format, take, pass_over);
+  each_document(chunk, options.format, take, pass_over);
   return out;
 }
 
@@ -79,9 +78,8 @@ TokenizeProgress tokenize_files(const tokenizer::Tokenizer& tokenizer,
         std::accumulate(encoded.prompts.begin(), encoded.prompts.end(), progress.prompt_tokens);
     report(progress);
   };
-  OrderedWork<Stretch, Encoded>([&] { return source.next(); },
-                                [&](const Stretch& stretch) { return encode(tokenizer, stretch, options); },
-                                take)
+  OrderedWork<Chunk, Encoded>([&] { return source.next(); },
+                              [&](const Chunk& chunk) { return encode(tokenizer, chunk, options); }, take)
       .run(options.threads);
   if (progress.documents == 0) {
     throw UsageError(fmt::format(

@@ -43,8 +43,8 @@ DataLoader::DataLoader(TokenDataset dataset, const LoaderOptions& options, bool 
 
 Step DataLoader::step(int64_t next_sample) const {
   return source_->step(next_sample, [&](int64_t position) {
-    const Blend::Place place = blend_(position);
-    return StepSource::Sample{place.source, samplers_[place.source](place.index)};
+    const Sample taken = blend_(position);
+    return Sample{.stream = taken.stream, .index = samplers_[taken.stream](taken.index)};
   });
 }
 
@@ -80,7 +80,7 @@ std::vector<Microbatch> ValidationLoader::batch(int64_t index) const {
   if (index < 0 || index >= batches()) {
     throw Error(fmt::format("data: validation batch {} of {}", index, batches()));
   }
-  const auto in_order = [](int64_t place) { return StepSource::Sample{0, place}; };
+  const auto in_order = [](int64_t place) { return Sample{.stream = 0, .index = place}; };
   return source_->step(begins_[static_cast<size_t>(index)], in_order).microbatches;
 }
 

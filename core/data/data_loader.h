@@ -36,8 +36,8 @@ struct WeightedStream {
 // Rows cut from the stream: a step takes the next D*m*b samples in this order. Microbatch j consists of the
 // step's samples [j*D*b, (j+1)*D*b); data rank d takes the d-th contiguous share of b of them.
 //
-// Whole documents (options.whole_documents()): a sample is a document, or a piece of a long one (Pieces), and
-// a step takes the next ones of the order that it has room for (plan_step).
+// Whole documents (options.whole_documents()): a sample is a document, or a slice of a long one
+// (DocumentSlices), and a step takes the next ones of the order that it has room for (plan_step).
 class DataLoader {
  public:
   // Throws Error when a stream is shorter than one sample, saying how many tokens are needed, and where

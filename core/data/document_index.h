@@ -20,6 +20,8 @@ struct DocumentIndex {
   // Tokens before each document, ascending from 0; and of all of them together. Documents without tokens are
   // left out.
   std::vector<int64_t> starts;
+  // Of each document's tokens, those of its prompt, where read_prompt_lengths() was called; empty: none.
+  std::vector<uint32_t> prompts = {};
 };
 
 // PREFIX.bin -> PREFIX.idx.

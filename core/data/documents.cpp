@@ -52,7 +52,7 @@ std::vector<int64_t> document_starts(const TokenDataset& dataset, std::optional<
                   dataset.path()));
 }
 
-Pieces::Pieces(const std::vector<int64_t>& document_starts, int64_t longest) {
+DocumentSlices::DocumentSlices(const std::vector<int64_t>& document_starts, int64_t longest) {
   starts_.reserve(document_starts.size());
   for (size_t i = 0; i + 1 < document_starts.size(); ++i) {
     starts_.push_back(2 * document_starts[i] + 1);
@@ -62,7 +62,7 @@ Pieces::Pieces(const std::vector<int64_t>& document_starts, int64_t longest) {
   starts_.push_back(2 * document_starts.back() + 1);
 }
 
-Piece Pieces::operator[](int64_t index) const {
+DocumentSlice DocumentSlices::operator[](int64_t index) const {
   const int64_t begin = starts_[static_cast<size_t>(index)], end = starts_[static_cast<size_t>(index) + 1];
   return {.first = begin / 2, .length = end / 2 - begin / 2, .ends = end % 2 == 1};
 }

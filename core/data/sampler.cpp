@@ -143,11 +143,11 @@ Blend::Blend(std::span<const double> weights) {
   }
 }
 
-Blend::Place Blend::operator()(int64_t position) const {
+Sample Blend::operator()(int64_t position) const {
   if (position < 0) throw Error(fmt::format("blend: position {} is negative", position));
   const auto in_period = static_cast<size_t>(position % period());
   const size_t source = order_[in_period];
-  return {.source = source, .index = position / period() * shares_[source] + before_[in_period]};
+  return {.stream = source, .index = position / period() * shares_[source] + before_[in_period]};
 }
 
 std::vector<int64_t> Blend::taken(int64_t positions) const {

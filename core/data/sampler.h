@@ -2,6 +2,7 @@
 // taken.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -40,6 +41,13 @@ class Sampler {
 
 // --- Which of several sources a sample is of.
 
+// A sample of one of several streams of tokens.
+struct Sample {
+  size_t stream = 0;
+  int64_t index = 0;
+  bool operator==(const Sample&) const = default;
+};
+
 // Sources mixed by weights: sample n is of the source that is most behind its share, weight * n minus the
 // samples it had, the first of equal ones. This is Megatron-LM's blend (build_blending_indices in
 // megatron/core/datasets/helpers.cpp), whose errors stay below one sample downwards.
@@ -56,13 +64,9 @@ class Blend {
   // UsageError where a weight is below 1 / 65536 of their sum.
   explicit Blend(std::span<const double> weights);
 
-  struct Place {
-    size_t source = 0;
-    int64_t index = 0;  // among the samples of this source: 0, 1, 2, ...
-    bool operator==(const Place&) const = default;
-  };
-  // Of the run's sample number `position`, from 0. Throws Error where it is negative.
-  Place operator()(int64_t position) const;
+  // The source of the run's sample number `position`, from 0, and the sample's number among those of this
+  // source: 0, 1, 2, ... Throws Error where `position` is negative.
+  Sample operator()(int64_t position) const;
   // How many of the first `positions` samples each source has.
   std::vector<int64_t> taken(int64_t positions) const;
 

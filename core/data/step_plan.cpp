@@ -57,35 +57,36 @@ int64_t sum_over_lists(const StepPlan& plan, const Count& count) {
 void fill_up(ListPlan& list, int64_t tokens, int64_t seq_len) {
   int64_t missing = tokens - list.tokens();
   if (missing > 0 && !list.documents.empty()) {
-    PlacedPiece& last = list.documents.back();
+    PlacedSlice& last = list.documents.back();
     const int64_t grown = std::min(missing, seq_len - last.tokens());
     last.filling += grown;
     missing -= grown;
   }
   for (; missing > 0; missing -= std::min(missing, seq_len))
-    list.documents.push_back({.piece = {}, .filling = std::min(missing, seq_len)});
+    list.documents.push_back({.slice = {}, .filling = std::min(missing, seq_len)});
 }
 
 // One step while it is planned.
 class StepPlanner {
  public:
-  StepPlanner(const LoaderOptions& options, const std::function<std::optional<Piece>(int64_t)>& offered)
+  StepPlanner(const LoaderOptions& options,
+              const std::function<std::optional<DocumentSlice>(int64_t)>& offered)
       : o_(options) {
     rows_ = pack(o_.packing, o_.rows_per_step(), o_.seq_len, [&](int64_t i) -> std::optional<int64_t> {
-      while (static_cast<int64_t>(pieces_.size()) <= i) {
-        const auto piece = offered(static_cast<int64_t>(pieces_.size()));
-        if (!piece) return std::nullopt;
-        pieces_.push_back(*piece);
+      while (static_cast<int64_t>(slices_.size()) <= i) {
+        const auto slice = offered(static_cast<int64_t>(slices_.size()));
+        if (!slice) return std::nullopt;
+        slices_.push_back(*slice);
       }
-      return pieces_[static_cast<size_t>(i)].length;
+      return slices_[static_cast<size_t>(i)].length;
     });
-    pieces_.resize(static_cast<size_t>(
+    slices_.resize(static_cast<size_t>(
         sum_over(rows_, [](const auto& row) { return static_cast<int64_t>(row.size()); })));
   }
 
   StepPlan plan() {
     StepPlan plan = o_.lengths == Lengths::fixed ? in_rows() : levelled();
-    plan.pieces = static_cast<int64_t>(pieces_.size());
+    plan.slices = static_cast<int64_t>(slices_.size());
     if (o_.lengths != Lengths::fixed) {
       const int64_t tokens = o_.lengths == Lengths::padded ? padded_length(plan) : least_tokens(o_);
       for (auto& ranks : plan.microbatches) {
@@ -115,12 +116,12 @@ class StepPlanner {
     const DocumentCost cost{o_.lengths == Lengths::padded ? 0 : o_.attention_length};
     if (o_.packing != Packing::none) {
       std::vector<int64_t> lengths;
-      for (const Piece& piece : pieces_) lengths.push_back(piece.length);
+      for (const DocumentSlice& slice : slices_) lengths.push_back(slice.length);
       rows_ = level_rows(std::move(rows_), lengths, o_.seq_len, cost);
     }
     std::vector<int64_t> costs;
     for (const auto& row : rows_)
-      costs.push_back(sum_over(row, [&](int64_t i) { return cost(pieces_[static_cast<size_t>(i)].length); }));
+      costs.push_back(sum_over(row, [&](int64_t i) { return cost(slices_[static_cast<size_t>(i)].length); }));
     StepPlan plan = empty_plan();
     const auto microbatches = share_equally(costs, o_.microbatches);
     for (size_t j = 0; j < microbatches.size(); ++j) {
@@ -139,13 +140,13 @@ class StepPlanner {
 
   StepPlan empty_plan() const {
     const std::vector<ListPlan> ranks(static_cast<size_t>(o_.dp_size));
-    return {.microbatches = std::vector(static_cast<size_t>(o_.microbatches), ranks), .pieces = 0};
+    return {.microbatches = std::vector(static_cast<size_t>(o_.microbatches), ranks), .slices = 0};
   }
 
   ListPlan list_of(const Rows& rows) const {
     ListPlan list;
     for (const auto& row : rows) {
-      for (const int64_t i : row) list.documents.push_back({.piece = pieces_[static_cast<size_t>(i)]});
+      for (const int64_t i : row) list.documents.push_back({.slice = slices_[static_cast<size_t>(i)]});
     }
     return list;
   }
@@ -162,20 +163,20 @@ class StepPlanner {
   }
 
   const LoaderOptions& o_;
-  std::vector<Piece> pieces_;
+  std::vector<DocumentSlice> slices_;
   Rows rows_;
 };
 
 }  // namespace
 
 int64_t ListPlan::tokens() const {
-  return sum_over(documents, [](const PlacedPiece& d) { return d.tokens(); });
+  return sum_over(documents, [](const PlacedSlice& d) { return d.tokens(); });
 }
 int64_t ListPlan::filling() const {
-  return sum_over(documents, [](const PlacedPiece& d) { return d.filling; });
+  return sum_over(documents, [](const PlacedSlice& d) { return d.filling; });
 }
 int64_t ListPlan::targets() const {
-  return sum_over(documents, [](const PlacedPiece& d) { return d.piece.targets(); });
+  return sum_over(documents, [](const PlacedSlice& d) { return d.slice.targets(); });
 }
 
 int64_t StepPlan::tokens() const {
@@ -197,7 +198,7 @@ int64_t least_tokens(const LoaderOptions& options) {
 }
 
 StepPlan plan_step(const LoaderOptions& options,
-                   const std::function<std::optional<Piece>(int64_t)>& offered) {
+                   const std::function<std::optional<DocumentSlice>(int64_t)>& offered) {
   return StepPlanner(options, offered).plan();
 }
 

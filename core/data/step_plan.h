@@ -11,6 +11,7 @@
 #include "core/data/data_loader.h"
 #include "core/data/documents.h"
 #include "core/data/packing.h"
+#include "core/data/sampler.h"
 
 namespace pptrain::data {
 
@@ -19,11 +20,6 @@ class StepSource {
  public:
   virtual ~StepSource() = default;
 
-  // A sample of one of the streams.
-  struct Sample {
-    size_t stream = 0;
-    int64_t index = 0;
-  };
   // Which sample comes at a place of the order that steps take them in; behind a stream's last one there is
   // nothing but filling.
   using Order = std::function<Sample(int64_t place)>;
@@ -49,18 +45,18 @@ std::shared_ptr<const StepSource> make_row_source(std::vector<TokenDataset> stre
 std::shared_ptr<const StepSource> make_document_source(std::vector<TokenDataset> streams,
                                                        const LoaderOptions& options);
 
-// A document of a microbatch: a piece, or none (length 0), and tokens of filling behind it.
-struct PlacedPiece {
-  Piece piece = {};
+// A document of a microbatch: a slice, or none (length 0), and tokens of filling behind it.
+struct PlacedSlice {
+  DocumentSlice slice = {};
   int64_t filling = 0;
 
-  int64_t tokens() const { return piece.length + filling; }
-  bool operator==(const PlacedPiece&) const = default;
+  int64_t tokens() const { return slice.length + filling; }
+  bool operator==(const PlacedSlice&) const = default;
 };
 
 // A microbatch of one data rank.
 struct ListPlan {
-  std::vector<PlacedPiece> documents;  // none of them empty
+  std::vector<PlacedSlice> documents;  // none of them empty
 
   int64_t tokens() const;
   int64_t filling() const;
@@ -69,7 +65,7 @@ struct ListPlan {
 
 struct StepPlan {
   std::vector<std::vector<ListPlan>> microbatches;  // [number][data rank]
-  int64_t pieces = 0;                               // that it took
+  int64_t slices = 0;                               // that it took
 
   int64_t tokens() const;
   int64_t filling() const;
@@ -79,7 +75,7 @@ struct StepPlan {
 // The fewest tokens of a list of which every context- and tensor-parallel rank gets one.
 int64_t least_tokens(const LoaderOptions& options);
 
-// Tokens of the whole step's microbatches, as `offered` pieces come: the i-th, or nothing behind the last.
+// Tokens of the whole step's microbatches, as `offered` slices come: the i-th, or nothing behind the last.
 //
 // Packing into D*m*b rows of seq_len says which of them are taken, so that a step takes the same documents on
 // any layout with as many rows. With fixed lengths, row r is of microbatch r / (D*b), of data rank r % (D*b)
@@ -89,6 +85,7 @@ int64_t least_tokens(const LoaderOptions& options);
 // Filling belongs to the last document of a row (fixed) or list (others), as long as that is of at most
 // seq_len tokens; what is missing then is documents of its own. Lists of exact lengths have none, but where
 // they would be shorter than least_tokens().
-StepPlan plan_step(const LoaderOptions& options, const std::function<std::optional<Piece>(int64_t)>& offered);
+StepPlan plan_step(const LoaderOptions& options,
+                   const std::function<std::optional<DocumentSlice>(int64_t)>& offered);
 
 }  // namespace pptrain::data

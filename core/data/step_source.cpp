@@ -184,27 +184,27 @@ class DocumentSource final : public StepSource {
   DocumentSource(std::vector<TokenDataset> streams, const LoaderOptions& options)
       : streams_(std::move(streams)), options_(options) {
     for (const TokenDataset& stream : streams_)
-      pieces_.emplace_back(document_starts(stream, options.document_end), options.seq_len);
+      slices_.emplace_back(document_starts(stream, options.document_end), options.seq_len);
   }
 
   std::vector<int64_t> checked_samples() const override {
     std::vector<int64_t> samples;
     for (size_t i = 0; i < streams_.size(); ++i) {
-      samples.push_back(pieces_[i].size());
+      samples.push_back(slices_[i].size());
       if (samples.back() == 0)
         throw Error(fmt::format("data: '{}' has no tokens for training", streams_[i].path()));
     }
     return samples;
   }
-  int64_t all_samples() const override { return pieces_.front().size(); }
+  int64_t all_samples() const override { return slices_.front().size(); }
   int64_t samples_from(int64_t next) const override {
-    return plan(next, [](int64_t place) { return Sample{0, place}; }).pieces;
+    return plan(next, [](int64_t place) { return Sample{0, place}; }).slices;
   }
 
   Step step(int64_t next, const Order& order) const override {
     const StepPlan planned = plan(next, order);
     Step step{.microbatches = {},
-              .samples = planned.pieces,
+              .samples = planned.slices,
               .targets = planned.targets(),
               .tokens = planned.tokens(),
               .padding = planned.filling()};
@@ -222,43 +222,43 @@ class DocumentSource final : public StepSource {
 
  private:
   StepPlan plan(int64_t next, const Order& order) const {
-    return plan_step(options_, [&](int64_t i) -> std::optional<Piece> {
+    return plan_step(options_, [&](int64_t i) -> std::optional<DocumentSlice> {
       const Sample sample = order(next + i);
-      if (sample.index >= pieces_[sample.stream].size()) return std::nullopt;
-      return piece_of(sample);
+      if (sample.index >= slices_[sample.stream].size()) return std::nullopt;
+      return slice_of(sample);
     });
   }
 
-  Piece piece_of(const Sample& sample) const {
-    Piece piece = pieces_[sample.stream][sample.index];
-    piece.part = sample.stream;
-    piece.prompt = streams_[sample.stream].prompt_tokens(piece.first + 1, piece.first + 1 + piece.followed());
-    return piece;
+  DocumentSlice slice_of(const Sample& sample) const {
+    DocumentSlice slice = slices_[sample.stream][sample.index];
+    slice.part = sample.stream;
+    slice.prompt = streams_[sample.stream].prompt_tokens(slice.first + 1, slice.first + 1 + slice.followed());
+    return slice;
   }
 
   Microbatch read(const ListPlan& planned) const {
     TokenList list(options_, planned.tokens());
     int64_t first = 0;
-    for (const PlacedPiece& document : planned.documents) {
-      if (options_.need_tokens || options_.need_labels) read(document.piece, first, list);
-      list.add_document(document.piece.length, document.filling);
+    for (const PlacedSlice& document : planned.documents) {
+      if (options_.need_tokens || options_.need_labels) read(document.slice, first, list);
+      list.add_document(document.slice.length, document.filling);
       first += document.tokens();
     }
     return list.finish(split(planned.tokens()));
   }
 
-  // The piece's tokens go to the list's from `first` on, and each but the first of its document and those of
+  // The slice's tokens go to the list's from `first` on, and each but the first of its document and those of
   // its prompt is a target.
-  void read(const Piece& piece, int64_t first, TokenList& list) const {
-    const int64_t followed = piece.followed();
-    if (piece.length == 0) return;
-    std::vector<int64_t> ids(static_cast<size_t>(std::max(piece.length, followed + 1)));
-    const TokenDataset& stream = streams_[piece.part];
-    stream.read(piece.first, ids);
-    std::copy_n(ids.begin(), piece.length, list.tokens(first, piece.length).begin());
+  void read(const DocumentSlice& slice, int64_t first, TokenList& list) const {
+    const int64_t followed = slice.followed();
+    if (slice.length == 0) return;
+    std::vector<int64_t> ids(static_cast<size_t>(std::max(slice.length, followed + 1)));
+    const TokenDataset& stream = streams_[slice.part];
+    stream.read(slice.first, ids);
+    std::copy_n(ids.begin(), slice.length, list.tokens(first, slice.length).begin());
     const std::span<int64_t> labels = list.labels(first, followed);
     std::copy_n(ids.begin() + 1, followed, labels.begin());
-    stream.ignore_prompts(piece.first + 1, labels);
+    stream.ignore_prompts(slice.first + 1, labels);
   }
 
   // Rows are cut as rows, whatever documents they hold.
@@ -273,7 +273,7 @@ class DocumentSource final : public StepSource {
 
   std::vector<TokenDataset> streams_;
   LoaderOptions options_;
-  std::vector<Pieces> pieces_;  // of each stream
+  std::vector<DocumentSlices> slices_;  // of each stream
 };
 
 }  // namespace

@@ -103,16 +103,16 @@ TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_siz
   std::vector<int64_t> starts{0};
   std::vector<uint32_t> prompts;
   for (const auto& path : token_files(source)) {
-    Documents documents;
-    Segment segment = open_segment(path, source, documents);
-    if (segment.count == 0) continue;
-    segment.begin = end_;
+    DocumentIndex documents;
+    FileSpan span = open_file(path, source, documents);
+    if (span.count == 0) continue;
+    span.begin = end_;
     for (size_t i = 1; i < documents.starts.size(); ++i) starts.push_back(end_ + documents.starts[i]);
     const size_t documents_before = prompts.size();
     prompts.resize(starts.size() - 1, 0);
     std::ranges::copy(documents.prompts, prompts.begin() + static_cast<std::ptrdiff_t>(documents_before));
-    end_ += segment.count;
-    segments_.push_back(std::move(segment));
+    end_ += span.count;
+    spans_.push_back(std::move(span));
   }
   if (std::ranges::any_of(prompts, [](uint32_t length) { return length > 0; }))
     prompts_ = std::make_shared<const Prompts>(starts, prompts);
@@ -121,54 +121,53 @@ TokenDataset::TokenDataset(const Source& source, int64_t vocab_size) : vocab_siz
   if (end_ == 0) throw Error(fmt::format("data: '{}' has no tokens", path_));
 }
 
-TokenDataset::Segment TokenDataset::open_segment(const std::filesystem::path& path, const Source& source,
-                                                 Documents& documents) {
-  Segment segment;
-  segment.file = std::make_shared<const io::MappedFile>(path);
-  segment.ids = segment.file->bytes();
+TokenDataset::FileSpan TokenDataset::open_file(const std::filesystem::path& path, const Source& source,
+                                               DocumentIndex& documents) {
+  FileSpan span;
+  span.file = std::make_shared<const io::MappedFile>(path);
+  span.ids = span.file->bytes();
   switch (source.format) {
     case Format::jsonl:
     case Format::parquet:
       throw Error(
           fmt::format("'{}': texts are no tokens: a tokenizer makes them (pptrain tokenize)", path.string()));
     case Format::text:
-      segment.token_bytes = 1;
+      span.token_bytes = 1;
       break;
     case Format::bin:
-      segment.token_bytes = source.token_bytes;
-      if (segment.ids.size() % static_cast<size_t>(source.token_bytes) != 0) {
+      span.token_bytes = source.token_bytes;
+      if (span.ids.size() % static_cast<size_t>(source.token_bytes) != 0) {
         throw Error(fmt::format(
             "'{}': {} bytes are not a whole number of {}-byte ids; it is damaged, or data.dtype is wrong",
-            path.string(), segment.ids.size(), source.token_bytes));
+            path.string(), span.ids.size(), source.token_bytes));
       }
       break;
     case Format::llmc:
-      segment.token_bytes = read_llmc_header(*segment.file).token_bytes;
-      segment.ids = segment.ids.subspan(llmc_header_ints * sizeof(int32_t));
+      span.token_bytes = read_llmc_header(*span.file).token_bytes;
+      span.ids = span.ids.subspan(llmc_header_ints * sizeof(int32_t));
       break;
     case Format::megatron: {
-      DocumentIndex index = read_document_index(index_of(path), segment.ids.size());
-      segment.token_bytes = index.token_bytes;
-      documents.starts = std::move(index.starts);
+      documents = read_document_index(index_of(path), span.ids.size());
+      span.token_bytes = documents.token_bytes;
       if (io::is_there(prompts_of(path)))
         documents.prompts = read_prompt_lengths(prompts_of(path), documents.starts);
       break;
     }
     case Format::npy: {
-      const NpyHeader header = read_npy_header(*segment.file);
-      segment.token_bytes = header.token_bytes;
-      segment.is_signed = header.is_signed;
-      segment.ids = segment.ids.subspan(header.bytes);
+      const NpyHeader header = read_npy_header(*span.file);
+      span.token_bytes = header.token_bytes;
+      span.is_signed = header.is_signed;
+      span.ids = span.ids.subspan(header.bytes);
       break;
     }
   }
-  segment.count = static_cast<int64_t>(segment.ids.size()) / segment.token_bytes;
-  return segment;
+  span.count = static_cast<int64_t>(span.ids.size()) / span.token_bytes;
+  return span;
 }
 
-void TokenDataset::read_segment(const Segment& segment, int64_t first, std::span<int64_t> out) const {
+void TokenDataset::read_span(const FileSpan& span, int64_t first, std::span<int64_t> out) const {
   const auto widen = [&]<typename Id>(Id) {
-    const std::byte* from = segment.ids.data() + first * static_cast<int64_t>(sizeof(Id));
+    const std::byte* from = span.ids.data() + first * static_cast<int64_t>(sizeof(Id));
     for (size_t i = 0; i < out.size(); ++i, from += sizeof(Id)) {
       Id id;
       std::memcpy(&id, from, sizeof(Id));
@@ -176,9 +175,9 @@ void TokenDataset::read_segment(const Segment& segment, int64_t first, std::span
     }
   };
   const auto widen_either = [&]<typename Unsigned, typename Signed>(Unsigned, Signed) {
-    segment.is_signed ? widen(Signed{}) : widen(Unsigned{});
+    span.is_signed ? widen(Signed{}) : widen(Unsigned{});
   };
-  switch (segment.token_bytes) {
+  switch (span.token_bytes) {
     case 1:
       widen_either(uint8_t{}, int8_t{});
       break;
@@ -196,7 +195,7 @@ void TokenDataset::read_segment(const Segment& segment, int64_t first, std::span
     throw Error(
         fmt::format("'{}': token {} has id {}, but model.vocab_size is {}; is the file made by this model's "
                     "tokenizer, and is data.dtype right?",
-                    segment.file->path().string(), first + (bad - out.begin()), *bad, vocab_size_));
+                    span.file->path().string(), first + (bad - out.begin()), *bad, vocab_size_));
   }
 }
 
@@ -206,11 +205,11 @@ void TokenDataset::read(int64_t first, std::span<int64_t> out) const {
                             first + static_cast<int64_t>(out.size()), size(), path_));
   }
   int64_t position = begin_ + first;
-  auto segment = std::ranges::upper_bound(segments_, position, {}, &Segment::begin);
-  for (--segment; !out.empty(); ++segment) {
-    const int64_t in_segment = position - segment->begin;
-    const size_t count = std::min(out.size(), static_cast<size_t>(segment->count - in_segment));
-    read_segment(*segment, in_segment, out.first(count));
+  auto span = std::ranges::upper_bound(spans_, position, {}, &FileSpan::begin);
+  for (--span; !out.empty(); ++span) {
+    const int64_t in_span = position - span->begin;
+    const size_t count = std::min(out.size(), static_cast<size_t>(span->count - in_span));
+    read_span(*span, in_span, out.first(count));
     out = out.subspan(count);
     position += static_cast<int64_t>(count);
   }

@@ -69,7 +69,7 @@ class TokenDataset {
   const std::string& path() const { return path_; }
 
  private:
-  struct Segment {
+  struct FileSpan {
     std::shared_ptr<const io::MappedFile> file;
     std::span<const std::byte> ids;
     int token_bytes = 1;
@@ -77,18 +77,14 @@ class TokenDataset {
     int64_t begin = 0;  // position of the first token in the stream
     int64_t count = 0;
   };
-  // Of a file with an index: where each begins, in tokens from the file's first, with the end of all; and its
-  // prompt's tokens.
-  struct Documents {
-    std::vector<int64_t> starts;
-    std::vector<uint32_t> prompts;  // empty: none
-  };
-  static Segment open_segment(const std::filesystem::path& path, const Source& source, Documents& documents);
-  void read_segment(const Segment& segment, int64_t first, std::span<int64_t> out) const;
+  // `documents` is set for a file with an index.
+  static FileSpan open_file(const std::filesystem::path& path, const Source& source,
+                            DocumentIndex& documents);
+  void read_span(const FileSpan& span, int64_t first, std::span<int64_t> out) const;
 
   std::string path_;
   int64_t vocab_size_ = 0;
-  std::vector<Segment> segments_;
+  std::vector<FileSpan> spans_;
   std::shared_ptr<const std::vector<int64_t>> document_starts_;  // of the whole stream, and its end
   std::shared_ptr<const Prompts> prompts_;                       // of the whole stream; null: none
   int64_t begin_ = 0;

@@ -288,8 +288,13 @@ Labels describe(const RunHeader& header) {
 
 }  // namespace
 
-PrometheusSink::PrometheusSink(Listener listener, RunFigures run)
-    : run_(std::move(run)), server_(std::move(listener), exposition_type, [this] { return page(); }) {}
+PrometheusSink::PrometheusSink(Listener listener, std::string dir, int64_t last_step, RunHeader header,
+                               StepRecord so_far)
+    : dir_(std::move(dir)),
+      last_step_(last_step),
+      header_(std::move(header)),
+      so_far_(std::move(so_far)),
+      server_(std::move(listener), exposition_type, [this] { return page(); }) {}
 
 void PrometheusSink::step(const StepRecord& record) {
   const std::lock_guard lock(mutex_);
@@ -306,14 +311,13 @@ std::string PrometheusSink::page() const {
   const std::optional<StepRecord> step = step_;
   const std::optional<EvalRecord> eval = eval_;
   lock.unlock();
-  Exposition text({{"run", run_.dir}});
-  text.add("run_info", "What runs, in labels.", 1, describe(run_.header));
-  text.add("start_time_seconds", "When this start of the run began, since 1970.",
-           unix_seconds(run_.header.time));
+  Exposition text({{"run", dir_}});
+  text.add("run_info", "What runs, in labels.", 1, describe(header_));
+  text.add("start_time_seconds", "When this start of the run began, since 1970.", unix_seconds(header_.time));
   text.add("uptime_seconds", "Since this start of the run began.", seconds_since(begin_));
-  text.add("start_step", "Step that this start goes on from.", static_cast<double>(run_.header.step));
-  text.add("last_step", "Step that the run is to reach.", static_cast<double>(run_.last_step));
-  const StepRecord& known = step ? *step : run_.so_far;
+  text.add("start_step", "Step that this start goes on from.", static_cast<double>(header_.step));
+  text.add("last_step", "Step that the run is to reach.", static_cast<double>(last_step_));
+  const StepRecord& known = step ? *step : so_far_;
   text.add("step", "Last step done.", static_cast<double>(known.step));
   text.add(running_figures(known));
   if (step) {

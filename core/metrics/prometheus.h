@@ -122,18 +122,12 @@ std::string label_text(std::string_view value);
 // "NaN", "+Inf", "-Inf", or the shortest digits that read back to the value.
 std::string sample_text(double value);
 
-// What the page says of the run as a whole.
-struct RunFigures {
-  std::string dir;
-  int64_t last_step = 0;  // that it is to reach
-  RunHeader header;
-  StepRecord so_far;  // what running_figures needs, before this start's first step
-};
-
 // Takes the records; the page is written when somebody asks for it, by the server's thread.
 class PrometheusSink : public Sink {
  public:
-  PrometheusSink(Listener listener, RunFigures run);
+  // For the run in the folder `dir`, which is to reach `last_step`. so_far: what running_figures needs,
+  // before this start's first step.
+  PrometheusSink(Listener listener, std::string dir, int64_t last_step, RunHeader header, StepRecord so_far);
 
   void step(const StepRecord& record) override;
   void eval(const EvalRecord& record) override;
@@ -144,7 +138,10 @@ class PrometheusSink : public Sink {
  private:
   using Clock = std::chrono::steady_clock;
 
-  const RunFigures run_;
+  const std::string dir_;
+  const int64_t last_step_;
+  const RunHeader header_;
+  const StepRecord so_far_;
   const Clock::time_point begin_ = Clock::now();
   mutable std::mutex mutex_;  // of the two that follow
   std::optional<StepRecord> step_;

@@ -42,7 +42,7 @@ std::string zstd(const std::string& text) {
 
 struct Read {
   std::vector<std::string> texts;
-  size_t stretches = 0;
+  size_t chunks = 0;
   uint64_t bytes = 0, all_bytes = 0;
 };
 
@@ -50,10 +50,10 @@ Read read(const std::vector<fs::path>& files, const DocumentFormat& format) {
   Read result;
   DocumentSource source(files, format);
   result.all_bytes = source.bytes();
-  while (const auto stretch = source.next()) {
-    ++result.stretches;
-    result.bytes += stretch->bytes;
-    each_document(*stretch, format, [&](const Document& document) {
+  while (const auto chunk = source.next()) {
+    ++result.chunks;
+    result.bytes += chunk->bytes;
+    each_document(*chunk, format, [&](const Document& document) {
       if (format.has_prompts()) result.texts.emplace_back(document.prompt);
       result.texts.emplace_back(document.text);
     });
@@ -89,7 +89,7 @@ TEST_CASE("lines of plain and of packed files are the same documents, whatever p
   for (const fs::path& file : files) {
     const Read result = read({file}, lines);
     CHECK(result.texts == texts);
-    CHECK(result.stretches > 1);
+    CHECK(result.chunks > 1);
     CHECK(result.bytes == result.all_bytes);
     CHECK(result.all_bytes == fs::file_size(file));
   }
@@ -155,9 +155,9 @@ TEST_CASE("lines without a document are an error, or are passed over and told wi
   for (const auto& file : {folder.write("all.jsonl", all), folder.write("all.jsonl.gz", gzip(all))}) {
     CHECK(read({file}, format).texts == std::vector<std::string>(odd.size(), "good"));
     std::vector<std::string> told;
-    const auto stretch = DocumentSource({file}, format).next();
+    const auto chunk = DocumentSource({file}, format).next();
     each_document(
-        *stretch, format, [](const Document&) {}, [&](const std::string& what) { told.push_back(what); });
+        *chunk, format, [](const Document&) {}, [&](const std::string& what) { told.push_back(what); });
     REQUIRE(told.size() == odd.size());
     for (size_t i = 0; i < told.size(); ++i)
       CHECK_THAT(told[i], contains_text(file.string() + ":" + std::to_string(3 * i + 3) + ": "));

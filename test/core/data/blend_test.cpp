@@ -54,11 +54,11 @@ TEST_CASE(
     std::vector<int64_t> counts(weights.size(), 0);
     const std::vector<size_t> expected = megatron(weights, blend.period());
     for (int64_t n = 0; n < 1000; ++n) {
-      const Blend::Place place = blend(n);
-      REQUIRE(place.source == expected[static_cast<size_t>(n % blend.period())]);
-      REQUIRE(place.index == counts[place.source]);
+      const Sample sample = blend(n);
+      REQUIRE(sample.stream == expected[static_cast<size_t>(n % blend.period())]);
+      REQUIRE(sample.index == counts[sample.stream]);
       REQUIRE(blend.taken(n) == counts);
-      ++counts[place.source];
+      ++counts[sample.stream];
     }
   }
 }
@@ -79,7 +79,7 @@ TEST_CASE("shares are exact in every period, and no source is a sample behind") 
     const Blend blend(weights);
     std::vector<int64_t> counts(weights.size(), 0);
     for (int64_t n = 0; n < 2 * blend.period(); ++n) {
-      ++counts[blend(n).source];
+      ++counts[blend(n).stream];
       for (size_t i = 0; i < counts.size(); ++i) {
         const double due =
             static_cast<double>((n + 1) * blend.shares()[i]) / static_cast<double>(blend.period());

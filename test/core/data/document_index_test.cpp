@@ -141,7 +141,7 @@ TEST_CASE("a token file without its index is refused, and the index counts in th
   CHECK(fingerprint(token_files(source)) == fingerprint(data_files({{tokens}, Format::bin})));
 }
 
-TEST_CASE("documents end behind their last token, and long ones come in pieces") {
+TEST_CASE("documents end behind their last token, and long ones come in slices") {
   const ScratchFolder folder;
   const TokenDataset dataset(
       {{write_ids(folder, "t.bin", std::vector<uint16_t>{9, 1, 2, 9, 3, 4, 5, 6, 7, 9, 8})}, Format::bin, 2},
@@ -149,11 +149,12 @@ TEST_CASE("documents end behind their last token, and long ones come in pieces")
   const std::vector<int64_t> starts = document_starts(dataset, 9);
   CHECK(starts == std::vector<int64_t>{0, 1, 4, 10, 11});
   CHECK_THROWS_WITH(document_starts(dataset, std::nullopt), contains_text("data.document_end"));
-  const Pieces pieces(starts, 3);
-  std::vector<Piece> all;
-  for (int64_t i = 0; i < pieces.size(); ++i) all.push_back(pieces[i]);
-  CHECK((all == std::vector<Piece>{{0, 1, true}, {1, 3, true}, {4, 3, false}, {7, 3, true}, {10, 1, true}}));
-  CHECK((Piece{4, 3, false}).targets() == 3);
-  CHECK((Piece{7, 3, true}).targets() == 2);
-  CHECK((Piece{0, 1, true}).targets() == 0);
+  const DocumentSlices slices(starts, 3);
+  std::vector<DocumentSlice> all;
+  for (int64_t i = 0; i < slices.size(); ++i) all.push_back(slices[i]);
+  CHECK((all ==
+         std::vector<DocumentSlice>{{0, 1, true}, {1, 3, true}, {4, 3, false}, {7, 3, true}, {10, 1, true}}));
+  CHECK((DocumentSlice{4, 3, false}).targets() == 3);
+  CHECK((DocumentSlice{7, 3, true}).targets() == 2);
+  CHECK((DocumentSlice{0, 1, true}).targets() == 0);
 }

@@ -123,8 +123,7 @@ TEST_CASE("the page follows the run") {
   header.step = 4;
   header.layout = {{"pp", "2"}, {"data", "secret"}};
   const metrics::StepRecord so_far{.step = 4, .skipped_steps = 1, .total_tokens = 400, .saved_step = 4};
-  metrics::PrometheusSink sink(std::move(listener),
-                               {.dir = "runs/a", .last_step = 9, .header = header, .so_far = so_far});
+  metrics::PrometheusSink sink(std::move(listener), "runs/a", 9, header, so_far);
   const std::string before = get(url);
   CHECK(before.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"));
   CHECK(before.find("pptrain_tokens_total{run=\"runs/a\"} 400\n") != std::string::npos);

@@ -1,4 +1,4 @@
-// Stretches of whole documents: of a mapped file, of one that is unpacked, of Parquet.
+// Chunks of whole documents: of a mapped file, of one that is unpacked, of Parquet.
 #include <dlfcn.h>
 #include <spdlog/fmt/fmt.h>
 #include <zlib.h>
@@ -240,37 +240,37 @@ uint64_t ParquetFile::bytes_done() const {
                                static_cast<double>(rows_));
 }
 
-constexpr size_t stretch_bytes = size_t{1} << 20;
+constexpr size_t chunk_bytes = size_t{1} << 20;
 
-// Behind the first border from stretch_bytes on; npos where there is none.
-size_t stretch_end(std::string_view text, std::string_view border) {
+// Behind the first border from chunk_bytes on; npos where there is none.
+size_t chunk_end(std::string_view text, std::string_view border) {
   if (border.empty()) return std::string_view::npos;
   // From the beginning, so that borders that overlap are read as by each_document.
   size_t found = text.find(border);
-  while (found != std::string_view::npos && found + border.size() < stretch_bytes)
+  while (found != std::string_view::npos && found + border.size() < chunk_bytes)
     found = text.find(border, found + border.size());
   return found == std::string_view::npos ? found : found + border.size();
 }
 
-class MappedStretches {
+class MappedChunks {
  public:
-  MappedStretches(const std::filesystem::path& file, std::string border)
+  MappedChunks(const std::filesystem::path& file, std::string border)
       : file_(std::make_shared<io::MappedFile>(file)), border_(std::move(border)) {}
 
-  std::optional<Stretch> next() {
+  std::optional<Chunk> next() {
     const std::string_view all(reinterpret_cast<const char*>(file_->bytes().data()), file_->bytes().size());
     if (at_ == all.size()) return std::nullopt;
     const std::string_view rest = all.substr(at_);
     const size_t size =
-        std::min(rest.size() <= stretch_bytes ? rest.size() : stretch_end(rest, border_), rest.size());
+        std::min(rest.size() <= chunk_bytes ? rest.size() : chunk_end(rest, border_), rest.size());
     at_ += size;
-    return Stretch{.file = file_->path(),
-                   .keep = file_,
-                   .text = rest.substr(0, size),
-                   .counted_from = all.data(),
-                   .line = 1,
-                   .rows = {},
-                   .bytes = size};
+    return Chunk{.file = file_->path(),
+                 .keep = file_,
+                 .text = rest.substr(0, size),
+                 .counted_from = all.data(),
+                 .line = 1,
+                 .rows = {},
+                 .bytes = size};
   }
 
  private:
@@ -279,58 +279,58 @@ class MappedStretches {
   size_t at_ = 0;
 };
 
-class PackedStretches {
+class PackedChunks {
  public:
-  PackedStretches(const std::filesystem::path& path, std::string border)
+  PackedChunks(const std::filesystem::path& path, std::string border)
       : path_(path), file_(open_packed(path)), border_(std::move(border)) {}
 
-  std::optional<Stretch> next() {
+  std::optional<Chunk> next() {
     size_t size = std::string::npos;
     for (;;) {
-      if (unpacked_.size() > stretch_bytes) size = stretch_end(unpacked_, border_);
+      if (unpacked_.size() > chunk_bytes) size = chunk_end(unpacked_, border_);
       if (size != std::string::npos || ended_) break;
       // Twice as much each time, since a long document is searched from its beginning.
-      ended_ = !file_->read(unpacked_, std::max(unpacked_.size(), stretch_bytes / 2));
+      ended_ = !file_->read(unpacked_, std::max(unpacked_.size(), chunk_bytes / 2));
     }
     if (unpacked_.empty()) return std::nullopt;
     auto text = std::make_shared<std::string>(unpacked_.substr(0, size));
     unpacked_.erase(0, text->size());
     const uint64_t done = unpacked_.empty() && ended_ ? file_->size() : file_->consumed();
-    Stretch stretch{.file = path_,
-                    .keep = text,
-                    .text = *text,
-                    .counted_from = text->data(),
-                    .line = line_,
-                    .rows = {},
-                    .bytes = done - std::exchange(done_, done)};
+    Chunk chunk{.file = path_,
+                .keep = text,
+                .text = *text,
+                .counted_from = text->data(),
+                .line = line_,
+                .rows = {},
+                .bytes = done - std::exchange(done_, done)};
     line_ += std::count(text->begin(), text->end(), '\n');
-    return stretch;
+    return chunk;
   }
 
  private:
   std::filesystem::path path_;
   std::unique_ptr<PackedFile> file_;
   std::string border_;
-  std::string unpacked_;  // that no stretch has yet
+  std::string unpacked_;  // that no chunk has yet
   bool ended_ = false;
   uint64_t done_ = 0;
   int64_t line_ = 1;
 };
 
-class ParquetStretches {
+class ParquetChunks {
  public:
-  ParquetStretches(const std::filesystem::path& path, const std::vector<std::string>& columns)
+  ParquetChunks(const std::filesystem::path& path, const std::vector<std::string>& columns)
       : path_(path), file_(path, columns) {}
 
-  std::optional<Stretch> next() {
-    Stretch stretch{.file = path_, .keep = {}, .text = {}, .rows = {}};
+  std::optional<Chunk> next() {
+    Chunk chunk{.file = path_, .keep = {}, .text = {}, .rows = {}};
     size_t bytes = 0;
-    while (bytes < stretch_bytes && file_.next(stretch.rows, bytes)) {
+    while (bytes < chunk_bytes && file_.next(chunk.rows, bytes)) {
     }
-    if (stretch.rows.empty()) return std::nullopt;
+    if (chunk.rows.empty()) return std::nullopt;
     const uint64_t done = file_.bytes_done();
-    stretch.bytes = done - std::exchange(done_, done);
-    return stretch;
+    chunk.bytes = done - std::exchange(done_, done);
+    return chunk;
   }
 
  private:
@@ -339,18 +339,18 @@ class ParquetStretches {
   uint64_t done_ = 0;
 };
 
-template <typename Stretches, typename Argument>
-NextStretch next_of(const std::filesystem::path& file, const Argument& argument) {
-  return [stretches = std::make_shared<Stretches>(file, argument)] { return stretches->next(); };
+template <typename Chunks, typename Argument>
+NextChunk next_of(const std::filesystem::path& file, const Argument& argument) {
+  return [chunks = std::make_shared<Chunks>(file, argument)] { return chunks->next(); };
 }
 
 }  // namespace
 
-NextStretch open_stretches(const std::filesystem::path& file, const DocumentFormat& format) {
-  if (format.kind == Kind::parquet) return next_of<ParquetStretches>(file, format.keys());
+NextChunk open_chunks(const std::filesystem::path& file, const DocumentFormat& format) {
+  if (format.kind == Kind::parquet) return next_of<ParquetChunks>(file, format.keys());
   const std::string border = format.kind == Kind::jsonl ? "\n" : format.separator;
-  if (is_packed(file)) return next_of<PackedStretches>(file, border);
-  return next_of<MappedStretches>(file, border);
+  if (is_packed(file)) return next_of<PackedChunks>(file, border);
+  return next_of<MappedChunks>(file, border);
 }
 
 }  // namespace pptrain::corpus
