@@ -181,9 +181,9 @@ TEST_CASE("a line of the log fits its terminal, and off one says how long the re
                                    .grad_norm = 0.5,
                                    .lr = 3e-3,
                                    .tokens_per_s = 26020,
+                                   .step_time_s = 0.226,
                                    .mfu = 0.183,
-                                   .memory_gb = 0.45,
-                                   .step_time_s = 0.226};
+                                   .memory_gb = 0.45};
   const std::string whole = metrics::format_line(record, 800);
   CHECK(whole ==
         "step 120/800  loss 1.6387  lr 3.000e-03  grad_norm 0.5000  tok/s 26,020  mfu 18.3%  mem 0.45 GB  "
