@@ -729,7 +729,7 @@ class CommandLine(Case):
                     error = self.mpirun(2, "run", "eval.interval=0", "train.steps=8", change, code=2).stderr
                     self.assertEqual(error.count(words), 1, error)
         out = self.train("run", "eval.interval=0", "train.steps=8", "optimizer.lr=1e-3").stdout
-        self.assertRegex(out, r"step_4: train\.steps was 4, is 8; optimizer\.lr was 0\.01, is 0\.001\n")
+        self.assertRegex(out, r"step_4 goes on with changed settings: train\.steps was 4, is 8; optimizer\.lr was 0\.01, is 0\.001; learning rate of step 5: ")
 
     # --- failures ----------------------------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ class Corpus(Case):
     def test_tokens_of_every_format_and_runs_on_their_mixture(self):
         toml, plain, chat, names = self.write_formats()
         options = f'document_end = {END}\ncache = "cache"\npacking = "best_fit"\n'
-        job = self.job(options + toml + "[eval]\ninterval = 2\nbatches = 1\n")
+        job = self.job(options + toml + '[eval]\ninterval = 2\nbatches = 1\n[lr_schedule]\nname = "constant"\n')  # of any train.steps
         self.run_pptrain("check", "--config", job)
         self.assertFalse((self.folder / "cache").exists())  # it only looks
 

@@ -152,10 +152,12 @@ TEST_CASE("the rest is one line that says what differs") {
   const ResumeTerms terms = check_resume(saved_by(plain_job()), job, "aaaa");
   CHECK_FALSE(terms.new_data);
   REQUIRE(terms.remarks.size() == 1);
-  CHECK_THAT(terms.remarks[0],
-             contains_text("step_40: distributed.pp was 1, is 4; train.steps was 1000, is 2000; "
-                           "train.micro_batch_size was 2, is 8; optimizer.lr was 0.0003, is "
-                           "0.0001; a step took 2 samples, takes 8"));
+  CHECK_THAT(
+      terms.remarks[0],
+      contains_text(
+          "step_40 goes on with changed settings: distributed.pp was 1, is 4; train.steps was 1000, is 2000; "
+          "train.micro_batch_size was 2, is 8; optimizer.lr was 0.0003, is "
+          "0.0001; a step took 2 samples, takes 8; learning rate of step 41: "));
   // The same samples a step, cut otherwise.
   const config::JobConfig cut = changed([](auto& j) {
     j.train.micro_batch_size = 1;
