@@ -137,6 +137,7 @@ std::vector<Row> run_and_distributed_rows() {
       by_value("run.seed", numbers, "1"),
       by_value("run.device", plan, "cuda"),
       by_value("run.threads", plan, "2"),
+      by_value("run.force_memory", other, "true", {}, "test/app/commands/bad_files_test.py"),
       by_value("distributed.pp", plan, "2", {"train.grad_accum_steps=2"}),
       by_value("distributed.dp", numbers, "2"),
       by_value("distributed.dp_replicate", numbers, "2"),
