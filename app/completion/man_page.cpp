@@ -73,7 +73,10 @@ std::string synopsis(const CLI::App& command) {
   std::string out =
       command.get_name().empty() ? "\\fBpptrain\\fR" : fmt::format("\\fBpptrain {}\\fR", command.get_name());
   for (const CLI::Option* option : command.get_options()) {
-    if (option->get_required()) out += " " + heading(*option);
+    if (option->get_required())
+      out += " " + heading(*option);
+    else if (option->get_positional())
+      out += " [" + heading(*option) + "]";
   }
   return out + " [\\fIOPTION\\fR]...";
 }

@@ -138,7 +138,8 @@ class ManualPage(unittest.TestCase):
                 self.assertIn(option, page)
             for default in re.findall(r"\(default: [^)]*\)", text):
                 self.assertIn(default, page)
-        self.assertIn("--max-tokens N Tokens to generate, of each prompt (default: 128)", page)
+        self.assertIn("--in-flight N Prompts at a time; more go in waves. Bounds memory (default: 32)", page)
+        self.assertIn("pptrain generate [RUN] [OPTION]...", page)
 
 
 class OneVersion(unittest.TestCase):

@@ -207,7 +207,7 @@ TEST_CASE("the wrong number of processes is an error that names the factors") {
     message = e.what();
   }
   INFO(message);
-  for (const char* part : {"pp 2 x dp_replicate 2 = 4 ranks", "3 were launched", "start 4 processes"}) {
+  for (const char* part : {"needs 4 ranks (pp 2 x dp_replicate 2)", "3 were launched", "start 4 processes"}) {
     REQUIRE(message.find(part) != std::string::npos);
   }
   REQUIRE_THROWS_AS(DeviceMesh(*comm, {.pp = 3, .tp = 0}), UsageError);
