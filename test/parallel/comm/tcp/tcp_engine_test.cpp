@@ -142,7 +142,7 @@ TEST_CASE("a peer that dies while it is made to wait is noticed", "[clock]") {
     try {
       pair.engine->receive(9, at::empty({1}, at::kByte), 1);
     } catch (const PeerFailure& e) {
-      REQUIRE_THAT(e.what(), contains_text("rank 1 ended its connection"));
+      REQUIRE_THAT(e.what(), contains_text("rank 1 closed its connection"));
       REQUIRE(pair.engine->failure() == e.what());
       return;
     }
