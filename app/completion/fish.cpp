@@ -34,7 +34,8 @@ function __pptrain_key_value  # __pptrain_key_value KEY TEXT KIND [WORD]...: KEY
   for word in $argv[4..]
     echo $argv[1]=$word
   end
-  if test $argv[3] = file
+  # Where words are proposed, files come once a path is begun.
+  if test $argv[3] = file; and begin; not set -q argv[4]; or string match -q '*/*' -- $argv[2]; end
     for path in $argv[2]*
       test -d $path; and set path $path/
       echo $argv[1]=$path
