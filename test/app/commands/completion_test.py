@@ -178,7 +178,7 @@ class Fish(Shell, unittest.TestCase):
     def test_what_is_proposed_is_described(self):
         done = subprocess.run(["fish", "--no-config", "-c", f"source {shlex.quote(str(self.script))}; complete -C 'pptrain check --wor'"],
                               capture_output=True, text=True, timeout=DEADLINE)
-        self.assertRegex(done.stdout, r"^--world\tRanks of the job")
+        self.assertRegex(done.stdout, r"^--world\tWorld size")
 
 
 # Writes what is added as a completion to $HITS, and behind it, when ^X^K is typed, the line as it has become. What is

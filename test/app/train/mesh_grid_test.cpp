@@ -118,8 +118,8 @@ void check_first_gradients(const fs::path& run_dir, const fs::path& reference_di
     for (const std::string& name : reader.names(file)) {
       if (!comparable(name, job)) continue;
       const at::Tensor expected = read(reference, file, name);
-      // The few weights of a norm of queries or keys get sums of terms that nearly cancel, and so does an expert
-      // that few tokens chose: 1.5e-5 with AVX-512, less than 1e-5 with AVX2.
+      // The few weights of a norm of queries or keys get sums of terms that nearly cancel, and so does an
+      // expert that few tokens chose: 1.5e-5 with AVX-512, less than 1e-5 with AVX2.
       const bool of_few_terms = name.find("_norm.weight") != std::string::npos;
       const bool of_few_tokens = name.find(".mlp.experts.") != std::string::npos;
       const double slack = of_few_tokens ? 4 : of_few_terms ? 2 : 1;
