@@ -47,6 +47,16 @@ SchedulePicture draw_plan(const config::JobConfig& job) {
                       costs.description)};
 }
 
+// The start that made a step, from 1: the last that began before it. 0 where none is known.
+size_t start_of(const RunData& run, int64_t step) {
+  for (size_t i = run.starts.size(); i > 0; --i) {
+    const nlohmann::json& start = run.starts[i - 1];
+    if (start.contains("step") && start["step"].is_number_integer() && start["step"].get<int64_t>() < step)
+      return i;
+  }
+  return 0;
+}
+
 // A step as it ran, of trace.json (profile.trace) in the run's folder; without one, a step as planned from
 // the run's job, with modelled costs of its device.
 SchedulePicture draw_schedule(const RunData& run) {
@@ -56,7 +66,8 @@ SchedulePicture draw_schedule(const RunData& run) {
     try {
       const TracedStep step = read_traced_step(trace, most_actions);
       return {schedule::render_svg(step.schedule, step.times, /*seconds=*/true),
-              fmt::format("Step {} as it ran, of trace.json: the passes, on rank 0's clock.", step.step)};
+              fmt::format("Step {} as it ran in start {} ({}), of trace.json: the passes, on rank 0's clock.",
+                          step.step, start_of(run, step.step), step.mesh.describe())};
     } catch (const std::exception& fault) {
       problem = fmt::format("No picture of trace.json: {}. ", fault.what());
     }

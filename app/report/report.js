@@ -228,6 +228,9 @@ function showDifferences() {
   } else if (data.differences.length) {
     const rows = data.differences.map(row => row.map((text, i) => i === 0 ? text : text || missing));
     host.append(element("table", {}, ...table(["key", ...runs.map(run => run.name)], rows)));
+    if (data.differences.some(([key]) => ["model.vocab_size", "data.tokenizer"].includes(key)))
+      host.append(element("p", {id: "vocabularies"}, "The vocabularies differ, so a token of one run is not a token of another: nats per token cannot be " +
+        "compared. Compare bits per byte, which pptrain eval prints for each run."));
   } else if (problems.length < runs.length - 1) {
     host.append(element("p", {class: "quiet"}, "Every key is the same."));
   }

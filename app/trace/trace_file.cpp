@@ -298,6 +298,7 @@ void finish_times(schedule::Simulation& times) {
 
 TracedStep pick(const nlohmann::json& trace, const TraceSummary& summary, size_t most_actions) {
   TracedStep result{.step = trace.at(keys::other).at(keys::steps).back().at(keys::step),
+                    .mesh = summary.run.mesh,
                     .schedule = empty_schedule(summary),
                     .times = {}};
   const mesh::MeshShape& mesh = summary.run.mesh;

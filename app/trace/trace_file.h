@@ -86,6 +86,7 @@ inline double value_or_zero(const std::map<std::string, double>& values, const s
 
 struct TracedStep {
   int64_t step = 0;
+  mesh::MeshShape mesh;
   // Compute actions alone, in the order in which they ran, of the first replica; the two of an overlapped
   // pair stand apart.
   schedule::Schedule schedule;

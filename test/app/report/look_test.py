@@ -305,8 +305,26 @@ class Report(unittest.TestCase):
             self.assertEqual(complaints, [])
             self.assertIn(f"d, from step 4 of {self.folder / 'c'}", page)
 
+    @unittest.skipUnless(BROWSER, "there is no Chromium")
+    def test_other_vocabularies_are_told(self):
+        settings = sets("train.steps=2", 'metrics.prometheus=""', "model.vocab_size=300", 'run.dir="other_vocabulary"')
+        run([PPTRAIN, "--config", "job.toml", *settings], self.folder)
+        for other, told in [("other_vocabulary", True), ("b", False)]:
+            self.assertEqual(self.pptrain("report", "a", other, "-o", "compared.html").returncode, 0)
+            page, complaints = self.browse(self.folder / "compared.html")
+            self.assertEqual(complaints, [])
+            self.assertEqual('id="vocabularies"' in page, told, other)
+
+    def test_the_picture_names_the_start_that_it_is_of(self):
+        run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=2", 'metrics.prometheus=""', "checkpoint.interval=2")],
+            self.folder)
+        run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=6", 'metrics.prometheus=""', "distributed.pp=1",
+                                                    "checkpoint.interval=2")], self.folder)
+        self.assertEqual(self.pptrain("report", "again", "-o", "again.html").returncode, 0)
+        self.assertRegex((self.folder / "again.html").read_text(), r"Step \d+ as it ran in start 2 \(pp 1\), of trace.json")
+
     def test_schedules_as_they_ran_and_as_planned(self):
-        self.assertIn("Step 4 as it ran, of trace.json", self.text)
+        self.assertIn("Step 4 as it ran in start 1 (pp 2), of trace.json", self.text)
         self.assertIn("A step as planned from job.toml", self.text)
         titles = re.findall(r"<title>([0-9]+[FB][0-9]+): ", self.text)
         self.assertEqual(titles.count("0F0"), 2)  # both pictures
