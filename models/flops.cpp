@@ -1,5 +1,7 @@
 #include "models/flops.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <functional>
 #include <numeric>
 
@@ -33,6 +35,12 @@ int64_t parameter_count(const ModelConfig& model) {
   return sum_of_sizes(model, /*active=*/false, [&](const nn::ParameterSpec& spec) {
     return !(model.tied && spec.role == nn::Role::head) && spec.role != nn::Role::balance;
   });
+}
+
+std::string parameters_text(int64_t count) {
+  const auto number = static_cast<double>(count);
+  return number < 1e9 ? fmt::format("{:.2f} M parameters", number / 1e6)
+                      : fmt::format("{:.2f} B parameters", number / 1e9);
 }
 
 double flops_per_token(const ModelConfig& model, int64_t seq) {

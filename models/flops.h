@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "models/model_config.h"
 
@@ -9,6 +10,9 @@ namespace pptrain::models {
 
 // Parameters of the whole model, a tied head counted once.
 int64_t parameter_count(const ModelConfig& model);
+
+// "1.87 M parameters", from a thousand million on "77.85 B parameters".
+std::string parameters_text(int64_t count);
 
 // Useful FLOPs of one token's forward and backward: 6 N_matmul + 6 layers seq heads head_dim. N_matmul holds
 // the weights of matrix products that a token meets: with the head and the experts that it goes through,

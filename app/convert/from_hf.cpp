@@ -224,9 +224,8 @@ std::vector<std::string> Import::carry_files(checkpoint::FolderWriter& writer) {
 }
 
 std::vector<std::string> Import::run() {
-  std::vector<std::string> lines = {
-      fmt::format("{} of {:.2f} M parameters at step 0, without optimizer state", model_.arch,
-                  static_cast<double>(models::parameter_count(model_)) / 1e6)};
+  std::vector<std::string> lines = {fmt::format("{} of {} at step 0, without optimizer state", model_.arch,
+                                                models::parameters_text(models::parameter_count(model_)))};
   checkpoint::FolderWriter writer(folder_, parameters());
   for (const models::HfWeight& weight : weights_) {
     if (is_tied_head(weight)) continue;

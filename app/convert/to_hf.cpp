@@ -80,8 +80,8 @@ class Export {
     std::vector<std::string> lines(1);
     write_companions(lines);
     const size_t files = write_weights();
-    lines.front() = fmt::format("{} of {:.2f} M parameters at step {}, in {} file{} of {}", job_.model.arch,
-                                static_cast<double>(elements_) / 1e6, source_.reader().state().step, files,
+    lines.front() = fmt::format("{} of {} at step {}, in {} file{} of {}", job_.model.arch,
+                                models::parameters_text(elements_), source_.reader().state().step, files,
                                 files == 1 ? "" : "s", io::dtype_name(type_));
     return lines;
   }

@@ -30,11 +30,10 @@ std::string one_digit(double value) {
 std::string heading(const Plan& plan, const CostSource& source) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
-  std::string out =
-      fmt::format("{} of {:.4g} M parameters; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens\n",
-                  job.model.arch, static_cast<double>(models::parameter_count(plan.model)) / 1e6,
-                  job.distributed.pp_schedule, compute.ranks, compute.ranks == 1 ? "" : "s",
-                  compute.microbatches, job.train.micro_batch_size, job.train.seq_len);
+  std::string out = fmt::format("{} of {}; {} on {} pipeline rank{}, {} microbatches of {} x {} tokens\n",
+                                job.model.arch, models::parameters_text(models::parameter_count(plan.model)),
+                                job.distributed.pp_schedule, compute.ranks, compute.ranks == 1 ? "" : "s",
+                                compute.microbatches, job.train.micro_batch_size, job.train.seq_len);
   out += fmt::format("layers per stage {}, recompute {}\n", describe_layers(plan.layers),
                      describe_recompute(job.train.recompute));
   if (job.data.lengths != config::Lengths::fixed)

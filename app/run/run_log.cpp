@@ -80,8 +80,8 @@ void announce_data(const RunContext& context, const std::vector<OpenSource>& sou
 void announce(const RunContext& context, const std::vector<OpenSource>& sources) {
   const config::JobConfig& job = context.job;
   const int ranks = context.mesh.shape().world_size();
-  spdlog::info("pptrain: {} of {:.2f} M parameters, {} {} rank{} ({}), {}", job.model.arch,
-               static_cast<double>(models::parameter_count(context.model)) / 1e6, ranks,
+  spdlog::info("pptrain: {} of {}, {} {} rank{} ({}), {}", job.model.arch,
+               models::parameters_text(models::parameter_count(context.model)), ranks,
                context.device.is_cpu() ? "CPU" : "GPU", ranks == 1 ? "" : "s",
                context.mesh.shape().describe(), job.train.dtype.text);
   const int data_ranks = context.mesh.size(mesh::Group::batch);

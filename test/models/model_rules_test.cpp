@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/config/options.h"
+#include "models/flops.h"
 #include "models/registry.h"
 #include "test/models/model_hooks.h"
 #include "test/support/catch.h"
@@ -24,6 +25,12 @@ struct Case {
 };
 
 }  // namespace
+
+TEST_CASE("the size of a model is told in millions, and in billions") {
+  CHECK(models::parameters_text(1'870'000) == "1.87 M parameters");
+  CHECK(models::parameters_text(999'994'000) == "999.99 M parameters");
+  CHECK(models::parameters_text(77'851'803'648) == "77.85 B parameters");
+}
 
 TEST_CASE("what 0 stands for is filled in") {
   const Folder folder;
