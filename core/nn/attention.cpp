@@ -90,7 +90,7 @@ std::optional<Tensor> weight_of(const Weight* weight) {
 }
 
 std::optional<Tensor> grad_of(const Weight* weight) {
-  return weight == nullptr ? std::nullopt : std::optional(weight->grad);
+  return weight == nullptr ? std::nullopt : std::optional(weight->grad_or_scratch());
 }
 
 // q, k and v parts of the projections, as [tokens, heads | kv_heads, head_dim].

@@ -191,7 +191,8 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
   const at::Tensor loads = loads_of(routing, tokens.filling);
   loads_ = loads_.defined() ? loads_.add_(loads) : loads;
   // Its sign alone acts (optim/updates.h): of integers, whose sum over ranks does not depend on the order.
-  if (bias_ != nullptr) bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
+  if (bias_ != nullptr && !bias_->frozen())
+    bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
   at::Tensor dlogits = logits_gradient(config_.scale == 1 ? dweights : dweights.mul(config_.scale), routing,
                                        tokens, loads, exchange);
   at::Tensor dx = at::empty({x.size(0), config_.hidden}, dlogits.options());

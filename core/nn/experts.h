@@ -124,6 +124,7 @@ class Router final : public HasWeightGradient {
   at::Tensor backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
                             const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
+  bool learns() const override { return !weight_->frozen(); }
 
   // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
   // int64 [experts]; undefined where there were none.
@@ -158,6 +159,7 @@ class ExpertWeights final : public HasWeightGradient {
   void push(WeightGradQueue& queue, const GroupedRows& dy, const GroupedRows& x,
             const ExpertExchange::Plan& plan);
   void backward_weight(std::span<const at::Tensor> operands) override;
+  bool learns() const override { return !weight_->frozen(); }
 
  private:
   at::Tensor by_expert(const at::Tensor& weight) const { return weight.view({experts_, out_, in_}); }
@@ -238,6 +240,7 @@ class SharedExperts final : public FeedForward, public HasWeightGradient {
   at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue) override;
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, gradient of the gate's logits
+  bool learns() const override { return gate_ != nullptr && !gate_->frozen(); }
 
   Experts& experts() { return experts_; }
 

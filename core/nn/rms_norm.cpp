@@ -29,9 +29,10 @@ at::Tensor RmsNorm::forward(const at::Tensor& x, at::Tensor delta, Saved& saved)
 
 at::Tensor RmsNorm::backward(const Saved& saved, const at::Tensor& dy, const at::Tensor& residual_grad) {
   at::Tensor dx = dy;
+  at::Tensor weight_grad = weight_->grad_or_scratch();
   kernels::rms_norm_backward(dy, saved.x, weight_->compute, saved.rstd,
                              residual_grad.defined() ? std::optional(residual_grad) : std::nullopt, dx,
-                             weight_->grad);
+                             weight_grad);
   return dx;
 }
 

@@ -38,6 +38,7 @@ at::Tensor Embedding::forward(const at::Tensor& tokens) const {
 }
 
 void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& dy) {
+  if (!learns()) return;
   kernels::embedding_backward(tokens, region_->alone() ? dy : region_->enter(dy, tokens.numel()),
                               held_part(*region_, vocab_), weight_->grad);
 }

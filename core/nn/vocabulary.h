@@ -22,7 +22,8 @@ class Embedding {
             std::shared_ptr<const Region> region = std::make_shared<Region>());
 
   at::Tensor forward(const at::Tensor& tokens) const;  // int64 [tokens] -> T [share, dim]
-  // dy: T [share, dim].
+  bool learns() const { return !weight_->frozen(); }
+  // Nothing of a frozen one. dy: T [share, dim].
   void backward_weight(const at::Tensor& tokens, const at::Tensor& dy);
 
   Weight& weight() { return *weight_; }
