@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/nn/adapter.h"
 #include "models/registry.h"
 #include "models/weight_map.h"
 
@@ -128,9 +129,10 @@ void load_hf_weights(TransformerStage& stage, const std::filesystem::path& hf_di
   const std::span<const WeightName> names = find_architecture(stage.model().arch).weights;
   refuse_left_over(stage, names, checkpoint);
   for (nn::Slice* slice : stage.parameters().slices()) {
-    if (slice->spec.role == nn::Role::balance) continue;
+    if (slice->spec.role == nn::Role::balance || nn::adapted_weight(slice->spec.name)) continue;
     const HfWeight weight = find_weight(checkpoint, names, slice->spec, stage.model());
-    nn::copy_slice(view_of(checkpoint, weight), slice->shape, slice->master);
+    at::Tensor values = slice->values();
+    nn::copy_slice(view_of(checkpoint, weight), slice->shape, values);
   }
   stage.parameters().refresh_compute();
 }

@@ -47,6 +47,9 @@ struct ModelConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   SparseLayers sparse = {};
+  // What learns of it (learning.h).
+  config::LoraSection lora = {};
+  std::vector<config::OptimizerGroup> groups = {};
 };
 
 // What a stage does not keep from F to the backward pass, but computes again there, from least to most. The

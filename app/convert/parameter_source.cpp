@@ -61,12 +61,20 @@ void to_type(at::ScalarType type, std::span<const float> from, std::span<std::by
 
 using checkpoint::model_file;
 
+const std::vector<int64_t>& ParameterSource::shape(const std::string& parameter) const {
+  return merged_ ? merged_->shape(parameter) : reader_.global_shape(model_file, parameter);
+}
+
 std::span<const float> ParameterSource::values(const std::string& parameter) {
   if (held_ != parameter) {
     held_.clear();
     values_.reset();  // before there is memory for the next one
-    values_ = at::empty(reader_.global_shape(model_file, parameter), at::kFloat);
-    reader_.read(model_file, parameter, values_);
+    if (merged_) {
+      values_ = merged_->values(parameter);
+    } else {
+      values_ = at::empty(reader_.global_shape(model_file, parameter), at::kFloat);
+      reader_.read(model_file, parameter, values_);
+    }
     held_ = parameter;
   }
   return {values_.const_data_ptr<float>(), static_cast<size_t>(values_.numel())};
@@ -77,7 +85,7 @@ io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
   const auto elements = static_cast<uint64_t>(c10::multiply_integers(spec.shape));
   const uint64_t each = elements / parameters.size();
   for (const std::string& parameter : parameters) {
-    const auto& shape = reader_.global_shape(model_file, parameter);
+    const auto& shape = this->shape(parameter);
     if (static_cast<uint64_t>(c10::multiply_integers(shape)) * parameters.size() != elements) {
       throw Error(
           fmt::format("{} has {} elements, but {} of the checkpoint has {}, and there are {} of these", what,

@@ -6,10 +6,13 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "app/convert/merged_parameters.h"
+#include "core/config/job_config.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/checkpoint.h"
 
@@ -37,6 +40,12 @@ class ParameterSource {
   explicit ParameterSource(const std::filesystem::path& step_folder) : reader_(step_folder) {}
 
   const checkpoint::Reader& reader() const { return reader_; }
+  // Parameters are from now on those of the whole model of `job`, which saved the checkpoint.
+  void merge(const config::JobConfig& job, const std::filesystem::path& step_folder) {
+    merged_.emplace(reader_, job, step_folder);
+  }
+  // Throws Error where there is no such parameter.
+  const std::vector<int64_t>& shape(const std::string& parameter) const;
 
   // What fills the tensor `spec` of a file with `parameters`, one after the other, rounded to its type. All
   // have the same number of elements; the checkpoint has them. Asked for in order, it reads each once, and
@@ -48,6 +57,7 @@ class ParameterSource {
   std::span<const float> values(const std::string& parameter);  // until the next one is asked for
 
   checkpoint::Reader reader_;
+  std::optional<MergedParameters> merged_;
   std::string held_;
   at::Tensor values_;
 };

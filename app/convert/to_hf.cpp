@@ -17,9 +17,11 @@
 
 #include "app/convert/convert.h"
 #include "app/convert/hf_companions.h"
+#include "app/convert/merged_parameters.h"
 #include "app/convert/parameter_source.h"
 #include "app/convert/target_folder.h"
 #include "app/data/text_codec.h"
+#include "app/run/base_weights.h"
 #include "app/run/start_choice.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -40,22 +42,6 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::model_file;
 
-// The job that saved the checkpoint, its model's sizes filled in.
-config::JobConfig saved_job(const fs::path& step_folder) {
-  SavedRun saved = read_saved_run(step_folder);
-  if (!saved.job) {
-    throw UsageError(fmt::format("{} does not say which job saved it, and so not what its model is",
-                                 step_folder.string()));
-  }
-  config::JobConfig job = *std::move(saved.job);
-  models::finish_model(job.model, job.train.seq_len,
-                       [&](std::initializer_list<std::string_view> options, const std::string& text) {
-                         throw UsageError(fmt::format("the job that saved {}: {}: {}", step_folder.string(),
-                                                      *options.begin(), text));
-                       });
-  return job;
-}
-
 // Bytes of a file of weights.
 uint64_t largest_shard(const ConvertArguments& arguments) {
   if (arguments.max_shard_gb == 0) return default_shard_bytes;
@@ -73,6 +59,7 @@ class Export {
         type_(arguments.dtype.value_or(at::kFloat)),
         source_(step_folder),
         tensors_(models::hf_tensors(models::make_model_config(job_.model, 1))) {
+    if (base_of(source_.reader().layout()) != Base()) source_.merge(job_, step_folder);
     check_parameters();
   }
 
@@ -107,7 +94,7 @@ class Export {
 void Export::check_parameters() {
   const checkpoint::Reader& reader = source_.reader();
   for (const models::HfWeight& tensor : tensors_) {
-    const auto& shape = reader.global_shape(model_file, tensor.parameter);
+    const auto& shape = source_.shape(tensor.parameter);
     if (shape != tensor.shape) {
       throw Error(fmt::format("{}: {} is [{}], but [{}] in the model of the job that saved it",
                               step_folder_.string(), tensor.parameter, fmt::join(shape, ", "),
@@ -115,6 +102,7 @@ void Export::check_parameters() {
     }
     elements_ += c10::multiply_integers(shape);
   }
+  if (base_of(reader.layout()) != Base()) return;  // which gives the others
   if (const size_t stored = reader.names(model_file).size(); stored != tensors_.size()) {
     throw Error(fmt::format("{} holds {} parameters, but the model of the job that saved it has {}",
                             step_folder_.string(), stored, tensors_.size()));
@@ -258,6 +246,11 @@ std::vector<std::string> to_hf(const fs::path& step_folder, const ConvertArgumen
                                const fs::path& folder) {
   for (const checkpoint::Attachment& carried : checkpoint::read_manifest(step_folder).attachments)
     checkpoint::check_attachment(step_folder, carried);
+  const std::optional<config::JobConfig> job = read_saved_run(step_folder).job;
+  const bool has_adapters = job && job->lora.rank > 0;
+  if (arguments.merge && !has_adapters)
+    throw UsageError(fmt::format("--merge: {} holds no adapters", step_folder.string()));
+  if (has_adapters && !arguments.merge) return to_peft(step_folder, arguments, folder);
   const bool as_it_was = !arguments.dtype && arguments.max_shard_gb == 0 && arguments.tokenizer.empty();
   if (as_it_was && io::is_there(step_folder / carried_headers)) return {Rewrite(step_folder, folder).run()};
   return Export(step_folder, arguments, folder).run();

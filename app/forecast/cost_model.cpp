@@ -200,7 +200,9 @@ schedule::ExchangeCost CostModel::within_passes(const models::StageSlice& slice)
   double bytes = 0;
   for (const GroupFootprint& group : footprint(slice).groups) {
     for (const BufferFootprint& buffer : group.buffers)
-      bytes += static_cast<double>(buffer.elements) * (8 + 12.0 / workload_.sharding.parts(group));
+      bytes += buffer.frozen
+                   ? 0
+                   : static_cast<double>(buffer.elements) * (8 + 12.0 / workload_.sharding.parts(group));
   }
   within.reduce = all.reduce() + bytes / bandwidth_;
   return within;

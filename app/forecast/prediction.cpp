@@ -164,7 +164,8 @@ int64_t sum_scratch(const CostModel& costs, const models::StageSlice& stage) {
   int64_t dense = 0, experts = 0;  // of the largest buffer of gradients
   for (const GroupFootprint& group : own.groups) {
     int64_t& largest = group.experts ? experts : dense;
-    for (const BufferFootprint& buffer : group.buffers) largest = std::max(largest, 4 * buffer.elements);
+    for (const BufferFootprint& buffer : group.buffers)
+      largest = std::max(largest, buffer.frozen ? 0 : 4 * buffer.elements);
   }
   const mesh::MeshShape& mesh = workload.mesh;
   const auto scratch = [](int64_t bytes, int ranks) {
