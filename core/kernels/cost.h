@@ -15,6 +15,7 @@ namespace pptrain::kernels {
 // Which axis carries what a pass exchanges with other ranks.
 enum class Wire { tp, cp, ep };
 inline constexpr size_t wire_count = 3;
+inline constexpr std::array<const char*, wire_count> wire_names{"tp", "cp", "ep"};
 
 // What this rank sends.
 struct Traffic {
