@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/nn/latent_attention.h"
 #include "core/nn/linear.h"
+#include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/tensor/tensor_region.h"
@@ -148,6 +150,47 @@ TEST_CASE("ColumnLinear and RowLinear: values and gradients of the whole layer, 
     CHECK(same(columns, on_ranks(size, chunks, column, 1, 0)));
     CHECK(same(rows, on_ranks(size, chunks, row, 0, 1)));
   }
+}
+
+TEST_CASE("LatentAttention: values and gradients of the whole layer") {
+  at::set_num_threads(1);
+  at::manual_seed(11);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto mode = GENERATE(Mode::immediate, Mode::deferred);
+  const int64_t rows = 42, hidden = 40;
+  const nn::LatentAttentionConfig config{.hidden = hidden,
+                                         .heads = 4,
+                                         .q_rank = GENERATE(0, 16),
+                                         .kv_rank = 12,
+                                         .nope_dim = 8,
+                                         .rope_dim = 4,
+                                         .v_dim = 6,
+                                         .bias = true,
+                                         .init_std = 0.2,
+                                         .o_init_std = 0.2};
+  const Tensor x = random({rows, hidden}, type), dy = random({rows, hidden}, type);
+  const nn::TokenInfo tokens{.positions = at::arange(rows, at::kInt),
+                             .segments = tokens::make_segments({0, 30, 42}, at::kCPU),
+                             .rope = nn::make_rope_table(config.rope_dim, rows, 10000, {}, at::kCPU)};
+  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+    nn::ParameterGroup group;
+    nn::LatentAttention layer(group, "a", config, attention::make_local_attention(), region);
+    materialise(group, type);
+    nn::WeightGradQueue queue(mode);
+    nn::LatentAttention::Saved saved;
+    Result r;
+    r.y = layer.forward(own_rows(x, region->cut()), tokens, saved);
+    r.dx = layer.backward_input(saved, own_rows(dy, region->cut()), tokens, queue);
+    queue.run();
+    collect(group, r.grads);
+    return r;
+  };
+  const Result alone = on_ranks(1, 1, body, 0, 0);
+  for (const int size : {2, 4}) {
+    INFO(size << " ranks");
+    check(on_ranks(size, 1, body, 0, 0), alone, type == at::kFloat ? 4e-6 : 4e-2);
+  }
+  if (type == at::kFloat) CHECK_THROWS_AS(on_ranks(3, 1, body, 0, 0), Error);
 }
 
 TEST_CASE("Embedding by parts of the vocabulary: the bits of the whole one") {
