@@ -47,10 +47,10 @@ std::optional<Linear> make_q_a(ParameterGroup& group, const std::string& name, c
   return copied_linear(group, {name + ".q_a", c.q_rank}, c, cut);
 }
 
-std::optional<RmsNorm> make_q_norm(ParameterGroup& group, const std::string& name,
-                                   const LatentAttentionConfig& c, const TensorCut& cut) {
+std::optional<Norm> make_q_norm(ParameterGroup& group, const std::string& name,
+                                const LatentAttentionConfig& c, const TensorCut& cut) {
   if (c.q_rank == 0) return std::nullopt;
-  return RmsNorm(group, name + ".q_a_norm", c.q_rank, c.norm_eps, cut);
+  return Norm(group, name + ".q_a_norm", c.q_rank, NormKind::rms, c.norm_eps, cut);
 }
 
 ColumnLinear make_q(ParameterGroup& group, const std::string& name, const LatentAttentionConfig& c,
@@ -112,7 +112,7 @@ LatentAttention::LatentAttention(ParameterGroup& group, const std::string& name,
       q_norm_(make_q_norm(group, name, config, region_->cut())),
       q_(make_q(group, name, config, region_)),
       kv_a_(copied_linear(group, {name + ".kv_a", config.kv_rank + config.rope_dim}, config, region_->cut())),
-      kv_norm_(group, name + ".kv_a_norm", config.kv_rank, config.norm_eps, region_->cut()),
+      kv_norm_(group, name + ".kv_a_norm", config.kv_rank, NormKind::rms, config.norm_eps, region_->cut()),
       kv_b_(group, config.kv_rank, {{name + ".kv_b", config.heads * (config.nope_dim + config.v_dim)}},
             /*bias=*/false, config.init_std, region_),
       o_(group, config.heads * config.v_dim, {name + ".o", config.hidden}, config.bias, config.o_init_std,
@@ -134,12 +134,12 @@ void LatentAttention::rotate(const std::vector<Tensor>& heads, const TokenInfo& 
     if (config_.interleaved) parts.back().x = pairs(x).flatten(-2);
     if (config_.interleaved) kernels::record(kernels::moving(x, x));
   }
-  kernels::norm_rope(parts, 0, tokens.rope, tokens.positions);
+  kernels::norm_rope(parts, 0, tokens.ropes.front(), tokens.positions);
 }
 
 void LatentAttention::rotate_back(const Tensor& dy, const Tensor& dx, const TokenInfo& tokens) const {
   const Tensor to = config_.interleaved ? at::empty(dy.sizes(), dy.options()) : dx;
-  kernels::norm_rope_backward({{.dy = dy, .dx = to}}, tokens.rope, tokens.positions);
+  kernels::norm_rope_backward({{.dy = dy, .dx = to}}, tokens.ropes.front(), tokens.positions);
   if (config_.interleaved) copy(to.unflatten(-1, {2, to.size(-1) / 2}), pairs(dx));
 }
 
