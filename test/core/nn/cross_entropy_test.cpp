@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/kernels/dry_run.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -44,6 +45,27 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   CHECK(relative_error(dh, oh.grad()) < tolerance(type));
   CHECK(relative_error(weight.grad, ow.grad()) < tolerance(type));
   CHECK(relative_error(head.logits(h), ologits) < tolerance(type));
+}
+
+TEST_CASE("a cap on logits takes a second chunk of them, within the bytes of one chunk", "[nn]") {
+  const c10::InferenceMode inference;
+  const int64_t rows = 640, vocab = 1000, hidden = 8;
+  const auto options = at::TensorOptions().dtype(at::kBFloat16).device(at::kMeta);
+  const auto peak_of = [&](const nn::LogitScaling& scaling) {
+    kernels::DryRun run;
+    nn::ParameterGroup store;
+    nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}}});
+    store.materialise(at::kMeta, at::kBFloat16);
+    nn::LinearCrossEntropy head(weight, /*chunk_bytes=*/64 * vocab * 2, scaling);
+    const Tensor h = at::empty({rows, hidden}, options), labels = at::empty({rows}, options.dtype(at::kLong));
+    Tensor dh = at::empty_like(h);
+    const int64_t before = run.current_bytes();
+    run.reset_peak();
+    head.forward_backward(h, labels, dh);
+    return run.peak_bytes() - before;
+  };
+  CHECK(peak_of({.scale = 0.1}) == peak_of({}));
+  CHECK(peak_of({.cap = 30}) == peak_of({}));
 }
 
 TEST_CASE("a NaN in the hidden state is a NaN in the loss", "[nn]") {
