@@ -85,7 +85,6 @@ struct Gradients {
   // T [tokens, heads + 2 kv_heads, head_dim], where dq, dk and dv are views of one tensor in this order;
   // undefined where they are not.
   at::Tensor fused{};
-  at::Tensor dsinks{};  // float32 [heads]; undefined without sinks
 };
 
 // Uninitialised gradients as a back end for whole documents leaves them: in one tensor by our own and by
