@@ -59,7 +59,7 @@ inline double bytes_of(const std::optional<at::Tensor>& tensor) {
   return tensor ? bytes_of(*tensor) : 0;
 }
 template <class T>
-requires std::is_arithmetic_v<T>
+requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
 double bytes_of(T) {
   return 0;
 }

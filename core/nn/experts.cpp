@@ -490,8 +490,8 @@ SharedExperts::SharedExperts(ParameterGroup& group, ParameterGroup& experts, con
                              const ExpertsConfig& config, std::shared_ptr<const ExpertExchange> exchange,
                              std::shared_ptr<const Region> region)
     : experts_(group, experts, name, config, std::move(exchange)),
-      shared_(group, name + ".shared", config.hidden, config.shared, /*bias=*/false, config.init_std,
-              config.init_std, std::move(region)) {
+      shared_(group, name + ".shared", config.hidden, config.shared, Activation::silu, /*bias=*/false,
+              config.init_std, config.init_std, std::move(region)) {
   if (!config.gated_shared) return;
   gate_ = &group.add({{.name = name + ".shared_gate.weight",
                        .shape = {1, config.hidden},

@@ -275,7 +275,7 @@ class SharedExperts final : public FeedForward, public HasWeightGradient {
 
  private:
   Experts experts_;
-  SwiGlu shared_;
+  GatedMlp shared_;
   Weight* gate_ = nullptr;
 };
 

@@ -47,10 +47,10 @@ std::optional<Linear> make_q_a(ParameterGroup& group, const std::string& name, c
   return copied_linear(group, {name + ".q_a", c.q_rank}, c, cut);
 }
 
-std::optional<RmsNorm> make_q_norm(ParameterGroup& group, const std::string& name,
-                                   const LatentAttentionConfig& c, const TensorCut& cut) {
+std::optional<Norm> make_q_norm(ParameterGroup& group, const std::string& name,
+                                const LatentAttentionConfig& c, const TensorCut& cut) {
   if (c.q_rank == 0) return std::nullopt;
-  return RmsNorm(group, name + ".q_a_norm", c.q_rank, c.norm_eps, cut);
+  return Norm(group, name + ".q_a_norm", c.q_rank, NormKind::rms, c.norm_eps, cut);
 }
 
 ColumnLinear make_q(ParameterGroup& group, const std::string& name, const LatentAttentionConfig& c,
@@ -59,17 +59,6 @@ ColumnLinear make_q(ParameterGroup& group, const std::string& name, const Latent
   return ColumnLinear(group, narrow ? c.q_rank : c.hidden,
                       {{name + (narrow ? ".q_b" : ".q"), c.heads * (c.nope_dim + c.rope_dim)}},
                       /*bias=*/false, c.init_std, std::move(region));
-}
-
-void copy_part(const Tensor& from, const Tensor& to) {
-  to.copy_(from);
-  kernels::record(kernels::moving(to, to));
-}
-
-Tensor packed(const Tensor& x) {
-  const Tensor result = x.contiguous();
-  if (!result.is_same(x)) kernels::record(kernels::moving(x, result));
-  return result;
 }
 
 // Pairs (2i, 2i + 1) of the last dim as (i, i + dim / 2): a view [..., 2, dim / 2].
@@ -81,7 +70,7 @@ Tensor pairs(const Tensor& x) {
 // added to the first one until one is left: in one order on every device, and on any number of threads.
 Tensor sum_heads(const Tensor& x) {
   const Tensor sum = at::empty(x.sizes(), x.options().dtype(at::kFloat));
-  copy_part(x, sum);
+  kernels::copy(x, sum);
   int64_t heads = x.size(1);
   while (heads > 1) {
     const int64_t half = heads / 2, rest = heads - half;
@@ -112,7 +101,7 @@ LatentAttention::LatentAttention(ParameterGroup& group, const std::string& name,
       q_norm_(make_q_norm(group, name, config, region_->cut())),
       q_(make_q(group, name, config, region_)),
       kv_a_(copied_linear(group, {name + ".kv_a", config.kv_rank + config.rope_dim}, config, region_->cut())),
-      kv_norm_(group, name + ".kv_a_norm", config.kv_rank, config.norm_eps, region_->cut()),
+      kv_norm_(group, name + ".kv_a_norm", config.kv_rank, NormKind::rms, config.norm_eps, region_->cut()),
       kv_b_(group, config.kv_rank, {{name + ".kv_b", config.heads * (config.nope_dim + config.v_dim)}},
             /*bias=*/false, config.init_std, region_),
       o_(group, config.heads * config.v_dim, {name + ".o", config.hidden}, config.bias, config.o_init_std,
@@ -134,13 +123,13 @@ void LatentAttention::rotate(const std::vector<Tensor>& heads, const TokenInfo& 
     if (config_.interleaved) parts.back().x = pairs(x).flatten(-2);
     if (config_.interleaved) kernels::record(kernels::moving(x, x));
   }
-  kernels::norm_rope(parts, 0, tokens.rope, tokens.positions);
+  kernels::norm_rope(parts, 0, tokens.ropes.front(), tokens.positions);
 }
 
 void LatentAttention::rotate_back(const Tensor& dy, const Tensor& dx, const TokenInfo& tokens) const {
   const Tensor to = config_.interleaved ? at::empty(dy.sizes(), dy.options()) : dx;
-  kernels::norm_rope_backward({{.dy = dy, .dx = to}}, tokens.rope, tokens.positions);
-  if (config_.interleaved) copy_part(to.unflatten(-1, {2, to.size(-1) / 2}), pairs(dx));
+  kernels::norm_rope_backward({{.dy = dy, .dx = to}}, tokens.ropes.front(), tokens.positions);
+  if (config_.interleaved) kernels::copy(to.unflatten(-1, {2, to.size(-1) / 2}), pairs(dx));
 }
 
 void LatentAttention::expand(const Tensor& kv, const Tensor& key, attention::AttentionCall& call) const {
@@ -148,9 +137,9 @@ void LatentAttention::expand(const Tensor& kv, const Tensor& key, attention::Att
   const Tensor both = at::empty({kv.size(0), 2 * heads, qk_dim()}, kv.options());
   call.k = both.narrow(1, 0, heads);
   call.v = both.narrow(1, heads, heads);
-  copy_part(kv.narrow(2, 0, nope), call.k.narrow(2, 0, nope));
-  copy_part(key.expand({-1, heads, -1}), call.k.narrow(2, nope, config_.rope_dim));
-  copy_part(kv.narrow(2, nope, v), call.v.narrow(2, 0, v));
+  kernels::copy(kv.narrow(2, 0, nope), call.k.narrow(2, 0, nope));
+  kernels::copy(key.expand({-1, heads, -1}), call.k.narrow(2, nope, config_.rope_dim));
+  kernels::copy(kv.narrow(2, nope, v), call.v.narrow(2, 0, v));
   call.v.narrow(2, v, qk_dim() - v).zero_();
 }
 
@@ -160,9 +149,10 @@ Tensor LatentAttention::forward(const Tensor& x, const TokenInfo& tokens, Saved&
   attention::AttentionCall call{.q = project_queries(x, rows, saved), .k = {}, .v = {}};
   {
     const Tensor narrow = kv_a_.forward(x);
-    saved.kv_latent = kv_norm_.forward(packed(narrow.narrow(1, 0, config_.kv_rank)), {}, saved.kv_norm);
-    const Tensor key =
-        region_->enter(packed(narrow.narrow(1, config_.kv_rank, rope)), rows).view({rows, 1, rope});
+    saved.kv_latent =
+        kv_norm_.forward(kernels::contiguous(narrow.narrow(1, 0, config_.kv_rank)), {}, saved.kv_norm);
+    const Tensor key = region_->enter(kernels::contiguous(narrow.narrow(1, config_.kv_rank, rope)), rows)
+                           .view({rows, 1, rope});
     rotate({call.q.narrow(2, nope, rope), key}, tokens);
     const Tensor kv = kv_b_.forward(saved.kv_latent, rows)[0];
     expand(kv.view({rows, config_.heads, nope + config_.v_dim}), key, call);
@@ -171,14 +161,14 @@ Tensor LatentAttention::forward(const Tensor& x, const TokenInfo& tokens, Saved&
   call.split = tokens.context;
   call.scale = config_.scale;
   const Tensor out = core_->forward(std::move(call), saved.core);
-  saved.out = packed(out.narrow(2, 0, config_.v_dim)).view({rows, o_.in_features()});
+  saved.out = kernels::contiguous(out.narrow(2, 0, config_.v_dim)).view({rows, o_.in_features()});
   return o_.forward(saved.out);
 }
 
 Tensor LatentAttention::query_gradient(const Tensor& dq, const TokenInfo& tokens) const {
   const Tensor to = at::empty(dq.sizes(), dq.options());
   const int64_t nope = config_.nope_dim, rope = config_.rope_dim;
-  copy_part(dq.narrow(2, 0, nope), to.narrow(2, 0, nope));
+  kernels::copy(dq.narrow(2, 0, nope), to.narrow(2, 0, nope));
   rotate_back(dq.narrow(2, nope, rope), to.narrow(2, nope, rope), tokens);
   return to.flatten(1);
 }
@@ -186,8 +176,8 @@ Tensor LatentAttention::query_gradient(const Tensor& dq, const TokenInfo& tokens
 Tensor LatentAttention::kv_gradient(const attention::Gradients& grads) const {
   const int64_t nope = config_.nope_dim, v = config_.v_dim;
   const Tensor to = at::empty({grads.dk.size(0), config_.heads, nope + v}, grads.dk.options());
-  copy_part(grads.dk.narrow(2, 0, nope), to.narrow(2, 0, nope));
-  copy_part(grads.dv.narrow(2, 0, v), to.narrow(2, nope, v));
+  kernels::copy(grads.dk.narrow(2, 0, nope), to.narrow(2, 0, nope));
+  kernels::copy(grads.dv.narrow(2, 0, v), to.narrow(2, nope, v));
   return to.flatten(1);
 }
 
@@ -225,8 +215,8 @@ Tensor LatentAttention::backward_input(Saved& saved, const Tensor& dy, const Tok
   Tensor dq, dkv, dkey;
   {
     const Tensor dout = at::empty({rows, config_.heads, qk_dim()}, dy.options());
-    copy_part(o_.backward(std::move(saved.out), dy, queue).view({rows, config_.heads, v}),
-              dout.narrow(2, 0, v));
+    kernels::copy(o_.backward(std::move(saved.out), dy, queue).view({rows, config_.heads, v}),
+                  dout.narrow(2, 0, v));
     dout.narrow(2, v, qk_dim() - v).zero_();
     const attention::Gradients grads = core_->backward(dout, std::move(saved.core));
     dq = query_gradient(grads.dq, tokens);

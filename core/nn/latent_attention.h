@@ -13,9 +13,9 @@
 
 #include "core/attention/attention.h"
 #include "core/nn/linear.h"
+#include "core/nn/norm.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
-#include "core/nn/rms_norm.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
@@ -44,7 +44,7 @@ class LatentAttention {
  public:
   struct Saved {
     at::Tensor x;                    // T [share, hidden]: operand of the weight gradients of q_a (q), kv_a
-    RmsNorm::Saved q_norm, kv_norm;  // of the narrow rows; q_norm with q_rank only
+    Norm::Saved q_norm, kv_norm;     // of the narrow rows; q_norm with q_rank only
     at::Tensor q_latent, kv_latent;  // T [share, q_rank | kv_rank], normed: operands of q_b and kv_b
     at::Tensor out;                  // T [tokens, heads * v_dim]: operand of the o weight gradient
     attention::Saved core;
@@ -61,7 +61,7 @@ class LatentAttention {
                   std::shared_ptr<attention::CoreAttention> core = attention::make_local_attention(),
                   std::shared_ptr<const Region> region = std::make_shared<Region>());
 
-  // x: T [share, hidden] -> T [share, hidden]. The rotary table is of rope_dim.
+  // x: T [share, hidden] -> T [share, hidden]. The first rotary table is of rope_dim.
   at::Tensor forward(const at::Tensor& x, const TokenInfo& tokens, Saved& saved) const;
 
   // dy: T [share, hidden] -> dx. `tokens`: as in the forward pass. Frees `saved` as it goes; weight
@@ -91,10 +91,10 @@ class LatentAttention {
   std::shared_ptr<attention::CoreAttention> core_;
   std::shared_ptr<const Region> region_;
   std::optional<Linear> q_a_;
-  std::optional<RmsNorm> q_norm_;
+  std::optional<Norm> q_norm_;
   ColumnLinear q_;  // from x, or from the narrow row
   Linear kv_a_;
-  RmsNorm kv_norm_;
+  Norm kv_norm_;
   ColumnLinear kv_b_;
   RowLinear o_;
 };

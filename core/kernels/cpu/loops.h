@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/kernels/activation.h"
 #include "core/kernels/step_scalars.h"
 
 namespace pptrain::kernels::cpu {
@@ -70,6 +71,17 @@ struct SwigluArgs {
   int64_t dim;
 };
 
+template <class T>
+struct ActivateArgs {
+  const T* dy;  // backward only
+  const T* x;   // [rows, dim], or with a gate [rows, 2 * dim]
+  T* out;       // y, or dx
+  T* y;         // backward only; may be null
+  Activation activation;
+  bool gated;
+  int64_t dim;
+};
+
 // Rows of logits of a whole vocabulary, or of the part of it that begins with `first`.
 template <class T>
 struct SoftmaxArgs {
@@ -82,6 +94,14 @@ struct SoftmaxArgs {
   float* statistics = nullptr;
   const float* maximum = nullptr;  // softmax_gradient: [rows], over the whole vocabulary
   const float* scale = nullptr;    // softmax_gradient: [rows], 1 / sum of exp(x - maximum) over all of it
+};
+
+template <class T>
+struct SoftcapArgs {
+  T* logits;        // [rows, width], or their gradient
+  const T* capped;  // backward only
+  float scale, cap;
+  int64_t width;
 };
 
 // What becomes of the scores of a block of attention rows: of queries first, first + 1, ..., each of which
@@ -240,11 +260,15 @@ struct TypedLoops {
                              int64_t end);
   void (*swiglu)(const SwigluArgs<T>&, int64_t begin, int64_t end);
   void (*swiglu_backward)(const SwigluArgs<T>&, int64_t begin, int64_t end);
+  void (*activate)(const ActivateArgs<T>&, int64_t begin, int64_t end);
+  void (*activate_backward)(const ActivateArgs<T>&, int64_t begin, int64_t end);
   // scratch: float [width], read and written only with want_gradient.
   void (*cross_entropy)(const SoftmaxArgs<T>&, float* scratch, int64_t begin, int64_t end);
   void (*softmax_statistics)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
   // logits = softmax - one-hot; 0 in rows that do not count.
   void (*softmax_gradient)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
+  void (*softcap)(const SoftcapArgs<T>&, int64_t begin, int64_t end);
+  void (*softcap_backward)(const SoftcapArgs<T>&, int64_t begin, int64_t end);
   void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
   // Of the sink's score: summed in the order of the rows.

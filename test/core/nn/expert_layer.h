@@ -125,7 +125,7 @@ struct ExpertOracle {
 inline nn::TokenInfo tokens_of(int64_t tokens, int64_t targets) {
   return {.positions = {},
           .segments = {},
-          .rope = {},
+          .ropes = {},
           .context = {},
           .filling = {},
           .global_tokens = tokens,
