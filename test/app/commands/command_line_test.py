@@ -298,6 +298,13 @@ class CommandLine(Case):
         self.assertEqual([line.split()[0] for line in out[:-1]],
                          ["memory", "cores", "disk", "device", "transport", "clocks", "links"])
         self.assertRegex(out[-2], r"links +\w+ +the slowest, at rank \d: \d+ us, [\d.]+ GB/s; an activation of 0.00 MB")
+        megabytes = []  # of an activation: tensor-parallel ranks send a part each
+        for tp in (1, 2):
+            many = self.arguments("run", "train.micro_batch_size=512", f"distributed.tp={tp}")
+            links = self.pptrain("doctor", *many, code=None).stdout.splitlines()[-2]
+            megabytes.append(float(re.search(r"an activation of ([\d.]+) MB", links)[1]))
+        self.assertGreater(megabytes[1], 0.2)
+        self.assertAlmostEqual(megabytes[0], 2 * megabytes[1], delta=0.02)
         crowded = self.pptrain("doctor", *self.arguments("run", "run.threads=4096"), code=1).stdout
         self.assertRegex(crowded, r"cores +no +host .*: 8192 threads on \d+ cores")
         self.assertIn("This job should not run so.", crowded)

@@ -50,7 +50,7 @@ CostSource source_with(double within, double between, int ranks_per_host) {
 
 app::Plan plan_on(const app::PlanBase& base, const app::Layout& layout) {
   const app::PlanBase chosen = on_layout(base, layout);
-  return make_plan(base, layout, schedule::lower(given_schedule(chosen.job), lower_options(chosen)));
+  return make_plan(base, layout, schedule::lower(app::given_schedule(chosen.job), lower_options(chosen)));
 }
 
 app::Layout even_layout(const app::PlanBase& base, const MeshShape& mesh,
