@@ -1,4 +1,6 @@
 // A checkpoint as a Hugging Face directory.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <spdlog/fmt/fmt.h>
 
@@ -16,8 +18,8 @@
 #include <vector>
 
 #include "app/convert/convert.h"
+#include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
-#include "app/convert/parameter_source.h"
 #include "app/convert/target_folder.h"
 #include "app/data/text_codec.h"
 #include "app/run/start_choice.h"
@@ -32,6 +34,7 @@
 #include "models/hf_loader.h"
 #include "models/model_config.h"
 #include "models/registry.h"
+#include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
@@ -39,6 +42,66 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::model_file;
+
+// The parameters of a checkpoint of any layout, as the bytes of Hugging Face's tensors.
+class ParameterSource {
+ public:
+  // Throws Unusable where the checkpoint is.
+  explicit ParameterSource(const std::filesystem::path& step_folder) : reader_(step_folder) {}
+
+  const checkpoint::Reader& reader() const { return reader_; }
+
+  // What fills the tensor `spec` of a file with `parameters`, one after the other, rounded to its type. All
+  // have the same number of elements; the checkpoint has them. Asked for in order, it reads each once, and
+  // holds one at a time. `what` begins its errors. Throws Error where the sizes do not fit.
+  io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, std::vector<std::string> parameters,
+                                   std::string what);
+
+ private:
+  std::span<const float> values(const std::string& parameter);  // until the next one is asked for
+
+  checkpoint::Reader reader_;
+  std::string held_;
+  at::Tensor values_;
+};
+
+std::span<const float> ParameterSource::values(const std::string& parameter) {
+  if (held_ != parameter) {
+    held_.clear();
+    values_.reset();  // before there is memory for the next one
+    values_ = at::empty(reader_.global_shape(model_file, parameter), at::kFloat);
+    reader_.read(model_file, parameter, values_);
+    held_ = parameter;
+  }
+  return {values_.const_data_ptr<float>(), static_cast<size_t>(values_.numel())};
+}
+
+io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
+                                                  std::vector<std::string> parameters, std::string what) {
+  const auto elements = static_cast<uint64_t>(c10::multiply_integers(spec.shape));
+  const uint64_t each = elements / parameters.size();
+  for (const std::string& parameter : parameters) {
+    const auto& shape = reader_.global_shape(model_file, parameter);
+    if (static_cast<uint64_t>(c10::multiply_integers(shape)) * parameters.size() != elements) {
+      throw Error(
+          fmt::format("{} has {} elements, but {} of the checkpoint has {}, and there are {} of these", what,
+                      elements, parameter, c10::multiply_integers(shape), parameters.size()));
+    }
+  }
+  return [this, each, type = spec.dtype, parameters = std::move(parameters), what = std::move(what)](
+             uint64_t begin, std::span<std::byte> piece) {
+    const uint64_t size = c10::elementSize(type);
+    uint64_t element = begin / size;
+    while (!piece.empty()) {
+      const uint64_t within = element % each;
+      const uint64_t count = std::min<uint64_t>(piece.size() / size, each - within);
+      to_type(type, values(parameters[element / each]).subspan(within, count), piece.first(count * size),
+              what);
+      piece = piece.subspan(count * size);
+      element += count;
+    }
+  };
+}
 
 // The job that saved the checkpoint, its model's sizes filled in.
 config::JobConfig saved_job(const fs::path& step_folder) {

@@ -17,6 +17,7 @@
 #include "core/metrics/log_sinks.h"
 #include "core/metrics/memory.h"
 #include "core/metrics/metrics_file.h"
+#include "core/metrics/peak_flops.h"
 #include "core/metrics/prometheus.h"
 #include "core/metrics/tensorboard.h"
 #include "core/metrics/terminal_sinks.h"
@@ -92,7 +93,7 @@ void RunMetrics::open(const metrics::RunHeader& header, const std::vector<OpenSo
   saver_ = &saver;
   resumed_at_ = resumed_at;
   sinks_ = open_sinks(context_.job, header, so_far(), std::move(port_));
-  peak_rate_ = metrics::PeakRate(peak_flops_of_all(context_));
+  peak_flops_ = peak_flops_of_all(context_);
 }
 
 void RunMetrics::close() {
@@ -129,7 +130,7 @@ metrics::StepRecord RunMetrics::record(const StepResult& result) {
   record.padding_tokens = result.padding;
   record.tokens_per_s = tokens / result.seconds;
   record.step_time_s = result.seconds;
-  record.mfu = peak_rate_.utilization(flops_per_token_ * tokens / result.seconds);
+  record.mfu = metrics::utilization(flops_per_token_ * tokens / result.seconds, peak_flops_);
   record.memory_gb = static_cast<double>(metrics::peak_memory_bytes(context_.device)) / 1e9;
   record.skipped = !result.applied;
   record.epoch = static_cast<double>(state_.next_sample) / static_cast<double>(loader_->samples_per_epoch());

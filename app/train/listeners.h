@@ -20,7 +20,6 @@
 #include "core/config/job_config.h"
 #include "core/data/data_loader.h"
 #include "core/fault/loss_watch.h"
-#include "core/metrics/peak_flops.h"
 #include "core/metrics/prometheus.h"
 #include "core/metrics/sinks.h"
 #include "parallel/checkpoint/checkpoint.h"
@@ -60,8 +59,8 @@ class RunMetrics final : public StepListener {
   std::optional<int64_t> resumed_at_;
   std::vector<std::unique_ptr<metrics::Sink>> sinks_;
   double flops_per_token_;
-  metrics::PeakRate peak_rate_;  // of all ranks
-  double stalled_ = 0;           // s that saving took of training's time until the last step ended
+  double peak_flops_ = 0;  // FLOP/s of all ranks
+  double stalled_ = 0;     // s that saving took of training's time until the last step ended
 };
 
 // Validates every eval.interval steps, and after the last one. The loss becomes the state's. Every reference
