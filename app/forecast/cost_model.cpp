@@ -280,8 +280,8 @@ OptimizerCost CostModel::optimizer(const models::StageSlice& slice) const {
     const GroupLink& link = links_->of(group.experts ? mesh::Group::eloss : mesh::Group::loss);
     const int shards = shards_of(group, base_.mesh);
     const optim::OptimizerShare share =
-        optim::optimizer_share(base_.job.optimizer, group.parameters, compute,
-                               {.shards = shards, .replicas = std::max(1, link.ranks / shards)});
+        optim::optimizer_share(base_.job.optimizer, group.parameters, compute, shards,
+                               /*replicas=*/std::max(1, link.ranks / shards));
     moved += share.moved;
     products += share.flops / flops_;
     if (share.sent > 0) exchange += link.seconds(share.sent + share.received, 2.0 * (link.ranks - 1));

@@ -135,8 +135,9 @@ std::string exchanges(const std::vector<ExchangeTime>& all, const Prediction& p)
 }
 
 double model_flops_utilization(const Plan& plan, const Prediction& p, const CostSource& source) {
-  metrics::PeakRate peak(peak_flops(plan.job, source) * plan.mesh.world_size());
-  return peak.utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s);
+  double peak = peak_flops(plan.job, source) * plan.mesh.world_size();
+  return metrics::utilization(models::flops_per_token(plan.model, plan.job.train.seq_len) * p.tokens_per_s,
+                              peak);
 }
 
 double price_of(const Plan& plan, double seconds, double price) {

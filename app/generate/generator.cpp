@@ -7,7 +7,9 @@
 #include <cstring>
 
 #include "app/plan/plan.h"
+#include "core/attention/cache.h"
 #include "core/base/error.h"
+#include "core/data/microbatch.h"
 #include "parallel/comm/liveness/activity.h"
 
 namespace pptrain::app {
@@ -31,6 +33,28 @@ std::span<const int64_t> ids_of(const Tensor& chosen) {
 }
 
 }  // namespace
+
+struct Generator::StageState {
+  models::TransformerStage& stage;
+  pipeline::WeightActions& weights;
+  attention::CachedAttention& attention;
+  std::unique_ptr<attention::KeyValueCache> cache;  // of the wave
+};
+
+struct Generator::Group {
+  std::vector<Sequence*> active;
+  int64_t round = 0;
+  // Of the round, where prepared.
+  bool prepared = false;
+  data::Microbatch data;
+  at::Tensor last_rows;  // int64: where the sequences' last tokens lie; undefined: they are all rows
+  std::vector<attention::CachedDocument> documents;
+  // A choice of the round that is on its way here.
+  at::Tensor chosen;  // int64 [active]
+  std::unique_ptr<comm::Work> choice;
+};
+
+Generator::~Generator() = default;
 
 Generator::Generator(RunContext& context, RankModel& model, GenerateOptions options)
     : context_(context),

@@ -67,12 +67,6 @@ std::chrono::milliseconds timeout_of(const config::JobConfig& job) {
   return milliseconds_of(job.distributed.timeout_s);
 }
 
-comm::NcclOptions nccl_options(const config::JobConfig& job, comm::Activity* activity) {
-  comm::NcclOptions options{.timeout = timeout_of(job), .device_place = {}};
-  if (activity != nullptr) options.device_place = [activity] { return activity->look_at_device(); };
-  return options;
-}
-
 double in_gb(int64_t bytes) {
   return static_cast<double>(bytes) / 1e9;
 }
@@ -329,9 +323,8 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     report.roll_call = [heartbeat] { return heartbeat->roll_call(); };
     report.take_leave = [heartbeat] { heartbeat->leave(); };
     report.on_verdict = [heartbeat](auto heard) { heartbeat->on_verdict(std::move(heard)); };
-    report.summons = {
-        .send = [heartbeat] { heartbeat->summon(); },
-        .hear = [heartbeat](std::function<void()> heard) { heartbeat->on_summons(std::move(heard)); }};
+    report.summon = [heartbeat] { heartbeat->summon(); };
+    report.on_summons = [heartbeat](auto heard) { heartbeat->on_summons(std::move(heard)); };
   }
   const auto fail = [&](const std::exception& error, int code) {
     const std::string text = kernels::plain_message(error);
@@ -352,8 +345,10 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
     std::unique_ptr<comm::Communicator> nccl;
     std::string common_fault;
     named(plan, world.rank(), /*ranks_here=*/1, device, report, [&] {
-      common_fault =
-          comm::fault_of([&] { nccl = comm::make_nccl(world, device, nccl_options(plan.job, activity)); });
+      std::function<std::string()> device_place;
+      if (activity != nullptr) device_place = [activity] { return activity->look_at_device(); };
+      common_fault = comm::fault_of(
+          [&] { nccl = comm::make_nccl(world, device, timeout_of(plan.job), std::move(device_place)); });
       return 0;
     });
     if (!comm::agree(world, common_fault)) return exit_usage;

@@ -34,7 +34,7 @@ models::Seams seams_of(RunContext& context) {
 optim::MakeMatrixExchange matrix_exchange(RunContext& context) {
   if (context.mesh.size(mesh::Group::stage) <= 1) return {};
   return [&mesh = context.mesh](std::vector<optim::MatrixPart> parts) {
-    return std::make_unique<shard::MatrixExchange>(mesh.of(mesh::Group::stage), std::move(parts));
+    return shard::make_matrix_exchange(mesh.of(mesh::Group::stage), std::move(parts));
   };
 }
 

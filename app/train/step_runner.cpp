@@ -10,6 +10,7 @@
 
 #include "app/rank/not_finite.h"
 #include "core/base/seconds_since.h"
+#include "core/optim/lr_schedule.h"
 
 namespace pptrain::app {
 
@@ -39,7 +40,6 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
       executor_(model.pipeline_stages(), context.mesh.along(mesh::Axis::pp), context.plan.schedule,
                 pipeline::Executor::Mode::train),
       profile_(context, executor_),
-      lr_(context.job.optimizer.lr, context.job.lr_schedule, context.job.train.steps),
       anomaly_(context.job.train.max_skipped_steps) {
   executor_.report_to(context.report.activity, context.device);
   if (context.job.optimizer.post_validation) {
@@ -57,7 +57,8 @@ void StepRunner::run(const std::function<bool()>& is_asked) {
   if (expert_loads_) expert_loads_->start(model_.take_expert_loads());
   profile_.timed(Phase::tied_gradients, [&] { model_.sum_tied_gradients(); });
   step.step = ++state_.step;
-  step.lr = lr_.at(step.step - 1);
+  const config::JobConfig& job = context_.job;
+  step.lr = optim::learning_rate(job.optimizer.lr, job.lr_schedule, job.train.steps, step.step - 1);
   const double unclipped = 1.0 / divisor(step);
   if (post_validation_ && post_validation_->confident() && !result_needed()) {
     profile_.timed(Phase::optimizer, [&] {

@@ -52,10 +52,9 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       steps_(context, model_, loader_, state_, listeners_),
       divergence_(context.job.train, state_) {
   if (context.job.eval.interval > 0)
-    between_steps_.push_back(
-        std::make_unique<Evaluation>(context, model_, sources_, steps_.profile(), metrics_, state_));
+    between_steps_.push_back(make_evaluation(context, model_, sources_, steps_.profile(), metrics_, state_));
   if (context.job.eval.generate_interval > 0)
-    between_steps_.push_back(std::make_unique<Samples>(context, model_, steps_.profile(), state_));
+    between_steps_.push_back(make_samples(context, model_, steps_.profile(), state_));
 }
 
 // Requests that have not been answered are taken back, and threads write what is left.

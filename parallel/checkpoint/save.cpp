@@ -294,8 +294,8 @@ void Save::remove_old() const {
   const std::vector<StepFolder> folders = removable();
   std::vector<int64_t> steps;
   for (const StepFolder& folder : folders) steps.push_back(folder.step);
-  const Retention retention{.keep_last_n = options_.keep_last_n, .keep_best_n = options_.keep_best_n};
-  const std::set<int64_t> kept = kept_steps(steps, state_.step, retention, terms_.scored);
+  const std::set<int64_t> kept =
+      kept_steps(steps, state_.step, options_.keep_last_n, options_.keep_best_n, terms_.scored);
   for (const StepFolder& folder : folders) {
     if (!kept.contains(folder.step)) remove_checkpoint(folder.path);
   }

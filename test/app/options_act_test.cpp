@@ -6,8 +6,8 @@
 #include "app/forecast/prediction.h"
 #include "core/base/error.h"
 #include "core/config/options.h"
-#include "test/app/captured_log.h"
 #include "test/app/small_job.h"
+#include "test/support/captured_log.h"
 #include "test/support/catch.h"
 
 using namespace pptrain;

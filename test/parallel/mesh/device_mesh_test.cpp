@@ -199,8 +199,8 @@ TEST_CASE("a shape describes itself by its factors above 1") {
 }
 
 TEST_CASE("the wrong number of processes is an error that names the factors") {
-  comm::ThreadWorld world(3);
-  const auto comm = world.rank(0);
+  const auto world = comm::make_thread_world(3);
+  const auto& comm = world[0];
   std::string message;
   try {
     const DeviceMesh mesh(*comm, {.pp = 2, .dp_replicate = 2});
