@@ -251,6 +251,7 @@ function showEvents() {
     const list = steps => steps.length ? steps.slice(-60).map(grouped).join(", ") : "none";
     const details = element("details", {}, element("summary", {}, run.name), element("div", {class: "scroll"}, starts),
       element("p", {}, `Checkpoints that are there: ${list(run.kept_checkpoints)}.` + (gone.length ? ` Removed since: ${list(gone)}.` : "")),
+      ...run.pace.map(line => element("p", {}, `Pace: ${line}.`)),
       ...(shown.length ? [element("div", {class: "scroll"}, evals)] : []));
     details.open = runs.length === 1;
     byId("events").append(details);

@@ -126,6 +126,16 @@ Json starts(const RunData& run) {
   return result;
 }
 
+// Lines for people: how the run goes now, and when it was slow before.
+Json pace(const RunData& run) {
+  Json lines = Json::array();
+  if (!run.pace) return lines;
+  lines.push_back(describe_pace(*run.pace));
+  for (const Slowness& slow : run.pace->slow)
+    if (slow.last) lines.push_back(describe(slow, *run.pace));
+  return lines;
+}
+
 Json describe(const RunData& run) {
   Json last = Json::object();
   if (run.last.is_object()) {
@@ -148,6 +158,7 @@ Json describe(const RunData& run) {
           {"skipped_count", run.skipped.size()},
           {"checkpoints", newest(run.checkpoints)},
           {"kept_checkpoints", newest(run.kept)},
+          {"pace", pace(run)},
           {"curves", curves(run)},
           {"evaluations", evaluations(run)}};
 }

@@ -198,6 +198,7 @@ RunData read_run(const std::string& run) {
   result.folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   read_metrics(file, result);
   read_job(result);
+  result.pace = read_pace(result.folder);
   read_checkpoints(result);
   return result;
 }

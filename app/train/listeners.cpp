@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/error.h"
 #include "core/base/seconds_since.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/log_sinks.h"
@@ -144,6 +145,21 @@ metrics::StepRecord RunMetrics::record(const StepResult& result) {
 
 void RunMetrics::evaluated(const metrics::EvalRecord& record) {
   for (const auto& sink : sinks_) sink->eval(record);
+}
+
+void PaceWatch::settled(const StepResult& result) {
+  // Where microbatches have other numbers of tokens each, no step is like another.
+  if (!context_.root() || context_.job.data.lengths != config::Lengths::fixed) return;
+  if (!pace_) pace_.emplace(context_.plan);
+  const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
+  if (line.empty()) return;
+  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the pace");
+  spdlog::info("{}", line);
+  try {
+    write_pace(context_.job.run.dir, pace_->record());
+  } catch (const Error& error) {  // such as a full disk, which ends no training
+    spdlog::warn("the pace is not written: {}", error.what());
+  }
 }
 
 namespace {

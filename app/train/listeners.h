@@ -16,6 +16,7 @@
 #include "app/plan/run_context.h"
 #include "app/rank/evaluator.h"
 #include "app/rank/rank_model.h"
+#include "app/run/pace.h"
 #include "app/run/requests.h"
 #include "app/run/step_profile.h"
 #include "app/train/run_saver.h"
@@ -67,7 +68,21 @@ class RunMetrics final : public StepListener {
   double stalled_ = 0;           // s that saving took of training's time until the last step ended
 };
 
-// Validates every eval.interval steps, and after the last one. The loss becomes the state's.
+// Rank 0 says when steps get slower than planned, and why (pace.json).
+class PaceWatch final : public StepListener {
+ public:
+  // Both must outlive this.
+  PaceWatch(const RunContext& context, const StepProfile& profile) : context_(context), profile_(profile) {}
+
+  void settled(const StepResult& result) override;
+
+ private:
+  const RunContext& context_;
+  const StepProfile& profile_;
+  std::optional<Pace> pace_;
+};
+
+// Validates every eval.interval steps (0: never), and after the last one. The loss becomes the state's.
 class Evaluation final : public StepListener {
  public:
   Evaluation(RunContext& context, RankModel& model, const std::vector<OpenSource>& sources,

@@ -50,8 +50,9 @@ Trainer::Trainer(RunContext& context, const fault::Shutdown& shutdown)
       model_(context),
       loader_(open_training_data(context, sources_)),
       steps_(context, model_, loader_, state_, listeners_),
-      divergence_(context.job.train, state_) {
-  if (context.job.eval.interval > 0)
+      divergence_(context.job.train, state_),
+      pace_(context, steps_.profile()) {
+  if (config::has_validation(context.job))
     between_steps_.push_back(
         std::make_unique<Evaluation>(context, model_, sources_, steps_.profile(), metrics_, state_));
   if (context.job.eval.generate_interval > 0)
@@ -183,7 +184,7 @@ void Trainer::open(bool resumed) {
       note_last_words(folder, text);
     });
   stop_.emplace(context_, shutdown_, run_dir_, *saver_, state_);
-  listeners_ = {&divergence_, &metrics_};
+  listeners_ = {&divergence_, &metrics_, &pace_};
   for (const auto& listener : between_steps_) listeners_.push_back(listener.get());
   if (requests_) listeners_.push_back(&*requests_);
   listeners_.insert(listeners_.end(), {&*saver_, &*stop_});
