@@ -185,7 +185,8 @@ Evaluation::Evaluation(RunContext& context, RankModel& model, const std::vector<
       state_(state) {}
 
 bool Evaluation::is_due(int64_t step) const {
-  return step % context_.job.eval.interval == 0 || step == context_.job.train.steps;
+  const int64_t interval = context_.job.eval.interval;
+  return (interval > 0 && step % interval == 0) || step == context_.job.train.steps;
 }
 
 void Evaluation::after_step() {

@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/process.h"
 #include "core/base/seconds_since.h"
+#include "core/config/data_sources.h"
 
 namespace pptrain::app {
 
@@ -23,7 +24,7 @@ namespace {
 // Before weights are made: what a user wants to read where they do not fit, or take long.
 std::vector<OpenSource> open_sources(const RunContext& context, comm::Communicator& patient,
                                      const fault::Shutdown& shutdown) {
-  const Wanted wanted = context.job.eval.interval > 0 ? Wanted::all : Wanted::training;
+  const Wanted wanted = config::has_validation(context.job) ? Wanted::all : Wanted::training;
   const TokenFiles files = make_token_files(context, patient, wanted, [&] { return shutdown.requested(); });
   std::vector<OpenSource> sources = open_data(context.job, context.model.vocab, files, wanted);
   if (context.root()) {

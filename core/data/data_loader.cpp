@@ -66,7 +66,7 @@ ValidationLoader::ValidationLoader(TokenDataset dataset, const LoaderOptions& op
   if (dataset.size() < 2) {
     throw Error(
         fmt::format("data: '{}' has {} tokens for validation, but at least 2 are needed; raise "
-                    "data.val_fraction or set eval.interval = 0",
+                    "data.val_fraction or set it to 0",
                     dataset.path(), dataset.size()));
   }
   source_ = make_step_source({std::move(dataset)}, options);

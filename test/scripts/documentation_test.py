@@ -40,7 +40,21 @@ NOT_HERE = {
     "torchrun": "its eight processes take too long here; app/launch's tests start ranks as torchrun does",
     "sbatch": "needs Slurm",
 }
-QUICK = " --set train.steps=3 --set eval.interval=0 --set metrics.peak_tflops=1"
+QUICK = " --set train.steps=3 --set eval.interval=0 --set eval.batches=1 --set metrics.peak_tflops=1"
+
+
+# Commands of launchers run with two processes in a folder of their own, Slurm's on what stands in for it here.
+LAUNCHED = " --set run.dir=runs/launched --set checkpoint.resume=restart"
+SLURM = {
+    "sbatch": """while [[ $1 == --* ]]; do shift 2; done
+export SLURM_JOB_ID=$((RANDOM + $$)) SLURM_JOB_NODELIST=localhost SLURM_CPUS_PER_TASK=1
+exec bash "$@" """,
+    "scontrol": '[[ "$*" == "show hostnames localhost" ]] && echo localhost',
+    "srun": """while [[ $1 == --* ]]; do shift; done
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & ranks+=($!); done
+for rank in "${ranks[@]}"; do wait "$rank" || exit; done""",
+}
 
 
 def commands_of(page):

@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from pptrain import SOURCE, environment, run, sets, steps  # noqa: E402
 
 PPTRAIN, BUILD, CMAKE = (pathlib.Path(sys.argv.pop(1)) for _ in range(3))
-QUICK = sets("train.steps=2", "train.seq_len=16", "eval.interval=0", "metrics.peak_tflops=1", "train.grad_accum_steps=4")
+QUICK = sets("train.steps=2", "train.seq_len=16", "eval.interval=0", "data.val_fraction=0", "metrics.peak_tflops=1", "train.grad_accum_steps=4")
 
 
 def version_of_the_project():
