@@ -86,7 +86,8 @@ class Reader {
 
   bool take_eval(const nlohmann::json& json, int64_t step) {
     std::erase_if(run_.evaluations, [&](const EvaluationPoint& e) { return e.step >= step; });
-    run_.evaluations.push_back({step, advance(time_of(json), 0), number(json, "eval_loss")});
+    run_.evaluations.push_back(
+        {step, advance(time_of(json), 0), number(json, "eval_loss"), number(json, "eval_bits_per_byte")});
     return true;
   }
 

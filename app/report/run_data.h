@@ -28,7 +28,8 @@ struct StepColumns {
 struct EvaluationPoint {
   int64_t step = 0;
   double time = 0;
-  double loss = 0;
+  double loss = 0;           // nats per token
+  double bits_per_byte = 0;  // NaN: not known
 };
 
 struct RunData {

@@ -206,6 +206,7 @@ void Evaluation::evaluate() {
                       .loss = loss,
                       .tokens = result.all.tokens,
                       .time_s = seconds_since(begin),
+                      .bits_per_byte = result.all.bits_per_byte(),
                       .sources = std::move(result.sources),
                       .time = std::chrono::system_clock::now()});
   if (std::isfinite(loss)) state_.validation_loss = loss;

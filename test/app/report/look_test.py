@@ -289,6 +289,7 @@ class Report(unittest.TestCase):
         self.assertEqual(different.pop("profile.trace"), ["true", "false"])
         self.assertEqual(different.pop("run.dir"), ['"a"', '"b"'])
         self.assertEqual(different, {})
+        self.assertFalse(data["other_tokens"])
 
     def test_line_of_descent(self):
         def told(*names):
@@ -327,9 +328,13 @@ class Report(unittest.TestCase):
         run([PPTRAIN, "--config", "job.toml", *settings], self.folder)
         for other, told in [("other_vocabulary", True), ("b", False)]:
             self.assertEqual(self.pptrain("report", "a", other, "-o", "compared.html").returncode, 0)
+            self.assertEqual(Page((self.folder / "compared.html").read_text()).data()["other_tokens"], told)
+            if not BROWSER:
+                continue
             page, complaints = self.browse(self.folder / "compared.html")
             self.assertEqual(complaints, [])
             self.assertEqual('id="vocabularies"' in page, told, other)
+            self.assertEqual("(bits per byte)" in page, told, other)
 
     def test_the_picture_names_the_start_that_it_is_of(self):
         run([PPTRAIN, "--config", "job.toml", *sets('run.dir="again"', "train.steps=2", 'metrics.prometheus=""', "checkpoint.interval=2")],
