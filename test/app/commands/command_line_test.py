@@ -344,7 +344,10 @@ class CommandLine(Case):
     def test_the_plan_says_what_the_whole_job_takes(self):
         out = self.plan("--price", "3").stdout
         self.assertRegex(out, r"the job: 4 steps, 512 tokens in 0:0\d; each checkpoint [\d.]+ MB; at 3 for a rank's hour: \d+\.\d\d")
-        job = json.loads(self.plan("--format", "json").stdout)["job"]
+        self.assertRegex(self.plan("--watts", "700").stdout, r"; at 700 W a rank: [\d.e-]+ kWh")
+        job = json.loads(self.plan("--watts", "700", "--price", "3", "--format", "json").stdout)["job"]
+        self.assertAlmostEqual(job["kwh"] / (job["seconds"] / 3600 * 2 * 0.7), 1)
+        self.assertAlmostEqual(job["price"] / (job["seconds"] / 3600 * 2 * 3), 1)
         self.train("run")
         stored = sum(file.stat().st_size for file in latest(self.folder / "run").rglob("*.safetensors"))
         self.assertLess(abs(job["checkpoint_bytes"] / stored - 1), 0.1)
