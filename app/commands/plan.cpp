@@ -24,13 +24,13 @@
 #include "app/forecast/prediction.h"
 #include "app/forecast/search.h"
 #include "app/forecast/search_report.h"
+#include "app/launch/memory_check.h"
 #include "app/resolve/load_plan.h"
 #include "app/trace/trace_file.h"
 #include "core/base/error.h"
 #include "core/config/loader.h"
 #include "core/config/word.h"
 #include "core/io/atomic_file.h"
-#include "core/metrics/memory.h"
 #include "parallel/schedule/passes/passes.h"
 #include "parallel/schedule/render/csv.h"
 #include "parallel/schedule/render/render.h"
@@ -77,13 +77,6 @@ int text_width(bool on_terminal) {
 TextStyle text_style(const PlanArguments& arguments) {
   const bool on_terminal = arguments.output.empty() && isatty(STDOUT_FILENO) != 0;
   return {.colour = on_terminal && std::getenv("NO_COLOR") == nullptr, .width = text_width(on_terminal)};
-}
-
-// Of a process of pptrain on this machine: what this one has before it plans, to 10 MB, so that the answers
-// to a question are alike.
-int64_t program_bytes() {
-  constexpr int64_t step = 10'000'000;
-  return (metrics::resident_memory_bytes() + step / 2) / step * step;
 }
 
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source,

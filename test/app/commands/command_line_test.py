@@ -154,8 +154,12 @@ class CommandLine(Case):
         self.assertIn("2 ranks (pp 2)", lines[1])
         self.assertIn(f"1 file, {TEXT.stat().st_size:,} bytes", lines[4])
         self.assertEqual(lines[5:], ["It would start here."])
-        gpu = self.pptrain("check", "--config", self.job, "--set", "run.device=cuda").stdout
-        self.assertRegex(gpu, r"(?m)^device +(no +run.device = .cuda., but no GPU was found here|OK +cuda, \d+ GPU)")
+        needed, program = map(float, re.search(r"needs ([\d.]+) MB, and ([\d.]+) MB in each process for the program;", lines[3]).groups())
+        self.assertGreater(program, 100)  # LibTorch alone; the job's bytes are its own
+        self.assertGreater(needed, 0.1)
+        gpu = self.pptrain("check", "--config", self.job, "--set", "run.device=cuda", code=None)
+        self.assertEqual(gpu.returncode, 4 if "would not start" in gpu.stdout else 0)
+        self.assertRegex(gpu.stdout, r"(?m)^device +(no +run.device = .cuda., but no GPU was found here|OK +cuda, \d+ GPU)")
 
     def test_check_prints_the_resolved_job_and_its_sizes(self):
         out = self.pptrain("check", "--config", self.job, "--resolved").stdout
@@ -385,7 +389,7 @@ class CommandLine(Case):
         refused = self.train("large", *large, code=2).stderr
         self.assertRegex(refused, r"the job needs [\d,.]+ GB on this host \(2 ranks\), and [\d.]+ GB are available\. .*run\.force_memory = true")
         self.assertFalse((self.folder / "large").exists())
-        out = self.pptrain("check", *self.arguments("large", *large)).stdout
+        out = self.pptrain("check", *self.arguments("large", *large), code=4).stdout
         self.assertRegex(out, r"(?m)^memory +no +the job needs")
         self.assertIn("It would not start here.", out)
 
