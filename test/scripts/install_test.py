@@ -107,6 +107,11 @@ class Installation(unittest.TestCase):
         command = [sys.executable, "-m", "pptrain", "check", "--config", "configs/shakespeare.toml"]
         self.assertIn("llama of 1.87 M parameters", run(command, work, env=environment(PYTHONPATH=packages)).stdout)
 
+        # `pip install` without what it would download: torch.
+        run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", self.folder / "pip", file], self.folder)
+        version = run([self.folder / "pip/bin/pptrain", "--version"], work, env=environment(PYTHONPATH=self.folder / "pip")).stdout
+        self.assertIn(f"pptrain {version_of_the_project()}", version)
+
     def test_the_launcher_names_the_package_that_is_missing(self):
         code = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; sys.argv[0] = ''; import pptrain; pptrain.main()"
         launcher = self.folder / "launcher/pptrain"
