@@ -356,6 +356,49 @@ class CommandLine(Case):
         stored = sum(file.stat().st_size for file in latest(self.folder / "run").rglob("*.safetensors"))
         self.assertLess(abs(job["checkpoint_bytes"] / stored - 1), 0.1)
 
+    def test_held_out_data_are_validated_on_at_the_end_at_least(self):
+        self.train("run", "eval.interval=0", "data.val_fraction=0.1", "eval.batches=1")
+        evaluated = [r for r in records(self.folder / "run") if "eval_loss" in r]
+        self.assertEqual([r["step"] for r in evaluated], [4])
+        # Every token is a byte.
+        self.assertAlmostEqual(evaluated[0]["eval_bits_per_byte"], evaluated[0]["eval_loss"] / math.log(2))
+        self.assertIn("validation loss", self.train("other", "eval.interval=0", "data.val_fraction=0", f'data.val_path="{TEXT}"',
+                                                    "eval.batches=1").stdout)
+        self.train("none", "eval.interval=0", "data.val_fraction=0")
+        self.assertFalse([r for r in records(self.folder / "none") if "eval_loss" in r])
+
+    def test_lines_for_debugging(self):
+        for word, told in [("comms=debug", "'comms' is no subsystem; the subsystems are schedule, comm, data, checkpoint, memory"),
+                           ("comm=loud", "'loud' is no level; the levels are trace, debug, info, warning, error, critical, off")]:
+            refused = self.pptrain(*self.arguments("run"), "--log", word, code=2).stderr
+            self.assertIn(f"--log {word}: {told}", refused)
+        self.assertEqual(self.train("off").stderr, "")
+
+        # Threads: each line names the rank that it is of.
+        out = self.pptrain(*self.arguments("run", "checkpoint.interval=2"), "--log", "trace", "--log", "memory=off").stderr
+        lines = [re.fullmatch(r"[\d:.]+ rank ([?\d]) (\w+) (\w+): (.*)", line) for line in out.splitlines()]
+        self.assertTrue(all(lines), out)
+        said = {(m[2], m[3], m[4]): m[1] for m in lines}
+        self.assertEqual({m[1] for m in lines if m[2] not in ("comm", "data")}, {"0", "1"})
+        self.assertEqual({m[2] for m in lines}, {"schedule", "comm", "data", "checkpoint"})
+        self.assertEqual(said["schedule", "trace", "SEND_F stage 0 microbatch 1"], "0")
+        self.assertEqual(said["schedule", "trace", "B stage 1 microbatch 3"], "1")
+        for words in (r"comm info: no launcher: 2 ranks are threads", r"comm debug: group pp: ranks 0,1", r"data info: source \(the only one\): ",
+                      r"data info: stream 0: \d+ samples an epoch, shuffled", r"data debug: the step begins at sample \d+; stream 0 is in epoch 0",
+                      r"checkpoint debug: wrote \S+: \d+ tensors, \d+ bytes", r"checkpoint info: saved '\S+step_2': \d+ files of this rank, \d+ bytes"):
+            self.assertRegex(out, words)
+
+        # Processes, and files; a level of one subsystem leaves the others off.
+        command = self.arguments("tcp") + ["--log", "comm=debug", "--log", "memory=debug", "--log-dir", "logs"]
+        for rank in self.start_torchrun(command, command):
+            self.assertEqual(rank.communicate()[1], "")
+        for rank in (0, 1):
+            text = (self.folder / f"logs/rank_{rank}.log").read_text()
+            self.assertRegex(text, rf"rank {rank} comm info: started by torchrun: rank {rank} of 2, {rank} on its host; over TCP")
+            self.assertRegex(text, rf"rank {rank} comm debug: TCP link to rank {1 - rank}")
+            self.assertRegex(text, rf"rank {rank} memory debug: before step 4: \d+ MB resident in this process, at most \d+ MB so far")
+            self.assertNotRegex(text, "schedule|checkpoint|data (info|debug)")
+
     def test_words_of_other_programs(self):
         self.assertEqual(self.pptrain("help").stdout, self.pptrain("--help").stdout)
         self.assertEqual(self.pptrain("help", "plan").stdout, self.pptrain("plan", "--help").stdout)
