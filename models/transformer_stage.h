@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "core/kernels/kernels.h"
+#include "core/nn/norm.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
-#include "core/nn/rms_norm.h"
 #include "core/nn/token_info.h"
 #include "core/nn/vocabulary.h"
 #include "core/nn/weight_access.h"
@@ -128,8 +128,8 @@ class TransformerStage final : public pipeline::Stage {
     at::Tensor dy;  // last stage: gradient at the last block's output, taken in F
   };
   struct PendingWeights {
-    std::vector<nn::WeightGradQueue> queues;  // of each block
-    at::Tensor tokens, embedding_dy;          // first stage
+    std::vector<nn::WeightGradQueue> queues;     // of each block
+    at::Tensor tokens, positions, embedding_dy;  // first stage
   };
   // Indices in the store, which follow each other.
   using Groups = std::ranges::iota_view<size_t, size_t>;
@@ -166,10 +166,10 @@ class TransformerStage final : public pipeline::Stage {
   nn::ParameterStore store_;
   std::optional<nn::Embedding> embedding_;
   std::vector<Block> blocks_;  // never changes size after construction: queues point at their layers
-  std::optional<nn::RmsNorm> norm_;
+  std::optional<nn::Norm> norm_;
   nn::Weight* head_weight_ = nullptr;
   std::optional<nn::LinearCrossEntropy> head_;
-  kernels::RopeTable rope_;
+  std::vector<kernels::RopeTable> ropes_;
 
   Groups embedding_groups_, norm_groups_, head_groups_;
   std::vector<Groups> block_groups_;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a job, after all the set-up that is missing: packages, LibTorch, the build.
 #   scripts/train.sh [JOB.toml] [--set section.key=value]...      JOB is configs/shakespeare.toml unless given
-# All ranks run in one process here. On several machines start build/pptrain under mpirun or srun: scripts/README.md.
+# All ranks run in one process here. On several machines start build/pptrain under mpirun or srun: docs/launching.md.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

@@ -53,12 +53,12 @@ void print_resolved(const Plan& plan) {
   fmt::print(
       "# stage  layers      parameters     weights    gathered   gradients   optimizer  activations of one "
       "microbatch\n");
-  const CostModel costs(plan.model, workload_of(plan), default_device(job));
+  const CostModel costs(plan, {.device = default_device(job)});
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const models::StageSlice slice = models::stage_slice(plan.layers, static_cast<int>(i));
     const StageFootprint& own = costs.footprint(slice);
     const bool copy = plan.model.tied && slice.head;
-    const HeldBytes held = held_bytes(own, costs.workload().sharding);
+    const HeldBytes& held = costs.of(slice).held;
     fmt::print("# {:5}  {:>6}  {:>14}  {:>10}  {:>10}  {:>10}  {:>10}  {:>10}{}\n", i,
                fmt::format("{}..{}", slice.first_layer, slice.end_layer - 1), own.parameters,
                in_units(held.weights), in_units(held.gathered), in_units(held.gradients + held.reducing),

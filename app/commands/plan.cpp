@@ -81,7 +81,7 @@ TextStyle text_style(const PlanArguments& arguments) {
 
 std::string render(const PlanArguments& arguments, const Plan& plan, const CostSource& source,
                    int64_t program) {
-  const CostModel costs = make_cost_model(plan, source);
+  const CostModel costs(plan, source);
   Prediction p = predict(plan, costs);
   if (plan.job.run.device == config::Device::cpu) p.program_bytes = program;
   if (arguments.format == PlanFormat::json) {
@@ -142,9 +142,9 @@ std::string search_plan(const PlanArguments& arguments, const PlanBase& base, co
   write_pick(arguments, found);
   if (arguments.format == PlanFormat::json) return ranking_json(found, base.job, budget);
   if (arguments.format == PlanFormat::csv) return ranking_csv(found, base.job);
-  RankingStyle style{.width = text_style(arguments).width};
-  if (arguments.all) style.rows = found.size();
-  return fmt::format("costs: {}\n", source.description) + render_ranking(found, base.job, budget, style);
+  return fmt::format("costs: {}\n", source.description) + render_ranking(found, base.job, budget,
+                                                                         text_style(arguments).width,
+                                                                         arguments.all ? found.size() : 10);
 }
 
 void check_arguments(const PlanArguments& arguments) {

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "core/base/error.h"
@@ -61,38 +62,69 @@ void to_type(at::ScalarType type, std::span<const float> from, std::span<std::by
 
 using checkpoint::model_file;
 
-std::span<const float> ParameterSource::values(const std::string& parameter) {
-  if (held_ != parameter) {
+std::vector<ParameterSource::Range> ParameterSource::ranges(std::vector<models::HfWeight> parts,
+                                                            uint64_t elements) {
+  if (!std::ranges::all_of(parts, &models::HfWeight::is_contiguous)) return {{0, elements, std::move(parts)}};
+  std::vector<Range> result;
+  for (models::HfWeight& part : parts) {
+    const auto begin = static_cast<uint64_t>(part.first);
+    const auto count = static_cast<uint64_t>(c10::multiply_integers(part.shape));
+    result.push_back({begin, begin + count, {std::move(part)}});
+  }
+  return result;
+}
+
+std::span<const float> ParameterSource::values(const Range& range) {
+  const std::string key = range.parts.front().tensor + ' ' + range.parts.front().parameter;
+  if (held_ != key) {
     held_.clear();
     values_.reset();  // before there is memory for the next one
-    values_ = at::empty(reader_.global_shape(model_file, parameter), at::kFloat);
-    reader_.read(model_file, parameter, values_);
-    held_ = parameter;
+    values_ = at::empty({static_cast<int64_t>(range.end - range.begin)}, at::kFloat);
+    for (models::HfWeight part : range.parts) {
+      part.first -= static_cast<int64_t>(range.begin);
+      read(part);
+    }
+    held_ = key;
   }
   return {values_.const_data_ptr<float>(), static_cast<size_t>(values_.numel())};
 }
 
-io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
-                                                  std::vector<std::string> parameters, std::string what) {
-  const auto elements = static_cast<uint64_t>(c10::multiply_integers(spec.shape));
-  const uint64_t each = elements / parameters.size();
-  for (const std::string& parameter : parameters) {
-    const auto& shape = reader_.global_shape(model_file, parameter);
-    if (static_cast<uint64_t>(c10::multiply_integers(shape)) * parameters.size() != elements) {
-      throw Error(
-          fmt::format("{} has {} elements, but {} of the checkpoint has {}, and there are {} of these", what,
-                      elements, parameter, c10::multiply_integers(shape), parameters.size()));
-    }
+// Into its place in values_.
+void ParameterSource::read(const models::HfWeight& part) {
+  const at::Tensor place = part.view_of(values_);
+  if (part.is_contiguous()) {
+    at::Tensor whole = place.view(part.shape);
+    reader_.read(model_file, part.parameter, whole);
+    return;
   }
-  return [this, each, type = spec.dtype, parameters = std::move(parameters), what = std::move(what)](
+  at::Tensor whole = at::empty(part.shape, at::kFloat);
+  reader_.read(model_file, part.parameter, whole);
+  place.copy_(whole.view(place.sizes()));
+}
+
+io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
+                                                  std::vector<models::HfWeight> parts, std::string what) {
+  const auto elements = static_cast<uint64_t>(c10::multiply_integers(spec.shape));
+  uint64_t there = 0;
+  for (const models::HfWeight& part : parts) {
+    const auto& shape = reader_.global_shape(model_file, part.parameter);
+    there += static_cast<uint64_t>(c10::multiply_integers(shape));
+    if (shape != part.shape) there = 0;
+  }
+  if (there != elements) {
+    throw Error(fmt::format("{} has {} elements, but {} of the checkpoint{} fit it", what, elements,
+                            parts.front().parameter,
+                            parts.size() > 1 ? " and those that it shares it with do not" : " does not"));
+  }
+  return [this, all = ranges(std::move(parts), elements), type = spec.dtype, what = std::move(what)](
              uint64_t begin, std::span<std::byte> piece) {
     const uint64_t size = c10::elementSize(type);
     uint64_t element = begin / size;
     while (!piece.empty()) {
-      const uint64_t within = element % each;
-      const uint64_t count = std::min<uint64_t>(piece.size() / size, each - within);
-      to_type(type, values(parameters[element / each]).subspan(within, count), piece.first(count * size),
-              what);
+      const Range& range = *std::prev(std::ranges::upper_bound(all, element, {}, &Range::begin));
+      const uint64_t within = element - range.begin;
+      const uint64_t count = std::min<uint64_t>(piece.size() / size, range.end - element);
+      to_type(type, values(range).subspan(within, count), piece.first(count * size), what);
       piece = piece.subspan(count * size);
       element += count;
     }

@@ -5,12 +5,14 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/io/safetensors.h"
+#include "models/weight_map.h"
 #include "parallel/checkpoint/checkpoint.h"
 
 namespace pptrain::app {
@@ -38,14 +40,21 @@ class ParameterSource {
 
   const checkpoint::Reader& reader() const { return reader_; }
 
-  // What fills the tensor `spec` of a file with `parameters`, one after the other, rounded to its type. All
-  // have the same number of elements; the checkpoint has them. Asked for in order, it reads each once, and
-  // holds one at a time. `what` begins its errors. Throws Error where the sizes do not fit.
-  io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, std::vector<std::string> parameters,
+  // What fills the tensor `spec` of a file with its parts, ascending and together all of it, rounded to its
+  // type. Asked for in order, it reads each once, and holds one at a time; all of a tensor whose parts
+  // interleave. `what` begins its errors. Throws Error where the checkpoint's sizes do not fit.
+  io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, std::vector<models::HfWeight> parts,
                                    std::string what);
 
  private:
-  std::span<const float> values(const std::string& parameter);  // until the next one is asked for
+  // Elements [begin, end) of a tensor, which these parts fill.
+  struct Range {
+    uint64_t begin = 0, end = 0;
+    std::vector<models::HfWeight> parts;
+  };
+  static std::vector<Range> ranges(std::vector<models::HfWeight> parts, uint64_t elements);
+  void read(const models::HfWeight& part);
+  std::span<const float> values(const Range& range);  // until the next one is asked for
 
   checkpoint::Reader reader_;
   std::string held_;

@@ -91,33 +91,35 @@ class Export {
   void write_companions(std::vector<std::string>& notes);
   size_t write_weights();
   void write_shard(const std::string& name, std::span<const size_t> numbers);
-  io::TensorSpec spec_of(const models::HfWeight& tensor) const {
-    return {tensor.tensor, type_, tensor.shape};
-  }
+  io::TensorSpec spec_of(const models::HfTensor& tensor) const { return {tensor.name, type_, tensor.shape}; }
 
   fs::path step_folder_, folder_;
   const ConvertArguments& arguments_;
   config::JobConfig job_;
   at::ScalarType type_;
   ParameterSource source_;
-  std::vector<models::HfWeight> tensors_;
+  std::vector<models::HfTensor> tensors_;
   int64_t elements_ = 0;
 };
 
 void Export::check_parameters() {
   const checkpoint::Reader& reader = source_.reader();
-  for (const models::HfWeight& tensor : tensors_) {
-    const auto& shape = reader.global_shape(model_file, tensor.parameter);
-    if (shape != tensor.shape) {
-      throw Error(fmt::format("{}: {} is [{}], but [{}] in the model of the job that saved it",
-                              step_folder_.string(), tensor.parameter, fmt::join(shape, ", "),
-                              fmt::join(tensor.shape, ", ")));
+  size_t parameters = 0;
+  for (const models::HfTensor& tensor : tensors_) {
+    for (const models::HfWeight& part : tensor.parts) {
+      const auto& shape = reader.global_shape(model_file, part.parameter);
+      if (shape != part.shape) {
+        throw Error(fmt::format("{}: {} is [{}], but [{}] in the model of the job that saved it",
+                                step_folder_.string(), part.parameter, fmt::join(shape, ", "),
+                                fmt::join(part.shape, ", ")));
+      }
+      elements_ += c10::multiply_integers(shape);
+      ++parameters;
     }
-    elements_ += c10::multiply_integers(shape);
   }
-  if (const size_t stored = reader.names(model_file).size(); stored != tensors_.size()) {
+  if (const size_t stored = reader.names(model_file).size(); stored != parameters) {
     throw Error(fmt::format("{} holds {} parameters, but the model of the job that saved it has {}",
-                            step_folder_.string(), stored, tensors_.size()));
+                            step_folder_.string(), stored, parameters));
   }
 }
 
@@ -149,14 +151,14 @@ void Export::write_companions(std::vector<std::string>& notes) {
 
 size_t Export::write_weights() {
   std::vector<uint64_t> bytes;
-  for (const models::HfWeight& tensor : tensors_)
+  for (const models::HfTensor& tensor : tensors_)
     bytes.push_back(static_cast<uint64_t>(c10::multiply_integers(tensor.shape)) * c10::elementSize(type_));
   const auto shards = plan_shards(bytes, largest_shard(arguments_));
   std::map<std::string, std::string> file_of;
   for (size_t shard = 0; shard < shards.size(); ++shard) {
     const std::string name = shard_name(shard, shards.size());
     write_shard(name, shards[shard]);
-    for (const size_t number : shards[shard]) file_of[tensors_[number].tensor] = name;
+    for (const size_t number : shards[shard]) file_of[tensors_[number].name] = name;
   }
   if (shards.size() > 1) {
     const uint64_t total = static_cast<uint64_t>(elements_) * c10::elementSize(type_);
@@ -170,9 +172,10 @@ void Export::write_shard(const std::string& name, std::span<const size_t> number
   for (const size_t number : numbers) specs.push_back(spec_of(tensors_[number]));
   io::SafetensorsWriter file(folder_ / name, specs, {{"format", "pt"}});
   for (const size_t number : numbers) {
-    const models::HfWeight& tensor = tensors_[number];
-    const std::string what = fmt::format("'{}': the parameter '{}'", step_folder_.string(), tensor.parameter);
-    file.write_pieces(tensor.tensor, source_.fill(spec_of(tensor), {tensor.parameter}, what));
+    const models::HfTensor& tensor = tensors_[number];
+    const std::string what =
+        fmt::format("'{}': the parameter '{}'", step_folder_.string(), tensor.parts.front().parameter);
+    file.write_pieces(tensor.name, source_.fill(spec_of(tensor), tensor.parts, what));
   }
   file.finish();
 }
@@ -185,15 +188,18 @@ std::optional<std::string> below(std::string_view folder, std::string_view path)
   return rest;
 }
 
+models::WeightMap weights_of(const fs::path& step_folder) {
+  const auto model =
+      models::make_model_config(models::read_hf_config((step_folder / carried_files).string()), 1);
+  return models::weight_map(model, models::whole_model(model));
+}
+
 // The Hugging Face directory that a checkpoint was made of, written again byte for byte: the carried files as
 // they are, and each file of weights with its own header and the checkpoint's values in that header's types.
 class Rewrite {
  public:
   Rewrite(const fs::path& step_folder, const fs::path& folder)
-      : step_folder_(step_folder),
-        folder_(folder),
-        model_(models::make_model_config(models::read_hf_config((step_folder / carried_files).string()), 1)),
-        source_(step_folder) {
+      : step_folder_(step_folder), folder_(folder), weights_(weights_of(step_folder)), source_(step_folder) {
     if (io::is_there(step_folder / carried_tensors)) extra_.emplace(step_folder / carried_tensors);
     if (extra_) extra_bytes_.emplace(step_folder / carried_tensors);
   }
@@ -205,7 +211,7 @@ class Rewrite {
   io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, const std::string& what);
 
   fs::path step_folder_, folder_;
-  models::ModelConfig model_;
+  models::WeightMap weights_;
   ParameterSource source_;
   std::optional<io::SafetensorsReader> extra_;
   std::optional<io::RegularFile> extra_bytes_;  // of the same file
@@ -217,11 +223,9 @@ io::SafetensorsWriter::Fill Rewrite::fill(const io::TensorSpec& spec, const std:
       extra_bytes_->read(extra_->offset(name) + begin, piece);
     };
   }
-  const auto names = models::find_architecture(model_.arch).weights;
-  std::vector<std::string> parameters = models::parameters_in(names, spec.name, model_.sparse.experts);
-  if (parameters.empty()) throw Error(fmt::format("{} is no parameter of the model", what));
-  if (model_.tied && parameters.front() == "head.weight") parameters.front() = "embed.weight";
-  return source_.fill(spec, std::move(parameters), what);
+  const models::HfTensor* const tensor = weights_.find(spec.name);
+  if (tensor == nullptr) throw Error(fmt::format("{} is no parameter of the model", what));
+  return source_.fill(spec, tensor->parts, what);
 }
 
 void Rewrite::write_shard(const std::string& name) {

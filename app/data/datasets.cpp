@@ -45,6 +45,8 @@ data::Source data_source(const StreamFiles& stream) {
           .token_bytes = stream.options.dtype == config::TokenType::uint16 ? 2 : 4};
 }
 
+namespace {
+
 corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source) {
   return {.kind = source.format == config::DataFormat::jsonl     ? corpus::Kind::jsonl
                   : source.format == config::DataFormat::parquet ? corpus::Kind::parquet
@@ -56,6 +58,8 @@ corpus::DocumentFormat document_format(const config::JobConfig& job, const confi
           .skip_bad_lines =
               source.format == config::DataFormat::jsonl && job.data.bad_lines == config::BadLines::skip};
 }
+
+}  // namespace
 
 corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream) {
   corpus::CacheRequest request{.files = stream.files(),

@@ -38,7 +38,6 @@ data::Source data_source(const StreamFiles& stream);
 
 // Of a stream that a tokenizer makes tokens of. Throws UsageError where the job has no tokenizer.
 corpus::CacheRequest cache_request(const config::JobConfig& job, const StreamFiles& stream);
-corpus::DocumentFormat document_format(const config::JobConfig& job, const config::DataSource& source);
 
 // Of the training data: what they hold, wherever they lie. For one source that of its files, if these are of
 // tokens (data::fingerprint), or else of what its tokens are made of (corpus::fingerprint).

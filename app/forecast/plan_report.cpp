@@ -27,6 +27,21 @@ std::string one_digit(double value) {
   return fmt::format("{:.1f}", value);
 }
 
+// Layers of each stage: "6+2"; many in runs of equal ones, "3 x 16, 17 x 15".
+std::string describe_layers(const pipeline::LayerAssignment& layers) {
+  constexpr size_t few = 16;  // stages that are listed one by one
+  const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
+  if (counts.size() <= few) return fmt::format("{}", fmt::join(counts, "+"));
+  std::string text;
+  for (size_t begin = 0; begin < counts.size();) {
+    size_t end = begin + 1;
+    while (end < counts.size() && counts[end] == counts[begin]) ++end;
+    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", end - begin, counts[begin]);
+    begin = end;
+  }
+  return text;
+}
+
 std::string heading(const Plan& plan, const CostSource& source) {
   const config::JobConfig& job = plan.job;
   const schedule::Schedule& compute = plan.compute;
@@ -183,20 +198,6 @@ int64_t checkpoint_bytes(const Plan& plan) {
   const auto kinds = optim::parameter_kinds(whole.parameters().specs());
   return models::parameter_count(plan.model) * 4 +
          static_cast<int64_t>(optim::optimizer_share(stored, kinds, at::kFloat).held);
-}
-
-std::string describe_layers(const pipeline::LayerAssignment& layers) {
-  constexpr size_t few = 16;  // stages that are listed one by one
-  const std::vector<int64_t> counts = pipeline::layers_per_stage(layers);
-  if (counts.size() <= few) return fmt::format("{}", fmt::join(counts, "+"));
-  std::string text;
-  for (size_t begin = 0; begin < counts.size();) {
-    size_t end = begin + 1;
-    while (end < counts.size() && counts[end] == counts[begin]) ++end;
-    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", end - begin, counts[begin]);
-    begin = end;
-  }
-  return text;
 }
 
 std::string render_plan(const Plan& plan, const Prediction& p, const CostModel& costs,

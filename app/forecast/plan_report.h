@@ -32,7 +32,4 @@ nlohmann::ordered_json plan_json(const Plan& plan, const Prediction& prediction,
 // Bytes of one checkpoint's tensors, all stages together: fp32 weights and the optimizer's state.
 int64_t checkpoint_bytes(const Plan& plan);
 
-// Layers of each stage: "6+2"; many in runs of equal ones, "3 x 16, 17 x 15".
-std::string describe_layers(const pipeline::LayerAssignment& layers);
-
 }  // namespace pptrain::app

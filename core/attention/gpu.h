@@ -20,6 +20,7 @@ struct CallShape {
   bool equal = true;          // all documents are as long as the longest
   bool deterministic = true;  // the backward pass must be
   bool has_cudnn = true;      // this program is built with cuDNN's frontend
+  Takes asks{};
 };
 
 // On a GPU of this capability.
@@ -28,7 +29,8 @@ CallShape describe_call(const AttentionCall& call, int capability);
 // Why no library of a GPU computes attention of such heads; "" where one does. head_dim is even.
 std::string why_no_attention(at::ScalarType type, int64_t head_dim);
 
-// Never cudnn where its plan cannot be, but it may still refuse one: then flash serves.
+// Never cudnn where its plan cannot be, but it may still refuse one: then flash serves. Where no library
+// takes what a call asks for, composed_blocks.
 BackEnd choose_on_gpu(const CallShape& shape);
 
 // Of a call whose tensors are on a GPU: the same, or what serves where cuDNN refuses a plan.

@@ -2,9 +2,11 @@
 // options.cpp (name, range, meaning); its default is the value that it starts with here.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/config/word.h"
@@ -99,6 +101,18 @@ struct DistributedSection {
 
   bool operator==(const DistributedSection&) const = default;
 };
+
+// The keys of the mesh's axes, outermost first: the number of ranks is the product of these.
+struct AxisKey {
+  std::string_view option;
+  int64_t DistributedSection::*size;
+};
+inline constexpr std::array<AxisKey, 5> axis_keys{
+    {{"distributed.pp", &DistributedSection::pp},
+     {"distributed.dp_replicate", &DistributedSection::dp_replicate},
+     {"distributed.dp_shard", &DistributedSection::dp_shard},
+     {"distributed.cp", &DistributedSection::cp},
+     {"distributed.tp", &DistributedSection::tp}}};
 
 struct TrainSection {
   int64_t steps = 1000;

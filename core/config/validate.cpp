@@ -1,6 +1,7 @@
 #include "core/config/validate.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -366,9 +367,14 @@ void fill_world(Document& document, int64_t world) {
                     "-1 is what the other axes leave of the ranks launched, and none were: start the job "
                     "with a launcher, say --world N, or give a number");
   } else if (world % others != 0) {
-    document.report(option, fmt::format("-1 is what the other axes leave of the ranks, but pp {} x "
-                                        "dp_replicate {} x cp {} x tp {} = {} does not divide {}",
-                                        d.pp, d.dp_replicate, d.cp, d.tp, others, world));
+    std::vector<std::string> axes;
+    for (const AxisKey& axis : axis_keys) {
+      if (axis.size != &DistributedSection::dp_shard)
+        axes.push_back(fmt::format("{} {}", axis.option.substr(axis.option.rfind('.') + 1), d.*axis.size));
+    }
+    document.report(
+        option, fmt::format("-1 is what the other axes leave of the ranks, but {} = {} does not divide {}",
+                            fmt::join(axes, " x "), others, world));
   } else {
     left = world / others;
   }

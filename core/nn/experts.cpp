@@ -2,10 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros_like.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/base/error.h"
@@ -30,6 +33,23 @@ void for_pieces_in_float32(const at::Tensor& x, const Body& body) {
   }
 }
 
+// float32 [rows, out] of x: T [rows, in], and a weight and a bias that compute in float32.
+at::Tensor logits_of(const at::Tensor& x, const Weight& weight, const Weight* bias = nullptr) {
+  at::Tensor logits = at::empty({x.size(0), weight.compute.size(0)}, x.options().dtype(at::kFloat));
+  for_pieces_in_float32(x, [&](int64_t first, const at::Tensor& piece) {
+    at::Tensor out = logits.narrow(0, first, piece.size(0));
+    kernels::linear(piece, weight.compute, std::nullopt, out);
+  });
+  if (bias != nullptr) logits.add_(bias->compute);
+  return logits;
+}
+
+void add_weight_gradient(const at::Tensor& x, const at::Tensor& dlogits, Weight& weight) {
+  for_pieces_in_float32(x, [&](int64_t first, const at::Tensor& piece) {
+    kernels::accumulate_weight_gradient(dlogits.narrow(0, first, piece.size(0)), piece, weight.grad);
+  });
+}
+
 // int64 [experts]: the rows of documents that chose each.
 at::Tensor loads_of(const Router::Routing& routing, const at::Tensor& filling) {
   const at::Tensor& ends = routing.ends;
@@ -44,6 +64,42 @@ at::Tensor loads_of(const Router::Routing& routing, const at::Tensor& filling) {
   return loads;
 }
 
+// The indices of the `count` highest scores of each row, the highest first, of equal ones the lower index:
+// int64 [rows, count].
+at::Tensor highest(const at::Tensor& scores, int64_t count) {
+  return std::get<1>(scores.sort(/*stable=*/true, -1, /*descending=*/true)).narrow(-1, 0, count);
+}
+
+// scores: float32 [rows, experts]. Experts outside of each row's best groups become -infinity.
+at::Tensor within_groups(const at::Tensor& scores, const ExpertsConfig& c) {
+  const at::Tensor grouped = scores.view({scores.size(0), c.groups, -1});
+  const int64_t best = c.scores == Scores::sigmoid ? std::min<int64_t>(2, grouped.size(2)) : 1;
+  const at::Tensor of_groups = std::get<0>(grouped.sort(-1, /*descending=*/true)).narrow(-1, 0, best).sum(-1);
+  const at::Tensor left_out = at::zeros_like(of_groups, at::kBool)
+                                  .fill_(true)
+                                  .scatter_(1, highest(of_groups, c.chosen_groups), false);
+  return grouped.masked_fill(left_out.unsqueeze(-1), -std::numeric_limits<double>::infinity())
+      .view(scores.sizes());
+}
+
+// Added to a sum of sigmoids by which their weights are divided, as DeepSeek-V3 does.
+constexpr double kNoZero = 1e-20;
+
+// dweights: float32 [rows, chosen], of weights before their scale -> float32 [rows, experts], of the logits.
+at::Tensor sigmoid_gradient(const at::Tensor& dweights, const Router::Routing& routing, bool normalise) {
+  const at::Tensor chosen = routing.chosen.to(at::kLong);
+  const at::Tensor p = routing.probabilities.gather(1, chosen);
+  at::Tensor dp = dweights;
+  if (normalise) {
+    const at::Tensor sum = p.sum(-1, true).add_(kNoZero);
+    dp = dp.sub(dp.mul(p).sum(-1, true).div_(sum)).div_(sum);
+  }
+  at::Tensor dlogits = at::zeros_like(routing.probabilities);
+  dlogits.scatter_(1, chosen, dp.mul(p).mul_(p.neg().add_(1)));
+  kernels::record(kernels::moving(dweights, routing.probabilities, dlogits));
+  return dlogits;
+}
+
 Experts::Saved& own_saved(FeedForward::Saved& saved) {
   return static_cast<Experts::Saved&>(saved);
 }
@@ -52,6 +108,61 @@ at::Tensor gather(const at::Tensor& x, const at::Tensor& order, int64_t each) {
   at::Tensor rows = at::empty({order.size(0), x.size(1)}, x.options());
   kernels::gather_rows(x, order, each, rows);
   return rows;
+}
+
+// int64 [rows]: the expert of each row in expert order, beside `like`.
+at::Tensor expert_of_rows(const at::Tensor& ends, int64_t rows, const at::Tensor& like) {
+  at::Tensor counts = ends.to(at::kLong);
+  const int64_t rest = ends.size(0) - 1;
+  counts.narrow(0, 1, rest).sub_(ends.narrow(0, 0, rest));
+  return at::repeat_interleave(counts, std::optional<int64_t>(rows)).to(like.device());
+}
+
+at::Tensor in_order(const GroupedRows& rows) {
+  return rows.order.defined() ? gather(rows.x, rows.order, rows.each) : rows.x;
+}
+
+constexpr double kSlope = 1.702;  // of gpt-oss's sigmoid
+
+// gate * sigmoid(1.702 gate) * (up + 1) of clamped values, from gate_up: T [rows, 2 * dim].
+struct ClampedGlu {
+  ClampedGlu(const at::Tensor& gate_up, double limit)
+      : gate(gate_up.narrow(1, 0, gate_up.size(1) / 2).to(at::kFloat)),
+        up(gate_up.narrow(1, gate_up.size(1) / 2, gate_up.size(1) / 2).to(at::kFloat)),
+        gate_inside(gate.le(limit)),
+        up_inside(up.abs().le(limit)) {
+    gate = gate.clamp_max(limit);
+    up = up.clamp(-limit, limit).add_(1);
+    sigmoid = gate.mul(kSlope).sigmoid_();
+  }
+  at::Tensor value() const { return gate.mul(sigmoid).mul_(up); }
+
+  at::Tensor gate, up, gate_inside, up_inside, sigmoid;  // float32 [rows, dim]
+};
+
+// As kernels::weighted_swiglu.
+void weighted_clamped_glu(const at::Tensor& gate_up, const at::Tensor& weights, double limit, at::Tensor& y) {
+  y.copy_(ClampedGlu(gate_up, limit).value().mul_(weights.unsqueeze(1)));
+  kernels::record(kernels::moving(gate_up, weights, y));
+}
+
+// As kernels::weighted_swiglu_backward.
+void weighted_clamped_glu_backward(const at::Tensor& dy, at::Tensor& gate_up, const at::Tensor& weights,
+                                   double limit, at::Tensor& dweights, const std::optional<at::Tensor>& y) {
+  const ClampedGlu glu(gate_up, limit);
+  const at::Tensor value = glu.value();
+  dweights.copy_(dy.mul(value).sum(-1));
+  const at::Tensor scaled = dy.mul(weights.unsqueeze(1));
+  const at::Tensor dgate = glu.sigmoid.neg().add_(1).mul_(glu.gate).mul_(kSlope).add_(1).mul_(glu.sigmoid);
+  const int64_t dim = value.size(1);
+  gate_up.narrow(1, 0, dim).copy_(dgate.mul_(glu.up).mul_(scaled).mul_(glu.gate_inside));
+  gate_up.narrow(1, dim, dim).copy_(glu.gate.mul(glu.sigmoid).mul_(scaled).mul_(glu.up_inside));
+  if (y) y->copy_(value.mul(weights.unsqueeze(1)));
+  kernels::record(kernels::moving(dy, gate_up, gate_up, weights, dweights));
+}
+
+SharedExperts::Saved& shared_saved(FeedForward::Saved& saved) {
+  return static_cast<SharedExperts::Saved&>(saved);
 }
 
 }  // namespace
@@ -64,22 +175,30 @@ Router::Router(ParameterGroup& group, const std::string& name, const ExpertsConf
                            .init_std = config.init_std,
                            .copies = config.copies,
                            .counted = config.counted}})) {
-  if (!config.balance_bias) return;
-  bias_ = &group.add({{.name = name + ".bias",
-                       .shape = {config.experts},
-                       .role = Role::balance,
-                       .copies = config.copies,
-                       .counted = config.counted}});
+  if (config.groups < 1 || config.experts % config.groups != 0 || config.chosen_groups < 1 ||
+      config.chosen_groups > config.groups ||
+      config.chosen > config.experts / config.groups * config.chosen_groups) {
+    throw Error(fmt::format("{}: {} of {} experts cannot be chosen in {} of {} equal groups", name,
+                            config.chosen, config.experts, config.chosen_groups, config.groups));
+  }
+  if (config.scores == Scores::sigmoid && (config.balance_loss != 0 || config.z_loss != 0))
+    throw Error(
+        fmt::format("{}: the router's losses are those of a softmax, and its scores are sigmoids", name));
+  const auto add = [&](const char* what, Role role) {
+    return &group.add({{.name = name + what,
+                        .shape = {config.experts},
+                        .role = role,
+                        .copies = config.copies,
+                        .counted = config.counted}});
+  };
+  if (config.balance_bias) bias_ = add(".bias", Role::balance);
+  if (config.limit != 0) logits_bias_ = add(".logits.bias", Role::bias);
 }
 
 Router::Routing Router::forward(const at::Tensor& x) const {
   const int64_t rows = x.size(0);
   const auto real = x.options().dtype(at::kFloat), whole = x.options().dtype(at::kInt);
-  at::Tensor logits = at::empty({rows, config_.experts}, real);
-  for_pieces_in_float32(x, [&](int64_t first, const at::Tensor& piece) {
-    at::Tensor out = logits.narrow(0, first, piece.size(0));
-    kernels::linear(piece, weight_->compute, std::nullopt, out);
-  });
+  const at::Tensor logits = logits_of(x, *weight_, logits_bias_);
   Routing r{.probabilities = at::empty_like(logits),
             .logsumexp = at::empty({rows}, real),
             .chosen = at::empty({rows, config_.chosen}, whole),
@@ -89,8 +208,22 @@ Router::Routing Router::forward(const at::Tensor& x) const {
             .place = at::empty({rows, config_.chosen}, whole)};
   const auto bias = bias_ == nullptr ? std::nullopt : std::optional(bias_->compute);
   kernels::route(logits, bias, config_.normalise, r.probabilities, r.logsumexp, r.chosen, r.weights);
+  if (config_.scores == Scores::sigmoid || config_.groups > 1) choose(logits, r);
+  if (config_.scale != 1) r.weights.mul_(config_.scale);
   kernels::group_rows(r.chosen, r.ends, r.order, r.place);
   return r;
+}
+
+void Router::choose(const at::Tensor& logits, Routing& routing) const {
+  if (config_.scores == Scores::sigmoid) at::sigmoid_out(routing.probabilities, logits);
+  at::Tensor scores = routing.probabilities;
+  if (bias_ != nullptr) scores = scores.add(bias_->compute);
+  if (config_.groups > 1) scores = within_groups(scores, config_);
+  const at::Tensor chosen = highest(scores, config_.chosen);
+  routing.chosen.copy_(chosen);
+  routing.weights = routing.probabilities.gather(1, chosen);
+  if (config_.normalise) routing.weights.div_(routing.weights.sum(-1, true).add_(kNoZero));
+  kernels::record(kernels::moving(logits, scores, routing.probabilities, routing.weights));
 }
 
 // Of the balance loss, by each token's probability of each expert: coefficient * experts * f_e / tokens.
@@ -114,6 +247,18 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
   loads_ = loads_.defined() ? loads_.add_(loads) : loads;
   // Its sign alone acts (optim/updates.h): of integers, whose sum over ranks does not depend on the order.
   if (bias_ != nullptr) bias_->grad.add_(loads.mul(config_.experts).sub_(loads.sum()).to(at::kFloat));
+  at::Tensor dlogits = logits_gradient(config_.scale == 1 ? dweights : dweights.mul(config_.scale), routing,
+                                       tokens, loads, exchange);
+  at::Tensor dx = at::empty({x.size(0), config_.hidden}, dlogits.options());
+  kernels::matmul(dlogits, weight_->compute, dx);
+  queue.push(*this, {x, std::move(dlogits)});
+  return dx;
+}
+
+at::Tensor Router::logits_gradient(const at::Tensor& dweights, const Routing& routing,
+                                   const TokenInfo& tokens, const at::Tensor& loads,
+                                   const ExpertExchange& exchange) const {
+  if (config_.scores == Scores::sigmoid) return sigmoid_gradient(dweights, routing, config_.normalise);
   const auto filling = tokens.filling.defined() ? std::optional(tokens.filling) : std::nullopt;
   const double z_slope = config_.z_loss == 0 ? 0
                                              : config_.z_loss * static_cast<double>(tokens.global_targets) /
@@ -121,16 +266,12 @@ at::Tensor Router::backward_input(const at::Tensor& x, const Routing& routing, c
   at::Tensor dlogits = at::empty_like(routing.probabilities);
   kernels::route_backward(dweights, routing.probabilities, routing.logsumexp, routing.chosen,
                           slopes(loads, tokens, exchange), z_slope, filling, config_.normalise, dlogits);
-  at::Tensor dx = at::empty({x.size(0), config_.hidden}, dlogits.options());
-  kernels::matmul(dlogits, weight_->compute, dx);
-  queue.push(*this, {x, std::move(dlogits)});
-  return dx;
+  return dlogits;
 }
 
 void Router::backward_weight(std::span<const at::Tensor> operands) {
-  for_pieces_in_float32(operands[0], [&](int64_t first, const at::Tensor& piece) {
-    kernels::accumulate_weight_gradient(operands[1].narrow(0, first, piece.size(0)), piece, weight_->grad);
-  });
+  add_weight_gradient(operands[0], operands[1], *weight_);
+  if (logits_bias_ != nullptr) logits_bias_->grad.add_(operands[1].sum(0));
 }
 
 at::Tensor Router::take_loads() {
@@ -177,6 +318,48 @@ void ExpertWeights::backward_weight(std::span<const at::Tensor> operands) {
   add_grouped_weight_gradient(*weight_, rows(0), rows(2), operands[4]);
 }
 
+ExpertBiases::ExpertBiases(ParameterGroup& group, const std::string& name, ExpertRange range,
+                           const std::vector<std::string>& parts, int64_t out)
+    : experts_(range.size()), out_(static_cast<int64_t>(parts.size()) * out) {
+  std::vector<ParameterSpec> specs;
+  for (int64_t expert = range.begin; expert < range.end; ++expert) {
+    for (const std::string& part : parts) {
+      specs.push_back(
+          {.name = fmt::format("{}.{}.{}.bias", name, expert, part), .shape = {out}, .role = Role::bias});
+    }
+  }
+  bias_ = &group.add(std::move(specs));
+}
+
+at::Tensor ExpertBiases::of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const {
+  return bias_->compute.view({experts_, out_}).index_select(0, expert_of_rows(plan.ends, plan.rows, like));
+}
+
+void ExpertBiases::add(at::Tensor& rows, const at::Tensor& weights, const ExpertExchange::Plan& plan) const {
+  const at::Tensor bias = of_rows(plan, rows);
+  rows.add_(weights.defined() ? bias.mul(weights.unsqueeze(1)) : bias);
+  kernels::record(kernels::moving(rows, rows, bias, bias));
+}
+
+at::Tensor ExpertBiases::weights_gradient(const GroupedRows& dy, const ExpertExchange::Plan& plan) const {
+  const at::Tensor rows = in_order(dy), bias = of_rows(plan, rows);
+  kernels::record(kernels::moving(rows, bias));
+  return rows.mul(bias).sum(-1, /*keepdim=*/false, at::kFloat);
+}
+
+void ExpertBiases::push(WeightGradQueue& queue, const GroupedRows& dy, const at::Tensor& weights,
+                        const ExpertExchange::Plan& plan) {
+  each_ = dy.each;
+  queue.push(*this, {dy.x, dy.order, weights, plan.ends});
+}
+
+void ExpertBiases::backward_weight(std::span<const at::Tensor> operands) {
+  at::Tensor rows = in_order({.x = operands[0], .order = operands[1], .each = each_}).to(at::kFloat);
+  if (operands[2].defined()) rows = rows.mul(operands[2].unsqueeze(1));
+  bias_->grad.view({experts_, out_}).index_add_(0, expert_of_rows(operands[3], rows.size(0), rows), rows);
+  kernels::record(kernels::moving(operands[0], rows));
+}
+
 std::vector<at::Tensor> Experts::Saved::tensors() const {
   std::vector<at::Tensor> all = routing.tensors();
   all.insert(all.end(), {row_weights, x, received, gate_up, act});
@@ -188,11 +371,18 @@ Experts::Experts(ParameterGroup& group, ParameterGroup& experts, const std::stri
                  const ExpertsConfig& config, std::shared_ptr<const ExpertExchange> exchange)
     : chosen_(config.chosen),
       router_(group, name + ".router", config),
+      limit_(config.limit),
       gate_up_(experts, name + ".experts", exchange->own(config.experts), {"gate", "up"}, config.intermediate,
                config.hidden, config.init_std),
       down_(experts, name + ".experts", exchange->own(config.experts), {"down"}, config.hidden,
             config.intermediate, config.init_std),
-      exchange_(std::move(exchange)) {}
+      exchange_(std::move(exchange)) {
+  if (limit_ == 0) return;
+  const ExpertRange own = exchange_->own(config.experts);
+  gate_up_bias_.emplace(experts, name + ".experts", own, std::vector<std::string>{"gate", "up"},
+                        config.intermediate);
+  down_bias_.emplace(experts, name + ".experts", own, std::vector<std::string>{"down"}, config.hidden);
+}
 
 GroupedRows Experts::send(const at::Tensor& x, const Saved& saved) const {
   if (exchange_->is_local()) return {.x = x, .order = saved.routing.order, .each = chosen_};
@@ -208,7 +398,8 @@ void Experts::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward
   restore(x, tokens, saved);
   Saved& s = own_saved(saved);
   s.act = at::empty({s.plan->rows, s.gate_up.size(1) / 2}, x.options());
-  kernels::weighted_swiglu(s.gate_up, s.row_weights, s.act);
+  if (limit_ == 0) return kernels::weighted_swiglu(s.gate_up, s.row_weights, s.act);
+  weighted_clamped_glu(s.gate_up, s.row_weights, limit_, s.act);
 }
 
 void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForward::Saved& saved) const {
@@ -222,12 +413,16 @@ void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForw
     s.row_weights = exchange_->dispatch(*s.plan, weights).view({-1});
   }
   if (!exchange_->is_local() && !s.received.defined()) s.received = send(x, s).x;
-  if (!s.gate_up.defined()) s.gate_up = gate_up_.forward(rows_of_x(s), *s.plan);
+  if (s.gate_up.defined()) return;
+  s.gate_up = gate_up_.forward(rows_of_x(s), *s.plan);
+  if (gate_up_bias_) gate_up_bias_->add(s.gate_up, {}, *s.plan);
 }
 
 at::Tensor Experts::project(const FeedForward::Saved& saved) const {
   const auto& s = static_cast<const Saved&>(saved);
-  const at::Tensor rows = exchange_->combine(*s.plan, down_.forward({.x = s.act, .order = {}}, *s.plan));
+  at::Tensor rows = down_.forward({.x = s.act, .order = {}}, *s.plan);
+  if (down_bias_) down_bias_->add(rows, s.row_weights, *s.plan);
+  rows = exchange_->combine(*s.plan, std::move(rows));
   at::Tensor y = at::empty_like(s.x);
   kernels::sum_rows(rows, s.routing.place, std::nullopt, y);
   return y;
@@ -259,8 +454,15 @@ at::Tensor Experts::backward_input(FeedForward::Saved& saved, const at::Tensor& 
   at::Tensor d_gate_up = std::move(s.gate_up);
   at::Tensor dweights = at::empty({s.plan->rows}, s.row_weights.options());
   at::Tensor d_act = down_.backward_input(drows, *s.plan);
-  kernels::weighted_swiglu_backward(d_act, d_gate_up, s.row_weights, d_gate_up, dweights,
-                                    kept ? std::nullopt : std::optional(d_act));
+  const auto act_again = kept ? std::nullopt : std::optional(d_act);
+  if (limit_ == 0) {
+    kernels::weighted_swiglu_backward(d_act, d_gate_up, s.row_weights, d_gate_up, dweights, act_again);
+  } else {
+    weighted_clamped_glu_backward(d_act, d_gate_up, s.row_weights, limit_, dweights, act_again);
+    dweights.add_(down_bias_->weights_gradient(drows, *s.plan));
+    down_bias_->push(queue, drows, s.row_weights, *s.plan);
+    gate_up_bias_->push(queue, {.x = d_gate_up, .order = {}}, {}, *s.plan);
+  }
   if (!kept) down_.push(queue, drows, {.x = d_act, .order = {}}, *s.plan);
   d_act.reset();
   const at::Tensor dx_rows =
@@ -272,6 +474,96 @@ at::Tensor Experts::backward_input(FeedForward::Saved& saved, const at::Tensor& 
   kernels::sum_rows(dx_rows, s.routing.place, residual, dx);
   s = {};
   return dx;
+}
+
+std::vector<at::Tensor> SharedExperts::Saved::tensors() const {
+  std::vector<at::Tensor> all = {x, out, gate};
+  for (const FeedForward::Saved* part : {experts.get(), shared.get()}) {
+    if (part == nullptr) continue;
+    const std::vector<at::Tensor> inner = part->tensors();
+    all.insert(all.end(), inner.begin(), inner.end());
+  }
+  return all;
+}
+
+SharedExperts::SharedExperts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
+                             const ExpertsConfig& config, std::shared_ptr<const ExpertExchange> exchange,
+                             std::shared_ptr<const Region> region)
+    : experts_(group, experts, name, config, std::move(exchange)),
+      shared_(group, name + ".shared", config.hidden, config.shared, Activation::silu, /*bias=*/false,
+              config.init_std, config.init_std, std::move(region)) {
+  if (!config.gated_shared) return;
+  gate_ = &group.add({{.name = name + ".shared_gate.weight",
+                       .shape = {1, config.hidden},
+                       .role = Role::router,
+                       .init_std = config.init_std,
+                       .copies = config.copies,
+                       .counted = config.counted}});
+}
+
+std::unique_ptr<FeedForward::Saved> SharedExperts::make_saved() const {
+  auto saved = std::make_unique<Saved>();
+  saved->experts = experts_.make_saved();
+  saved->shared = shared_.make_saved();
+  return saved;
+}
+
+void SharedExperts::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
+  Saved& s = shared_saved(saved);
+  experts_.activate(x, tokens, *s.experts);
+  shared_.activate(x, tokens, *s.shared);
+  if (gate_ == nullptr) return;
+  s.x = x;
+  s.out = shared_.project(*s.shared);
+  s.gate = logits_of(x, *gate_).sigmoid_();
+}
+
+void SharedExperts::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
+  Saved& s = shared_saved(saved);
+  experts_.restore(x, tokens, *s.experts);
+  shared_.restore(x, tokens, *s.shared);
+  if (gate_ != nullptr) s.x = x;
+}
+
+at::Tensor SharedExperts::project(const FeedForward::Saved& saved) const {
+  const auto& s = static_cast<const Saved&>(saved);
+  at::Tensor y = experts_.project(*s.experts);
+  const at::Tensor beside =
+      gate_ == nullptr ? shared_.project(*s.shared) : s.out.mul(s.gate.to(s.out.scalar_type()));
+  kernels::record(kernels::moving(y, beside, y));
+  return y.add_(beside);
+}
+
+void SharedExperts::drop(FeedForward::Saved& saved, Keep keep) const {
+  Saved& s = shared_saved(saved);
+  experts_.drop(*s.experts, keep);
+  shared_.drop(*s.shared, keep);
+  s.x.reset();
+}
+
+at::Tensor SharedExperts::backward_input(FeedForward::Saved& saved, const at::Tensor& dy,
+                                         const TokenInfo& tokens, WeightGradQueue& queue) {
+  Saved& s = shared_saved(saved);
+  at::Tensor dx = experts_.backward_input(*s.experts, dy, tokens, queue);
+  const at::Tensor dout = gate_ == nullptr ? dy : dy.mul(s.gate.to(dy.scalar_type()));
+  dx.add_(shared_.backward_input(*s.shared, dout, tokens, queue));
+  if (gate_ != nullptr) {
+    at::Tensor dlogits = at::empty_like(s.gate);
+    for_pieces_in_float32(dy, [&](int64_t first, const at::Tensor& piece) {
+      dlogits.narrow(0, first, piece.size(0))
+          .copy_(piece.mul(s.out.narrow(0, first, piece.size(0))).sum(-1, /*keepdim=*/true));
+    });
+    dlogits.mul_(s.gate).mul_(s.gate.neg().add_(1));
+    dx.add_(dlogits.mul(gate_->compute));
+    kernels::record(kernels::moving(dy, s.out, dx, dx));
+    queue.push(*this, {std::move(s.x), std::move(dlogits)});
+  }
+  s = {};
+  return dx;
+}
+
+void SharedExperts::backward_weight(std::span<const at::Tensor> operands) {
+  add_weight_gradient(operands[0], operands[1], *gate_);
 }
 
 }  // namespace pptrain::nn

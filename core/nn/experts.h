@@ -65,6 +65,9 @@ class ExpertExchange {
   virtual void sum_loads(at::Tensor& /*loads*/) const {}
 };
 
+// What a router makes of logits: probabilities, or, of each expert by itself, 1 / (1 + exp(-logit)).
+enum class Scores { softmax, sigmoid };
+
 // The experts of one layer, and their router. Its losses are means over the tokens of a global microbatch: of
 // all ranks that see a part of it, and of documents alone: filling counts neither there nor in loads
 // (TokenInfo::filling). They are weighted by its labels that count, as gradients of the token loss are, so
@@ -74,7 +77,17 @@ struct ExpertsConfig {
   int64_t experts = 0;
   int64_t chosen = 0;        // experts of each token
   int64_t intermediate = 0;  // of each expert
-  bool normalise = false;
+  Scores scores = Scores::softmax;
+  bool normalise = false;  // the chosen experts' scores are divided by their sum
+  double scale = 1;        // multiplies the weights, after that
+  // Experts lie in `groups` groups of equal size. A token chooses among those of its `chosen_groups` best
+  // groups alone: with softmax a group is as good as its best expert, with sigmoid as its two best together.
+  int64_t groups = 1, chosen_groups = 1;
+  // gpt-oss (arXiv 2508.10925): logits and experts have biases, and an expert's inner values are gate *
+  // sigmoid(1.702 gate) * (up + 1), gate cut to at most `limit`, up to [-limit, limit]. 0: none of it.
+  double limit = 0;
+  int64_t shared = 0;         // inner width of a dense SwiGLU that every token passes beside; 0: none
+  bool gated_shared = false;  // its result is multiplied by a sigmoid of the token
   double init_std = 0.02;
   // Of experts * sum over experts e of f_e P_e, where f_e is the number of the microbatch's tokens that chose
   // e, divided by its tokens, and P_e their mean probability of e (Fedus et al., arXiv 2101.03961, eq. 4;
@@ -89,8 +102,9 @@ struct ExpertsConfig {
   bool counted = true;
 };
 
-// Which experts each token goes to, and with which weights (Shazeer et al., arXiv 1701.06538; softmax over
-// all experts before the choice, as in Qwen3 and Mixtral). Computes in float32 under every compute type.
+// Which experts each token goes to, and with which weights (Shazeer et al., arXiv 1701.06538): by a softmax
+// over all experts before the choice, as in Qwen3 and Mixtral, or by sigmoids and groups of experts
+// (DeepSeek-V3, arXiv 2412.19437). Computes in float32 under every compute type.
 class Router final : public HasWeightGradient {
  public:
   // What was decided for a microbatch; names and shapes as in kernels/expert_kernels.h.
@@ -102,7 +116,9 @@ class Router final : public HasWeightGradient {
     }
   };
 
-  // Declares `<name>.weight` [experts, hidden] and, with balance_bias, `<name>.bias` [experts].
+  // Declares `<name>.weight` [experts, hidden]; with balance_bias `<name>.bias` [experts], with a limit
+  // `<name>.logits.bias` [experts]. Throws Error
+  // for groups that do not divide the experts, and for losses of sigmoids, which have none.
   Router(ParameterGroup& group, const std::string& name, const ExpertsConfig& config);
 
   Routing forward(const at::Tensor& x) const;  // T [rows, hidden]
@@ -118,12 +134,17 @@ class Router final : public HasWeightGradient {
   at::Tensor take_loads();
 
  private:
+  // Replaces what kernels::route has chosen, where the scores are sigmoids or the experts lie in groups.
+  void choose(const at::Tensor& logits, Routing& routing) const;
+  at::Tensor logits_gradient(const at::Tensor& dweights, const Routing& routing, const TokenInfo& tokens,
+                             const at::Tensor& loads, const ExpertExchange& exchange) const;
   std::optional<at::Tensor> slopes(const at::Tensor& loads, const TokenInfo& tokens,
                                    const ExpertExchange& exchange) const;
 
   ExpertsConfig config_;
   Weight* weight_;
-  Weight* bias_ = nullptr;
+  Weight* bias_ = nullptr;  // for the choice alone
+  Weight* logits_bias_ = nullptr;
   at::Tensor loads_;
 };
 
@@ -151,6 +172,31 @@ class ExpertWeights final : public HasWeightGradient {
   Weight* weight_;
 };
 
+// Biases [out] of this rank's experts, weighted like the rows that they are added to.
+class ExpertBiases final : public HasWeightGradient {
+ public:
+  // Declares `<name>.<expert>.<part>.bias` [out] for each expert of `range`, as ExpertWeights does.
+  ExpertBiases(ParameterGroup& group, const std::string& name, ExpertRange range,
+               const std::vector<std::string>& parts, int64_t out);
+
+  // rows: T [plan.rows, out], to each of which its expert's bias is added, times its weight (float32
+  // [plan.rows], or undefined: 1).
+  void add(at::Tensor& rows, const at::Tensor& weights, const ExpertExchange::Plan& plan) const;
+  // float32 [plan.rows]: what the weights of rows get of dy through the biases.
+  at::Tensor weights_gradient(const GroupedRows& dy, const ExpertExchange::Plan& plan) const;
+  // Adds the biases' gradient of dy, now or later.
+  void push(WeightGradQueue& queue, const GroupedRows& dy, const at::Tensor& weights,
+            const ExpertExchange::Plan& plan);
+  void backward_weight(std::span<const at::Tensor> operands) override;
+
+ private:
+  at::Tensor of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const;
+
+  int64_t experts_, out_;
+  int64_t each_ = 1;  // of every order that is pushed
+  Weight* bias_;
+};
+
 class Experts final : public FeedForward {
  public:
   struct Saved final : FeedForward::Saved {
@@ -166,8 +212,8 @@ class Experts final : public FeedForward {
     std::vector<at::Tensor> tensors() const override;
   };
 
-  // Declares `<name>.router.*` in `group`, and `<name>.experts.E.{gate,up,down}.weight` for each of this
-  // rank's experts in `experts`.
+  // Declares `<name>.router.*` in `group`, and `<name>.experts.E.{gate,up,down}.weight` (with a limit also
+  // `.bias`) for each of this rank's experts in `experts`.
   Experts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
           const ExpertsConfig& config,
           std::shared_ptr<const ExpertExchange> exchange = std::make_shared<ExpertExchange>());
@@ -191,8 +237,46 @@ class Experts final : public FeedForward {
 
   int64_t chosen_;
   Router router_;
+  double limit_;
   ExpertWeights gate_up_, down_;
+  std::optional<ExpertBiases> gate_up_bias_, down_bias_;
   std::shared_ptr<const ExpertExchange> exchange_;
+};
+
+// Experts, and beside them a dense feed-forward that every token passes (DeepSeekMoE, arXiv 2401.06066). With
+// `gated_shared` a sigmoid of the token multiplies its result, as in Qwen2-MoE.
+class SharedExperts final : public FeedForward, public HasWeightGradient {
+ public:
+  struct Saved final : FeedForward::Saved {
+    std::unique_ptr<FeedForward::Saved> experts, shared;
+    at::Tensor x;     // T [share, hidden], with a gate, as the two below
+    at::Tensor out;   // T [share, hidden], of the dense part: never dropped
+    at::Tensor gate;  // float32 [share, 1]
+    std::vector<at::Tensor> tensors() const override;
+  };
+
+  // Declares what Experts does, `<name>.shared.{gate,up,down}.weight`, and `<name>.shared_gate.weight` [1,
+  // hidden] with a gate. The ranks of `region` share out the dense part's inner width.
+  SharedExperts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
+                const ExpertsConfig& config,
+                std::shared_ptr<const ExpertExchange> exchange = std::make_shared<ExpertExchange>(),
+                std::shared_ptr<const Region> region = std::make_shared<Region>());
+
+  std::unique_ptr<FeedForward::Saved> make_saved() const override;
+  void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
+  at::Tensor project(const FeedForward::Saved& saved) const override;
+  void drop(FeedForward::Saved& saved, Keep keep) const override;
+  void restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
+  at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
+                            WeightGradQueue& queue) override;
+  void backward_weight(std::span<const at::Tensor> operands) override;  // x, gradient of the gate's logits
+
+  Experts& experts() { return experts_; }
+
+ private:
+  Experts experts_;
+  GatedMlp shared_;
+  Weight* gate_ = nullptr;
 };
 
 }  // namespace pptrain::nn

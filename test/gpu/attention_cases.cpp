@@ -214,6 +214,34 @@ TEST_CASE("attention in float32") {
   check_back_end(BackEnd::efficient, at::kFloat, 1e-5);
 }
 
+// The plain operators are compared with float64 on the CPU in test/core/attention.
+TEST_CASE("scales and windows by libraries, against plain operators") {
+  if (!can_run()) return;
+  const c10::InferenceMode inference;
+  const bool bf16 = GENERATE(true, false);
+  const auto type = bf16 ? at::kBFloat16 : at::kFloat;
+  for (const Shape& s : shapes) {
+    const Operands x = operands(s, type, subject());
+    const auto by = [&](BackEnd back_end) {
+      Saved saved;
+      const Tensor out = attention::attend_by(back_end,
+                                              {.q = x.q,
+                                               .k = x.k,
+                                               .v = x.v,
+                                               .documents = tokens::make_segments(s.starts, subject().device),
+                                               .scale = 0.05,
+                                               .window = bf16 ? 70 : 0},
+                                              saved);
+      const Gradients grads = attention::attend_backward(x.dout, saved);
+      return Result{.out = out, .dq = grads.dq, .dk = grads.dk, .dv = grads.dv};
+    };
+    const Result plain = by(BackEnd::composed_blocks);
+    const auto wide = [](const Tensor& t) { return t.cpu().to(at::kDouble); };
+    check_close(by(bf16 ? BackEnd::flash : BackEnd::efficient),
+                {wide(plain.out), wide(plain.dq), wide(plain.dk), wide(plain.dv)}, bf16 ? 2e-2 : 1e-5);
+  }
+}
+
 TEST_CASE("cuDNN takes q and k that are no views of the fused qkv, as after QK-norm") {
   if (!can_run()) return;
   const c10::InferenceMode inference;

@@ -17,6 +17,8 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   at::manual_seed(31);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto chunk_bytes = GENERATE(1, 40000, 1 << 24);  // one row, some rows with a rest, all rows at a time
+  const nn::LogitScaling scaling =
+      GENERATE(nn::LogitScaling{}, nn::LogitScaling{.scale = 0.25}, nn::LogitScaling{.scale = 1.5, .cap = 2});
   const int64_t rows = 150, hidden = 24, vocab = 123;
   nn::ParameterGroup store;
   nn::Weight& weight = store.add({{.name = "head.weight", .shape = {vocab, hidden}, .init_std = 0.5}});
@@ -26,12 +28,13 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   Tensor labels = at::randint(0, vocab, {rows}, at::kLong);
   labels.narrow(0, 40, 7).fill_(-100);
   const Tensor oh = leaf(h), ow = leaf(weight.compute);
-  const Tensor oloss =
-      at::nll_loss_nd(at::log_softmax(oh.mm(ow.t()), 1), labels, {}, at::Reduction::Sum, -100);
+  Tensor ologits = oh.mm(ow.t()) * scaling.scale;
+  if (scaling.cap > 0) ologits = (ologits / scaling.cap).tanh() * scaling.cap;
+  const Tensor oloss = at::nll_loss_nd(at::log_softmax(ologits, 1), labels, {}, at::Reduction::Sum, -100);
   oloss.backward();
 
   const c10::InferenceMode inference;
-  nn::LinearCrossEntropy head(weight, chunk_bytes);
+  nn::LinearCrossEntropy head(weight, chunk_bytes, scaling);
   const Tensor loss = head.forward(h, labels);
   CHECK(loss.scalar_type() == at::kDouble);
   CHECK(loss.dim() == 0);
@@ -40,7 +43,7 @@ TEST_CASE("LinearCrossEntropy: loss and gradients, whatever the chunks", "[nn]")
   CHECK(same_bits(head.forward_backward(h, labels, dh), loss));
   CHECK(relative_error(dh, oh.grad()) < tolerance(type));
   CHECK(relative_error(weight.grad, ow.grad()) < tolerance(type));
-  CHECK(relative_error(head.logits(h), oh.mm(ow.t())) < tolerance(type));
+  CHECK(relative_error(head.logits(h), ologits) < tolerance(type));
 }
 
 TEST_CASE("a NaN in the hidden state is a NaN in the loss", "[nn]") {

@@ -24,8 +24,9 @@ inline nn::ExpertsConfig small_experts(bool normalise = true) {
           .z_loss = 0.05};
 }
 
-struct ExpertLayer {
-  explicit ExpertLayer(
+template <typename Layer>
+struct ExpertLayerOf {
+  explicit ExpertLayerOf(
       const nn::ExpertsConfig& config, at::ScalarType type = at::kFloat,
       std::shared_ptr<const nn::ExpertExchange> exchange = std::make_shared<nn::ExpertExchange>())
       : layer(group, experts, "mlp", config, std::move(exchange)) {
@@ -40,12 +41,14 @@ struct ExpertLayer {
   }
 
   nn::ParameterGroup group, experts{"experts", /*of_experts=*/true};
-  nn::Experts layer;
+  Layer layer;
 };
+using ExpertLayer = ExpertLayerOf<nn::Experts>;
 
 // What one microbatch adds to the loss through `dy`, and by the router's own losses.
 struct ExpertOracle {
-  ExpertOracle(ExpertLayer& from, const nn::ExpertsConfig& config) : config_(config) {
+  template <typename Layer>
+  ExpertOracle(ExpertLayerOf<Layer>& from, const nn::ExpertsConfig& config) : config_(config) {
     for (nn::ParameterGroup* group : {&from.group, &from.experts}) {
       for (const nn::Slice* slice : group->slices()) weights[slice->spec.name] = leaf(slice->compute);
     }
@@ -55,22 +58,49 @@ struct ExpertOracle {
   at::Tensor forward(const at::Tensor& x) {
     const nn::ExpertsConfig& r = config_;
     logits = x.mm(weights.at("mlp.router.weight").t());
-    probabilities = at::softmax(logits, -1);
+    if (r.limit != 0) logits = logits + weights.at("mlp.router.logits.bias");
+    const bool sigmoid = r.scores == nn::Scores::sigmoid;
+    probabilities = sigmoid ? at::sigmoid(logits) : at::softmax(logits, -1);
     const auto bias = weights.find("mlp.router.bias");
-    const at::Tensor scores = bias == weights.end() ? probabilities : probabilities + bias->second.detach();
+    at::Tensor scores = bias == weights.end() ? probabilities : probabilities + bias->second.detach();
+    if (r.groups > 1) {
+      const at::Tensor grouped = scores.view({scores.size(0), r.groups, -1});
+      const at::Tensor best = std::get<0>(at::topk(grouped, sigmoid ? 2 : 1, -1)).sum(-1);
+      const at::Tensor inside = at::zeros_like(best).scatter(
+          1, std::get<1>(at::topk(best, r.chosen_groups, -1)), at::ones_like(best));
+      scores = (grouped.detach() - 100 * (1 - inside.unsqueeze(-1))).view(scores.sizes());
+    }
     chosen = std::get<1>(at::topk(scores, r.chosen));
     at::Tensor gates = probabilities.gather(1, chosen);
     if (r.normalise) gates = gates / gates.sum(-1, true);
-    at::Tensor y = at::zeros_like(x);
+    gates = gates * r.scale;
+    at::Tensor y = shared(x);
     for (int64_t e = 0; e < r.experts; ++e) {
-      const auto weight = [&](const char* part) {
-        return weights.at("mlp.experts." + std::to_string(e) + "." + part + ".weight");
+      const auto linear = [&](const at::Tensor& rows, const char* part) {
+        const std::string name = "mlp.experts." + std::to_string(e) + "." + part;
+        const at::Tensor out = rows.mm(weights.at(name + ".weight").t());
+        return r.limit == 0 ? out : out + weights.at(name + ".bias");
       };
-      const at::Tensor gate = (gates * chosen.eq(e)).sum(-1, true);
-      const at::Tensor inner = at::silu(x.mm(weight("gate").t())) * x.mm(weight("up").t());
-      y = y + gate * inner.mm(weight("down").t());
+      const at::Tensor weight = (gates * chosen.eq(e)).sum(-1, true);
+      y = y + weight * linear(activate(linear(x, "gate"), linear(x, "up")), "down");
     }
     return y;
+  }
+
+  at::Tensor activate(const at::Tensor& gate, const at::Tensor& up) const {
+    if (config_.limit == 0) return at::silu(gate) * up;
+    const at::Tensor cut = at::clamp_max(gate, config_.limit);
+    return cut * at::sigmoid(1.702 * cut) * (at::clamp(up, -config_.limit, config_.limit) + 1);
+  }
+
+  // What all tokens get beside their experts.
+  at::Tensor shared(const at::Tensor& x) const {
+    if (config_.shared == 0) return at::zeros_like(x);
+    const auto product = [&](const at::Tensor& rows, const char* name) {
+      return rows.mm(weights.at(std::string("mlp.shared") + name + ".weight").t());
+    };
+    const at::Tensor y = product(at::silu(product(x, ".gate")) * product(x, ".up"), ".down");
+    return config_.gated_shared ? y * at::sigmoid(product(x, "_gate")) : y;
   }
 
   // As experts.h says, weighted by `targets`; over the rows `own` alone, where given.
@@ -95,7 +125,7 @@ struct ExpertOracle {
 inline nn::TokenInfo tokens_of(int64_t tokens, int64_t targets) {
   return {.positions = {},
           .segments = {},
-          .rope = {},
+          .ropes = {},
           .context = {},
           .filling = {},
           .global_tokens = tokens,

@@ -34,7 +34,8 @@ struct Passes {
 };
 
 // `recompute`: what is kept of the forward pass; nothing: all of it. `filling`: rows of no document.
-Passes run(ExpertLayer& model, const Tensor& x, const Tensor& dy, Mode mode,
+template <typename Layer>
+Passes run(ExpertLayerOf<Layer>& model, const Tensor& x, const Tensor& dy, Mode mode,
            std::optional<Keep> recompute = std::nullopt, const Tensor& filling = {}) {
   const c10::InferenceMode inference;
   const int64_t padding = filling.defined() ? filling.sum().item<int64_t>() : 0;
@@ -54,7 +55,103 @@ Passes run(ExpertLayer& model, const Tensor& x, const Tensor& dy, Mode mode,
   return result;
 }
 
+// DeepSeek-V2 and -V3, Qwen2-MoE, and each of their settings alone.
+std::vector<nn::ExpertsConfig> routers() {
+  nn::ExpertsConfig plain = small_experts(false);
+  plain.balance_loss = plain.z_loss = 0;
+  nn::ExpertsConfig v2 = plain, v3 = plain, qwen2 = plain;
+  v2.groups = 4;
+  v2.chosen_groups = 2;
+  v2.scale = 2.5;
+  v2.shared = 28;
+  v3 = v2;
+  v3.scores = nn::Scores::sigmoid;
+  v3.normalise = v3.balance_bias = true;
+  qwen2.shared = 12;
+  qwen2.gated_shared = true;
+  qwen2.balance_loss = 0.2;
+  nn::ExpertsConfig sigmoid = qwen2;
+  sigmoid.balance_loss = 0;
+  sigmoid.scores = nn::Scores::sigmoid;
+  return {v2, v3, qwen2, sigmoid};
+}
+
 }  // namespace
+
+TEST_CASE("routers by sigmoids and groups, and shared experts", "[nn][experts]") {
+  const Setup setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  for (const nn::ExpertsConfig& config : routers()) {
+    CAPTURE(type, config.groups, config.shared, config.normalise);
+    ExpertLayerOf<nn::SharedExperts> model(config, type), other(config, type);
+    for (auto* layer : {&model, &other}) {
+      if (config.balance_bias) layer->find("router.bias")->master.copy_(at::arange(8) * 0.03);
+    }
+    const Tensor x = random({41, 24}, type), dy = random({41, 24}, type);
+    const Passes passes = run(model, x, dy, Mode::immediate);
+    ExpertOracle oracle(model, config);
+    const Tensor ox = leaf(x);
+    const Tensor oy = oracle.forward(ox);
+    Tensor loss = (oy * dy.to(at::kDouble)).sum();
+    if (config.balance_loss != 0) loss = loss + oracle.losses(30);
+    loss.backward();
+    CHECK(relative_error(passes.y, oy) < tolerance(type));
+    CHECK(relative_error(passes.dx, ox.grad()) < tolerance(type) * 2);
+    for (const auto& [name, weight] : oracle.weights) {
+      CAPTURE(name);
+      if (weight.grad().defined())
+        CHECK(relative_error(model.find(name.substr(4))->grad, weight.grad()) < tolerance(type) * 3);
+    }
+    for (const Keep keep : {Keep::nothing, Keep::products}) {
+      const Passes again = run(other, x, dy, Mode::deferred, keep);
+      CHECK(same_bits(again.y, passes.y));
+      CHECK(same_bits(again.dx, passes.dx));
+    }
+  }
+}
+
+TEST_CASE("experts with biases and clamped values, as in gpt-oss", "[nn][experts]") {
+  const Setup setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  nn::ExpertsConfig config = small_experts();
+  config.limit = 0.7;
+  config.balance_loss = config.z_loss = 0;
+  ExpertLayer model(config, type), other(config, type);
+  for (nn::ParameterGroup* group : {&model.group, &model.experts, &other.group, &other.experts}) {
+    at::manual_seed(5);
+    for (nn::Slice* slice : group->slices()) {
+      if (slice->spec.role == nn::Role::bias) slice->master.uniform_(-0.5, 0.5);
+    }
+    group->refresh_compute();
+  }
+  const Tensor x = random({41, 24}, type), dy = random({41, 24}, type);
+  const Passes passes = run(model, x, dy, Mode::immediate);
+  ExpertOracle oracle(model, config);
+  const Tensor ox = leaf(x);
+  const Tensor oy = oracle.forward(ox);
+  (oy * dy.to(at::kDouble)).sum().backward();
+  CHECK(relative_error(passes.y, oy) < tolerance(type));
+  CHECK(relative_error(passes.dx, ox.grad()) < tolerance(type) * 3);
+  const double slack = type == at::kFloat ? 4 : 20;  // some bf16 values round across the limit
+  for (const auto& [name, weight] : oracle.weights) {
+    CAPTURE(name);
+    CHECK(relative_error(model.find(name.substr(4))->grad, weight.grad()) < tolerance(type) * slack);
+  }
+  for (const Keep keep : {Keep::nothing, Keep::products}) {
+    const Passes again = run(other, x, dy, Mode::deferred, keep);
+    CHECK(same_bits(again.y, passes.y));
+    CHECK(same_bits(again.dx, passes.dx));
+  }
+  CHECK(same_bits(all_gradients(other.group), (all_gradients(model.group) * 2)));
+}
+
+TEST_CASE("routers refuse what they cannot do", "[nn][experts]") {
+  nn::ExpertsConfig groups = small_experts(), few = small_experts(), losses = small_experts();
+  groups.groups = 3;
+  few.groups = 4;  // one group has 2 experts, of which 3 cannot be chosen
+  losses.scores = nn::Scores::sigmoid;
+  for (const nn::ExpertsConfig& config : {groups, few, losses}) CHECK_THROWS_AS(ExpertLayer(config), Error);
+}
 
 TEST_CASE("experts: output, input gradient, weight gradients and the router's losses", "[nn][experts]") {
   const Setup setup;
