@@ -61,17 +61,6 @@ ColumnLinear make_q(ParameterGroup& group, const std::string& name, const Latent
                       /*bias=*/false, c.init_std, std::move(region));
 }
 
-void copy(const Tensor& from, const Tensor& to) {
-  to.copy_(from);
-  kernels::record(kernels::moving(to, to));
-}
-
-Tensor contiguous(const Tensor& x) {
-  const Tensor result = x.contiguous();
-  if (!result.is_same(x)) kernels::record(kernels::moving(x, result));
-  return result;
-}
-
 // Pairs (2i, 2i + 1) of the last dim as (i, i + dim / 2): a view [..., 2, dim / 2].
 Tensor pairs(const Tensor& x) {
   return x.unflatten(-1, {x.size(-1) / 2, 2}).transpose(-1, -2);
@@ -81,7 +70,7 @@ Tensor pairs(const Tensor& x) {
 // added to the first one until one is left: in one order on every device, and on any number of threads.
 Tensor sum_heads(const Tensor& x) {
   const Tensor sum = at::empty(x.sizes(), x.options().dtype(at::kFloat));
-  copy(x, sum);
+  kernels::copy(x, sum);
   int64_t heads = x.size(1);
   while (heads > 1) {
     const int64_t half = heads / 2, rest = heads - half;
@@ -140,7 +129,7 @@ void LatentAttention::rotate(const std::vector<Tensor>& heads, const TokenInfo& 
 void LatentAttention::rotate_back(const Tensor& dy, const Tensor& dx, const TokenInfo& tokens) const {
   const Tensor to = config_.interleaved ? at::empty(dy.sizes(), dy.options()) : dx;
   kernels::norm_rope_backward({{.dy = dy, .dx = to}}, tokens.ropes.front(), tokens.positions);
-  if (config_.interleaved) copy(to.unflatten(-1, {2, to.size(-1) / 2}), pairs(dx));
+  if (config_.interleaved) kernels::copy(to.unflatten(-1, {2, to.size(-1) / 2}), pairs(dx));
 }
 
 void LatentAttention::expand(const Tensor& kv, const Tensor& key, attention::AttentionCall& call) const {
@@ -148,9 +137,9 @@ void LatentAttention::expand(const Tensor& kv, const Tensor& key, attention::Att
   const Tensor both = at::empty({kv.size(0), 2 * heads, qk_dim()}, kv.options());
   call.k = both.narrow(1, 0, heads);
   call.v = both.narrow(1, heads, heads);
-  copy(kv.narrow(2, 0, nope), call.k.narrow(2, 0, nope));
-  copy(key.expand({-1, heads, -1}), call.k.narrow(2, nope, config_.rope_dim));
-  copy(kv.narrow(2, nope, v), call.v.narrow(2, 0, v));
+  kernels::copy(kv.narrow(2, 0, nope), call.k.narrow(2, 0, nope));
+  kernels::copy(key.expand({-1, heads, -1}), call.k.narrow(2, nope, config_.rope_dim));
+  kernels::copy(kv.narrow(2, nope, v), call.v.narrow(2, 0, v));
   call.v.narrow(2, v, qk_dim() - v).zero_();
 }
 
@@ -160,9 +149,10 @@ Tensor LatentAttention::forward(const Tensor& x, const TokenInfo& tokens, Saved&
   attention::AttentionCall call{.q = project_queries(x, rows, saved), .k = {}, .v = {}};
   {
     const Tensor narrow = kv_a_.forward(x);
-    saved.kv_latent = kv_norm_.forward(contiguous(narrow.narrow(1, 0, config_.kv_rank)), {}, saved.kv_norm);
-    const Tensor key =
-        region_->enter(contiguous(narrow.narrow(1, config_.kv_rank, rope)), rows).view({rows, 1, rope});
+    saved.kv_latent =
+        kv_norm_.forward(kernels::contiguous(narrow.narrow(1, 0, config_.kv_rank)), {}, saved.kv_norm);
+    const Tensor key = region_->enter(kernels::contiguous(narrow.narrow(1, config_.kv_rank, rope)), rows)
+                           .view({rows, 1, rope});
     rotate({call.q.narrow(2, nope, rope), key}, tokens);
     const Tensor kv = kv_b_.forward(saved.kv_latent, rows)[0];
     expand(kv.view({rows, config_.heads, nope + config_.v_dim}), key, call);
@@ -171,14 +161,14 @@ Tensor LatentAttention::forward(const Tensor& x, const TokenInfo& tokens, Saved&
   call.split = tokens.context;
   call.scale = config_.scale;
   const Tensor out = core_->forward(std::move(call), saved.core);
-  saved.out = contiguous(out.narrow(2, 0, config_.v_dim)).view({rows, o_.in_features()});
+  saved.out = kernels::contiguous(out.narrow(2, 0, config_.v_dim)).view({rows, o_.in_features()});
   return o_.forward(saved.out);
 }
 
 Tensor LatentAttention::query_gradient(const Tensor& dq, const TokenInfo& tokens) const {
   const Tensor to = at::empty(dq.sizes(), dq.options());
   const int64_t nope = config_.nope_dim, rope = config_.rope_dim;
-  copy(dq.narrow(2, 0, nope), to.narrow(2, 0, nope));
+  kernels::copy(dq.narrow(2, 0, nope), to.narrow(2, 0, nope));
   rotate_back(dq.narrow(2, nope, rope), to.narrow(2, nope, rope), tokens);
   return to.flatten(1);
 }
@@ -186,8 +176,8 @@ Tensor LatentAttention::query_gradient(const Tensor& dq, const TokenInfo& tokens
 Tensor LatentAttention::kv_gradient(const attention::Gradients& grads) const {
   const int64_t nope = config_.nope_dim, v = config_.v_dim;
   const Tensor to = at::empty({grads.dk.size(0), config_.heads, nope + v}, grads.dk.options());
-  copy(grads.dk.narrow(2, 0, nope), to.narrow(2, 0, nope));
-  copy(grads.dv.narrow(2, 0, v), to.narrow(2, nope, v));
+  kernels::copy(grads.dk.narrow(2, 0, nope), to.narrow(2, 0, nope));
+  kernels::copy(grads.dv.narrow(2, 0, v), to.narrow(2, nope, v));
   return to.flatten(1);
 }
 
@@ -225,7 +215,8 @@ Tensor LatentAttention::backward_input(Saved& saved, const Tensor& dy, const Tok
   Tensor dq, dkv, dkey;
   {
     const Tensor dout = at::empty({rows, config_.heads, qk_dim()}, dy.options());
-    copy(o_.backward(std::move(saved.out), dy, queue).view({rows, config_.heads, v}), dout.narrow(2, 0, v));
+    kernels::copy(o_.backward(std::move(saved.out), dy, queue).view({rows, config_.heads, v}),
+                  dout.narrow(2, 0, v));
     dout.narrow(2, v, qk_dim() - v).zero_();
     const attention::Gradients grads = core_->backward(dout, std::move(saved.core));
     dq = query_gradient(grads.dq, tokens);
