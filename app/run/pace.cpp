@@ -72,7 +72,7 @@ StepPace mean_of(StepPace sum, size_t count) {
 }
 
 StepPace planned(const Plan& plan, const CostSource& source) {
-  const CostModel costs = make_cost_model(plan, source);
+  const CostModel costs(plan, source);
   const Prediction p = predict(plan, costs);
   StepPace pace{.seconds = p.step_time, .ranks = std::vector<RankShares>(p.optimizer_time.size())};
   for (size_t rank = 0; rank < pace.ranks.size(); ++rank) {
