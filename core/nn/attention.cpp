@@ -78,8 +78,8 @@ Linear copied_kv(ParameterGroup& group, const std::vector<LinearPart>& parts, co
   };
   std::vector<ParameterSpec> weights, biases;
   for (const LinearPart& part : parts) {
-    weights.push_back(kernels::copy(weight_spec(part, c.hidden, c.init_std)));
-    if (c.qkv_bias) biases.push_back(kernels::copy(bias_spec(part)));
+    weights.push_back(copy(weight_spec(part, c.hidden, c.init_std)));
+    if (c.qkv_bias) biases.push_back(copy(bias_spec(part)));
   }
   return Linear(group, std::move(weights), std::move(biases));
 }
