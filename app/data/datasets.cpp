@@ -7,6 +7,7 @@
 
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/base/source_files.h"
 #include "core/data/inspect.h"
 #include "core/io/checksum.h"
@@ -103,6 +104,15 @@ data::TokenDataset open_stream(const config::JobConfig& job, int64_t vocab_size,
   }
 }
 
+void log_source(const OpenSource& source) {
+  for (const auto& [what, tokens] :
+       {std::pair("training", &source.train), {"validation", &source.validation}})
+    if (*tokens && logs(Subsystem::data, spdlog::level::info))
+      log_of(Subsystem::data)
+          .info("source {}: {} of {} tokens in '{}'", source.name.empty() ? "(the only one)" : source.name,
+                what, (*tokens)->size(), (*tokens)->path());
+}
+
 }  // namespace
 
 std::vector<OpenSource> open_data(const config::JobConfig& job, int64_t vocab_size, const TokenFiles& caches,
@@ -122,6 +132,7 @@ std::vector<OpenSource> open_data(const config::JobConfig& job, int64_t vocab_si
     source.train = std::move(split.train);
     if (split.validation) source.validation = std::move(split.validation);
   }
+  for (const OpenSource& source : opened) log_source(source);
   return opened;
 }
 

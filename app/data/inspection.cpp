@@ -57,8 +57,8 @@ void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
     if (source.train->size() == 0)
       throw Error(fmt::format("data: '{}' has no tokens for training", source.train->path()));
   });
-  if (job.eval.interval > 0 && source.validation) {
-    sound(report, {fraction, config::source_key(job, index, "val_path"), "eval.interval"},
+  if (source.validation) {
+    sound(report, {fraction, config::source_key(job, index, "val_path")},
           [&] { data::ValidationLoader(*source.validation, options, job.eval.batches); });
   }
 }

@@ -25,6 +25,7 @@
 #include "app/forecast/prediction.h"
 #include "app/launch/same_job.h"
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/base/printable.h"
 #include "core/base/process.h"
 #include "core/kernels/device_name.h"
@@ -138,6 +139,7 @@ class RankStart {
 
   // `world` carries tensors of `device`.
   int operator()(comm::Communicator& world, at::Device device, const comm::RankReport& report) const {
+    const LogRank naming(world.rank());
     at::set_num_threads(static_cast<int>(plan_.job.run.threads));
     const c10::InferenceMode inference;
     const c10::OptionalStreamGuard stream(own_stream(device));
@@ -157,6 +159,7 @@ class RankStart {
 
 int run_threads(const Plan& plan, const std::function<int(RunContext&)>& body) {
   set_numerics(plan);
+  log_of(Subsystem::comm).info("no launcher: {} ranks are threads of this process", plan.mesh.world_size());
   const RankStart start(plan, body, plan.mesh.world_size());
   std::atomic<int> code = 0;
   std::deque<comm::Activity> activities(static_cast<size_t>(plan.mesh.world_size()));
@@ -352,6 +355,7 @@ int run_in_world(comm::Communicator& world, int local_rank, const Plan& plan,
       return 0;
     });
     if (!comm::agree(world, common_fault)) return exit_usage;
+    log_of(Subsystem::comm).info("NCCL between the GPUs; this rank's is {}", device.str());
     return start(*nccl, device, report);
   } catch (const PeerFailure&) {
     if (heartbeat != nullptr) heartbeat->end_with_others(until_verdict);

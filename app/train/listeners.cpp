@@ -12,6 +12,8 @@
 #include "app/data/text_codec.h"
 #include "app/generate/generator.h"
 #include "app/rank/evaluator.h"
+#include "app/run/pace.h"
+#include "core/base/error.h"
 #include "core/base/seconds_since.h"
 #include "core/kernels/device_name.h"
 #include "core/metrics/log_sinks.h"
@@ -152,6 +154,33 @@ void RunMetrics::evaluated(const metrics::EvalRecord& record) {
 
 namespace {
 
+class PaceWatch final : public StepListener {
+ public:
+  PaceWatch(const RunContext& context, const StepProfile& profile) : context_(context), profile_(profile) {}
+
+  void settled(const StepResult& result) override;
+
+ private:
+  const RunContext& context_;
+  const StepProfile& profile_;
+  std::optional<Pace> pace_;
+};
+
+void PaceWatch::settled(const StepResult& result) {
+  // Where microbatches have other numbers of tokens each, no step is like another.
+  if (!context_.root() || context_.job.data.lengths != config::Lengths::fixed) return;
+  if (!pace_) pace_.emplace(context_.plan);
+  const std::string line = pace_->take(result.step, {result.seconds, profile_.shares()});
+  if (line.empty()) return;
+  const comm::ActivityScope writing(context_.report.activity, comm::Doing::storage, "writing the pace");
+  spdlog::info("{}", line);
+  try {
+    write_pace(context_.job.run.dir, pace_->record());
+  } catch (const Error& error) {  // such as a full disk, which ends no training
+    spdlog::warn("the pace is not written: {}", error.what());
+  }
+}
+
 void warn_of_no_targets(const std::vector<metrics::SourceLoss>& sources, int64_t step) {
   for (const metrics::SourceLoss& source : sources) {
     if (source.tokens == 0)
@@ -189,7 +218,8 @@ Evaluation::Evaluation(RunContext& context, RankModel& model, const std::vector<
       state_(state) {}
 
 bool Evaluation::is_due(int64_t step) const {
-  return step % context_.job.eval.interval == 0 || step == context_.job.train.steps;
+  const int64_t interval = context_.job.eval.interval;
+  return (interval > 0 && step % interval == 0) || step == context_.job.train.steps;
 }
 
 void Evaluation::after_step() {
@@ -209,6 +239,7 @@ void Evaluation::evaluate() {
                       .loss = loss,
                       .tokens = result.all.tokens,
                       .time_s = seconds_since(begin),
+                      .bits_per_byte = result.all.bits_per_byte(),
                       .sources = std::move(result.sources),
                       .time = std::chrono::system_clock::now()});
   if (std::isfinite(loss)) state_.validation_loss = loss;
@@ -267,6 +298,10 @@ void Samples::log() {
 }
 
 }  // namespace
+
+std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile) {
+  return std::make_unique<PaceWatch>(context, profile);
+}
 
 std::unique_ptr<StepListener> make_evaluation(RunContext& context, RankModel& model,
                                               const std::vector<OpenSource>& sources, StepProfile& profile,

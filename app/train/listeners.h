@@ -63,8 +63,11 @@ class RunMetrics final : public StepListener {
   double stalled_ = 0;     // s that saving took of training's time until the last step ended
 };
 
-// Validates every eval.interval steps, and after the last one. The loss becomes the state's. Every reference
-// must outlive it, here and below.
+// Rank 0 says when steps get slower than planned, and why (pace.json). Every reference must outlive it, here
+// and below.
+std::unique_ptr<StepListener> make_pace_watch(const RunContext& context, const StepProfile& profile);
+
+// Validates every eval.interval steps (0: never), and after the last one. The loss becomes the state's.
 std::unique_ptr<StepListener> make_evaluation(RunContext& context, RankModel& model,
                                               const std::vector<OpenSource>& sources, StepProfile& profile,
                                               RunMetrics& metrics, checkpoint::RunState& state);

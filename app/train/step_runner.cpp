@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "app/rank/not_finite.h"
+#include "core/base/log.h"
 #include "core/base/seconds_since.h"
+#include "core/metrics/memory.h"
 #include "core/optim/lr_schedule.h"
 
 namespace pptrain::app {
@@ -26,6 +28,13 @@ double clip_coefficient(double norm, double max_norm) {
 // What sums over a step's valid tokens are divided by.
 double divisor(const StepResult& step) {
   return static_cast<double>(std::max<int64_t>(step.valid_tokens, 1));
+}
+
+void log_memory(int64_t step, at::Device device) {
+  log_of(Subsystem::memory)
+      .debug("before step {}: {} MB resident in this process, at most {} MB {}", step,
+             metrics::resident_memory_bytes() / 1'000'000, metrics::peak_memory_bytes(device) / 1'000'000,
+             device.is_cpu() ? "so far" : "of the GPU so far");
 }
 
 }  // namespace
@@ -50,6 +59,7 @@ StepRunner::StepRunner(RunContext& context, RankModel& model, data::DataLoader& 
 }
 
 void StepRunner::run(const std::function<bool()>& is_asked) {
+  if (logs(Subsystem::memory, spdlog::level::debug)) log_memory(state_.step + 1, context_.device);
   profile_.begin_step(state_.step + 1);
   const auto begin = Clock::now();
   state_.validation_loss.reset();  // that of the step before

@@ -221,7 +221,7 @@ struct CheckpointSection {
 };
 
 struct EvalSection {
-  int64_t interval = 0;                // steps; 0: off
+  int64_t interval = 0;                // steps; 0: after the last step alone
   int64_t batches = 10;                // steps' worth of validation microbatches; 0: all
   int64_t generate_interval = 0;       // steps; 0: off
   std::string generate_prompt = "\n";  // of data.format's text

@@ -562,7 +562,6 @@ void add_data(std::vector<Option>& options) {
       .from_up_to(0, 1);
   data.add("val_path", &DataSection::val_path,
            "Files, folders or patterns to validate on, in the same format; then val_fraction is 0.")
-      .only_if("eval.interval > 0", {"eval.interval"}, validates)
       .decides(Effect::course);
   data.add("tokenizer", &DataSection::tokenizer,
            "Hugging Face's tokenizer.json, or a folder with one: it turns texts into tokens (or has done so "
@@ -741,11 +740,15 @@ void add_checkpoint(std::vector<Option>& options) {
 void add_eval_and_metrics(std::vector<Option>& options) {
   SectionFields<EvalSection> eval(
       options, "eval", [](JobConfig& j) -> EvalSection& { return j.eval; }, Effect::none);
-  eval.add("interval", &EvalSection::interval, "Steps between validations. 0: none.").between(0, max_steps);
+  eval.add("interval", &EvalSection::interval,
+           "Steps between validations; one more follows the last step. 0: only that one. Jobs without "
+           "validation data (data.val_fraction, data.val_path) have none.")
+      .between(0, max_steps);
   eval.add("batches", &EvalSection::batches,
            "Validation batches, each of as many samples as a training step. 0: all of the validation data.")
       .between(0, max_steps)
-      .only_if("eval.interval > 0", {"eval.interval"}, validates);
+      .only_if("validation data", {"data.val_fraction", "data.val_path"},
+               [](const JobConfig& job) { return has_validation(job); });
   const auto of_samples = [](auto& option) {
     option.only_if("eval.generate_interval > 0", {"eval.generate_interval"}, generates);
   };

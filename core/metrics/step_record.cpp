@@ -173,6 +173,7 @@ std::string to_json(const StepRecord& r) {
 std::string to_json(const EvalRecord& r) {
   OrderedJson json{
       {"step", r.step}, {"eval_loss", r.loss}, {"eval_tokens", r.tokens}, {"eval_time_s", r.time_s}};
+  if (r.bits_per_byte) json["eval_bits_per_byte"] = *r.bits_per_byte;
   for (const SourceLoss& source : r.sources) json["eval_sources"][source.name] = loss_json(source);
   add_time(json, r.time);
   return json.dump();

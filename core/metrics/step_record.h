@@ -101,8 +101,9 @@ struct EvalRecord {
   double loss = 0;  // nats per valid token
   int64_t tokens = 0;
   double time_s = 0;
-  std::vector<SourceLoss> sources = {};          // where there are several
-  std::chrono::system_clock::time_point time{};  // when it was done; 1970: unknown
+  std::optional<double> bits_per_byte = std::nullopt;  // where the text's bytes are known
+  std::vector<SourceLoss> sources = {};                // where there are several
+  std::chrono::system_clock::time_point time{};        // when it was done; 1970: unknown
 };
 
 // --- Records as lines of metrics.jsonl: what each key means is in README.md.

@@ -1,6 +1,7 @@
 #include "parallel/mesh/device_mesh.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 
 namespace pptrain::mesh {
 namespace {
@@ -229,17 +231,19 @@ int DeviceMesh::place(Group group) const {
 
 comm::Communicator& DeviceMesh::along(Axis axis) {
   auto& made = axes_[static_cast<int>(axis)];
-  if (!made) made = make(mesh::group(shape_, rank(), axis));
+  if (!made) made = make(name(axis), mesh::group(shape_, rank(), axis));
   return *made;
 }
 
 comm::Communicator& DeviceMesh::of(Group group) {
   auto& made = groups_[static_cast<int>(group)];
-  if (!made) made = make(mesh::group(shape_, rank(), group));
+  if (!made) made = make(name(group), mesh::group(shape_, rank(), group));
   return *made;
 }
 
-std::unique_ptr<comm::Communicator> DeviceMesh::make(const std::vector<int>& ranks) {
+std::unique_ptr<comm::Communicator> DeviceMesh::make(const char* name, const std::vector<int>& ranks) {
+  if (logs(Subsystem::comm, spdlog::level::debug))
+    log_of(Subsystem::comm).debug("group {}: ranks {}", name, fmt::join(ranks, ","));
   return ranks.size() == 1 ? comm::make_self(world_) : world_.subgroup(ranks);
 }
 

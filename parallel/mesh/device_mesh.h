@@ -86,7 +86,7 @@ class DeviceMesh {
   comm::Communicator& of(Group group);
 
  private:
-  std::unique_ptr<comm::Communicator> make(const std::vector<int>& ranks);
+  std::unique_ptr<comm::Communicator> make(const char* name, const std::vector<int>& ranks);
 
   comm::Communicator& world_;
   MeshShape shape_;

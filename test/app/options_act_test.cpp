@@ -269,7 +269,7 @@ std::vector<Row> output_rows() {
       by_value("checkpoint.keep_best_n", files, "1", validated),
       {"checkpoint.resume", numbers, {"train.steps=5"}, started},
       by_value("checkpoint.data", end, "continue", with(started, {"run.seed=5"})),
-      {"eval.interval", numbers, {"data.val_fraction=0.2"}, {"data.val_fraction=0.2", "eval.interval=1"}},
+      {"eval.interval", numbers, {"data.val_fraction=0.2"}, {"data.val_fraction=0.2", "eval.interval=2"}},
       by_value("eval.batches", numbers, "3", validated),
       changed("eval.generate_interval", log, {}, sampled),
       by_value("eval.generate_prompt", log, "To be", sampled),

@@ -579,11 +579,8 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
        "job.toml:2:18: distributed.host_link_gbps: acts only with several hosts",
        {"distributed.ranks_per_host=2"}},
       {"[eval]\nbatches = 3\n",
-       "job.toml:2:11: eval.batches: acts only with eval.interval > 0, which is 0 here",
-       {"eval.interval=5", "data.val_fraction=0.5"}},
-      {"[data]\nval_path = '" + folder.data() + "'\n",
-       "job.toml:2:12: data.val_path: acts only with eval.interval > 0",
-       {"eval.interval=5"}},
+       "job.toml:2:11: eval.batches: acts only with validation data; here val_fraction = 0.0: remove it",
+       {"data.val_fraction=0.5"}},
       {"[model]\ninit = 'hf'\ninitializer_range = 0.5\n",
        "job.toml:2:8: model.init: init = \"hf\" needs model.hf_dir",
        {"model.init=random"}},
@@ -600,7 +597,7 @@ TEST_CASE("a key that does nothing on this job is refused; what says what is don
     overrides.insert(overrides.end(), c.elsewhere.begin(), c.elsewhere.end());
     CHECK(refusal(c.text, overrides).empty());
   }
-  CHECK_THAT(refusal(cases[9].text, essentials(folder)),
+  CHECK_THAT(refusal(cases[8].text, essentials(folder)),
              contains_text("\njob.toml:3:21: model.initializer_range: acts only with model.init = random"));
   const auto accepted = [&](const std::string& text, const Overrides& more = {}) {
     Overrides overrides = essentials(folder);
