@@ -25,12 +25,13 @@ struct StreamFiles {
   std::string key;  // that names it: "data.path"
   std::vector<std::string> paths;
   config::DataSource options;
+  uint64_t seed = 0;  // of random tokens
 
   std::vector<std::filesystem::path> files() const;  // throws Error as source_files() does
 };
 
 // Those wanted, in the order of the sources, path before val_path. For validation that is cut from the
-// training data these are wanted. A path that the job leaves out is no stream.
+// training data these are wanted. A path that the job leaves out is no stream, but for random tokens.
 std::vector<StreamFiles> streams_of(const config::JobConfig& job, Wanted wanted);
 
 // The source as a token file's reader takes it. Not for tokenized ones.

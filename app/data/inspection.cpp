@@ -148,7 +148,7 @@ void inspect_resume(const config::JobConfig& job, const config::ReportConflict& 
 void inspect_data(const Plan& plan, const config::ReportConflict& report) {
   const config::JobConfig& job = plan.job;
   check_bytes(job, report);
-  if (!job.data.tokenizer.empty() || config::any_tokenized(job))
+  if (!job.data.tokenizer.empty() || config::any_of_texts(job))
     sound(report, {"data.tokenizer", "model.hf_dir"}, [&] { make_text_codec(job); });
   bool all_sound = true, any_texts = false;
   for (const StreamFiles& stream : streams_of(job, Wanted::all)) {

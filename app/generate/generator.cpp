@@ -1,6 +1,7 @@
 #include "app/generate/generator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -26,6 +27,12 @@ Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Device d
   Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::TensorOptions(type));
   std::memcpy(tensor.mutable_data_ptr(), values.data(), values.size() * sizeof(T));
   return device.is_cpu() ? tensor : tensor.to(device);
+}
+
+// How many of its last tokens' logits are wanted.
+int64_t logits_rows(const Sequence& sequence) {
+  const auto tokens = static_cast<int64_t>(sequence.tokens().size());
+  return sequence.first_logits < 0 ? 1 : tokens - sequence.first_logits;
 }
 
 std::span<const int64_t> ids_of(const Tensor& chosen) {
@@ -176,7 +183,8 @@ void Generator::prepare(Group& group) const {
   };
   for (const Sequence* sequence : group.active) {
     add(sequence->tokens(), group.round == 0 ? 0 : sequence->tokens().size() - 1, sequence->slot);
-    rows.push_back(static_cast<int64_t>(ids.size()) - 1);
+    for (int64_t row = logits_rows(*sequence); row > 0; --row)
+      rows.push_back(static_cast<int64_t>(ids.size()) - row);
   }
   const attention::KeyValueCache& cache = *stages_.front().cache;
   const auto tp = static_cast<size_t>(context_.mesh.size(mesh::Axis::tp));
@@ -241,7 +249,15 @@ void Generator::send_on(Tensor output, int group_index, int stage) {
 Tensor Generator::choose_tokens(const Group& group, const Tensor& logits) const {
   const Tensor host = logits.to(at::kCPU, at::kFloat).contiguous();
   const auto vocab = static_cast<size_t>(host.size(1));
-  const Tensor chosen = at::empty({static_cast<int64_t>(group.active.size())}, host_ids);
+  const Tensor chosen = at::zeros({static_cast<int64_t>(group.active.size())}, host_ids);
+  if (options_.read) {
+    int64_t first = 0;
+    for (const Sequence* sequence : group.active) {
+      options_.read(*sequence, host.narrow(0, first, logits_rows(*sequence)));
+      first += logits_rows(*sequence);
+    }
+    return chosen;
+  }
   auto* const ids = chosen.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < group.active.size(); ++i) {
     const Sequence& sequence = *group.active[i];

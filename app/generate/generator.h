@@ -22,6 +22,11 @@ struct GenerateOptions {
   StopRules stop;
   // Prompts whose keys are held at a time; more of them go in waves.
   int64_t in_flight = 32;
+  // Where set, nothing is generated: ranks of the last stage hear the logits of each sequence, float32
+  // [tokens from Sequence::first_logits on, vocab], on the host. Then stop.max_tokens is 1, and the token
+  // that ends a sequence means nothing.
+  using Reader = std::function<void(const Sequence&, const at::Tensor& logits)>;
+  Reader read = {};
 };
 
 // Every rank of the mesh runs the same Generator on the same prompts. The ranks of a pipeline share the work.

@@ -141,6 +141,7 @@ metrics::StepRecord RunMetrics::record(const StepResult& result) {
   record.time = std::chrono::system_clock::now();
   record.bubble = result.bubble;
   record.expert_loads = result.expert_loads;
+  record.microbatch_losses = result.microbatch_losses;
   if (sources_->size() == 1) return record;
   const std::vector<double> epochs = loader_->epochs(state_.next_sample);
   for (size_t i = 0; i < epochs.size(); ++i)

@@ -110,8 +110,15 @@ StepResult StepRunner::run_pipeline() {
     executor_.run(step.microbatches);
   }
   state_.next_sample += step.samples;
-  return {
+  StepResult result = {
       .valid_tokens = step.targets, .tokens = step.tokens, .padding = step.padding, .data_wait_s = data_wait};
+  if (context_.job.metrics.microbatch_losses) {
+    result.microbatch_losses = model_.microbatch_losses();
+    for (size_t i = 0; i < step.microbatches.size(); ++i)
+      result.microbatch_losses[i] /=
+          static_cast<double>(std::max<int64_t>(step.microbatches[i].global_targets, 1));
+  }
+  return result;
 }
 
 bool StepRunner::validate() {

@@ -166,6 +166,7 @@ std::string to_json(const StepRecord& r) {
   add_time(json, r.time);
   if (r.bubble) json.update(bubble_json(*r.bubble));
   if (!r.expert_loads.empty()) json.update(expert_json(r.expert_loads));
+  if (!r.microbatch_losses.empty()) json["microbatch_losses"] = r.microbatch_losses;
   for (const auto& [name, epochs] : r.source_epochs) json["epochs"][name] = epochs;
   return json.dump();
 }

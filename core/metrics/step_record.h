@@ -80,6 +80,7 @@ struct StepRecord {
   std::chrono::system_clock::time_point time{};      // when the step was done; 1970: unknown
   std::optional<Bubble> bubble = std::nullopt;       // where it was measured
   std::vector<ExpertLoad> expert_loads = {};         // of the sparse layers
+  std::vector<double> microbatch_losses = {};        // as loss, of each microbatch; where asked for
   // Passes over each source by its name, where training data are of several.
   std::vector<std::pair<std::string, double>> source_epochs = {};
 };
