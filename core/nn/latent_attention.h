@@ -81,7 +81,7 @@ class LatentAttention {
   at::Tensor query_gradient(const at::Tensor& dq, const TokenInfo& tokens) const;
   at::Tensor kv_gradient(const attention::Gradients& grads) const;
   at::Tensor key_gradient(const at::Tensor& dk, const TokenInfo& tokens) const;
-  // Adds nothing to dx, which it returns: that of x by way of the queries; and by way of keys and values.
+  // Gradients of x by way of the queries, and by way of keys and values.
   at::Tensor queries_backward(Saved& saved, at::Tensor dq, WeightGradQueue& queue);
   at::Tensor keys_backward(Saved& saved, at::Tensor dkv, const at::Tensor& dkey, WeightGradQueue& queue);
 

@@ -64,11 +64,11 @@ Oracle plain_layer(nn::ParameterGroup& store, const nn::AttentionConfig& c, cons
         {test::rotate(heads.narrow(2, 0, turned), cos, sin), heads.narrow(2, turned, c.head_dim - turned)},
         2);
   };
-  const Tensor out = masked_attention(turn(q), turn(k), v, tokens.segments,
-                                      {.scale = c.scale,
-                                       .softcap = c.softcap,
-                                       .window = c.window,
-                                       .sinks = c.sinks ? weight("attn.sinks") : Tensor()});
+  const ScoreSettings settings{.scale = c.scale,
+                               .softcap = c.softcap,
+                               .window = c.window,
+                               .sinks = c.sinks ? weight("attn.sinks") : Tensor()};
+  const Tensor out = masked_attention(turn(q), turn(k), v, tokens.segments, settings);
   o.y = out.reshape({x.size(0), c.heads * c.head_dim}).mm(weight("attn.o.weight").t());
   if (c.o_bias) o.y = o.y + weight("attn.o.bias");
   return o;
@@ -144,6 +144,23 @@ const nn::AttentionConfig kConfigs[] = {
      .head_dim = 10,
      .qk_norm = nn::QkNorm::head,
      .rope = -1,
+     .init_std = 0.2},
+    // As Gemma 2 and gpt-oss.
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 8,
+     .scale = 0.5,
+     .softcap = 2,
+     .window = 6,
+     .init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 8,
+     .qkv_bias = true,
+     .window = 9,
+     .sinks = true,
      .init_std = 0.2},
 };
 

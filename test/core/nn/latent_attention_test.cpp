@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/kernels/dry_run.h"
 #include "core/nn/rope.h"
 #include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
@@ -146,6 +147,23 @@ TEST_CASE("LatentAttention: forward, backward_input, backward_weight", "[nn]") {
     deferred.run();
     CHECK(same_bits(all_gradients(store), immediate));
   }
+}
+
+TEST_CASE("LatentAttention on the meta device: shapes, and the operations of its core", "[nn]") {
+  const c10::InferenceMode inference;
+  const nn::LatentAttentionConfig& config = kConfigs[1];
+  nn::ParameterGroup store;
+  nn::LatentAttention layer(store, "attn", config);
+  const nn::TokenInfo tokens{.positions = at::arange(20, at::TensorOptions(at::kMeta).dtype(at::kInt)),
+                             .segments = tokens::equal_segments(1, 20, at::kMeta),
+                             .ropes = {nn::make_rope_table({.dim = config.rope_dim}, 20, at::kMeta)}};
+  const Tensor x = at::empty({20, config.hidden}, at::TensorOptions(at::kMeta));
+  const kernels::DryRun run;
+  nn::LatentAttention::Saved saved;
+  CHECK(layer.forward(x, tokens, saved).sizes() == x.sizes());
+  nn::WeightGradQueue queue(Mode::immediate);
+  CHECK(layer.backward_input(saved, x, tokens, queue).sizes() == x.sizes());
+  CHECK(run.cost().attention_flops == 7 * 2 * (20.0 * 20 / 2) * 3 * 12);
 }
 
 TEST_CASE("LatentAttention refuses shapes that do not fit", "[nn]") {
