@@ -16,9 +16,11 @@
 #include "app/data/text_codec.h"
 #include "core/base/error.h"
 #include "core/config/data_sources.h"
+#include "core/corpus/chat.h"
 #include "core/data/data_loader.h"
 #include "core/data/inspect.h"
 #include "core/io/paths.h"
+#include "core/tokenizer/tokenizer.h"
 #include "models/hf_loader.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
@@ -66,6 +68,8 @@ void check_lengths(const Plan& plan, const OpenSource& source, size_t index,
 // The first documents of the first and the last file, as a tokenizer will get them.
 void inspect_texts(const config::JobConfig& job, const StreamFiles& stream) {
   const corpus::CacheRequest request = cache_request(job, stream);
+  if (request.format.has_messages())
+    corpus::require_tokens(request.format.chat, tokenizer::Tokenizer::load(request.tokenizer));
   for (const fs::path& file : {request.files.front(), request.files.back()}) {
     corpus::DocumentSource source({file}, request.format);
     if (const auto chunk = source.next())

@@ -191,6 +191,8 @@ class Chat(Case):
                    distributed=None, train={"steps": 1, "seq_len": 32, "grad_accum_steps": 2, "dtype": "fp32"},
                    lr_schedule=None, checkpoint={"resume": "none"}, data=None)
         text += '[data]\ntokenizer = "tokenizer.json"\ncache = "cache"\npacking = "best_fit"\n' + sources + "[data.chat]\n"
+        (self.folder / "other.toml").write_text(text + 'template = "llama3"\n')
+        self.assertIn('"llama3" has <|begin_of_text|>, which is no special token', self.pptrain("check", "--config", "other.toml", code=2))
         text += "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items())
         (self.folder / "job.toml").write_text(text)
         self.pptrain("check", "--config", "job.toml")
