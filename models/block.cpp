@@ -13,13 +13,15 @@ namespace pptrain::models {
 Block::Block(nn::ParameterGroup& group, const std::string& name, const BlockConfig& config,
              const Seams& seams, nn::ParameterGroup* experts)
     : recompute_(config.recompute),
-      attention_norm_(group, name + ".attn_norm", config.attention.hidden, config.norm_eps,
+      attention_norm_(group, name + ".attn_norm", config.attention.hidden, nn::NormKind::rms, config.norm_eps,
                       seams.region->cut()),
       attention_(group, name + ".attn", config.attention, seams.attention, seams.region),
-      mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, config.norm_eps, seams.region->cut()) {
+      mlp_norm_(group, name + ".mlp_norm", config.attention.hidden, nn::NormKind::rms, config.norm_eps,
+                seams.region->cut()) {
   if (!config.experts) {
-    mlp_ = std::make_unique<nn::SwiGlu>(group, name + ".mlp", config.attention.hidden, config.intermediate,
-                                        config.mlp_bias, config.init_std, config.init_std, seams.region);
+    mlp_ = std::make_unique<nn::GatedMlp>(group, name + ".mlp", config.attention.hidden, config.intermediate,
+                                          nn::Activation::silu, config.mlp_bias, config.init_std,
+                                          config.init_std, seams.region);
     return;
   }
   if (experts == nullptr) throw Error(fmt::format("{} has experts, but no group for them", name));
@@ -56,9 +58,9 @@ void Block::drop(Saved& saved) const {
     saved.mlp_norm = {};
   } else {
     saved.attention.x.reset();
-    saved.mlp_norm.rstd.reset();
+    saved.mlp_norm.drop();
   }
-  saved.attention_norm.rstd.reset();
+  saved.attention_norm.drop();
   using Keep = nn::FeedForward::Keep;
   mlp_->drop(*saved.mlp, recompute_ == Recompute::cheap ? Keep::products : Keep::nothing);
 }
@@ -92,12 +94,12 @@ at::Tensor Block::backward_input(Saved& saved, const at::Tensor& dy, const nn::T
 
 std::vector<at::Tensor> saved_tensors(const Block::Saved& saved) {
   std::vector<at::Tensor> result = saved.attention.tensors();
-  result.insert(result.end(),
-                {saved.attention_norm.x, saved.attention_norm.rstd, saved.mlp_norm.x, saved.mlp_norm.rstd});
-  if (saved.mlp) {
-    const std::vector<at::Tensor> inner = saved.mlp->tensors();
-    result.insert(result.end(), inner.begin(), inner.end());
-  }
+  const auto add = [&](const std::vector<at::Tensor>& tensors) {
+    result.insert(result.end(), tensors.begin(), tensors.end());
+  };
+  add(saved.attention_norm.tensors());
+  add(saved.mlp_norm.tensors());
+  if (saved.mlp) add(saved.mlp->tensors());
   return result;
 }
 

@@ -11,8 +11,8 @@
 #include "core/nn/attention.h"
 #include "core/nn/experts.h"
 #include "core/nn/feed_forward.h"
+#include "core/nn/norm.h"
 #include "core/nn/parameter.h"
-#include "core/nn/rms_norm.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 #include "models/model_config.h"
@@ -41,9 +41,9 @@ struct Residual {
 class Block {
  public:
   struct Saved {
-    nn::RmsNorm::Saved attention_norm;
+    nn::Norm::Saved attention_norm;
     nn::Attention::Saved attention;
-    nn::RmsNorm::Saved mlp_norm;
+    nn::Norm::Saved mlp_norm;
     std::unique_ptr<nn::FeedForward::Saved> mlp;  // null where it holds nothing
   };
 
@@ -74,9 +74,9 @@ class Block {
   void recompute(Saved& saved, const nn::TokenInfo& tokens) const;
 
   Recompute recompute_;
-  nn::RmsNorm attention_norm_;
+  nn::Norm attention_norm_;
   nn::Attention attention_;
-  nn::RmsNorm mlp_norm_;
+  nn::Norm mlp_norm_;
   std::unique_ptr<nn::FeedForward> mlp_;
   nn::Experts* experts_ = nullptr;  // mlp_, where it is that
 };

@@ -11,7 +11,6 @@ BlockConfig llama_block(const ModelConfig& model, int64_t /*layer*/) {
                         .head_dim = model.head_dim,
                         .qkv_bias = model.attention_bias,
                         .o_bias = model.attention_bias,
-                        .qk_norm = false,
                         .norm_eps = model.norm_eps,
                         .init_std = model.initializer_range,
                         .o_init_std = model.initializer_range},

@@ -10,7 +10,7 @@ namespace {
 
 BlockConfig block(const ModelConfig& model, int64_t layer) {
   BlockConfig config = sparse_block(model, layer);
-  config.attention.qk_norm = true;
+  config.attention.qk_norm = nn::QkNorm::head;
   return config;
 }
 

@@ -26,6 +26,29 @@ void require(bool holds, const StageSlice& stage, fmt::format_string<Values...> 
     throw Error(fmt::format("stage {}: {}", stage.index, fmt::format(text, std::forward<Values>(values)...)));
 }
 
+nn::RopeType type_of(config::RopeType type) {
+  switch (type) {
+    case config::RopeType::none:
+      return nn::RopeType::none;
+    case config::RopeType::linear:
+      return nn::RopeType::linear;
+    case config::RopeType::llama3:
+      return nn::RopeType::llama3;
+  }
+  throw Error("unknown rope type");
+}
+
+nn::RopeConfig rope_of(const ModelConfig& model) {
+  const config::RopeScaling& scaling = model.rope_scaling;
+  return {.dim = model.head_dim,
+          .theta = model.rope_theta,
+          .type = type_of(scaling.rope_type),
+          .factor = scaling.factor,
+          .original_positions = scaling.original_max_position_embeddings,
+          .low_freq_factor = scaling.low_freq_factor,
+          .high_freq_factor = scaling.high_freq_factor};
+}
+
 // What goes to the next stage. It rounds as the sum that is fused into the next stage's norm would.
 at::Tensor sum(Residual residual) {
   kernels::record(kernels::moving(residual.delta, residual.delta, residual.stream));
@@ -83,8 +106,10 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   const auto describe = find_architecture(model.arch).block;
   if (slice.embedding) {
     embedding_groups_ = declare([&] {
-      embedding_.emplace(store_.add_group("embed"), "embed", model.vocab, model.hidden,
-                         model.initializer_range, region_);
+      embedding_.emplace(
+          store_.add_group("embed"), "embed",
+          nn::EmbeddingConfig{.vocab = model.vocab, .dim = model.hidden, .init_std = model.initializer_range},
+          region_);
     });
   }
   blocks_.reserve(static_cast<size_t>(slice.end_layer - slice.first_layer));
@@ -102,8 +127,9 @@ TransformerStage::TransformerStage(const ModelConfig& model, const StageSlice& s
   }
   if (slice.head) {
     const nn::TensorCut& cut = region_->cut();
-    norm_groups_ =
-        declare([&] { norm_.emplace(store_.add_group("norm"), "norm", model.hidden, model.norm_eps, cut); });
+    norm_groups_ = declare([&] {
+      norm_.emplace(store_.add_group("norm"), "norm", model.hidden, nn::NormKind::rms, model.norm_eps, cut);
+    });
     head_groups_ = declare([&] {
       head_weight_ = &store_.add_group("head").add({cut.cut({.name = "head.weight",
                                                              .shape = {model.vocab, model.hidden},
@@ -121,8 +147,7 @@ void TransformerStage::materialise(at::Device device, at::ScalarType compute_dty
                                    const nn::ShardPlace& place, const nn::ShardPlace& experts) {
   store_.materialise(device, compute_dtype, with_gradients, place, experts);
   size_chunks_for(device.type());
-  rope_ =
-      nn::make_rope_table(model_.head_dim, model_.max_seq, model_.rope_theta, model_.rope_scaling, device);
+  ropes_ = {nn::make_rope_table(rope_of(model_), model_.max_seq, device)};
 }
 
 void TransformerStage::size_chunks_for(at::DeviceType device) {
@@ -167,7 +192,7 @@ nn::TokenInfo TransformerStage::info_of(const data::Microbatch& data) const {
   check(data);
   return {.positions = data.positions,
           .segments = data.segments,
-          .rope = rope_,
+          .ropes = ropes_,
           .context = data.context,
           .filling = own_rows(data.filling, data.token_count()),
           .global_tokens = data.global_tokens,
@@ -179,7 +204,8 @@ Residual TransformerStage::enter(const data::Microbatch& data, at::Tensor input)
     require(data.tokens.dim() == 1 && data.tokens.size(0) == data.token_count(), slice_,
             "ids [{}] of a list of {} tokens", fmt::join(data.tokens.sizes(), ", "), data.token_count());
     Residual residual;
-    with(embedding_groups_, nn::Use::forward, [&] { residual.stream = embedding_->forward(data.tokens); });
+    with(embedding_groups_, nn::Use::forward,
+         [&] { residual.stream = embedding_->forward(data.tokens, data.positions); });
     return residual;
   }
   const int64_t rows = share(data);
@@ -220,11 +246,12 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
   if (!head_) return sum(std::move(residual));
 
   with(norm_groups_, nn::Use::backward, [&] {
-    nn::RmsNorm::Saved saved;
+    nn::Norm::Saved saved;
     const at::Tensor normed = norm_->forward(residual.stream, std::move(residual.delta), saved);
     at::Tensor dh = at::empty_like(normed);
     with(head_groups_, nn::Use::backward,
-         [&] { add_loss(head_->forward_backward(normed, data.labels, dh)); });
+         [&] { microbatch_losses_[microbatch] = head_->forward_backward(normed, data.labels, dh); });
+    add_loss(microbatch_losses_[microbatch]);
     record.dy = norm_->backward(saved, dh, {});
   });
   return {};
@@ -233,7 +260,7 @@ at::Tensor TransformerStage::forward(int microbatch, const data::Microbatch& dat
 at::Tensor TransformerStage::final_norm(Residual residual) const {
   at::Tensor y;
   with(norm_groups_, nn::Use::forward, [&] {
-    nn::RmsNorm::Saved dropped;
+    nn::Norm::Saved dropped;
     y = norm_->forward(residual.stream, std::move(residual.delta), dropped);
   });
   return y;
@@ -243,7 +270,10 @@ at::Tensor TransformerStage::forward_only(const data::Microbatch& data, at::Tens
   Residual residual = run_blocks(data, std::move(input));
   if (!head_) return sum(std::move(residual));
   const at::Tensor normed = final_norm(std::move(residual));
-  with(head_groups_, nn::Use::forward, [&] { add_loss(head_->forward(normed, data.labels)); });
+  at::Tensor losses;
+  with(head_groups_, nn::Use::forward, [&] { losses = head_->losses(normed, data.labels); });
+  add_loss(losses.sum(at::kDouble));
+  if (loss_listener_) loss_listener_(data, losses);
   return {};
 }
 
@@ -317,7 +347,7 @@ at::Tensor TransformerStage::backward(int microbatch, at::Tensor dy) {
                                      : backward_blocks_at_once(record, std::move(dy));
   if (!embedding_) return grad;
   with(embedding_groups_, nn::Use::backward_weight,
-       [&] { embedding_->backward_weight(record.tokens, grad); });
+       [&] { embedding_->backward_weight(record.tokens, record.info.positions, grad); });
   return {};
 }
 
@@ -331,6 +361,7 @@ at::Tensor TransformerStage::backward_input(int microbatch, at::Tensor dy) {
   if (!embedding_) return grad;
   if (!embedding_->learns()) return {};
   pending.tokens = std::move(record.tokens);
+  pending.positions = std::move(record.info.positions);
   pending.embedding_dy = std::move(grad);
   return {};
 }
@@ -344,13 +375,20 @@ void TransformerStage::backward_weight(int microbatch) {
     with(block_groups_[i], nn::Use::backward_weight, [&] { pending.queues[i].run(); });
   if (!embedding_ || !embedding_->learns()) return;
   with(embedding_groups_, nn::Use::backward_weight,
-       [&] { embedding_->backward_weight(pending.tokens, pending.embedding_dy); });
+       [&] { embedding_->backward_weight(pending.tokens, pending.positions, pending.embedding_dy); });
 }
 
 double TransformerStage::take_loss() {
   const double loss = loss_.defined() ? loss_.item<double>() : 0;
   loss_.reset();
   return loss;
+}
+
+std::vector<double> TransformerStage::microbatch_losses(int64_t count) const {
+  std::vector<double> losses(static_cast<size_t>(count));
+  for (size_t i = 0; i < losses.size(); ++i)
+    losses[i] = microbatch_losses_.at(static_cast<int>(i)).item<double>();
+  return losses;
 }
 
 std::vector<TransformerStage::ExpertLoads> TransformerStage::take_loads() {

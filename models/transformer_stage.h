@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,9 +19,9 @@
 #include <vector>
 
 #include "core/kernels/kernels.h"
+#include "core/nn/norm.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
-#include "core/nn/rms_norm.h"
 #include "core/nn/token_info.h"
 #include "core/nn/vocabulary.h"
 #include "core/nn/weight_access.h"
@@ -80,6 +81,15 @@ class TransformerStage final : public pipeline::Stage {
   // Chunks of logits as a device wants them; materialise() sets those of its own.
   void size_chunks_for(at::DeviceType device);
 
+  // Of the training loss, as nn::LinearCrossEntropy takes it.
+  void smooth_labels(double fraction) {
+    if (head_) head_->smooth_labels(fraction);
+  }
+
+  // Hears the loss of each token of this rank's list, float32 [tokens], on the last stage's forward_only().
+  using LossListener = std::function<void(const data::Microbatch& data, const at::Tensor& losses)>;
+  void hear_losses(LossListener listener) { loss_listener_ = std::move(listener); }
+
   int index() const override { return slice_.index; }
   bool is_first() const override { return slice_.embedding; }
   bool is_last() const override { return slice_.head; }
@@ -95,6 +105,8 @@ class TransformerStage final : public pipeline::Stage {
   void backward_weight(int microbatch) override;
 
   double take_loss() override;
+  // The part of it that each microbatch of the last step of forward() added, of `count` of them.
+  std::vector<double> microbatch_losses(int64_t count) const;
   void discard() override;
   nn::ParameterStore& parameters() override { return store_; }
 
@@ -128,8 +140,8 @@ class TransformerStage final : public pipeline::Stage {
     at::Tensor dy;  // last stage: gradient at the last block's output, taken in F
   };
   struct PendingWeights {
-    std::vector<nn::WeightGradQueue> queues;  // of each block
-    at::Tensor tokens, embedding_dy;          // first stage
+    std::vector<nn::WeightGradQueue> queues;     // of each block
+    at::Tensor tokens, positions, embedding_dy;  // first stage
   };
   // Indices in the store, which follow each other.
   using Groups = std::ranges::iota_view<size_t, size_t>;
@@ -166,10 +178,10 @@ class TransformerStage final : public pipeline::Stage {
   nn::ParameterStore store_;
   std::optional<nn::Embedding> embedding_;
   std::vector<Block> blocks_;  // never changes size after construction: queues point at their layers
-  std::optional<nn::RmsNorm> norm_;
+  std::optional<nn::Norm> norm_;
   nn::Weight* head_weight_ = nullptr;
   std::optional<nn::LinearCrossEntropy> head_;
-  kernels::RopeTable rope_;
+  std::vector<kernels::RopeTable> ropes_;
 
   Groups embedding_groups_, norm_groups_, head_groups_;
   std::vector<Groups> block_groups_;
@@ -179,6 +191,8 @@ class TransformerStage final : public pipeline::Stage {
   std::map<int, Record> records_;
   std::map<int, PendingWeights> pending_;
   at::Tensor loss_;  // float64 scalar on the device, undefined when nothing was added
+  std::map<int, at::Tensor> microbatch_losses_;  // last stage: float64 scalars
+  LossListener loss_listener_;
 };
 
 }  // namespace pptrain::models

@@ -1,20 +1,34 @@
-// Global parameter names <-> Hugging Face tensor names.
+// Global parameter names <-> Hugging Face tensors: which tensor holds a parameter, and where in it.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/nn/parameter.h"
+
 namespace pptrain::models {
 
-// A module, which has a weight and may have a bias; a '*' stands for a number, of the layer or of an expert.
-// A global name may have several Hugging Face names, of which a directory has one.
+// How parameters lie in a tensor that several share: in the model's order, each with all of its rows, or
+// first those of the first key-value head of every one, then those of the second.
+enum class Rows { of_parameter, of_head };
+
+// A module, which has a weight and may have a bias, or a tensor by its whole name (with `.weight` or
+// `.bias`). A '*' stands for a number, of the layer or of an expert; a tensor without the expert's number
+// holds all experts. A global name may have several Hugging Face names, of which a directory has one.
+// Parameters with one Hugging Face name share the tensor.
 struct WeightName {
   std::string_view global;
   std::string_view hf;
+  Rows rows = Rows::of_parameter;
+  bool transposed = false;  // matrices are [in, out]
 };
 
 // The names of Llama and of the models built like it.
@@ -35,12 +49,16 @@ inline constexpr WeightName decoder_weights[] = {
     {"layers.*.mlp.down", "model.layers.*.mlp.down_proj"},
 };
 
-// What sparse layers have beside these. transformers writes Mixtral's with either name.
+// What sparse layers have beside these. transformers writes Mixtral's router with either name, and the
+// experts of both one by one or in one tensor.
 inline constexpr WeightName qwen3_moe_weights[] = {
     {"layers.*.mlp.router", "model.layers.*.mlp.gate"},
     {"layers.*.mlp.experts.*.gate", "model.layers.*.mlp.experts.*.gate_proj"},
     {"layers.*.mlp.experts.*.up", "model.layers.*.mlp.experts.*.up_proj"},
     {"layers.*.mlp.experts.*.down", "model.layers.*.mlp.experts.*.down_proj"},
+    {"layers.*.mlp.experts.*.gate.weight", "model.layers.*.mlp.experts.gate_up_proj"},
+    {"layers.*.mlp.experts.*.up.weight", "model.layers.*.mlp.experts.gate_up_proj"},
+    {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
 };
 inline constexpr WeightName mixtral_weights[] = {
     {"layers.*.mlp.router", "model.layers.*.block_sparse_moe.gate"},
@@ -48,6 +66,9 @@ inline constexpr WeightName mixtral_weights[] = {
     {"layers.*.mlp.experts.*.gate", "model.layers.*.block_sparse_moe.experts.*.w1"},
     {"layers.*.mlp.experts.*.up", "model.layers.*.block_sparse_moe.experts.*.w3"},
     {"layers.*.mlp.experts.*.down", "model.layers.*.block_sparse_moe.experts.*.w2"},
+    {"layers.*.mlp.experts.*.gate.weight", "model.layers.*.mlp.experts.gate_up_proj"},
+    {"layers.*.mlp.experts.*.up.weight", "model.layers.*.mlp.experts.gate_up_proj"},
+    {"layers.*.mlp.experts.*.down.weight", "model.layers.*.mlp.experts.down_proj"},
 };
 
 // "layers.17.attn.q.weight" -> "model.layers.17.self_attn.q_proj.weight": among `names`, then among
@@ -57,25 +78,70 @@ std::string hf_name(std::span<const WeightName> names, std::string_view global, 
 // All of them, the usual one first.
 std::vector<std::string> hf_names(std::span<const WeightName> names, std::string_view global, bool tied);
 
-// The inverse (untied): nothing for a tensor that no parameter takes
-// ("model.layers.0.self_attn.rotary_emb.inv_freq").
+// The inverse (untied), of a tensor that several parameters share one of them: nothing for a tensor that no
+// parameter takes ("model.layers.0.self_attn.rotary_emb.inv_freq").
 std::optional<std::string> global_name(std::span<const WeightName> names, std::string_view hf);
 
-// The parameters whose values a Hugging Face tensor holds, each whole, one after the other in row-major
-// order: one, or, of a tensor of all `experts`, all of these. None for a tensor that no parameter takes.
-std::vector<std::string> parameters_in(std::span<const WeightName> names, std::string_view hf,
-                                       int64_t experts);
+// Where a tensor holds a parameter, a matrix or, with one column, a vector: bands of rows, each at a stride.
+// In elements of the tensor, in row-major order.
+struct HfWeight {
+  std::string parameter;  // global name
+  std::vector<int64_t> shape;
+  std::string tensor;
+  int64_t first = 0;  // the parameter's first element
+  int64_t bands = 1;  // divides the rows
+  int64_t band_stride = 0, row_stride = 0, column_stride = 0;
 
-// An expert's matrix in one tensor of all experts, as transformers holds them: the part-th of `parts` equal
-// bands of rows of tensor[expert].
-struct FusedExpert {
-  std::string hf;  // tensor [experts, parts * rows, columns]
-  int64_t expert = 0;
-  int64_t part = 0;
-  int64_t parts = 1;
+  int64_t rows() const { return shape.front(); }
+  int64_t columns() const { return shape.size() > 1 ? shape[1] : 1; }
+  // The parameter's elements follow each other in the tensor.
+  bool is_contiguous() const;
+  // The parameter as a view of `tensor`, which is contiguous: [bands, rows of a band, columns].
+  at::Tensor view_of(const at::Tensor& tensor) const;
+  // Its rows [begin, end), [end - begin, columns]: a view, unless there are several bands.
+  at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t end) const;
 };
 
-// Of "layers.3.mlp.experts.7.up.weight"; nothing for a parameter that is no expert's.
-std::optional<FusedExpert> fused_expert(std::string_view global);
+// Fills `out` (float32 or bfloat16, slice.numel() elements) with a slice of the parameter; reads its rows
+// alone.
+void copy_slice(const HfWeight& weight, const at::Tensor& tensor, const nn::SliceShape& slice,
+                at::Tensor& out);
+
+// Biases that balance experts, and adapters, have no tensor.
+bool has_tensor(const nn::ParameterSpec& spec);
+
+struct HfTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<HfWeight> parts;  // ascending, and together all of the tensor
+};
+
+// All tensors that a Hugging Face directory may have for parameters.
+class WeightMap {
+ public:
+  // specs: whole layers, in the model's order; those without a tensor are left out. kv_heads: of
+  // Rows::of_head.
+  WeightMap(std::span<const WeightName> names, const std::vector<const nn::ParameterSpec*>& specs, bool tied,
+            int64_t kv_heads);
+
+  // Null for a tensor that no parameter takes.
+  const HfTensor* find(std::string_view tensor) const;
+  // The tensors that may hold the parameter, the usual one first. Those of a tied head are the embedding's,
+  // which a directory may call the head.
+  const std::vector<std::string>& tensors_of(std::string_view parameter) const;
+  // Where the parameter lies in one of these.
+  HfWeight place(std::string_view parameter, const std::string& tensor) const;
+
+ private:
+  struct Shared;  // a tensor while parameters are added
+
+  void add(std::span<const WeightName> names, const nn::ParameterSpec& spec,
+           std::map<std::string, Shared>& shared);
+  std::string_view stored_as(std::string_view parameter) const;
+
+  bool tied_;
+  std::map<std::string, HfTensor, std::less<>> tensors_;
+  std::map<std::string, std::vector<std::string>, std::less<>> of_parameter_;
+};
 
 }  // namespace pptrain::models

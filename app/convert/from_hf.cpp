@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "app/convert/convert.h"
+#include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
-#include "app/convert/parameter_source.h"
 #include "core/base/error.h"
 #include "core/config/job_config.h"
 #include "core/config/loader.h"
@@ -118,6 +118,7 @@ class Import {
   bool is_tied_head(const models::HfWeight& weight) const;
   std::set<std::string> taken();
   void fill(const models::HfWeight& weight, uint64_t begin, std::span<std::byte> piece);
+  at::Tensor gather(const models::HfWeight& weight, int64_t first, int64_t count) const;
   void write_extra(checkpoint::FolderWriter& writer);
   void carry(checkpoint::FolderWriter& writer, const fs::path& from, const fs::path& to, uint64_t bytes);
   std::vector<std::string> carry_files(checkpoint::FolderWriter& writer);
@@ -175,16 +176,30 @@ std::set<std::string> Import::taken() {
   return names;
 }
 
-// Bytes of a parameter, float32, from byte `begin` on.
+// Bytes of a parameter, float32, from byte `begin` on. Where its elements do not follow each other they are
+// gathered from the mapped file.
 void Import::fill(const models::HfWeight& weight, uint64_t begin, std::span<std::byte> piece) {
   const HfStored stored = source_.find(weight.tensor);
-  const uint64_t first = static_cast<uint64_t>(weight.first) + begin / sizeof(float);
   const uint64_t element = c10::elementSize(stored.spec.dtype);
-  const uint64_t bytes = piece.size() / sizeof(float) * element;
-  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  const std::span values(buffer.get(), bytes);
-  source_.read(stored, first * element, values);
+  const uint64_t first = begin / sizeof(float), count = piece.size() / sizeof(float);
+  if (!weight.is_contiguous()) {
+    const at::Tensor values = gather(weight, static_cast<int64_t>(first), static_cast<int64_t>(count));
+    to_float(stored.spec.dtype, {static_cast<const std::byte*>(values.const_data_ptr()), count * element},
+             piece, stored.describe());
+    return;
+  }
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(count * element);
+  const std::span values(buffer.get(), count * element);
+  source_.read(stored, (static_cast<uint64_t>(weight.first) + first) * element, values);
   to_float(stored.spec.dtype, values, piece, stored.describe());
+}
+
+// Elements [first, first + count) of the parameter.
+at::Tensor Import::gather(const models::HfWeight& weight, int64_t first, int64_t count) const {
+  const int64_t columns = weight.columns(), row = first / columns;
+  return weight.rows_of(source_.hf().tensor(weight.tensor), row, (first + count + columns - 1) / columns)
+      .reshape({-1})
+      .narrow(0, first - row * columns, count);
 }
 
 void Import::write_extra(checkpoint::FolderWriter& writer) {

@@ -15,6 +15,7 @@
 #include "core/nn/adapter.h"
 #include "models/model_config.h"
 #include "models/transformer_stage.h"
+#include "models/weight_map.h"
 
 namespace pptrain::app {
 
@@ -68,8 +69,7 @@ at::Tensor MergedParameters::of_base(const std::string& parameter) const {
     nn::fill_initial_values(spec, nn::whole_slice(spec.shape), seed_, values);
   } else {
     const models::HfWeight& place = places_.at(parameter);
-    const at::Tensor tensor = hf_->tensor(place.tensor).view({-1});
-    values.copy_(tensor.narrow(0, place.first, values.numel()).view(spec.shape));
+    models::copy_slice(place, hf_->tensor(place.tensor), nn::whole_slice(spec.shape), values);
   }
   return values;
 }

@@ -1,10 +1,13 @@
 // A checkpoint as a Hugging Face directory.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -16,9 +19,9 @@
 #include <vector>
 
 #include "app/convert/convert.h"
+#include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
 #include "app/convert/merged_parameters.h"
-#include "app/convert/parameter_source.h"
 #include "app/convert/target_folder.h"
 #include "app/data/text_codec.h"
 #include "app/run/base_weights.h"
@@ -34,6 +37,8 @@
 #include "models/hf_loader.h"
 #include "models/model_config.h"
 #include "models/registry.h"
+#include "models/weight_map.h"
+#include "parallel/checkpoint/checkpoint.h"
 #include "parallel/checkpoint/manifest.h"
 
 namespace pptrain::app {
@@ -41,6 +46,122 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::model_file;
+
+// The parameters of a checkpoint of any layout, as the bytes of Hugging Face's tensors.
+class ParameterSource {
+ public:
+  // Throws Unusable where the checkpoint is.
+  explicit ParameterSource(const fs::path& step_folder) : reader_(step_folder) {}
+
+  const checkpoint::Reader& reader() const { return reader_; }
+  // Parameters are from now on those of the whole model of `job`, which saved the checkpoint.
+  void merge(const config::JobConfig& job, const fs::path& step_folder) {
+    merged_.emplace(reader_, job, step_folder);
+  }
+  // Throws Error where there is no such parameter.
+  const std::vector<int64_t>& shape(const std::string& parameter) const {
+    return merged_ ? merged_->shape(parameter) : reader_.global_shape(model_file, parameter);
+  }
+
+  // What fills the tensor `spec` of a file with its parts, ascending and together all of it, rounded to its
+  // type. Asked for in order, it reads each once, and holds one at a time; all of a tensor whose parts
+  // interleave. `what` begins its errors. Throws Error where the checkpoint's sizes do not fit.
+  io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, std::vector<models::HfWeight> parts,
+                                   std::string what);
+
+ private:
+  // Elements [begin, end) of a tensor, which these parts fill.
+  struct Range {
+    uint64_t begin = 0, end = 0;
+    std::vector<models::HfWeight> parts;
+  };
+  static std::vector<Range> ranges(std::vector<models::HfWeight> parts, uint64_t elements);
+  void read(const models::HfWeight& part);
+  void read(const std::string& parameter, at::Tensor& values);
+  std::span<const float> values(const Range& range);  // until the next one is asked for
+
+  checkpoint::Reader reader_;
+  std::optional<MergedParameters> merged_;
+  std::string held_;
+  at::Tensor values_;
+};
+
+std::vector<ParameterSource::Range> ParameterSource::ranges(std::vector<models::HfWeight> parts,
+                                                            uint64_t elements) {
+  if (!std::ranges::all_of(parts, &models::HfWeight::is_contiguous)) return {{0, elements, std::move(parts)}};
+  std::vector<Range> result;
+  for (models::HfWeight& part : parts) {
+    const auto begin = static_cast<uint64_t>(part.first);
+    const auto count = static_cast<uint64_t>(c10::multiply_integers(part.shape));
+    result.push_back({begin, begin + count, {std::move(part)}});
+  }
+  return result;
+}
+
+std::span<const float> ParameterSource::values(const Range& range) {
+  const std::string key = range.parts.front().tensor + ' ' + range.parts.front().parameter;
+  if (held_ != key) {
+    held_.clear();
+    values_.reset();  // before there is memory for the next one
+    values_ = at::empty({static_cast<int64_t>(range.end - range.begin)}, at::kFloat);
+    for (models::HfWeight part : range.parts) {
+      part.first -= static_cast<int64_t>(range.begin);
+      read(part);
+    }
+    held_ = key;
+  }
+  return {values_.const_data_ptr<float>(), static_cast<size_t>(values_.numel())};
+}
+
+void ParameterSource::read(const std::string& parameter, at::Tensor& values) {
+  if (merged_) {
+    values.copy_(merged_->values(parameter));
+  } else {
+    reader_.read(model_file, parameter, values);
+  }
+}
+
+// Into its place in values_.
+void ParameterSource::read(const models::HfWeight& part) {
+  const at::Tensor place = part.view_of(values_);
+  if (part.is_contiguous()) {
+    at::Tensor whole = place.view(part.shape);
+    read(part.parameter, whole);
+    return;
+  }
+  at::Tensor whole = at::empty(part.shape, at::kFloat);
+  read(part.parameter, whole);
+  place.copy_(whole.view(place.sizes()));
+}
+
+io::SafetensorsWriter::Fill ParameterSource::fill(const io::TensorSpec& spec,
+                                                  std::vector<models::HfWeight> parts, std::string what) {
+  const auto elements = static_cast<uint64_t>(c10::multiply_integers(spec.shape));
+  uint64_t there = 0;
+  for (const models::HfWeight& part : parts) {
+    const auto& shape = this->shape(part.parameter);
+    there += static_cast<uint64_t>(c10::multiply_integers(shape));
+    if (shape != part.shape) there = 0;
+  }
+  if (there != elements) {
+    throw Error(fmt::format("{} has {} elements, but {} of the checkpoint{} fit it", what, elements,
+                            parts.front().parameter,
+                            parts.size() > 1 ? " and those that it shares it with do not" : " does not"));
+  }
+  return [this, all = ranges(std::move(parts), elements), type = spec.dtype, what = std::move(what)](
+             uint64_t begin, std::span<std::byte> piece) {
+    const uint64_t size = c10::elementSize(type);
+    uint64_t element = begin / size;
+    while (!piece.empty()) {
+      const Range& range = *std::prev(std::ranges::upper_bound(all, element, {}, &Range::begin));
+      const uint64_t within = element - range.begin;
+      const uint64_t count = std::min<uint64_t>(piece.size() / size, range.end - element);
+      to_type(type, values(range).subspan(within, count), piece.first(count * size), what);
+      piece = piece.subspan(count * size);
+      element += count;
+    }
+  };
+}
 
 // Bytes of a file of weights.
 uint64_t largest_shard(const ConvertArguments& arguments) {
@@ -78,34 +199,36 @@ class Export {
   void write_companions(std::vector<std::string>& notes);
   size_t write_weights();
   void write_shard(const std::string& name, std::span<const size_t> numbers);
-  io::TensorSpec spec_of(const models::HfWeight& tensor) const {
-    return {tensor.tensor, type_, tensor.shape};
-  }
+  io::TensorSpec spec_of(const models::HfTensor& tensor) const { return {tensor.name, type_, tensor.shape}; }
 
   fs::path step_folder_, folder_;
   const ConvertArguments& arguments_;
   config::JobConfig job_;
   at::ScalarType type_;
   ParameterSource source_;
-  std::vector<models::HfWeight> tensors_;
+  std::vector<models::HfTensor> tensors_;
   int64_t elements_ = 0;
 };
 
 void Export::check_parameters() {
   const checkpoint::Reader& reader = source_.reader();
-  for (const models::HfWeight& tensor : tensors_) {
-    const auto& shape = source_.shape(tensor.parameter);
-    if (shape != tensor.shape) {
-      throw Error(fmt::format("{}: {} is [{}], but [{}] in the model of the job that saved it",
-                              step_folder_.string(), tensor.parameter, fmt::join(shape, ", "),
-                              fmt::join(tensor.shape, ", ")));
+  size_t parameters = 0;
+  for (const models::HfTensor& tensor : tensors_) {
+    for (const models::HfWeight& part : tensor.parts) {
+      const auto& shape = source_.shape(part.parameter);
+      if (shape != part.shape) {
+        throw Error(fmt::format("{}: {} is [{}], but [{}] in the model of the job that saved it",
+                                step_folder_.string(), part.parameter, fmt::join(shape, ", "),
+                                fmt::join(part.shape, ", ")));
+      }
+      elements_ += c10::multiply_integers(shape);
+      ++parameters;
     }
-    elements_ += c10::multiply_integers(shape);
   }
   if (base_of(reader.layout()) != Base()) return;  // which gives the others
-  if (const size_t stored = reader.names(model_file).size(); stored != tensors_.size()) {
+  if (const size_t stored = reader.names(model_file).size(); stored != parameters) {
     throw Error(fmt::format("{} holds {} parameters, but the model of the job that saved it has {}",
-                            step_folder_.string(), stored, tensors_.size()));
+                            step_folder_.string(), stored, parameters));
   }
 }
 
@@ -137,14 +260,14 @@ void Export::write_companions(std::vector<std::string>& notes) {
 
 size_t Export::write_weights() {
   std::vector<uint64_t> bytes;
-  for (const models::HfWeight& tensor : tensors_)
+  for (const models::HfTensor& tensor : tensors_)
     bytes.push_back(static_cast<uint64_t>(c10::multiply_integers(tensor.shape)) * c10::elementSize(type_));
   const auto shards = plan_shards(bytes, largest_shard(arguments_));
   std::map<std::string, std::string> file_of;
   for (size_t shard = 0; shard < shards.size(); ++shard) {
     const std::string name = shard_name(shard, shards.size());
     write_shard(name, shards[shard]);
-    for (const size_t number : shards[shard]) file_of[tensors_[number].tensor] = name;
+    for (const size_t number : shards[shard]) file_of[tensors_[number].name] = name;
   }
   if (shards.size() > 1) {
     const uint64_t total = static_cast<uint64_t>(elements_) * c10::elementSize(type_);
@@ -158,9 +281,10 @@ void Export::write_shard(const std::string& name, std::span<const size_t> number
   for (const size_t number : numbers) specs.push_back(spec_of(tensors_[number]));
   io::SafetensorsWriter file(folder_ / name, specs, {{"format", "pt"}});
   for (const size_t number : numbers) {
-    const models::HfWeight& tensor = tensors_[number];
-    const std::string what = fmt::format("'{}': the parameter '{}'", step_folder_.string(), tensor.parameter);
-    file.write_pieces(tensor.tensor, source_.fill(spec_of(tensor), {tensor.parameter}, what));
+    const models::HfTensor& tensor = tensors_[number];
+    const std::string what =
+        fmt::format("'{}': the parameter '{}'", step_folder_.string(), tensor.parts.front().parameter);
+    file.write_pieces(tensor.name, source_.fill(spec_of(tensor), tensor.parts, what));
   }
   file.finish();
 }
@@ -173,15 +297,18 @@ std::optional<std::string> below(std::string_view folder, std::string_view path)
   return rest;
 }
 
+models::WeightMap weights_of(const fs::path& step_folder) {
+  const auto model =
+      models::make_model_config(models::read_hf_config((step_folder / carried_files).string()), 1);
+  return models::weight_map(model, models::whole_model(model));
+}
+
 // The Hugging Face directory that a checkpoint was made of, written again byte for byte: the carried files as
 // they are, and each file of weights with its own header and the checkpoint's values in that header's types.
 class Rewrite {
  public:
   Rewrite(const fs::path& step_folder, const fs::path& folder)
-      : step_folder_(step_folder),
-        folder_(folder),
-        model_(models::make_model_config(models::read_hf_config((step_folder / carried_files).string()), 1)),
-        source_(step_folder) {
+      : step_folder_(step_folder), folder_(folder), weights_(weights_of(step_folder)), source_(step_folder) {
     if (io::is_there(step_folder / carried_tensors)) extra_.emplace(step_folder / carried_tensors);
     if (extra_) extra_bytes_.emplace(step_folder / carried_tensors);
   }
@@ -193,7 +320,7 @@ class Rewrite {
   io::SafetensorsWriter::Fill fill(const io::TensorSpec& spec, const std::string& what);
 
   fs::path step_folder_, folder_;
-  models::ModelConfig model_;
+  models::WeightMap weights_;
   ParameterSource source_;
   std::optional<io::SafetensorsReader> extra_;
   std::optional<io::RegularFile> extra_bytes_;  // of the same file
@@ -205,11 +332,9 @@ io::SafetensorsWriter::Fill Rewrite::fill(const io::TensorSpec& spec, const std:
       extra_bytes_->read(extra_->offset(name) + begin, piece);
     };
   }
-  const auto names = models::find_architecture(model_.arch).weights;
-  std::vector<std::string> parameters = models::parameters_in(names, spec.name, model_.sparse.experts);
-  if (parameters.empty()) throw Error(fmt::format("{} is no parameter of the model", what));
-  if (model_.tied && parameters.front() == "head.weight") parameters.front() = "embed.weight";
-  return source_.fill(spec, std::move(parameters), what);
+  const models::HfTensor* const tensor = weights_.find(spec.name);
+  if (tensor == nullptr) throw Error(fmt::format("{} is no parameter of the model", what));
+  return source_.fill(spec, tensor->parts, what);
 }
 
 void Rewrite::write_shard(const std::string& name) {

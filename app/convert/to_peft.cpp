@@ -1,21 +1,26 @@
 // The adapters of a checkpoint as a folder that peft loads.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "app/convert/convert.h"
+#include "app/convert/element_types.h"
 #include "app/convert/hf_companions.h"
 #include "app/convert/merged_parameters.h"
-#include "app/convert/parameter_source.h"
 #include "app/run/base_weights.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -33,10 +38,17 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::model_file;
 
-// "model.layers.0.self_attn.q_proj" of "layers.0.attn.q.weight".
-std::string hf_module(const models::ModelConfig& model, const std::string& weight) {
-  const std::string name = models::hf_name(models::find_architecture(model.arch).weights, weight, model.tied);
-  return name.substr(0, name.rfind('.'));
+// "model.layers.0.self_attn.q_proj" of "layers.0.attn.q.weight". Throws UsageError for one of several
+// parameters of a tensor.
+std::string hf_module(const models::WeightMap& map, const std::string& weight) {
+  const models::HfTensor& tensor = *map.find(map.tensors_of(weight).front());
+  if (tensor.parts.size() > 1) {
+    throw UsageError(fmt::format(
+        "the adapter of {}: peft knows those of whole tensors alone, and {} holds {} parameters; --merge "
+        "writes the whole model",
+        weight, tensor.name, tensor.parts.size()));
+  }
+  return tensor.name.substr(0, tensor.name.rfind('.'));
 }
 
 std::string last_word(const std::string& module) {
@@ -47,8 +59,8 @@ std::string last_word(const std::string& module) {
 std::vector<std::string> target_modules(const models::ModelConfig& model,
                                         const std::set<std::string>& adapted) {
   std::set<std::string> partly;
-  for (const models::HfWeight& weight : models::hf_tensors(model)) {
-    const std::string module = weight.tensor.substr(0, weight.tensor.rfind('.'));
+  for (const models::HfTensor& tensor : models::hf_tensors(model)) {
+    const std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
     if (!adapted.contains(module)) partly.insert(last_word(module));
   }
   std::set<std::string> targets;
@@ -77,9 +89,46 @@ nlohmann::ordered_json adapter_config(const config::LoraSection& lora, const std
 }
 
 // "layers.0.attn.q.lora_a.weight" -> "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-std::string peft_name(const models::ModelConfig& model, const std::string& parameter) {
-  return fmt::format("base_model.model.{}.lora_{}.weight", hf_module(model, *nn::adapted_weight(parameter)),
+std::string peft_name(const models::WeightMap& map, const std::string& parameter) {
+  return fmt::format("base_model.model.{}.lora_{}.weight", hf_module(map, *nn::adapted_weight(parameter)),
                      parameter.ends_with(".lora_a.weight") ? "A" : "B");
+}
+
+struct PeftTensor {
+  std::string parameter;
+  io::TensorSpec spec;
+};
+
+// Of all adapters that the checkpoint holds; `adapted` becomes their modules.
+std::vector<PeftTensor> peft_tensors(const checkpoint::Reader& reader, const models::ModelConfig& model,
+                                     at::ScalarType type, std::set<std::string>& adapted) {
+  const models::WeightMap map = models::weight_map(model, models::whole_model(model));
+  std::vector<PeftTensor> tensors;
+  for (const std::string& parameter : reader.names(model_file)) {
+    const auto weight = nn::adapted_weight(parameter);
+    if (!weight) throw Error(fmt::format("the checkpoint holds {}, which is no adapter's", parameter));
+    adapted.insert(hf_module(map, *weight));
+    tensors.push_back(
+        {parameter, {peft_name(map, parameter), type, reader.global_shape(model_file, parameter)}});
+  }
+  return tensors;
+}
+
+void write_adapters(const checkpoint::Reader& reader, const std::vector<PeftTensor>& tensors,
+                    const fs::path& path) {
+  std::vector<io::TensorSpec> specs;
+  for (const PeftTensor& tensor : tensors) specs.push_back(tensor.spec);
+  io::SafetensorsWriter file(path, specs, {{"format", "pt"}});
+  for (const auto& [parameter, spec] : tensors) {
+    at::Tensor values = at::empty(spec.shape, at::kFloat);
+    reader.read(model_file, parameter, values);
+    file.write_pieces(spec.name, [&](uint64_t begin, std::span<std::byte> piece) {
+      const uint64_t size = c10::elementSize(spec.dtype);
+      to_type(spec.dtype, {values.const_data_ptr<float>() + begin / size, piece.size() / size}, piece,
+              fmt::format("the parameter '{}'", parameter));
+    });
+  }
+  file.finish();
 }
 
 }  // namespace
@@ -89,37 +138,21 @@ std::vector<std::string> to_peft(const fs::path& step_folder, const ConvertArgum
   if (arguments.max_shard_gb > 0) throw UsageError("--max-shard-gb: adapters are one file");
   const config::JobConfig job = saved_job(step_folder);
   const models::ModelConfig model = models::make_model_config(job.model, 1);
-  ParameterSource source(step_folder);
-  const at::ScalarType type = arguments.dtype.value_or(at::kFloat);
-  std::vector<std::pair<std::string, io::TensorSpec>> tensors;
+  const checkpoint::Reader reader(step_folder);
   std::set<std::string> adapted;
+  const std::vector<PeftTensor> tensors =
+      peft_tensors(reader, model, arguments.dtype.value_or(at::kFloat), adapted);
+  write_adapters(reader, tensors, folder / "adapter_model.safetensors");
   int64_t elements = 0;
-  for (const std::string& parameter : source.reader().names(model_file)) {
-    const auto weight = nn::adapted_weight(parameter);
-    if (!weight)
-      throw Error(fmt::format("{} holds {}, which is no adapter's", step_folder.string(), parameter));
-    adapted.insert(hf_module(model, *weight));
-    const std::vector<int64_t>& shape = source.reader().global_shape(model_file, parameter);
-    elements += c10::multiply_integers(shape);
-    tensors.emplace_back(parameter, io::TensorSpec{peft_name(model, parameter), type, shape});
-  }
-  std::vector<io::TensorSpec> specs;
-  for (const auto& [parameter, spec] : tensors) specs.push_back(spec);
-  io::SafetensorsWriter file(folder / "adapter_model.safetensors", specs, {{"format", "pt"}});
-  for (const auto& [parameter, spec] : tensors) {
-    const std::string what = fmt::format("'{}': the parameter '{}'", step_folder.string(), parameter);
-    file.write_pieces(spec.name, source.fill(spec, {parameter}, what));
-  }
-  file.finish();
-  const Base base = base_of(source.reader().layout());
+  for (const PeftTensor& tensor : tensors) elements += c10::multiply_integers(tensor.spec.shape);
+  const Base base = base_of(reader.layout());
   const bool of_hf = job.model.init == config::Init::hf;
   io::write_file_atomically(
       folder / "adapter_config.json",
       adapter_config(job.lora, of_hf ? base.source : "", target_modules(model, adapted)).dump(2) + "\n");
   if (!arguments.tokenizer.empty()) copy_tokenizer(arguments.tokenizer, folder, "--tokenizer");
   return {fmt::format("adapters of {} ({}, rank {}) at step {}, for {}", job.model.arch,
-                      models::parameters_text(elements), job.lora.rank, source.reader().state().step,
-                      base.source)};
+                      models::parameters_text(elements), job.lora.rank, reader.state().step, base.source)};
 }
 
 }  // namespace pptrain::app

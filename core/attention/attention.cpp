@@ -1,6 +1,8 @@
 #include "core/attention/attention.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/exp.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
@@ -10,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "core/attention/blocks.h"
 #include "core/attention/cpu.h"
 #include "core/attention/cudnn/cudnn_shape.h"
 #include "core/attention/gpu.h"
@@ -28,19 +31,24 @@ struct Declaration {
   Takes takes;
 };
 
+constexpr Takes all_of_a_rank{.scale = true, .softcap = true, .window = true, .sinks = true};
+constexpr Takes all_of_ranks{.split = true, .scale = true, .softcap = true, .window = true, .sinks = true};
+
 // What a back end does not declare here, it refuses.
 constexpr std::array declarations{
-    Declaration{BackEnd::cpu, "the CPU's kernel", {.scale = true}},
-    Declaration{BackEnd::cpu_blocks, "the CPU's kernel for blocks of keys", {.scale = true}},
-    Declaration{BackEnd::cpu_decode, "the CPU's kernel for cached keys", {.scale = true}},
+    Declaration{BackEnd::cpu, "the CPU's kernel", all_of_a_rank},
+    Declaration{BackEnd::cpu_blocks, "the CPU's kernel for blocks of keys", all_of_a_rank},
+    Declaration{BackEnd::cpu_decode, "the CPU's kernel for cached keys", all_of_a_rank},
     Declaration{BackEnd::cudnn, "cuDNN", {}},
-    Declaration{BackEnd::flash, "FlashAttention-2", {}},
-    Declaration{BackEnd::flash_blocks, "FlashAttention-2 on blocks of keys", {}},
-    Declaration{BackEnd::efficient, "LibTorch's memory-efficient attention", {}},
-    Declaration{BackEnd::library_decode, "LibTorch's attention over cached keys", {.scale = true}},
-    Declaration{BackEnd::composed_blocks, "LibTorch's plain operators", {.scale = true}},
-    Declaration{BackEnd::ring, "ring attention", {.split = true}},
-    Declaration{BackEnd::ulysses, "Ulysses attention", {.split = true}},
+    Declaration{BackEnd::flash, "FlashAttention-2", {.scale = true, .window = true}},
+    Declaration{BackEnd::flash_blocks,
+                "FlashAttention-2 on blocks of keys",
+                {.scale = true, .window = true, .sinks = true}},
+    Declaration{BackEnd::efficient, "LibTorch's memory-efficient attention", {.scale = true}},
+    Declaration{BackEnd::library_decode, "LibTorch's attention over cached keys", all_of_a_rank},
+    Declaration{BackEnd::composed_blocks, "LibTorch's plain operators", all_of_a_rank},
+    Declaration{BackEnd::ring, "ring attention", all_of_ranks},
+    Declaration{BackEnd::ulysses, "Ulysses attention", all_of_ranks},
 };
 
 const Declaration& declaration_of(BackEnd back_end) {
@@ -55,13 +63,16 @@ constexpr bool in_order() {
 }
 static_assert(in_order());
 
-// Operations of one product over all heads: a causal row of a document of n tokens sees n / 2 keys on
-// average.
+double default_scale(const AttentionCall& call) {
+  return 1 / std::sqrt(static_cast<double>(call.q.size(2)));
+}
+
+// Operations of one product over all heads.
 double product_flops(const AttentionCall& call) {
   double pairs = 0;
   for (int64_t i = 0; i < call.documents.documents(); ++i) {
-    const auto length = static_cast<double>(call.documents.length(i));
-    pairs += length * length / 2;
+    const int64_t length = call.documents.length(i);
+    pairs += tokens::AttentionBlock{.rows = length, .keys = length, .causal = true}.pairs(call.window);
   }
   return 2 * pairs * static_cast<double>(call.q.size(1) * call.q.size(2));
 }
@@ -70,6 +81,11 @@ double product_flops(const AttentionCall& call) {
 kernels::Cost cost_of(double products, const AttentionCall& call, kernels::Cost moved) {
   moved.attention_flops = products * product_flops(call);
   return moved;
+}
+
+// Those of blocks that compute whole documents too.
+bool is_by_blocks(BackEnd back_end) {
+  return back_end == BackEnd::flash_blocks || back_end == BackEnd::composed_blocks;
 }
 
 // Of a GPU that is there, of the one that a dry run stands for, or of the CPU.
@@ -97,7 +113,7 @@ class LocalAttention final : public CoreAttention {
 }  // namespace
 
 double scale_of(const AttentionCall& call) {
-  return call.scale.value_or(1 / std::sqrt(static_cast<double>(call.q.size(2))));
+  return call.scale.value_or(default_scale(call));
 }
 
 std::string_view name_of(BackEnd back_end) {
@@ -108,24 +124,45 @@ Takes what_takes(BackEnd back_end) {
   return declaration_of(back_end).takes;
 }
 
-void require_taken(BackEnd back_end, const AttentionCall& call) {
+Takes what_asks(const AttentionCall& call) {
   // All members, so that a new one does not compile before this function knows it.
   const auto& [q, k, v, documents, split, scale, softcap, window, sinks, deterministic] = call;
-  const Takes takes = what_takes(back_end);
+  return {.split = split != nullptr,
+          .scale = scale && *scale != default_scale(call),
+          .softcap = softcap != 0,
+          .window = window != 0,
+          .sinks = sinks.defined()};
+}
+
+bool takes(BackEnd back_end, const Takes& asked) {
+  const Takes taken = what_takes(back_end);
+  return (taken.split || !asked.split) && (taken.scale || !asked.scale) &&
+         (taken.softcap || !asked.softcap) && (taken.window || !asked.window) &&
+         (taken.sinks || !asked.sinks);
+}
+
+void require_taken(BackEnd back_end, const AttentionCall& call) {
+  const Takes taken = what_takes(back_end), asked = what_asks(call);
   std::vector<std::string> refused;
-  if (split && !takes.split) {
-    refused.push_back(fmt::format("a token list that {} context-parallel ranks share", split->parts()));
+  if (asked.split && !taken.split) {
+    refused.push_back(fmt::format("a token list that {} context-parallel ranks share", call.split->parts()));
   }
-  if (scale && !takes.scale) refused.push_back(fmt::format("a scale of its own ({})", *scale));
-  if (softcap != 0 && !takes.softcap) refused.push_back(fmt::format("a softcap of scores ({})", softcap));
-  if (window != 0 && !takes.window) refused.push_back(fmt::format("a sliding window ({} tokens)", window));
-  if (sinks.defined() && !takes.sinks) refused.push_back("attention sinks");
+  if (asked.scale && !taken.scale) refused.push_back(fmt::format("a scale of its own ({})", *call.scale));
+  if (asked.softcap && !taken.softcap)
+    refused.push_back(fmt::format("a softcap of scores ({})", call.softcap));
+  if (asked.window && !taken.window)
+    refused.push_back(fmt::format("a sliding window ({} tokens)", call.window));
+  if (asked.sinks && !taken.sinks) refused.push_back("attention sinks");
+  if (asked.sinks && (call.sinks.dim() != 1 || call.sinks.size(0) != call.q.size(1) ||
+                      call.sinks.scalar_type() != at::kFloat)) {
+    throw Error(fmt::format("attention: sinks must be float32, one of each of {} heads", call.q.size(1)));
+  }
   if (refused.empty()) return;
   throw Error(fmt::format("attention: {} does not take {}", name_of(back_end), fmt::join(refused, ", ")));
 }
 
 std::vector<Tensor> Saved::tensors() const {
-  return {call.q, call.k, call.v, out, logsumexp, rng_seed, rng_offset};
+  return {call.q, call.k, call.v, call.sinks, out, logsumexp, rng_seed, rng_offset};
 }
 
 Gradients empty_gradients(BackEnd back_end, const AttentionCall& call) {
@@ -151,8 +188,13 @@ Tensor attend(AttentionCall call, Saved& saved) {
 
 Tensor attend_by(BackEnd back_end, AttentionCall call, Saved& saved) {
   require_taken(back_end, call);
+  call.sinks = copy_sinks(call);
   saved = {.call = std::move(call), .back_end = back_end};
   const AttentionCall& c = saved.call;
+  if (is_by_blocks(back_end)) {
+    attend_in_blocks(saved);
+    return saved.out;
+  }
   if (c.q.is_cuda()) {
     attend_on_gpu(saved);
     return saved.out;
@@ -169,8 +211,12 @@ Tensor attend_by(BackEnd back_end, AttentionCall call, Saved& saved) {
   return saved.out;
 }
 
-Gradients attend_backward(const Tensor& dout, const Saved& saved) {
+namespace {
+
+// But dsinks.
+Gradients operand_gradients(const Tensor& dout, const Saved& saved) {
   const AttentionCall& c = saved.call;
+  if (is_by_blocks(saved.back_end)) return attend_in_blocks_backward(dout, saved);
   if (c.q.is_cuda()) return attend_on_gpu_backward(dout, saved);
   const Gradients grads = empty_gradients(saved.back_end, c);
   const kernels::Cost cost = cost_of(
@@ -185,6 +231,36 @@ Gradients attend_backward(const Tensor& dout, const Saved& saved) {
                                [&] { attend_on_cpu_backward(dout, saved, grads); });
   }
   return grads;
+}
+
+}  // namespace
+
+Gradients attend_backward(const Tensor& dout, const Saved& saved) {
+  Gradients grads = operand_gradients(dout, saved);
+  grads.dsinks = sink_gradient(dout, saved);
+  return grads;
+}
+
+Tensor copy_sinks(const AttentionCall& call) {
+  return call.sinks.defined() ? call.sinks.clone() : Tensor();
+}
+
+Tensor sink_gradient(const Tensor& dout, const Saved& saved) {
+  const Tensor& sinks = saved.call.sinks;
+  if (!sinks.defined()) return {};
+  const Tensor dsinks = at::empty_like(sinks);
+  const kernels::Cost cost = kernels::moving(dout, saved.out, saved.logsumexp);
+  if (kernels::is_dry(dout)) {
+    kernels::record(cost);
+  } else if (dout.is_cpu()) {
+    kernels::KernelClock::time({"attention_sink_gradient", {}}, cost,
+                               [&] { sink_gradient_on_cpu(dout, saved, dsinks); });
+  } else {
+    const Tensor means = dout.to(at::kFloat).mul(saved.out).sum(2).t();  // [heads, tokens]
+    const Tensor weights = at::exp(sinks.unsqueeze(1).sub(saved.logsumexp));
+    dsinks.copy_(weights.mul_(means).sum(1).neg_());
+  }
+  return dsinks;
 }
 
 std::shared_ptr<CoreAttention> make_local_attention(bool deterministic) {

@@ -27,7 +27,8 @@ struct AttentionCall {
   std::optional<double> scale{};  // of the scores; 1 / sqrt(head_dim) unless given
   double softcap = 0;             // a score s becomes softcap * tanh(s / softcap); 0: it stays
   int64_t window = 0;             // a query sees this many keys, the last of them its own; 0: all
-  at::Tensor sinks{};  // float32 [heads]: one more score of each head, without a value; undefined: none
+  // float32 [heads]: one more score of each head, without a value and scaled already; undefined: none
+  at::Tensor sinks{};
   // The same operands give the same bits of gradients on a GPU too. Every back end takes both.
   bool deterministic = true;
 };
@@ -40,28 +41,32 @@ enum class BackEnd {
   cpu_decode,       // our kernel, one query a document over cached keys (cache.h)
   cudnn,            // cuDNN's graphs: the fastest on Hopper and later; gradients go straight into one tensor
   flash,            // FlashAttention-2 of LibTorch: every GPU since Ampere
-  flash_blocks,     // the same on blocks of keys
+  flash_blocks,     // the same on blocks of keys, also of whole documents: a call for each
   efficient,        // LibTorch's memory-efficient attention: float32 on a GPU
   library_decode,   // LibTorch's scaled_dot_product_attention over cached keys
-  composed_blocks,  // LibTorch's plain operators on blocks of keys: slow, takes every type and device
+  composed_blocks,  // LibTorch's plain operators, also of whole documents: slow, takes every type and device
   ring,             // parallel/context: keys travel between context-parallel ranks
   ulysses,          // parallel/context: ranks exchange tokens for heads
 };
 
-// What a back end takes beside q, k, v and documents.
+// What a back end takes beside q, k, v and documents, or what a call asks for.
 struct Takes {
   bool split = false, scale = false, softcap = false, window = false, sinks = false;
 };
 
 std::string_view name_of(BackEnd back_end);
 Takes what_takes(BackEnd back_end);
+Takes what_asks(const AttentionCall& call);
+bool takes(BackEnd back_end, const Takes& asked);
 
-// Throws Error that names what the call asks for and the back end does not declare.
+// Throws Error that names what the call asks for and the back end does not declare, and where sinks are not
+// float32 [heads].
 void require_taken(BackEnd back_end, const AttentionCall& call);
 
 // What a forward pass leaves to its backward pass.
 struct Saved {
-  // With the operands that the backward pass reads: the caller's, or what an exchange made of them.
+  // With the operands that the backward pass reads: the caller's, or what an exchange made of them. Sinks are
+  // a copy, since weights may be freed between the passes.
   AttentionCall call;
   at::Tensor out{};
   at::Tensor logsumexp{};               // as the back end leaves it; our own: float32 [heads, tokens]
@@ -74,6 +79,9 @@ struct Saved {
 
 struct Gradients {
   at::Tensor dq, dk, dv;
+  // float32 [heads], of calls with sinks: what this rank's tokens give, or all tokens by this rank's heads
+  // and 0 in others. Context-parallel ranks sum it as they sum gradients of weights.
+  at::Tensor dsinks{};
   // T [tokens, heads + 2 kv_heads, head_dim], where dq, dk and dv are views of one tensor in this order;
   // undefined where they are not.
   at::Tensor fused{};
@@ -95,6 +103,13 @@ at::Tensor attend_by(BackEnd back_end, AttentionCall call, Saved& saved);
 // Gradients in the shapes of q, k and v, last stride 1, in one buffer (`fused`) or several, which nobody else
 // holds. dout: as q.
 Gradients attend_backward(const at::Tensor& dout, const Saved& saved);
+
+// The call's sinks as a backward pass may keep them: a copy. Undefined where it has none.
+at::Tensor copy_sinks(const AttentionCall& call);
+
+// Gradients::dsinks of a call whose queries have their final saved.out (T, as dout) and saved.logsumexp
+// (float32 [heads, tokens], of the scores and the sink). Undefined where it has no sinks.
+at::Tensor sink_gradient(const at::Tensor& dout, const Saved& saved);
 
 // The seam between a layer and the place where its keys are. The layer projects, norms and rotates its own
 // tokens and knows nothing else. An implementation may exchange tokens, keys or heads with other ranks in

@@ -14,6 +14,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "core/attention/cpu.h"
 #include "core/attention/gpu.h"
@@ -44,20 +46,23 @@ void merge_attention(PartialAttention& seen, int64_t first, const Tensor& out, c
 constexpr int64_t kSlabRows = 256;
 
 struct Slab {
-  int64_t query, rows, key, keys, first;  // row i sees keys up to first + i, in a causal block
-  bool causal;
+  int64_t query, rows, key, keys;
+  int64_t first;  // row i sees keys up to first + i, unless all rows see all
+  bool masked;
 };
 
 template <class F>
-void for_slabs(const AttentionBlock& b, F f) {
+void for_slabs(const AttentionBlock& b, int64_t window, F f) {
   for (int64_t row = 0; row < b.rows; row += kSlabRows) {
     const int64_t rows = std::min(kSlabRows, b.rows - row);
+    const int64_t itself = b.distance + row;
+    const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, itself + 1 - window);
     f(Slab{.query = b.query + row,
            .rows = rows,
-           .key = b.key,
-           .keys = b.causal ? row + rows : b.keys,
-           .first = row,
-           .causal = b.causal});
+           .key = b.key + begin,
+           .keys = (b.causal ? row + rows : b.keys) - begin,
+           .first = itself - begin,
+           .masked = b.causal || window != 0});
   }
 }
 
@@ -76,27 +81,41 @@ Tensor ungrouped(const Tensor& x, int64_t rows) {
       .reshape({rows, x.size(0) * (x.size(1) / rows), x.size(2)});
 }
 
+// bool [rows, keys]: whether a row does not see a key.
+Tensor hidden_keys(const Slab& s, int64_t window, const Tensor& like) {
+  const Tensor all = at::ones({s.rows, s.keys}, like.options().dtype(at::kBool));
+  const Tensor later = all.triu(s.first + 1);
+  return window == 0 ? later : later.logical_or_(all.tril(s.first - window));
+}
+
 // Operands of a slab: q [kv_heads, group * rows, dim]; k, v [kv_heads, keys, dim]; scores [kv_heads, group *
-// rows, keys], scaled, minus infinity where a row does not see a key.
+// rows, keys], scaled and capped, minus infinity where a row does not see a key; slope: the derivative of the
+// cap where there is one, as scores.
 struct SlabOperands {
-  Tensor q, k, v, scores;
+  Tensor q, k, v, scores, slope;
 
   SlabOperands(const AttentionCall& c, const Slab& s)
       : q(grouped(c.q.narrow(0, s.query, s.rows), c.k.size(1))),
         k(grouped(c.k.narrow(0, s.key, s.keys), c.k.size(1))),
         v(grouped(c.v.narrow(0, s.key, s.keys), c.k.size(1))),
         scores(at::matmul(q, k.transpose(1, 2)).mul_(scale_of(c))) {
-    if (!s.causal) return;
-    const Tensor hidden = at::ones({s.rows, s.keys}, q.options().dtype(at::kBool)).triu(s.first + 1);
+    if (c.softcap != 0) {
+      scores.div_(c.softcap).tanh_();
+      slope = scores.square().neg_().add_(1);
+      scores.mul_(c.softcap);
+    }
+    if (!s.masked) return;
     scores.view({scores.size(0), -1, s.rows, s.keys})
-        .masked_fill_(hidden, -std::numeric_limits<float>::infinity());
+        .masked_fill_(hidden_keys(s, c.window, scores), -std::numeric_limits<float>::infinity());
   }
 };
 
 void add_composed(const AttentionCall& c, const AttentionBlock& block, PartialAttention& seen) {
-  for_slabs(block, [&](const Slab& slab) {
+  for_slabs(block, c.window, [&](const Slab& slab) {
     const SlabOperands x(c, slab);
-    const Tensor logsumexp = at::logsumexp(x.scores, {2}, /*keepdim=*/true);
+    // Finite also where a window leaves nothing of the slab to a row.
+    const Tensor logsumexp =
+        at::logsumexp(x.scores, {2}, /*keepdim=*/true).clamp_min_(std::numeric_limits<float>::lowest());
     const Tensor out = at::matmul(at::exp(x.scores.sub(logsumexp)), x.v);
     merge_attention(seen, slab.query, ungrouped(out, slab.rows), logsumexp.view({c.q.size(1), slab.rows}));
   });
@@ -104,7 +123,7 @@ void add_composed(const AttentionCall& c, const AttentionBlock& block, PartialAt
 
 void add_composed_backward(const Tensor& dout, const Saved& saved, const AttentionBlock& block,
                            Gradients& grads) {
-  for_slabs(block, [&](const Slab& slab) {
+  for_slabs(block, saved.call.window, [&](const Slab& slab) {
     const SlabOperands x(saved.call, slab);
     const int64_t kv_heads = x.k.size(0);
     const Tensor dy = grouped(dout.narrow(0, slab.query, slab.rows), kv_heads);
@@ -113,6 +132,7 @@ void add_composed_backward(const Tensor& dout, const Saved& saved, const Attenti
     const Tensor p = at::exp(x.scores.sub(statistics));
     const Tensor mean = dy.mul(y).sum(2, /*keepdim=*/true);
     const Tensor dscores = at::matmul(dy, x.v.transpose(1, 2)).sub_(mean).mul_(p).mul_(scale_of(saved.call));
+    if (x.slope.defined()) dscores.mul_(x.slope);
     const auto add = [&](Tensor& to, int64_t first, const Tensor& by_head, int64_t rows) {
       to.narrow(0, first, rows).add_(ungrouped(by_head.contiguous(), rows));
     };
@@ -128,11 +148,17 @@ Tensor rows_of(const Tensor& x, int64_t first, int64_t count) {
   return x.narrow(0, first, count).unsqueeze(0);
 }
 
+// FlashAttention-2 counts windows from the last key, which is the last query's own in causal blocks alone.
+// Other blocks of a window go through plain operators.
+bool is_by_flash(BackEnd back_end, const AttentionCall& c, const AttentionBlock& b) {
+  return back_end == BackEnd::flash_blocks && (c.window == 0 || b.causal);
+}
+
 void add_flash(const AttentionCall& c, const AttentionBlock& b, PartialAttention& seen) {
   const auto result = at::_flash_attention_forward(
       rows_of(c.q, b.query, b.rows), rows_of(c.k, b.key, b.keys), rows_of(c.v, b.key, b.keys),
       /*cum_seq_q=*/std::nullopt, /*cum_seq_k=*/std::nullopt, b.rows, b.keys, /*dropout_p=*/0, b.causal,
-      /*return_debug_mask=*/false);
+      /*return_debug_mask=*/false, c.scale, keys_before(c));
   merge_attention(seen, b.query, std::get<0>(result).squeeze(0), std::get<1>(result).squeeze(0));
 }
 
@@ -144,7 +170,8 @@ void add_flash_backward(const Tensor& dout, const Saved& saved, const AttentionB
       rows_of(dout, b.query, b.rows).contiguous(), rows_of(c.q, b.query, b.rows), rows_of(c.k, b.key, b.keys),
       rows_of(c.v, b.key, b.keys), rows_of(saved.out, b.query, b.rows),
       saved.logsumexp.narrow(1, b.query, b.rows).contiguous().unsqueeze(0), /*cum_seq_q=*/Tensor(),
-      /*cum_seq_k=*/Tensor(), b.rows, b.keys, /*dropout_p=*/0, b.causal, no_seed, unused);
+      /*cum_seq_k=*/Tensor(), b.rows, b.keys, /*dropout_p=*/0, b.causal, no_seed, unused, c.scale,
+      keys_before(c));
   grads.dq.narrow(0, b.query, b.rows).add_(dq.squeeze(0));
   grads.dk.narrow(0, b.key, b.keys).add_(dk.squeeze(0));
   grads.dv.narrow(0, b.key, b.keys).add_(dv.squeeze(0));
@@ -152,17 +179,22 @@ void add_flash_backward(const Tensor& dout, const Saved& saved, const AttentionB
 
 // --- Choice, cost and memory ---
 
-// A dry run stands for a GPU's, or for the CPU.
-BackEnd choose_for_blocks(const Tensor& q) {
+// A dry run stands for a GPU's, or for the CPU. The call may be one of ranks, whose blocks are each rank's
+// own.
+BackEnd choose_for_blocks(const AttentionCall& call) {
+  const Tensor& q = call.q;
   if (q.is_cpu() || (kernels::is_dry(q) && !kernels::dry_gpu().is_gpu())) return BackEnd::cpu_blocks;
-  return q.scalar_type() == at::kBFloat16 ? BackEnd::flash_blocks : BackEnd::composed_blocks;
+  Takes asked = what_asks(call);
+  asked.split = false;
+  const bool flash = q.scalar_type() == at::kBFloat16 && takes(BackEnd::flash_blocks, asked);
+  return flash ? BackEnd::flash_blocks : BackEnd::composed_blocks;
 }
 
 // `products` of 2 operations for each pair of a query and a key that it sees, head and element.
-kernels::Cost cost_of(double products, const Tensor& q, Blocks blocks, kernels::Cost moved) {
+kernels::Cost cost_of(double products, const AttentionCall& c, Blocks blocks, kernels::Cost moved) {
   double pairs = 0;
-  for (const AttentionBlock& block : blocks) pairs += block.pairs();
-  moved.attention_flops = products * 2 * pairs * static_cast<double>(q.size(1) * q.size(2));
+  for (const AttentionBlock& block : blocks) pairs += block.pairs(c.window);
+  moved.attention_flops = products * 2 * pairs * static_cast<double>(c.q.size(1) * c.q.size(2));
   return moved;
 }
 
@@ -179,16 +211,16 @@ void record_scratch(BackEnd back_end, Blocks blocks, Scratch scratch) {
 PartialAttention no_attention(const AttentionCall& call) {
   const Tensor& q = call.q;
   const auto f32 = q.options().dtype(at::kFloat);
-  return {.out = at::zeros(q.sizes(), f32),
-          .logsumexp = at::full({q.size(1), q.size(0)}, -std::numeric_limits<float>::infinity(), f32),
-          .back_end = choose_for_blocks(q)};
+  const Tensor logsumexp = at::full({q.size(1), q.size(0)}, -std::numeric_limits<float>::infinity(), f32);
+  if (call.sinks.defined()) logsumexp.copy_(call.sinks.unsqueeze(1).expand_as(logsumexp));
+  return {.out = at::zeros(q.sizes(), f32), .logsumexp = logsumexp, .back_end = choose_for_blocks(call)};
 }
 
 void add_attention(const AttentionCall& c, Blocks blocks, PartialAttention& seen) {
   require_taken(seen.back_end, c);
   if (blocks.empty()) return;
   const kernels::Cost cost = cost_of(
-      2, c.q, blocks, kernels::moving(c.q, c.k, c.v, seen.out, seen.out, seen.logsumexp, seen.logsumexp));
+      2, c, blocks, kernels::moving(c.q, c.k, c.v, seen.out, seen.out, seen.logsumexp, seen.logsumexp));
   if (kernels::is_dry(c.q)) {
     kernels::record(cost);
     record_scratch(seen.back_end, blocks, [shape = describe_call(c, 0)](const AttentionBlock& b) {
@@ -197,8 +229,8 @@ void add_attention(const AttentionCall& c, Blocks blocks, PartialAttention& seen
   } else if (seen.back_end == BackEnd::cpu_blocks) {
     kernels::KernelClock::time({"add_attention", {}}, cost, [&] { add_blocks_on_cpu(c, blocks, seen); });
   } else {
-    const auto add = seen.back_end == BackEnd::flash_blocks ? add_flash : add_composed;
-    for (const AttentionBlock& block : blocks) add(c, block, seen);
+    for (const AttentionBlock& block : blocks)
+      (is_by_flash(seen.back_end, c, block) ? add_flash : add_composed)(c, block, seen);
   }
 }
 
@@ -206,7 +238,7 @@ void add_attention_backward(const Tensor& dout, const Saved& saved, Blocks block
   if (blocks.empty()) return;
   const AttentionCall& c = saved.call;
   const kernels::Cost cost =
-      cost_of(5, c.q, blocks,
+      cost_of(5, c, blocks,
               kernels::moving(dout, c.q, c.k, c.v, saved.out, saved.logsumexp, grads.dq, grads.dq, grads.dk,
                               grads.dk, grads.dv, grads.dv));
   if (kernels::is_dry(c.q)) {
@@ -218,11 +250,43 @@ void add_attention_backward(const Tensor& dout, const Saved& saved, Blocks block
     kernels::KernelClock::time({"add_attention_backward", {}}, cost,
                                [&] { add_blocks_on_cpu_backward(dout, saved, blocks, grads); });
   } else {
-    const bool flash = saved.back_end == BackEnd::flash_blocks;
-    if (flash) let_flash_be_deterministic(c.deterministic);
-    const auto add = flash ? add_flash_backward : add_composed_backward;
-    for (const AttentionBlock& block : blocks) add(dout, saved, block, grads);
+    if (saved.back_end == BackEnd::flash_blocks) let_flash_be_deterministic(c.deterministic);
+    for (const AttentionBlock& block : blocks) {
+      const auto add = is_by_flash(saved.back_end, c, block) ? add_flash_backward : add_composed_backward;
+      add(dout, saved, block, grads);
+    }
   }
+}
+
+namespace {
+
+std::vector<AttentionBlock> document_blocks(const tokens::Segments& documents) {
+  std::vector<AttentionBlock> blocks;
+  for (int64_t i = 0; i < documents.documents(); ++i) {
+    const int64_t first = documents.first(i), length = documents.length(i);
+    blocks.push_back(
+        {.document = i, .query = first, .rows = length, .key = first, .keys = length, .causal = true});
+  }
+  return blocks;
+}
+
+}  // namespace
+
+void attend_in_blocks(Saved& saved) {
+  PartialAttention seen = no_attention(saved.call);
+  seen.back_end = saved.back_end;
+  add_attention(saved.call, document_blocks(saved.call.documents), seen);
+  saved.out = seen.out.to(saved.call.q.scalar_type());
+  saved.logsumexp = std::move(seen.logsumexp);
+}
+
+Gradients attend_in_blocks_backward(const Tensor& dout, const Saved& saved) {
+  const AttentionCall& c = saved.call;
+  const auto zeros = [](const Tensor& x) { return at::zeros(x.sizes(), x.options().dtype(at::kFloat)); };
+  Gradients grads{.dq = zeros(c.q), .dk = zeros(c.k), .dv = zeros(c.v)};
+  add_attention_backward(dout, saved, document_blocks(c.documents), grads);
+  for (Tensor* grad : {&grads.dq, &grads.dk, &grads.dv}) *grad = grad->to(c.q.scalar_type());
+  return grads;
 }
 
 }  // namespace pptrain::attention

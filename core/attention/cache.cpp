@@ -1,7 +1,11 @@
 #include "core/attention/cache.h"
 
+#include <ATen/core/IListRef.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -89,24 +93,43 @@ namespace {
 
 using at::Tensor;
 
+// Scores that LibTorch's attention does not know, by plain operators in float32. q: [1, heads, 1, head_dim];
+// k, v: [1, kv_heads, keys, head_dim].
+Tensor attend_by_operators(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const int64_t kv_heads = k.size(1), keys = k.size(2);
+  const Tensor groups = q.to(at::kFloat).view({kv_heads, -1, q.size(3)});
+  Tensor scores = at::matmul(groups, k[0].to(at::kFloat).transpose(1, 2)).mul_(scale_of(call));
+  if (call.softcap != 0) scores.div_(call.softcap).tanh_().mul_(call.softcap);
+  if (call.sinks.defined()) scores = at::cat({scores, call.sinks.view({kv_heads, -1, 1})}, 2);
+  const Tensor weights = at::softmax(scores, 2).narrow(2, 0, keys);
+  return at::matmul(weights, v[0].to(at::kFloat)).view(q.sizes());
+}
+
 // ATen wants [batch, heads, seq, head_dim], which is how a slot lies.
 void decode_by_library(const AttentionCall& call, const KeyValueCache& cache, int64_t layer,
                        std::span<const CachedDocument> documents, Tensor& out) {
   for (size_t i = 0; i < documents.size(); ++i) {
     const auto row = static_cast<int64_t>(i);
-    const int64_t keys = documents[i].past + 1;
-    const auto seen = [&](const Tensor& x) { return x.narrow(1, 0, keys).unsqueeze(0); };
-    const Tensor query = call.q[row].unsqueeze(1).unsqueeze(0);
-    out[row].copy_(at::scaled_dot_product_attention(query, seen(cache.keys(layer, documents[i].slot)),
-                                                    seen(cache.values(layer, documents[i].slot)),
-                                                    /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/false,
-                                                    call.scale, /*enable_gqa=*/true)
+    const int64_t past = documents[i].past, keys = keys_seen(call, past);
+    const auto seen = [&](const Tensor& x) { return x.narrow(1, past + 1 - keys, keys).unsqueeze(0); };
+    const Tensor q = call.q[row].unsqueeze(1).unsqueeze(0);
+    const Tensor k = seen(cache.keys(layer, documents[i].slot));
+    const Tensor v = seen(cache.values(layer, documents[i].slot));
+    const bool plain = call.softcap == 0 && !call.sinks.defined();
+    out[row].copy_((plain ? at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0.0,
+                                                             /*is_causal=*/false, call.scale,
+                                                             /*enable_gqa=*/true)
+                          : attend_by_operators(call, q, k, v))
                        .squeeze(0)
                        .squeeze(1));
   }
 }
 
 }  // namespace
+
+int64_t keys_seen(const AttentionCall& call, int64_t past) {
+  return call.window == 0 ? past + 1 : std::min(past + 1, call.window);
+}
 
 Tensor attend_to_cache(BackEnd back_end, const AttentionCall& call, const KeyValueCache& cache, int64_t layer,
                        std::span<const CachedDocument> documents) {

@@ -96,9 +96,13 @@ class CachedAttention final : public CoreAttention {
   int64_t next_layer_ = 0;
 };
 
-// Of one query a document over the first past + 1 keys of its slot, by one back end (cpu_decode or
-// library_decode); the call's k and v, which are in the cache already, are not read. q: T [documents, heads,
-// head_dim], last stride 1 -> the same shape, contiguous. Throws Error for what the back end does not take.
+// Keys that a query behind `past` tokens sees, itself included: all of them or the last `window`.
+int64_t keys_seen(const AttentionCall& call, int64_t past);
+
+// Of one query a document over the first past + 1 keys of its slot, or those within the window, by one back
+// end (cpu_decode or library_decode); the call's k and v, which are in the cache already, are not read. q: T
+// [documents, heads, head_dim], last stride 1 -> the same shape, contiguous. Throws Error for what the back
+// end does not take.
 at::Tensor attend_to_cache(BackEnd back_end, const AttentionCall& call, const KeyValueCache& cache,
                            int64_t layer, std::span<const CachedDocument> documents);
 

@@ -1,6 +1,7 @@
 #include "core/attention/cpu.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -75,19 +76,22 @@ struct Tile {
   int64_t query, rows, key, keys, first;
 };
 
-// Calls f for the tiles of a block, row after row, and of a row in the order of its keys.
+// Calls f for the tiles of a block, row after row, and of a row in the order of its keys, from the first that
+// is within the window of a query.
 template <class F>
-void for_tiles(const AttentionBlock& block, int64_t most_rows, int64_t most_keys, F f) {
+void for_tiles(const AttentionBlock& block, int64_t window, int64_t most_rows, int64_t most_keys, F f) {
   for (int64_t row = 0; row < block.rows; row += most_rows) {
     const int64_t rows = std::min(most_rows, block.rows - row);
+    const int64_t itself = block.distance + row;
+    const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, itself + 1 - window);
     const int64_t seen = block.causal ? row + rows : block.keys;
-    for (int64_t key = 0; key < seen; key += most_keys) {
+    for (int64_t key = begin; key < seen; key += most_keys) {
       const int64_t keys = std::min(most_keys, seen - key);
       f(Tile{.query = block.query + row,
              .rows = rows,
              .key = block.key + key,
              .keys = keys,
-             .first = block.causal ? row - key : keys});
+             .first = block.causal || window != 0 ? itself - key : keys});
     }
   }
 }
@@ -95,15 +99,26 @@ void for_tiles(const AttentionBlock& block, int64_t most_rows, int64_t most_keys
 template <class T>
 struct HeadOperands {
   Matrix<const T> q, k, v;
-  int64_t head_dim;
-  float scale;
+  int64_t head_dim, window;
+  float scale, softcap;
 
   HeadOperands(const AttentionCall& c, int64_t head)
       : q(head_in<T>(c.q, head)),
         k(head_in<T>(c.k, head / (c.q.size(1) / c.k.size(1)))),
         v(head_in<T>(c.v, head / (c.q.size(1) / c.k.size(1)))),
         head_dim(c.q.size(2)),
-        scale(static_cast<float>(scale_of(c))) {}
+        window(c.window),
+        scale(static_cast<float>(scale_of(c))),
+        softcap(static_cast<float>(c.softcap)) {}
+
+  kernels::cpu::ScoreRule rule(const Tile& tile) const {
+    return {.first = tile.first,
+            .rows = tile.rows,
+            .keys = tile.keys,
+            .window = window,
+            .scale = scale,
+            .softcap = softcap};
+  }
 };
 
 // workspace.product = weights v, to be divided by workspace.sums; logsumexp: of the tile's rows.
@@ -117,10 +132,7 @@ void weigh_values(const HeadOperands<T>& x, const Tile& tile, float* logsumexp, 
                                        .weights = weights,
                                        .sums = workspace.sums.get(),
                                        .logsumexp = logsumexp,
-                                       .first = tile.first,
-                                       .rows = tile.rows,
-                                       .keys = tile.keys,
-                                       .scale = x.scale});
+                                       .rule = x.rule(tile)});
   gemm<T>(Op::none, Op::none, {tile.rows, x.head_dim, tile.keys}, {weights, tile.keys},
           from_row(x.v, tile.key), Result::written, {workspace.product.get(), x.head_dim});
 }
@@ -160,11 +172,8 @@ void add_key_gradients(const HeadOperands<T>& x, const HeadResults<T>& y, const 
                                         .out_stride = y.out.stride,
                                         .weights = weights,
                                         .dscores = dscores,
-                                        .first = tile.first,
-                                        .rows = tile.rows,
-                                        .keys = tile.keys,
                                         .head_dim = x.head_dim,
-                                        .scale = x.scale});
+                                        .rule = x.rule(tile)});
   gemm<T>(Op::transpose, Op::none, {tile.keys, x.head_dim, tile.rows}, {weights, tile.keys}, dout,
           Result::added, dv);
   gemm<T>(Op::transpose, Op::none, {tile.keys, x.head_dim, tile.rows}, {dscores, tile.keys}, q, Result::added,
@@ -181,28 +190,44 @@ void write_product(const HeadOperands<T>& x, const Tile& tile, const float* divi
 
 // --- Whole documents ---
 
-// Query rows taken at a time: their scores, as wide as the document, should stay in the second-level cache.
-int64_t block_rows(int64_t length) {
+// Keys that kMostRows rows of a document see, or more.
+int64_t tile_width(const AttentionCall& c, int64_t document) {
+  const int64_t length = c.documents.length(document);
+  return c.window == 0 ? length : std::min(length, c.window + kMostRows - 1);
+}
+
+// Query rows taken at a time: their scores should stay in the second-level cache.
+int64_t block_rows(int64_t width) {
   constexpr int64_t kScores = int64_t{1} << 17;
-  return std::clamp<int64_t>(kScores / length / 32 * 32, 32, kMostRows);
+  return std::clamp<int64_t>(kScores / width / 32 * 32, 32, kMostRows);
 }
 
 // Scores of the widest tile that any document takes.
-int64_t most_scores(const tokens::Segments& segments) {
+int64_t most_scores(const AttentionCall& c) {
   int64_t most = 0;
-  for (int64_t i = 0; i < segments.documents(); ++i) {
-    most = std::max(most, block_rows(segments.length(i)) * segments.length(i));
+  for (int64_t i = 0; i < c.documents.documents(); ++i) {
+    const int64_t width = tile_width(c, i);
+    most = std::max(most, block_rows(width) * width);
   }
   return most;
 }
 
 // Calls f for the tiles of a document, each of all keys that its rows see.
 template <class F>
-void for_document_tiles(const tokens::Segments& segments, int64_t document, F f) {
-  const int64_t first = segments.first(document), length = segments.length(document);
+void for_document_tiles(const AttentionCall& c, int64_t document, F f) {
+  const int64_t first = c.documents.first(document), length = c.documents.length(document);
   for_tiles(
       {.document = document, .query = first, .rows = length, .key = first, .keys = length, .causal = true},
-      block_rows(length), length, f);
+      c.window, block_rows(tile_width(c, document)), length, f);
+}
+
+// One more score in each row's softmax.
+void add_sink(double sink, int64_t rows, float* sums, float* logsumexp) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const double more = std::exp(sink - static_cast<double>(logsumexp[row]));
+    sums[row] = static_cast<float>(static_cast<double>(sums[row]) * (1 + more));
+    logsumexp[row] = static_cast<float>(static_cast<double>(logsumexp[row]) + std::log1p(more));
+  }
 }
 
 // Sums in float32 of what a group of heads adds to the gradients of its key-value head, in one document.
@@ -275,16 +300,19 @@ void merge_tile(const HeadOperands<T>& x, const Tile& tile, Matrix<float> out, f
 void attend_on_cpu(const Saved& saved) {
   const AttentionCall& c = saved.call;
   const int64_t documents = c.documents.documents();
+  const float* const sinks = kernels::cpu::in_if<float>(c.sinks);
   by_type(c.q, [&]<class T>(T) {
     parallel_for(c.q.size(1) * documents, 1, [&](int64_t begin, int64_t end) {
-      Workspace<T> workspace(most_scores(c.documents), c.q.size(2), /*backward=*/false);
+      Workspace<T> workspace(most_scores(c), c.q.size(2), /*backward=*/false);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t head = i / documents;
         const HeadOperands<T> x(c, head);
         const Matrix<T> out = head_out<T>(saved.out, head);
         float* logsumexp = kernels::cpu::out<float>(saved.logsumexp) + head * c.q.size(0);
-        for_document_tiles(c.documents, i % documents, [&](const Tile& tile) {
+        for_document_tiles(c, i % documents, [&](const Tile& tile) {
           weigh_values(x, tile, logsumexp + tile.query, workspace);
+          if (sinks != nullptr)
+            add_sink(sinks[head], tile.rows, workspace.sums.get(), logsumexp + tile.query);
           write_product(x, tile, workspace.sums.get(), from_row(out, tile.query), workspace);
         });
       }
@@ -299,7 +327,7 @@ void attend_on_cpu_backward(const Tensor& dout, const Saved& saved, const Gradie
   const int64_t kv_heads = c.k.size(1), group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
   by_type(c.q, [&]<class T>(T) {
     parallel_for(kv_heads * documents, 1, [&](int64_t begin, int64_t end) {
-      Workspace<T> workspace(most_scores(segments), head_dim, /*backward=*/true);
+      Workspace<T> workspace(most_scores(c), head_dim, /*backward=*/true);
       KeyGradientSums<T> sums(segments.longest, head_dim);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t kv_head = i / documents, document = i % documents;
@@ -308,8 +336,9 @@ void attend_on_cpu_backward(const Tensor& dout, const Saved& saved, const Gradie
           const HeadOperands<T> x(c, head);
           const HeadResults<T> y(dout, saved, head);
           const Matrix<T> dq = head_out<T>(grads.dq, head);
-          for_document_tiles(segments, document, [&](const Tile& tile) {
-            add_key_gradients(x, y, tile, sums.dk(), sums.dv(), workspace);
+          for_document_tiles(c, document, [&](const Tile& tile) {
+            const int64_t key = tile.key - segments.first(document);
+            add_key_gradients(x, y, tile, from_row(sums.dk(), key), from_row(sums.dv(), key), workspace);
             gemm<T>(Op::none, Op::none, {tile.rows, head_dim, tile.keys},
                     {workspace.dscores.get(), tile.keys}, from_row(x.k, tile.key), Result::written,
                     {workspace.product.get(), head_dim});
@@ -337,7 +366,7 @@ void add_blocks_on_cpu(const AttentionCall& c, BlockSpan blocks, const PartialAt
         const Matrix<float> out = head_out<float>(seen.out, head);
         float* logsumexp = kernels::cpu::out<float>(seen.logsumexp) + head * c.q.size(0);
         for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
-          for_tiles(block, kMostRows, kMostKeys,
+          for_tiles(block, c.window, kMostRows, kMostKeys,
                     [&](const Tile& tile) { merge_tile(x, tile, out, logsumexp, workspace); });
         }
       }
@@ -368,9 +397,29 @@ void add_blocks_on_cpu_backward(const Tensor& dout, const Saved& saved, BlockSpa
                     from_row(dq, tile.query));
           };
           for (const AttentionBlock& block : documents[static_cast<size_t>(i % count)]) {
-            for_tiles(block, kMostRows, kMostKeys, add);
+            for_tiles(block, c.window, kMostRows, kMostKeys, add);
           }
         }
+      }
+    });
+  });
+}
+
+void sink_gradient_on_cpu(const Tensor& dout, const Saved& saved, const Tensor& dsinks) {
+  by_type(dout, [&]<class T>(T) {
+    parallel_for(dout.size(1), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t head = begin; head < end; ++head) {
+        const HeadResults<T> y(dout, saved, head);
+        const double sum =
+            typed<T>(loops()).sink_gradient({.dout = y.dout.data,
+                                             .dout_stride = y.dout.stride,
+                                             .out = y.out.data,
+                                             .out_stride = y.out.stride,
+                                             .logsumexp = y.logsumexp,
+                                             .rows = dout.size(0),
+                                             .head_dim = dout.size(2),
+                                             .sink = kernels::cpu::in<float>(saved.call.sinks)[head]});
+        kernels::cpu::out<float>(dsinks)[head] = static_cast<float>(sum);
       }
     });
   });
@@ -381,7 +430,8 @@ void decode_on_cpu(const AttentionCall& c, const KeyValueCache& cache, int64_t l
                    std::span<const CachedDocument> documents, const Tensor& out) {
   const int64_t kv_heads = cache.shape().kv_heads, group = c.q.size(1) / kv_heads, head_dim = c.q.size(2);
   int64_t longest = 0;
-  for (const CachedDocument& document : documents) longest = std::max(longest, document.past + 1);
+  for (const CachedDocument& document : documents) longest = std::max(longest, keys_seen(c, document.past));
+  const float* const sinks = kernels::cpu::in_if<float>(c.sinks);
   by_type(c.q, [&]<class T>(T) {
     const auto count = static_cast<int64_t>(documents.size()) * kv_heads;
     parallel_for(count, kernels::cpu::row_grain(longest * head_dim), [&](int64_t begin, int64_t end) {
@@ -389,7 +439,8 @@ void decode_on_cpu(const AttentionCall& c, const KeyValueCache& cache, int64_t l
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = i / kv_heads, kv_head = i % kv_heads;
         const auto [slot, past] = documents[static_cast<size_t>(row)];
-        const int64_t first = kv_head * cache.capacity(slot) * head_dim;
+        const int64_t keys = keys_seen(c, past);
+        const int64_t first = (kv_head * cache.capacity(slot) + past + 1 - keys) * head_dim;
         typed<T>(loops()).decode_attention(
             {.q = from_row(head_in<T>(c.q, kv_head * group), row).data,
              .q_stride = c.q.stride(1),
@@ -399,9 +450,11 @@ void decode_on_cpu(const AttentionCall& c, const KeyValueCache& cache, int64_t l
              .out_stride = out.stride(1),
              .scores = scores.get(),
              .heads = group,
-             .keys = past + 1,
+             .keys = keys,
              .head_dim = head_dim,
-             .scale = static_cast<float>(scale_of(c))});
+             .scale = static_cast<float>(scale_of(c)),
+             .softcap = static_cast<float>(c.softcap),
+             .sinks = sinks == nullptr ? nullptr : sinks + kv_head * group});
       }
     });
   });

@@ -15,11 +15,16 @@
 namespace pptrain::attention {
 
 // Whole documents, in blocks of query rows whose scores exist at full width; keys behind the last row of a
-// block are skipped. Fills saved.out: T, as q, contiguous, and saved.logsumexp: float32 [heads, tokens].
+// block are skipped, and those before the window of its first row. Fills saved.out: T, as q, contiguous, and
+// saved.logsumexp: float32 [heads, tokens].
 void attend_on_cpu(const Saved& saved);
 
 // Its gradients: any strides with the last one 1. Those of a group of heads are summed in float32.
 void attend_on_cpu_backward(const at::Tensor& dout, const Saved& saved, const Gradients& grads);
+
+// dsinks: float32 [heads]. dout and saved.out: any strides with the last one 1; saved.logsumexp: float32
+// [heads, tokens]. Each head's sum is in the order of tokens.
+void sink_gradient_on_cpu(const at::Tensor& dout, const Saved& saved, const at::Tensor& dsinks);
 
 // As add_attention and add_attention_backward (blocks.h): tiles of queries and keys, merged in float32.
 void add_blocks_on_cpu(const AttentionCall& call, std::span<const tokens::AttentionBlock> blocks,

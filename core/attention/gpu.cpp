@@ -55,7 +55,8 @@ void flash(Saved& saved) {
   const Documents d{c.documents};
   const int64_t longest = c.documents.longest;
   keep(at::_flash_attention_forward(d.list(c.q), d.list(c.k), d.list(c.v), d.starts(), d.starts(), longest,
-                                    longest, kNoDropout, /*is_causal=*/true, /*return_debug_mask=*/false),
+                                    longest, kNoDropout, /*is_causal=*/true, /*return_debug_mask=*/false,
+                                    c.scale, keys_before(c)),
        saved);
 }
 
@@ -67,7 +68,8 @@ Gradients flash_backward(const Tensor& dout, const Saved& saved) {
   let_flash_be_deterministic(c.deterministic);
   const auto [dq, dk, dv] = at::_flash_attention_backward(
       d.list(dout), d.list(c.q), d.list(c.k), d.list(c.v), d.list(saved.out), saved.logsumexp, starts, starts,
-      longest, longest, kNoDropout, /*is_causal=*/true, saved.rng_seed, saved.rng_offset);
+      longest, longest, kNoDropout, /*is_causal=*/true, saved.rng_seed, saved.rng_offset, c.scale,
+      keys_before(c));
   return {.dq = dq.reshape(c.q.sizes()), .dk = dk.reshape(c.k.sizes()), .dv = dv.reshape(c.v.sizes())};
 }
 
@@ -97,7 +99,7 @@ void efficient(Saved& saved) {
   keep(at::_efficient_attention_forward(d.batch(c.q), d.batch(expand_heads(c.k, heads)),
                                         d.batch(expand_heads(c.v, heads)), /*bias=*/std::nullopt, d.starts(),
                                         d.starts(), longest, longest, kNoDropout, kCausalMask,
-                                        /*compute_log_sumexp=*/true),
+                                        /*compute_log_sumexp=*/true, c.scale),
        saved);
 }
 
@@ -110,8 +112,8 @@ Gradients efficient_backward(const Tensor& dout, const Saved& saved) {
   const auto grads = at::_efficient_attention_backward(
       d.batch(dout), d.batch(c.q), d.batch(expand_heads(c.k, heads)), d.batch(expand_heads(c.v, heads)),
       /*bias=*/std::nullopt, d.batch(saved.out), d.starts(), d.starts(), longest, longest, saved.logsumexp,
-      kNoDropout, saved.rng_seed, saved.rng_offset, kCausalMask, /*bias_requires_grad=*/false,
-      /*scale=*/std::nullopt, splits);
+      kNoDropout, saved.rng_seed, saved.rng_offset, kCausalMask, /*bias_requires_grad=*/false, c.scale,
+      splits);
   const auto of_heads = [&](const Tensor& x) { return x.reshape(c.q.sizes()); };
   return {.dq = of_heads(std::get<0>(grads)),
           .dk = sum_groups(of_heads(std::get<1>(grads)), kv_heads),
@@ -119,6 +121,17 @@ Gradients efficient_backward(const Tensor& dout, const Saved& saved) {
 }
 
 // --- cuDNN ---
+
+// Softcaps are in no library here.
+void warn_of_operators() {
+  static std::once_flag said;
+  std::call_once(said, [] {
+    spdlog::warn(
+        "attention by LibTorch's plain operators, several times slower: no library at hand takes a softcap "
+        "or, in "
+        "fp32, sinks or a window");
+  });
+}
 
 void warn_of_refusal(const std::string& why) {
   static std::once_flag said;
@@ -128,6 +141,10 @@ void warn_of_refusal(const std::string& why) {
 }
 
 }  // namespace
+
+std::optional<int64_t> keys_before(const AttentionCall& c) {
+  return c.window == 0 ? std::nullopt : std::optional(c.window - 1);
+}
 
 void let_flash_be_deterministic(bool deterministic) {
   at::Context& context = at::globalContext();
@@ -140,6 +157,7 @@ BackEnd choose_on_gpu(const AttentionCall& call) {
   CallShape shape = describe_call(call, kernels::compute_capability(call.q.device()));
   shape.has_cudnn = has_cudnn_attention();
   const BackEnd best = choose_on_gpu(shape);
+  if (best == BackEnd::composed_blocks) warn_of_operators();
   if (best != BackEnd::cudnn) return best;
   const std::string refusal = why_not_cudnn(call);
   if (refusal.empty()) return best;

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/attention/attention.h"
@@ -20,6 +21,7 @@ struct CallShape {
   bool equal = true;          // all documents are as long as the longest
   bool deterministic = true;  // the backward pass must be
   bool has_cudnn = true;      // this program is built with cuDNN's frontend
+  Takes asks{};
 };
 
 // On a GPU of this capability.
@@ -28,11 +30,15 @@ CallShape describe_call(const AttentionCall& call, int capability);
 // Why no library of a GPU computes attention of such heads; "" where one does. head_dim is even.
 std::string why_no_attention(at::ScalarType type, int64_t head_dim);
 
-// Never cudnn where its plan cannot be, but it may still refuse one: then flash serves.
+// Never cudnn where its plan cannot be, but it may still refuse one: then flash serves. Where no library
+// takes what a call asks for, composed_blocks.
 BackEnd choose_on_gpu(const CallShape& shape);
 
 // Of a call whose tensors are on a GPU: the same, or what serves where cuDNN refuses a plan.
 BackEnd choose_on_gpu(const AttentionCall& call);
+
+// The call's window as FlashAttention-2 takes it: keys before a query's own that it sees.
+std::optional<int64_t> keys_before(const AttentionCall& call);
 
 // By saved.back_end. Fills saved.out, saved.logsumexp and the random numbers. Documents of unequal lengths go
 // with their starts, key-value heads without copies (but for float32).

@@ -40,7 +40,8 @@ CallShape describe_call(const AttentionCall& call, int capability) {
           .longest = documents.longest,
           .tokens = documents.tokens(),
           .equal = documents.equal_lengths(),
-          .deterministic = call.deterministic};
+          .deterministic = call.deterministic,
+          .asks = what_asks(call)};
 }
 
 // FlashAttention-2 serves what cuDNN does not; CUTLASS reads four float32 at once.
@@ -62,7 +63,9 @@ int64_t score_gradient_bytes(const CallShape& x) {
   return score_gradient_bytes(plan_shape(x), x.heads / parts);
 }
 
-BackEnd choose_on_gpu(const CallShape& x) {
+namespace {
+
+BackEnd fastest(const CallShape& x) {
   if (x.type != at::kBFloat16) return BackEnd::efficient;
   // Hopper, and the Blackwell of data centres. Elsewhere cuDNN runs kernels made for Ampere, no faster than
   // FlashAttention-2, and has no deterministic ones for ragged documents.
@@ -74,6 +77,17 @@ BackEnd choose_on_gpu(const CallShape& x) {
   if (cudnn_head_parts(x) == 0) return BackEnd::flash;
   if (plan_shape(x).ragged && !offsets_fit(x)) return BackEnd::flash;
   return BackEnd::cudnn;
+}
+
+}  // namespace
+
+BackEnd choose_on_gpu(const CallShape& x) {
+  const BackEnd best = fastest(x);
+  if (takes(best, x.asks)) return best;
+  for (const BackEnd flash : {BackEnd::flash, BackEnd::flash_blocks}) {
+    if (x.type == at::kBFloat16 && takes(flash, x.asks)) return flash;
+  }
+  return BackEnd::composed_blocks;
 }
 
 namespace {

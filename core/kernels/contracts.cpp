@@ -144,6 +144,26 @@ void check_swiglu_backward(const Checks& checks, const Tensor& dy, const Tensor&
   if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
 }
 
+// x: as wide as y, or gate and up side by side.
+void check_activated(const Checks& checks, const Tensor& x, const Tensor& y) {
+  checks.compute("x", x, 2);
+  const int64_t columns = x.size(1) == y.size(1) ? y.size(1) : 2 * y.size(1);
+  checks.dense("x", x, y.scalar_type(), {y.size(0), columns});
+}
+
+void check_activate(const Checks& checks, const Tensor& x, Activation, const Tensor& y) {
+  checks.dense_compute("y", y, 2);
+  check_activated(checks, x, y);
+}
+
+void check_activate_backward(const Checks& checks, const Tensor& dy, const Tensor& x, Activation,
+                             const Tensor& dx, const std::optional<Tensor>& y) {
+  checks.dense_compute("dy", dy, 2);
+  check_activated(checks, x, dy);
+  checks.dense("dx", dx, dy.scalar_type(), {x.size(0), x.size(1)});
+  if (y) checks.dense("y", *y, dy.scalar_type(), {dy.size(0), dy.size(1)});
+}
+
 // Operations of a product with these results, each a sum over `inner` terms.
 double product_flops(const Tensor& out, int64_t inner) {
   return 2.0 * static_cast<double>(out.numel()) * static_cast<double>(inner);
@@ -326,6 +346,8 @@ void add_contracts() {
   norm_rope_backward.accept(check_norm_rope_backward, cost_norm_rope_backward);
   swiglu.accept(check_swiglu);
   swiglu_backward.accept(check_swiglu_backward);
+  activate.accept(check_activate);
+  activate_backward.accept(check_activate_backward);
   matmul.accept(check_matmul, cost_matmul, gemm_of_matmul);
   linear.accept(check_linear, cost_linear, gemm_of_linear);
   accumulate_weight_gradient.accept(check_weight_gradient, cost_accumulate_weight_gradient,

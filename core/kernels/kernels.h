@@ -16,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/kernels/activation.h"
 #include "core/kernels/kernel.h"
 
 namespace pptrain::kernels {
@@ -93,6 +94,18 @@ inline Kernel<void(const Tensor& gate_up, Tensor& y)> swiglu{"swiglu"};
 inline Kernel<void(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up, const std::optional<Tensor>& y)>
     swiglu_backward{"swiglu_backward"};
 
+// --- Other activations ---
+
+// y = activation(x), or activation(gate) * up where x has twice y's columns, gate first. x: T [rows, dim] or
+// [rows, 2 * dim]; y: T [rows, dim].
+inline Kernel<void(const Tensor& x, Activation activation, Tensor& y)> activate{"activate"};
+
+// Gradient of activate, and its result again in `y` where given, as swiglu_backward. dy, y: T [rows, dim];
+// dx: as x. dx may alias x, and y may alias dy.
+inline Kernel<void(const Tensor& dy, const Tensor& x, Activation activation, Tensor& dx,
+                   const std::optional<Tensor>& y)>
+    activate_backward{"activate_backward"};
+
 // --- Embedding and cross entropy, of a whole vocabulary or of ranks that share one out ---
 
 // The tokens [first, first + n) of a vocabulary of `vocab`, n being the rows (or columns) of the tensor
@@ -129,6 +142,14 @@ inline Kernel<void(const Tensor& logits, const Tensor& labels, VocabularyPart pa
 inline Kernel<void(Tensor& logits, const Tensor& labels, const Tensor& statistics, VocabularyPart part,
                    Tensor& loss, bool want_gradient)>
     cross_entropy_part{"cross_entropy_part"};
+
+// x = cap * tanh(scale * x / cap), or scale * x where cap is 0, in place, rounded once. x: T [rows, n].
+inline Kernel<void(Tensor& x, double scale, double cap)> softcap{"softcap"};
+
+// Gradient of softcap with a cap, in place: dlogits *= scale * (1 - (capped / cap)^2). capped, dlogits: T
+// [rows, n], capped as softcap left it.
+inline Kernel<void(const Tensor& capped, double scale, double cap, Tensor& dlogits)> softcap_backward{
+    "softcap_backward"};
 
 // --- Matrix products ---
 

@@ -90,6 +90,25 @@ Cost cost_cross_entropy_part(const Tensor& logits, const Tensor& labels, const T
   return cost;
 }
 
+void check_softcap(const Checks& checks, const Tensor& x, double, double cap) {
+  checks.dense_compute("x", x, 2).require(cap >= 0, "cap must not be negative");
+}
+
+Cost cost_softcap(const Tensor& x, double, double) {
+  return moving(x, x);
+}
+
+void check_softcap_backward(const Checks& checks, const Tensor& capped, double, double cap,
+                            const Tensor& dlogits) {
+  checks.dense_compute("capped", capped, 2)
+      .dense("dlogits", dlogits, capped.scalar_type(), {capped.size(0), capped.size(1)})
+      .require(cap > 0, "cap must be above 0");
+}
+
+Cost cost_softcap_backward(const Tensor& capped, double, double, const Tensor& dlogits) {
+  return moving(capped, dlogits, dlogits);
+}
+
 }  // namespace
 
 void add_vocabulary_contracts() {
@@ -98,6 +117,8 @@ void add_vocabulary_contracts() {
   cross_entropy.accept(check_cross_entropy, cost_cross_entropy);
   softmax_statistics.accept(check_softmax_statistics, cost_softmax_statistics);
   cross_entropy_part.accept(check_cross_entropy_part, cost_cross_entropy_part);
+  softcap.accept(check_softcap, cost_softcap);
+  softcap_backward.accept(check_softcap_backward, cost_softcap_backward);
 }
 
 }  // namespace pptrain::kernels

@@ -5,6 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -16,6 +17,14 @@ namespace pptrain::nn {
 namespace {
 
 using at::Tensor;
+
+void check_rotation(const std::string& name, const AttentionConfig& c) {
+  if (c.rotary_dim < 0 || c.rotary_dim > c.head_dim || c.rotary_dim % 2 != 0) {
+    throw Error(
+        fmt::format("{}: rotation of {} dims of a head of {}: they must be an even number of its dims", name,
+                    c.rotary_dim, c.head_dim));
+  }
+}
 
 // The configuration with the heads of one of `size` ranks.
 AttentionConfig local_heads(const std::string& name, const AttentionConfig& config, int size) {
@@ -32,22 +41,31 @@ AttentionConfig local_heads(const std::string& name, const AttentionConfig& conf
                     "key-value heads",
                     name, size, config.heads, config.kv_heads));
   }
+  check_rotation(name, config);
+  if (config.qk_norm == QkNorm::whole && size > 1)
+    throw Error(
+        fmt::format("{}: a norm over all heads of q and k cannot run on several tensor-parallel ranks: "
+                    "each has some of the heads",
+                    name));
   AttentionConfig local = config;
   local.heads = config.heads / size;
   local.kv_heads = std::max<int64_t>(1, config.kv_heads / size);
+  if (local.rotary_dim == local.head_dim) local.rotary_dim = 0;
   return local;
-}
-
-Weight* add_norm(ParameterGroup& group, const std::string& name, int64_t dim, const TensorCut& cut) {
-  return &group.add({cut.copied({.name = name + ".weight", .shape = {dim}, .role = Role::norm})});
 }
 
 LinearPart part_of(const std::string& name, const char* which, int64_t heads, const AttentionConfig& c) {
   return {.name = name + which, .out_features = heads * c.head_dim};
 }
 
-// k and v of the key-value head that `size / kv_heads` neighbours hold a copy of.
-Linear copied_kv(ParameterGroup& group, const std::string& name, const AttentionConfig& c,
+// Norms take rows of q and of k, apart from rotation: the kernel that does both takes whole heads.
+bool norms_rows(const AttentionConfig& c) {
+  const bool turns_all = c.rope >= 0 && (c.rotary_dim == 0 || c.rotary_dim == c.head_dim);
+  return c.qk_norm == QkNorm::whole || (c.qk_norm == QkNorm::head && !turns_all);
+}
+
+// k, v or both, of the key-value head that `size / kv_heads` neighbours hold a copy of.
+Linear copied_kv(ParameterGroup& group, const std::vector<LinearPart>& parts, const AttentionConfig& c,
                  const TensorCut& cut) {
   const auto kv_heads = static_cast<int>(c.kv_heads);
   const int neighbours = cut.size / kv_heads;
@@ -59,60 +77,44 @@ Linear copied_kv(ParameterGroup& group, const std::string& name, const Attention
     return spec;
   };
   std::vector<ParameterSpec> weights, biases;
-  for (const char* which : {".k", ".v"}) {
-    const LinearPart part = part_of(name, which, c.kv_heads, c);
+  for (const LinearPart& part : parts) {
     weights.push_back(copy(weight_spec(part, c.hidden, c.init_std)));
     if (c.qkv_bias) biases.push_back(copy(bias_spec(part)));
   }
   return Linear(group, std::move(weights), std::move(biases));
 }
 
+// q, k and v side by side, where nothing needs one of them apart.
 ColumnLinear make_qkv(ParameterGroup& group, const std::string& name, const AttentionConfig& c,
                       std::shared_ptr<const Region> region) {
   const TensorCut& cut = region->cut();
+  const bool copied = c.kv_heads % cut.size != 0;
   const LinearPart q = part_of(name, ".q", c.heads, c);
-  if (c.kv_heads % cut.size == 0) {
-    return ColumnLinear(group, c.hidden,
-                        {q, part_of(name, ".k", c.kv_heads, c), part_of(name, ".v", c.kv_heads, c)},
-                        c.qkv_bias, c.init_std, std::move(region));
-  }
-  std::vector<ParameterSpec> biases;
-  if (c.qkv_bias) biases.push_back(cut.cut(bias_spec(q), 0));
+  const LinearPart k = part_of(name, ".k", c.kv_heads, c), v = part_of(name, ".v", c.kv_heads, c);
   std::vector<Linear> blocks;
-  blocks.emplace_back(group, std::vector{cut.cut(weight_spec(q, c.hidden, c.init_std), 0)},
-                      std::move(biases));
-  blocks.push_back(copied_kv(group, name, c, cut));
+  const auto add = [&](const std::vector<LinearPart>& parts, bool copies) {
+    blocks.push_back(copies ? copied_kv(group, parts, c, cut)
+                            : Linear(group, c.hidden, parts, c.qkv_bias, c.init_std, cut));
+  };
+  if (norms_rows(c)) {
+    add({q}, false);
+    add({k}, copied);
+    add({v}, copied);
+  } else if (copied) {
+    add({q}, false);
+    add({k, v}, true);
+  } else {
+    add({q, k, v}, false);
+  }
   return ColumnLinear(std::move(blocks), std::move(region));
-}
-
-std::optional<Tensor> weight_of(const Weight* weight) {
-  return weight == nullptr ? std::nullopt : std::optional(weight->compute);
 }
 
 std::optional<Tensor> grad_of(const Weight* weight) {
   return weight == nullptr ? std::nullopt : std::optional(weight->grad_or_scratch());
 }
 
-// q, k and v parts of the projections, as [tokens, heads | kv_heads, head_dim].
-struct Heads {
-  Tensor q, k, v;
-};
-
-Heads split_heads(const std::vector<Tensor>& qkv, const AttentionConfig& c) {
-  const auto heads = [&](const Tensor& x, int64_t first, int64_t count) {
-    return x.view({x.size(0), x.size(1) / c.head_dim, c.head_dim}).narrow(1, first, count);
-  };
-  const bool fused = qkv.size() == 1;
-  const int64_t first = fused ? c.heads : 0;  // of k
-  return {.q = heads(qkv.front(), 0, c.heads),
-          .k = heads(qkv.back(), first, c.kv_heads),
-          .v = heads(qkv.back(), first + c.kv_heads, c.kv_heads)};
-}
-
-// q and k as one: [tokens, heads + kv_heads, head_dim]. Undefined where they are no neighbours.
-Tensor q_and_k(const std::vector<Tensor>& qkv, const AttentionConfig& c) {
-  if (qkv.size() != 1) return {};
-  return qkv.front().view({qkv.front().size(0), -1, c.head_dim}).narrow(1, 0, c.heads + c.kv_heads);
+std::optional<Tensor> factor_of(const Weight* weight, NormKind kind) {
+  return weight == nullptr ? std::nullopt : std::optional(norm_factor(*weight, kind));
 }
 
 }  // namespace
@@ -127,87 +129,189 @@ std::vector<Tensor> Attention::Saved::tensors() const {
 Attention::Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
                      std::shared_ptr<attention::CoreAttention> core, std::shared_ptr<const Region> region)
     : local_(local_heads(name, config, region->cut().size)),
+      rows_(norms_rows(config)),
       core_(std::move(core)),
       qkv_(make_qkv(group, name, config, region)),
       o_(group, config.heads * config.head_dim, {name + ".o", config.hidden}, config.o_bias,
          config.o_init_std, region) {
-  if (config.qk_norm) {
-    q_norm_ = add_norm(group, name + ".q_norm", config.head_dim, region->cut());
-    k_norm_ = add_norm(group, name + ".k_norm", config.head_dim, region->cut());
+  const TensorCut& cut = region->cut();
+  if (config.qk_norm != QkNorm::none) {
+    const bool whole = config.qk_norm == QkNorm::whole;
+    const auto add = [&](const std::string& which, int64_t heads) {
+      const int64_t dim = whole ? heads * config.head_dim : config.head_dim;
+      return &group.add({cut.copied(norm_spec(name + which, dim, config.qk_norm_kind))});
+    };
+    q_norm_ = add(".q_norm", config.heads);
+    k_norm_ = add(".k_norm", config.kv_heads);
   }
+  if (config.sinks) {
+    sinks_ = &group.add({cut.cut(
+        {.name = name + ".sinks", .shape = {config.heads}, .role = Role::norm, .norm_start = 0}, 0)});
+  }
+}
+
+Attention::Heads Attention::split_heads(const std::vector<Tensor>& qkv) const {
+  const auto heads = [&](size_t tensor, int64_t first, int64_t count) {
+    const Tensor& x = qkv[tensor];
+    return x.view({x.size(0), x.size(1) / local_.head_dim, local_.head_dim}).narrow(1, first, count);
+  };
+  const size_t last = qkv.size() - 1, of_k = last == 2 ? 1 : last;
+  const int64_t first_k = last == 0 ? local_.heads : 0;
+  const int64_t first_v = last == 2 ? 0 : first_k + local_.kv_heads;
+  return {.q = heads(0, 0, local_.heads),
+          .k = heads(of_k, first_k, local_.kv_heads),
+          .v = heads(last, first_v, local_.kv_heads)};
+}
+
+const kernels::RopeTable& Attention::table(const TokenInfo& tokens) const {
+  return tokens.ropes.at(static_cast<size_t>(local_.rope));
+}
+
+Tensor Attention::rotated_dims(const Tensor& heads) const {
+  return local_.rotary_dim == 0 ? heads : heads.narrow(2, 0, local_.rotary_dim);
+}
+
+Tensor Attention::norm_rows(const Tensor& heads, const Weight& weight, Tensor& rstd) const {
+  const Tensor x = heads.view({-1, weight.compute.size(0)});
+  Tensor y = at::empty_like(x);
+  rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  kernels::rms_norm(x, norm_factor(weight, local_.qk_norm_kind), local_.norm_eps, y, rstd);
+  return y.view(heads.sizes());
+}
+
+// With rotation, in one kernel.
+Attention::Heads Attention::norm_heads(const Heads& heads, const TokenInfo& tokens, Saved& saved) const {
+  const auto f32 = heads.q.options().dtype(at::kFloat);
+  const int64_t rows = heads.q.size(0);
+  const Heads to{.q = at::empty(heads.q.sizes(), heads.q.options()),
+                 .k = at::empty(heads.k.sizes(), heads.k.options()),
+                 .v = heads.v};
+  saved.q_rstd = at::empty({rows, local_.heads}, f32);
+  saved.k_rstd = at::empty({rows, local_.kv_heads}, f32);
+  const NormKind kind = local_.qk_norm_kind;
+  kernels::norm_rope({{.x = heads.q, .y = to.q, .weight = factor_of(q_norm_, kind), .rstd = saved.q_rstd},
+                      {.x = heads.k, .y = to.k, .weight = factor_of(k_norm_, kind), .rstd = saved.k_rstd}},
+                     local_.norm_eps, table(tokens), tokens.positions);
+  return to;
+}
+
+Attention::Heads Attention::prepare(const TokenInfo& tokens, Saved& saved) const {
+  Heads heads = split_heads(saved.qkv);
+  if (rows_) {
+    heads.q = norm_rows(heads.q, *q_norm_, saved.q_rstd);
+    heads.k = norm_rows(heads.k, *k_norm_, saved.k_rstd);
+  } else if (local_.qk_norm == QkNorm::head) {
+    return norm_heads(heads, tokens, saved);
+  }
+  if (local_.rope < 0) return heads;
+  std::vector<kernels::HeadsPart> parts;
+  const auto turn = [&](const Tensor& x) { parts.push_back({.x = rotated_dims(x), .y = rotated_dims(x)}); };
+  if (saved.qkv.size() == 1) {
+    turn(saved.qkv[0]
+             .view({heads.q.size(0), -1, local_.head_dim})
+             .narrow(1, 0, local_.heads + local_.kv_heads));
+  } else {
+    turn(heads.q);
+    turn(heads.k);
+  }
+  kernels::norm_rope(parts, 0, table(tokens), tokens.positions);
+  return heads;
 }
 
 Tensor Attention::forward(const Tensor& x, const TokenInfo& tokens, Saved& saved) const {
   const int64_t rows = tokens.positions.size(0);
   saved.x = x;
   saved.qkv = qkv_.forward(x, rows);
-  const Heads heads = split_heads(saved.qkv, local_);
-  Tensor q = heads.q;
-  Tensor k = heads.k;
-  if (local_.qk_norm) {
-    const auto f32 = x.options().dtype(at::kFloat);
-    q = at::empty(heads.q.sizes(), x.options());
-    k = at::empty(heads.k.sizes(), x.options());
-    saved.q_rstd = at::empty({rows, local_.heads}, f32);
-    saved.k_rstd = at::empty({rows, local_.kv_heads}, f32);
-  }
-  std::vector<kernels::HeadsPart> parts;
-  if (const Tensor both = q_and_k(saved.qkv, local_); !local_.qk_norm && both.defined()) {
-    parts = {{.x = both, .y = both}};
-  } else {
-    parts = {{.x = heads.q, .y = q, .weight = weight_of(q_norm_), .rstd = saved.q_rstd},
-             {.x = heads.k, .y = k, .weight = weight_of(k_norm_), .rstd = saved.k_rstd}};
-  }
-  kernels::norm_rope(parts, local_.norm_eps, tokens.rope, tokens.positions);
-  saved.out =
-      core_
-          ->forward({.q = q, .k = k, .v = heads.v, .documents = tokens.segments, .split = tokens.context},
-                    saved.core)
-          .view({rows, o_.in_features()});
+  const Heads heads = prepare(tokens, saved);
+  saved.out = core_
+                  ->forward({.q = heads.q,
+                             .k = heads.k,
+                             .v = heads.v,
+                             .documents = tokens.segments,
+                             .split = tokens.context,
+                             .scale = local_.scale,
+                             .softcap = local_.softcap,
+                             .window = local_.window,
+                             .sinks = sinks_ == nullptr ? Tensor() : sinks_->compute},
+                            saved.core)
+                  .view({rows, o_.in_features()});
   return o_.forward(saved.out);
 }
 
-void Attention::rotate_back(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens,
-                            const Tensor& dq, const Tensor& dk) {
-  const Heads heads = split_heads(saved.qkv, local_);
+void Attention::turn_back(const std::vector<Tensor>& heads, const TokenInfo& tokens) const {
+  if (local_.rope < 0) return;
+  std::vector<kernels::HeadsGradient> parts;
+  for (const Tensor& x : heads) parts.push_back({.dy = rotated_dims(x), .dx = rotated_dims(x)});
+  kernels::norm_rope_backward(parts, table(tokens), tokens.positions);
+}
+
+void Attention::norm_heads_back(const Saved& saved, const attention::Gradients& grads,
+                                const TokenInfo& tokens, const Tensor& dq, const Tensor& dk) {
+  const Heads heads = split_heads(saved.qkv);
   kernels::norm_rope_backward({{.dy = grads.dk,
                                 .dx = dk,
                                 .x = heads.k,
-                                .weight = weight_of(k_norm_),
+                                .weight = factor_of(k_norm_, local_.qk_norm_kind),
                                 .rstd = saved.k_rstd,
                                 .weight_grad = grad_of(k_norm_)},
                                {.dy = grads.dq,
                                 .dx = dq,
                                 .x = heads.q,
-                                .weight = weight_of(q_norm_),
+                                .weight = factor_of(q_norm_, local_.qk_norm_kind),
                                 .rstd = saved.q_rstd,
                                 .weight_grad = grad_of(q_norm_)}},
-                              tokens.rope, tokens.positions);
+                              table(tokens), tokens.positions);
 }
 
-Tensor Attention::rotate_fused_back(const Saved& saved, const attention::Gradients& grads,
-                                    const TokenInfo& tokens) {
-  if (local_.qk_norm) {
-    rotate_back(saved, grads, tokens, grads.dq, grads.dk);
+Tensor Attention::fused_gradient(const Saved& saved, const attention::Gradients& grads,
+                                 const TokenInfo& tokens) {
+  if (local_.qk_norm == QkNorm::head) {
+    norm_heads_back(saved, grads, tokens, grads.dq, grads.dk);
   } else {
-    const Tensor both = grads.fused.narrow(1, 0, local_.heads + local_.kv_heads);
-    kernels::norm_rope_backward({{.dy = both, .dx = both}}, tokens.rope, tokens.positions);
+    turn_back({grads.fused.narrow(1, 0, local_.heads + local_.kv_heads)}, tokens);
   }
   return grads.fused.flatten(1);
 }
 
+// dy: [tokens, heads, head_dim]; x: [tokens, heads * head_dim].
+Tensor Attention::norm_rows_back(const Tensor& dy, const Tensor& x, const Tensor& rstd,
+                                 Weight& weight) const {
+  const std::array<int64_t, 2> rows{-1, weight.compute.size(0)};
+  Tensor dx = kernels::contiguous(dy).view(rows), weight_grad = weight.grad_or_scratch();
+  kernels::rms_norm_backward(dx, x.view(rows), norm_factor(weight, local_.qk_norm_kind), rstd, std::nullopt,
+                             dx, weight_grad);
+  return dx.view(x.sizes());
+}
+
+std::vector<Tensor> Attention::rows_gradient(const Saved& saved, const attention::Gradients& grads,
+                                             const TokenInfo& tokens) {
+  turn_back({grads.dq, grads.dk}, tokens);
+  return {norm_rows_back(grads.dq, saved.qkv[0], saved.q_rstd, *q_norm_),
+          norm_rows_back(grads.dk, saved.qkv[1], saved.k_rstd, *k_norm_),
+          kernels::contiguous(grads.dv).flatten(1)};
+}
+
 std::vector<Tensor> Attention::qkv_gradient(const Saved& saved, const attention::Gradients& grads,
                                             const TokenInfo& tokens) {
-  if (grads.fused.defined() && saved.qkv.size() == 1) return {rotate_fused_back(saved, grads, tokens)};
+  if (rows_) return rows_gradient(saved, grads, tokens);
+  if (grads.fused.defined() && saved.qkv.size() == 1) return {fused_gradient(saved, grads, tokens)};
   // Without QK-norm nothing reads q and k again, so that the gradient takes their place.
   std::vector<Tensor> dqkv = saved.qkv;
-  if (local_.qk_norm) {
+  if (local_.qk_norm == QkNorm::head) {
     for (Tensor& part : dqkv) part = at::empty_like(part);
   }
-  const Heads to = split_heads(dqkv, local_);
-  to.v.copy_(grads.dv);
-  kernels::record(kernels::moving(grads.dv, to.v));
-  rotate_back(saved, grads, tokens, to.q, to.k);
+  const Heads to = split_heads(dqkv);
+  kernels::copy(grads.dv, to.v);
+  if (local_.qk_norm == QkNorm::head) {
+    norm_heads_back(saved, grads, tokens, to.q, to.k);
+  } else if (local_.rope >= 0 && local_.rotary_dim == 0) {
+    kernels::norm_rope_backward({{.dy = grads.dk, .dx = to.k}, {.dy = grads.dq, .dx = to.q}}, table(tokens),
+                                tokens.positions);
+  } else {
+    turn_back({grads.dk, grads.dq}, tokens);
+    kernels::copy(grads.dq, to.q);
+    kernels::copy(grads.dk, to.k);
+  }
   return dqkv;
 }
 
@@ -219,11 +323,18 @@ Tensor Attention::backward_input(Saved& saved, const Tensor& dy, const TokenInfo
         core_->backward(o_.backward(std::move(saved.out), dy, queue)
                             .view({tokens.positions.size(0), local_.heads, local_.head_dim}),
                         std::move(saved.core));
+    if (sinks_ != nullptr) add_sinks_gradient(grads.dsinks);
     dqkv = qkv_gradient(saved, grads, tokens);
   }
   Tensor x = std::move(saved.x);
   saved = {};
   return qkv_.backward(std::move(x), std::move(dqkv), queue);
+}
+
+void Attention::add_sinks_gradient(const Tensor& dsinks) {
+  if (sinks_->frozen()) return;
+  sinks_->grad.add_(dsinks);
+  kernels::record(kernels::moving(sinks_->grad, sinks_->grad, dsinks));
 }
 
 }  // namespace pptrain::nn

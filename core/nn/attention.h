@@ -1,21 +1,28 @@
-// Causal grouped-query self-attention: qkv projection, optional QK-norm, RoPE, core attention, output
+// Causal grouped-query self-attention: qkv projection, optional QK-norm and RoPE, core attention, output
 // projection.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/attention/attention.h"
 #include "core/nn/linear.h"
+#include "core/nn/norm.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
 #include "core/nn/token_info.h"
 #include "core/nn/weight_grad_queue.h"
 
 namespace pptrain::nn {
+
+// What an RMSNorm before rotation takes as a row: nothing, each head of q and of k (Qwen3), or all heads of
+// q, and of k, side by side (OLMo 2).
+enum class QkNorm { none, head, whole };
 
 struct AttentionConfig {
   int64_t hidden = 0;
@@ -24,8 +31,15 @@ struct AttentionConfig {
   int64_t head_dim = 0;  // heads * head_dim may differ from hidden
   bool qkv_bias = false;
   bool o_bias = false;
-  bool qk_norm = false;
+  QkNorm qk_norm = QkNorm::none;
+  NormKind qk_norm_kind = NormKind::rms;  // or rms_plus_one
   double norm_eps = 1e-6;
+  int rope = 0;                   // which of TokenInfo::ropes turns q and k; -1: none
+  int64_t rotary_dim = 0;         // how many of a head's dims it turns, the first ones; 0: all
+  std::optional<double> scale{};  // these four as attention::AttentionCall has them
+  double softcap = 0;
+  int64_t window = 0;
+  bool sinks = false;
   double init_std = 0.02;
   double o_init_std = 0.02;
 };
@@ -36,16 +50,17 @@ class Attention {
     at::Tensor x;  // T [share, hidden]: operand of the qkv weight gradient
     // T [tokens, (heads + 2 kv_heads) * head_dim]. The core's v is a view of it; so are its q and k
     // without QK-norm, which are rotated in place. Where key-value heads are copies, two tensors: q, and k
-    // with v.
+    // with v; where norms take rows of q and of k, apart from rotation, three.
     std::vector<at::Tensor> qkv;
-    at::Tensor q_rstd, k_rstd;  // float32 [tokens, heads | kv_heads], with QK-norm only
+    at::Tensor q_rstd, k_rstd;  // float32 [tokens, heads | kv_heads], or of each row; with QK-norm only
     at::Tensor out;             // T [tokens, heads * head_dim]: operand of the o weight gradient
     attention::Saved core;
 
     std::vector<at::Tensor> tensors() const;  // all of them; some share memory, some are undefined
   };
 
-  // Declares `<name>.{q,k,v,o}.weight`, biases and `<name>.{q_norm,k_norm}.weight`. The ranks of `region`
+  // Declares `<name>.{q,k,v,o}.weight`, biases, `<name>.{q_norm,k_norm}.weight` and `<name>.sinks` [heads],
+  // which start at 0. The ranks of `region`
   // share out the heads, and the rows of x and of the result: T [share, hidden] below is [tokens, hidden] for
   // a rank alone. Where they are more than the key-value heads, neighbours have a copy of one.
   Attention(ParameterGroup& group, const std::string& name, const AttentionConfig& config,
@@ -61,23 +76,46 @@ class Attention {
                             WeightGradQueue& queue);
 
  private:
+  // q and k as the core takes them, and v: [tokens, heads | kv_heads, head_dim].
+  struct Heads {
+    at::Tensor q, k, v;
+  };
+  Heads split_heads(const std::vector<at::Tensor>& qkv) const;
+  const kernels::RopeTable& table(const TokenInfo& tokens) const;
+  // Those dims of heads [tokens, heads, head_dim] that rotation turns.
+  at::Tensor rotated_dims(const at::Tensor& heads) const;
+  // q and k after their norms, if any, and rotation; fills saved.q_rstd and k_rstd.
+  Heads prepare(const TokenInfo& tokens, Saved& saved) const;
+  Heads norm_heads(const Heads& heads, const TokenInfo& tokens, Saved& saved) const;
+  // Of contiguous heads, whose rows are as long as the weight.
+  at::Tensor norm_rows(const at::Tensor& heads, const Weight& weight, at::Tensor& rstd) const;
+
   // Gradient of saved.qkv: in the memory of `grads` where that lies alike, else in buffers of its own or in
   // the place of saved.qkv.
   std::vector<at::Tensor> qkv_gradient(const Saved& saved, const attention::Gradients& grads,
                                        const TokenInfo& tokens);
   // The gradient of the fused qkv, written over grads.fused: [tokens, (heads + 2 kv_heads) * head_dim].
-  at::Tensor rotate_fused_back(const Saved& saved, const attention::Gradients& grads,
-                               const TokenInfo& tokens);
-  // dq and dk, which may be those of `grads`, become the gradients before norm and rotation.
-  void rotate_back(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens,
-                   const at::Tensor& dq, const at::Tensor& dk);
+  at::Tensor fused_gradient(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens);
+  // dq and dk, which may be those of `grads`, become the gradients before norm_heads.
+  void norm_heads_back(const Saved& saved, const attention::Gradients& grads, const TokenInfo& tokens,
+                       const at::Tensor& dq, const at::Tensor& dk);
+  // Turns gradients of rotated heads back in place, if heads are rotated.
+  void turn_back(const std::vector<at::Tensor>& heads, const TokenInfo& tokens) const;
+  // Where norms take rows: the gradients of q, k and v.
+  std::vector<at::Tensor> rows_gradient(const Saved& saved, const attention::Gradients& grads,
+                                        const TokenInfo& tokens);
+  at::Tensor norm_rows_back(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                            Weight& weight) const;
+  void add_sinks_gradient(const at::Tensor& dsinks);
 
   AttentionConfig local_;  // with this rank's heads
+  bool rows_;              // norms take rows of q and of k, apart from rotation
   std::shared_ptr<attention::CoreAttention> core_;
   ColumnLinear qkv_;
   RowLinear o_;
   Weight* q_norm_ = nullptr;
   Weight* k_norm_ = nullptr;
+  Weight* sinks_ = nullptr;
 };
 
 }  // namespace pptrain::nn

@@ -2,8 +2,8 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/sigmoid.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <spdlog/fmt/fmt.h>
 
@@ -33,17 +33,19 @@ void for_pieces_in_float32(const at::Tensor& x, const Body& body) {
   }
 }
 
-// float32 [rows, out] of x: T [rows, in] and a weight that computes in float32.
-at::Tensor logits_of(const at::Tensor& x, const Weight& weight) {
+// float32 [rows, out] of x: T [rows, in], and a weight and a bias that compute in float32.
+at::Tensor logits_of(const at::Tensor& x, const Weight& weight, const Weight* bias = nullptr) {
   at::Tensor logits = at::empty({x.size(0), weight.compute.size(0)}, x.options().dtype(at::kFloat));
   for_pieces_in_float32(x, [&](int64_t first, const at::Tensor& piece) {
     at::Tensor out = logits.narrow(0, first, piece.size(0));
     kernels::linear(piece, weight.compute, std::nullopt, out);
   });
+  if (bias != nullptr) logits.add_(bias->compute);
   return logits;
 }
 
 void add_weight_gradient(const at::Tensor& x, const at::Tensor& dlogits, Weight& weight) {
+  if (weight.frozen()) return;
   for_pieces_in_float32(x, [&](int64_t first, const at::Tensor& piece) {
     kernels::accumulate_weight_gradient(dlogits.narrow(0, first, piece.size(0)), piece, weight.grad);
   });
@@ -103,14 +105,65 @@ Experts::Saved& own_saved(FeedForward::Saved& saved) {
   return static_cast<Experts::Saved&>(saved);
 }
 
-SharedExperts::Saved& shared_saved(FeedForward::Saved& saved) {
-  return static_cast<SharedExperts::Saved&>(saved);
-}
-
 at::Tensor gather(const at::Tensor& x, const at::Tensor& order, int64_t each) {
   at::Tensor rows = at::empty({order.size(0), x.size(1)}, x.options());
   kernels::gather_rows(x, order, each, rows);
   return rows;
+}
+
+// int64 [rows]: the expert of each row in expert order, beside `like`.
+at::Tensor expert_of_rows(const at::Tensor& ends, int64_t rows, const at::Tensor& like) {
+  at::Tensor counts = ends.to(at::kLong);
+  const int64_t rest = ends.size(0) - 1;
+  counts.narrow(0, 1, rest).sub_(ends.narrow(0, 0, rest));
+  return at::repeat_interleave(counts, std::optional<int64_t>(rows)).to(like.device());
+}
+
+at::Tensor in_order(const GroupedRows& rows) {
+  return rows.order.defined() ? gather(rows.x, rows.order, rows.each) : rows.x;
+}
+
+constexpr double kSlope = 1.702;  // of gpt-oss's sigmoid
+
+// gate * sigmoid(1.702 gate) * (up + 1) of clamped values, from gate_up: T [rows, 2 * dim].
+struct ClampedGlu {
+  ClampedGlu(const at::Tensor& gate_up, double limit)
+      : gate(gate_up.narrow(1, 0, gate_up.size(1) / 2).to(at::kFloat)),
+        up(gate_up.narrow(1, gate_up.size(1) / 2, gate_up.size(1) / 2).to(at::kFloat)),
+        gate_inside(gate.le(limit)),
+        up_inside(up.abs().le(limit)) {
+    gate = gate.clamp_max(limit);
+    up = up.clamp(-limit, limit).add_(1);
+    sigmoid = gate.mul(kSlope).sigmoid_();
+  }
+  at::Tensor value() const { return gate.mul(sigmoid).mul_(up); }
+
+  at::Tensor gate, up, gate_inside, up_inside, sigmoid;  // float32 [rows, dim]
+};
+
+// As kernels::weighted_swiglu.
+void weighted_clamped_glu(const at::Tensor& gate_up, const at::Tensor& weights, double limit, at::Tensor& y) {
+  y.copy_(ClampedGlu(gate_up, limit).value().mul_(weights.unsqueeze(1)));
+  kernels::record(kernels::moving(gate_up, weights, y));
+}
+
+// As kernels::weighted_swiglu_backward.
+void weighted_clamped_glu_backward(const at::Tensor& dy, at::Tensor& gate_up, const at::Tensor& weights,
+                                   double limit, at::Tensor& dweights, const std::optional<at::Tensor>& y) {
+  const ClampedGlu glu(gate_up, limit);
+  const at::Tensor value = glu.value();
+  dweights.copy_(dy.mul(value).sum(-1));
+  const at::Tensor scaled = dy.mul(weights.unsqueeze(1));
+  const at::Tensor dgate = glu.sigmoid.neg().add_(1).mul_(glu.gate).mul_(kSlope).add_(1).mul_(glu.sigmoid);
+  const int64_t dim = value.size(1);
+  gate_up.narrow(1, 0, dim).copy_(dgate.mul_(glu.up).mul_(scaled).mul_(glu.gate_inside));
+  gate_up.narrow(1, dim, dim).copy_(glu.gate.mul(glu.sigmoid).mul_(scaled).mul_(glu.up_inside));
+  if (y) y->copy_(value.mul(weights.unsqueeze(1)));
+  kernels::record(kernels::moving(dy, gate_up, gate_up, weights, dweights));
+}
+
+SharedExperts::Saved& shared_saved(FeedForward::Saved& saved) {
+  return static_cast<SharedExperts::Saved&>(saved);
 }
 
 }  // namespace
@@ -132,18 +185,21 @@ Router::Router(ParameterGroup& group, const std::string& name, const ExpertsConf
   if (config.scores == Scores::sigmoid && (config.balance_loss != 0 || config.z_loss != 0))
     throw Error(
         fmt::format("{}: the router's losses are those of a softmax, and its scores are sigmoids", name));
-  if (!config.balance_bias) return;
-  bias_ = &group.add({{.name = name + ".bias",
-                       .shape = {config.experts},
-                       .role = Role::balance,
-                       .copies = config.copies,
-                       .counted = config.counted}});
+  const auto add = [&](const char* what, Role role) {
+    return &group.add({{.name = name + what,
+                        .shape = {config.experts},
+                        .role = role,
+                        .copies = config.copies,
+                        .counted = config.counted}});
+  };
+  if (config.balance_bias) bias_ = add(".bias", Role::balance);
+  if (config.limit != 0) logits_bias_ = add(".logits.bias", Role::bias);
 }
 
 Router::Routing Router::forward(const at::Tensor& x) const {
   const int64_t rows = x.size(0);
   const auto real = x.options().dtype(at::kFloat), whole = x.options().dtype(at::kInt);
-  const at::Tensor logits = logits_of(x, *weight_);
+  const at::Tensor logits = logits_of(x, *weight_, logits_bias_);
   Routing r{.probabilities = at::empty_like(logits),
             .logsumexp = at::empty({rows}, real),
             .chosen = at::empty({rows, config_.chosen}, whole),
@@ -217,6 +273,7 @@ at::Tensor Router::logits_gradient(const at::Tensor& dweights, const Routing& ro
 
 void Router::backward_weight(std::span<const at::Tensor> operands) {
   add_weight_gradient(operands[0], operands[1], *weight_);
+  if (logits_bias_ != nullptr && !logits_bias_->frozen()) logits_bias_->grad.add_(operands[1].sum(0));
 }
 
 at::Tensor Router::take_loads() {
@@ -263,6 +320,48 @@ void ExpertWeights::backward_weight(std::span<const at::Tensor> operands) {
   add_grouped_weight_gradient(*weight_, rows(0), rows(2), operands[4]);
 }
 
+ExpertBiases::ExpertBiases(ParameterGroup& group, const std::string& name, ExpertRange range,
+                           const std::vector<std::string>& parts, int64_t out)
+    : experts_(range.size()), out_(static_cast<int64_t>(parts.size()) * out) {
+  std::vector<ParameterSpec> specs;
+  for (int64_t expert = range.begin; expert < range.end; ++expert) {
+    for (const std::string& part : parts) {
+      specs.push_back(
+          {.name = fmt::format("{}.{}.{}.bias", name, expert, part), .shape = {out}, .role = Role::bias});
+    }
+  }
+  bias_ = &group.add(std::move(specs));
+}
+
+at::Tensor ExpertBiases::of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const {
+  return bias_->compute.view({experts_, out_}).index_select(0, expert_of_rows(plan.ends, plan.rows, like));
+}
+
+void ExpertBiases::add(at::Tensor& rows, const at::Tensor& weights, const ExpertExchange::Plan& plan) const {
+  const at::Tensor bias = of_rows(plan, rows);
+  rows.add_(weights.defined() ? bias.mul(weights.unsqueeze(1)) : bias);
+  kernels::record(kernels::moving(rows, rows, bias, bias));
+}
+
+at::Tensor ExpertBiases::weights_gradient(const GroupedRows& dy, const ExpertExchange::Plan& plan) const {
+  const at::Tensor rows = in_order(dy), bias = of_rows(plan, rows);
+  kernels::record(kernels::moving(rows, bias));
+  return rows.mul(bias).sum(-1, /*keepdim=*/false, at::kFloat);
+}
+
+void ExpertBiases::push(WeightGradQueue& queue, const GroupedRows& dy, const at::Tensor& weights,
+                        const ExpertExchange::Plan& plan) {
+  each_ = dy.each;
+  queue.push(*this, {dy.x, dy.order, weights, plan.ends});
+}
+
+void ExpertBiases::backward_weight(std::span<const at::Tensor> operands) {
+  at::Tensor rows = in_order({.x = operands[0], .order = operands[1], .each = each_}).to(at::kFloat);
+  if (operands[2].defined()) rows = rows.mul(operands[2].unsqueeze(1));
+  bias_->grad.view({experts_, out_}).index_add_(0, expert_of_rows(operands[3], rows.size(0), rows), rows);
+  kernels::record(kernels::moving(operands[0], rows));
+}
+
 std::vector<at::Tensor> Experts::Saved::tensors() const {
   std::vector<at::Tensor> all = routing.tensors();
   all.insert(all.end(), {row_weights, x, received, gate_up, act});
@@ -274,11 +373,18 @@ Experts::Experts(ParameterGroup& group, ParameterGroup& experts, const std::stri
                  const ExpertsConfig& config, std::shared_ptr<const ExpertExchange> exchange)
     : chosen_(config.chosen),
       router_(group, name + ".router", config),
+      limit_(config.limit),
       gate_up_(experts, name + ".experts", exchange->own(config.experts), {"gate", "up"}, config.intermediate,
                config.hidden, config.init_std),
       down_(experts, name + ".experts", exchange->own(config.experts), {"down"}, config.hidden,
             config.intermediate, config.init_std),
-      exchange_(std::move(exchange)) {}
+      exchange_(std::move(exchange)) {
+  if (limit_ == 0) return;
+  const ExpertRange own = exchange_->own(config.experts);
+  gate_up_bias_.emplace(experts, name + ".experts", own, std::vector<std::string>{"gate", "up"},
+                        config.intermediate);
+  down_bias_.emplace(experts, name + ".experts", own, std::vector<std::string>{"down"}, config.hidden);
+}
 
 GroupedRows Experts::send(const at::Tensor& x, const Saved& saved) const {
   if (exchange_->is_local()) return {.x = x, .order = saved.routing.order, .each = chosen_};
@@ -294,7 +400,8 @@ void Experts::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward
   restore(x, tokens, saved);
   Saved& s = own_saved(saved);
   s.act = at::empty({s.plan->rows, s.gate_up.size(1) / 2}, x.options());
-  kernels::weighted_swiglu(s.gate_up, s.row_weights, s.act);
+  if (limit_ == 0) return kernels::weighted_swiglu(s.gate_up, s.row_weights, s.act);
+  weighted_clamped_glu(s.gate_up, s.row_weights, limit_, s.act);
 }
 
 void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForward::Saved& saved) const {
@@ -308,12 +415,16 @@ void Experts::restore(const at::Tensor& x, const TokenInfo& /*tokens*/, FeedForw
     s.row_weights = exchange_->dispatch(*s.plan, weights).view({-1});
   }
   if (!exchange_->is_local() && !s.received.defined()) s.received = send(x, s).x;
-  if (!s.gate_up.defined()) s.gate_up = gate_up_.forward(rows_of_x(s), *s.plan);
+  if (s.gate_up.defined()) return;
+  s.gate_up = gate_up_.forward(rows_of_x(s), *s.plan);
+  if (gate_up_bias_) gate_up_bias_->add(s.gate_up, {}, *s.plan);
 }
 
 at::Tensor Experts::project(const FeedForward::Saved& saved) const {
   const auto& s = static_cast<const Saved&>(saved);
-  const at::Tensor rows = exchange_->combine(*s.plan, down_.forward({.x = s.act, .order = {}}, *s.plan));
+  at::Tensor rows = down_.forward({.x = s.act, .order = {}}, *s.plan);
+  if (down_bias_) down_bias_->add(rows, s.row_weights, *s.plan);
+  rows = exchange_->combine(*s.plan, std::move(rows));
   at::Tensor y = at::empty_like(s.x);
   kernels::sum_rows(rows, s.routing.place, std::nullopt, y);
   return y;
@@ -345,8 +456,15 @@ at::Tensor Experts::backward_input(FeedForward::Saved& saved, const at::Tensor& 
   at::Tensor d_gate_up = std::move(s.gate_up);
   at::Tensor dweights = at::empty({s.plan->rows}, s.row_weights.options());
   at::Tensor d_act = down_.backward_input(drows, *s.plan);
-  kernels::weighted_swiglu_backward(d_act, d_gate_up, s.row_weights, d_gate_up, dweights,
-                                    kept ? std::nullopt : std::optional(d_act));
+  const auto act_again = kept ? std::nullopt : std::optional(d_act);
+  if (limit_ == 0) {
+    kernels::weighted_swiglu_backward(d_act, d_gate_up, s.row_weights, d_gate_up, dweights, act_again);
+  } else {
+    weighted_clamped_glu_backward(d_act, d_gate_up, s.row_weights, limit_, dweights, act_again);
+    dweights.add_(down_bias_->weights_gradient(drows, *s.plan));
+    down_bias_->push(queue, drows, s.row_weights, *s.plan);
+    gate_up_bias_->push(queue, {.x = d_gate_up, .order = {}}, {}, *s.plan);
+  }
   if (!kept) down_.push(queue, drows, {.x = d_act, .order = {}}, *s.plan);
   d_act.reset();
   const at::Tensor dx_rows =
@@ -374,8 +492,8 @@ SharedExperts::SharedExperts(ParameterGroup& group, ParameterGroup& experts, con
                              const ExpertsConfig& config, std::shared_ptr<const ExpertExchange> exchange,
                              std::shared_ptr<const Region> region)
     : experts_(group, experts, name, config, std::move(exchange)),
-      shared_(group, name + ".shared", config.hidden, config.shared, /*bias=*/false, config.init_std,
-              config.init_std, std::move(region)) {
+      shared_(group, name + ".shared", config.hidden, config.shared, Activation::silu, /*bias=*/false,
+              config.init_std, config.init_std, std::move(region)) {
   if (!config.gated_shared) return;
   gate_ = &group.add({{.name = name + ".shared_gate.weight",
                        .shape = {1, config.hidden},

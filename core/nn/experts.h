@@ -83,6 +83,9 @@ struct ExpertsConfig {
   // Experts lie in `groups` groups of equal size. A token chooses among those of its `chosen_groups` best
   // groups alone: with softmax a group is as good as its best expert, with sigmoid as its two best together.
   int64_t groups = 1, chosen_groups = 1;
+  // gpt-oss (arXiv 2508.10925): logits and experts have biases, and an expert's inner values are gate *
+  // sigmoid(1.702 gate) * (up + 1), gate cut to at most `limit`, up to [-limit, limit]. 0: none of it.
+  double limit = 0;
   int64_t shared = 0;         // inner width of a dense SwiGLU that every token passes beside; 0: none
   bool gated_shared = false;  // its result is multiplied by a sigmoid of the token
   double init_std = 0.02;
@@ -113,7 +116,8 @@ class Router final : public HasWeightGradient {
     }
   };
 
-  // Declares `<name>.weight` [experts, hidden] and, with balance_bias, `<name>.bias` [experts]. Throws Error
+  // Declares `<name>.weight` [experts, hidden]; with balance_bias `<name>.bias` [experts], with a limit
+  // `<name>.logits.bias` [experts]. Throws Error
   // for groups that do not divide the experts, and for losses of sigmoids, which have none.
   Router(ParameterGroup& group, const std::string& name, const ExpertsConfig& config);
 
@@ -124,7 +128,9 @@ class Router final : public HasWeightGradient {
   at::Tensor backward_input(const at::Tensor& x, const Routing& routing, const at::Tensor& dweights,
                             const TokenInfo& tokens, const ExpertExchange& exchange, WeightGradQueue& queue);
   void backward_weight(std::span<const at::Tensor> operands) override;  // x, dlogits
-  bool learns() const override { return !weight_->frozen(); }
+  bool learns() const override {
+    return !weight_->frozen() || (logits_bias_ != nullptr && !logits_bias_->frozen());
+  }
 
   // Rows of documents that went to each expert in the backward passes since the last call, from this rank:
   // int64 [experts]; undefined where there were none.
@@ -140,7 +146,8 @@ class Router final : public HasWeightGradient {
 
   ExpertsConfig config_;
   Weight* weight_;
-  Weight* bias_ = nullptr;
+  Weight* bias_ = nullptr;  // for the choice alone
+  Weight* logits_bias_ = nullptr;
   at::Tensor loads_;
 };
 
@@ -169,6 +176,32 @@ class ExpertWeights final : public HasWeightGradient {
   Weight* weight_;
 };
 
+// Biases [out] of this rank's experts, weighted like the rows that they are added to.
+class ExpertBiases final : public HasWeightGradient {
+ public:
+  // Declares `<name>.<expert>.<part>.bias` [out] for each expert of `range`, as ExpertWeights does.
+  ExpertBiases(ParameterGroup& group, const std::string& name, ExpertRange range,
+               const std::vector<std::string>& parts, int64_t out);
+
+  // rows: T [plan.rows, out], to each of which its expert's bias is added, times its weight (float32
+  // [plan.rows], or undefined: 1).
+  void add(at::Tensor& rows, const at::Tensor& weights, const ExpertExchange::Plan& plan) const;
+  // float32 [plan.rows]: what the weights of rows get of dy through the biases.
+  at::Tensor weights_gradient(const GroupedRows& dy, const ExpertExchange::Plan& plan) const;
+  // Adds the biases' gradient of dy, now or later.
+  void push(WeightGradQueue& queue, const GroupedRows& dy, const at::Tensor& weights,
+            const ExpertExchange::Plan& plan);
+  void backward_weight(std::span<const at::Tensor> operands) override;
+  bool learns() const override { return !bias_->frozen(); }
+
+ private:
+  at::Tensor of_rows(const ExpertExchange::Plan& plan, const at::Tensor& like) const;
+
+  int64_t experts_, out_;
+  int64_t each_ = 1;  // of every order that is pushed
+  Weight* bias_;
+};
+
 class Experts final : public FeedForward {
  public:
   struct Saved final : FeedForward::Saved {
@@ -184,8 +217,8 @@ class Experts final : public FeedForward {
     std::vector<at::Tensor> tensors() const override;
   };
 
-  // Declares `<name>.router.*` in `group`, and `<name>.experts.E.{gate,up,down}.weight` for each of this
-  // rank's experts in `experts`.
+  // Declares `<name>.router.*` in `group`, and `<name>.experts.E.{gate,up,down}.weight` (with a limit also
+  // `.bias`) for each of this rank's experts in `experts`.
   Experts(ParameterGroup& group, ParameterGroup& experts, const std::string& name,
           const ExpertsConfig& config,
           std::shared_ptr<const ExpertExchange> exchange = std::make_shared<ExpertExchange>());
@@ -209,7 +242,9 @@ class Experts final : public FeedForward {
 
   int64_t chosen_;
   Router router_;
+  double limit_;
   ExpertWeights gate_up_, down_;
+  std::optional<ExpertBiases> gate_up_bias_, down_bias_;
   std::shared_ptr<const ExpertExchange> exchange_;
 };
 
@@ -246,7 +281,7 @@ class SharedExperts final : public FeedForward, public HasWeightGradient {
 
  private:
   Experts experts_;
-  SwiGlu shared_;
+  GatedMlp shared_;
   Weight* gate_ = nullptr;
 };
 

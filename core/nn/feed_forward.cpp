@@ -11,58 +11,83 @@
 namespace pptrain::nn {
 namespace {
 
-SwiGlu::Saved& own(FeedForward::Saved& saved) {
-  return static_cast<SwiGlu::Saved&>(saved);
+Mlp::Saved& own(FeedForward::Saved& saved) {
+  return static_cast<Mlp::Saved&>(saved);
+}
+
+std::vector<LinearPart> parts_of(const std::string& name, const std::vector<std::string>& parts,
+                                 int64_t intermediate) {
+  std::vector<LinearPart> result;
+  for (const std::string& part : parts) result.push_back({.name = name + part, .out_features = intermediate});
+  return result;
+}
+
+// SwiGLU has a kernel of its own.
+bool is_swiglu(const at::Tensor& inner, const at::Tensor& act, Activation activation) {
+  return activation == Activation::silu && inner.size(1) != act.size(1);
+}
+
+void run(const at::Tensor& inner, Activation activation, at::Tensor& act) {
+  if (is_swiglu(inner, act, activation)) return kernels::swiglu(inner, act);
+  kernels::activate(inner, activation, act);
+}
+
+// `inner` becomes its gradient.
+void run_backward(const at::Tensor& d_act, at::Tensor& inner, Activation activation,
+                  const std::optional<at::Tensor>& act) {
+  if (is_swiglu(inner, d_act, activation)) return kernels::swiglu_backward(d_act, inner, inner, act);
+  kernels::activate_backward(d_act, inner, activation, inner, act);
 }
 
 }  // namespace
 
-SwiGlu::SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
-               bool bias, double init_std, double down_init_std, std::shared_ptr<const Region> region)
-    : gate_up_(group, hidden, {{name + ".gate", intermediate}, {name + ".up", intermediate}}, bias, init_std,
-               region),
+Mlp::Mlp(ParameterGroup& group, const std::string& name, const std::vector<std::string>& parts,
+         int64_t hidden, int64_t intermediate, Activation activation, bool bias, double init_std,
+         double down_init_std, std::shared_ptr<const Region> region)
+    : activation_(activation),
+      inner_(group, hidden, parts_of(name, parts, intermediate), bias, init_std, region),
       down_(group, intermediate, {name + ".down", hidden}, bias, down_init_std, region) {}
 
-void SwiGlu::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
+void Mlp::activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
   restore(x, tokens, saved);
   Saved& s = own(saved);
-  s.act = at::empty({s.gate_up.size(0), down_.in_features()}, x.options());
-  kernels::swiglu(s.gate_up, s.act);
+  s.act = at::empty({s.inner.size(0), down_.in_features()}, x.options());
+  run(s.inner, activation_, s.act);
 }
 
-at::Tensor SwiGlu::project(const FeedForward::Saved& saved) const {
+at::Tensor Mlp::project(const FeedForward::Saved& saved) const {
   return down_.forward(static_cast<const Saved&>(saved).act);
 }
 
-void SwiGlu::drop(FeedForward::Saved& saved, Keep keep) const {
+void Mlp::drop(FeedForward::Saved& saved, Keep keep) const {
   Saved& s = own(saved);
-  at::Tensor gate_up = std::move(s.gate_up);
+  at::Tensor inner = std::move(s.inner);
   s = {};
-  if (keep == Keep::products) s.gate_up = std::move(gate_up);
+  if (keep == Keep::products) s.inner = std::move(inner);
 }
 
-void SwiGlu::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
+void Mlp::restore(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const {
   Saved& s = own(saved);
   s.x = x;
-  if (!s.gate_up.defined())
-    s.gate_up = gate_up_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
+  if (!s.inner.defined())
+    s.inner = inner_.forward(x, tokens.positions.defined() ? tokens.positions.size(0) : x.size(0))[0];
 }
 
 // Where act was dropped, the kernel gives it again in the memory of its gradient, which nothing else reads.
-at::Tensor SwiGlu::backward_input(FeedForward::Saved& saved, const at::Tensor& dy,
-                                  const TokenInfo& /*tokens*/, WeightGradQueue& queue) {
+at::Tensor Mlp::backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& /*tokens*/,
+                               WeightGradQueue& queue) {
   Saved& s = own(saved);
-  at::Tensor d_gate_up = std::move(s.gate_up);
+  at::Tensor d_inner = std::move(s.inner);
   if (s.act.defined()) {
     const at::Tensor d_act = down_.backward(std::move(s.act), dy, queue);
-    kernels::swiglu_backward(d_act, d_gate_up, d_gate_up, std::nullopt);
+    run_backward(d_act, d_inner, activation_, std::nullopt);
   } else {
-    RowLinear::InputGradient down = down_.backward_input(dy, d_gate_up.size(0), queue);
+    RowLinear::InputGradient down = down_.backward_input(dy, d_inner.size(0), queue);
     at::Tensor act = std::move(down.dx);
-    kernels::swiglu_backward(act, d_gate_up, d_gate_up, act);
+    run_backward(act, d_inner, activation_, act);
     down_.backward_weight(std::move(act), dy, down, queue);
   }
-  return gate_up_.backward(std::move(s.x), {std::move(d_gate_up)}, queue);
+  return inner_.backward(std::move(s.x), {std::move(d_inner)}, queue);
 }
 
 int64_t storage_bytes(std::span<const at::Tensor> tensors) {

@@ -1,5 +1,5 @@
 // The feed-forward behind a block's second norm: its interface, for which experts.h has another layer, and
-// the gated one.
+// the dense ones.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/kernels/activation.h"
 #include "core/nn/linear.h"
 #include "core/nn/parameter.h"
 #include "core/nn/region.h"
@@ -61,21 +63,26 @@ class FeedForward {
                                     WeightGradQueue& queue) = 0;
 };
 
-// down(silu(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202).
-class SwiGlu final : public FeedForward {
+using kernels::Activation;
+
+// down(activation(up(x))).
+class Mlp : public FeedForward {
  public:
   struct Saved final : FeedForward::Saved {
-    at::Tensor x;        // T [share, hidden]
-    at::Tensor gate_up;  // T [rows, 2 * this rank's width]
-    at::Tensor act;      // T [rows, this rank's width]: operand of the down weight gradient
-    std::vector<at::Tensor> tensors() const override { return {x, gate_up, act}; }
+    at::Tensor x;  // T [share, hidden]
+    at::Tensor
+        inner;       // T [rows, this rank's width]: up; with a gate [rows, 2 * this rank's width], gate first
+    at::Tensor act;  // T [rows, this rank's width]: operand of the down weight gradient
+    std::vector<at::Tensor> tensors() const override { return {x, inner, act}; }
   };
 
-  // Declares `<name>.{gate,up,down}.weight` (and biases). The ranks of `region` share out the inner width:
-  // x, the result and their gradients are T [share, hidden].
-  SwiGlu(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate, bool bias,
-         double init_std, double down_init_std,
-         std::shared_ptr<const Region> region = std::make_shared<Region>());
+  // Declares `<name>.{up,down}.weight` (and biases). The ranks of `region` share out the inner width: x, the
+  // result and their gradients are T [share, hidden].
+  Mlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
+      Activation activation, bool bias, double init_std, double down_init_std,
+      std::shared_ptr<const Region> region = std::make_shared<Region>())
+      : Mlp(group, name, {".up"}, hidden, intermediate, activation, bias, init_std, down_init_std,
+            std::move(region)) {}
 
   std::unique_ptr<FeedForward::Saved> make_saved() const override { return std::make_unique<Saved>(); }
   void activate(const at::Tensor& x, const TokenInfo& tokens, FeedForward::Saved& saved) const override;
@@ -85,9 +92,27 @@ class SwiGlu final : public FeedForward {
   at::Tensor backward_input(FeedForward::Saved& saved, const at::Tensor& dy, const TokenInfo& tokens,
                             WeightGradQueue& queue) override;
 
+ protected:
+  // `parts`: what lies side by side in `inner`, ".up" or ".gate" and ".up".
+  Mlp(ParameterGroup& group, const std::string& name, const std::vector<std::string>& parts, int64_t hidden,
+      int64_t intermediate, Activation activation, bool bias, double init_std, double down_init_std,
+      std::shared_ptr<const Region> region);
+
  private:
-  ColumnLinear gate_up_;
+  Activation activation_;
+  ColumnLinear inner_;
   RowLinear down_;
+};
+
+// down(activation(gate(x)) * up(x)) (Shazeer, arXiv 2002.05202; with silu: SwiGLU).
+class GatedMlp final : public Mlp {
+ public:
+  // Declares `<name>.gate.weight` (and bias) too.
+  GatedMlp(ParameterGroup& group, const std::string& name, int64_t hidden, int64_t intermediate,
+           Activation activation, bool bias, double init_std, double down_init_std,
+           std::shared_ptr<const Region> region = std::make_shared<Region>())
+      : Mlp(group, name, {".gate", ".up"}, hidden, intermediate, activation, bias, init_std, down_init_std,
+            std::move(region)) {}
 };
 
 }  // namespace pptrain::nn

@@ -477,7 +477,7 @@ void copy_slice(const at::Tensor& whole, const SliceShape& slice, at::Tensor& ou
 
 void fill_initial_values(const ParameterSpec& spec, const SliceShape& slice, uint64_t seed, at::Tensor& out) {
   if (spec.role == Role::norm) {
-    out.fill_(1);
+    out.fill_(spec.norm_start);
     return;
   }
   if (spec.role == Role::bias || spec.role == Role::balance || spec.init_std == 0) {

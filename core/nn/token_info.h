@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "core/kernels/kernels.h"
 #include "core/tokens/context_split.h"
@@ -15,8 +16,8 @@ namespace pptrain::nn {
 
 struct TokenInfo {
   at::Tensor positions;  // int32 [tokens]: each token's place in its document, a row of the rotary tables
-  tokens::Segments segments;  // where the documents lie, in the whole list
-  kernels::RopeTable rope;
+  tokens::Segments segments;              // where the documents lie, in the whole list
+  std::vector<kernels::RopeTable> ropes;  // AttentionConfig::rope says which of them a layer takes
   std::shared_ptr<const tokens::ContextSplit> context = {};  // null: the whole list is this rank's
   // bool [rows]: those of the rank's own rows (nn/region.h) that are of no document, and count in no router's
   // losses and loads; undefined: none is.

@@ -4,12 +4,15 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/util/BFloat16.h>
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "core/kernels/cost.h"
+#include "core/kernels/dry_run.h"
 #include "core/kernels/kernels.h"
 #include "core/nn/weight_grad_queue.h"
 
@@ -20,37 +23,113 @@ kernels::VocabularyPart held_part(const Region& region, int64_t vocab) {
   return {.first = region.cut().begin(vocab, region.cut().rank), .vocab = vocab};
 }
 
+// Label smoothing of one chunk, beside the kernels of cross entropy. A row's loss, logsumexp - (1 - e)
+// x_label - e mean(x), is theirs + e (x_label - mean(x)); its gradient is theirs + e at the label - e / vocab
+// everywhere. Rows without a target stay 0.
+class Smoothing {
+ public:
+  // logits: T [rows, n], of the part of the vocabulary that this rank holds.
+  Smoothing(double fraction, const Region& region, kernels::VocabularyPart part, const at::Tensor& logits,
+            const at::Tensor& labels)
+      : fraction_(fraction), vocab_(static_cast<double>(part.vocab)), valid_(labels.ne(-100)) {
+    const at::Tensor here = labels.sub(part.first);
+    holds_ = here.ge(0).logical_and(here.lt(logits.size(1))).logical_and(valid_).unsqueeze(1);
+    column_ = here.clamp(0, logits.size(1) - 1).unsqueeze(1);
+    const at::Tensor chosen = logits.gather(1, column_).to(at::kFloat).masked_fill(holds_.logical_not(), 0);
+    excess_ = chosen.squeeze(1) - logits.sum(1, false, at::kFloat).div(vocab_);
+    kernels::record(kernels::moving(logits));
+    if (region.alone()) return;
+    const int ranks = region.cut().size;
+    const at::Tensor all = at::empty({ranks * labels.size(0), 1}, excess_.options());
+    region
+        .gather(all, excess_.unsqueeze(1), std::vector<int64_t>(static_cast<size_t>(ranks), labels.size(0)))
+        ->wait();
+    excess_ = all.view({ranks, labels.size(0)}).sum(0);
+  }
+
+  void add_to(at::Tensor& gradient, at::Tensor& loss) const {
+    loss.add_(excess_.masked_fill(valid_.logical_not(), 0), fraction_);
+    const at::Tensor share = valid_.unsqueeze(1).to(at::kFloat).mul(fraction_);
+    gradient.sub_(share.div(vocab_));
+    gradient.scatter_add_(1, column_, holds_.to(at::kFloat).mul(fraction_).to(gradient.scalar_type()));
+    kernels::record(kernels::moving(gradient, gradient));
+  }
+
+ private:
+  double fraction_, vocab_;
+  at::Tensor valid_;           // bool [rows]
+  at::Tensor holds_, column_;  // [rows, 1]: does this rank hold the label, and its column
+  at::Tensor excess_;          // float32 [rows]: x_label - mean(x)
+};
+
 }  // namespace
 
-Embedding::Embedding(ParameterGroup& group, const std::string& name, int64_t vocab, int64_t dim,
-                     double init_std, std::shared_ptr<const Region> region)
-    : vocab_(vocab),
-      dim_(dim),
-      region_(std::move(region)),
-      weight_(&group.add({region_->cut().cut(
-          {.name = name + ".weight", .shape = {vocab, dim}, .role = Role::embedding, .init_std = init_std},
-          0)})) {}
+Weight* Embedding::add_table(ParameterGroup& group, const std::string& name, int64_t rows) const {
+  return &group.add({region_->cut().cut({.name = name + ".weight",
+                                         .shape = {rows, config_.dim},
+                                         .role = Role::embedding,
+                                         .init_std = config_.init_std},
+                                        0)});
+}
 
-at::Tensor Embedding::forward(const at::Tensor& tokens) const {
-  at::Tensor out = at::empty({tokens.numel(), dim_}, weight_->compute.options());
-  kernels::embedding(tokens, weight_->compute, held_part(*region_, vocab_), out);
+Embedding::Embedding(ParameterGroup& group, const std::string& name, const EmbeddingConfig& config,
+                     std::shared_ptr<const Region> region)
+    : config_(config), region_(std::move(region)), weight_(add_table(group, name, config.vocab)) {
+  if (config.positions > 0) positions_ = add_table(group, name + "_positions", config.positions);
+}
+
+double Embedding::factor() const {
+  if (!config_.round_scale || weight_->compute.scalar_type() != at::kBFloat16) return config_.scale;
+  return static_cast<double>(static_cast<c10::BFloat16>(static_cast<float>(config_.scale)));
+}
+
+at::Tensor Embedding::look_up(const at::Tensor& ids, const Weight& table, int64_t rows) const {
+  at::Tensor out = at::empty({ids.numel(), config_.dim}, table.compute.options());
+  kernels::embedding(ids, table.compute, held_part(*region_, rows), out);
+  return out;
+}
+
+at::Tensor Embedding::forward(const at::Tensor& tokens, const at::Tensor& positions) const {
+  at::Tensor out = look_up(tokens, *weight_, config_.vocab);
+  if (config_.scale != 1) kernels::softcap(out, factor(), 0);
+  if (positions_ != nullptr) {
+    const at::Tensor added = look_up(positions.to(at::kLong), *positions_, config_.positions);
+    out.add_(added);
+    kernels::record(kernels::moving(out, out, added));
+  }
   return region_->alone() ? out : region_->leave(out);
 }
 
-void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& dy) {
-  if (!learns()) return;
-  kernels::embedding_backward(tokens, region_->alone() ? dy : region_->enter(dy, tokens.numel()),
-                              held_part(*region_, vocab_), weight_->grad);
+bool Embedding::learns() const {
+  return !weight_->frozen() || (positions_ != nullptr && !positions_->frozen());
 }
 
-LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes)
-    : weight_(&weight), chunk_bytes_(chunk_bytes), region_(std::make_shared<Region>()) {}
+void Embedding::backward_weight(const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& dy) {
+  if (!learns()) return;
+  at::Tensor all = region_->alone() ? dy : region_->enter(dy, tokens.numel());
+  if (positions_ != nullptr && !positions_->frozen()) {
+    kernels::embedding_backward(positions.to(at::kLong), all, held_part(*region_, config_.positions),
+                                positions_->grad);
+  }
+  if (weight_->frozen()) return;
+  if (config_.scale != 1) {
+    all = all.clone();
+    kernels::record(kernels::moving(all, all));
+    kernels::softcap(all, factor(), 0);
+  }
+  kernels::embedding_backward(tokens, all, held_part(*region_, config_.vocab), weight_->grad);
+}
 
-LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region)
+LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t chunk_bytes, const LogitScaling& scaling)
+    : weight_(&weight), chunk_bytes_(chunk_bytes), region_(std::make_shared<Region>()), scaling_(scaling) {}
+
+LinearCrossEntropy::LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region,
+                                       const LogitScaling& scaling)
     : weight_(&weight),
       chunk_bytes_(default_chunk_bytes(at::kCPU)),
       vocab_(vocab),
-      region_(std::move(region)) {}
+      region_(std::move(region)),
+      scaling_(scaling) {}
 
 int64_t LinearCrossEntropy::default_chunk_bytes(at::DeviceType device) {
   return device == at::kCUDA ? int64_t{1} << 30 : int64_t{16} << 20;
@@ -66,6 +145,30 @@ int64_t LinearCrossEntropy::rows_per_chunk(int64_t rows, int64_t row_bytes, int6
   return up(tiles, up(tiles, most / kTile)) * kTile;
 }
 
+// With a cap a chunk's logits are there twice.
+int64_t LinearCrossEntropy::row_bytes(int64_t columns) const {
+  return columns * weight_->compute.element_size() * (scaling_.cap > 0 ? 2 : 1);
+}
+
+void LinearCrossEntropy::project(const at::Tensor& h, at::Tensor& logits) const {
+  kernels::linear(h, weight_->compute, std::nullopt, logits);
+  if (scaling_.scale != 1 || scaling_.cap > 0) kernels::softcap(logits, scaling_.scale, scaling_.cap);
+}
+
+at::Tensor LinearCrossEntropy::kept(const at::Tensor& logits) const {
+  if (scaling_.cap == 0) return {};
+  kernels::record(kernels::moving(logits, logits));
+  return logits.clone();
+}
+
+void LinearCrossEntropy::scale_back(const at::Tensor& kept, at::Tensor& dlogits) const {
+  if (kept.defined()) {
+    kernels::softcap_backward(kept, scaling_.scale, scaling_.cap, dlogits);
+  } else if (scaling_.scale != 1) {
+    kernels::softcap(dlogits, scaling_.scale, 0);
+  }
+}
+
 // The chunks share one buffer of logits; the losses of all rows are kept (4 bytes a row) and summed once, so
 // that the order of the sum does not depend on the size of a chunk.
 at::Tensor LinearCrossEntropy::run_alone(const at::Tensor& h, const at::Tensor& labels,
@@ -73,23 +176,30 @@ at::Tensor LinearCrossEntropy::run_alone(const at::Tensor& h, const at::Tensor& 
   const at::Tensor& weight = weight_->compute;
   const at::Tensor flat_labels = labels.reshape({-1});
   const int64_t rows = h.size(0);
-  const int64_t step = rows_per_chunk(rows, weight.size(0) * weight.element_size(), chunk_bytes_);
+  const int64_t step = rows_per_chunk(rows, row_bytes(weight.size(0)), chunk_bytes_);
   at::Tensor buffer = at::empty({std::min(step, rows), weight.size(0)}, h.options());
   at::Tensor loss = at::empty({rows}, h.options().dtype(at::kFloat));
   for (int64_t start = 0; start < rows; start += step) {
     const int64_t n = std::min(step, rows - start);
     at::Tensor logits = buffer.narrow(0, 0, n);
     at::Tensor chunk_loss = loss.narrow(0, start, n);
-    const at::Tensor chunk_h = h.narrow(0, start, n);
-    kernels::linear(chunk_h, weight, std::nullopt, logits);
-    kernels::cross_entropy(logits, flat_labels.narrow(0, start, n), chunk_loss, dh != nullptr);
+    const at::Tensor chunk_h = h.narrow(0, start, n), chunk_labels = flat_labels.narrow(0, start, n);
+    project(chunk_h, logits);
+    const at::Tensor capped = dh == nullptr ? at::Tensor() : kept(logits);
+    std::optional<Smoothing> smoothing;
+    if (smoothing_ > 0 && dh != nullptr)
+      smoothing.emplace(smoothing_, *region_, kernels::VocabularyPart{0, weight.size(0)}, logits,
+                        chunk_labels);
+    kernels::cross_entropy(logits, chunk_labels, chunk_loss, dh != nullptr);
+    if (smoothing) smoothing->add_to(logits, chunk_loss);
     if (dh != nullptr) {
+      scale_back(capped, logits);
       at::Tensor chunk_dh = dh->narrow(0, start, n);
       kernels::matmul(logits, weight, chunk_dh);
       add_weight_gradient(*weight_, logits, chunk_h);
     }
   }
-  return loss.sum(at::kDouble);
+  return loss;
 }
 
 at::Tensor LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& labels,
@@ -98,12 +208,15 @@ at::Tensor LinearCrossEntropy::chunk_loss(at::Tensor& logits, const at::Tensor& 
   const kernels::VocabularyPart part = held_part(*region_, vocab_);
   const int64_t rows = logits.size(0);
   const auto f32 = logits.options().dtype(at::kFloat);
+  std::optional<Smoothing> smoothing;
+  if (smoothing_ > 0 && want_gradient) smoothing.emplace(smoothing_, *region_, part, logits, labels);
   at::Tensor own = at::empty({rows, 3}, f32);
   kernels::softmax_statistics(logits, labels, part, own);
   const at::Tensor all = at::empty({cut.size * rows, 3}, f32);
   region_->gather(all, own, std::vector<int64_t>(static_cast<size_t>(cut.size), rows))->wait();
   at::Tensor loss = at::empty({rows}, f32);
   kernels::cross_entropy_part(logits, labels, all.view({cut.size, rows, 3}), part, loss, want_gradient);
+  if (smoothing) smoothing->add_to(logits, loss);
   return loss;
 }
 
@@ -115,7 +228,7 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
   const int ranks = region_->cut().size;
   const int64_t largest = (vocab_ + ranks - 1) / ranks;  // part: all ranks must cut the same chunks
   const int64_t share = (flat_labels.size(0) + ranks - 1) / ranks;
-  const int64_t step = rows_per_chunk(share, largest * weight.element_size() * ranks, chunk_bytes_);
+  const int64_t step = rows_per_chunk(share, row_bytes(largest) * ranks, chunk_bytes_);
   const RowChunks chunks(region_->cut(), flat_labels.size(0), step);
   at::Tensor buffer = at::empty({chunks.total(0), weight.size(0)}, h.options());
   at::Tensor loss = at::empty({flat_labels.size(0)}, h.options().dtype(at::kFloat));
@@ -125,7 +238,8 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
   for (int64_t chunk = 0; chunk < chunks.count(); ++chunk) {
     const at::Tensor rows = gather.next();
     at::Tensor logits = buffer.narrow(0, 0, rows.size(0));
-    kernels::linear(rows, weight, std::nullopt, logits);
+    project(rows, logits);
+    const at::Tensor capped = dh == nullptr ? at::Tensor() : kept(logits);
     const std::vector<RowChunks::Piece> pieces = chunks.pieces(chunk);
     std::vector<at::Tensor> own_labels;
     for (const RowChunks::Piece& piece : pieces)
@@ -134,13 +248,14 @@ at::Tensor LinearCrossEntropy::run_shared(const at::Tensor& h, const at::Tensor&
     for (const RowChunks::Piece& piece : pieces)
       loss.narrow(0, piece.in_list, piece.rows).copy_(losses.narrow(0, piece.in_chunk, piece.rows));
     if (dh == nullptr) continue;
+    scale_back(capped, logits);
     at::Tensor partial = at::empty_like(rows);
     kernels::matmul(logits, weight, partial);
     sum->add(partial);
     add_weight_gradient(*weight_, logits, rows);
   }
   if (sum) sum->wait();
-  return loss.sum(at::kDouble);
+  return loss;
 }
 
 at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const {
@@ -148,18 +263,22 @@ at::Tensor LinearCrossEntropy::run(const at::Tensor& h, const at::Tensor& labels
 }
 
 at::Tensor LinearCrossEntropy::forward(const at::Tensor& h, const at::Tensor& labels) const {
+  return losses(h, labels).sum(at::kDouble);
+}
+
+at::Tensor LinearCrossEntropy::losses(const at::Tensor& h, const at::Tensor& labels) const {
   return run(h, labels, nullptr);
 }
 
 at::Tensor LinearCrossEntropy::forward_backward(const at::Tensor& h, const at::Tensor& labels,
                                                 at::Tensor& dh) {
-  return run(h, labels, &dh);
+  return run(h, labels, &dh).sum(at::kDouble);
 }
 
 at::Tensor LinearCrossEntropy::logits(const at::Tensor& h) const {
   const at::Tensor& weight = weight_->compute;
   at::Tensor logits = at::empty({h.size(0), weight.size(0)}, h.options());
-  kernels::linear(h, weight, std::nullopt, logits);
+  project(h, logits);
   if (region_->alone()) return logits;
   return region_->enter(logits.t().contiguous(), vocab_).t().contiguous();
 }

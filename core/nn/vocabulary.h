@@ -13,25 +13,47 @@
 
 namespace pptrain::nn {
 
-// Token embedding. The ranks of the region share out the vocabulary, and the rows of the result. Each looks
-// up the tokens that it holds; the sum over ranks is exact, since all terms but one are zero.
+struct EmbeddingConfig {
+  int64_t vocab = 0;
+  int64_t dim = 0;
+  double init_std = 0.02;
+  double scale = 1;          // multiplies what tokens give
+  bool round_scale = false;  // to the compute type first, as Gemma does
+  int64_t positions = 0;     // rows of a table of learned positions, which are added; 0: none
+};
+
+// Token embedding. The ranks of the region share out the rows of its tables, and the rows of the result. Each
+// looks up the tokens and positions that it holds; the sum over ranks rounds as the sum of one rank does,
+// since at most two terms are not zero.
 class Embedding {
  public:
-  // Declares `<name>.weight`.
-  Embedding(ParameterGroup& group, const std::string& name, int64_t vocab, int64_t dim, double init_std,
+  // Declares `<name>.weight`, and with learned positions `<name>_positions.weight`.
+  Embedding(ParameterGroup& group, const std::string& name, const EmbeddingConfig& config,
             std::shared_ptr<const Region> region = std::make_shared<Region>());
 
-  at::Tensor forward(const at::Tensor& tokens) const;  // int64 [tokens] -> T [share, dim]
-  bool learns() const { return !weight_->frozen(); }
-  // Nothing of a frozen one. dy: T [share, dim].
-  void backward_weight(const at::Tensor& tokens, const at::Tensor& dy);
+  // tokens: int64 [tokens]; positions (read only where they are learned): int32 [tokens] -> T [share, dim].
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions) const;
+  bool learns() const;
+  // Of tables that are not frozen. dy: T [share, dim].
+  void backward_weight(const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& dy);
 
   Weight& weight() { return *weight_; }
 
  private:
-  int64_t vocab_, dim_;
+  Weight* add_table(ParameterGroup& group, const std::string& name, int64_t rows) const;
+  at::Tensor look_up(const at::Tensor& ids, const Weight& table, int64_t rows) const;
+  double factor() const;  // the scale, rounded where it is to be
+
+  EmbeddingConfig config_;
   std::shared_ptr<const Region> region_;
   Weight* weight_;
+  Weight* positions_ = nullptr;
+};
+
+// What becomes of logits before the softmax: cap * tanh(scale * x / cap), or scale * x where cap is 0.
+struct LogitScaling {
+  double scale = 1;
+  double cap = 0;
 };
 
 // Output projection and cross entropy in row chunks, so that the logits of a microbatch never exist at once
@@ -46,10 +68,15 @@ class LinearCrossEntropy {
  public:
   // Uses `weight`, this rank's rows of [vocab, hidden], declared by the caller (it may be the embedding's,
   // when tied, on one stage). chunk_bytes bounds the memory of one chunk of logits.
-  explicit LinearCrossEntropy(Weight& weight, int64_t chunk_bytes = default_chunk_bytes(at::kCPU));
+  explicit LinearCrossEntropy(Weight& weight, int64_t chunk_bytes = default_chunk_bytes(at::kCPU),
+                              const LogitScaling& scaling = {});
   // vocab: of all ranks.
-  LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region);
+  LinearCrossEntropy(Weight& weight, int64_t vocab, std::shared_ptr<const Region> region,
+                     const LogitScaling& scaling = {});
   void set_chunk_bytes(int64_t bytes) { chunk_bytes_ = bytes; }
+  // forward_backward() spreads this fraction of each target evenly over the vocabulary (PyTorch's
+  // cross_entropy(label_smoothing)); from 0 to below 1.
+  void smooth_labels(double fraction) { smoothing_ = fraction; }
 
   // What serves a device: each chunk reads the weight twice and adds to its whole gradient, so chunks are as
   // large as memory allows on a GPU, and as the caches hold on a CPU.
@@ -58,6 +85,8 @@ class LinearCrossEntropy {
   // Sum of the losses of all rows, in nats, over labels other than -100: float64 scalar tensor on the device,
   // the same on every rank. h: T [share, hidden]; labels: int64 [rows], of all rows.
   at::Tensor forward(const at::Tensor& h, const at::Tensor& labels) const;
+  // The loss of each row: float32 [rows].
+  at::Tensor losses(const at::Tensor& h, const at::Tensor& labels) const;
 
   // The same, and: dh (T [share, hidden], allocated by the caller) becomes the gradient of the sum with
   // respect to h; the weight's main gradient accumulates. Both weight and input gradient are taken here,
@@ -73,7 +102,15 @@ class LinearCrossEntropy {
   static int64_t rows_per_chunk(int64_t rows, int64_t row_bytes, int64_t chunk_bytes);
 
  private:
-  at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
+  // Bytes that a chunk takes for each of `columns` logits of a row.
+  int64_t row_bytes(int64_t columns) const;
+  // Logits of rows of h, scaled.
+  void project(const at::Tensor& h, at::Tensor& logits) const;
+  // What scale_back needs of logits beside their gradient: undefined, or a copy.
+  at::Tensor kept(const at::Tensor& logits) const;
+  // The gradient of scaled logits becomes that of the product.
+  void scale_back(const at::Tensor& kept, at::Tensor& dlogits) const;
+  at::Tensor run(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;  // as losses
   at::Tensor run_alone(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
   at::Tensor run_shared(const at::Tensor& h, const at::Tensor& labels, at::Tensor* dh) const;
   // Of one chunk, [rows of the chunk]: from its logits, which become their gradient where wanted.
@@ -82,7 +119,9 @@ class LinearCrossEntropy {
   Weight* weight_;
   int64_t chunk_bytes_;
   int64_t vocab_ = 0;
+  double smoothing_ = 0;
   std::shared_ptr<const Region> region_;
+  LogitScaling scaling_;
 };
 
 }  // namespace pptrain::nn

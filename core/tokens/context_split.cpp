@@ -40,6 +40,52 @@ bool continues(const AttentionBlock& block, const AttentionBlock& next) {
          block.query + block.rows == next.query && block.key == next.key && block.keys == next.keys;
 }
 
+// Adds the block of all keys before the query, or its rows to the last block.
+void add_full(const DocumentPiece& query, std::span<const DocumentPiece> keys,
+              std::vector<AttentionBlock>& blocks) {
+  const KeyRange seen = keys_before(keys, query.begin);
+  if (seen.count == 0) return;
+  const AttentionBlock block{.document = query.document,
+                             .query = query.local,
+                             .rows = query.length,
+                             .key = seen.first,
+                             .keys = seen.count};
+  if (!blocks.empty() && continues(blocks.back(), block)) {
+    blocks.back().rows += block.rows;
+  } else {
+    blocks.push_back(block);
+  }
+}
+
+// Adds a block for each piece of keys before the query, less the first keys and the last queries that the
+// window parts from all others.
+void add_within(const DocumentPiece& query, std::span<const DocumentPiece> keys, int64_t window,
+                std::vector<AttentionBlock>& blocks) {
+  for (const DocumentPiece& piece : keys) {
+    if (piece.end() > query.begin) break;
+    const int64_t distance = query.begin - piece.begin;
+    const int64_t unseen = std::max<int64_t>(0, distance + 1 - window);
+    AttentionBlock block{.document = query.document,
+                         .query = query.local,
+                         .rows = query.length,
+                         .key = piece.local + unseen,
+                         .keys = piece.length - unseen,
+                         .distance = distance - unseen};
+    block.rows = std::min(block.rows, block.keys - 1 + window - block.distance);
+    if (block.keys > 0) blocks.push_back(block);
+  }
+}
+
+// The sum over rows of the keys before key offset + row + 1.
+double pairs_up_to(const AttentionBlock& block, int64_t offset) {
+  // 1 + 2 + ... + `end`, where no number exceeds the keys.
+  const auto sum = [keys = static_cast<double>(block.keys)](int64_t end) {
+    const auto x = static_cast<double>(std::max<int64_t>(end, 0));
+    return x <= keys ? x * (x + 1) / 2 : keys * (keys + 1) / 2 + keys * (x - keys);
+  };
+  return sum(offset + block.rows) - sum(offset);
+}
+
 }  // namespace
 
 ContextSplit split_rows(ContextOrder order, int64_t rows, int64_t length, int parts, int part) {
@@ -107,7 +153,7 @@ std::vector<DocumentPiece> document_pieces(const ContextSplit& split, int rank, 
 }
 
 std::vector<AttentionBlock> attention_blocks(std::span<const DocumentPiece> queries,
-                                             std::span<const DocumentPiece> keys) {
+                                             std::span<const DocumentPiece> keys, int64_t window) {
   std::vector<AttentionBlock> blocks;
   size_t first = 0;  // of the keys of the query's document
   for (const DocumentPiece& query : queries) {
@@ -115,25 +161,27 @@ std::vector<AttentionBlock> attention_blocks(std::span<const DocumentPiece> quer
     size_t last = first;
     while (last < keys.size() && keys[last].document == query.document) ++last;
     const auto document_keys = keys.subspan(first, last - first);
-    AttentionBlock block{.document = query.document, .query = query.local, .rows = query.length};
-    if (const KeyRange seen = keys_before(document_keys, query.begin); seen.count > 0) {
-      block.key = seen.first;
-      block.keys = seen.count;
-      if (!blocks.empty() && continues(blocks.back(), block)) {
-        blocks.back().rows += block.rows;
-      } else {
-        blocks.push_back(block);
-      }
+    if (window == 0) {
+      add_full(query, document_keys, blocks);
+    } else {
+      add_within(query, document_keys, window, blocks);
     }
     const auto same = std::ranges::find(document_keys, query.begin, &DocumentPiece::begin);
-    if (same != document_keys.end()) {
-      block.key = same->local;
-      block.keys = same->length;
-      block.causal = true;
-      blocks.push_back(block);
-    }
+    if (same == document_keys.end()) continue;
+    blocks.push_back({.document = query.document,
+                      .query = query.local,
+                      .rows = query.length,
+                      .key = same->local,
+                      .keys = same->length,
+                      .causal = true});
   }
   return blocks;
+}
+
+double AttentionBlock::pairs(int64_t window) const {
+  if (window == 0) return static_cast<double>(rows) * static_cast<double>(keys) / (causal ? 2 : 1);
+  const double seen = pairs_up_to(*this, distance) - pairs_up_to(*this, distance - window);
+  return causal ? seen - static_cast<double>(rows) / 2 : seen;
 }
 
 }  // namespace pptrain::tokens

@@ -71,17 +71,23 @@ struct AttentionBlock {
   int64_t query = 0, rows = 0;
   int64_t key = 0, keys = 0;
   // The queries and keys are the same tokens: rows == keys, and row i sees the first i + 1 keys. Otherwise
-  // every row sees every key.
+  // every row sees every key, but with a window: of those the ones that are within it.
   bool causal = false;
+  // With a window: tokens from the first key to the first query, of which both follow each other without
+  // gaps. Row i sees keys (distance + i - window, distance + i].
+  int64_t distance = 0;
 
   // Pairs of a query and a key that it sees, the diagonal counted by half: what a causal row sees on average.
-  double pairs() const { return static_cast<double>(rows) * static_cast<double>(keys) / (causal ? 2 : 1); }
+  // window: 0 for none.
+  double pairs(int64_t window = 0) const;
   bool operator==(const AttentionBlock&) const = default;
 };
 
 // The causal attention of one rank's queries to one rank's keys, within documents: blocks in the order of the
-// queries, and of one query full ones first. Pieces are of one split, so that two are the same or apart.
+// queries, and of one query full ones first. Pieces are of one split, so that two are the same or apart. With
+// a window (0: none) a query sees that many keys, the last of them its own, and blocks without a pair are
+// left out.
 std::vector<AttentionBlock> attention_blocks(std::span<const DocumentPiece> queries,
-                                             std::span<const DocumentPiece> keys);
+                                             std::span<const DocumentPiece> keys, int64_t window = 0);
 
 }  // namespace pptrain::tokens

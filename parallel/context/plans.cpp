@@ -23,12 +23,13 @@ void check_split(const attention::AttentionCall& call, int rank, int ranks) {
   }
 }
 
-RingPlan plan_ring(const tokens::ContextSplit& split, const tokens::Segments& segments) {
+RingPlan plan_ring(const tokens::ContextSplit& split, const tokens::Segments& segments, int64_t window) {
   const int ranks = split.parts();
   std::vector<std::vector<tokens::DocumentPiece>> pieces;
   for (int r = 0; r < ranks; ++r) pieces.push_back(tokens::document_pieces(split, r, segments));
   const auto blocks = [&](int queries, int keys) {
-    return tokens::attention_blocks(pieces[static_cast<size_t>(queries)], pieces[static_cast<size_t>(keys)]);
+    return tokens::attention_blocks(pieces[static_cast<size_t>(queries)], pieces[static_cast<size_t>(keys)],
+                                    window);
   };
   RingPlan plan{.rank = split.part, .ranks = ranks, .steps = {}, .used = {}};
   int needed = 1;

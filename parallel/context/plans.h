@@ -31,7 +31,8 @@ struct RingPlan {
   int user(int step) const { return (rank + step) % ranks; }           // of this rank's keys
 };
 
-RingPlan plan_ring(const tokens::ContextSplit& split, const tokens::Segments& segments);
+// window: 0 for none.
+RingPlan plan_ring(const tokens::ContextSplit& split, const tokens::Segments& segments, int64_t window = 0);
 
 // Which heads each rank of Ulysses computes: `heads` query heads each, and for them the key-value heads
 // `kv_heads[rank]`, of which each serves heads / kv_heads[rank].size() query heads in a row. A key-value head

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -130,6 +131,7 @@ class RingAttention final : public CoreAttention {
     attention::require_taken(BackEnd::ring, call);
     check_split(call, group_.rank(), group_.size());
     call.deterministic = deterministic_;
+    call.sinks = attention::copy_sinks(call);
     const RingPlan& plan = plan_of(call);
     TravellingKeys keys(group_, *call.split, plan, call.k, call.v);
     attention::PartialAttention seen = attention::no_attention(call);
@@ -173,7 +175,10 @@ class RingAttention final : public CoreAttention {
     }
     others.finish();
     const Tensor dkv = rounded(home, own.q.scalar_type());
-    return {.dq = rounded(dq, own.q.scalar_type()), .dk = dkv.select(0, 0), .dv = dkv.select(0, 1)};
+    return {.dq = rounded(dq, own.q.scalar_type()),
+            .dk = dkv.select(0, 0),
+            .dv = dkv.select(0, 1),
+            .dsinks = attention::sink_gradient(dout, saved)};
   }
 
  private:
@@ -185,20 +190,22 @@ class RingAttention final : public CoreAttention {
     return call;
   }
 
-  // All layers go through a microbatch with one plan.
+  // All layers of a window go through a microbatch with one plan.
   const RingPlan& plan_of(const AttentionCall& call) {
     if (planned_split_ != call.split || planned_starts_ != call.documents.host_starts) {
-      plan_ = plan_ring(*call.split, call.documents);
+      plans_.clear();
       planned_split_ = call.split;
       planned_starts_ = call.documents.host_starts;
     }
-    return plan_;
+    const auto [found, is_new] = plans_.try_emplace(call.window);
+    if (is_new) found->second = plan_ring(*call.split, call.documents, call.window);
+    return found->second;
   }
 
   comm::Communicator& group_;
   bool deterministic_;
   std::shared_ptr<CoreAttention> local_;
-  RingPlan plan_;  // of the tokens that came last
+  std::map<int64_t, RingPlan> plans_;  // by window, of the tokens that came last
   std::shared_ptr<const tokens::ContextSplit> planned_split_;
   std::vector<int32_t> planned_starts_;
 };

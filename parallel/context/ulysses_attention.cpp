@@ -176,6 +176,7 @@ class UlyssesAttention final : public CoreAttention {
     of_heads.q = parts.q(all);
     of_heads.k = parts.k(all);
     of_heads.v = parts.v(all);
+    if (call.sinks.defined()) of_heads.sinks = own_heads(call.sinks, shares);
     of_heads.split = nullptr;
     of_heads.deterministic = deterministic_;
     attention::attend(std::move(of_heads), saved);
@@ -191,15 +192,27 @@ class UlyssesAttention final : public CoreAttention {
     const HeadShares shares = share_heads(dout.size(1), saved.kv_heads, group_.size());
     const Parts parts{.heads = shares.heads, .kv_heads = shares.kv_heads_each()};
     const HeadExchange exchange(group_, *saved.call.split);
-    const Tensor found = exchange.to_tokens(gradients(exchange, parts, dout, saved));
-    const Gradients grads{.dq = joined(parts.q(found)),
-                          .dk = sum_kv_heads(parts.k(found), shares, saved.kv_heads),
-                          .dv = sum_kv_heads(parts.v(found), shares, saved.kv_heads)};
+    Gradients of_heads = gradients(exchange, parts, dout, saved);
+    const Tensor found = exchange.to_tokens(of_heads.fused);
+    const Tensor dsinks = of_heads.dsinks;
+    of_heads = {};
+    Gradients grads{.dq = joined(parts.q(found)),
+                    .dk = sum_kv_heads(parts.k(found), shares, saved.kv_heads),
+                    .dv = sum_kv_heads(parts.v(found), shares, saved.kv_heads)};
     kernels::record(kernels::moving(found, grads.dq, grads.dk, grads.dv));
+    if (dsinks.defined()) {
+      grads.dsinks = at::zeros({dout.size(1)}, dsinks.options());
+      own_heads(grads.dsinks, shares).copy_(dsinks);
+    }
     return grads;
   }
 
  private:
+  // x: [heads] -> a view of this rank's.
+  Tensor own_heads(const Tensor& x, const HeadShares& shares) const {
+    return x.narrow(0, group_.rank() * shares.heads, shares.heads);
+  }
+
   // q, k and v of this rank's heads, over all tokens: [all tokens, q | k | v, head_dim].
   Tensor exchange_operands(const HeadExchange& exchange, const Parts& parts, const HeadShares& shares,
                            const AttentionCall& c) const {
@@ -211,20 +224,21 @@ class UlyssesAttention final : public CoreAttention {
     return exchange.to_heads(sent);
   }
 
-  // Of this rank's heads, over all tokens: [all tokens, q | k | v, head_dim].
-  Tensor gradients(const HeadExchange& exchange, const Parts& parts, const Tensor& dout,
-                   const Saved& saved) const {
+  // Of this rank's heads, over all tokens, with all of q, k and v as `fused`.
+  Gradients gradients(const HeadExchange& exchange, const Parts& parts, const Tensor& dout,
+                      const Saved& saved) const {
     const Tensor sent = by_rank(dout, group_.size()).contiguous();
     const Tensor all_dout = exchange.to_heads(sent);
-    const Gradients grads = attention::attend_backward(all_dout, saved);
+    Gradients grads = attention::attend_backward(all_dout, saved);
     kernels::record(kernels::moving(dout, sent));
-    if (grads.fused.defined()) return grads.fused;
+    if (grads.fused.defined()) return grads;
     const Tensor all = at::empty({all_dout.size(0), parts.width(), dout.size(2)}, dout.options());
     parts.q(all).copy_(grads.dq);
     parts.k(all).copy_(grads.dk);
     parts.v(all).copy_(grads.dv);
     kernels::record(kernels::moving(all, all));
-    return all;
+    grads.fused = all;
+    return grads;
   }
 
   comm::Communicator& group_;

@@ -13,7 +13,7 @@
 #include "core/nn/attention.h"
 #include "core/nn/feed_forward.h"
 #include "core/nn/linear.h"
-#include "core/nn/rms_norm.h"
+#include "core/nn/norm.h"
 #include "core/nn/rope.h"
 #include "core/nn/token_info.h"
 #include "core/nn/vocabulary.h"
@@ -41,7 +41,7 @@ nn::TokenInfo token_info(const Place& place, std::vector<int32_t> starts, int64_
   positions.narrow(0, half, starts.back() - half).add_(40);
   return {.positions = positions.to(place.device),
           .segments = tokens::make_segments(std::move(starts), place.device),
-          .rope = nn::make_rope_table(head_dim, 1024, 10000, {}, place.device)};
+          .ropes = {nn::make_rope_table({.dim = head_dim}, 1024, place.device)}};
 }
 
 Results attention_layer(const Place& place, const nn::AttentionConfig& config,
@@ -60,11 +60,11 @@ Results attention_layer(const Place& place, const nn::AttentionConfig& config,
   return results;
 }
 
-Results swiglu(const Place& place, bool bias, Mode mode) {
+Results mlp(const Place& place, nn::Activation activation, bool bias, Mode mode) {
   nn::ParameterGroup group;
-  nn::SwiGlu layer(group, "mlp", 64, 104, bias, 0.2, 0.2);
+  nn::GatedMlp layer(group, "mlp", 64, 104, activation, bias, 0.2, 0.2);
   prepare(group, place);
-  nn::SwiGlu::Saved saved;
+  nn::GatedMlp::Saved saved;
   nn::WeightGradQueue queue(mode);
   Results results;
   results["y"] = layer.forward(place.values({130, 64}, 1), {}, saved);
@@ -74,7 +74,7 @@ Results swiglu(const Place& place, bool bias, Mode mode) {
   return results;
 }
 
-nn::AttentionConfig heads(int64_t heads, int64_t kv_heads, int64_t head_dim, bool qk_norm) {
+nn::AttentionConfig heads(int64_t heads, int64_t kv_heads, int64_t head_dim, nn::QkNorm qk_norm) {
   return {.hidden = 72,
           .heads = heads,
           .kv_heads = kv_heads,
@@ -86,7 +86,8 @@ nn::AttentionConfig heads(int64_t heads, int64_t kv_heads, int64_t head_dim, boo
           .o_init_std = 0.1};
 }
 
-const std::array attention_configs{heads(4, 4, 32, false), heads(6, 2, 64, true), heads(8, 1, 128, false)};
+const std::array attention_configs{heads(4, 4, 32, nn::QkNorm::none), heads(6, 2, 64, nn::QkNorm::head),
+                                   heads(8, 1, 128, nn::QkNorm::none), heads(8, 2, 64, nn::QkNorm::whole)};
 // Equal documents, one long one, and unequal ones, of one token too.
 const std::vector<std::vector<int32_t>> documents{{0, 64, 128}, {0, 300}, {0, 5, 35, 36, 140, 301}};
 
@@ -114,18 +115,19 @@ TEST_CASE("Linear on the device", "[gpu]") {
   }
 }
 
-TEST_CASE("RmsNorm on the device, with and without an addition and a residual gradient", "[gpu]") {
+TEST_CASE("Norm on the device, with and without an addition and a residual gradient", "[gpu]") {
   if (!device_is_there()) return;
   const c10::InferenceMode inference;
+  const auto kind = GENERATE(nn::NormKind::rms, nn::NormKind::rms_plus_one, nn::NormKind::layer);
   for (const bool fused : {false, true}) {
     for (const auto& [rows, dim] : std::vector<std::array<int64_t, 2>>{{9, 37}, {130, 1024}}) {
-      CAPTURE(fused, rows, dim);
+      CAPTURE(kind, fused, rows, dim);
       compare_places([&, rows = rows, dim = dim](const Place& place) {
         nn::ParameterGroup group;
-        nn::RmsNorm layer(group, "norm", dim, 1e-6);
+        nn::Norm layer(group, "norm", dim, kind, 1e-6);
         prepare(group, place);
         const auto values = [&](uint64_t seed) { return place.values({rows, dim}, seed); };
-        nn::RmsNorm::Saved saved;
+        nn::Norm::Saved saved;
         const Tensor y = layer.forward(values(1), fused ? values(2) : Tensor(), saved);
         Results results{{"sum", saved.x}, {"y", y}};
         results["dx"] = layer.backward(saved, values(3), fused ? values(4) : Tensor());
@@ -136,13 +138,14 @@ TEST_CASE("RmsNorm on the device, with and without an addition and a residual gr
   }
 }
 
-TEST_CASE("SwiGlu on the device", "[gpu]") {
+TEST_CASE("GatedMlp on the device", "[gpu]") {
   if (!device_is_there()) return;
   const c10::InferenceMode inference;
+  compare_places([&](const Place& place) { return mlp(place, nn::Activation::gelu, true, Mode::immediate); });
   for (const bool bias : {false, true}) {
     for (const Mode mode : {Mode::immediate, Mode::deferred}) {
       CAPTURE(bias);
-      compare_places([&](const Place& place) { return swiglu(place, bias, mode); });
+      compare_places([&](const Place& place) { return mlp(place, nn::Activation::silu, bias, mode); });
     }
   }
 }
@@ -166,7 +169,7 @@ TEST_CASE("weight gradients taken later are those taken at once, bit for bit", "
     const Place place{device_under_test(), type};
     const auto run = [&](Mode mode) {
       Results results = attention_layer(place, attention_configs[1], documents.back(), mode);
-      results.merge(swiglu(place, true, mode));
+      results.merge(mlp(place, nn::Activation::silu, true, mode));
       return results;
     };
     const Results now = run(Mode::immediate);

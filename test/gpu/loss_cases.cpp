@@ -42,6 +42,55 @@ TEST_CASE("swiglu and its gradient, in place too", "[gpu]") {
   }
 }
 
+TEST_CASE("activations and their gradients, in place too", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  using enum kernels::Activation;
+  for (const auto activation : {silu, gelu, gelu_tanh, relu_squared}) {
+    for (const auto type : types) {
+      for (const int64_t dim : {7, 96, 2309}) {
+        for (const int64_t operands : {1, 2}) {
+          CAPTURE(activation, type, dim, operands);
+          compare([&](const Backend& b) -> std::vector<Tensor> {
+            Tensor x = b.random({3, operands * dim}, type, 1, 3.0);
+            const Tensor dy = b.random({3, dim}, type, 2);
+            Tensor y = b.output({3, dim}, type);
+            Tensor dx = b.output({3, operands * dim}, type);
+            b(kernels::activate, x, activation, y);
+            Tensor again = dy.clone();
+            b(kernels::activate_backward, dy, x, activation, dx, std::nullopt);
+            b(kernels::activate_backward, again, x, activation, x, again);
+            CHECK(same_bits(x, dx));
+            CHECK(same_bits(again, y));
+            return {y, dx};
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("softcap and its gradient", "[gpu]") {
+  if (!can_run()) {
+    return;
+  }
+  for (const auto type : types) {
+    for (const int64_t dim : {7, 96, 2309}) {
+      for (const double cap : {0.0, 5.0}) {
+        CAPTURE(type, dim, cap);
+        compare([&](const Backend& b) -> std::vector<Tensor> {
+          Tensor x = b.random({3, dim}, type, 1, 3.0);
+          Tensor dx = b.random({3, dim}, type, 2);
+          b(kernels::softcap, x, 0.5, cap);
+          if (cap > 0) b(kernels::softcap_backward, x, 0.5, cap, dx);
+          return {x, dx};
+        });
+      }
+    }
+  }
+}
+
 TEST_CASE("cross_entropy", "[gpu]") {
   if (!can_run()) {
     return;

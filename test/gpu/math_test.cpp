@@ -6,6 +6,7 @@
 #include <torch/optim/adamw.h>
 
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "test/support/catch.h"
@@ -25,6 +26,27 @@ TEST_CASE("silu and its gradient agree with finite differences in double") {
     CHECK(g.gate == Approx(dy * (y(gate + h, up) - y(gate - h, up)) / (2 * h)).margin(1e-6));
     CHECK(g.up == Approx(dy * y(gate, 1.0)).margin(1e-6));
   }
+}
+
+TEST_CASE("activations and their slopes agree with closed forms in double") {
+  using enum pptrain::kernels::Activation;
+  const auto check = [](auto activation, double (*value)(double)) {
+    for (const double x : {-200.0, -30.0, -4.0, -0.5, 0.0, 0.25, 3.0, 30.0, 200.0}) {
+      CAPTURE(x);
+      const double h = 1e-5;
+      const Activated at = activated<decltype(activation)::value>(static_cast<float>(x));
+      CHECK(at.value == Approx(value(x)).margin(1e-6));
+      CHECK(at.slope == Approx((value(x + h) - value(x - h)) / (2 * h)).margin(2e-5));
+    }
+  };
+  check(std::integral_constant<pptrain::kernels::Activation, silu>(),
+        [](double x) { return x / (1 + std::exp(-x)); });
+  check(std::integral_constant<pptrain::kernels::Activation, gelu>(),
+        [](double x) { return x / 2 * std::erfc(-x / std::sqrt(2.0)); });
+  check(std::integral_constant<pptrain::kernels::Activation, gelu_tanh>(),
+        [](double x) { return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); });
+  check(std::integral_constant<pptrain::kernels::Activation, relu_squared>(),
+        [](double x) { return x > 0 ? x * x : 0.0; });
 }
 
 TEST_CASE("sigmoid saturates without NaN") {

@@ -1,9 +1,9 @@
 // What is written for transformers, read again.
 #include "models/hf_loader.h"
 
-#include <map>
+#include <ATen/Functions.h>
+
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -93,7 +93,7 @@ TEST_CASE("config.json names class, type and the ends of a text") {
   CHECK(models::hf_config(sparse, at::kFloat, {})["intermediate_size"] == 40);
 }
 
-TEST_CASE("every tensor leads back to its parameter, and every parameter has one") {
+TEST_CASE("a directory has every parameter once, and its tensors are filled by them") {
   for (const models::Architecture* architecture : models::architectures) {
     for (const bool tied : {false, true}) {
       INFO(architecture->name << (tied ? ", tied" : ""));
@@ -101,41 +101,43 @@ TEST_CASE("every tensor leads back to its parameter, and every parameter has one
       models::TransformerStage whole(model, models::whole_model(model));
       std::set<std::string> parameters, names;
       for (const nn::ParameterSpec* spec : whole.parameters().specs()) parameters.insert(spec->name);
-      if (tied) parameters.erase("head.weight");
-      for (const models::HfWeight& tensor : models::hf_tensors(model)) {
-        CHECK(models::parameters_in(architecture->weights, tensor.tensor, model.sparse.experts) ==
-              std::vector{tensor.parameter});
-        CHECK(parameters.erase(tensor.parameter) == 1);
-        CHECK(names.insert(tensor.tensor).second);
+      if (model.tied) parameters.erase("head.weight");
+      for (const models::HfTensor& tensor : models::hf_tensors(model)) {
+        INFO(tensor.name);
+        CHECK(names.insert(tensor.name).second);
+        const at::Tensor places = at::zeros(tensor.shape);
+        for (const models::HfWeight& part : tensor.parts) {
+          CHECK(parameters.erase(part.parameter) == 1);
+          part.view_of(places).add_(1);
+        }
+        CHECK(places.eq(1).all().item<bool>());
       }
       CHECK(parameters.empty());
     }
   }
 }
 
-TEST_CASE("a tensor of all experts leads back to the matrices in it, in their order") {
+TEST_CASE("a tensor of all experts holds the matrices one after the other") {
   for (const char* arch : {"qwen3_moe", "mixtral"}) {
     INFO(arch);
     const models::ModelConfig model = small(arch, false);
-    std::map<std::string, std::map<int64_t, std::string>> fused;  // parameters by their place
-    for (const models::HfWeight& tensor : models::hf_tensors(model)) {
-      if (const auto place = models::fused_expert(tensor.parameter))
-        fused[place->hf][place->expert * place->parts + place->part] = tensor.parameter;
+    const models::WeightMap map = models::weight_map(model, models::whole_model(model));
+    const models::HfTensor* const fused = map.find("model.layers.3.mlp.experts.gate_up_proj");
+    REQUIRE(fused);
+    const int64_t width = model.sparse.intermediate;
+    CHECK(fused->shape == std::vector<int64_t>{5, 2 * width, 80});
+    REQUIRE(fused->parts.size() == 10);
+    for (int64_t i = 0; i < 10; ++i) {
+      const models::HfWeight& part = fused->parts[static_cast<size_t>(i)];
+      CHECK(part.parameter ==
+            "layers.3.mlp.experts." + std::to_string(i / 2) + (i % 2 == 0 ? ".gate" : ".up") + ".weight");
+      CHECK(part.first == i * width * 80);
+      CHECK(part.is_contiguous());
     }
-    REQUIRE_FALSE(fused.empty());
-    for (const auto& [name, places] : fused) {
-      std::vector<std::string> expected;
-      for (const auto& [place, parameter] : places) {
-        CHECK(place == static_cast<int64_t>(expected.size()));
-        expected.push_back(parameter);
-      }
-      CHECK(models::parameters_in(models::find_architecture(arch).weights, name, model.sparse.experts) ==
-            expected);
-    }
+    CHECK(map.tensors_of("layers.3.mlp.experts.1.down.weight").back() ==
+          "model.layers.3.mlp.experts.down_proj");
+    CHECK(map.find("model.layers.0.self_attn.rotary_emb.inv_freq") == nullptr);
   }
-  const auto names = models::find_architecture("llama").weights;
-  CHECK(models::parameters_in(names, "model.layers.0.mlp.experts.gate_up_proj", 0).empty());
-  CHECK(models::parameters_in(names, "model.layers.0.self_attn.rotary_emb.inv_freq", 0).empty());
 }
 
 TEST_CASE("a bias that balances experts has no tensor") {

@@ -50,6 +50,7 @@ class Model {
   Model(const models::ModelConfig& model, int stages, double weight_decay) {
     const auto assignment = pipeline::compute_layer_assignment(static_cast<int>(model.layers), stages);
     const config::OptimizerSection options{.weight_decay = weight_decay};
+    tensors_ = models::hf_tensors(model);
     for (int i = 0; i < stages; ++i) {
       stages_.push_back(
           std::make_unique<models::TransformerStage>(model, models::stage_slice(assignment, i)));
@@ -87,18 +88,14 @@ class Model {
     return stages_.back()->take_loss();
   }
 
-  // Each of the model's parameters once: without the copy that a tied head is.
   void add_gradients(NamedTensors& output, int64_t tokens) {
-    for_each([&](const nn::Slice& parameter) {
-      output.emplace_back("gradient." + name_of(parameter), parameter.grad / static_cast<double>(tokens));
-    });
+    add(output, "gradient.",
+        [&](const nn::Slice& parameter) { return parameter.grad / static_cast<double>(tokens); });
   }
 
   void add_weights(NamedTensors& output, int64_t step) {
-    for_each([&](const nn::Slice& parameter) {
-      output.emplace_back("weight." + std::to_string(step) + "." + name_of(parameter),
-                          parameter.master.clone());
-    });
+    add(output, "weight." + std::to_string(step) + ".",
+        [](const nn::Slice& parameter) { return parameter.master; });
   }
 
   double gradient_norm() {
@@ -117,9 +114,19 @@ class Model {
   }
 
  private:
-  std::string name_of(const nn::Slice& parameter) const {
-    const auto names = models::find_architecture(stages_.front()->model().arch).weights;
-    return models::hf_name(names, parameter.spec.name, false);
+  // The tensors of a Hugging Face directory that hold `value_of` each parameter.
+  template <class ValueOf>
+  void add(NamedTensors& output, const std::string& prefix, const ValueOf& value_of) {
+    std::map<std::string, at::Tensor> values;
+    for_each([&](const nn::Slice& parameter) { values[parameter.spec.name] = value_of(parameter); });
+    for (const models::HfTensor& tensor : tensors_) {
+      const at::Tensor whole = at::full(tensor.shape, NAN, at::kFloat);
+      for (const models::HfWeight& part : tensor.parts) {
+        const at::Tensor place = part.view_of(whole);
+        place.copy_(values.at(part.parameter).reshape(place.sizes()));
+      }
+      output.emplace_back(prefix + tensor.name, whole);
+    }
   }
 
   template <class Visit>
@@ -132,6 +139,7 @@ class Model {
     }
   }
 
+  std::vector<models::HfTensor> tensors_;
   std::vector<std::unique_ptr<models::TransformerStage>> stages_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
 };

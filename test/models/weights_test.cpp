@@ -117,15 +117,54 @@ TEST_CASE("names of experts have two numbers, and their fused tensors one") {
         std::vector<std::string>{"model.layers.12.block_sparse_moe.gate.weight",
                                  "model.layers.12.mlp.gate.weight"});
   CHECK(models::hf_name(qwen, "layers.3.mlp.up.weight", false) == "model.layers.3.mlp.up_proj.weight");
+  CHECK(models::hf_names(qwen, up, false).back() == "model.layers.3.mlp.experts.gate_up_proj");
   CHECK(!models::global_name(qwen, "model.layers.3.mlp.experts.gate_up_proj"));
-  CHECK(!models::fused_expert("layers.3.mlp.experts.99999999999999999999.up.weight"));
-  const auto fused = models::fused_expert(up);
-  REQUIRE(fused);
-  CHECK(fused->hf == "model.layers.3.mlp.experts.gate_up_proj");
-  CHECK(fused->expert == 17);
-  CHECK(fused->part == 1);
-  CHECK(fused->parts == 2);
-  CHECK(!models::fused_expert("layers.3.mlp.up.weight"));
+}
+
+// GPT-NeoX's and GPT-2's layouts, spelled out: of 2 heads of 2 rows each, and 3 columns.
+TEST_CASE("parameters that share a tensor lie in it as its layout says") {
+  constexpr models::WeightName layouts[] = {
+      {"layers.*.attn.q", "h.*.qkv", models::Rows::of_head},
+      {"layers.*.attn.k", "h.*.qkv", models::Rows::of_head},
+      {"layers.*.attn.v", "h.*.qkv", models::Rows::of_head},
+      {"layers.*.mlp.gate", "h.*.gate_up", models::Rows::of_parameter, /*transposed=*/true},
+      {"layers.*.mlp.up", "h.*.gate_up", models::Rows::of_parameter, /*transposed=*/true},
+  };
+  std::vector<nn::ParameterSpec> specs;
+  for (const char* module : {"attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up"}) {
+    const std::string name = std::string("layers.1.") + module;
+    specs.push_back({.name = name + ".weight", .shape = {4, 3}});
+    specs.push_back({.name = name + ".bias", .shape = {4}, .role = nn::Role::bias});
+  }
+  std::vector<const nn::ParameterSpec*> pointers;
+  for (const nn::ParameterSpec& spec : specs) pointers.push_back(&spec);
+  const models::WeightMap map(layouts, pointers, false, 2);
+  const auto rows = [&](const std::string& parameter, const Tensor& tensor, int64_t begin, int64_t end) {
+    return map.place(parameter, map.tensors_of(parameter).front()).rows_of(tensor, begin, end);
+  };
+  CHECK(map.find("h.1.qkv.weight")->shape == std::vector<int64_t>{12, 3});
+  CHECK(map.find("h.1.gate_up.weight")->shape == std::vector<int64_t>{3, 8});
+  CHECK(map.find("h.1.gate_up.bias")->shape == std::vector<int64_t>{8});
+  const Tensor qkv = at::arange(36).view({12, 3}), bias = at::arange(12);
+  const Tensor k_rows = at::tensor({2, 3, 8, 9}, at::kLong);
+  CHECK(rows("layers.1.attn.k.weight", qkv, 0, 4).equal(qkv.index_select(0, k_rows)));
+  CHECK(rows("layers.1.attn.k.weight", qkv, 1, 3).equal(qkv.index_select(0, k_rows).narrow(0, 1, 2)));
+  CHECK(rows("layers.1.attn.k.bias", bias, 2, 4).view({-1}).equal(at::tensor({8, 9}, at::kLong)));
+  const Tensor both = at::arange(24).view({3, 8});
+  CHECK(rows("layers.1.mlp.up.weight", both, 1, 4).equal(both.narrow(1, 5, 3).t()));
+  CHECK(rows("layers.1.mlp.up.bias", at::arange(8), 0, 4).view({-1}).equal(at::arange(4, 8)));
+
+  // A slice of rows [1, 4) and columns [1, 3): its elements from the second to the fifth.
+  const nn::SliceShape slice{.global = {4, 3}, .offset = {1, 1}, .box = {3, 2}, .begin = 1, .end = 5};
+  for (const char* name : {"layers.1.attn.v.weight", "layers.1.mlp.gate.weight"}) {
+    INFO(name);
+    const models::HfWeight weight = map.place(name, map.tensors_of(name).front());
+    const Tensor tensor = weight.bands > 1 ? qkv : both;
+    Tensor out = at::empty({4});
+    models::copy_slice(weight, tensor, slice, out);
+    const Tensor box = weight.rows_of(tensor, 0, 4).narrow(0, 1, 3).narrow(1, 1, 2);
+    CHECK(out.equal(box.reshape({-1}).narrow(0, 1, 4).to(at::kFloat)));
+  }
 }
 
 TEST_CASE("a stage takes its own tensors of a directory, of any floating-point type") {

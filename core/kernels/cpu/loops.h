@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/kernels/activation.h"
 #include "core/kernels/step_scalars.h"
 
 namespace pptrain::kernels::cpu {
@@ -70,6 +71,17 @@ struct SwigluArgs {
   int64_t dim;
 };
 
+template <class T>
+struct ActivateArgs {
+  const T* dy;  // backward only
+  const T* x;   // [rows, dim], or with a gate [rows, 2 * dim]
+  T* out;       // y, or dx
+  T* y;         // backward only; may be null
+  Activation activation;
+  bool gated;
+  int64_t dim;
+};
+
 // Rows of logits of a whole vocabulary, or of the part of it that begins with `first`.
 template <class T>
 struct SoftmaxArgs {
@@ -84,21 +96,36 @@ struct SoftmaxArgs {
   const float* scale = nullptr;    // softmax_gradient: [rows], 1 / sum of exp(x - maximum) over all of it
 };
 
-// A block of attention rows: queries first, first + 1, ..., each of which sees the keys up to its own
-// position, or all where that is beyond the last one.
+template <class T>
+struct SoftcapArgs {
+  T* logits;        // [rows, width], or their gradient
+  const T* capped;  // backward only
+  float scale, cap;
+  int64_t width;
+};
+
+// What becomes of the scores of a block of attention rows: of queries first, first + 1, ..., each of which
+// sees the keys up to its own position, or all where that is beyond the last one. With a window it sees
+// the last `window` of these, of which the block may hold none.
+struct ScoreRule {
+  int64_t first, rows, keys;
+  int64_t window = 0;  // 0: none
+  float scale;
+  float softcap = 0;  // scale x becomes softcap * tanh(scale x / softcap); 0: it stays
+};
+
 template <class T>
 struct AttentionSoftmaxArgs {
-  const float* scores;  // [rows, keys], unscaled
-  T* weights;           // [rows, keys]: exp(scale (score - row maximum)); 0 where masked
-  float* sums;          // [rows], of the weights
-  float* logsumexp;     // [rows], of the scaled scores
-  int64_t first, rows, keys;
-  float scale;
+  float* scores;     // [rows, keys], unscaled; with a softcap overwritten
+  T* weights;        // [rows, keys]: exp(score - row maximum), of scaled scores; 0 where masked
+  float* sums;       // [rows], of the weights; 1 where a row sees no key
+  float* logsumexp;  // [rows], of the scaled scores; the lowest number where a row sees no key
+  ScoreRule rule;
 };
 
 template <class T>
 struct AttentionGradientArgs {
-  const float* scores;    // [rows, keys], unscaled
+  float* scores;          // [rows, keys], unscaled; with a softcap overwritten
   const float* dweights;  // [rows, keys]: dout v^T
   const float* logsumexp;
   const T* dout;  // [rows, head_dim], rows dout_stride apart; out likewise
@@ -107,8 +134,20 @@ struct AttentionGradientArgs {
   int64_t out_stride;
   T* weights;  // [rows, keys]: softmax
   T* dscores;  // [rows, keys]: gradient of the unscaled scores
-  int64_t first, rows, keys, head_dim;
-  float scale;
+  int64_t head_dim;
+  ScoreRule rule;
+};
+
+// Of one head, whose rows have the log-sum-exp of their scores and the sink.
+template <class T>
+struct SinkGradientArgs {
+  const T* dout;  // [rows, head_dim], rows dout_stride apart; out likewise
+  int64_t dout_stride;
+  const T* out;
+  int64_t out_stride;
+  const float* logsumexp;
+  int64_t rows, head_dim;
+  float sink;
 };
 
 // One query for each head of a group that shares its keys, all of which it sees.
@@ -122,7 +161,8 @@ struct DecodeAttentionArgs {
   int64_t out_stride;
   float* scores;  // scratch: [keys]
   int64_t heads, keys, head_dim;
-  float scale;
+  float scale, softcap;  // as in ScoreRule
+  const float* sinks;    // [heads]: one more score without a key; may be null
 };
 
 // A product of few rows with a weight, which is read once for four of them.
@@ -220,13 +260,19 @@ struct TypedLoops {
                              int64_t end);
   void (*swiglu)(const SwigluArgs<T>&, int64_t begin, int64_t end);
   void (*swiglu_backward)(const SwigluArgs<T>&, int64_t begin, int64_t end);
+  void (*activate)(const ActivateArgs<T>&, int64_t begin, int64_t end);
+  void (*activate_backward)(const ActivateArgs<T>&, int64_t begin, int64_t end);
   // scratch: float [width], read and written only with want_gradient.
   void (*cross_entropy)(const SoftmaxArgs<T>&, float* scratch, int64_t begin, int64_t end);
   void (*softmax_statistics)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
   // logits = softmax - one-hot; 0 in rows that do not count.
   void (*softmax_gradient)(const SoftmaxArgs<T>&, int64_t begin, int64_t end);
+  void (*softcap)(const SoftcapArgs<T>&, int64_t begin, int64_t end);
+  void (*softcap_backward)(const SoftcapArgs<T>&, int64_t begin, int64_t end);
   void (*attention_softmax)(const AttentionSoftmaxArgs<T>&);
   void (*attention_gradient)(const AttentionGradientArgs<T>&);
+  // Of the sink's score: summed in the order of the rows.
+  double (*sink_gradient)(const SinkGradientArgs<T>&);
   void (*decode_attention)(const DecodeAttentionArgs<T>&);
   // Columns [begin, end) of the result. Each element has the bits that it has in a product of its row alone.
   void (*linear_rows)(const LinearRowsArgs<T>&, int64_t begin, int64_t end);

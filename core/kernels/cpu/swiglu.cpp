@@ -35,6 +35,37 @@ void run_swiglu_backward(const Tensor& dy, const Tensor& gate_up, const std::opt
   });
 }
 
+// `like`: y, or dy.
+template <class T>
+ActivateArgs<T> activate_args(const Tensor& x, Activation activation, const Tensor& like) {
+  return {.dy = nullptr,
+          .x = in<T>(x),
+          .out = nullptr,
+          .y = nullptr,
+          .activation = activation,
+          .gated = x.size(1) != like.size(1),
+          .dim = like.size(1)};
+}
+
+void run_activate(const Tensor& x, Activation activation, Tensor& y) {
+  by_type(y, [&]<class T>(T) {
+    ActivateArgs<T> args = activate_args<T>(x, activation, y);
+    args.out = out<T>(y);
+    for_rows(typed<T>(loops()).activate, args, y.size(0), args.dim);
+  });
+}
+
+void run_activate_backward(const Tensor& dy, const Tensor& x, Activation activation, Tensor& dx,
+                           const std::optional<Tensor>& y) {
+  by_type(dy, [&]<class T>(T) {
+    ActivateArgs<T> args = activate_args<T>(x, activation, dy);
+    args.dy = in<T>(dy);
+    args.out = out<T>(dx);
+    args.y = out<T>(y);
+    for_rows(typed<T>(loops()).activate_backward, args, dy.size(0), args.dim);
+  });
+}
+
 }  // namespace
 
 void add_swiglu_kernels() {
@@ -46,6 +77,8 @@ void add_swiglu_kernels() {
                                                       Tensor& dgate_up, const std::optional<Tensor>& y) {
     run_swiglu_backward(dy, gate_up, std::nullopt, dgate_up, std::nullopt, y);
   });
+  kernels::activate.implement(BackEnd::cpu, run_activate);
+  kernels::activate_backward.implement(BackEnd::cpu, run_activate_backward);
   kernels::weighted_swiglu_backward.implement(
       BackEnd::cpu, [](const Tensor& dy, const Tensor& gate_up, const Tensor& weights, Tensor& dgate_up,
                        Tensor& dweights, const std::optional<Tensor>& y) {

@@ -46,7 +46,12 @@ T* out(const std::optional<at::Tensor>& tensor) {
   return tensor ? out<T>(*tensor) : nullptr;
 }
 
-// Null for a tensor that is not defined.
+// Null for a tensor that is not defined; out_if likewise.
+template <class T>
+const T* in_if(const at::Tensor& tensor) {
+  return tensor.defined() ? in<T>(tensor) : nullptr;
+}
+
 template <class T>
 T* out_if(const at::Tensor& tensor) {
   return tensor.defined() ? out<T>(tensor) : nullptr;

@@ -149,12 +149,36 @@ void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want
   });
 }
 
+void softcap(Tensor& logits, double scale, double cap) {
+  by_type(logits, [&]<class T>(T) {
+    const SoftcapArgs<T> args{.logits = out<T>(logits),
+                              .capped = nullptr,
+                              .scale = static_cast<float>(scale),
+                              .cap = static_cast<float>(cap),
+                              .width = logits.size(1)};
+    for_rows(typed<T>(loops()).softcap, args, logits.size(0), args.width);
+  });
+}
+
+void softcap_backward(const Tensor& capped, double scale, double cap, Tensor& dlogits) {
+  by_type(dlogits, [&]<class T>(T) {
+    const SoftcapArgs<T> args{.logits = out<T>(dlogits),
+                              .capped = in<T>(capped),
+                              .scale = static_cast<float>(scale),
+                              .cap = static_cast<float>(cap),
+                              .width = dlogits.size(1)};
+    for_rows(typed<T>(loops()).softcap_backward, args, dlogits.size(0), args.width);
+  });
+}
+
 void add_vocabulary_kernels() {
   kernels::embedding.implement(BackEnd::cpu, embedding);
   kernels::embedding_backward.implement(BackEnd::cpu, embedding_backward);
   kernels::cross_entropy.implement(BackEnd::cpu, cross_entropy);
   kernels::softmax_statistics.implement(BackEnd::cpu, softmax_statistics);
   kernels::cross_entropy_part.implement(BackEnd::cpu, cross_entropy_part);
+  kernels::softcap.implement(BackEnd::cpu, softcap);
+  kernels::softcap_backward.implement(BackEnd::cpu, softcap_backward);
 }
 
 }  // namespace pptrain::kernels::cpu

@@ -193,6 +193,41 @@ __global__ void cross_entropy_part_kernel(T* all_logits, const int64_t* labels, 
   }
 }
 
+template <typename T, bool kVector>
+__global__ void softcap_kernel(T* logits, int64_t width, float scale, float cap) {
+  constexpr int N = pack_width<T>;
+  T* const row = logits + blockIdx.x * width;
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < width;
+       i += static_cast<int64_t>(blockDim.x) * N) {
+    float x[N];
+    load<kVector>(row + i, width - i, x);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      x[j] = cap > 0.0F ? cap * tanhf(x[j] * (scale / cap)) : x[j] * scale;
+    }
+    store<kVector>(row + i, width - i, x);
+  }
+}
+
+template <typename T, bool kVector>
+__global__ void softcap_backward_kernel(const T* capped, T* dlogits, int64_t width, float scale, float cap) {
+  constexpr int N = pack_width<T>;
+  const int64_t first = blockIdx.x * width;
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) * N; i < width;
+       i += static_cast<int64_t>(blockDim.x) * N) {
+    float y[N];
+    float d[N];
+    load<kVector>(capped + first + i, width - i, y);
+    load<kVector>(dlogits + first + i, width - i, d);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float t = y[j] / cap;
+      d[j] *= scale * (1.0F - t * t);
+    }
+    store<kVector>(dlogits + first + i, width - i, d);
+  }
+}
+
 }  // namespace
 
 void cross_entropy(Tensor& logits, const Tensor& labels, Tensor& loss, bool want_gradient) {
@@ -228,10 +263,32 @@ void cross_entropy_part(Tensor& logits, const Tensor& labels, const Tensor& stat
   for_rows(name, logits, most_cross_entropy_threads, run, logits);
 }
 
+void softcap(Tensor& logits, double scale, double cap) {
+  const char* const name = "softcap";
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
+    using T = decltype(tag);
+    launch(name, softcap_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, output<T>(logits),
+           logits.size(1), static_cast<float>(scale), static_cast<float>(cap));
+  };
+  for_rows(name, logits, most_cross_entropy_threads, run, logits);
+}
+
+void softcap_backward(const Tensor& capped, double scale, double cap, Tensor& dlogits) {
+  const char* const name = "softcap_backward";
+  const auto run = [&](auto tag, auto is_vector, unsigned blocks, unsigned threads) {
+    using T = decltype(tag);
+    launch(name, softcap_backward_kernel<T, decltype(is_vector)::value>, blocks, threads, 0, input<T>(capped),
+           output<T>(dlogits), dlogits.size(1), static_cast<float>(scale), static_cast<float>(cap));
+  };
+  for_rows(name, dlogits, most_cross_entropy_threads, run, capped, dlogits);
+}
+
 void add_cross_entropy_kernels() {
   kernels::cross_entropy.implement(BackEnd::cuda, cross_entropy);
   kernels::softmax_statistics.implement(BackEnd::cuda, softmax_statistics);
   kernels::cross_entropy_part.implement(BackEnd::cuda, cross_entropy_part);
+  kernels::softcap.implement(BackEnd::cuda, softcap);
+  kernels::softcap_backward.implement(BackEnd::cuda, softcap_backward);
 }
 
 }  // namespace pptrain::kernels::cuda

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/kernels/activation.h"
 #include "core/kernels/host_device.h"
 #include "core/kernels/step_scalars.h"
 
@@ -30,6 +31,52 @@ PPTRAIN_HOST_DEVICE inline SwigluGradient swiglu_gradient(float dy, float gate, 
   const float s = sigmoid(gate);
   return {dy * up * s * (1.0F + gate * (1.0F - s)), dy * gate * s};
 }
+
+struct Activated {
+  float value;
+  float slope;
+};
+
+template <Activation kActivation>
+PPTRAIN_HOST_DEVICE inline Activated activated(float x) {
+  if constexpr (kActivation == Activation::silu) {
+    const float s = sigmoid(x);
+    return {x * s, s * (1.0F + x * (1.0F - s))};
+  } else if constexpr (kActivation == Activation::gelu) {
+    const float phi = 0.5F * (1.0F + erff(x * 0.70710678118654752F));
+    return {x * phi, phi + x * expf(-0.5F * x * x) * 0.39894228040143268F};
+  } else if constexpr (kActivation == Activation::gelu_tanh) {
+    // As on the CPU (loops.inc).
+    constexpr float two_c = 1.5957691216057308F;
+    const float square = fminf(1e4F, x * x);
+    const float s = sigmoid(x * two_c * (1.0F + 0.044715F * square));
+    return {x * s, s * (1.0F + x * (1.0F - s) * two_c * (1.0F + 3.0F * 0.044715F * square))};
+  } else {
+    const float r = x > 0.0F ? x : 0.0F;
+    return {r * r, r + r};
+  }
+}
+
+// What a kernel does with gate and up, or with an x whose up is 1.
+struct SwigluFunction {
+  static constexpr bool gated = true;
+  PPTRAIN_HOST_DEVICE static float value(float gate, float up) { return swiglu_value(gate, up); }
+  PPTRAIN_HOST_DEVICE static SwigluGradient gradient(float dy, float gate, float up) {
+    return swiglu_gradient(dy, gate, up);
+  }
+};
+
+template <Activation kActivation, bool kGated>
+struct ActivationFunction {
+  static constexpr bool gated = kGated;
+  PPTRAIN_HOST_DEVICE static float value(float gate, float up) {
+    return activated<kActivation>(gate).value * up;
+  }
+  PPTRAIN_HOST_DEVICE static SwigluGradient gradient(float dy, float gate, float up) {
+    const Activated at = activated<kActivation>(gate);
+    return {dy * up * at.slope, dy * at.value};
+  }
+};
 
 struct Pair {
   float first;

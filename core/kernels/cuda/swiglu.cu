@@ -34,19 +34,34 @@ struct SwigluShape {
   }
 };
 
-template <typename T, bool kVector>
+// An x without a gate has one operand, whose up is 1.
+template <class Function>
+constexpr int operands = Function::gated ? 2 : 1;
+
+template <class Function, typename T, int N>
+__device__ inline float up_of(const Pack<T, N>& up, int j) {
+  if constexpr (Function::gated) {
+    return static_cast<float>(up.v[j]);
+  } else {
+    return 1.0F;
+  }
+}
+
+template <typename T, bool kVector, class Function>
 __global__ void __launch_bounds__(most_swiglu_threads)
     swiglu_kernel(const T* gate_up, int64_t dim, unsigned parts, T* y) {
   constexpr int N = pack_width<T>;
   const Place<T> place(parts);
-  const T* const gate = gate_up + place.row * 2 * dim;
+  const T* const gate = gate_up + place.row * operands<Function> * dim;
   Pack<T, N> g[packs];
   Pack<T, N> u[packs];
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
     if (const int64_t i = place.at(p); i < dim) {
       g[p] = load_pack<kVector, N>(gate + i, dim - i);
-      u[p] = load_pack<kVector, N>(gate + dim + i, dim - i);
+      if constexpr (Function::gated) {
+        u[p] = load_pack<kVector, N>(gate + dim + i, dim - i);
+      }
     }
   }
 #pragma unroll
@@ -55,7 +70,7 @@ __global__ void __launch_bounds__(most_swiglu_threads)
       float out[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        out[j] = swiglu_value(static_cast<float>(g[p].v[j]), static_cast<float>(u[p].v[j]));
+        out[j] = Function::value(static_cast<float>(g[p].v[j]), up_of<Function>(u[p], j));
       }
       store<kVector>(y + place.row * dim + i, dim - i, out);
     }
@@ -63,12 +78,12 @@ __global__ void __launch_bounds__(most_swiglu_threads)
 }
 
 // dgate_up may be gate_up, and y, where it is given, dy: a thread reads its elements before it writes them.
-template <typename T, bool kVector>
+template <typename T, bool kVector, class Function>
 __global__ void __launch_bounds__(most_swiglu_threads)
     swiglu_backward_kernel(const T* dy, const T* gate_up, int64_t dim, unsigned parts, T* dgate_up, T* y) {
   constexpr int N = pack_width<T>;
   const Place<T> place(parts);
-  const int64_t base = place.row * 2 * dim;
+  const int64_t base = place.row * operands<Function> * dim;
   Pack<T, N> d[packs];
   Pack<T, N> g[packs];
   Pack<T, N> u[packs];
@@ -77,7 +92,9 @@ __global__ void __launch_bounds__(most_swiglu_threads)
     if (const int64_t i = place.at(p); i < dim) {
       d[p] = load_pack<kVector, N>(dy + place.row * dim + i, dim - i);
       g[p] = load_pack<kVector, N>(gate_up + base + i, dim - i);
-      u[p] = load_pack<kVector, N>(gate_up + base + dim + i, dim - i);
+      if constexpr (Function::gated) {
+        u[p] = load_pack<kVector, N>(gate_up + base + dim + i, dim - i);
+      }
     }
   }
 #pragma unroll
@@ -89,14 +106,16 @@ __global__ void __launch_bounds__(most_swiglu_threads)
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const auto gate = static_cast<float>(g[p].v[j]);
-        const auto up = static_cast<float>(u[p].v[j]);
-        const SwigluGradient gradient = swiglu_gradient(static_cast<float>(d[p].v[j]), gate, up);
+        const float up = up_of<Function>(u[p], j);
+        const SwigluGradient gradient = Function::gradient(static_cast<float>(d[p].v[j]), gate, up);
         dgate[j] = gradient.gate;
         dup[j] = gradient.up;
-        value[j] = swiglu_value(gate, up);
+        value[j] = Function::value(gate, up);
       }
       store<kVector>(dgate_up + base + i, dim - i, dgate);
-      store<kVector>(dgate_up + base + dim + i, dim - i, dup);
+      if constexpr (Function::gated) {
+        store<kVector>(dgate_up + base + dim + i, dim - i, dup);
+      }
       if (y != nullptr) {
         store<kVector>(y + place.row * dim + i, dim - i, value);
       }
@@ -104,10 +123,8 @@ __global__ void __launch_bounds__(most_swiglu_threads)
   }
 }
 
-}  // namespace
-
-void swiglu(const Tensor& gate_up, Tensor& y) {
-  const char* const name = "swiglu";
+template <class Function>
+void run(const char* name, const Tensor& x, Tensor& y) {
   const int64_t dim = y.size(1);
   if (y.numel() == 0) {
     return;
@@ -117,16 +134,17 @@ void swiglu(const Tensor& gate_up, Tensor& y) {
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
     const SwigluShape shape(dim, N);
-    with_bool(dim % N == 0 && are_aligned(input<T>(gate_up), input<T>(y)), [&](auto is_vector) {
-      launch(name, swiglu_kernel<T, decltype(is_vector)::value>, grid_size(y.size(0) * shape.parts, name),
-             shape.threads, 0, input<T>(gate_up), dim, shape.parts, output<T>(y));
+    with_bool(dim % N == 0 && are_aligned(input<T>(x), input<T>(y)), [&](auto is_vector) {
+      launch(name, swiglu_kernel<T, decltype(is_vector)::value, Function>,
+             grid_size(y.size(0) * shape.parts, name), shape.threads, 0, input<T>(x), dim, shape.parts,
+             output<T>(y));
     });
   });
 }
 
-void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up,
-                     const std::optional<Tensor>& y) {
-  const char* const name = "swiglu_backward";
+template <class Function>
+void run_backward(const char* name, const Tensor& dy, const Tensor& x, Tensor& dx,
+                  const std::optional<Tensor>& y) {
   const int64_t dim = dy.size(1);
   if (dy.numel() == 0) {
     return;
@@ -136,19 +154,63 @@ void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up,
     using T = decltype(tag);
     constexpr int N = pack_width<T>;
     const SwigluShape shape(dim, N);
-    const bool vector =
-        dim % N == 0 && are_aligned(input<T>(dy), input<T>(gate_up), input<T>(dgate_up), input<T>(y));
+    const bool vector = dim % N == 0 && are_aligned(input<T>(dy), input<T>(x), input<T>(dx), input<T>(y));
     with_bool(vector, [&](auto is_vector) {
-      launch(name, swiglu_backward_kernel<T, decltype(is_vector)::value>,
-             grid_size(dy.size(0) * shape.parts, name), shape.threads, 0, input<T>(dy), input<T>(gate_up),
-             dim, shape.parts, output<T>(dgate_up), output<T>(y));
+      launch(name, swiglu_backward_kernel<T, decltype(is_vector)::value, Function>,
+             grid_size(dy.size(0) * shape.parts, name), shape.threads, 0, input<T>(dy), input<T>(x), dim,
+             shape.parts, output<T>(dx), output<T>(y));
     });
   });
+}
+
+// Calls f(Function{}).
+template <bool kGated, typename F>
+void with_activation(Activation activation, F&& f) {
+  switch (activation) {
+    case Activation::silu:
+      return f(ActivationFunction<Activation::silu, kGated>{});
+    case Activation::gelu:
+      return f(ActivationFunction<Activation::gelu, kGated>{});
+    case Activation::gelu_tanh:
+      return f(ActivationFunction<Activation::gelu_tanh, kGated>{});
+    case Activation::relu_squared:
+      return f(ActivationFunction<Activation::relu_squared, kGated>{});
+  }
+}
+
+// like: y, or dy.
+template <typename F>
+void with_function(const Tensor& x, Activation activation, const Tensor& like, F&& f) {
+  with_bool(x.size(1) != like.size(1),
+            [&](auto is_gated) { with_activation<decltype(is_gated)::value>(activation, f); });
+}
+
+}  // namespace
+
+void swiglu(const Tensor& gate_up, Tensor& y) {
+  run<SwigluFunction>("swiglu", gate_up, y);
+}
+
+void swiglu_backward(const Tensor& dy, const Tensor& gate_up, Tensor& dgate_up,
+                     const std::optional<Tensor>& y) {
+  run_backward<SwigluFunction>("swiglu_backward", dy, gate_up, dgate_up, y);
+}
+
+void activate(const Tensor& x, Activation activation, Tensor& y) {
+  with_function(x, activation, y, [&](auto function) { run<decltype(function)>("activate", x, y); });
+}
+
+void activate_backward(const Tensor& dy, const Tensor& x, Activation activation, Tensor& dx,
+                       const std::optional<Tensor>& y) {
+  with_function(x, activation, dy,
+                [&](auto function) { run_backward<decltype(function)>("activate_backward", dy, x, dx, y); });
 }
 
 void add_swiglu_kernels() {
   kernels::swiglu.implement(BackEnd::cuda, swiglu);
   kernels::swiglu_backward.implement(BackEnd::cuda, swiglu_backward);
+  kernels::activate.implement(BackEnd::cuda, activate);
+  kernels::activate_backward.implement(BackEnd::cuda, activate_backward);
 }
 
 }  // namespace pptrain::kernels::cuda

@@ -1,8 +1,6 @@
 // What back ends declare, they compute; what they do not declare, they refuse.
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <memory>
@@ -14,7 +12,6 @@
 #include "core/attention/cache.h"
 #include "core/base/error.h"
 #include "core/kernels/dry_run.h"
-#include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -94,39 +91,35 @@ TEST_CASE("a refusal names all that the back end does not take", "[attention]") 
   AttentionCall call = random_call({0, 8}, at::kFloat);
   call.softcap = 30;
   call.window = 128;
-  CHECK_THROWS_WITH(
-      attention::require_taken(BackEnd::flash, call),
-      "attention: FlashAttention-2 does not take a softcap of scores (30), a sliding window (128 "
-      "tokens)");
+  CHECK_THROWS_WITH(attention::require_taken(BackEnd::cudnn, call),
+                    "attention: cuDNN does not take a softcap of scores (30), a sliding window (128 tokens)");
 }
 
 TEST_CASE("whole documents, blocks and cached keys refuse before they compute", "[attention]") {
   const c10::InferenceMode inference;
-  for (const Wish& wish : wishes) {
-    if (wish.declared == &Takes::scale) continue;  // the CPU's kernels take it
-    INFO(wish.words);
-    AttentionCall call = random_call({0, 8}, at::kFloat);
-    wish.set(call);
-    const auto refuses = contains_text("does not take " + wish.words);
-    attention::Saved saved;
-    CHECK_THROWS_WITH(attention::attend(call, saved), refuses);
-    CHECK_FALSE(saved.out.defined());
-    attention::PartialAttention seen = attention::no_attention(call);
-    CHECK_THROWS_WITH(attention::add_attention(call, whole_block(8), seen), refuses);
-    seen.back_end = BackEnd::composed_blocks;
-    CHECK_THROWS_WITH(attention::add_attention(call, whole_block(8), seen), refuses);
+  const Wish& wish = wishes.front();
+  REQUIRE(wish.declared == &Takes::split);  // the CPU's kernels take all others
+  AttentionCall call = random_call({0, 8}, at::kFloat);
+  wish.set(call);
+  const auto refuses = contains_text("does not take " + wish.words);
+  attention::Saved saved;
+  CHECK_THROWS_WITH(attention::attend(call, saved), refuses);
+  CHECK_FALSE(saved.out.defined());
+  attention::PartialAttention seen = attention::no_attention(call);
+  CHECK_THROWS_WITH(attention::add_attention(call, whole_block(8), seen), refuses);
+  seen.back_end = BackEnd::composed_blocks;
+  CHECK_THROWS_WITH(attention::add_attention(call, whole_block(8), seen), refuses);
 
-    attention::KeyValueCache cache({.layers = 1, .kv_heads = 2, .head_dim = 8}, std::vector<int64_t>{8});
-    const std::vector<attention::CachedDocument> documents{{.slot = 0, .past = 0}};
-    for (const BackEnd back_end : {BackEnd::cpu_decode, BackEnd::library_decode})
-      CHECK_THROWS_WITH(attention::attend_to_cache(back_end, call, cache, 0, documents), refuses);
-    attention::CachedAttention cached(attention::make_local_attention());
-    const attention::CachedAttention::Use use(cached, cache, documents);
-    CHECK_THROWS_WITH(cached.forward(call, saved), refuses);
-  }
+  attention::KeyValueCache cache({.layers = 1, .kv_heads = 2, .head_dim = 8}, std::vector<int64_t>{8});
+  const std::vector<attention::CachedDocument> documents{{.slot = 0, .past = 0}};
+  for (const BackEnd back_end : {BackEnd::cpu_decode, BackEnd::library_decode})
+    CHECK_THROWS_WITH(attention::attend_to_cache(back_end, call, cache, 0, documents), refuses);
+  attention::CachedAttention cached(attention::make_local_attention());
+  const attention::CachedAttention::Use use(cached, cache, documents);
+  CHECK_THROWS_WITH(cached.forward(call, saved), refuses);
 }
 
-TEST_CASE("a dry run for a GPU refuses what that GPU's back end does not take", "[attention]") {
+TEST_CASE("a dry run for a GPU takes a back end that takes the call", "[attention]") {
   struct Row {
     kernels::GpuKind gpu;
     at::ScalarType type;
@@ -146,46 +139,20 @@ TEST_CASE("a dry run for a GPU refuses what that GPU's back end does not take", 
     INFO(wish.words);
     AttentionCall changed = call;
     wish.set(changed);
-    if (attention::what_takes(row.whole).*wish.declared) continue;
-    CHECK_THROWS_WITH(attention::attend(changed, saved),
-                      contains_text(std::string(attention::name_of(row.whole))));
     attention::PartialAttention seen = attention::no_attention(changed);
-    if (attention::what_takes(row.blocks).*wish.declared) continue;
-    CHECK_THROWS_WITH(attention::add_attention(changed, whole_block(256), seen),
-                      contains_text(std::string(attention::name_of(row.blocks))));
-  }
-}
-
-TEST_CASE("a scale of its own, by each back end of the CPU that takes it", "[attention]") {
-  at::set_num_threads(1);
-  at::manual_seed(7);
-  const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  AttentionCall call = random_call({0, 40}, type);
-  call.scale = 0.9;
-  const Tensor dout = random(call.q.sizes(), type);
-  const Tensor q = leaf(call.q), k = leaf(call.k), v = leaf(call.v);
-  const Tensor expected = masked_attention(q, k, v, call.documents, call.scale);
-  expected.backward(dout.to(at::kDouble));
-  const auto check = [&](const Tensor& out, const attention::Gradients& grads) {
-    CHECK(relative_error(out, expected) < tolerance(type));
-    CHECK(relative_error(grads.dq, q.grad()) < tolerance(type));
-    CHECK(relative_error(grads.dk, k.grad()) < tolerance(type));
-    CHECK(relative_error(grads.dv, v.grad()) < tolerance(type));
-  };
-
-  const c10::InferenceMode inference;
-  attention::Saved saved;
-  const Tensor out = attention::attend(call, saved);
-  check(out, attention::attend_backward(dout, saved));
-  for (const BackEnd back_end : {BackEnd::cpu_blocks, BackEnd::composed_blocks}) {
-    attention::PartialAttention seen = attention::no_attention(call);
-    seen.back_end = back_end;
-    attention::add_attention(call, whole_block(40), seen);
-    const auto zeros = [](const Tensor& x) { return at::zeros(x.sizes(), x.options().dtype(at::kFloat)); };
-    attention::Gradients grads{.dq = zeros(call.q), .dk = zeros(call.k), .dv = zeros(call.v)};
-    attention::add_attention_backward(
-        dout, {.call = call, .out = seen.out.to(type), .logsumexp = seen.logsumexp, .back_end = back_end},
-        whole_block(40), grads);
-    check(seen.out, grads);
+    if (wish.declared == &Takes::split) {
+      CHECK_THROWS_WITH(attention::attend(changed, saved), contains_text(wish.words));
+      CHECK_THROWS_WITH(attention::add_attention(changed, whole_block(256), seen), contains_text(wish.words));
+      continue;
+    }
+    const Tensor out = attention::attend(changed, saved);
+    CHECK(attention::what_takes(saved.back_end).*wish.declared);
+    CHECK(out.scalar_type() == row.type);
+    const attention::Gradients grads = attention::attend_backward(out, saved);
+    CHECK(grads.dk.sizes() == changed.k.sizes());
+    CHECK(grads.dk.scalar_type() == row.type);
+    CHECK(grads.dsinks.defined() == (wish.declared == &Takes::sinks));
+    CHECK(attention::what_takes(seen.back_end).*wish.declared);
+    CHECK_NOTHROW(attention::add_attention(changed, whole_block(256), seen));
   }
 }

@@ -62,10 +62,23 @@ Tensor rows_at(const Documents& documents, const Tensor& x, const std::vector<in
 }
 
 attention::AttentionCall call_of(const Tensor& q, const Tensor& k, const Tensor& v,
-                                 const std::vector<int64_t>& lengths) {
+                                 const std::vector<int64_t>& lengths, const ScoreSettings& settings = {}) {
   std::vector<int32_t> starts{0};
   for (const int64_t length : lengths) starts.push_back(starts.back() + static_cast<int32_t>(length));
-  return {.q = q, .k = k, .v = v, .documents = tokens::make_segments(starts, at::kCPU)};
+  return {.q = q,
+          .k = k,
+          .v = v,
+          .documents = tokens::make_segments(starts, at::kCPU),
+          .scale = settings.scale,
+          .softcap = settings.softcap,
+          .window = settings.window,
+          .sinks = settings.sinks.defined() ? settings.sinks.to(at::kFloat) : Tensor()};
+}
+
+// None, and all at once.
+ScoreSettings settings_of(bool all, int64_t heads) {
+  if (!all) return {};
+  return {.scale = 0.4, .softcap = 2, .window = 11, .sinks = at::linspace(-1, 2, heads, at::kDouble)};
 }
 
 }  // namespace
@@ -76,6 +89,7 @@ TEST_CASE("prompts at once and then token by token give what whole documents giv
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto [heads, kv_heads, head_dim] =
       GENERATE(std::tuple{3, 1, 20}, std::tuple{4, 4, 64}, std::tuple{10, 2, 136});
+  const ScoreSettings settings = settings_of(GENERATE(false, true), heads);
   const Documents documents = random_documents({23, 9, 40}, heads, kv_heads, head_dim, type);
   const std::vector<int64_t> prompts{5, 1, 24};
   const std::vector<int64_t> slots{2, 0, 1}, capacities{9, 40, 23};
@@ -90,7 +104,7 @@ TEST_CASE("prompts at once and then token by token give what whole documents giv
     const auto wide = [](const Tensor& x) { return x.to(at::kDouble); };
     const auto l = static_cast<size_t>(layer);
     expected.push_back(masked_attention(wide(documents.q[l]), wide(documents.k[l]), wide(documents.v[l]),
-                                        documents.segments()));
+                                        documents.segments(), settings));
   }
   // A pass over `count` tokens of each document that is not at its end.
   std::vector<int64_t> past(3, 0);
@@ -106,9 +120,9 @@ TEST_CASE("prompts at once and then token by token give what whole documents giv
     for (size_t layer = 0; layer < layers; ++layer) {
       const auto rows = [&](const Tensor& x) { return rows_at(documents, x, past, count); };
       attention::Saved saved;
-      const Tensor out = cached.forward(
-          call_of(rows(documents.q[layer]), rows(documents.k[layer]), rows(documents.v[layer]), lengths),
-          saved);
+      const Tensor out = cached.forward(call_of(rows(documents.q[layer]), rows(documents.k[layer]),
+                                                rows(documents.v[layer]), lengths, settings),
+                                        saved);
       CHECK(relative_error(out, rows(expected[layer])) < tolerance(type));
     }
     for (size_t i = 0; i < 3; ++i) past[i] += count[i];
@@ -130,8 +144,13 @@ TEST_CASE("ATen's library gives what the kernel gives", "[cached]") {
     const int64_t tokens = cache.capacity(slot);
     cache.write(0, slot, 0, at::randn({tokens, 2, 16}), at::randn({tokens, 2, 16}));
   }
-  const attention::AttentionCall call{
-      .q = at::randn({2, 6, 16}), .k = {}, .v = {}, .scale = GENERATE(std::optional<double>(), 0.7)};
+  const attention::AttentionCall call{.q = at::randn({2, 6, 16}),
+                                      .k = {},
+                                      .v = {},
+                                      .scale = GENERATE(std::optional<double>(), 0.7),
+                                      .softcap = GENERATE(0.0, 1.5),
+                                      .window = GENERATE(0, 9),
+                                      .sinks = GENERATE(Tensor(), at::linspace(-1, 1, 6))};
   const std::vector<attention::CachedDocument> documents{{.slot = 1, .past = 28}, {.slot = 0, .past = 0}};
   const auto by = [&](BackEnd back_end) {
     return attention::attend_to_cache(back_end, call, cache, 0, documents);

@@ -68,6 +68,17 @@ TEST_CASE("choose_on_gpu: a table", "[attention]") {
        [](CallShape& c) { c.equal = false, c.documents = 9, c.deterministic = false; }, BackEnd::cudnn},
       {"ragged, beyond int32",
        [](CallShape& c) { c.equal = false, c.tokens = 400000, c.deterministic = false; }, BackEnd::flash},
+      {"a scale", [](CallShape& c) { c.asks.scale = true; }, BackEnd::flash},
+      {"a window", [](CallShape& c) { c.asks.window = true; }, BackEnd::flash},
+      {"a softcap", [](CallShape& c) { c.asks.softcap = true; }, BackEnd::composed_blocks},
+      {"a window and sinks", [](CallShape& c) { c.asks = {.window = true, .sinks = true}; },
+       BackEnd::flash_blocks},
+      {"a softcap and a window", [](CallShape& c) { c.asks = {.softcap = true, .window = true}; },
+       BackEnd::composed_blocks},
+      {"float32, a scale", [](CallShape& c) { c.type = at::kFloat, c.asks.scale = true; },
+       BackEnd::efficient},
+      {"float32, a window", [](CallShape& c) { c.type = at::kFloat, c.asks.window = true; },
+       BackEnd::composed_blocks},
   };
   for (const Row& row : rows) {
     INFO(row.what);

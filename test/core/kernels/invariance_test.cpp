@@ -54,6 +54,13 @@ std::vector<Tensor> run_all(at::ScalarType type) {
   kernels::swiglu_backward(dy, gate_up, dgate_up, again);
   kernels::accumulate_bias_gradient(gate_up, bias);
   results.insert(results.end(), {act, dgate_up, again, bias});
+  using enum kernels::Activation;
+  for (const auto activation : {silu, gelu, gelu_tanh, relu_squared}) {
+    Tensor value = at::empty_like(act), slope = at::empty_like(gate_up);
+    kernels::activate(gate_up, activation, value);
+    kernels::activate_backward(dy, gate_up, activation, slope, std::nullopt);
+    results.insert(results.end(), {value, slope});
+  }
 
   Tensor logits = random({rows, vocab}, type), loss = at::empty({rows}, f32),
          table_grad = at::zeros({vocab, dim}, f32);

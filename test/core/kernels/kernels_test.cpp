@@ -238,6 +238,73 @@ TEST_CASE("swiglu and its gradient", "[kernels]") {
   CHECK(same_bits(again, y));
 }
 
+namespace {
+
+Tensor plain_activation(const Tensor& x, kernels::Activation activation) {
+  switch (activation) {
+    case kernels::Activation::silu:
+      return x * at::sigmoid(x);
+    case kernels::Activation::gelu:
+      return at::gelu(x);
+    case kernels::Activation::gelu_tanh:
+      return at::gelu(x, "tanh");
+    case kernels::Activation::relu_squared:
+      return at::relu(x).square();
+  }
+  throw Error("unknown activation");
+}
+
+}  // namespace
+
+TEST_CASE("activations and their gradients, with and without a gate", "[kernels]") {
+  const SingleThread setup;
+  using enum kernels::Activation;
+  const auto activation = GENERATE(silu, gelu, gelu_tanh, relu_squared);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const bool gated = GENERATE(false, true);
+  const auto [rows, dim] = GENERATE(std::pair{1, 1}, std::pair{3, 17}, std::pair{20, 160});
+  const Tensor x = random({rows, gated ? 2 * dim : dim}, type) * 4;
+  const Tensor dy = random({rows, dim}, type);
+  const Tensor ox = leaf(x);
+  const Tensor oy = gated ? plain_activation(ox.chunk(2, 1)[0], activation) * ox.chunk(2, 1)[1]
+                          : plain_activation(ox, activation);
+  oy.backward(dy.to(at::kDouble));
+  // Far below zero a value is the small difference of large numbers, as in LibTorch, so errors are measured
+  // against the operands too.
+  const double operands = x.to(at::kDouble).norm().item<double>();
+  const auto error = [&](const Tensor& actual, const Tensor& expected) {
+    return (actual.to(at::kDouble) - expected.detach()).norm().item<double>() /
+           (expected.norm().item<double>() + operands);
+  };
+
+  Tensor y = at::empty_like(dy);
+  kernels::activate(x, activation, y);
+  CHECK(error(y, oy) < tolerance(type));
+  Tensor in_place = x.clone();
+  kernels::activate_backward(dy, in_place, activation, in_place, std::nullopt);
+  CHECK(error(in_place, ox.grad()) < tolerance(type));
+
+  Tensor gradient = x.clone(), again = dy.clone();  // both in place
+  kernels::activate_backward(again, gradient, activation, gradient, again);
+  CHECK(same_bits(gradient, in_place));
+  CHECK(same_bits(again, y));
+}
+
+TEST_CASE("activations far from zero are 0 or x, with finite slopes", "[kernels]") {
+  const SingleThread setup;
+  using enum kernels::Activation;
+  const auto activation = GENERATE(silu, gelu, gelu_tanh);
+  const Tensor x = at::tensor({-3e38F, -1e12F, -200.0F, 200.0F, 1e12F, 3e38F}, f32).unsqueeze(0);
+  Tensor y = at::empty_like(x), dx = at::empty_like(x);
+  kernels::activate(x, activation, y);
+  kernels::activate_backward(at::ones_like(x), x, activation, dx, std::nullopt);
+  CHECK((y - at::relu(x)).abs().max().item<float>() < 1e-30);
+  CHECK((dx - x.gt(0).to(f32)).abs().max().item<float>() < 1e-30);
+  Tensor nan = at::full({1, 1}, std::nanf(""), f32), out = at::empty_like(nan);
+  kernels::activate(nan, activation, out);
+  CHECK(std::isnan(out.item<float>()));
+}
+
 TEST_CASE("swiglu at the ends of the exponential", "[kernels]") {
   const SingleThread setup;
   const float inf = std::numeric_limits<float>::infinity();
@@ -253,6 +320,28 @@ TEST_CASE("swiglu at the ends of the exponential", "[kernels]") {
   }
   CHECK(y[0][8].item<float>() == inf);
   CHECK(std::isnan(y[0][9].item<float>()));
+}
+
+TEST_CASE("softcap and its gradient", "[kernels]") {
+  const SingleThread setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto cap = GENERATE(0.0, 5.0, 30.0);
+  const auto factor = GENERATE(0.01, 1.0, 20.0);  // deep in the linear part, and beyond the cap
+  const Tensor x = random({7, 45}, type) * factor;
+  const Tensor dy = random({7, 45}, type);
+  const Tensor ox = leaf(x);
+  const Tensor oy = cap > 0 ? (ox * 0.5 / cap).tanh() * cap : ox * 0.5;
+  oy.backward(dy.to(at::kDouble));
+
+  Tensor y = x.clone(), dx = dy.clone();
+  kernels::softcap(y, 0.5, cap);
+  CHECK(relative_error(y, oy) < tolerance(type));
+  if (cap > 0) {
+    kernels::softcap_backward(y, 0.5, cap, dx);
+    // What is left of a slope near the cap is lost in the rounding of y.
+    CHECK((dx.to(at::kDouble) - ox.grad()).norm().item<double>() <
+          2 * tolerance(type) * dy.to(at::kDouble).norm().item<double>());
+  }
 }
 
 TEST_CASE("cross entropy and its gradient", "[kernels]") {

@@ -12,10 +12,14 @@
 
 #include "core/base/error.h"
 #include "core/nn/adapter.h"
+#include "core/nn/attention.h"
+#include "core/nn/experts.h"
 #include "core/nn/linear.h"
-#include "core/nn/rms_norm.h"
+#include "core/nn/norm.h"
+#include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
 #include "core/nn/weight_grad_queue.h"
+#include "core/tokens/segments.h"
 #include "test/core/kernels/compare.h"
 #include "test/support/catch.h"
 
@@ -153,13 +157,14 @@ TEST_CASE("column and row layers take adapters' gradients at once and later with
 
 TEST_CASE("a frozen layer has the input gradients of one that learns, and queues nothing", "[nn]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto kind = GENERATE(nn::NormKind::rms, nn::NormKind::rms_plus_one, nn::NormKind::layer);
   const auto alone = std::make_shared<const nn::Region>();
   std::vector<Tensor> results;
   for (const bool frozen : {false, true}) {
     Adapted adapted({.freezes = [frozen](const nn::ParameterSpec&) { return frozen; }});
     nn::ColumnLinear column(adapted.group, 19, {{"a", 8}, {"b", 8}}, true, 0.3, alone);
     nn::RowLinear row(adapted.group, 16, {"o", 19}, true, 0.3, alone);
-    nn::RmsNorm norm(adapted.group, "norm", 19, 1e-6);
+    nn::Norm norm(adapted.group, "norm", 19, kind, 1e-6);
     adapted.store.materialise(at::kCPU, type);
     adapted.store.initialise(3);
     for (const nn::Buffer* buffer : adapted.store.buffers()) {
@@ -172,7 +177,7 @@ TEST_CASE("a frozen layer has the input gradients of one that learns, and queues
     at::manual_seed(9);
     const Tensor x = random({21, 19}, type), dy = random({21, 19}, type);
     nn::WeightGradQueue queue(Mode::deferred);
-    nn::RmsNorm::Saved saved;
+    nn::Norm::Saved saved;
     const Tensor normed = norm.forward(x, {}, saved);
     const Tensor inner = column.forward(normed, 21)[0];
     results.push_back(row.forward(inner));
@@ -186,11 +191,94 @@ TEST_CASE("a frozen layer has the input gradients of one that learns, and queues
 
 TEST_CASE("a frozen embedding takes no gradient", "[nn]") {
   Adapted adapted({.freezes = [](const nn::ParameterSpec&) { return true; }});
-  nn::Embedding layer(adapted.group, "embed", 11, 6, 0.3);
+  nn::Embedding layer(adapted.group, "embed", {.vocab = 11, .dim = 6, .scale = 2, .positions = 8});
   adapted.store.materialise(at::kCPU, at::kFloat);
   CHECK(!layer.learns());
   const c10::InferenceMode inference;
-  layer.backward_weight(at::tensor({1, 2}, at::kLong), random({2, 6}, at::kFloat));
+  layer.backward_weight(at::tensor({1, 2}, at::kLong), at::arange(2, at::kInt), random({2, 6}, at::kFloat));
+}
+
+TEST_CASE("an embedding learns where its positions alone are frozen", "[nn]") {
+  Adapted adapted(
+      {.freezes = [](const nn::ParameterSpec& spec) { return spec.name == "embed_positions.weight"; }});
+  nn::Embedding layer(adapted.group, "embed", {.vocab = 11, .dim = 6, .positions = 8});
+  adapted.store.materialise(at::kCPU, at::kFloat);
+  CHECK(layer.learns());
+  const c10::InferenceMode inference;
+  layer.backward_weight(at::tensor({1, 2}, at::kLong), at::arange(2, at::kInt), at::ones({2, 6}));
+  CHECK(adapted.store.find("embed.weight")->grad.sum().item<float>() == 12);
+  CHECK(!adapted.store.find("embed_positions.weight")->grad.defined());
+}
+
+TEST_CASE("frozen attention with sinks, norms and biases has the input gradients of one that learns",
+          "[nn]") {
+  const auto qk_norm = GENERATE(nn::QkNorm::none, nn::QkNorm::head, nn::QkNorm::whole);
+  const nn::AttentionConfig config{.hidden = 24,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 8,
+                                   .qkv_bias = true,
+                                   .o_bias = true,
+                                   .qk_norm = qk_norm,
+                                   .sinks = true,
+                                   .init_std = 0.3,
+                                   .o_init_std = 0.3};
+  const nn::TokenInfo tokens{.positions = at::arange(21, at::kInt),
+                             .segments = tokens::make_segments({0, 21}, at::kCPU),
+                             .ropes = {nn::make_rope_table({.dim = 8}, 64, at::kCPU)}};
+  std::vector<Tensor> results;
+  for (const bool frozen : {false, true}) {
+    Adapted adapted({.freezes = [frozen](const nn::ParameterSpec&) { return frozen; }});
+    nn::Attention layer(adapted.group, "attn", config);
+    adapted.store.materialise(at::kCPU, at::kFloat);
+    adapted.store.initialise(3);
+    const c10::InferenceMode inference;
+    at::manual_seed(9);
+    const Tensor x = random({21, 24}, at::kFloat), dy = random({21, 24}, at::kFloat);
+    nn::WeightGradQueue queue(Mode::deferred);
+    nn::Attention::Saved saved;
+    layer.forward(x, tokens, saved);
+    results.push_back(layer.backward_input(saved, dy, tokens, queue));
+    CHECK((queue.size() == 0) == frozen);
+  }
+  CHECK(same_bits(results[0], results[1]));
+}
+
+TEST_CASE("frozen experts with biases and a shared gate have the input gradients of those that learn",
+          "[nn]") {
+  const nn::ExpertsConfig biased{.hidden = 24, .experts = 8, .chosen = 2, .intermediate = 12, .limit = 7};
+  const nn::ExpertsConfig shared{.hidden = 24,
+                                 .experts = 8,
+                                 .chosen = 2,
+                                 .intermediate = 12,
+                                 .shared = 10,
+                                 .gated_shared = true,
+                                 .balance_bias = true};
+  nn::ExpertsConfig config = GENERATE_REF(biased, shared);
+  config.init_std = 0.3;
+  const nn::TokenInfo tokens{};
+  std::vector<Tensor> results;
+  for (const bool frozen : {false, true}) {
+    Adapted adapted({.freezes = [frozen](const nn::ParameterSpec&) { return frozen; }});
+    std::unique_ptr<nn::FeedForward> layer;
+    if (config.shared > 0) {
+      layer = std::make_unique<nn::SharedExperts>(adapted.group, adapted.group, "mlp", config);
+    } else {
+      layer = std::make_unique<nn::Experts>(adapted.group, adapted.group, "mlp", config);
+    }
+    adapted.store.materialise(at::kCPU, at::kFloat);
+    adapted.store.initialise(3);
+    const c10::InferenceMode inference;
+    at::manual_seed(9);
+    const Tensor x = random({21, 24}, at::kFloat), dy = random({21, 24}, at::kFloat);
+    nn::WeightGradQueue queue(Mode::deferred);
+    const auto saved = layer->make_saved();
+    layer->activate(x, tokens, *saved);
+    layer->project(*saved);
+    results.push_back(layer->backward_input(*saved, dy, tokens, queue));
+    CHECK((queue.size() == 0) == frozen);
+  }
+  CHECK(same_bits(results[0], results[1]));
 }
 
 TEST_CASE("parameters of one GEMM are frozen together, or not at all", "[nn]") {

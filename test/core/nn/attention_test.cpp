@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/kernels/dry_run.h"
 #include "core/nn/rope.h"
 #include "test/core/attention/attention_oracle.h"
 #include "test/core/kernels/compare.h"
@@ -45,14 +46,29 @@ Oracle plain_layer(nn::ParameterGroup& store, const nn::AttentionConfig& c, cons
   };
   Tensor q = project("q", c.heads), k = project("k", c.kv_heads);
   const Tensor v = project("v", c.kv_heads);
-  if (c.qk_norm) {
-    q = test::rms_norm(q, weight("attn.q_norm.weight"), c.norm_eps);
-    k = test::rms_norm(k, weight("attn.k_norm.weight"), c.norm_eps);
-  }
-  const Tensor cos = tokens.rope.cos.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
-  const Tensor sin = tokens.rope.sin.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
-  const Tensor out =
-      masked_attention(test::rotate(q, cos, sin), test::rotate(k, cos, sin), v, tokens.segments);
+  const auto norm = [&](const Tensor& heads, const std::string& name) {
+    if (c.qk_norm == nn::QkNorm::none) return heads;
+    const Tensor w = weight(name) + (c.qk_norm_kind == nn::NormKind::rms ? 0 : 1);
+    const Tensor rows = c.qk_norm == nn::QkNorm::whole ? heads.flatten(1) : heads;
+    return test::rms_norm(rows, w, c.norm_eps).view_as(heads);
+  };
+  q = norm(q, "attn.q_norm.weight");
+  k = norm(k, "attn.k_norm.weight");
+  const auto turn = [&](const Tensor& heads) {
+    if (c.rope < 0) return heads;
+    const kernels::RopeTable& table = tokens.ropes[static_cast<size_t>(c.rope)];
+    const Tensor cos = table.cos.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
+    const Tensor sin = table.sin.index({tokens.positions.to(at::kLong)}).to(at::kDouble);
+    const int64_t turned = 2 * cos.size(1);
+    return at::cat(
+        {test::rotate(heads.narrow(2, 0, turned), cos, sin), heads.narrow(2, turned, c.head_dim - turned)},
+        2);
+  };
+  const ScoreSettings settings{.scale = c.scale,
+                               .softcap = c.softcap,
+                               .window = c.window,
+                               .sinks = c.sinks ? weight("attn.sinks") : Tensor()};
+  const Tensor out = masked_attention(turn(q), turn(k), v, tokens.segments, settings);
   o.y = out.reshape({x.size(0), c.heads * c.head_dim}).mm(weight("attn.o.weight").t());
   if (c.o_bias) o.y = o.y + weight("attn.o.bias");
   return o;
@@ -64,7 +80,7 @@ const nn::AttentionConfig kConfigs[] = {
      .heads = 6,
      .kv_heads = 2,
      .head_dim = 16,
-     .qk_norm = true,
+     .qk_norm = nn::QkNorm::head,
      .init_std = 0.2,
      .o_init_std = 0.2},
     {.hidden = 24,
@@ -80,10 +96,81 @@ const nn::AttentionConfig kConfigs[] = {
      .head_dim = 6,
      .qkv_bias = true,
      .o_bias = true,
-     .qk_norm = true,
+     .qk_norm = nn::QkNorm::head,
      .init_std = 0.2,
      .o_init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 10,
+     .qkv_bias = true,
+     .qk_norm = nn::QkNorm::whole,
+     .init_std = 0.2,
+     .o_init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 8,
+     .qk_norm = nn::QkNorm::head,
+     .qk_norm_kind = nn::NormKind::rms_plus_one,
+     .rope = 1,
+     .rotary_dim = 8,
+     .init_std = 0.2,
+     .o_init_std = 0.2},
+    {.hidden = 24, .heads = 3, .kv_heads = 3, .head_dim = 10, .rope = 1, .rotary_dim = 4, .init_std = 0.2},
+    {.hidden = 24, .heads = 3, .kv_heads = 1, .head_dim = 10, .rope = -1, .init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 16,
+     .scale = 0.3,
+     .softcap = 2,
+     .window = 9,
+     .sinks = true,
+     .init_std = 0.2,
+     .o_init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 10,
+     .qk_norm = nn::QkNorm::head,
+     .qk_norm_kind = nn::NormKind::rms_plus_one,
+     .rope = 1,
+     .rotary_dim = 4,
+     .init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 10,
+     .qk_norm = nn::QkNorm::head,
+     .rope = -1,
+     .init_std = 0.2},
+    // As Gemma 2 and gpt-oss.
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 8,
+     .scale = 0.5,
+     .softcap = 2,
+     .window = 6,
+     .init_std = 0.2},
+    {.hidden = 24,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 8,
+     .qkv_bias = true,
+     .window = 9,
+     .sinks = true,
+     .init_std = 0.2},
 };
+
+// The second one is a layer's of its own, of as many dims as it turns.
+std::vector<kernels::RopeTable> tables_for(const nn::AttentionConfig& config, at::Device device) {
+  return {
+      nn::make_rope_table({.dim = config.head_dim}, 64, device),
+      nn::make_rope_table({.dim = config.rotary_dim == 0 ? config.head_dim : config.rotary_dim, .theta = 50},
+                          64, device)};
+}
 
 void fill_vectors(nn::ParameterGroup& store) {
   for (nn::Slice* p : store.slices()) {
@@ -98,14 +185,14 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   at::set_num_threads(1);
   at::manual_seed(9);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  const auto index = GENERATE(0, 1, 2, 3);
+  const auto index = GENERATE(range(size_t{0}, std::size(kConfigs)));
   const nn::AttentionConfig config = kConfigs[index];
   const auto starts = GENERATE(std::vector<int32_t>{0, 21, 42}, std::vector<int32_t>{0, 5, 35, 36, 42});
   const nn::TokenInfo tokens{
       // The second half begins at a position of its own, as documents that were cut do.
       .positions = at::cat({at::arange(21, at::kInt), at::arange(21, at::kInt) + 40}),
       .segments = tokens::make_segments(starts, at::kCPU),
-      .rope = nn::make_rope_table(config.head_dim, 64, 10000, {}, at::kCPU)};
+      .ropes = tables_for(config, at::kCPU)};
   nn::ParameterGroup store;
   nn::Attention layer(store, "attn", config);
   store.materialise(at::kCPU, type);
@@ -143,10 +230,35 @@ TEST_CASE("Attention: forward, backward_input, backward_weight", "[nn]") {
   }
 }
 
+TEST_CASE("a dry run takes every setting of attention", "[nn]") {
+  const c10::InferenceMode inference;
+  for (const nn::AttentionConfig& config : kConfigs) {
+    const kernels::DryRun run;
+    nn::ParameterGroup store;
+    nn::Attention layer(store, "attn", config);
+    store.materialise(at::kMeta, at::kBFloat16);
+    const auto options = at::TensorOptions().device(at::kMeta);
+    const nn::TokenInfo tokens{.positions = at::empty({42}, options.dtype(at::kInt)),
+                               .segments = tokens::make_segments({0, 21, 42}, at::kMeta),
+                               .ropes = tables_for(config, at::kMeta)};
+    const Tensor x = at::empty({42, config.hidden}, options.dtype(at::kBFloat16));
+    nn::Attention::Saved saved;
+    nn::WeightGradQueue queue(Mode::immediate);
+    const Tensor y = layer.forward(x, tokens, saved);
+    const Tensor dx = layer.backward_input(saved, at::empty_like(y), tokens, queue);
+    CHECK(y.sizes() == x.sizes());
+    CHECK(dx.sizes() == x.sizes());
+    const int64_t weights = 2 * config.hidden * (config.heads + config.kv_heads) * config.head_dim;
+    CHECK(run.cost().product_flops == static_cast<double>(6 * 42 * weights));
+  }
+}
+
 TEST_CASE("Attention refuses heads that cannot be grouped", "[nn]") {
   nn::ParameterGroup store;
   CHECK_THROWS_AS(nn::Attention(store, "a", {.hidden = 8, .heads = 4, .kv_heads = 3, .head_dim = 2}), Error);
   CHECK_THROWS_AS(nn::Attention(store, "a", {.hidden = 8, .heads = 4, .kv_heads = 2, .head_dim = 3}), Error);
+  const nn::AttentionConfig odd{.hidden = 8, .heads = 4, .kv_heads = 2, .head_dim = 4, .rotary_dim = 3};
+  CHECK_THROWS_WITH(nn::Attention(store, "a", odd), contains_text("rotation of 3 dims"));
 }
 
 namespace {
@@ -199,19 +311,16 @@ class Halves final : public attention::CoreAttention {
 nn::TokenInfo some_tokens(at::Device device) {
   return {.positions = at::arange(20, at::TensorOptions().dtype(at::kInt).device(device)),
           .segments = tokens::make_segments({0, 8, 20}, device),
-          .rope = nn::make_rope_table(8, 20, 10000, {}, device)};
+          .ropes = {nn::make_rope_table({.dim = 8}, 20, device)}};
 }
 
 struct LayerResult {
   Tensor y, dx, grads;
 };
 
-LayerResult run_layer(bool qk_norm, std::shared_ptr<attention::CoreAttention> core) {
+LayerResult run_layer(nn::AttentionConfig config, std::shared_ptr<attention::CoreAttention> core) {
   nn::ParameterGroup store;
-  nn::Attention layer(
-      store, "attn",
-      {.hidden = 24, .heads = 4, .kv_heads = 2, .head_dim = 8, .qk_norm = qk_norm, .init_std = 0.2},
-      std::move(core));
+  nn::Attention layer(store, "attn", config, std::move(core));
   store.materialise(at::kCPU, at::kFloat);
   store.initialise(5);
   store.refresh_compute();
@@ -229,9 +338,18 @@ LayerResult run_layer(bool qk_norm, std::shared_ptr<attention::CoreAttention> co
 TEST_CASE("a layer works with another core attention, which keeps operands of its own", "[nn]") {
   const c10::InferenceMode inference;
   at::set_num_threads(1);
-  const bool qk_norm = GENERATE(false, true);
-  const LayerResult local = run_layer(qk_norm, attention::make_local_attention());
-  const LayerResult halves = run_layer(qk_norm, std::make_shared<Halves>());
+  using enum nn::QkNorm;
+  const auto [qk_norm, rope] =
+      GENERATE(std::pair{none, 0}, std::pair{head, 0}, std::pair{whole, 0}, std::pair{none, -1});
+  const nn::AttentionConfig config{.hidden = 24,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 8,
+                                   .qk_norm = qk_norm,
+                                   .rope = rope,
+                                   .init_std = 0.2};
+  const LayerResult local = run_layer(config, attention::make_local_attention());
+  const LayerResult halves = run_layer(config, std::make_shared<Halves>());
   CHECK(local.grads.norm().item<double>() > 0);
   CHECK(same_bits(halves.y, local.y));
   CHECK(same_bits(halves.dx, local.dx));

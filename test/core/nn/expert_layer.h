@@ -58,6 +58,7 @@ struct ExpertOracle {
   at::Tensor forward(const at::Tensor& x) {
     const nn::ExpertsConfig& r = config_;
     logits = x.mm(weights.at("mlp.router.weight").t());
+    if (r.limit != 0) logits = logits + weights.at("mlp.router.logits.bias");
     const bool sigmoid = r.scores == nn::Scores::sigmoid;
     probabilities = sigmoid ? at::sigmoid(logits) : at::softmax(logits, -1);
     const auto bias = weights.find("mlp.router.bias");
@@ -75,14 +76,21 @@ struct ExpertOracle {
     gates = gates * r.scale;
     at::Tensor y = shared(x);
     for (int64_t e = 0; e < r.experts; ++e) {
-      const auto weight = [&](const char* part) {
-        return weights.at("mlp.experts." + std::to_string(e) + "." + part + ".weight");
+      const auto linear = [&](const at::Tensor& rows, const char* part) {
+        const std::string name = "mlp.experts." + std::to_string(e) + "." + part;
+        const at::Tensor out = rows.mm(weights.at(name + ".weight").t());
+        return r.limit == 0 ? out : out + weights.at(name + ".bias");
       };
-      const at::Tensor gate = (gates * chosen.eq(e)).sum(-1, true);
-      const at::Tensor inner = at::silu(x.mm(weight("gate").t())) * x.mm(weight("up").t());
-      y = y + gate * inner.mm(weight("down").t());
+      const at::Tensor weight = (gates * chosen.eq(e)).sum(-1, true);
+      y = y + weight * linear(activate(linear(x, "gate"), linear(x, "up")), "down");
     }
     return y;
+  }
+
+  at::Tensor activate(const at::Tensor& gate, const at::Tensor& up) const {
+    if (config_.limit == 0) return at::silu(gate) * up;
+    const at::Tensor cut = at::clamp_max(gate, config_.limit);
+    return cut * at::sigmoid(1.702 * cut) * (at::clamp(up, -config_.limit, config_.limit) + 1);
   }
 
   // What all tokens get beside their experts.
@@ -117,7 +125,7 @@ struct ExpertOracle {
 inline nn::TokenInfo tokens_of(int64_t tokens, int64_t targets) {
   return {.positions = {},
           .segments = {},
-          .rope = {},
+          .ropes = {},
           .context = {},
           .filling = {},
           .global_tokens = tokens,

@@ -110,6 +110,41 @@ TEST_CASE("routers by sigmoids and groups, and shared experts", "[nn][experts]")
   }
 }
 
+TEST_CASE("experts with biases and clamped values, as in gpt-oss", "[nn][experts]") {
+  const Setup setup;
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  nn::ExpertsConfig config = small_experts();
+  config.limit = 0.7;
+  config.balance_loss = config.z_loss = 0;
+  ExpertLayer model(config, type), other(config, type);
+  for (nn::ParameterGroup* group : {&model.group, &model.experts, &other.group, &other.experts}) {
+    at::manual_seed(5);
+    for (nn::Slice* slice : group->slices()) {
+      if (slice->spec.role == nn::Role::bias) slice->master.uniform_(-0.5, 0.5);
+    }
+    group->refresh_compute();
+  }
+  const Tensor x = random({41, 24}, type), dy = random({41, 24}, type);
+  const Passes passes = run(model, x, dy, Mode::immediate);
+  ExpertOracle oracle(model, config);
+  const Tensor ox = leaf(x);
+  const Tensor oy = oracle.forward(ox);
+  (oy * dy.to(at::kDouble)).sum().backward();
+  CHECK(relative_error(passes.y, oy) < tolerance(type));
+  CHECK(relative_error(passes.dx, ox.grad()) < tolerance(type) * 3);
+  const double slack = type == at::kFloat ? 4 : 20;  // some bf16 values round across the limit
+  for (const auto& [name, weight] : oracle.weights) {
+    CAPTURE(name);
+    CHECK(relative_error(model.find(name.substr(4))->grad, weight.grad()) < tolerance(type) * slack);
+  }
+  for (const Keep keep : {Keep::nothing, Keep::products}) {
+    const Passes again = run(other, x, dy, Mode::deferred, keep);
+    CHECK(same_bits(again.y, passes.y));
+    CHECK(same_bits(again.dx, passes.dx));
+  }
+  CHECK(same_bits(all_gradients(other.group), (all_gradients(model.group) * 2)));
+}
+
 TEST_CASE("routers refuse what they cannot do", "[nn][experts]") {
   nn::ExpertsConfig groups = small_experts(), few = small_experts(), losses = small_experts();
   groups.groups = 3;

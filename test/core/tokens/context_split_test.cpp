@@ -1,6 +1,7 @@
 // How rows are shared out among context-parallel ranks, and which of their queries and keys meet.
 #include "core/tokens/context_split.h"
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <utility>
@@ -19,13 +20,14 @@ namespace {
 using Ranges = std::vector<TokenRange>;
 
 std::vector<AttentionBlock> blocks_of(const ContextSplit& split, const Segments& segments, int queries,
-                                      int keys) {
-  return attention_blocks(document_pieces(split, queries, segments), document_pieces(split, keys, segments));
+                                      int keys, int64_t window = 0) {
+  return attention_blocks(document_pieces(split, queries, segments), document_pieces(split, keys, segments),
+                          window);
 }
 
-double pairs(const std::vector<AttentionBlock>& blocks) {
+double pairs(const std::vector<AttentionBlock>& blocks, int64_t window = 0) {
   double sum = 0;
-  for (const AttentionBlock& block : blocks) sum += block.pairs();
+  for (const AttentionBlock& block : blocks) sum += block.pairs(window);
   return sum;
 }
 
@@ -40,11 +42,12 @@ std::vector<int64_t> places(const ContextSplit& split, int rank) {
 
 // How often blocks pair each query and key, by places in the whole list.
 using Counts = std::map<std::pair<int64_t, int64_t>, int>;
-void count(const std::vector<AttentionBlock>& blocks, const std::vector<int64_t>& queries,
+void count(const std::vector<AttentionBlock>& blocks, int64_t window, const std::vector<int64_t>& queries,
            const std::vector<int64_t>& keys, Counts& counts) {
   for (const AttentionBlock& b : blocks) {
     for (int64_t i = 0; i < b.rows; ++i) {
-      for (int64_t j = 0; j < (b.causal ? i + 1 : b.keys); ++j) {
+      const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, b.distance + i + 1 - window);
+      for (int64_t j = first; j < (b.causal ? i + 1 : b.keys); ++j) {
         ++counts[{queries.at(static_cast<size_t>(b.query + i)), keys.at(static_cast<size_t>(b.key + j))}];
       }
     }
@@ -100,18 +103,24 @@ TEST_CASE("blocks of all ranks pair each query once with each key that it sees, 
                                    ? split_rows(ContextOrder::zigzag, 1, documents.tokens(), ranks, 0)
                                    : random_split(random, documents.tokens(), ranks);
     REQUIRE_NOTHROW(check_split(split, documents.tokens()));
+    const int64_t window = round % 4 < 2 ? 0 : 1 + round % 13;
     Counts actual, expected;
+    double all = 0;
     for (int q = 0; q < ranks; ++q) {
       for (int k = 0; k < ranks; ++k) {
-        count(blocks_of(split, documents, q, k), places(split, q), places(split, k), actual);
+        const auto blocks = blocks_of(split, documents, q, k, window);
+        count(blocks, window, places(split, q), places(split, k), actual);
+        all += pairs(blocks, window);
       }
     }
     for (int64_t d = 0; d < documents.documents(); ++d) {
       for (int64_t i = documents.first(d); i < documents.first(d + 1); ++i) {
-        for (int64_t j = documents.first(d); j <= i; ++j) expected[{i, j}] = 1;
+        for (int64_t j = documents.first(d); j <= i; ++j)
+          if (window == 0 || j > i - window) expected[{i, j}] = 1;
       }
     }
     REQUIRE(actual == expected);
+    REQUIRE(all == static_cast<double>(expected.size()) - static_cast<double>(documents.tokens()) / 2);
   }
 }
 

@@ -81,7 +81,7 @@ HeadsWork heads_work(at::Device device, const Sizes& sizes, int64_t rows, bool n
   const Tensor qkv = Bench::random_on(device, {rows, heads + 2 * kv_heads, dim}, kCompute);
   HeadsWork work{.parts = {},
                  .gradients = {},
-                 .rope = nn::make_rope_table(dim, rows, 500000, {}, device),
+                 .rope = nn::make_rope_table({.dim = dim, .theta = 500000}, rows, device),
                  .positions = at::arange(rows, float_on(device).dtype(at::kInt))};
   if (!normed) {
     const Tensor both = qkv.narrow(1, 0, heads + kv_heads);

@@ -54,13 +54,17 @@ Operands random_operands(int64_t tokens, int64_t heads, int64_t kv_heads, int64_
           .dout = random({tokens, heads, head_dim}, type)};
 }
 
-using Results = std::array<Tensor, 4>;  // out, dq, dk, dv of the whole list
+// Out, dq, dk, dv of the whole list, and of all ranks together dsinks, which is 0 without sinks.
+using Results = std::array<Tensor, 5>;
 
-Results oracle(const Operands& x, const Segments& segments) {
+Results oracle(const Operands& x, const Segments& segments, ScoreSettings settings) {
   const Tensor q = leaf(x.q), k = leaf(x.k), v = leaf(x.v);
-  const Tensor out = masked_attention(q, k, v, segments);
+  Tensor dsinks = at::zeros({q.size(1)}, at::kDouble);
+  if (settings.sinks.defined()) settings.sinks = leaf(settings.sinks);
+  const Tensor out = masked_attention(q, k, v, segments, settings);
   out.backward(x.dout.to(at::kDouble));
-  return {out.detach(), q.grad(), k.grad(), v.grad()};
+  if (settings.sinks.defined()) dsinks = settings.sinks.grad();
+  return {out.detach(), q.grad(), k.grad(), v.grad(), dsinks};
 }
 
 Tensor own_rows(const Tensor& x, const ContextSplit& split) {
@@ -83,8 +87,11 @@ std::shared_ptr<const ContextSplit> split_of(ContextSplit split, int rank) {
   return std::make_shared<const ContextSplit>(std::move(split));
 }
 
-Results on_ranks(Kind kind, const Operands& x, const Segments& segments, const ContextSplit& split) {
-  Results all{at::empty_like(x.q), at::empty_like(x.q), at::empty_like(x.k), at::empty_like(x.v)};
+Results on_ranks(Kind kind, const Operands& x, const Segments& segments, const ContextSplit& split,
+                 const ScoreSettings& settings) {
+  Results all{at::empty_like(x.q), at::empty_like(x.q), at::empty_like(x.k), at::empty_like(x.v),
+              at::zeros({x.q.size(1)})};
+  std::vector<Tensor> dsinks(static_cast<size_t>(split.parts()), all[4]);
   comm::run_thread_ranks(split.parts(), [&](comm::Communicator& group) {
     const c10::InferenceMode inference;
     at::set_num_threads(1);
@@ -95,19 +102,26 @@ Results on_ranks(Kind kind, const Operands& x, const Segments& segments, const C
     const Tensor qkv = at::cat({own_rows(x.q, own), own_rows(x.k, own), own_rows(x.v, own)}, 1);
     const int64_t heads = x.q.size(1), kv_heads = x.k.size(1);
     attention::Saved saved;
-    const Tensor out = core->forward({.q = qkv.narrow(1, 0, heads),
-                                      .k = qkv.narrow(1, heads, kv_heads),
-                                      .v = qkv.narrow(1, heads + kv_heads, kv_heads),
-                                      .documents = segments,
-                                      .split = shared},
-                                     saved);
+    const Tensor out =
+        core->forward({.q = qkv.narrow(1, 0, heads),
+                       .k = qkv.narrow(1, heads, kv_heads),
+                       .v = qkv.narrow(1, heads + kv_heads, kv_heads),
+                       .documents = segments,
+                       .split = shared,
+                       .scale = settings.scale,
+                       .softcap = settings.softcap,
+                       .window = settings.window,
+                       .sinks = settings.sinks.defined() ? settings.sinks.to(at::kFloat) : Tensor()},
+                      saved);
     if (!out.is_contiguous()) throw Error("the result must be contiguous");
     const auto grads = core->backward(own_rows(x.dout, own), std::move(saved));
     put_rows(out, own, all[0]);
     put_rows(grads.dq, own, all[1]);
     put_rows(grads.dk, own, all[2]);
     put_rows(grads.dv, own, all[3]);
+    if (grads.dsinks.defined()) dsinks[static_cast<size_t>(group.rank())] = grads.dsinks;
   });
+  all[4] = at::stack(dsinks).sum(0);
   return all;
 }
 
@@ -115,10 +129,11 @@ double accuracy(at::ScalarType type) {
   return type == at::kFloat ? 1e-5 : 1e-2;
 }
 
-void check(Kind kind, const Operands& x, const Segments& segments, const ContextSplit& split) {
-  const Results expected = oracle(x, segments);
-  const Results actual = on_ranks(kind, x, segments, split);
-  const Results again = on_ranks(kind, x, segments, split);
+void check(Kind kind, const Operands& x, const Segments& segments, const ContextSplit& split,
+           const ScoreSettings& settings = {}) {
+  const Results expected = oracle(x, segments, settings);
+  const Results actual = on_ranks(kind, x, segments, split, settings);
+  const Results again = on_ranks(kind, x, segments, split, settings);
   for (size_t i = 0; i < actual.size(); ++i) {
     INFO("result " << i);
     CHECK(relative_error(actual[i], expected[i]) < accuracy(x.q.scalar_type()));
@@ -175,6 +190,29 @@ TEST_CASE("documents that cross ranks attend within themselves") {
   }
 }
 
+TEST_CASE("ranks take windows, softcaps, sinks and scales") {
+  at::set_num_threads(1);
+  at::manual_seed(3);
+  std::mt19937 random(10);
+  const Kind kind = GENERATE(Kind::ring, Kind::ulysses);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  for (int round = 0; round < 9; ++round) {
+    const int ranks = std::array{2, 3, 4}[static_cast<size_t>(round % 3)];
+    const int64_t tokens = 12 * ranks, heads = ranks == 3 ? 6 : 8;
+    const Segments segments = random_documents(random, tokens);
+    const ContextSplit split =
+        round < 3 ? random_split(random, tokens, ranks)
+                  : tokens::split_rows(round < 6 ? ContextOrder::contiguous : ContextOrder::zigzag, 1, tokens,
+                                       ranks, 0);
+    ScoreSettings settings{.window = std::array{2, 5, 14}[static_cast<size_t>(round % 3)]};
+    if (round % 2 == 0) settings = {.window = settings.window, .sinks = at::randn({heads}, at::kDouble)};
+    if (round > 4) settings.scale = 0.6, settings.softcap = 1.5;
+    INFO((kind == Kind::ring ? "ring of " : "ulysses of ")
+         << ranks << ", window " << settings.window << ", documents " << text(segments));
+    check(kind, random_operands(tokens, heads, 2, 8, type), segments, split, settings);
+  }
+}
+
 TEST_CASE("a list that is not shared out is computed by each rank for itself") {
   at::set_num_threads(1);
   const Kind kind = GENERATE(Kind::ring, Kind::ulysses);
@@ -226,9 +264,9 @@ TEST_CASE("a split of other ranks is refused, and what exchanges around attentio
       attention::make_local_attention()->forward(call(segments, split, 0, q), saved),
       "attention: the CPU's kernel does not take a token list that 2 context-parallel ranks share");
 
-  attention::AttentionCall capped = call(segments, split, 0, q);
-  capped.softcap = 50;
-  CHECK_THROWS_WITH(core->forward(capped, saved), contains_text("does not take a softcap of scores (50)"));
+  attention::AttentionCall with_sinks = call(segments, split, 0, q);
+  with_sinks.sinks = at::empty({3}, q.options());
+  CHECK_THROWS_WITH(core->forward(with_sinks, saved), contains_text("one of each of 4 heads"));
 }
 
 namespace {
@@ -238,13 +276,14 @@ struct DryCosts {
 };
 
 DryCosts dry_costs(Kind kind, int rank, const Segments& segments, const ContextSplit& split, const Tensor& q,
-                   const Tensor& k) {
+                   const Tensor& k, int64_t window = 0) {
   const auto group = comm::make_dry(kernels::Wire::cp, rank, split.parts());
   const auto core = make_attention(kind, *group);
   const kernels::DryRun run;
   attention::Saved saved;
-  const Tensor out =
-      core->forward({.q = q, .k = k, .v = k, .documents = segments, .split = split_of(split, rank)}, saved);
+  const Tensor out = core->forward(
+      {.q = q, .k = k, .v = k, .documents = segments, .split = split_of(split, rank), .window = window},
+      saved);
   CHECK(out.sizes() == q.sizes());
   const DryCosts costs{.forward = run.cost(), .backward = {}};
   const auto grads = core->backward(out, std::move(saved));
@@ -288,6 +327,18 @@ TEST_CASE("dry runs count the operations of a rank's blocks and what it sends") 
     const double sent = 3 * static_cast<double>(own) * (2 + 2 + 2) * dim * bf16;
     CHECK(ulysses.forward.on(kernels::Wire::cp) == kernels::Traffic{.bytes = sent, .messages = 6});
     CHECK(ulysses.backward.on(kernels::Wire::cp) == kernels::Traffic{.bytes = sent, .messages = 6});
+  }
+  // Keys within the window are the rank's own or its neighbour's.
+  {
+    const ContextSplit split = tokens::split_rows(ContextOrder::contiguous, 1, 64, ranks, 2);
+    const Tensor own_q = q.narrow(0, 0, 16), own_k = k.narrow(0, 0, 16);
+    const auto core_costs = [&](int64_t window) {
+      return dry_costs(Kind::ring, 2, tokens::equal_segments(1, 64, at::kMeta), split, own_q, own_k, window);
+    };
+    const DryCosts windowed = core_costs(9);
+    CHECK(windowed.forward.on(kernels::Wire::cp).messages == 1);
+    CHECK(core_costs(0).forward.on(kernels::Wire::cp).messages == 3);
+    CHECK(windowed.forward.attention_flops == 2 * 2 * 16 * 8.5 * heads * dim);
   }
   // Documents that lie on one rank each: nothing travels.
   const DryCosts alone =

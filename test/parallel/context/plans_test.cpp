@@ -15,9 +15,11 @@ using namespace pptrain::test;
 
 namespace {
 
-std::vector<RingPlan> plans(tokens::ContextSplit split, const tokens::Segments& segments) {
+std::vector<RingPlan> plans(tokens::ContextSplit split, const tokens::Segments& segments,
+                            int64_t window = 0) {
   std::vector<RingPlan> result;
-  for (split.part = 0; split.part < split.parts(); ++split.part) result.push_back(plan_ring(split, segments));
+  for (split.part = 0; split.part < split.parts(); ++split.part)
+    result.push_back(plan_ring(split, segments, window));
   return result;
 }
 
@@ -30,7 +32,7 @@ TEST_CASE("ranks agree on how far keys travel, and on who computes with whose") 
   for (int round = 0; round < 100; ++round) {
     const int ranks = 2 + static_cast<int>(random() % 6);
     const auto segments = random_documents(random, 64);
-    const auto all = plans(random_split(random, 64, ranks), segments);
+    const auto all = plans(random_split(random, 64, ranks), segments, round % 3 == 0 ? 0 : round % 20);
     for (const RingPlan& plan : all) {
       REQUIRE(plan.steps.size() == all[0].steps.size());
       for (int step = 0; step < plan.steps_count(); ++step) {
@@ -51,6 +53,13 @@ TEST_CASE("the ring stops where nobody needs more") {
   CHECK(steps({0, 8, 16, 24, 32}) == 1);  // each document on one rank
   CHECK(steps({0, 4, 12, 24, 32}) == 2);  // from one rank to its neighbour
   CHECK(steps({0, 7, 25, 32}) == 4);      // one over all ranks: the last needs the first's keys
+  const auto windowed = [&](int64_t window) {
+    return plan_ring(split, tokens::make_segments({0, 32}, at::kCPU), window).steps_count();
+  };
+  CHECK(windowed(1) == 1);
+  CHECK(windowed(2) == 2);  // the first query of a rank sees the last key of its neighbour
+  CHECK(windowed(9) == 2);
+  CHECK(windowed(10) == 3);
 }
 
 TEST_CASE("heads are shared out with the key-value heads that they need") {

@@ -11,7 +11,11 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/nn/attention.h"
+#include "core/nn/feed_forward.h"
+#include "core/nn/latent_attention.h"
 #include "core/nn/linear.h"
+#include "core/nn/rope.h"
 #include "core/nn/vocabulary.h"
 #include "parallel/comm/thread/thread_communicator.h"
 #include "parallel/tensor/tensor_region.h"
@@ -150,25 +154,140 @@ TEST_CASE("ColumnLinear and RowLinear: values and gradients of the whole layer, 
   }
 }
 
+TEST_CASE("LatentAttention: values and gradients of the whole layer") {
+  at::set_num_threads(1);
+  at::manual_seed(11);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto mode = GENERATE(Mode::immediate, Mode::deferred);
+  const int64_t rows = 42, hidden = 40;
+  const nn::LatentAttentionConfig config{.hidden = hidden,
+                                         .heads = 4,
+                                         .q_rank = GENERATE(0, 16),
+                                         .kv_rank = 12,
+                                         .nope_dim = 8,
+                                         .rope_dim = 4,
+                                         .v_dim = 6,
+                                         .bias = true,
+                                         .init_std = 0.2,
+                                         .o_init_std = 0.2};
+  const Tensor x = random({rows, hidden}, type), dy = random({rows, hidden}, type);
+  const nn::TokenInfo tokens{.positions = at::arange(rows, at::kInt),
+                             .segments = tokens::make_segments({0, 30, 42}, at::kCPU),
+                             .ropes = {nn::make_rope_table({.dim = config.rope_dim}, rows, at::kCPU)}};
+  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+    nn::ParameterGroup group;
+    nn::LatentAttention layer(group, "a", config, attention::make_local_attention(), region);
+    materialise(group, type);
+    nn::WeightGradQueue queue(mode);
+    nn::LatentAttention::Saved saved;
+    Result r;
+    r.y = layer.forward(own_rows(x, region->cut()), tokens, saved);
+    r.dx = layer.backward_input(saved, own_rows(dy, region->cut()), tokens, queue);
+    queue.run();
+    collect(group, r.grads);
+    return r;
+  };
+  const Result alone = on_ranks(1, 1, body, 0, 0);
+  for (const int size : {2, 4}) {
+    INFO(size << " ranks");
+    check(on_ranks(size, 1, body, 0, 0), alone, type == at::kFloat ? 4e-6 : 4e-2);
+  }
+  if (type == at::kFloat) CHECK_THROWS_AS(on_ranks(3, 1, body, 0, 0), Error);
+}
+
+namespace {
+
+nn::TokenInfo some_tokens(int64_t rotary_dim) {
+  return {.positions = at::arange(kRows, at::kInt),
+          .segments = tokens::make_segments({0, 100, kRows}, at::kCPU),
+          .ropes = {nn::make_rope_table({.dim = rotary_dim}, kRows, at::kCPU)}};
+}
+
+}  // namespace
+
+TEST_CASE("Mlp: values and gradients of the whole layer") {
+  at::set_num_threads(1);
+  at::manual_seed(11);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const int size = GENERATE(2, 3);
+  const Tensor x = random({kRows, kIn}, type), dy = random({kRows, kIn}, type);
+  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+    nn::ParameterGroup group;
+    nn::Mlp layer(group, "mlp", kIn, 96, nn::Activation::gelu_tanh, true, 0.05, 0.05, region);
+    materialise(group, type);
+    nn::WeightGradQueue queue(Mode::immediate);
+    nn::Mlp::Saved saved;
+    Result r;
+    r.y = layer.forward(own_rows(x, region->cut()), some_tokens(8), saved);
+    r.dx = layer.backward_input(saved, own_rows(dy, region->cut()), some_tokens(8), queue);
+    collect(group, r.grads);
+    return r;
+  };
+  check(on_ranks(size, 1, body, 0, 0), on_ranks(1, 1, body, 0, 0), type == at::kFloat ? 2e-6 : 2e-2);
+}
+
+TEST_CASE("Attention: values and gradients of the whole layer, with norms of heads that are turned in part") {
+  at::set_num_threads(1);
+  at::manual_seed(12);
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const int size = GENERATE(2, 4);  // 4: each key-value head is on two ranks
+  const nn::AttentionConfig config{.hidden = kIn,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 16,
+                                   .qkv_bias = true,
+                                   .qk_norm = nn::QkNorm::head,
+                                   .qk_norm_kind = nn::NormKind::rms_plus_one,
+                                   .rotary_dim = 8};
+  const Tensor x = random({kRows, kIn}, type), dy = random({kRows, kIn}, type);
+  const Body body = [&](std::shared_ptr<const nn::Region> region) {
+    nn::ParameterGroup group;
+    nn::Attention layer(group, "attn", config, attention::make_local_attention(), region);
+    materialise(group, type);
+    nn::WeightGradQueue queue(Mode::immediate);
+    nn::Attention::Saved saved;
+    Result r;
+    r.y = layer.forward(own_rows(x, region->cut()), some_tokens(8), saved);
+    r.dx = layer.backward_input(saved, own_rows(dy, region->cut()), some_tokens(8), queue);
+    collect(group, r.grads);
+    return r;
+  };
+  check(on_ranks(size, 1, body, 0, 0), on_ranks(1, 1, body, 0, 0), type == at::kFloat ? 5e-6 : 3e-2);
+}
+
+TEST_CASE("a norm over all heads is refused where ranks share them out") {
+  nn::ParameterGroup group;
+  const nn::AttentionConfig config{
+      .hidden = 8, .heads = 4, .kv_heads = 2, .head_dim = 4, .qk_norm = nn::QkNorm::whole};
+  const auto region = std::make_shared<nn::Region>(nn::TensorCut{.rank = 0, .size = 2});
+  CHECK_THROWS_WITH(nn::Attention(group, "attn", config, attention::make_local_attention(), region),
+                    contains_text("several tensor-parallel ranks"));
+}
+
 TEST_CASE("Embedding by parts of the vocabulary: the bits of the whole one") {
   at::set_num_threads(1);
   at::manual_seed(9);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3, 4);
+  const bool positions = GENERATE(false, true);
   const int64_t vocab = 31;
+  const Tensor places = at::arange(kRows, at::kInt).flip(0);
   const Tensor tokens = at::randint(0, vocab, {kRows}, at::kLong), dy = random({kRows, kIn}, type);
   const Body body = [&](std::shared_ptr<const nn::Region> region) {
     nn::ParameterGroup group;
-    nn::Embedding layer(group, "embed", vocab, kIn, 1.0, region);
+    nn::Embedding layer(
+        group, "embed",
+        {.vocab = vocab, .dim = kIn, .init_std = 1, .scale = 3, .positions = positions ? kRows : 0}, region);
     materialise(group, type);
-    Result r{.y = layer.forward(tokens), .dx = at::zeros({1}), .grads = {}};
-    layer.backward_weight(tokens, own_rows(dy, region->cut()));
+    Result r{.y = layer.forward(tokens, places), .dx = at::zeros({1}), .grads = {}};
+    layer.backward_weight(tokens, places, own_rows(dy, region->cut()));
     collect(group, r.grads);
     return r;
   };
   const Result actual = on_ranks(size, 1, body, 0, 0), expected = on_ranks(1, 1, body, 0, 0);
   CHECK(same_bits(actual.y, expected.y));
-  CHECK(same_bits(actual.grads.at("embed.weight"), expected.grads.at("embed.weight")));
+  CHECK(actual.grads.size() == (positions ? 2U : 1U));
+  for (const auto& [name, grad] : expected.grads) CHECK(same_bits(actual.grads.at(name), grad));
 }
 
 TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank, whatever the chunks") {
@@ -176,6 +295,8 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
   at::manual_seed(10);
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const int size = GENERATE(2, 3, 4);
+  const nn::LogitScaling scaling{.scale = 0.5, .cap = GENERATE(0.0, 3.0)};
+  const double smoothing = GENERATE(0.0, 0.2);
   const int64_t vocab = 61;
   const Tensor h = random({kRows, kIn}, type);
   Tensor labels = at::randint(0, vocab, {kRows}, at::kLong);
@@ -186,13 +307,14 @@ TEST_CASE("LinearCrossEntropy by parts of the vocabulary: one loss on every rank
       nn::Weight& weight = group.add({region->cut().cut(
           {.name = "head.weight", .shape = {vocab, kIn}, .role = nn::Role::head, .init_std = 0.5}, 0)});
       materialise(group, type);
-      nn::LinearCrossEntropy head(weight, vocab, region);
+      nn::LinearCrossEntropy head(weight, vocab, region, scaling);
       head.set_chunk_bytes(chunk_bytes);
+      head.smooth_labels(smoothing);
       const Tensor own = own_rows(h, region->cut());
       Result r{.y = {}, .dx = at::empty_like(own), .grads = {}};
       const Tensor alone = head.forward(own, labels);
       r.y = head.forward_backward(own, labels, r.dx).unsqueeze(0);
-      if (!same_bits(r.y[0], alone)) throw Error("the loss depends on the gradient");
+      if (same_bits(r.y[0], alone) != (smoothing == 0)) throw Error("the loss depends on the gradient");
       const Tensor logits = head.logits(h);
       r.grads["logits"] =
           region->cut().rank == 0 ? logits.to(at::kFloat) : at::zeros_like(logits, at::kFloat);
