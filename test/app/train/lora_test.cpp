@@ -51,12 +51,13 @@ TEST_CASE("adapters and frozen groups have equal bits on every pipeline and shar
   const Result reference = run(folder.path() / "one", base);
   CHECK(reference.elements.size() == (job[0] == "lora.rank=3" ? 3 * 4 * 7 * 2 : 3 * (4 * 6 + 1)));
   check_equal(reference, run(folder.path() / "a", with(base, layout("zb_h1", 2))));
-  check_equal(reference, run(folder.path() / "b", with(base, layout("zbv", 2), {"train.recompute=full"})));
+  check_equal(reference,
+              run(folder.path() / "b", with(with(base, layout("zbv", 2)), {"train.recompute=full"})));
 
   const Overrides two = with(base, {"train.grad_accum_steps=2"});
   const Result replicas = run(folder.path() / "two", with(two, {"distributed.dp_replicate=2"}));
   check_equal(replicas, run(folder.path() / "c", with(two, layout("1f1b", 1, 2))));
-  check_equal(replicas, run(folder.path() / "d", with(two, layout("zb_h1", 2, 2),
+  check_equal(replicas, run(folder.path() / "d", with(with(two, layout("zb_h1", 2, 2)),
                                                       {"distributed.reshard_after_forward=true",
                                                        "distributed.reduce_gradients=microbatch"})));
 }
