@@ -379,7 +379,9 @@ class HfAndBack(Case):
             save_file({name: torch.full(shape, 0.5, dtype=torch.bfloat16) for name, shape in names.items()},
                       source / "model.safetensors", {"format": "pt"})
             checkpoint, back = self.folder / f"checkpoint{layers}", self.folder / f"back{layers}"
-            peaks[layers] = (peak("--from", source, "--to", checkpoint), peak("--from", checkpoint, "--to", back))
+            twice = [(peak("--from", source, "--to", checkpoint, *more), peak("--from", checkpoint, "--to", back, *more))
+                     for more in ([], ["--overwrite"])]
+            peaks[layers] = [min(times) for times in zip(*twice)]
         grown = sum(p.stat().st_size for p in (self.folder / "checkpoint24").rglob("*") if p.is_file()) / 2**20
         self.assertGreater(grown, 200)  # MiB of float32, of tensors of 2 MiB at most
         for small, large in zip(peaks[1], peaks[24]):
